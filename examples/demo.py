@@ -22,7 +22,7 @@ from rich.console import Console
 
 import qmq
 from examples.packer import JAM, JAMS_ONE_IN
-from examples.processes import LAPSE_MS, Broker, Worker
+from examples.processes import SESSION_TIMEOUT_MS, Broker, Worker
 from examples.retail import InvoiceMessage, read_invoices
 from examples.screen import Screen, Summary, account, summary_table
 from examples.tally import GroupTally
@@ -34,7 +34,7 @@ DOOMED = "packer-3"
 #: The last packer is this much slower than the others, and nobody waits for it.
 SLOWER = 4
 #: How long nothing may happen before what is left counts as missing.
-PATIENCE = 40.0
+TURN_TIMEOUT = 40.0
 
 
 async def send_all(client: qmq.Client, invoices: Sequence[InvoiceMessage], run: int) -> None:
@@ -83,7 +83,7 @@ class Stage:
         held = sum(one.in_flight for one in await client.admin.consumers(group.name) if one.name == DOOMED)
         self.tell(
             f"kill -9 of {DOOMED} in the middle of its work. It holds {held} invoices: when it has been silent for "
-            f"{LAPSE_MS / 1000:g} s, the others get them."
+            f"{SESSION_TIMEOUT_MS / 1000:g} s, the others get them."
         )
         await group.handles(group.expected // 2)
         await self.broker.kill()
@@ -99,7 +99,7 @@ class Stage:
             left = sum(info.ready + info.in_flight + info.in_retry for info in infos)
             if not left and all(group.complete for group in self.groups):
                 return infos
-            if time.monotonic() - max(group.heard_at for group in self.groups) > PATIENCE:
+            if time.monotonic() - max(group.heard_at for group in self.groups) > TURN_TIMEOUT:
                 return infos
             await asyncio.sleep(0.1)
 

@@ -15,7 +15,7 @@ import qmq
 READY = "ready on "
 START_TIMEOUT = 60.0
 #: How long a consumer may be silent until the others get what it held. The default is 30 s: too long for a demo.
-LAPSE_MS = 5_000
+SESSION_TIMEOUT_MS = 5_000
 
 
 class Broker:
@@ -28,7 +28,7 @@ class Broker:
 
     async def start(self) -> None:
         """Start it, and wait until it serves. Raises QmqError when it does not."""
-        arguments = ["serve", "--data-dir", str(self._data_dir), "--set", f"lapse_ms={LAPSE_MS}"]
+        arguments = ["serve", "--data-dir", str(self._data_dir), "--set", f"session_timeout_ms={SESSION_TIMEOUT_MS}"]
         arguments += ["--listen", self.url.removeprefix("qmq://") or "127.0.0.1:0", "--log-level", "error"]
         # In a session of its own, Ctrl-C reaches the demo only, which then stops the broker last.
         self._child = await asyncio.create_subprocess_exec(

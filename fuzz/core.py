@@ -34,7 +34,7 @@ LIMITS: Final = BrokerLimits(
     max_groups=100,
     max_producers=2_000,
     producer_window=8,
-    max_parked_pulls=8,
+    max_waiting_pulls=8,
     max_pull_count=1_000,
     max_pull_bytes=64 << 10,
     max_consumers_per_connection=8,
@@ -114,13 +114,13 @@ class Wire:
         self._to_broker = bytearray()
         self._unread = 0
         self.reading = True
-        #: the stranger reads what the broker says
+        #: the untrusted client reads what the broker says
         self.reads = True
         self.said = bytearray()
         self.protocol = core.server.connection()
         self.protocol.connection_made(cast(asyncio.Transport, self))
 
-    # --- the stranger's side -----------------------------------------------------------------------------------------
+    # --- the untrusted client's side ----------------------------------------------------------------------------------
 
     @property
     def open(self) -> bool:
@@ -132,14 +132,14 @@ class Wire:
         self._deliver()
 
     def read_all(self) -> None:
-        """The stranger reads what is unread."""
+        """The untrusted client reads what is unread."""
         self._unread = 0
         if self._paused and not self._closing:
             self._paused = False
             self.protocol.resume_writing()
 
     def hang_up(self) -> None:
-        """The stranger is gone."""
+        """The untrusted client is gone."""
         self._lose()
 
     @property
@@ -181,7 +181,7 @@ class Wire:
         return self._unread
 
     def get_extra_info(self, name: str) -> object:
-        return ("stranger", 1) if name == "peername" else None
+        return ("untrusted", 1) if name == "peername" else None
 
     def is_closing(self) -> bool:
         return self._closing
@@ -218,7 +218,7 @@ class Wire:
 
 
 class Complaints(logging.Handler):
-    """Errors in the log of the broker: there must be none, whatever a stranger sends."""
+    """Errors in the log of the broker: there must be none, whatever an untrusted client sends."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
@@ -309,8 +309,8 @@ def _server_options(store: Store, max_buffered_bytes: int) -> ServerOptions:
         producer_ttl_ms=LIMITS.producer_ttl_ms,
         max_pull_count=LIMITS.max_pull_count,
         max_pull_bytes=LIMITS.max_pull_bytes,
-        lapse_ms=30_000,
-        max_parked_pulls=LIMITS.max_parked_pulls,
+        session_timeout_ms=30_000,
+        max_waiting_pulls=LIMITS.max_waiting_pulls,
         max_connections=100,
         max_inflight_bytes=256 << 10,
         max_buffered_bytes=max_buffered_bytes,

@@ -17,7 +17,7 @@ from fuzz.core import Work, carry_out
 from fuzz.target import GrowthCheck, Picks, scratch_directory
 from qmq.broker.broker import Broker
 from qmq.broker.ports.commands import Now, Pull, Send, Subscribe
-from qmq.broker.ports.effects import Effect, Messages, Refused, Sent, Subscribed
+from qmq.broker.ports.effects import Effect, PulledMessages, Refused, Sent, Subscribed
 from qmq.broker.ports.limits import BrokerLimits
 from qmq.daemon.startup import open_broker
 from qmq.errors import QmqError
@@ -195,7 +195,7 @@ class Files:
         for request in range(MOST_PULLS):
             broker.handle(Pull(1, request, subscribed.subscription, 1_000, 1, 1 << 20, 0), NOW)
             (answer,) = answers(store, broker)
-            assert isinstance(answer, Messages), answer
+            assert isinstance(answer, PulledMessages), answer
             if not answer.messages:
                 return
             runs, _ = read_answer(memoryview(b"".join(answer.buffers)))

@@ -12,9 +12,9 @@ from unittest import mock
 
 from fuzz.files import MOST_PULLS, NOW, OPTIONS, Files, answers, checkpoint, files_of, send
 from qmq.broker.broker import Broker
-from qmq.broker.journal.record_types import Verdict
-from qmq.broker.ports.commands import Ack, Administer, Back, Command, HandBack, Now, Pull, Send, Subscribe
-from qmq.broker.ports.effects import Administered, Effect, Messages, Refused, Subscribed
+from qmq.broker.journal.record_types import Disposition
+from qmq.broker.ports.commands import Ack, Administer, Command, DispositionRange, HandBack, Now, Pull, Send, Subscribe
+from qmq.broker.ports.effects import Administered, Effect, PulledMessages, Refused, Subscribed
 from qmq.broker.ports.limits import BrokerLimits
 from qmq.format.build import RunContent, build_batch, make_header
 from qmq.storage.error_log import item_file as item_log
@@ -42,9 +42,9 @@ def _join(store: Store, broker: Broker, group: str, mode: str = "reliable") -> i
     return answer.subscription
 
 
-def _pull(store: Store, broker: Broker, subscription: int, count: int = 1_000) -> Messages | Refused:
+def _pull(store: Store, broker: Broker, subscription: int, count: int = 1_000) -> PulledMessages | Refused:
     said = _ask(store, broker, Pull(1, 2, subscription, count, 1, 1 << 20, 0))
-    (answer,) = [one for one in said if isinstance(one, Messages | Refused)]
+    (answer,) = [one for one in said if isinstance(one, PulledMessages | Refused)]
     return answer
 
 
@@ -59,21 +59,23 @@ def template(directory: Path, clean: bool) -> dict[str, bytes]:
     """A store with runs of every kind, records before and behind the checkpoint, and groups of two modes."""
     store = Store.open(directory, OPTIONS, FakeDisk(), NOW.wall_us)
     broker = Broker(store, BrokerLimits(), NOW)
-    reliable, once = _join(store, broker, "g"), _join(store, broker, "once", "most_once")
+    reliable, once = _join(store, broker, "g"), _join(store, broker, "once", "at_most_once")
     for sequence in range(0, 64, 2):
         send(store, broker, sequence, 50)
     for sequence in range(0, 9, 3):
         _ask(store, broker, Send(1, sequence, _delayed(sequence), False))
     _pull(store, broker, reliable, 30)
     for number in range(16):
-        verdict = Verdict.REJECT if number % 2 else Verdict.NACK
-        _ask(store, broker, HandBack(1, 3, reliable, [Back(number, number + 1, verdict, None, "broken")]))
+        disposition = Disposition.REJECT if number % 2 else Disposition.NACK
+        _ask(
+            store, broker, HandBack(1, 3, reliable, [DispositionRange(number, number + 1, disposition, None, "broken")])
+        )
     _pull(store, broker, once, 5)
     checkpoint(store, broker)
     checkpoint(store, broker)
     _ask(store, broker, Ack(1, 4, reliable, (16, 18, 20, 22)))
     _pull(store, broker, reliable, 3)
-    _ask(store, broker, HandBack(1, 3, reliable, [Back(22, 23, Verdict.NACK, 0, "again")]))
+    _ask(store, broker, HandBack(1, 3, reliable, [DispositionRange(22, 23, Disposition.NACK, 0, "again")]))
     _pull(store, broker, reliable, 3)
     _pull(store, broker, once, 5)
     _ask(store, broker, Send(1, 9, _delayed(9), False))
@@ -99,7 +101,7 @@ class Groups(Files):
         return [name for name in super().names(files) if name.startswith(_NAMES)]
 
     def use(self, store: Store, broker: Broker) -> None:
-        for group, mode in (("g", "reliable"), ("once", "most_once")):
+        for group, mode in (("g", "reliable"), ("once", "at_most_once")):
             subscription = _join(store, broker, group, mode)
             if subscription:
                 self._pull_group(store, broker, subscription)

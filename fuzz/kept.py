@@ -12,7 +12,7 @@ from crc32c import crc32c
 
 from fuzz.target import GrowthCheck, Picks, edited, scratch_directory
 from qmq.net.client.consumer.ack_file import MAGIC, StateFile
-from qmq.net.client.consumer.in_flight import Known
+from qmq.net.client.consumer.in_flight import KnownConsumer
 from qmq.net.client.failover.spool import SUFFIX, Spool
 
 #: Nothing here is longer than a few KiB.
@@ -98,7 +98,7 @@ class States:
 
     def __init__(self) -> None:
         self._scratch = scratch_directory()
-        self._known = Known(1_700_000_000_000_000, 3, 0, 70_000, (0, 5, 7, 300, 65_000, 70_000))
+        self._known = KnownConsumer(1_700_000_000_000_000, 3, 0, 70_000, (0, 5, 7, 300, 65_000, 70_000))
         self._file = StateFile.open(self._scratch, _STORE_ID, "g", "c")
         self._file.write(self._known)
         self._content = self._file.path.read_bytes()

@@ -33,7 +33,7 @@ from qmq.storage.consumer_log.header import parse_derived
 from qmq.storage.disk.disk import write_fully
 from qmq.storage.error_log import item_file as item_log
 from qmq.storage.error_log import timer_queue as schedule
-from qmq.storage.error_log.sorted_runs import Run, RunClaim
+from qmq.storage.error_log.sorted_runs import RunClaim, SortedRun
 from qmq.storage.meta.checkpoint import read_checkpoint
 from qmq.storage.meta.identity import pack_identity, read_copies
 from qmq.storage.meta.subjects import check_header, parse_records
@@ -128,7 +128,7 @@ class Records:
         dtype = DELAY_DTYPE if change.path.parent.name == "due" else RETRY_DTYPE
         count = (len(change.before) - SCHEDULE_HEADER_SIZE) // dtype.itemsize
         told: list[Any] = []
-        run = Run(self._disk, change.path.parent, dtype, RunClaim(int(change.path.stem, 16), count, 0), told)
+        run = SortedRun(self._disk, change.path.parent, dtype, RunClaim(int(change.path.stem, 16), count, 0), told)
         written = np.frombuffer(change.before[SCHEDULE_HEADER_SIZE:], dtype)
         assert run.read(0).tobytes() == written.tobytes(), "the other copy is good"
         if change.path.suffix == ".a" and change.after[SCHEDULE_HEADER_SIZE : len(change.before)] != written.tobytes():
@@ -140,7 +140,7 @@ class Records:
         finally:
             self._write(str(other.relative_to(_ROOT)), change.before)
 
-    def _both(self, change: Change, written: Any, told: list[Any], run: Run) -> None:
+    def _both(self, change: Change, written: Any, told: list[Any], run: SortedRun) -> None:
         """Both copies are changed alike: what was written comes, or nothing, and that is told."""
         told.clear()
         read = run.read(0)

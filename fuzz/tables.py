@@ -1,4 +1,4 @@
-"""msgpack from strangers: the table of a batch, the meta of a frame, the header of a message, as they come."""
+"""msgpack from untrusted clients: the table of a batch, the meta of a frame, the header of a message, as they come."""
 
 from __future__ import annotations
 

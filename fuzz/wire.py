@@ -1,4 +1,4 @@
-"""Frames into a broker: several strangers at once, and a good client beside them who must not notice."""
+"""Frames into a broker: several untrusted clients at once, and a good client beside them who must not notice."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from fuzz.target import GrowthCheck, Picks
 from qmq.format.build import RunContent, build_batch
 from qmq.format.pieces import read_answer
 from qmq.net.protocol import frames as wire
-from qmq.net.protocol.frames import Frame, Kind
+from qmq.net.protocol.frames import Frame, FrameKind
 
 #: After so many frames the broker is stopped, its files verified, and another one made.
 _FRAMES_A_BROKER: Final = 200_000
 _ROUNDS_A_CHECK: Final = 8
-_STRANGERS: Final = 3
+_UNTRUSTED: Final = 3
 _MOST_WAITS: Final = 100
 _WAIT_S: Final = 0.01
-_ANSWERS: Final = frozenset(kind for kind in Kind if kind >= 128)
-#: What no stranger may cause.
+_ANSWERS: Final = frozenset(kind for kind in FrameKind if kind >= 128)
+#: What no untrusted client may cause.
 _FAULTS: Final = frozenset(("internal_error", "storage_error", "bad_bytes", "sync_failed", "error"))
 _HELLO: Final = wire.pack_meta({"protocol": wire.PROTOCOL_VERSION, "client": "fuzz"})
 _NAMES: Final = ("a.", "m.", "", "a.b", "m.x1", "r.", "large", "never.", "bad..name", "é", "x" * 201)
@@ -43,7 +43,7 @@ _STARTS: Final[tuple[Any, ...]] = (
 def check_answer(frame: Frame) -> None:
     """An answer that docs/PROTOCOL.md knows, and no fault of the broker."""
     assert frame.kind in _ANSWERS, frame.kind
-    if frame.kind == Kind.ERROR:
+    if frame.kind == FrameKind.ERROR:
         fields = wire.unpack_meta(frame.meta)
         assert fields["code"] not in _FAULTS, fields
 
@@ -55,37 +55,37 @@ class GoodClient:
         self._core = core
         self._wire = Wire(core)
         self._sent = 0
-        self._send(Kind.HELLO, 1, _HELLO)
-        self._expect(Kind.WELCOME, 1)
+        self._send(FrameKind.HELLO, 1, _HELLO)
+        self._expect(FrameKind.WELCOME, 1)
         # Alone: a consumer of a group would have to send heartbeats.
         meta = msgpack.packb({"prefixes": ["good."], "consumer": "good"})
-        self._send(Kind.SUBSCRIBE, 2, meta)
-        self._subscription = wire.unpack_meta(self._expect(Kind.SUBSCRIBED, 2).meta)["subscription"]
+        self._send(FrameKind.SUBSCRIBE, 2, meta)
+        self._subscription = wire.unpack_meta(self._expect(FrameKind.SUBSCRIBED, 2).meta)["subscription"]
 
     def check(self) -> None:
         """Send one message and pull it."""
         self._sent += 1
         request, body = 2 * self._sent + 1, b"%d" % self._sent
         pull = wire.PULL.pack(self._subscription, 10, 1, 1 << 16, 1_000, wire.NOT_EXPECTED)
-        self._send(Kind.PULL, request, payload=pull)
+        self._send(FrameKind.PULL, request, payload=pull)
         parts = build_batch(
             [RunContent("good.one", [body], None)],
             created_at_us=1,
             producer_id=b"good" * 4,
             producer_sequence=self._sent,
         )
-        self._send(Kind.SEND, request + 1, payload=b"".join(parts), flags=wire.FLUSH * (self._sent % 2))
+        self._send(FrameKind.SEND, request + 1, payload=b"".join(parts), flags=wire.FLUSH * (self._sent % 2))
         self._core.run()
         answers = {frame.kind: frame for frame in self._wire.frames()}
-        assert set(answers) == {Kind.SENT, Kind.MESSAGES}, answers
-        runs, damaged = read_answer(answers[Kind.MESSAGES].payload)
+        assert set(answers) == {FrameKind.SENT, FrameKind.MESSAGES}, answers
+        runs, damaged = read_answer(answers[FrameKind.MESSAGES].payload)
         assert [run.bodies() for run in runs] == [[body]]
         assert not damaged
 
-    def _send(self, kind: Kind, request: int, meta: bytes = b"", payload: bytes = b"", flags: int = 0) -> None:
+    def _send(self, kind: FrameKind, request: int, meta: bytes = b"", payload: bytes = b"", flags: int = 0) -> None:
         self._wire.send(wire.encode_frame(kind, request, meta, len(payload), flags) + payload)
 
-    def _expect(self, kind: Kind, request: int) -> Frame:
+    def _expect(self, kind: FrameKind, request: int) -> Frame:
         self._core.run()
         (frame,) = self._wire.frames()
         assert (frame.kind, frame.request) == (kind, request), frame
@@ -93,12 +93,12 @@ class GoodClient:
 
 
 class Wires:
-    """One broker after another; an input is a short story of what strangers do to it."""
+    """One broker after another; an input is a short story of what untrusted clients do to it."""
 
     def __init__(self) -> None:
         self.frames = 0
         self._core: Core | None = None
-        self._strangers: list[Wire | None] = []
+        self._foreign_segments: list[Wire | None] = []
         self._rounds = 0
         self._subscribed = 1  # the last number that the broker gave
         self._stored = 0  # where it put the last batch
@@ -109,17 +109,17 @@ class Wires:
         )  # fmt: skip
 
     def once(self, data: bytes) -> int:
-        """The story of some strangers."""
+        """The story of some untrusted clients."""
         if self._core is None:
             self._core, self.frames = Core(), 0
             self._good = GoodClient(self._core)
             self._subscribed = 1
         core, picks, before = self._core, Picks(data), self.frames
         with GrowthCheck():
-            self._strangers = [None] * _STRANGERS
+            self._foreign_segments = [None] * _UNTRUSTED
             while picks.left:
                 act = picks.number(1)
-                self._acts[act & 15](picks, self._stranger(act >> 4))
+                self._acts[act & 15](picks, self._untrusted(act >> 4))
                 if act & 128:
                     core.run()
             self._end()
@@ -137,68 +137,68 @@ class Wires:
             self._core.close()
             self._core = None
 
-    def _stranger(self, number: int) -> Wire:
-        place = number % _STRANGERS
-        stranger = self._strangers[place]
-        if stranger is None or not stranger.open:
+    def _untrusted(self, number: int) -> Wire:
+        place = number % _UNTRUSTED
+        untrusted = self._foreign_segments[place]
+        if untrusted is None or not untrusted.open:
             assert self._core is not None
-            self._collect(stranger)
-            stranger = self._strangers[place] = Wire(self._core)
-        return stranger
+            self._collect(untrusted)
+            untrusted = self._foreign_segments[place] = Wire(self._core)
+        return untrusted
 
     def _end(self) -> None:
-        """The strangers go; everything that was said to them was right."""
+        """The untrusted clients go; everything that was said to them was right."""
         assert self._core is not None
-        for stranger in self._strangers:
-            if stranger is not None:
-                stranger.reads = True
-                stranger.read_all()
+        for untrusted in self._foreign_segments:
+            if untrusted is not None:
+                untrusted.reads = True
+                untrusted.read_all()
         self._core.run()
         for _ in range(_MOST_WAITS):  # what was wrong has to be waited for
-            if not any(stranger is not None and stranger.unsent for stranger in self._strangers):
+            if not any(untrusted is not None and untrusted.unsent for untrusted in self._foreign_segments):
                 break
             self._core.loop.advance(_WAIT_S)
             self._core.run()
-        for stranger in self._strangers:
-            self._collect(stranger)
-            if stranger is not None:
-                stranger.hang_up()
+        for untrusted in self._foreign_segments:
+            self._collect(untrusted)
+            if untrusted is not None:
+                untrusted.hang_up()
         self._core.run()
 
-    def _collect(self, stranger: Wire | None) -> None:
-        if stranger is not None:
-            for frame in stranger.frames():
+    def _collect(self, untrusted: Wire | None) -> None:
+        if untrusted is not None:
+            for frame in untrusted.frames():
                 check_answer(frame)
-                if frame.kind == Kind.SENT:
+                if frame.kind == FrameKind.SENT:
                     self._stored = wire.SENT.unpack_from(frame.payload)[0]
 
-    # --- what a stranger does ----------------------------------------------------------------------------------------
+    # --- what an untrusted client does --------------------------------------------------------------------------------
 
-    def _put(self, stranger: Wire, kind: int, request: int, meta: bytes, payload: bytes, flags: int = 0) -> None:
+    def _put(self, untrusted: Wire, kind: int, request: int, meta: bytes, payload: bytes, flags: int = 0) -> None:
         self.frames += 1
-        stranger.send(wire.encode_frame(kind, request, meta, len(payload), flags) + payload)
+        untrusted.send(wire.encode_frame(kind, request, meta, len(payload), flags) + payload)
 
-    def _bytes(self, picks: Picks, stranger: Wire) -> None:
+    def _bytes(self, picks: Picks, untrusted: Wire) -> None:
         self.frames += 1
-        stranger.send(picks.take(picks.number(1)))
+        untrusted.send(picks.take(picks.number(1)))
 
-    def _hello(self, picks: Picks, stranger: Wire) -> None:
-        self._put(stranger, Kind.HELLO, 1, _HELLO, b"")
+    def _hello(self, picks: Picks, untrusted: Wire) -> None:
+        self._put(untrusted, FrameKind.HELLO, 1, _HELLO, b"")
 
-    def _frame(self, picks: Picks, stranger: Wire) -> None:
+    def _frame(self, picks: Picks, untrusted: Wire) -> None:
         kind, how = picks.number(1) % 13, picks.number(1)
         meta, payload = picks.take(how & 15), picks.take(how >> 4)
         frame = bytearray(wire.encode_frame(kind, picks.number(1), meta, len(payload), picks.number(1) & 3) + payload)
         if how & 1:
             picks.edit(memoryview(frame)[:16])
         self.frames += 1
-        stranger.send(bytes(frame))
+        untrusted.send(bytes(frame))
 
-    def _batch(self, picks: Picks, stranger: Wire) -> None:
+    def _batch(self, picks: Picks, untrusted: Wire) -> None:
         batch = bytes(make_batch(picks))
-        self._put(stranger, Kind.SEND, 1 + picks.number(1), b"", batch, wire.FLUSH * (picks.number(1) & 1))
+        self._put(untrusted, FrameKind.SEND, 1 + picks.number(1), b"", batch, wire.FLUSH * (picks.number(1) & 1))
 
-    def _pull(self, picks: Picks, stranger: Wire) -> None:
+    def _pull(self, picks: Picks, untrusted: Wire) -> None:
         last = self._a_subscription(picks)
         payload = wire.PULL.pack(
             last,
@@ -208,13 +208,13 @@ class Wires:
             picks.number(1) << 4,
             picks.number(1) if picks.number(1) & 1 else wire.NOT_EXPECTED,
         )
-        self._put(stranger, Kind.PULL, 1 + picks.number(1), b"", payload)
+        self._put(untrusted, FrameKind.PULL, 1 + picks.number(1), b"", payload)
 
     def _a_subscription(self, picks: Picks) -> int:
         """One of the last that the broker gave."""
         return max(self._subscribed - picks.number(1) % 4, 0)
 
-    def _subscribe(self, picks: Picks, stranger: Wire) -> None:
+    def _subscribe(self, picks: Picks, untrusted: Wire) -> None:
         names: list[Any] = [_NAMES[picks.number(1) % len(_NAMES)] for _ in range(picks.number(1) % 5)]
         fields = {
             "group": _GROUPS[picks.number(1) % len(_GROUPS)],
@@ -225,69 +225,71 @@ class Wires:
         meta = memoryview(bytearray(msgpack.packb(fields)))
         if picks.number(1) & 128:
             picks.edit(meta)
-        self._put(stranger, Kind.SUBSCRIBE, 1 + picks.number(1), bytes(meta), b"")
-        self._learn(stranger)
+        self._put(untrusted, FrameKind.SUBSCRIBE, 1 + picks.number(1), bytes(meta), b"")
+        self._learn(untrusted)
 
-    def _learn(self, stranger: Wire) -> None:
+    def _learn(self, untrusted: Wire) -> None:
         assert self._core is not None
         self._core.run()
-        for frame in stranger.frames():
+        for frame in untrusted.frames():
             check_answer(frame)
-            if frame.kind == Kind.SENT:
+            if frame.kind == FrameKind.SENT:
                 self._stored = wire.SENT.unpack_from(frame.payload)[0]
-            elif frame.kind == Kind.SUBSCRIBED:
+            elif frame.kind == FrameKind.SUBSCRIBED:
                 self._subscribed = wire.unpack_meta(frame.meta)["subscription"]
 
-    def _numbers(self, picks: Picks, stranger: Wire) -> None:
+    def _numbers(self, picks: Picks, untrusted: Wire) -> None:
         request, which = 1 + picks.number(1), picks.number(1) % 7
         position = self._stored + picks.number(1) if picks.number(1) & 1 else self._stored
         if which == 6:
-            self._put(stranger, Kind.SEGMENTS, request, b"", wire.SEGMENTS.pack(position, picks.number(1) & 1))
+            self._put(untrusted, FrameKind.SEGMENTS, request, b"", wire.SEGMENTS.pack(position, picks.number(1) & 1))
         elif which == 5:
             span = wire.BATCHES.pack(position, position + picks.number(2), picks.number(1) & 1)
-            self._put(stranger, Kind.BATCHES, request, b"", span)
+            self._put(untrusted, FrameKind.BATCHES, request, b"", span)
         elif which == 4:
             read = wire.READ_LOG.pack(position, picks.number(2), picks.number(1) & 1)
-            self._put(stranger, Kind.READ_LOG, request, b"", read)
+            self._put(untrusted, FrameKind.READ_LOG, request, b"", read)
         elif which == 3:
             report = wire.REPORT.pack(position, picks.number(1) & 3, picks.number(1) & 3, picks.number(1) & 1)
-            self._put(stranger, Kind.REPORT, request, msgpack.packb({"reason": "fuzz"}), report)
+            self._put(untrusted, FrameKind.REPORT, request, msgpack.packb({"reason": "fuzz"}), report)
         elif which == 0:
-            self._put(stranger, Kind.WITHDRAW, request, b"", wire.WITHDRAW.pack(1 + picks.number(1)))
+            self._put(untrusted, FrameKind.WITHDRAW, request, b"", wire.WITHDRAW.pack(1 + picks.number(1)))
         elif which == 1:
             number = self._a_subscription(picks)
-            self._put(stranger, Kind.UNSUBSCRIBE, request, b"", wire.UNSUBSCRIBE.pack(number))
+            self._put(untrusted, FrameKind.UNSUBSCRIBE, request, b"", wire.UNSUBSCRIBE.pack(number))
         else:
             producer = picks.take(2).ljust(16, b"\0")
             if picks.number(1) & 1:
-                self._put(stranger, Kind.LAST_SEQUENCE, request, b"", producer)
+                self._put(untrusted, FrameKind.LAST_SEQUENCE, request, b"", producer)
             else:
-                self._put(stranger, Kind.CLAIM, request, b"", wire.CLAIM.pack(producer, picks.take(1).ljust(16, b"\0")))
+                self._put(
+                    untrusted, FrameKind.CLAIM, request, b"", wire.CLAIM.pack(producer, picks.take(1).ljust(16, b"\0"))
+                )
 
-    def _subjects(self, picks: Picks, stranger: Wire) -> None:
+    def _subjects(self, picks: Picks, untrusted: Wire) -> None:
         fields = {
             "prefix": _NAMES[picks.number(1) % len(_NAMES)],
             "after": picks.number(2),
             "limit": picks.number(2),
         }
-        self._put(stranger, Kind.SUBJECTS, 1 + picks.number(1), msgpack.packb(fields), b"")
+        self._put(untrusted, FrameKind.SUBJECTS, 1 + picks.number(1), msgpack.packb(fields), b"")
 
-    def _silence(self, picks: Picks, stranger: Wire) -> None:
+    def _silence(self, picks: Picks, untrusted: Wire) -> None:
         assert self._core is not None
         self._core.run()
         self._core.loop.advance(picks.number(1) / 10)
 
-    def _behave(self, picks: Picks, stranger: Wire) -> None:
+    def _behave(self, picks: Picks, untrusted: Wire) -> None:
         which = picks.number(1) % 4
         if which == 0:
-            stranger.reads = False
+            untrusted.reads = False
         elif which == 1:
-            stranger.reads = True
-            stranger.read_all()
+            untrusted.reads = True
+            untrusted.read_all()
         elif which == 2:
-            stranger.hang_up()
+            untrusted.hang_up()
         else:
-            self._bytes(picks, stranger)
+            self._bytes(picks, untrusted)
 
     def seeds(self) -> list[bytes]:
         hello, subscribe = b"\x81", b"\x87\x01\x00\x01\x00\x00\x00\x05"

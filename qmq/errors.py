@@ -72,7 +72,7 @@ class BrokerStopping(QmqError):
 
 
 class Overloaded(QmqError):
-    """A bound of the broker is reached (connections, parked pulls, bytes in flight)."""
+    """A bound of the broker is reached (connections, waiting pulls, bytes in flight)."""
 
     retryable = True
     code = "overloaded"
@@ -210,7 +210,7 @@ class Retry(QmqError):
 
 
 class Fenced(QmqError):
-    """Another incarnation of this consumer took over."""
+    """Another epoch of this consumer took over."""
 
     code = "fenced"
 

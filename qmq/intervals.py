@@ -1,4 +1,4 @@
-"""Sets of whole numbers as half-open intervals: which pull sequences are handled."""
+"""Sets of whole numbers as half-open intervals: which delivery sequences are handled."""
 
 from __future__ import annotations
 

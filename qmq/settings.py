@@ -173,7 +173,7 @@ class Settings(BaseModel):
         4 * MIB, ge=1 * KIB, le=1 * GIB, description="Largest message (its key, tags, properties and body)."
     )
     max_connections: Count = Field(10_000, ge=1, le=1_000_000, description="Connections at the same time.")
-    max_parked_pulls: Count = Field(1_000, ge=1, le=100_000, description="Pulls that wait, for each connection.")
+    max_waiting_pulls: Count = Field(1_000, ge=1, le=100_000, description="Pulls that wait, for each connection.")
     max_consumers_per_connection: Count = Field(
         1_000, ge=1, le=100_000, description="Consumers (subscriptions) that one connection, so one client, may have."
     )
@@ -194,7 +194,7 @@ class Settings(BaseModel):
         16 * MIB, ge=64 * KIB, le=1 * GIB, description="Most bytes that one pull brings (one message always passes)."
     )
 
-    lapse_ms: Milliseconds = Field(
+    session_timeout_ms: Milliseconds = Field(
         30_000, ge=100, le=86_400_000, description="A consumer that is silent for so long is taken for dead."
     )
     broadcast_ttl_ms: Milliseconds = Field(

@@ -17,7 +17,7 @@ from qmq.settings import Settings
 from qmq.storage.disk.disk import Disk
 from tests.forks import SHARED
 
-_PATIENCE_S = 60
+_TIMEOUT_S = 60
 
 
 class Process(Protocol):
@@ -120,7 +120,7 @@ class BrokerProcess:
         assert process.stdout is not None
         if process.poll() is None:
             os.kill(process.pid, number)
-        code = process.wait(_PATIENCE_S)
+        code = process.wait(_TIMEOUT_S)
         process.stdout.close()
         self._process = None
         return code

@@ -19,7 +19,7 @@ from tests.spark.session import running
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# A loaded machine may be slow without a fault: time per example is no verdict here.
+# A loaded machine may be slow without a fault: time per example is no disposition here.
 settings.register_profile("qmq", deadline=None, print_blob=True)
 settings.load_profile("qmq")
 

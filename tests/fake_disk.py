@@ -53,7 +53,7 @@ FAILING: Final = {
 _STEPS: Final = {"open", "create", "pwritev", "rename", "link", "unlink", "mkdir"}
 #: Writes of so many bytes, headers that is, are done whole or not at all.
 _NOT_TORN_BYTES: Final = 64
-_PATIENCE_S: Final = 60
+_TIMEOUT_S: Final = 60
 #: A disk that was in use by another start of the machine than this one.
 REBOOTED: Final = "another boot"
 
@@ -211,7 +211,7 @@ class FakeDisk(Disk):
         if stall is not None and stall.path_part in str(path):
             self.stalled += 1
             stall.entered.set()
-            assert stall.go_on.wait(_PATIENCE_S), f"{operation} of {path} still waits"
+            assert stall.go_on.wait(_TIMEOUT_S), f"{operation} of {path} still waits"
         if self._last_step is not None and operation in _STEPS:
             self._steps += 1
             if self._steps > self._last_step:

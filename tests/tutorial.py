@@ -25,7 +25,7 @@ PLOT: Final = "orders-a-day.svg"
 BIN: Final = Path(sys.executable).parent
 URL: Final = "qmq://127.0.0.1:20881"
 _BLOCK: Final = re.compile(r"^```(sh|python|text)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-_PATIENCE_S: Final = 120
+_TIMEOUT_S: Final = 120
 
 
 class Block(NamedTuple):
@@ -63,7 +63,7 @@ class Reader:
         """Stop the broker."""
         if self._broker is not None:
             self._broker.send_signal(signal.SIGTERM)
-            self._broker.communicate(timeout=_PATIENCE_S)
+            self._broker.communicate(timeout=_TIMEOUT_S)
             assert self._broker.returncode == 0
             self._broker = None
 
@@ -81,7 +81,7 @@ class Reader:
             self._url = ready[1]
             return ""
         done = subprocess.run(
-            ["bash", "-o", "pipefail", "-c", line], capture_output=True, text=True, timeout=_PATIENCE_S, check=False
+            ["bash", "-o", "pipefail", "-c", line], capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
         )
         assert (done.returncode, done.stderr) == (0, ""), line
         return done.stdout

@@ -128,7 +128,7 @@ def _stage(store: Store, runs: Sequence[RunContent], number: int) -> int:
     buffer = bytearray(b"".join(parts))
     view = memoryview(buffer)
     batch = check_batch(view, BatchLimits())
-    position = store.place(0, len(buffer))
+    position = store.position_for(0, len(buffer))
     assert batch.runs is not None  # a batch has several
     by_run = np.array([_subject(store, name) for name in batch.names])[batch.runs["subject"]]
     firsts = store.ends[by_run]

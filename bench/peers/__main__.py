@@ -64,9 +64,9 @@ def cli() -> None:
 @click.option("--subjects", default="1,1000,100000", show_default=True, metavar="N,...", help="How many are sent to.")
 @click.option(
     "--patience",
-    "patience_s",
+    "timeout_s",
     type=click.FloatRange(1, 3_600),
-    default=Amount().patience_s,
+    default=Amount().timeout_s,
     show_default=True,
     help="Seconds after which filling a backlog, making topics or joining is given up.",
 )
@@ -101,7 +101,7 @@ def run(
     backlog: int,
     own_backlog: int,
     subjects: str,
-    patience_s: float,
+    timeout_s: float,
     most_s: float,
     resumes: bool,
     home: Path,
@@ -110,7 +110,7 @@ def run(
 ) -> None:
     """Install what is missing, measure, and save what was found after every step."""
     amount = Amount(
-        seconds, numbers(sizes), numbers(rates), backlog, own_backlog, numbers(subjects), patience_s=patience_s
+        seconds, numbers(sizes), numbers(rates), backlog, own_backlog, numbers(subjects), timeout_s=timeout_s
     )
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="bench-peers-", dir=directory) as scratch:

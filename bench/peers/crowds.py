@@ -49,8 +49,8 @@ def subjects(running: Running) -> Iterator[Row]:
             "messages": running.amount.messages(rate, _SIZE),
             "seed": _SEED,
         }
-        patience = {"way": way, "patience_s": running.amount.patience_s}
-        (sent,) = running.run(("spread", client, {**options, **patience}))
+        give_up_after = {"way": way, "timeout_s": running.amount.timeout_s}
+        (sent,) = running.run(("spread", client, {**options, **give_up_after}))
         places = [number * count // min(count, _CHECKED) for number in range(min(count, _CHECKED))]
         running.run(("check_spread", client, {**options, "way": "each", "places": places}))
         name = f"{count:,} subjects"
@@ -60,7 +60,7 @@ def subjects(running: Running) -> Iterator[Row]:
 
 
 def _made(running: Running, client: Client, prefix: str, count: int) -> float:
-    options = {"prefix": prefix, "count": count, "patience_s": running.amount.patience_s}
+    options = {"prefix": prefix, "count": count, "timeout_s": running.amount.timeout_s}
     (made,) = running.run(("make_many", client, options))
     enough(made["topics"], count, made["seconds"])
     return float(made["seconds"])
@@ -128,7 +128,7 @@ def idle(running: Running) -> Iterator[Row]:
         "way": "paced",
         "topic": topic,
         "consumers": count // _PROCESSES,
-        "seconds": running.amount.patience_s / _PROCESSES,
+        "seconds": running.amount.timeout_s / _PROCESSES,
     }
     with ExitStack() as stack:
         waiting = 0

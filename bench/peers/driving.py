@@ -118,8 +118,8 @@ class Receiver(ABC):
     #: How long ``take`` waits for a message.
     silence_s: float = 10.0
     #: After how long a message that was handed out and not acknowledged comes again, where the client may say so: none
-    #: must lapse because a consumer that is too slow for the rate has it waiting.
-    lapse_s: float = 300.0
+    #: must expire because a consumer that is too slow for the rate has it waiting.
+    session_timeout_s: float = 300.0
 
     def __init__(self, target: Target, topic: str, group: str) -> None:
         self.target = target

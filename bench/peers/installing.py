@@ -11,7 +11,7 @@ from typing import Final
 
 from bench.peers.peer import Absent
 
-_PATIENCE_S: Final = 1_200
+_TIMEOUT_S: Final = 1_200
 _POM: Final = """<project xmlns="http://maven.apache.org/POM/4.0.0">
 <modelVersion>4.0.0</modelVersion><groupId>bench</groupId><artifactId>{name}</artifactId><version>1</version>
 <dependencies>
@@ -31,13 +31,13 @@ def say(command: Sequence[str | Path], *, cwd: Path | None = None, more: Mapping
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=_PATIENCE_S,
+            timeout=_TIMEOUT_S,
             check=False,
         )
     except FileNotFoundError:
         raise Absent(f"there is no {command[0]} on this machine") from None
     except subprocess.TimeoutExpired:
-        raise Absent(f"{_shown(command)} took more than {_PATIENCE_S} s") from None
+        raise Absent(f"{_shown(command)} took more than {_TIMEOUT_S} s") from None
     if done.returncode:
         words = " ".join((done.stderr or done.stdout).split())[-300:]
         raise Absent(f"{_shown(command)} ended with {done.returncode}: {words}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from qmq.bench.children import Worker
+from qmq.bench.children import LoadWorker
 from qmq.bench.values import BenchFailed
 
 #: Stands where a broker's name does.
@@ -22,10 +22,10 @@ def rate(scratch: Path, size: int, messages: int) -> float:
 
     Raises BenchFailed when it moved less than that.
     """
-    with Worker(scratch, "raw.sink", {"write_to": None}) as sink:
+    with LoadWorker(scratch, "raw.sink", {"write_to": None}) as sink:
         sink.go()
         options = {"port": sink.prepared["port"], "size": size, "count": _BATCH, "batches": max(messages // _BATCH, 1)}
-        with Worker(scratch, "raw.send_plain", options) as source:
+        with LoadWorker(scratch, "raw.send_plain", options) as source:
             source.go()
             sent = source.result()
         received = sink.result()

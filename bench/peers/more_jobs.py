@@ -18,9 +18,9 @@ from bench.peers.tally import BODIES, bodies
 from qmq.bench.values import BenchFailed
 from qmq.bench.worker import Gate
 
-_PATIENCE_S: Final = 0.2
+_TIMEOUT_S: Final = 0.2
 #: What somebody held who has left comes again after this, where nothing else brings it back.
-_LAPSE_S: Final = 2.0
+_SESSION_TIMEOUT_S: Final = 2.0
 _IDLE_S: Final = 600.0
 _SETTLE_S: Final = 1.0
 _ON_THEIR_WAY: Final = 10_000
@@ -30,13 +30,13 @@ _MADE_AT_ONCE: Final = 500
 
 
 async def make_many(
-    gate: Gate, *, module: str, target: dict[str, Any], prefix: str, count: int, patience_s: float
+    gate: Gate, *, module: str, target: dict[str, Any], prefix: str, count: int, timeout_s: float
 ) -> dict[str, Any]:
-    """Make `topics_of`, some at a time, and give up after *patience_s*; tells how many there are."""
+    """Make `topics_of`, some at a time, and give up after *timeout_s*; tells how many there are."""
     chosen, topics = driver(module), topics_of(prefix, count)
     gate()
     seconds, made, at_once = 0.0, 0, _FIRST_MADE
-    while made < count and seconds <= patience_s:
+    while made < count and seconds <= timeout_s:
         started = time.perf_counter()
         await chosen.make_topics(target_of(target), topics[made : made + at_once])
         seconds += time.perf_counter() - started
@@ -53,10 +53,10 @@ def enough(made: int, count: int, seconds: float) -> None:
 
 async def spread(
     gate: Gate, *, module: str, way: str, target: dict[str, Any], prefix: str, count: int, size: int, messages: int,
-    seed: int, patience_s: float,
+    seed: int, timeout_s: float,
 ) -> dict[str, Any]:  # fmt: skip
     """Send each message to a random one of `topics_of`, after one to each of them: where topics need no making, that
-    makes them, and is given up after *patience_s*. Raises BenchFailed then."""
+    makes them, and is given up after *timeout_s*. Raises BenchFailed then."""
     topics = topics_of(prefix, count)
     parts, places = bodies(size), places_of(count, messages, seed)
     sender = driver(module).sender(target_of(target), way)
@@ -72,12 +72,12 @@ async def spread(
     async def post(first: int, chosen: Sequence[int]) -> float:
         """Send to these, the first as message number *first*; returns the seconds until all are acknowledged."""
         started = time.perf_counter()
-        until = started + (patience_s if not first else math.inf)
+        until = started + (timeout_s if not first else math.inf)
         for number, place in enumerate(chosen, first):
             sender.post(topics[place], parts[number % BODIES], number)
             if not number % _TURN_EVERY and number > first:
                 if time.perf_counter() > until:
-                    enough(number, len(chosen), patience_s)
+                    enough(number, len(chosen), timeout_s)
                 await sender.turn()
                 while sender.tells_acks and number - done > _ON_THEIR_WAY:
                     await sender.turn()
@@ -137,8 +137,8 @@ async def member(
 ) -> dict[str, Any]:
     """Join, consume for so many seconds, leave: when each message came, and when it was due (both ns)."""
     receiver = driver(module).receiver(target_of(target), way, topic, group)
-    receiver.silence_s = _PATIENCE_S
-    receiver.lapse_s = _LAPSE_S
+    receiver.silence_s = _TIMEOUT_S
+    receiver.session_timeout_s = _SESSION_TIMEOUT_S
     gate()
     began = time.monotonic()
     await receiver.open()

@@ -84,25 +84,25 @@ class Server:
             self.end()
             raise
 
-    def wait_until(self, serves: Callable[[], bool], patience_s: float = _START_S) -> None:
+    def wait_until(self, serves: Callable[[], bool], timeout_s: float = _START_S) -> None:
         """Return when *serves* says so. Raises BenchFailed when a process ends before, or the time is up."""
         assert self._started is not None
         try:
             while not serves():
-                self._check(patience_s)
+                self._check(timeout_s)
                 time.sleep(_LOOK_EVERY_S)
         except BaseException:
             self.end()
             raise
         self.ready_after_s = time.perf_counter() - self._started
 
-    def _check(self, patience_s: float) -> None:
+    def _check(self, timeout_s: float) -> None:
         assert self._started is not None
         for process in self._processes:
             if process.poll() is not None:
                 raise BenchFailed(f"{self.name} ended with {process.returncode}; {self.last_words()}")
-        if time.perf_counter() - self._started > patience_s:
-            raise BenchFailed(f"{self.name} did not serve within {patience_s:.0f} s; {self.last_words()}")
+        if time.perf_counter() - self._started > timeout_s:
+            raise BenchFailed(f"{self.name} did not serve within {timeout_s:.0f} s; {self.last_words()}")
 
     def last_words(self) -> str:
         """The end of what it wrote, for errors."""

@@ -30,7 +30,7 @@ _PORTION: Final = 1_000
 class Amount(NamedTuple):
     """How much a run of the bench moves. ``seconds`` is about how long one run takes; ``sizes`` of bodies in bytes;
     ``rates`` of messages a second on a schedule; ``backlog`` and ``own_backlog`` (QMQ's alone) messages that wait;
-    ``subjects`` as many as are sent to; ``consumers`` that wait; after ``patience_s`` seconds filling a backlog, making
+    ``subjects`` as many as are sent to; ``consumers`` that wait; after ``timeout_s`` seconds filling a backlog, making
     topics or joining is given up."""
 
     seconds: float = 2.0
@@ -40,7 +40,7 @@ class Amount(NamedTuple):
     own_backlog: int = 100_000_000
     subjects: tuple[int, ...] = (1, 1_000, 100_000)
     consumers: int = 1_000
-    patience_s: float = 60.0
+    timeout_s: float = 60.0
 
     def messages(self, rate: int, size: int) -> int:
         """Messages of *size* bytes for a run of a way that moves *rate* small ones a second."""

@@ -64,7 +64,7 @@ def backlog(running: Running) -> Iterator[Row]:
 def fill(running: Running, client: Client, send: str, topic: str, wanted: int) -> int:
     """Send until so many wait, or patience is at its end; returns how many do: a slow broker has a shorter backlog."""
     waiting, seconds = running.filled.get(topic, 0), 0.0
-    while waiting < wanted and seconds < running.amount.patience_s:
+    while waiting < wanted and seconds < running.amount.timeout_s:
         portion = min(wanted - waiting, _FILL_PORTION, max(client.sends[send].rate * 10, 1_000))
         seconds += portion / running.send(client, send, topic, _SIZE, portion)
         waiting += portion

@@ -21,9 +21,9 @@ from qmq.format.batch import Header
 from qmq.format.layout import INDEX_DTYPE
 from qmq.storage.disk.dir_lock import holder_of
 from qmq.storage.disk.disk import Disk
-from qmq.storage.message_log.archive_receipt import Receipt, read_receipt, write_receipt
+from qmq.storage.message_log.archive_receipt import ArchiveReceipt, read_receipt, write_receipt
 from qmq.storage.message_log.reader import Scanner
-from qmq.storage.message_log.segment import ForeignSegment, Owner, Segment, list_bases, segment_path
+from qmq.storage.message_log.segment import ForeignSegment, Segment, SegmentOwner, list_bases, segment_path
 from qmq.storage.meta.checkpoint import PartitionClaim, list_checkpoints, read_checkpoint
 from qmq.storage.meta.identity import COPY_NAMES, Identity, latest, read_copies
 
@@ -58,16 +58,16 @@ class DataDirectory(NamedTuple):
         """Whether a segment is still there: retention may have dropped it."""
         return self.disk.exists(self.directory / segment.path)
 
-    def receipt(self, segment: SegmentSource) -> Receipt | None:
+    def receipt(self, segment: SegmentSource) -> ArchiveReceipt | None:
         """The receipt beside a segment, when it is about all of it. Raises ForeignFile, StorageFailed."""
         try:
             receipt = read_receipt(self.disk, self._directory_of(segment), segment.base)
         except BadBytes:
             return None
-        owner = Owner(segment.store_id, segment.partition)
+        owner = SegmentOwner(segment.store_id, segment.partition)
         return receipt if receipt is not None and receipt.covers(owner, segment.base, segment.end) else None
 
-    def write_receipt(self, segment: SegmentSource, receipt: Receipt) -> None:
+    def write_receipt(self, segment: SegmentSource, receipt: ArchiveReceipt) -> None:
         """Put a receipt beside a segment, unless that was removed meanwhile. Raises StorageFull or StorageFailed."""
         if self.has(segment):
             write_receipt(self.disk, self._directory_of(segment), receipt)
@@ -124,7 +124,7 @@ class _Partition:
         self._known = known
         self._files = files
         self._identity = identity
-        self._owner = Owner(identity.store_id, number)
+        self._owner = SegmentOwner(identity.store_id, number)
         self._name = identity.partitions[number].directory
         self._directory = directory / self._name
 

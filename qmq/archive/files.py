@@ -15,7 +15,7 @@ from urllib.parse import unquote, urlsplit
 from crc32c import crc32c
 
 from qmq.errors import InvalidOption, StorageFailed
-from qmq.net.client.address import shown_place
+from qmq.net.client.address import shown_location
 from qmq.storage.disk.disk import SHARED_DIRECTORY, SHARED_FILE, Disk, failure, make_directory, read_fully, write_fully
 
 #: What is copied at once.
@@ -253,16 +253,18 @@ def draft_of(path: str, chance: bytes) -> str:
     return f"{directory}{slash}_{name}.{chance.hex()}"
 
 
-def local_path(place: str) -> Path | None:
-    """The path that *place* (a path, or file:// and a path) means; None for any other scheme. Raises InvalidOption."""
-    scheme, _, _ = place.partition("://")
-    if "://" not in place:
-        return Path(place)
+def local_path(location: str) -> Path | None:
+    """The path that *location* (a path, or file:// and a path) means; None for any other scheme. Raises
+    InvalidOption.
+    """
+    scheme, _, _ = location.partition("://")
+    if "://" not in location:
+        return Path(location)
     if scheme != "file":
         return None
-    parts = urlsplit(place)
+    parts = urlsplit(location)
     if parts.netloc not in ("", "localhost"):
         raise InvalidOption(
-            f"{shown_place(place)} names the machine {parts.hostname}; a file:// path is of this one: file:///path"
+            f"{shown_location(location)} names the machine {parts.hostname}; a file:// path is of this one: file:///path"
         )
     return Path(unquote(parts.path))

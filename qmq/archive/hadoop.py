@@ -1,6 +1,6 @@
 """Hadoop's own client for HDFS, in a Java process beside this one that is spoken to through py4j.
 
-Its jars come with PySpark. It ends when this process does, however that ends. No call takes longer than ``PATIENCE_S``:
+Its jars come with PySpark. It ends when this process does, however that ends. No call takes longer than ``TIMEOUT_S``:
 where HDFS does not answer, the Java process is ended, and with it whatever it waits for.
 """
 
@@ -24,7 +24,7 @@ from weakref import WeakSet
 from qmq.errors import InvalidOption, StorageError, StorageFailed, StorageFull
 
 #: The longest that a call takes, in seconds: a lock on an archive that is not renewed holds for a little longer.
-PATIENCE_S: Final = 45.0
+TIMEOUT_S: Final = 45.0
 _START_S: Final = 60.0
 _STOP_S: Final = 5.0
 
@@ -108,7 +108,7 @@ class Hadoop:
     def _connect(self) -> None:
         port, token = self._first_lines()
         py4j = _py4j()
-        parameters = py4j.java_gateway.GatewayParameters(port=int(port), auth_token=token, read_timeout=PATIENCE_S)
+        parameters = py4j.java_gateway.GatewayParameters(port=int(port), auth_token=token, read_timeout=TIMEOUT_S)
         self._gateway = py4j.java_gateway.JavaGateway(gateway_parameters=parameters)
         self._py4j = py4j
         _OWN.add(self._gateway._gateway_client)
@@ -200,7 +200,7 @@ class Hadoop:
                 ended = self._process.poll()
                 self._process.kill()
                 if ended is None:
-                    self._gone = f"HDFS has not answered for {PATIENCE_S:.0f} s; check that it runs, and run this again"
+                    self._gone = f"HDFS has not answered for {TIMEOUT_S:.0f} s; check that it runs, and run this again"
                 else:
                     self._gone = f"the Java process ended with {ended}; run this again"
         return StorageFailed(f"cannot {what} {name}: {self._gone}")

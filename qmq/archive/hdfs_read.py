@@ -13,7 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, Final, TypeVar
 
-from qmq.archive.hdfs_write import split_place
+from qmq.archive.hdfs_write import split_location
 from qmq.errors import InvalidOption, StorageFailed
 
 _Calls = queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]
@@ -63,7 +63,7 @@ def _make(calls: _Calls) -> None:
 
 
 #: The longest that a call takes, in seconds.
-PATIENCE_S: Final = 60.0
+TIMEOUT_S: Final = 60.0
 #: One who is not there is asked twice, not for three minutes.
 _SETTINGS: Final = {"dfs.client.failover.max.attempts": "2"}
 
@@ -97,11 +97,11 @@ class HdfsReading:
 class HdfsFiles:
     """A directory in HDFS. The settings of HADOOP_CONF_DIR count."""
 
-    def __init__(self, place: str) -> None:
+    def __init__(self, location: str) -> None:
         """Connect at the first question. Raises InvalidOption."""
-        self._address, self._root = split_place(place)
+        self._address, self._root = split_location(location)
         self.name = self._address + self._root
-        self._calls = BoundedCalls(PATIENCE_S)
+        self._calls = BoundedCalls(TIMEOUT_S)
         self._client: Any = None
         try:
             self._native = importlib.import_module("hdfs_native")
@@ -132,7 +132,7 @@ class HdfsFiles:
         except FileNotFoundError:
             raise
         except NoAnswer as error:
-            why = f"HDFS has not answered for {PATIENCE_S:.0f} s; check that it runs"
+            why = f"HDFS has not answered for {TIMEOUT_S:.0f} s; check that it runs"
             raise StorageFailed(f"cannot {what} {name}: {why}") from error
         except Exception as error:  # hdfs-native has RuntimeError for most
             words = " ".join(str(error).split())[:300]
@@ -141,7 +141,7 @@ class HdfsFiles:
 
     def close(self) -> None:
         """Let go of the connection; another question makes a new one."""
-        self._calls, self._client = BoundedCalls(PATIENCE_S), None
+        self._calls, self._client = BoundedCalls(TIMEOUT_S), None
 
     def _connected(self) -> Any:
         if self._client is None:

@@ -19,7 +19,7 @@ from typing import Any, Final, Self, TypeVar
 from qmq.archive.files import COPY_BYTES, LocalReading, Progress, draft_of
 from qmq.archive.hadoop import Hadoop
 from qmq.errors import InvalidOption, StorageError, StorageFailed, StorageFull
-from qmq.net.client.address import shown_place
+from qmq.net.client.address import shown_location
 from qmq.storage.disk.disk import Disk
 
 SCHEME: Final = "hdfs://"
@@ -32,22 +32,22 @@ Done = TypeVar("Done")
 _BETWEEN: Final = "\n"
 
 
-def is_hdfs(place: str) -> bool:
+def is_hdfs(location: str) -> bool:
     """Whether a place is in HDFS, by its URL."""
-    return place.startswith(SCHEME)
+    return location.startswith(SCHEME)
 
 
-def split_place(place: str) -> tuple[str, str]:
+def split_location(location: str) -> tuple[str, str]:
     """A URL in HDFS as its address (hdfs://host:port) and its path (/path). Raises InvalidOption."""
-    address, slash, path = place.removeprefix(SCHEME).partition("/")
+    address, slash, path = location.removeprefix(SCHEME).partition("/")
     if not slash:
-        raise InvalidOption(f"{shown_place(place)} has no path; give one: {shown_place(place)}/path")
-    if shown_place(place) != place:
-        raise InvalidOption(f"{shown_place(place)} has a user in it; say who you are with HADOOP_USER_NAME")
+        raise InvalidOption(f"{shown_location(location)} has no path; give one: {shown_location(location)}/path")
+    if shown_location(location) != location:
+        raise InvalidOption(f"{shown_location(location)} has a user in it; say who you are with HADOOP_USER_NAME")
     names = [name for name in path.split("/") if name]
     if any(name in (".", "..") or ":" in name for name in names):
         raise InvalidOption(
-            f"{shown_place(place)} has a name that HDFS does not know; give a path without . and .. and colons"
+            f"{shown_location(location)} has a name that HDFS does not know; give a path without . and .. and colons"
         )
     return SCHEME + address, "/" + "/".join(names)
 
@@ -82,14 +82,14 @@ class JavaReading:
 class WritableHdfsFiles:
     """A directory in HDFS. *settings* are Hadoop's, beside those of HADOOP_CONF_DIR. Use it in a ``with`` block."""
 
-    def __init__(self, place: str, settings: Mapping[str, str] | None = None) -> None:
+    def __init__(self, location: str, settings: Mapping[str, str] | None = None) -> None:
         """Connect. Raises InvalidOption, StorageFailed."""
-        address, self._root = split_place(place)
+        address, self._root = split_location(location)
         self.name = address + self._root
         self._hadoop = Hadoop()
         try:
             self._fs = self._hadoop.open(address + "/", settings or {})
-            with self._hadoop.doing("open", place):
+            with self._hadoop.doing("open", location):
                 hadoop = self._hadoop.java.org.apache.hadoop
                 self._path_class = hadoop.fs.Path
                 self._rename_class = hadoop.fs.Options.Rename

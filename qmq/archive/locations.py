@@ -9,33 +9,33 @@ from qmq.archive.files import Files, LocalFiles, WritableFiles, local_path
 from qmq.archive.hdfs_read import HdfsFiles
 from qmq.archive.hdfs_write import WritableHdfsFiles, is_hdfs
 from qmq.errors import InvalidOption
-from qmq.net.client.address import shown_place
+from qmq.net.client.address import shown_location
 
 
-def files_at(place: str) -> Files:
+def files_at(location: str) -> Files:
     """The tree there, to be read. Raises InvalidOption, StorageFailed."""
-    if is_hdfs(place):
-        return HdfsFiles(place)
-    path = local_path(place)
+    if is_hdfs(location):
+        return HdfsFiles(location)
+    path = local_path(location)
     if path is None:
-        raise _strange(place)
+        raise _strange(location)
     return LocalFiles(path.absolute())
 
 
 @contextmanager
-def writable_files_at(place: str, settings: Mapping[str, str] | None = None) -> Iterator[WritableFiles]:
+def writable_files_at(location: str, settings: Mapping[str, str] | None = None) -> Iterator[WritableFiles]:
     """The tree there, to be written to; *settings* are Hadoop's. Raises InvalidOption, StorageFailed."""
-    if is_hdfs(place):
-        with WritableHdfsFiles(place, settings) as files:
+    if is_hdfs(location):
+        with WritableHdfsFiles(location, settings) as files:
             yield files
         return
-    path = local_path(place)
+    path = local_path(location)
     if path is None:
-        raise _strange(place)
+        raise _strange(location)
     yield LocalFiles(path.absolute())
 
 
-def _strange(place: str) -> InvalidOption:
+def _strange(location: str) -> InvalidOption:
     return InvalidOption(
-        f"{shown_place(place)} is no place that is known; give a path of this machine, file:// or hdfs://"
+        f"{shown_location(location)} is no place that is known; give a path of this machine, file:// or hdfs://"
     )

@@ -21,13 +21,13 @@ from qmq.errors import DirectoryInUse, StorageError
 
 LOCK: Final = "_lock"
 RENEW_US: Final = 10_000_000
-LAPSE_US: Final = 60_000_000
+LOCK_EXPIRY_US: Final = 60_000_000
 #: How often it is looked whether it is time to renew it.
 _LOOK_EVERY_S: Final = 5.0
 
 
 @dataclass(frozen=True)
-class Holder:
+class LockOwner:
     """A process. ``started`` tells it from a later one of that number: clock ticks since the boot, and the boot."""
 
     host: str
@@ -53,9 +53,9 @@ def started_of(process: int) -> str:
     return f"{fields[19]} {boot}" if fields[0] not in "ZX" else ""
 
 
-def this_process() -> Holder:
+def this_process() -> LockOwner:
     """The process that asks."""
-    return Holder(socket.gethostname(), os.getpid(), started_of(os.getpid()))
+    return LockOwner(socket.gethostname(), os.getpid(), started_of(os.getpid()))
 
 
 class ArchiveLock:
@@ -63,13 +63,13 @@ class ArchiveLock:
     1970.
     """
 
-    def __init__(self, files: WritableFiles, clock: Callable[[], int], holder: Holder, path: str = LOCK) -> None:
+    def __init__(self, files: WritableFiles, clock: Callable[[], int], owner: LockOwner, path: str = LOCK) -> None:
         self._files = files
         self._path = path
         self._name = files.name if path == LOCK else f"{files.name}/{path}"
         self._clock = clock
-        self._holder = holder
-        self._draft = f"{path}.{holder.process}"
+        self._owner = owner
+        self._draft = f"{path}.{owner.process}"
         #: Its names in the tree, while it is held: nobody else's to remove.
         self.names: Final = frozenset((path, self._draft))
         self._renewed_us = 0
@@ -79,7 +79,7 @@ class ArchiveLock:
         """Take it. Raises DirectoryInUse, naming who has it; StorageFull or StorageFailed."""
         if not self._files.claim(self._path, self._text()):
             held, renewed_us = self._read()
-            if held is not None and not held.is_gone() and self._clock() - renewed_us < LAPSE_US:
+            if held is not None and not held.is_gone() and self._clock() - renewed_us < LOCK_EXPIRY_US:
                 raise DirectoryInUse(
                     f"{self._name} is held by {held}; wait until it has ended, or for a minute after it was killed"
                 )
@@ -91,7 +91,7 @@ class ArchiveLock:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         try:
-            if self._read()[0] == self._holder:
+            if self._read()[0] == self._owner:
                 self._files.remove(self._path)
         except StorageError:
             if error is None:  # else that says what happened; the lock ends with this process
@@ -127,21 +127,21 @@ class ArchiveLock:
     def confirm(self) -> None:
         """Raises DirectoryInUse when another run has taken it; StorageFailed."""
         held, _ = self._read()
-        if held != self._holder:
+        if held != self._owner:
             raise DirectoryInUse(f"{self._name} was taken by {held or 'another run'}; run it again later")
 
     def _text(self) -> bytes:
         self._renewed_us = self._clock()
-        return json.dumps({**asdict(self._holder), "renewed_at_us": self._renewed_us}).encode() + b"\n"
+        return json.dumps({**asdict(self._owner), "renewed_at_us": self._renewed_us}).encode() + b"\n"
 
     def _write(self) -> None:
         self._files.write(self._draft, self._text())
         self._files.rename(self._draft, self._path)
 
-    def _read(self) -> tuple[Holder | None, int]:
+    def _read(self) -> tuple[LockOwner | None, int]:
         """Who has it, and when it was renewed; None where nobody has, or the file is not one of ours."""
         try:
             content = json.loads(self._files.read_whole(self._path))
-            return Holder(content["host"], content["process"], content["started"]), content["renewed_at_us"]
+            return LockOwner(content["host"], content["process"], content["started"]), content["renewed_at_us"]
         except (FileNotFoundError, ValueError, KeyError, TypeError):
             return None, 0

@@ -30,8 +30,8 @@ from qmq.archive.segments import INDEX, MESSAGES, Index, SegmentSource
 from qmq.errors import BadBytes, DirectoryInUse, InvalidOption, StorageError, StorageFull
 from qmq.format.batch import parse_header
 from qmq.format.layout import BATCH_HEADER_SIZE, BATCH_MAGIC
-from qmq.storage.message_log.archive_receipt import Receipt
-from qmq.storage.message_log.segment import Owner
+from qmq.storage.message_log.archive_receipt import ArchiveReceipt
+from qmq.storage.message_log.segment import SegmentOwner
 from qmq.storage.message_log.sparse_index import pack_index_header
 
 UNFINISHED: Final = "_"
@@ -286,7 +286,7 @@ class _Run:
         """Say in the data directory that the copy was verified."""
         self._source.write_receipt(
             segment,
-            Receipt(
+            ArchiveReceipt(
                 store_id=manifest.store_id,
                 partition=manifest.partition,
                 base=manifest.base,
@@ -310,7 +310,7 @@ def _packed(segment: SegmentSource, index: Index) -> bytes:
     """The index as a sealed one is written."""
     body = index.tobytes()
     head = pack_index_header(
-        Owner(segment.store_id, segment.partition),
+        SegmentOwner(segment.store_id, segment.partition),
         segment.base,
         sealed=True,
         covered=segment.end,
@@ -359,7 +359,7 @@ def _remove_unfinished(files: WritableFiles, lock: ArchiveLock) -> int:
     return len(left)
 
 
-class Run(NamedTuple):
+class ArchiveRun(NamedTuple):
     """What a run has: what it archives, the archive, and the hold on that."""
 
     source: DataDirectory
@@ -386,11 +386,11 @@ def archive_to(
 @contextmanager
 def open_run(
     source: Path, destination: str, clock: Callable[[], int], settings: Mapping[str, str] | None = None
-) -> Iterator[Run]:
+) -> Iterator[ArchiveRun]:
     """Take hold of an archive, to archive a data directory, until the block ends. Raises as ``archive_to`` does."""
     if not is_data_directory(source):
         raise InvalidOption(f"{source} is no data directory: it has neither store-a nor store-b")
     with writable_files_at(destination, settings) as files:
         files.make_directory("")
         with ArchiveLock(files, clock, this_process()) as lock, lock.renewed():
-            yield Run(open_data_directory(source), files, lock)
+            yield ArchiveRun(open_data_directory(source), files, lock)

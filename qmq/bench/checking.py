@@ -59,7 +59,7 @@ class Cycle:
         self.came += len(found)
 
 
-class Ledger:
+class SentLedger:
     """What was sent to each of many subjects, crossed off as it comes: so none is lost, doubled, moved or changed."""
 
     def __init__(self) -> None:
@@ -85,21 +85,21 @@ class Ledger:
 
 async def cycles(gate: Gate, *, url: str, subject: str, size: int, count: int, messages: int) -> dict[str, Any]:
     """All of what *subject* lies under: *messages* to it, of *count* bodies over and over, and no others."""
-    ledger = Ledger()
+    ledger = SentLedger()
     ledger.expect(subject, messages, bodies_of(count, size))
     return await _read_back(gate, url, _parent(subject), ledger)
 
 
 async def fields(gate: Gate, *, url: str, subject: str, size: int, messages: int) -> dict[str, Any]:
     """The same for the rich messages of `sending.nowait`: body, key and properties of each."""
-    ledger = Ledger()
+    ledger = SentLedger()
     ledger.expect(subject, messages, fields_of(size))
     return await _read_back(gate, url, _parent(subject), ledger, _fields)
 
 
 async def producers(gate: Gate, *, url: str, prefix: str, size: int, count: int, sent: list[int]) -> dict[str, Any]:
     """What each of the clients of `sending.producers` sent."""
-    ledger = Ledger()
+    ledger = SentLedger()
     for number, messages in enumerate(sent):
         ledger.expect(f"{prefix}{number:06}", messages, bodies_of(count, size, number * count))
     return await _read_back(gate, url, prefix, ledger)
@@ -107,7 +107,7 @@ async def producers(gate: Gate, *, url: str, prefix: str, size: int, count: int,
 
 async def spread(gate: Gate, *, url: str, prefix: str, subjects: int, size: int, messages: int) -> dict[str, Any]:
     """What `raw.ingest_many` sent, as many messages to each subject."""
-    ledger = Ledger()
+    ledger = SentLedger()
     for number in range(subjects):
         ledger.expect(f"{prefix}{number:06}", messages // subjects, bodies_of(1, size, number))
     return await _read_back(gate, url, prefix, ledger)
@@ -122,7 +122,7 @@ async def sprayed(
     for part in sprayed_subjects(prefix, subjects, messages, seed):
         for subject, body in zip(part, cycle(bodies), strict=False):
             sent[subject].append(body)
-    ledger = Ledger()
+    ledger = SentLedger()
     for subject, contents in sent.items():
         ledger.expect(subject, len(contents), contents)
     return await _read_back(gate, url, prefix, ledger)
@@ -141,7 +141,7 @@ def _fields(batch: MessageBatch) -> list[tuple[bytes, str | None, dict[str, str]
 
 
 async def _read_back(
-    gate: Gate, url: str, prefix: str, ledger: Ledger, contents: Callable[[MessageBatch], list[Any]] = _bodies
+    gate: Gate, url: str, prefix: str, ledger: SentLedger, contents: Callable[[MessageBatch], list[Any]] = _bodies
 ) -> dict[str, Any]:
     async with connect(url) as client, client.subscribe(prefix, start="first") as consumer:
         gate()

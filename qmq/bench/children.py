@@ -18,7 +18,7 @@ from typing import IO, Any, Final, Self
 from qmq.bench.values import BenchFailed
 
 #: Longer than anything here may take: a process that is silent for so long hangs.
-PATIENCE_S: Final = 600.0
+TIMEOUT_S: Final = 600.0
 _STOP_S: Final = 20.0
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
 
@@ -44,15 +44,15 @@ class Child:
         """Of the process."""
         return self._process.pid
 
-    def read_line(self, patience_s: float = PATIENCE_S) -> str:
+    def read_line(self, timeout_s: float = TIMEOUT_S) -> str:
         """The next line. Raises BenchFailed when the process ends first, or says nothing for too long."""
         out = self._process.stdout
         assert out is not None
-        deadline = time.monotonic() + patience_s
+        deadline = time.monotonic() + timeout_s
         while b"\n" not in self._line:
             ready, _, _ = select.select([out], [], [], max(deadline - time.monotonic(), 0))
             if not ready:
-                raise BenchFailed(f"{self.name} said nothing for {patience_s:.0f} s; {self._last_words()}")
+                raise BenchFailed(f"{self.name} said nothing for {timeout_s:.0f} s; {self._last_words()}")
             read = os.read(out.fileno(), 1 << 16)
             if not read:
                 raise BenchFailed(f"{self.name} ended with {self._process.wait()}; {self._last_words()}")
@@ -156,7 +156,7 @@ def broker_in(parent: Path, settings: Mapping[str, object]) -> Iterator[BrokerPr
 # Workers
 
 
-class Worker(Child):
+class LoadWorker(Child):
     """A load generator: see qmq.bench.worker. It is prepared when this returns, and starts with ``go``."""
 
     def __init__(self, parent: Path, job: str, options: Mapping[str, object]) -> None:
@@ -188,7 +188,7 @@ def run_together(parent: Path, *jobs: tuple[str, Mapping[str, object]], writes_b
     *writes_bytes* is about what will be written: see `warm_memory`.
     """
     with ExitStack() as stack:
-        workers = [stack.enter_context(Worker(parent, job, options)) for job, options in jobs]
+        workers = [stack.enter_context(LoadWorker(parent, job, options)) for job, options in jobs]
         warm_memory(parent, writes_bytes)
         for worker in workers:
             worker.go()

@@ -21,11 +21,11 @@ _SLOW_READER_BYTES_S: Final = 700 * MIB
 
 
 def cold(bench: Bench) -> Iterator[Value]:
-    """From the moment a message is due to its arrival: alone, beside a stranger to the broker that computes, beside a
-    reader of a cold log, and of the same one warm.
+    """From the moment a message is due to its arrival: alone, beside an untrusted client to the broker that computes,
+    beside a reader of a cold log, and of the same one warm.
 
-    What the stranger costs is how the system shares its processors out. The log is written, the broker stopped, the
-    page cache emptied of it, and the broker started again.
+    What the untrusted client costs is how the system shares its processors out. The log is written, the broker stopped,
+    the page cache emptied of it, and the broker started again.
     """
     messages = max(bench.size.restart_bytes // stored_bytes(1, KIB) // 1_000, 1) * 1_000
     with broker_in(bench.directory, bench.settings) as broker:
@@ -37,7 +37,7 @@ def cold(bench: Bench) -> Iterator[Value]:
             size = stored_bytes(messages, KIB)
             yield from _times("alone", _measured(bench, again, size, None))
             stranger = "receiving.compute", {"seconds": size / _SLOW_READER_BYTES_S, "nice": _NICE}
-            yield from _times("beside a stranger", _measured(bench, again, size, stranger))
+            yield from _times("beside an untrusted client", _measured(bench, again, size, stranger))
             early = again.anonymous_bytes()
             options = {"url": again.url, "prefix": old, "messages": messages, "max_count": 50_000, "nice": _NICE}
             reader = "receiving.pull_batch", options

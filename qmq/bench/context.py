@@ -40,7 +40,7 @@ SIZES_OF_RUNS: Final[dict[str, Size]] = {
 }
 
 
-class Target(NamedTuple):
+class MeasuredBroker(NamedTuple):
     """The broker to measure; ``process`` is None when somebody else runs it."""
 
     url: str
@@ -57,13 +57,13 @@ class Bench:
         self.settings = dict(settings)
 
     @contextlib.contextmanager
-    def target(self) -> Iterator[Target]:
+    def target(self) -> Iterator[MeasuredBroker]:
         """A broker to measure."""
         if self.server is not None:
-            yield Target(self.server, None)
+            yield MeasuredBroker(self.server, None)
             return
         with self.broker() as broker:
-            yield Target(broker.url, broker)
+            yield MeasuredBroker(broker.url, broker)
 
     @contextlib.contextmanager
     def broker(self) -> Iterator[BrokerProcess]:

@@ -1,6 +1,6 @@
 """What a broker costs: processor while idle, memory while the log grows, time to start after a kill.
 
-A good client beside strangers of every kind: what they cost it.
+A good client beside untrusted clients of every kind: what they cost it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from qmq.bench.attacks import ATTACKS
-from qmq.bench.children import BrokerProcess, Worker
+from qmq.bench.children import BrokerProcess, LoadWorker
 from qmq.bench.context import KIB, Bench, rate
 from qmq.bench.values import BenchFailed, Value
 
@@ -20,16 +20,16 @@ MIB = 1 << 20
 def parked(bench: Bench) -> Iterator[Value]:
     """1,000 pulls wait, of consumers alone and of a group's with heartbeats: share of a core that the broker takes."""
     for group, what in ((None, "pulls"), ("bench", "consumers")):
-        cpu, rss = _parked(bench, group)
+        cpu, rss = _waiting_pulls(bench, group)
         yield Value(f"1,000 {what}, cpu", cpu, "cores")
         yield Value(f"1,000 {what}, RssAnon", rss / MIB, "MiB")
 
 
-def _parked(bench: Bench, group: str | None) -> tuple[float, int]:
+def _waiting_pulls(bench: Bench, group: str | None) -> tuple[float, int]:
     """Share of a core, and bytes."""
     with bench.broker() as broker:
         options = {"url": broker.url, "clients": 10, "consumers": 100, "group": group}
-        with Worker(bench.directory, "receiving.park", options) as worker:
+        with LoadWorker(bench.directory, "receiving.park", options) as worker:
             time.sleep(0.5)
             before, started = broker.cpu_s(), time.perf_counter()
             time.sleep(max(bench.size.seconds, 2.0))
@@ -38,7 +38,7 @@ def _parked(bench: Bench, group: str | None) -> tuple[float, int]:
             worker.go()
             waiting = worker.result()["parked"]
     if waiting != 1_000:
-        raise BenchFailed(f"{waiting} of 1,000 pulls were parked")
+        raise BenchFailed(f"{waiting} of 1,000 pulls were waiting")
     return share, memory
 
 
@@ -51,7 +51,7 @@ def restart(bench: Bench) -> Iterator[Value]:
         in_small = _spread(bench, broker, small, subjects // 1_000, subjects)
         in_large = max(bench.size.restart_bytes // (1_000 * 1_034), 1) * 1_000
         bench.fill(broker.url, large, 1_024, in_large)
-        with Worker(
+        with LoadWorker(
             bench.directory,
             "raw.ingest_until_killed",
             {"url": broker.url, "subject": tail, "size": 1_024, "count": 100, "batches": 200_000},
@@ -133,7 +133,7 @@ def strangers(bench: Bench) -> Iterator[Value]:
         _rounds(bench, broker)  # what is warm stays so
         before = _rounds(bench, broker)
         for how in ATTACKS:
-            with Worker(bench.directory, "attacks.run", {"how": how, **options}) as attack:
+            with LoadWorker(bench.directory, "attacks.run", {"how": how, **options}) as attack:
                 under = _rounds(bench, broker)
                 most = max(most, broker.anonymous_bytes())
                 attack.go()
@@ -143,9 +143,9 @@ def strangers(bench: Bench) -> Iterator[Value]:
             yield Value(f"{how}: p99", under["p99_ms"], "ms")
             yield Value(f"{how}: p99 alone", (before["p99_ms"] + after["p99_ms"]) / 2, "ms")
             a_round_s = (before["cpu_s"] + after["cpu_s"]) / (before["messages"] + after["messages"])
-            for_strangers_s = max(under["cpu_s"] - a_round_s * under["messages"], 0)
-            yield Value(f"{how}: cpu of the broker for it", for_strangers_s / under["all_s"], "cores")
-            yield Value(f"{how}: cpu of the strangers themselves", found["cores"], "cores")
+            for_untrusted_s = max(under["cpu_s"] - a_round_s * under["messages"], 0)
+            yield Value(f"{how}: cpu of the broker for it", for_untrusted_s / under["all_s"], "cores")
+            yield Value(f"{how}: cpu of the untrusted clients themselves", found["cores"], "cores")
             yield Value(f"{how}: strikes", found["struck"], "")
             before = after
     yield Value("RssAnon", most / _MIB, "MiB")

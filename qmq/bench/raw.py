@@ -18,7 +18,7 @@ from qmq.format.build import RunContent, build_batch
 from qmq.format.layout import BATCH_HEADER_SIZE, BATCH_PREFIX_SIZE, HEADER_CRC_OFFSET, PRODUCER_ID_SIZE
 from qmq.net.client.address import parse_url
 from qmq.net.protocol import frames as wire
-from qmq.net.protocol.frames import FRAME_SIZE, Kind
+from qmq.net.protocol.frames import FRAME_SIZE, FrameKind
 
 #: Batches on their way at the same time; brokers remember 64 a producer.
 WINDOW: Final = 48
@@ -49,7 +49,7 @@ class Frames:
         self.data = b"".join(data)
         self.size = FRAME_SIZE + len(head) + len(self.data)
         self._heads = [
-            wire.encode_frame(Kind.SEND, number + 1, b"", len(head) + len(self.data), wire.FLUSH if flush else 0)
+            wire.encode_frame(FrameKind.SEND, number + 1, b"", len(head) + len(self.data), wire.FLUSH if flush else 0)
             + _numbered(head, number * self.messages)
             for number in range(batches)
         ]
@@ -80,7 +80,7 @@ class RawClient:
         #: How many batches of `send` were.
         self.acknowledged = 0
         meta = wire.pack_meta({"protocol": wire.PROTOCOL_VERSION, "client": "qmq-bench"})
-        self._socket.sendall(wire.encode_frame(Kind.HELLO, 1, meta))
+        self._socket.sendall(wire.encode_frame(FrameKind.HELLO, 1, meta))
         self._answers()
 
     def send(self, frames: Frames) -> None:
@@ -111,7 +111,7 @@ class RawClient:
             self._unread += read
             used = 0
             for frame in wire.split_frames(memoryview(self._unread), _MAX_FRAME_BYTES):
-                if frame.kind == Kind.ERROR:
+                if frame.kind == FrameKind.ERROR:
                     raise BenchFailed(f"the broker refused a batch: {wire.decode_error(frame)}")
                 used += FRAME_SIZE + len(frame.meta) + len(frame.payload)
                 count += 1

@@ -181,7 +181,9 @@ async def _check_count(consumer: Consumer, came: int, messages: int) -> None:
 
 
 async def park(gate: Gate, *, url: str, clients: int, consumers: int, group: str | None = None) -> dict[str, Any]:
-    """Have *clients* times *consumers* pulls parked on a subject that nobody sends to, until the parent says enough."""
+    """Have *clients* times *consumers* pulls waiting on a subject that nobody sends to, until the parent says
+    enough.
+    """
     opened = [connect(url) for _ in range(clients)]
     for client in opened:
         await client.__aenter__()

@@ -15,7 +15,7 @@ from qmq.bench.worker import Gate
 
 Durability = Literal["flush", "append"]
 
-_PATIENCE_S: Final = 60.0
+_TIMEOUT_S: Final = 60.0
 #: Different bodies of `spray`, over and over.
 SPRAYED_BODIES: Final = 1_000
 
@@ -124,7 +124,7 @@ async def rounds(gate: Gate, *, url: str, subject: str, size: int, seconds: floa
         started = now = time.perf_counter()
         while now - started < seconds:
             await client.send(subject, body)
-            if len(await consumer.pull(timeout=_PATIENCE_S)) != 1:
+            if len(await consumer.pull(timeout=_TIMEOUT_S)) != 1:
                 raise BenchFailed("a message was sent, and not one came")
             before, now = now, time.perf_counter()
             took.append(now - before)

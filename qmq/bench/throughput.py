@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
-from qmq.bench.children import Worker, run_together
+from qmq.bench.children import LoadWorker, run_together
 from qmq.bench.context import DURABILITIES, KIB, SIZES, Bench, rate
 from qmq.bench.values import BenchFailed, Value
 
@@ -23,7 +23,7 @@ def stored_bytes(messages: int, size: int) -> int:
 def plain_loop(bench: Bench, size: int, batches: int, write: bool) -> float:
     """Messages a second of the yardstick: a bare loop that receives (and checksums and writes) the same bytes."""
     path = str(bench.directory / "plain") if write else None
-    with Worker(bench.directory, "raw.sink", {"write_to": path}) as sink:
+    with LoadWorker(bench.directory, "raw.sink", {"write_to": path}) as sink:
         sink.go()
         result = bench.run(
             "raw.send_plain",

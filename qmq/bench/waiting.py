@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from qmq.bench.children import Worker, run_together
+from qmq.bench.children import LoadWorker, run_together
 from qmq.bench.context import DURABILITIES, Bench
 from qmq.bench.throughput import WINDOWS, windowed
 from qmq.bench.values import BenchFailed, Value
@@ -19,7 +19,7 @@ def _percentiles(what: str, result: Mapping[str, float]) -> Iterator[Value]:
 
 def send_one(bench: Bench) -> Iterator[Value]:
     """One send at a time: from the call to the receipt; and as many bytes echoed by a bare loop."""
-    with Worker(bench.directory, "raw.echo", {}) as echo:
+    with LoadWorker(bench.directory, "raw.echo", {}) as echo:
         echo.go()
         port = echo.prepared["port"]
         result = bench.run("raw.ask_echo", port=port, size=250, messages=bench.size.singles)

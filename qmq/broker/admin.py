@@ -15,9 +15,9 @@ from qmq.broker.groups.group import Group, resolve_start
 from qmq.broker.groups.group_state import Ledger
 from qmq.broker.groups.lag import oldest_us, ready
 from qmq.broker.groups.message_ranges import parts_of
-from qmq.broker.groups.settings import BROADCAST, GroupSettings, members_of, settings_of, unknown_group
+from qmq.broker.groups.settings import BROADCAST, ResolvedSettings, members_of, settings_of, unknown_group
 from qmq.broker.ports.commands import Now
-from qmq.broker.startup.replay import Changes
+from qmq.broker.startup.replay import GroupReplay
 from qmq.errors import BadBatch, InvalidOption, StorageError
 from qmq.format.batch import EntryRow
 from qmq.format.ids import MessageId
@@ -39,10 +39,10 @@ MOST_SUBJECTS: Final = 1_000_000
 Fields = dict[str, Any]
 
 
-class Admin:
+class AdminCommands:
     """What ``client.admin`` asks for. Every method takes the fields of a request and gives those of its answer."""
 
-    def __init__(self, store: Store, delivery: Delivery, changes: Changes, delayed: Mapping[str, int]) -> None:
+    def __init__(self, store: Store, delivery: Delivery, changes: GroupReplay, delayed: Mapping[str, int]) -> None:
         """*delayed*: how many messages wait to be delivered later, by subject."""
         self._store = store
         self._delivery = delivery
@@ -104,7 +104,7 @@ class Admin:
             "ready": found.messages,
             "ready_exact": found.exact,
             "oldest_us": oldest_us(self._store, group),
-            "in_flight": sum(member.held.count for member in members),
+            "in_flight": sum(member.in_flight.count for member in members),
             "in_retry": ledger.retries.count,
             "dead": len(ledger.dead),
             "skipped": group.skipped,
@@ -120,14 +120,14 @@ class Admin:
         rows = [
             {
                 "consumer": member.name,
-                "incarnation": member.incarnation,
+                "epoch": member.epoch,
                 "online": member.is_there,
-                "in_flight": member.held.count,
-                "in_flight_since_us": member.held.pulls[0].taken_us if member.held.pulls else None,
+                "in_flight": member.in_flight.count,
+                "in_flight_since_us": member.in_flight.pulls[0].taken_us if member.in_flight.pulls else None,
                 "pulled_us": member.pulled_us or None,
                 "silent_us": now.monotonic_us - member.seen_us,
                 "stalled_us": member.stalled_us,
-                "alone": member.alone,
+                "quarantined": member.quarantined,
             }
             for member in left[:MOST_ROWS]
         ]
@@ -153,11 +153,11 @@ class Admin:
         group, ledger = found[0]
         return {"settings": ledger.settings._asdict(), "follows": group.outermost()}
 
-    def _take_settings(self, ledger: Ledger, settings: GroupSettings, now: Now) -> None:
-        has_other_time = settings.max_handling_us != ledger.settings.max_handling_us
+    def _take_settings(self, ledger: Ledger, settings: ResolvedSettings, now: Now) -> None:
+        has_other_time = settings.ack_deadline_us != ledger.settings.ack_deadline_us
         ledger.set(settings)
         if has_other_time:
-            self._delivery.handing.overdue.changed(ledger, now)
+            self._delivery.handing.ack_deadlines.changed(ledger, now)
         self._delivery.handing.members.look(ledger)  # a wider window has room for pulls that wait for it
 
     def _seek_group(self, fields: Fields, now: Now) -> Fields:
@@ -177,7 +177,7 @@ class Admin:
         _, ledger = self._group(fields)
         member, numbers = ledger.by_name.get(_text(fields, "consumer")), _numbers(fields, "handled")
         if len(numbers) % 2:
-            raise InvalidOption("handled are pairs: a first pull sequence and the one behind the last")
+            raise InvalidOption("handled are pairs: a first delivery sequence and the one behind the last")
         place = _whole(fields, "since_us", 0), _whole(fields, "generation", 0)
         if member is None or (member.since_us, self._store.groups.generation) != place:
             return {"taken": False}
@@ -217,7 +217,7 @@ class Admin:
                     {
                         "number": letter.number,
                         "attempts": letter.attempt,
-                        "lapses": letter.lapses,
+                        "session_expiries": letter.session_expiries,
                         "reason": letter.reason,
                         "died_at_us": letter.due_us,
                         **named,

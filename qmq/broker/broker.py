@@ -14,17 +14,17 @@ from typing import Any, Final, NamedTuple
 
 import msgpack
 
-from qmq.broker.admin import LETTERS, LOOKS, Admin
+from qmq.broker.admin import LETTERS, LOOKS, AdminCommands
 from qmq.broker.damage import Damages, Reports
 from qmq.broker.delay.delay import Delaying
 from qmq.broker.delivery.at_most_once import OnDisk
 from qmq.broker.delivery.pull import Delivery
-from qmq.broker.delivery.read_waits import Asker, Postponed, asker_of
+from qmq.broker.delivery.read_waits import Asker, DeferredCommand, asker_of
 from qmq.broker.delivery.serve import waits
-from qmq.broker.error_log.reviving import Reviving
+from qmq.broker.error_log.reviving import Redriving
 from qmq.broker.groups.broadcasts import Broadcasts
 from qmq.broker.groups.group import Group
-from qmq.broker.journal.write_gate import Records
+from qmq.broker.journal.write_gate import WriteGate
 from qmq.broker.log_reads import LogReads
 from qmq.broker.ports.commands import (
     Ack,
@@ -66,12 +66,12 @@ from qmq.broker.ports.effects import (
 )
 from qmq.broker.ports.limits import BrokerLimits
 from qmq.broker.ports.metrics import Counters, FoundBy
-from qmq.broker.publish.dedup import Claims, Producers
+from qmq.broker.publish.dedup import ProducerClaims, Producers
 from qmq.broker.publish.publish import Intake
 from qmq.broker.publish.roll import Sealing
-from qmq.broker.retention.retention import Dropped, Kept, Retention
+from qmq.broker.retention.retention import Dropped, Retention, UnreceiptedSegment
 from qmq.broker.startup.checkpoint import taken_over
-from qmq.broker.startup.replay import Changes
+from qmq.broker.startup.replay import GroupReplay
 from qmq.broker.transfer.handover import HandOvers
 from qmq.broker.transfer.restore import Restores
 from qmq.errors import BrokerStopping, QmqError
@@ -79,7 +79,7 @@ from qmq.format.due import DUE_PRODUCER
 from qmq.format.layout import DELAY_PARTITION
 from qmq.format.private import COPY_PRODUCER, is_private
 from qmq.names import check_prefix
-from qmq.storage.store import Damage, NotAtHand, Store
+from qmq.storage.store import NotAtHand, PartitionDamage, Store
 
 #: Rows of one list of subjects.
 _MAX_LIST: Final = 10_000
@@ -89,7 +89,7 @@ _MOST_LOOKED_AT: Final = 20_000
 _REFUSED_AT_STOP: Final = frozenset((Pull, HandOver, Restore, ReadLog))
 
 
-class Parts(NamedTuple):
+class BrokerParts(NamedTuple):
     """What a broker is made of."""
 
     store: Store
@@ -97,13 +97,13 @@ class Parts(NamedTuple):
     intake: Intake
     delivery: Delivery
     delaying: Delaying
-    records: Records
+    records: WriteGate
     hand_overs: HandOvers
     restores: Restores
     reports: Reports
     log_reads: LogReads
-    admin: Admin
-    reviving: Reviving
+    admin: AdminCommands
+    redriving: Redriving
     retention: Retention
     sealing: Sealing
     damages: Damages
@@ -112,10 +112,10 @@ class Parts(NamedTuple):
 class Handling:
     """Of one broker."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: BrokerParts) -> None:
         self._parts = parts
         self._effects = parts.effects
-        self._claims = Claims()
+        self._claims = ProducerClaims()
         #: Why nothing more is begun.
         self.stopping: BrokerStopping | None = None
         delivery, log_reads, reports = parts.delivery, parts.log_reads, parts.reports
@@ -232,7 +232,7 @@ class Handling:
 
     # --- administration, and what waits for reads --------------------------------------------------------------------
 
-    def _administer(self, command: Administer, now: Now, postponed: Postponed | None = None) -> None:
+    def _administer(self, command: Administer, now: Now, deferred: DeferredCommand | None = None) -> None:
         connection, request, action, fields = command
         parts = self._parts
         if action == "restore":
@@ -242,12 +242,12 @@ class Handling:
         elif action == "cancel":
             parts.delaying.cancel(command, now)
         elif action in LETTERS:
-            parts.reviving.begin(command, *parts.admin.dead_of(fields), now)
+            parts.redriving.begin(command, *parts.admin.dead_of(fields), now)
         else:
             try:
                 answer = Administered(connection, request, parts.admin.do(action, fields, now))
             except NotAtHand as missing:
-                wanted = postponed or Postponed(command)
+                wanted = deferred or DeferredCommand(command)
                 if parts.delivery.begin_read(missing, wanted):
                     return
                 with waits(parts.store):
@@ -257,18 +257,18 @@ class Handling:
             else:
                 parts.delivery.durable.answer(answer)
 
-    def _go_on(self, postponed: Postponed | None, failed: QmqError | None, now: Now) -> None:
+    def _go_on(self, deferred: DeferredCommand | None, failed: QmqError | None, now: Now) -> None:
         """What a command waited for is in memory, or cannot be read."""
-        if postponed is None:
+        if deferred is None:
             return
-        command = postponed.command
+        command = deferred.command
         try:
             if failed is not None:
                 raise failed
             if isinstance(command, Subscribe):
-                self._parts.delivery.subscribe(command, postponed)
+                self._parts.delivery.subscribe(command, deferred)
             else:
-                self._administer(command, now, postponed)
+                self._administer(command, now, deferred)
         except QmqError as error:
             self._effects.append(Refused(command.connection, command.request, error))
 
@@ -309,16 +309,16 @@ class Broker:
         self._log_reads = LogReads(store, self._effects, self._intake.visible)
         self._hand_overs = HandOvers(store, self._delivery, self._intake, self._effects)
         self._restores = Restores(store, self._delivery, self._intake, self._effects)
-        self._records = Records(store, self._effects)
-        self._changes = Changes(store, self._delivery)
-        self._admin = Admin(store, self._delivery, self._changes, self._delaying.counts)
-        self._reviving = Reviving(self._delivery.handing, self._delivery.durable, self._effects)
+        self._records = WriteGate(store, self._effects)
+        self._changes = GroupReplay(store, self._delivery)
+        self._admin = AdminCommands(store, self._delivery, self._changes, self._delaying.counts)
+        self._redriving = Redriving(self._delivery.handing, self._delivery.durable, self._effects)
         self._retention = Retention(store, limits, self._intake, self._delivery, self._effects)
         self._sealing = Sealing(store, self._effects, self._intake.turn)
         self._handling = Handling(
-            Parts(
+            BrokerParts(
                 store, self._effects, self._intake, self._delivery, self._delaying, self._records, self._hand_overs,
-                self._restores, self._reports, self._log_reads, self._admin, self._reviving, self._retention,
+                self._restores, self._reports, self._log_reads, self._admin, self._redriving, self._retention,
                 self._sealing, self._damages,
             )
         )  # fmt: skip
@@ -375,13 +375,13 @@ class Broker:
         self._delivery.handing.tick(now)
         self._delivery.tick(now.monotonic_us)
         self._broadcasts.tick(now)
-        self._reviving.tick(now)
+        self._redriving.tick(now)
         self._sealing.tick(now)
         self._retention.tick(now)
         self._producers.expire(now.monotonic_us)
         self._records.turn(now.monotonic_us)
         self._delivery.durable.turn()
-        if self._delivery.unfinished() or self._reviving or self._restores.is_looking:
+        if self._delivery.unfinished() or self._redriving or self._restores.is_looking:
             return now.monotonic_us
         deadlines = (
             self._delaying.next_deadline_us(now),
@@ -400,12 +400,12 @@ class Broker:
         self._intake.avoid(partitions)
 
     def stop(self) -> None:
-        """Refuse sends and pulls from now on; parked pulls are answered so."""
+        """Refuse sends and pulls from now on; waiting pulls are answered so."""
         stopping = BrokerStopping("the broker is shutting down; connect again in a moment, or to another broker")
         self._handling.stopping = stopping
-        self._delivery.refuse_parked(stopping)
+        self._delivery.refuse_waiting_pulls(stopping)
         self._records.hurry()
-        self._delivery.most_once.stop(self._delivery.subscriptions.groups.values())
+        self._delivery.at_most_once.stop(self._delivery.subscriptions.groups.values())
 
     # --- out ---------------------------------------------------------------------------------------------------------
 
@@ -422,7 +422,7 @@ class Broker:
             self._effects[:] = [effect for effect in self._effects if type(effect) is not SyncWanted]
         return wanted
 
-    def damage_found(self, damage: Damage, by: FoundBy) -> None:
+    def damage_found(self, damage: PartitionDamage, by: FoundBy) -> None:
         """Somebody has read bytes on disk that are bad: they are served no more, and told of once."""
         self._damages.found(damage, by)
 
@@ -454,10 +454,10 @@ class Broker:
         """Set how long messages are kept from now on."""
         self._retention.keep(age_ms, size, needs_archive=needs_archive)
 
-    def take_kept(self) -> list[Kept]:
+    def take_unreceipted(self) -> list[UnreceiptedSegment]:
         """What retention keeps since long because no archive has it, to be told of now."""
-        kept, self._retention.kept = self._retention.kept, []
-        return kept
+        unreceipted, self._retention.unreceipted = self._retention.unreceipted, []
+        return unreceipted
 
     def waiting_for_sync(self) -> int:
         """Answers that wait for an fdatasync."""
@@ -476,9 +476,9 @@ class Broker:
         """Whether one is of use though nothing has changed since the last."""
         return self._delaying.wants_checkpoint() or bool(self._sealing) or self._retention.wants_checkpoint()
 
-    def parked_pulls(self) -> int:
+    def waiting_pulls(self) -> int:
         """Pulls that wait for messages."""
-        return self._delivery.parked()
+        return self._delivery.waiting_pulls()
 
     # --- checkpoint --------------------------------------------------------------------------------------------------
 

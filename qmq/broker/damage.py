@@ -14,10 +14,10 @@ from qmq.broker.ports.effects import CheckWanted, Effect, ReadWanted, Refused, R
 from qmq.broker.ports.metrics import Counters, FoundBy
 from qmq.errors import BadBytes, Overloaded, QmqError, StorageError
 from qmq.format.layout import DELAY_PARTITION
-from qmq.storage.store import Damage, NotAtHand, Store
+from qmq.storage.store import NotAtHand, PartitionDamage, Store
 
 #: Places that are told of once: beyond so many the one known longest may be told of again.
-PLACES_KEPT: Final = 4_096
+MOST_POSITIONS: Final = 4_096
 
 
 class TellRate:
@@ -49,14 +49,14 @@ class Damages:
         self._told: OrderedDict[str, None] = OrderedDict()
         self._news: list[QmqError] = []
 
-    def found(self, damage: Damage, by: FoundBy) -> None:
+    def found(self, damage: PartitionDamage, by: FoundBy) -> None:
         """Bytes on disk are bad: what is marked is served no more."""
         log, local = self._store.log_of(damage.partition)
         if damage.partition < DELAY_PARTITION:  # what is delayed is checked message by message when it is due
             marked = [log.mark_unreadable(local, *mark) for mark in damage.marks]
             if marked and not any(marked):
                 return
-        place = log.place_of(local, damage.start)
+        place = log.file_offset_of(local, damage.start)
         self._tell(BadBytes(f"{place}, {damage.end - damage.start} bytes: {damage.reason}"), by)
 
     def refused(self, error: QmqError, by: FoundBy = "pull") -> None:
@@ -74,7 +74,7 @@ class Damages:
             self._told.move_to_end(text)
             return
         self._told[text] = None
-        if len(self._told) > PLACES_KEPT:
+        if len(self._told) > MOST_POSITIONS:
             self._told.popitem(last=False)
         self._counters.damaged[by] += 1
         self._news.append(error)

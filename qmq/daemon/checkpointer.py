@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from qmq.broker.broker import Broker
 from qmq.broker.ports.commands import Now
-from qmq.daemon.threads import Worker
+from qmq.daemon.threads import CallThread
 from qmq.errors import QmqError, StorageError
 from qmq.settings import Settings
 from qmq.storage.store import Store
@@ -36,7 +36,7 @@ class Checkpoints:
         self._changes = changes
         self._done = done
         self._clock = clock
-        self.worker = Worker("qmq-checkpoint")
+        self.worker = CallThread("qmq-checkpoint")
         self._urgent = asyncio.Event()
         self._closing = asyncio.Event()
         self._done_changes = changes()
@@ -55,19 +55,19 @@ class Checkpoints:
         """Take one now."""
         self._urgent.set()
 
-    async def close(self, patience_s: float) -> None:
-        """Take a last one. Raises StorageError, or TimeoutError when the disk does not answer within *patience_s*."""
+    async def close(self, timeout_s: float) -> None:
+        """Take a last one. Raises StorageError, or TimeoutError when the disk does not answer within *timeout_s*."""
         self._closing.set()
         self._urgent.set()
         try:
-            async with asyncio.timeout(patience_s):
+            async with asyncio.timeout(timeout_s):
                 await self._task
                 await self._take()
         except TimeoutError:
-            patience_s = 0
+            timeout_s = 0
             raise
         finally:
-            self.worker.stop(patience_s)
+            self.worker.stop(timeout_s)
 
     async def _run(self) -> None:
         while True:

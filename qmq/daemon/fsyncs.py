@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from qmq.daemon.threads import Worker
+from qmq.daemon.threads import CallThread
 from qmq.errors import QmqError
 from qmq.storage.store import Store
 
@@ -18,7 +18,7 @@ class Syncing:
 
     def __init__(self, store: Store, partitions: Iterable[int]) -> None:
         #: A thread a partition, so that a disk that stalls stalls only its own.
-        self.workers: Final = {partition: Worker(f"qmq-sync-{partition}") for partition in partitions}
+        self.workers: Final = {partition: CallThread(f"qmq-sync-{partition}") for partition in partitions}
         self._store = store
         self._loop = asyncio.get_running_loop()
         self._begun: dict[int, Done] = {}  # by partition
@@ -53,7 +53,7 @@ class Syncing:
             else:  # which the thread is told, and keeps
                 self.workers[partition].call(lambda number=partition: self._store.sync(number), done)  # type: ignore[misc]
 
-    def close(self, patience_s: float) -> None:
+    def close(self, timeout_s: float) -> None:
         """No more of them."""
         if self._aside is not None:
             self._loop.remove_reader(self._aside.descriptor)
@@ -61,4 +61,4 @@ class Syncing:
                 self._aside.close()
             self._aside = None
         for worker in self.workers.values():
-            worker.stop(patience_s)
+            worker.stop(timeout_s)

@@ -31,19 +31,19 @@ from qmq.daemon.fsyncs import Syncing
 from qmq.daemon.reload import changes_between
 from qmq.daemon.scrubber import Scrubbing
 from qmq.daemon.startup import check_clock, open_broker
-from qmq.daemon.threads import Worker
+from qmq.daemon.threads import CallThread
 from qmq.errors import QmqError, StorageError, StorageFailed
 from qmq.format.layout import DELAY_PARTITION
 from qmq.net.server import Server, ServerOptions, clock
 from qmq.net.server.listening import bind, cannot_listen
 from qmq.settings import Settings, parse_address
 from qmq.storage.disk.disk import Disk
-from qmq.storage.store import Damage, Store, StoreOptions
+from qmq.storage.store import PartitionDamage, Store, StoreOptions
 
 log = logging.getLogger("qmq.broker")
 
 #: How long a stop waits for disks and for clients that do not read, each.
-_PATIENCE_S: Final = 3.0
+_TIMEOUT_S: Final = 3.0
 #: How long a sync waits that could not begin, for want of a file descriptor.
 _SYNC_AGAIN_S: Final = 0.1
 #: A thread that comes back from the disk has to wait for the interpreter. Beside a loop that never pauses it waited
@@ -94,10 +94,10 @@ class RunningBroker:
 
     async def start(self) -> None:
         """Serve. Raises CannotListen when another process has come to listen on the port."""
-        self._scrub_worker = Worker("qmq-scrub")
+        self._scrub_worker = CallThread("qmq-scrub")
         self._syncing = Syncing(self.store, (*range(self.store.partitions), DELAY_PARTITION))
-        self._readers = [Worker(f"qmq-read-{partition}") for partition in range(self.store.partitions)]
-        self._fetchers = [Worker(f"qmq-fetch-{partition}") for partition in range(self.store.partitions)]
+        self._readers = [CallThread(f"qmq-read-{partition}") for partition in range(self.store.partitions)]
+        self._fetchers = [CallThread(f"qmq-fetch-{partition}") for partition in range(self.store.partitions)]
         self.server = Server(
             self.broker, _server_options(self.settings, self.store), self._work, self._turned, self._clock
         )
@@ -148,27 +148,27 @@ class RunningBroker:
         self.server.stop_reading()
         self.broker.stop()
         self.server.turn()
-        patience_s, clean = _PATIENCE_S, False
+        timeout_s, clean = _TIMEOUT_S, False
         try:
-            async with asyncio.timeout(patience_s):
+            async with asyncio.timeout(timeout_s):
                 await self._settled.wait()
         except TimeoutError:
-            log.error("the disk did not answer within %g s: some sends stay unanswered", patience_s)
-            patience_s = 0
-        await self.server.close(_PATIENCE_S)
+            log.error("the disk did not answer within %g s: some sends stay unanswered", timeout_s)
+            timeout_s = 0
+        await self.server.close(_TIMEOUT_S)
         self._tell_damage()
         self._close_sockets()
         try:
-            await self._checkpoints.close(_PATIENCE_S)
+            await self._checkpoints.close(_TIMEOUT_S)
             clean = True
         except TimeoutError:
-            patience_s = 0
+            timeout_s = 0
             raise StorageError(
-                f"the disk did not answer within {_PATIENCE_S:g} s; the next start recovers what was written"
+                f"the disk did not answer within {_TIMEOUT_S:g} s; the next start recovers what was written"
             ) from None
         finally:
-            self._syncing.close(patience_s)
-            self._scrub_worker.stop(patience_s)
+            self._syncing.close(timeout_s)
+            self._scrub_worker.stop(timeout_s)
             for worker in [*self._readers, *self._fetchers]:
                 worker.stop(0)  # nobody waits for what they read
             self._close_store(clean)
@@ -212,7 +212,7 @@ class RunningBroker:
         number, partition, position, *what = wanted
         log, local = self.store.log_of(partition)
         reader = log.reader(local, position)
-        found = list[tuple[memoryview, Damage | None]]()
+        found = list[tuple[memoryview, PartitionDamage | None]]()
 
         def read() -> None:
             try:
@@ -268,8 +268,8 @@ class RunningBroker:
             self._pace()
         if looked:  # of what nobody waits for
             self._tell_damage()
-            for kept in self.broker.take_kept():
-                log.warning("%s", kept)
+            for unreceipted in self.broker.take_unreceipted():
+                log.warning("%s", unreceipted)
         if self._stopping and not self.broker.waiting_for_sync():
             self._settled.set()
 
@@ -458,11 +458,11 @@ def _broker_limits(settings: Settings) -> BrokerLimits:
         max_producers=settings.max_producers,
         producer_window=settings.producer_window,
         producer_ttl_ms=settings.producer_ttl_ms,
-        max_parked_pulls=settings.max_parked_pulls,
+        max_waiting_pulls=settings.max_waiting_pulls,
         max_pull_count=settings.max_pull_count,
         max_pull_bytes=settings.max_pull_bytes,
         max_consumers_per_connection=settings.max_consumers_per_connection,
-        lapse_ms=settings.lapse_ms,
+        session_timeout_ms=settings.session_timeout_ms,
         broadcast_ttl_ms=settings.broadcast_ttl_ms,
         retention_ms=settings.retention_ms,
         retention_bytes=settings.retention_bytes,
@@ -481,8 +481,8 @@ def _server_options(settings: Settings, store: Store) -> ServerOptions:
         producer_ttl_ms=settings.producer_ttl_ms,
         max_pull_count=settings.max_pull_count,
         max_pull_bytes=settings.max_pull_bytes,
-        lapse_ms=settings.lapse_ms,
-        max_parked_pulls=settings.max_parked_pulls,
+        session_timeout_ms=settings.session_timeout_ms,
+        max_waiting_pulls=settings.max_waiting_pulls,
         max_connections=settings.max_connections,
         max_inflight_bytes=settings.max_inflight_bytes,
         max_buffered_bytes=max(settings.max_buffered_bytes, 2 * store.max_batch_bytes),

@@ -22,15 +22,15 @@ RELOADABLE: Final = frozenset(
 )
 
 
-class Changes(NamedTuple):
+class SettingsChanges(NamedTuple):
     """The settings that differ: values by key of those that a running broker takes, and the keys of the others."""
 
     taken: dict[str, Any]
     need_restart: list[str]
 
 
-def changes_between(running: Settings, read: Settings) -> Changes:
+def changes_between(running: Settings, read: Settings) -> SettingsChanges:
     """Compare the settings that a broker runs with, with those that were read just now."""
     changed = [key for key in Settings.model_fields if getattr(running, key) != getattr(read, key)]
     taken = {key: getattr(read, key) for key in changed if key in RELOADABLE}
-    return Changes(taken, [key for key in changed if key not in RELOADABLE])
+    return SettingsChanges(taken, [key for key in changed if key not in RELOADABLE])

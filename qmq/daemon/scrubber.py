@@ -18,7 +18,7 @@ from qmq.broker.ports.commands import Now
 from qmq.errors import QmqError, StorageError
 from qmq.settings import Settings
 from qmq.storage.store import Store
-from qmq.storage.verify.scrub import Pace, SegmentReader, Step
+from qmq.storage.verify.scrub import Pace, ScrubStep, SegmentReader
 from qmq.storage.verify.scrub_groups import GroupReader, GroupStep
 
 log = logging.getLogger("qmq.broker")
@@ -137,9 +137,9 @@ class Scrubbing:
             log.error("%s could not be scrubbed, it is tried again in the next round: %s", path, error)
         self._last_error = str(error)
 
-    async def _step(self, reader: SegmentReader, partition: int) -> Step:
+    async def _step(self, reader: SegmentReader, partition: int) -> ScrubStep:
         """One read in the thread; what it found is told of."""
-        steps = list[Step]()
+        steps = list[ScrubStep]()
         await self._thread.run(lambda: steps.append(reader.step()))
         (step,) = steps
         for damage in step.found:

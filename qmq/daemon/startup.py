@@ -86,7 +86,7 @@ def _log_holes(store: Store) -> None:
     holes = [(part.partition, hole) for part in store.recovery.partitions for hole in (*part.damaged, *part.holes)]
     for partition, hole in holes[:_HOLES_SHOWN]:
         log_store, local = store.log_of(partition)
-        place = log_store.place_of(local, hole.start)
+        place = log_store.file_offset_of(local, hole.start)
         log.error("%s, %d bytes are bad or gone: the messages in them are lost", place, hole.end - hole.start)
     if len(holes) > _HOLES_SHOWN:
         log.error("and at %d more places; qmq verify names them", len(holes) - _HOLES_SHOWN)

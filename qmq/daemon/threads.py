@@ -13,7 +13,7 @@ from qmq.errors import QmqError, StorageError
 log = logging.getLogger("qmq.broker")
 
 
-class Worker:
+class CallThread:
     """A thread that makes calls in order; the outcome comes back in the loop.
 
     A call that returns True is made again, after those that wait.
@@ -40,13 +40,13 @@ class Worker:
         if error is not None:
             raise error
 
-    def stop(self, patience_s: float) -> None:
+    def stop(self, timeout_s: float) -> None:
         """End the thread when its calls are made; wait for that, but not for ever.
 
         One that has not ended by then makes no further calls, and tells nobody of the one it is in.
         """
         self._calls.put(None)
-        self._thread.join(patience_s)
+        self._thread.join(timeout_s)
         self._given_up = self.is_running
 
     @property

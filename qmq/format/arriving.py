@@ -10,13 +10,13 @@ from typing import Final
 
 from qmq.errors import BadBatch
 from qmq.format.layout import PIECE_HEADER_SIZE
-from qmq.format.pieces import SIZE_OFFSET, Damage, read_from, read_one
+from qmq.format.pieces import SIZE_OFFSET, AnswerDamage, read_from, read_one
 from qmq.format.run import Run
 
 _SIZE: Final = struct.Struct("<I")
 
 
-class Arriving:
+class PartialAnswer:
     """An answer of which not all bytes are there; *answer* is where they go."""
 
     __slots__ = ("_answer", "_damaged", "_offset", "_runs", "_stuck")
@@ -25,7 +25,7 @@ class Arriving:
         self._answer = answer
         self._offset = 0  # what lies before is read
         self._runs: list[Run] = []
-        self._damaged: list[Damage] = []
+        self._damaged: list[AnswerDamage] = []
         self._stuck = False  # nothing can be known of what lies there as long as not all has come
 
     def more(self, filled: int) -> None:
@@ -43,7 +43,7 @@ class Arriving:
         size: int = _SIZE.unpack_from(self._answer, self._offset + SIZE_OFFSET)[0]
         return 0 < size <= there
 
-    def all(self) -> tuple[list[Run], list[Damage]]:
+    def all(self) -> tuple[list[Run], list[AnswerDamage]]:
         """Everything is there: as `pieces.read_answer` says."""
         read_from(self._answer, self._offset, self._runs, self._damaged)
         self._offset = len(self._answer)

@@ -44,8 +44,8 @@ from qmq.format.layout import (
     RUN_FIRST_SEQUENCE_OFFSET,
     RUN_SIZE,
     SENT_FLAGS,
-    STAMP_PLACE,
-    STAMP_PLACE_OFFSET,
+    STAMP_POSITION,
+    STAMP_POSITION_OFFSET,
     STAMP_SEAL,
     STAMP_SEAL_OFFSET,
     STAMP_STORE,
@@ -287,7 +287,7 @@ def stamp(
 
     *first_sequences* is one int for a batch of one run, else u64[runs].
     """
-    STAMP_PLACE.pack_into(view, STAMP_PLACE_OFFSET, position, stored_at_us)
+    STAMP_POSITION.pack_into(view, STAMP_POSITION_OFFSET, position, stored_at_us)
     STAMP_STORE.pack_into(view, STAMP_STORE_OFFSET, partition, store_id)
     if batch.runs is None:
         _FIRST_SEQUENCE.pack_into(view, BATCH_HEADER_SIZE + RUN_FIRST_SEQUENCE_OFFSET, first_sequences)

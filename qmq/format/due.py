@@ -48,7 +48,7 @@ from qmq.format.layout import (
     SENT_FLAGS,
 )
 from qmq.format.pieces import bad_messages, stored_runs
-from qmq.format.run import Run, column_places, cut_data, folds_of
+from qmq.format.run import Run, column_offsets, cut_data, folds_of
 from qmq.format.table import names_of, table_of
 
 #: length u32 | header_size u16
@@ -119,7 +119,7 @@ def _columns_of(singles: list[Single]) -> tuple[npt.NDArray[Any], npt.NDArray[An
         rows = np.frombuffer(joined, np.uint8).reshape(len(places), COLUMN_BYTES[flags])
         lengths[places] = _column(rows, 0, "<u4")
         sizes[places] = _column(rows, 4, "<u2")
-        offsets = [offset for offset, _ in column_places(flags, 1)][3:]
+        offsets = [offset for offset, _ in column_offsets(flags, 1)][3:]
         for (flag, _), offset in zip(_there(flags), offsets, strict=True):
             if flag != HAS_DELIVER_AT:
                 column = columns.setdefault(flag, np.zeros(count, _DTYPES[flag]))
@@ -260,7 +260,7 @@ def _cut_single(batch: memoryview, header: Header, partition: int) -> Due | None
 
 
 def _sound_parts(run: Run) -> list[Run | int]:
-    """The stretches of a run whose messages fit their checksums, and how many messages lie between."""
+    """The ranges of a run whose messages fit their checksums, and how many messages lie between."""
     bad = bad_messages(run)
     if bad is None:
         return [run.count]

@@ -53,8 +53,8 @@ BATCH_HEADER_DTYPE: Final = np.dtype(
 
 #: What the broker stamps, as one packed write: position, stored_at_us (offset 24, 16 bytes) and partition, store id
 #: (offset 48, 8 bytes); then header_crc and mark (offset 84, 12 bytes).
-STAMP_PLACE: Final = struct.Struct("<QQ")
-STAMP_PLACE_OFFSET: Final = 24
+STAMP_POSITION: Final = struct.Struct("<QQ")
+STAMP_POSITION_OFFSET: Final = 24
 STAMP_STORE: Final = struct.Struct("<H6s")
 STAMP_STORE_OFFSET: Final = 48
 STAMP_SEAL: Final = struct.Struct("<I8s")
@@ -230,7 +230,7 @@ SCHEDULE_HEADER_SIZE: Final = 64
 
 #: Messages to hand out again: due_us u64 | number u64 | log u32 (subject number, or 2^31 + partition) | run u32 |
 #: first u64 (sequence, or position of the batch) | skip u32 | count u32 | end u64 (position of the last batch) |
-#: attempt u16 (of the next time) | lapses u8 | flags u8 | consumer u32 | pull_sequence u64 | failed_at_us u64 |
+#: attempt u16 (of the next time) | expires u8 | flags u8 | consumer u32 | delivery_sequence u64 | failed_at_us u64 |
 #: reason 52s (UTF-8, zeros behind) | crc32c u32
 RETRY_DTYPE: Final = np.dtype(
     [
@@ -243,10 +243,10 @@ RETRY_DTYPE: Final = np.dtype(
         ("count", "<u4"),
         ("end", "<u8"),
         ("attempt", "<u2"),
-        ("lapses", "u1"),
+        ("session_expiries", "u1"),
         ("flags", "u1"),
         ("consumer", "<u4"),
-        ("pull_sequence", "<u8"),
+        ("delivery_sequence", "<u8"),
         ("failed_at_us", "<u8"),
         ("reason", "S52"),
         ("crc", "<u4"),
@@ -255,7 +255,7 @@ RETRY_DTYPE: Final = np.dtype(
 RETRY_SIZE: Final = 128
 RETRY_REASON_BYTES: Final = 52
 #: Handed out alone, to a consumer that holds nothing.
-RETRY_ISOLATED: Final = 1 << 0
+RETRY_QUARANTINED: Final = 1 << 0
 
 #: Delayed messages: due_us u64 | number u64 (position of the first message) | position u64 (of the batch) | count u32 |
 #: crc32c u32

@@ -1,4 +1,4 @@
-"""msgpack that a stranger may have packed: read in time and memory that its own size bounds."""
+"""msgpack that an untrusted client may have packed: read in time and memory that its own size bounds."""
 
 from __future__ import annotations
 

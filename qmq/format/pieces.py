@@ -35,17 +35,17 @@ from qmq.format.layout import (
     PIECE_MAGIC,
     RUN,
     RUN_SIZE,
-    STAMP_PLACE_OFFSET,
+    STAMP_POSITION_OFFSET,
 )
-from qmq.format.run import PieceHeader, column_places, folds_of
+from qmq.format.run import PieceHeader, column_offsets, folds_of
 from qmq.format.run import Run as Run
 
 Buffer = bytes | memoryview
 
 
-class Damage(NamedTuple):
+class AnswerDamage(NamedTuple):
     """Messages of an answer that could not be verified and are left out: so many of the batch at ``position``, from
-    ordinal ``first`` on (0: all of them). They belong before run number ``place`` of those that were read.
+    ordinal ``first`` on (0: all of them). They belong before run number ``run_index`` of those that were read.
 
     Where not even a header could be read, ``size`` is how many bytes of the answer are left out. Nobody knows whose
     they were: the other numbers are 0.
@@ -56,7 +56,7 @@ class Damage(NamedTuple):
     position: int
     first: int
     messages: int
-    place: int
+    run_index: int
     size: int = 0
 
 
@@ -79,7 +79,7 @@ class _Cut:
         self.subject = subject
         self.data = data
         self.ordinal = ordinal  # of its first message in the batch
-        self._columns = column_places(flags, record[0])
+        self._columns = column_offsets(flags, record[0])
         self._payload = COLUMN_BYTES[flags] * record[0]
         self._ends: npt.NDArray[np.int64] | None = None  # in ``data``
 
@@ -182,15 +182,15 @@ SIZE_OFFSET: Final = 8  # in batches and pieces
 _POSITION: Final = struct.Struct("<Q")
 
 
-def read_answer(answer: memoryview) -> tuple[list[Run], list[Damage]]:
+def read_answer(answer: memoryview) -> tuple[list[Run], list[AnswerDamage]]:
     """The runs of a pull's answer, each verified, and what could not be verified (and is left out)."""
     runs: list[Run] = []
-    damaged: list[Damage] = []
+    damaged: list[AnswerDamage] = []
     read_from(answer, 0, runs, damaged)
     return runs, damaged
 
 
-def read_from(answer: memoryview, offset: int, runs: list[Run], damaged: list[Damage]) -> None:
+def read_from(answer: memoryview, offset: int, runs: list[Run], damaged: list[AnswerDamage]) -> None:
     """As read_answer, from *offset* on, where something begins: adds to *runs* and *damaged*."""
     end = len(answer)
     while offset < end:
@@ -198,11 +198,13 @@ def read_from(answer: memoryview, offset: int, runs: list[Run], damaged: list[Da
             offset += read_one(answer[offset:], runs, damaged)
         except BadBatch as error:
             size = _resume(answer, offset) - offset
-            damaged.append(Damage(f"{error}; {size} bytes of the answer are left out", 0, 0, 0, 0, len(runs), size))
+            damaged.append(
+                AnswerDamage(f"{error}; {size} bytes of the answer are left out", 0, 0, 0, 0, len(runs), size)
+            )
             offset += size
 
 
-def read_one(rest: memoryview, runs: list[Run], damaged: list[Damage]) -> int:
+def read_one(rest: memoryview, runs: list[Run], damaged: list[AnswerDamage]) -> int:
     """Read what begins *rest*; returns its size. Raises BadBatch when nothing can be known of it, size included; it has
     added nothing to *runs* and *damaged* then.
     """
@@ -226,17 +228,17 @@ def _resume(answer: memoryview, offset: int) -> int:
     after = offset + _SIZE.unpack_from(answer, offset + SIZE_OFFSET)[0]
     if offset < after < end and bytes(answer[after : after + 4]) in _MAGICS:
         return int(after)
-    (position,) = _POSITION.unpack_from(answer, offset + STAMP_PLACE_OFFSET)
+    (position,) = _POSITION.unpack_from(answer, offset + STAMP_POSITION_OFFSET)
     rest = bytes(answer[offset:])
     place = rest.find(_MAGICS[0], 4)
     while 0 < place <= len(rest) - BATCH_HEADER_SIZE:
-        if _POSITION.unpack_from(rest, place + STAMP_PLACE_OFFSET)[0] - position == place:
+        if _POSITION.unpack_from(rest, place + STAMP_POSITION_OFFSET)[0] - position == place:
             return offset + place
         place = rest.find(_MAGICS[0], place + 4)
     return end
 
 
-def _read_batch(rest: memoryview, runs: list[Run], damaged: list[Damage]) -> int:
+def _read_batch(rest: memoryview, runs: list[Run], damaged: list[AnswerDamage]) -> int:
     header = parse_header(rest)
     start, size = header.data_start, header.size
     if start > size or size > len(rest) or header_crc_of(rest, start) != header.header_crc:
@@ -301,7 +303,7 @@ def _runs_of_batch(header: Header, names: tuple[str, ...], records: Runs, data: 
     )
 
 
-def _read_piece(rest: memoryview, runs: list[Run], damaged: list[Damage]) -> int:
+def _read_piece(rest: memoryview, runs: list[Run], damaged: list[AnswerDamage]) -> int:
     header = PieceHeader._make(PIECE_HEADER.unpack_from(rest))
     start, size = PIECE_HEADER_SIZE + header.subject_size, header.size
     if start > size or size > len(rest):
@@ -327,7 +329,7 @@ def _read_piece(rest: memoryview, runs: list[Run], damaged: list[Damage]) -> int
     return size
 
 
-def _read_by_message(run: Run, runs: list[Run], damaged: list[Damage], is_cut: bool = False) -> None:
+def _read_by_message(run: Run, runs: list[Run], damaged: list[AnswerDamage], is_cut: bool = False) -> None:
     """Check message by message a run that is cut, or does not fit its checksum; keep what is sound of it."""
     bad = bad_messages(run)
     if is_cut and bad == []:
@@ -335,20 +337,20 @@ def _read_by_message(run: Run, runs: list[Run], damaged: list[Damage], is_cut: b
         return
     if not bad:  # its lengths lie, or what is wrong lies where no message's checksum looks
         reason = f"a run of {run.subject!r} does not fit its checksum"
-        damaged.append(Damage(reason, run.partition, run.position, run.ordinal, run.count, len(runs)))
+        damaged.append(AnswerDamage(reason, run.partition, run.position, run.ordinal, run.count, len(runs)))
         return
     reason = f"a message of {run.subject!r} does not fit its checksum"
     last = 0
-    for first, end in _stretches(bad):
+    for first, end in _ranges(bad):
         if first > last:
             runs.append(run.slice(last, first))
-        damaged.append(Damage(reason, run.partition, run.position, run.ordinal + first, end - first, len(runs)))
+        damaged.append(AnswerDamage(reason, run.partition, run.position, run.ordinal + first, end - first, len(runs)))
         last = end
     if last < run.count:
         runs.append(run.slice(last, run.count))
 
 
-def _stretches(indexes: list[int]) -> list[tuple[int, int]]:
+def _ranges(indexes: list[int]) -> list[tuple[int, int]]:
     """Ascending numbers as [first, end)."""
     starts = [index for before, index in pairwise([-2, *indexes]) if index != before + 1]
     ends = [index + 1 for index, after in pairwise([*indexes, -2]) if after != index + 1]

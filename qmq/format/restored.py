@@ -51,7 +51,7 @@ _ID: Final = np.dtype([("place", "V8"), ("position", ">u8")])
 Part = tuple[str, Run]
 
 
-class Restored(NamedTuple):
+class RestoredBatch(NamedTuple):
     """A batch as it is sent, but for its producer; ``first`` is the id of its first message, 16 bytes."""
 
     buffer: bytearray
@@ -59,7 +59,7 @@ class Restored(NamedTuple):
     first: bytes
 
 
-def restored_batches(parts: Sequence[Part], created_at_us: int, most_bytes: int) -> Iterator[Restored]:
+def restored_batches(parts: Sequence[Part], created_at_us: int, most_bytes: int) -> Iterator[RestoredBatch]:
     """The messages of runs of one batch, verified, as batches of at most so many bytes each; in their order.
 
     Raises MessageTooLarge for one message that takes more.
@@ -91,7 +91,7 @@ def ids_of(run: Run) -> npt.NDArray[np.void]:
     return ids
 
 
-def stretches_of(ids: npt.NDArray[np.void]) -> Iterator[tuple[bytes, int, int, int]]:
+def id_ranges_of(ids: npt.NDArray[np.void]) -> Iterator[tuple[bytes, int, int, int]]:
     """What ``ids_of`` gave as store id, partition, and positions [start, stop) of those that follow each other."""
     places, positions = ids["place"].astype("V8").view("<u8"), ids["position"].astype(np.uint64)
     goes_on = (places[1:] == places[:-1]) & (positions[1:] == positions[:-1] + np.uint64(1))
@@ -144,7 +144,7 @@ def _slices(run: Run, most_bytes: int) -> Iterator[Run]:
         start, before = stop, int(ends[stop - 1])
 
 
-def _batch(by_subject: dict[str, list[Run]], created_at_us: int) -> Restored:
+def _batch(by_subject: dict[str, list[Run]], created_at_us: int) -> RestoredBatch:
     names = list(by_subject)
     several = list(by_subject.values())
     flags = (several[0][0].flags & _KEPT) | HAS_ORIGIN_ID
@@ -166,7 +166,7 @@ def _batch(by_subject: dict[str, list[Run]], created_at_us: int) -> Restored:
     )  # fmt: skip
     buffer = bytearray(sealed_head(fields, records + table))
     buffer += data
-    return Restored(buffer, sum(counts), MESSAGE_ID.pack(*several[0][0].id(0)))
+    return RestoredBatch(buffer, sum(counts), MESSAGE_ID.pack(*several[0][0].id(0)))
 
 
 def _data_of(runs: list[Run]) -> bytes:

@@ -70,8 +70,8 @@ class Run:
     """
 
     __slots__ = (
-        "_bodies", "_decoded", "_headers", "_start", "_stop", "_view", "attempt", "count", "first_sequence", "holder",
-        "lane", "lease", "ordinal", "origin", "pull_sequence", "run_flags", "subject",
+        "_bodies", "_decoded", "_headers", "_start", "_stop", "_view", "attempt", "count", "first_sequence",
+        "in_flight", "lane", "lease", "ordinal", "origin", "delivery_sequence", "run_flags", "subject",
     )  # fmt: skip
 
     def __init__(
@@ -98,11 +98,11 @@ class Run:
         self._view = view
         self._start = start
         self._stop = stop
-        #: Who takes verdicts on its messages (None: nobody), by pull sequences from this one on; how often they were
-        #: handed out.
-        self.holder: Any = None
+        #: Who takes dispositions on its messages (None: nobody), by delivery sequences from this one on; how often they
+        #: were handed out.
+        self.in_flight: Any = None
         self.lease: Any = None  # shared by what came together
-        self.pull_sequence = 0
+        self.delivery_sequence = 0
         self.attempt = 1
         self._bodies: list[bytes] | None = None
         #: payload, and in it where each message starts, where its body starts, and where it ends
@@ -280,7 +280,7 @@ class Run:
             self.origin, self.subject, stop - start, self.lane, self.run_flags, self.first_sequence + start,
             self.ordinal + start, memoryview(data), 0, len(data),
         )  # fmt: skip
-        run.holder, run.pull_sequence, run.attempt = self.holder, self.pull_sequence + start, self.attempt
+        run.in_flight, run.delivery_sequence, run.attempt = self.in_flight, self.delivery_sequence + start, self.attempt
         run.lease = self.lease
         return run
 
@@ -384,7 +384,7 @@ def folds_of(run: Run) -> npt.NDArray[np.uint32]:
     return folds
 
 
-def column_places(flags: int, count: int) -> list[tuple[int, int]]:
+def column_offsets(flags: int, count: int) -> list[tuple[int, int]]:
     """Where the columns of a run's data begin, and the size of an entry of each; the payload follows."""
     places, offset = [], 0
     for size in (4, 2, 4, *(size for flag, size in OPTIONAL_COLUMNS if flags & flag)):
@@ -395,7 +395,7 @@ def column_places(flags: int, count: int) -> list[tuple[int, int]]:
 
 def cut_data(data: memoryview, flags: int, count: int, start: int, stop: int) -> list[memoryview]:
     """The slices of a run's data (of *count* messages) that messages [start, stop) need: columns, then payload."""
-    slices = [data[offset + size * start : offset + size * stop] for offset, size in column_places(flags, count)]
+    slices = [data[offset + size * start : offset + size * stop] for offset, size in column_offsets(flags, count)]
     lengths = np.frombuffer(data, "<u4", count)
     first = COLUMN_BYTES[flags] * count + int(lengths[:start].sum(dtype=np.uint64))
     slices.append(data[first : first + int(lengths[start:stop].sum(dtype=np.uint64))])

@@ -61,7 +61,7 @@ def undecodable_in(
     return (marks, reason) if marks else None
 
 
-def sound_stretches(batch: memoryview, header: Header, marks: Marks, run: int) -> list[tuple[int, int]]:
+def sound_ranges(batch: memoryview, header: Header, marks: Marks, run: int) -> list[tuple[int, int]]:
     """Which messages of a run are sound, as [start, stop) in the run. Looks at nothing but the run's record."""
     _, _, _, _, count, offset, size, *_ = RUN.unpack_from(batch, BATCH_HEADER_SIZE + RUN_SIZE * run)
     start = header.data_start + offset
@@ -89,7 +89,7 @@ def sound_pieces(batch: memoryview, marks: Marks, wanted: Iterable[tuple[int, in
     stored = StoredBatch(batch)
     buffers = list[Buffer]()
     for run, start, stop in wanted:
-        for first, end in sound_stretches(batch, stored.header, marks, run):
+        for first, end in sound_ranges(batch, stored.header, marks, run):
             first, end = max(first, start), end if stop is None else min(end, stop)
             if first < end:
                 buffers += stored.piece(run, first, end)[0]

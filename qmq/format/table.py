@@ -1,6 +1,7 @@
 """The table of a batch: a flat msgpack map, ``{"subjects": [names]}``; other names in it are for later versions.
 
-It is the only part of a batch that the broker unpacks, so it is read without ever building what a stranger nested.
+It is the only part of a batch that the broker unpacks, so it is read without ever building what an untrusted client
+nested.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ TABLE_FIELDS: Final = 16
 AHEAD_FIELD: Final = b"\xa5ahead\xcf"
 AHEAD_SIZE: Final = len(AHEAD_FIELD) + 8
 
-#: Both caches hold small tables only, and at most so many: a producer repeats them, a stranger must not fill memory.
+#: Both caches hold small tables only, and at most so many: a producer repeats them, an untrusted client must not fill
+#: memory.
 _CACHE_ENTRIES: Final = 4_096
 _CACHED_BYTES: Final = MAX_NAME_BYTES + 16
 

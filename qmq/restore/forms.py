@@ -12,14 +12,14 @@ from qmq.archive.file_table import FileTable
 from qmq.archive.manifest import Manifest
 from qmq.errors import InvalidOption
 from qmq.intervals import Intervals
-from qmq.restore.progress import Progress
-from qmq.restore.read import Found, Reader, Step, log_of
+from qmq.restore.progress import RestoreProgress
+from qmq.restore.read import Found, Reader, RestoreStep, log_of
 
 #: Positions by log.
 Ranges = dict[str, Intervals]
 
 
-def assign(progress: Progress, table: FileTable, segments: Iterable[Manifest], name: str) -> None:
+def assign(progress: RestoreProgress, table: FileTable, segments: Iterable[Manifest], name: str) -> None:
     """Decide of what is new in the *table* of the archive *name* which form it is read from.
 
     Raises InvalidOption when the form is gone from which something is yet to be read.
@@ -39,14 +39,14 @@ def assign(progress: Progress, table: FileTable, segments: Iterable[Manifest], n
         _add(progress.in_files, log, ranges)
 
 
-def settle(progress: Progress) -> None:
+def settle(progress: RestoreProgress) -> None:
     """All is restored: what came from Parquet counts as done by positions, whatever becomes of the files."""
     for log, ranges in progress.by_files.items():
         _add(progress.done, log, ranges)
     progress.by_files = {}
 
 
-def settled_with(progress: Progress) -> Ranges:
+def settled_with(progress: RestoreProgress) -> Ranges:
     """What needs not be read from segments."""
     found: Ranges = {}
     for part in (progress.done, progress.by_files):
@@ -84,7 +84,7 @@ class SeveralReaders:
         """As Reader: bytes of one form, rows of the other."""
         return sum(reader.left_bytes() for reader in self._readers)
 
-    def steps(self) -> Iterator[Step]:
+    def steps(self) -> Iterator[RestoreStep]:
         """All of both."""
         for reader in self._readers:
             yield from reader.steps()

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from qmq.format.layout import MESSAGE_ID
-from qmq.format.restored import Restored, numbered, restored_batches
+from qmq.format.restored import RestoredBatch, numbered, restored_batches
 from qmq.net.client.restore import MOST_BATCHES
 from qmq.restore.progress import Counts
-from qmq.restore.read import Damage, Found, Step
+from qmq.restore.read import ArchiveDamage, Found, RestoreStep
 
 #: A frame is sent when it has so many bytes or batches, or so many steps have brought nothing.
 FRAME_BYTES: Final = 4 << 20
@@ -19,29 +19,29 @@ _STEPS: Final = 4_096
 
 
 @dataclass
-class Frame:
+class RestoreFrame:
     """Batches to send together, and what is dealt with once they are stored.
 
     ``is_whole``: no batch of the archive is in it in part only, so that progress can be kept behind it.
     """
 
-    batches: list[Restored] = field(default_factory=list)
+    batches: list[RestoredBatch] = field(default_factory=list)
     size: int = 0
     done: list[tuple[str, int, int]] = field(default_factory=list)
     counts: Counts = field(default_factory=Counts)
-    damages: list[Damage] = field(default_factory=list)
+    damages: list[ArchiveDamage] = field(default_factory=list)
     #: Bytes of the archive that were looked at.
     read: int = 0
     is_whole: bool = True
 
-    def add(self, batch: Restored) -> None:
+    def add(self, batch: RestoredBatch) -> None:
         """Send that one with it."""
         self.batches.append(batch)
         self.size += len(batch.buffer)
         self.counts.restored += batch.messages
         self.counts.restored_bytes += len(batch.buffer)
 
-    def settle(self, step: Step) -> None:
+    def settle(self, step: RestoreStep) -> None:
         """That step is done with what is in the frame by now."""
         if step.is_settled:
             self.done.append((step.log, step.start, step.end))
@@ -67,25 +67,25 @@ class Frame:
         return b"".join(batch.buffer for batch in self.batches), following
 
 
-def frames_of(steps: Iterator[Step], most_bytes: int) -> Iterator[Frame]:
+def frames_of(steps: Iterator[RestoreStep], most_bytes: int) -> Iterator[RestoreFrame]:
     """Frames of all steps, none with more bytes of batches than *most_bytes*. Raises MessageTooLarge."""
-    frame, count, limit = Frame(), 0, min(FRAME_BYTES, most_bytes)
+    frame, count, limit = RestoreFrame(), 0, min(FRAME_BYTES, most_bytes)
     for step in steps:
         for number, batch in enumerate(restored_batches(step.parts, step.created_at_us, most_bytes)):
             size = len(batch.buffer)
             if frame.batches and (frame.size + size > limit or len(frame.batches) == FRAME_BATCHES):
                 frame.is_whole = not number
                 yield frame
-                frame, count = Frame(), 0
+                frame, count = RestoreFrame(), 0
             frame.add(batch)
         frame.settle(step)
         count += 1
         if count == _STEPS:
             yield frame
-            frame, count = Frame(), 0
+            frame, count = RestoreFrame(), 0
     yield frame
 
 
-def _is_in(batch: Restored, found: Found) -> bool:
+def _is_in(batch: RestoredBatch, found: Found) -> bool:
     store_id, partition, position = MESSAGE_ID.unpack(batch.first)
     return position in found.get((store_id, partition), ())

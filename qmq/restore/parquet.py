@@ -22,8 +22,8 @@ from qmq.format.restored import Part
 from qmq.format.run import Run
 from qmq.intervals import Intervals
 from qmq.restore.forms import of_table
-from qmq.restore.read import Damage, Found, Step, new_parts
-from qmq.restore.selection import Selection
+from qmq.restore.read import ArchiveDamage, Found, RestoreStep, new_parts
+from qmq.restore.selection import RestoreSelection
 
 #: Rows that are decoded at once.
 _ROWS: Final = 4_096
@@ -35,7 +35,7 @@ _NO_PRODUCER: Final = bytes(16)
 Row = tuple[Any, ...]
 
 
-class _Stretch(NamedTuple):
+class _RowRange(NamedTuple):
     """Rows [start, end) of a file: of what was the file *path*, which begins at its row *first*."""
 
     path: str
@@ -50,7 +50,7 @@ class ParquetReader:
     def __init__(
         self,
         files: Files,
-        selection: Selection,
+        selection: RestoreSelection,
         done: dict[str, Intervals],
         by_files: Mapping[str, Intervals] | None = None,
     ) -> None:
@@ -68,34 +68,34 @@ class ParquetReader:
         ]
         #: Of which positions messages are taken, by partition; None: of all.
         self._taken = _taken(table, by_files, files.name)
-        self._left = [(file, stretches) for file in table.files if (stretches := list(_stretches(file, done)))]
+        self._left = [(file, row_ranges) for file in table.files if (row_ranges := list(_ranges(file, done)))]
 
     def left_bytes(self) -> int:
         """How many rows are to be looked at."""
-        return sum(one.end - one.start for _, stretches in self._left for one in stretches)
+        return sum(one.end - one.start for _, row_ranges in self._left for one in row_ranges)
 
-    def steps(self) -> Iterator[Step]:
+    def steps(self) -> Iterator[RestoreStep]:
         """All that is to be looked at, step by step; each row of each file is in one of them."""
         for lost in self._lost:
             log = f"{lost.store_id}-{lost.partition}"
-            damage = Damage(f"{self._files.name}, log {log}", lost.start, lost.end, lost.messages, lost.reason)
-            yield Step(log, lost.start, lost.start, [], damage=damage, is_settled=False)
-        for file, stretches in self._left:
-            yield from self._of_file(file, stretches)
+            damage = ArchiveDamage(f"{self._files.name}, log {log}", lost.start, lost.end, lost.messages, lost.reason)
+            yield RestoreStep(log, lost.start, lost.start, [], damage=damage, is_settled=False)
+        for file, row_ranges in self._left:
+            yield from self._of_file(file, row_ranges)
 
-    def _of_file(self, file: ListedFile, stretches: list[_Stretch]) -> Iterator[Step]:
+    def _of_file(self, file: ListedFile, row_ranges: list[_RowRange]) -> Iterator[RestoreStep]:
         wanted = self._selection
         outside = file.last_stored_at_us < wanted.since_us or file.first_stored_at_us >= wanted.until_us
         if outside or (file.subject is not None and not wanted.takes(file.subject)):
-            for one in stretches:
-                yield Step(one.path, one.start - one.first, one.end - one.first, [])
+            for one in row_ranges:
+                yield RestoreStep(one.path, one.start - one.first, one.end - one.first, [])
             return
-        done, end = stretches[0].start, stretches[-1].end
+        done, end = row_ranges[0].start, row_ranges[-1].end
         try:
             reading = self._files.open(file.path)
             try:
                 for at, rows in _rows_of(reading, file, done, end):
-                    for one in stretches:
+                    for one in row_ranges:
                         low, high = max(at, one.start), min(at + len(rows), one.end)
                         if low < high:
                             yield from self._steps_of(one.path, low - one.first, rows[low - at : high - at])
@@ -103,12 +103,12 @@ class ParquetReader:
             finally:
                 reading.close()
         except (FileNotFoundError, BadBytes, StorageError, pa.ArrowException, OSError) as error:
-            lost = sum(max(0, one.end - max(one.start, done)) for one in stretches)
-            damage = Damage(f"{self._files.name}/{file.path}", done, end, lost, str(error))
-            yield Step(file.path, done, end, [], damage=damage, is_settled=False)
+            lost = sum(max(0, one.end - max(one.start, done)) for one in row_ranges)
+            damage = ArchiveDamage(f"{self._files.name}/{file.path}", done, end, lost, str(error))
+            yield RestoreStep(file.path, done, end, [], damage=damage, is_settled=False)
 
-    def _steps_of(self, path: str, first: int, rows: list[Row]) -> Iterator[Step]:
-        """A step for each stretch of rows that were made at one time."""
+    def _steps_of(self, path: str, first: int, rows: list[Row]) -> Iterator[RestoreStep]:
+        """A step for each range of rows that were made at one time."""
         for created_at_us, together in groupby(rows, key=lambda row: int(row[5])):
             several = list(together)
             kept = [row for row in several if self._is_wanted(row)]
@@ -118,7 +118,7 @@ class ParquetReader:
             for run in runs:
                 parts += [(self._selection.subject_for(run.subject), one) for one in new_parts(run, self.found)]
             found = len(kept) - sum(run.count for _, run in parts)
-            yield Step(path, first, first + len(several), parts, created_at_us, found, private)
+            yield RestoreStep(path, first, first + len(several), parts, created_at_us, found, private)
             first += len(several)
 
     def _is_wanted(self, row: Row) -> bool:
@@ -130,13 +130,13 @@ class ParquetReader:
         return self._taken is None or (row[8] in self._taken and row[9] in self._taken[row[8]])
 
 
-def _stretches(file: ListedFile, done: Mapping[str, Intervals]) -> Iterator[_Stretch]:
+def _ranges(file: ListedFile, done: Mapping[str, Intervals]) -> Iterator[_RowRange]:
     """What is to be looked at of a file: progress goes by files as runs wrote them, whatever they are merged into."""
     directory, first = file.path.rpartition("/")[0], 0
     for name, messages in file.origins:
         path = f"{directory}/{name}"
         for start, end in done.get(path, Intervals()).missing(0, messages):
-            yield _Stretch(path, first, first + start, first + end)
+            yield _RowRange(path, first, first + start, first + end)
         first += messages
 
 
@@ -167,7 +167,7 @@ def _rows_of(reading: Reading, file: ListedFile, start: int, end: int) -> Iterat
     size = reading.size()
     if size != file.size:
         raise BadBytes(f"it has {size:,} bytes instead of {file.size:,}")
-    opened = pq.ParquetFile(_Seekable(reading, size), pre_buffer=False, page_checksum_verification=True)
+    opened = pq.ParquetFile(_SeekableReading(reading, size), pre_buffer=False, page_checksum_verification=True)
     if opened.metadata.num_rows != file.messages:
         raise BadBytes(f"it has {opened.metadata.num_rows:,} messages instead of {file.messages:,}")
     first = 0
@@ -223,7 +223,7 @@ def _with_ids(run: Run, ids: bytes) -> Run:
     return Run(header, run.subject, run.count, 0, 0, 0, 0, memoryview(data), 0, len(data))
 
 
-class _Seekable(io.RawIOBase):
+class _SeekableReading(io.RawIOBase):
     """A file as Arrow reads one."""
 
     def __init__(self, reading: Reading, size: int) -> None:

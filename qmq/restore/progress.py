@@ -36,7 +36,7 @@ class Counts:
 
 
 @dataclass
-class Progress:
+class RestoreProgress:
     """Of one restore to the brokers of *stores* (hex). ``run`` is 16 bytes, in hex."""
 
     run: str
@@ -62,7 +62,7 @@ class Progress:
         return _json({**content, "check": _check(content)}) + b"\n"
 
 
-def parse_progress(data: bytes, name: str) -> Progress:
+def parse_progress(data: bytes, name: str) -> RestoreProgress:
     """Read a file of progress. Raises BadBytes when it is not what was written, ForeignFile for a newer version."""
     remove = "remove it to begin that restore anew: what it has brought would come again"
     try:
@@ -74,7 +74,7 @@ def parse_progress(data: bytes, name: str) -> Progress:
         if version > VERSION:
             raise ForeignFile(f"{name} has format version {version}; this QMQ reads {VERSION}: use a newer one")
         ranges: dict[str, Any] = {name: _intervals(content.pop(name)) for name in _RANGES}
-        return Progress(**{**content, "counts": Counts(**content["counts"])}, **ranges)
+        return RestoreProgress(**{**content, "counts": Counts(**content["counts"])}, **ranges)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise BadBytes(f"{name} does not tell of a restore ({error!r:.80}); {remove}") from error
 
@@ -97,7 +97,7 @@ def path_of(digest: str, store: str) -> str:
     return f"{DIRECTORY}/{digest}-{store}"
 
 
-def find(files: WritableFiles, digest: str) -> dict[str, Progress]:
+def find(files: WritableFiles, digest: str) -> dict[str, RestoreProgress]:
     """All restores of that selection, by path. Raises BadBytes, ForeignFile, StorageFailed."""
     found = {}
     for name in files.names(DIRECTORY):
@@ -107,7 +107,7 @@ def find(files: WritableFiles, digest: str) -> dict[str, Progress]:
     return found
 
 
-def write(files: WritableFiles, path: str, progress: Progress) -> None:
+def write(files: WritableFiles, path: str, progress: RestoreProgress) -> None:
     """Put it in the place of what was there. Raises StorageFull, StorageFailed."""
     draft = f"{path}.new"
     files.write(draft, progress.pack())

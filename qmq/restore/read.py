@@ -20,7 +20,7 @@ from qmq.format.private import is_private
 from qmq.format.restored import Part, ids_of
 from qmq.format.run import Run
 from qmq.intervals import Intervals
-from qmq.restore.selection import Selection
+from qmq.restore.selection import RestoreSelection
 
 #: What is read at once.
 WINDOW_BYTES: Final = 8 << 20
@@ -29,7 +29,7 @@ WINDOW_BYTES: Final = 8 << 20
 Found = dict[tuple[bytes, int], Intervals]
 
 
-class Damage(NamedTuple):
+class ArchiveDamage(NamedTuple):
     """Bad bytes: so many messages (None: nobody can say) of positions [start, end) of an archived segment. What is
     settled is not looked at again: others of the same batch were good.
     """
@@ -46,7 +46,7 @@ class Damage(NamedTuple):
         return f"{self.file}, positions {self.start} to {self.end}: {count} messages are left out: {self.reason}"
 
 
-class Step(NamedTuple):
+class RestoreStep(NamedTuple):
     """What lies at positions [start, end) of a log: messages to restore, all of one batch, and what is left out.
 
     ``is_settled``: nothing there is to be looked at again. ``found``: messages that are stored already.
@@ -60,7 +60,7 @@ class Step(NamedTuple):
     found: int = 0
     private: int = 0
     replayed: int = 0
-    damage: Damage | None = None
+    damage: ArchiveDamage | None = None
     is_settled: bool = True
 
 
@@ -72,14 +72,14 @@ class Reader(Protocol):
     def left_bytes(self) -> int:
         """How much is to be looked at, or passed."""
 
-    def steps(self) -> Iterator[Step]:
+    def steps(self) -> Iterator[RestoreStep]:
         """All of that, step by step."""
 
 
 class ArchiveReader:
     """Reads the segments of an archive, log by log in the order of their names, ascending."""
 
-    def __init__(self, files: Files, selection: Selection, done: dict[str, Intervals]) -> None:
+    def __init__(self, files: Files, selection: RestoreSelection, done: dict[str, Intervals]) -> None:
         """*done*: positions that need not be read, by log. Raises BadBytes, ForeignFile, StorageFailed."""
         self._files = files
         self._selection = selection
@@ -97,18 +97,18 @@ class ArchiveReader:
         """How much is to be looked at, or passed."""
         return sum(end - start for _, _, start, end in self._left)
 
-    def steps(self) -> Iterator[Step]:
+    def steps(self) -> Iterator[RestoreStep]:
         """All that is to be looked at, step by step; each byte of each log is in one of them."""
-        for stretch in self._left:
-            yield from self._stretch(*stretch)
+        for one_range in self._left:
+            yield from self._range(*one_range)
 
     # --- one segment -------------------------------------------------------------------------------------------------
 
-    def _stretch(self, path: str, manifest: Manifest, start: int, end: int) -> Iterator[Step]:
+    def _range(self, path: str, manifest: Manifest, start: int, end: int) -> Iterator[RestoreStep]:
         log, wanted = log_of(manifest), self._selection
         outside = manifest.last_stored_at_us < wanted.since_us or manifest.first_stored_at_us >= wanted.until_us
         if outside or not manifest.batches:
-            yield Step(log, start, end, [])
+            yield RestoreStep(log, start, end, [])
             return
         try:
             for _ in self._pieces(path, manifest):
@@ -125,7 +125,7 @@ class ArchiveReader:
                     yield from self._batches(file, path, manifest, behind, stop, index, following)
                     behind = stop
             if behind < end:
-                yield Step(log, behind, end, [])
+                yield RestoreStep(log, behind, end, [])
         finally:
             file.close()
 
@@ -135,13 +135,13 @@ class ArchiveReader:
             self._files, path + INDEX, store_id, manifest.partition, manifest.base, manifest.end
         )  # fmt: skip
 
-    def _unreadable(self, log: str, path: str, start: int, end: int, reason: str) -> Step:
-        damage = Damage(f"{self._files.name}/{path}{MESSAGES}", start, end, None, reason)
-        return Step(log, start, end, [], damage=damage, is_settled=False)
+    def _unreadable(self, log: str, path: str, start: int, end: int, reason: str) -> RestoreStep:
+        damage = ArchiveDamage(f"{self._files.name}/{path}{MESSAGES}", start, end, None, reason)
+        return RestoreStep(log, start, end, [], damage=damage, is_settled=False)
 
     def _batches(
         self, file: Reading, path: str, manifest: Manifest, start: int, end: int, index: Index, following: int
-    ) -> Iterator[Step]:
+    ) -> Iterator[RestoreStep]:
         """What lies at [start, end), where the batches of *index* are, and *following* is behind them."""
         log = log_of(manifest)
         positions = index["position"].astype(np.int64)
@@ -155,7 +155,7 @@ class ArchiveReader:
             here = chosen[first:stop]
             low, high = int(positions[here[0]]), int(ends[here[-1]])
             if behind < low:
-                yield Step(log, behind, low, [])
+                yield RestoreStep(log, behind, low, [])
             try:
                 window = memoryview(file.read(low - manifest.base, high - low))
             except StorageError as error:
@@ -167,9 +167,9 @@ class ArchiveReader:
                 yield self._batch(log, path, manifest, position, following, batch)
             behind = high
         if behind < end:
-            yield Step(log, behind, end, [])
+            yield RestoreStep(log, behind, end, [])
 
-    def _batch(self, log: str, path: str, manifest: Manifest, start: int, end: int, view: memoryview) -> Step:
+    def _batch(self, log: str, path: str, manifest: Manifest, start: int, end: int, view: memoryview) -> RestoreStep:
         try:
             header = _header_of(view, start, bytes.fromhex(manifest.store_id))
             names = stored_names(view, header)
@@ -198,8 +198,8 @@ class ArchiveReader:
         is_settled = not lost or bool(parts or found)  # what is wholly bad may be mended
         if lost:
             reason = "they do not fit their checksums"
-            damage = Damage(f"{self._files.name}/{path}{MESSAGES}", start, end, lost, reason, is_settled)
-        return Step(log, start, end, parts, header.created_at_us, found, private, replayed, damage, is_settled)
+            damage = ArchiveDamage(f"{self._files.name}/{path}{MESSAGES}", start, end, lost, reason, is_settled)
+        return RestoreStep(log, start, end, parts, header.created_at_us, found, private, replayed, damage, is_settled)
 
     def _wanted(self, view: memoryview, header: Header, names: tuple[str, ...]) -> list[tuple[Run, int]]:
         """The runs of subjects that are wanted, with their checksums; none of them is verified."""
@@ -238,7 +238,7 @@ def new_parts(run: Run, found: Found) -> list[Run]:
         positions = ids["position"][mine].astype(np.int64)
         if known.overlaps(int(positions.min()), int(positions.max()) + 1):
             kept[mine[[position in known for position in positions.tolist()]]] = False
-    return [run] if kept.all() else [run.slice(first, stop) for first, stop in _stretches(kept)]
+    return [run] if kept.all() else [run.slice(first, stop) for first, stop in _ranges(kept)]
 
 
 def _header_of(view: memoryview, position: int, store_id: bytes) -> Header:
@@ -276,10 +276,10 @@ def _sound_parts(run: Run) -> list[Run]:
         return []
     kept = np.ones(run.count, np.bool_)
     kept[bad] = False
-    return [run.slice(first, stop) for first, stop in _stretches(kept)]
+    return [run.slice(first, stop) for first, stop in _ranges(kept)]
 
 
-def _stretches(kept: np.ndarray) -> list[tuple[int, int]]:
+def _ranges(kept: np.ndarray) -> list[tuple[int, int]]:
     """Where it is set, as [first, stop)."""
     edges = np.flatnonzero(np.diff(np.concatenate(([False], kept, [False])).astype(np.int8))).tolist()
     return list(zip(edges[::2], edges[1::2], strict=True))

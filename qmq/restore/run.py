@@ -15,17 +15,17 @@ from typing import Any, Final, TypeVar
 from qmq.archive.archive import is_archive, manifests
 from qmq.archive.file_table import read_table
 from qmq.archive.files import Files, WritableFiles
-from qmq.archive.lock import ArchiveLock, Holder
+from qmq.archive.lock import ArchiveLock, LockOwner
 from qmq.errors import ConnectionLost, InvalidOption, QmqError
 from qmq.intervals import Intervals
 from qmq.net.client.address import Address
 from qmq.net.client.restore import RestoreTarget
 from qmq.restore import forms
 from qmq.restore import progress as kept
-from qmq.restore.frames import Frame, frames_of
-from qmq.restore.progress import Progress
-from qmq.restore.read import ArchiveReader, Damage, Reader
-from qmq.restore.selection import Selection
+from qmq.restore.frames import RestoreFrame, frames_of
+from qmq.restore.progress import RestoreProgress
+from qmq.restore.read import ArchiveDamage, ArchiveReader, Reader
+from qmq.restore.selection import RestoreSelection
 from qmq.restore.target import TargetBroker
 
 #: A broker that cannot be reached, or refuses what may pass, for so long, in seconds, ends the run.
@@ -49,10 +49,10 @@ class Restoring:
     def __init__(
         self,
         files: WritableFiles,
-        selection: Selection,
+        selection: RestoreSelection,
         addresses: Sequence[Address],
         clock: Clock,
-        holder: Holder,
+        owner: LockOwner,
         *,
         source: Files | None = None,
         again: bool = False,
@@ -66,17 +66,17 @@ class Restoring:
         self._selection = selection
         self._addresses = addresses
         self._clock = clock
-        self._holder = holder
+        self._owner = owner
         self._again = again
         self._give_up_s = give_up_s
         self._targets: dict[str, tuple[Address, RestoreTarget]] = {}  # by store
         self._away: dict[Address, QmqError] = {}
         self._path = ""
-        self._progress = Progress("", [], 0, "")
+        self._progress = RestoreProgress("", [], 0, "")
         #: What was bad of what this run has read.
-        self.damages: list[Damage] = []
+        self.damages: list[ArchiveDamage] = []
 
-    async def run(self, shown: Shown | None = None) -> Progress:
+    async def run(self, shown: Shown | None = None) -> RestoreProgress:
         """Restore; *shown* hears of bytes of the archive that were looked at, and of how many there are.
 
         Raises QmqError: then nothing is lost, and running it again goes on.
@@ -85,7 +85,7 @@ class Restoring:
             await self._connect_all()
             self._files.make_directory(kept.DIRECTORY)
             self._choose()
-            with ArchiveLock(self._files, self._clock, self._holder, f"{self._path}.lock") as lock:
+            with ArchiveLock(self._files, self._clock, self._owner, f"{self._path}.lock") as lock:
                 self._choose()  # as it is now that nobody else changes it
                 reader = self._reader()
                 if reader.left_bytes():
@@ -99,7 +99,7 @@ class Restoring:
             for _, target in self._targets.values():
                 await target.close()
 
-    def bad_stretches(self) -> int:
+    def bad_ranges(self) -> int:
         """Of the archive, in this run and before."""
         return self._progress.counts.damages + sum(not damage.is_settled for damage in self.damages)
 
@@ -142,7 +142,7 @@ class Restoring:
             )
         stores = list(self._targets)
         self._path = self._path or kept.path_of(digest, stores[0])
-        self._progress = Progress(os.urandom(_RUN_BYTES).hex(), stores, self._clock(), stores[0])
+        self._progress = RestoreProgress(os.urandom(_RUN_BYTES).hex(), stores, self._clock(), stores[0])
 
     def _reader(self) -> Reader:
         """Of segments, and of Parquet for what these lack. Raises InvalidOption, BadBytes, StorageFailed."""
@@ -212,7 +212,7 @@ class Restoring:
             await broker.close()
         progress.since, progress.following = None, broker.following
 
-    def _settle(self, frame: Frame) -> None:
+    def _settle(self, frame: RestoreFrame) -> None:
         """All of it is stored."""
         for log, start, end in frame.done:
             self._progress.done.setdefault(log, Intervals()).add(start, end)

@@ -15,7 +15,7 @@ END_US = 1 << 63
 
 
 @dataclass(frozen=True)
-class Selection:
+class RestoreSelection:
     """Subjects as in a subscription; times in microseconds, by when a broker stored a message: from *since_us* up to,
     not including, *until_us*. *to_subject*: all become messages of that one. *group*: they are for that one alone.
     """

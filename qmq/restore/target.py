@@ -9,8 +9,8 @@ from qmq.intervals import Intervals
 from qmq.net.client.address import Address
 from qmq.net.client.backoff import Backoff
 from qmq.net.client.restore import Begun, RestoreTarget
-from qmq.restore.frames import Frame
-from qmq.restore.progress import Progress
+from qmq.restore.frames import RestoreFrame
+from qmq.restore.progress import RestoreProgress
 from qmq.restore.read import Found
 
 
@@ -18,7 +18,7 @@ class TargetBroker:
     """The broker that a restore sends to, over all connections to it."""
 
     def __init__(
-        self, address: Address, target: RestoreTarget, progress: Progress, group: str | None, give_up_s: float
+        self, address: Address, target: RestoreTarget, progress: RestoreProgress, group: str | None, give_up_s: float
     ) -> None:
         self._address = address
         self._target: RestoreTarget | None = target
@@ -39,12 +39,12 @@ class TargetBroker:
         """Be the one who goes on with the restore. Raises QmqError."""
         await self._try(None)
 
-    async def store(self, frame: Frame) -> None:
+    async def store(self, frame: RestoreFrame) -> None:
         """Have a frame stored, once. Raises QmqError: then nobody knows what became of it."""
         if frame.batches:
             await self._try(frame)
 
-    async def _try(self, frame: Frame | None) -> None:
+    async def _try(self, frame: RestoreFrame | None) -> None:
         loop, backoff = asyncio.get_running_loop(), Backoff()
         give_up_at = loop.time() + self._give_up_s
         while True:
@@ -57,7 +57,7 @@ class TargetBroker:
                     raise
                 await asyncio.sleep(backoff.next_delay())
 
-    async def _once(self, frame: Frame | None) -> None:
+    async def _once(self, frame: RestoreFrame | None) -> None:
         if self._target is None:
             self._target = await RestoreTarget.open(self._address)
             if self._target.welcome.store_id != self._store_id:

@@ -55,7 +55,7 @@ class OpenedPartition:
 
 
 @dataclass(slots=True)
-class Opened:
+class OpenedStore:
     """A data directory, ready: what Store is made of."""
 
     disk: Disk

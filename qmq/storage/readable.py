@@ -17,14 +17,14 @@ from qmq.format.layout import BATCH_HEADER_SIZE, BATCH_MAGIC
 from qmq.storage.consumer_log.subject_order import Rows
 from qmq.storage.disk.disk import Disk
 from qmq.storage.disk.free_space import Room
-from qmq.storage.message_log.cold_reads import Fetch, Read
-from qmq.storage.message_log.drop import Leaving, Stretches
-from qmq.storage.message_log.page_cache import Places
-from qmq.storage.message_log.segment import Place, segment_path
+from qmq.storage.message_log.cold_reads import ColdRead, Fetch
+from qmq.storage.message_log.drop import SegmentToDrop, SubjectRanges
+from qmq.storage.message_log.page_cache import Positions
+from qmq.storage.message_log.segment import FileOffset, segment_path
 from qmq.storage.message_log.sparse_index import Records, derive_index
 from qmq.storage.meta.checkpoint import SegmentSpan
 from qmq.storage.meta.subjects import SubjectTable
-from qmq.storage.opened import Opened
+from qmq.storage.opened import OpenedStore
 from qmq.storage.partition import Partition
 from qmq.storage.recovery.decide import RecoveryReport
 from qmq.storage.recovery.sequences import merge_by_sequence
@@ -38,7 +38,7 @@ Sequences = npt.NDArray[np.uint64]
 class Readable:
     """The part of a Store that reads."""
 
-    def __init__(self, opened: Opened) -> None:
+    def __init__(self, opened: OpenedStore) -> None:
         self._disk: Disk = opened.disk
         self._directory: Path = opened.directory
         self._subjects: SubjectTable = opened.subjects
@@ -62,7 +62,7 @@ class Readable:
         self.state_path: Path | None = opened.state_path
         #: The highest stamp of any batch that is stored; the next must be above it.
         self.last_stored_at_us: int = opened.last_stored_at_us
-        self._leaving: Leaving | None = None
+        self._leaving: SegmentToDrop | None = None
 
     # --- subjects ----------------------------------------------------------------------------------------------------
 
@@ -125,12 +125,12 @@ class Readable:
         """The first sequence of a subject that is for whoever begins now; 0: the first that there is."""
         return 0 if self._leaving is None else self._leaving.sequence_behind(number)
 
-    def leave(self, partition: int, base: int, had: Stretches) -> int:
+    def leave(self, partition: int, base: int, had: SubjectRanges) -> int:
         """Offer nothing any more of the first segment of a partition, until it is removed: it is read, by who knows
         its messages, as before. The row behind its rows.
         """
         row = self._partitions[partition].consumer.row_behind(base)
-        self._leaving = Leaving(partition, row, had)
+        self._leaving = SegmentToDrop(partition, row, had)
         return row
 
     def stay(self) -> None:
@@ -210,26 +210,26 @@ class Readable:
         """
         return self._partitions[partition].at_hand.has(position, size, now_us)
 
-    def count_at_hand(self, partition: int, positions: Places, sizes: Places, now_us: int | None = None) -> int:
+    def count_at_hand(self, partition: int, positions: Positions, sizes: Positions, now_us: int | None = None) -> int:
         """How many of these batches, ascending, come before the first of which ``view`` would wait for the disk;
         *now_us* as for ``is_at_hand``.
         """
         return self._partitions[partition].at_hand.count(positions, sizes, now_us)
 
-    def read_of(self, partition: int, positions: Places, sizes: Places, *, onward: bool) -> Read:
+    def read_of(self, partition: int, positions: Positions, sizes: Positions, *, onward: bool) -> ColdRead:
         """What brings the first of these batches into memory, and some of those behind it. *onward*: what lies behind
         them will be wanted too. Run its ``step`` in a thread, then hand it to ``finish_read``.
         """
         return self._partitions[partition].at_hand.read(positions, sizes, onward=onward)
 
-    def finish_read(self, read: Read) -> list[StorageError]:
-        """Take what a Read came upon: what the disk does not give is marked as unreadable. What is new of it."""
+    def finish_read(self, read: ColdRead) -> list[StorageError]:
+        """Take what a ColdRead came upon: what the disk does not give is marked as unreadable. What is new of it."""
         part = self._partitions[read.partition]
         found = []
-        for stretch, error in read.unreadable:
-            if stretch.position is None:
-                part.consumer.distrust(stretch.path)
-            elif not part.log.unreadable.add(stretch.position, stretch.size):
+        for one_range, error in read.unreadable:
+            if one_range.position is None:
+                part.consumer.distrust(one_range.path)
+            elif not part.log.unreadable.add(one_range.position, one_range.size):
                 continue
             found.append(error)
         return found
@@ -248,7 +248,7 @@ class Readable:
         """The partitions that have bytes marked as unreadable."""
         return [part.number for part in self._partitions if len(part.log.unreadable)]
 
-    def count_marks(self, partition: int, positions: Places, sizes: Places) -> Places:
+    def count_marks(self, partition: int, positions: Positions, sizes: Positions) -> Positions:
         """How many marks each of these batches has bytes of: i64[n]."""
         return self._partitions[partition].log.unreadable.count_in(positions, positions + sizes)
 
@@ -256,9 +256,9 @@ class Readable:
         """As ``view``, also where bytes are marked: for who has asked which, and does not touch them."""
         return self._partitions[partition].log.view_marked(position, size)
 
-    def place_of(self, partition: int, position: int) -> Place:
+    def file_offset_of(self, partition: int, position: int) -> FileOffset:
         """In which file a position lies, and where."""
-        return self._partitions[partition].log.place_of(position)
+        return self._partitions[partition].log.file_offset_of(position)
 
     def segment_at(self, partition: int, position: int) -> SegmentSpan | None:
         """The segment that holds *position*; None when it is gone."""
@@ -325,13 +325,13 @@ class Readable:
         row, last = part.consumer.row_at_position(position), -1
         while len(rows := part.consumer.rows(row, _CHUNK_ROWS)):
             row += len(rows)
-            for place in derive_index(rows)["position"].tolist():
-                if place == last:  # its rows lie in two pieces
+            for file_offset in derive_index(rows)["position"].tolist():
+                if file_offset == last:  # its rows lie in two pieces
                     continue
-                last = place
+                last = file_offset
                 try:
-                    header = parse_header(part.log.view(place, BATCH_HEADER_SIZE))
+                    header = parse_header(part.log.view(file_offset, BATCH_HEADER_SIZE))
                 except StorageError:
                     continue
-                if header.magic == BATCH_MAGIC and header.position == place:  # else it has gone bad since
+                if header.magic == BATCH_MAGIC and header.position == file_offset:  # else it has gone bad since
                     yield part.number, header

@@ -24,22 +24,22 @@ from qmq.storage.disk.disk import Buffer, Disk
 from qmq.storage.error_log.item_file import ItemLog, ItemLogClaim
 from qmq.storage.error_log.timer_queue import Schedule, ScheduleClaim
 from qmq.storage.message_log.bad_ranges import KnownBad
-from qmq.storage.message_log.cold_reads import Fetch, NotAtHand, Read
-from qmq.storage.message_log.drop import OldSegment, Stretches, stretches_of
+from qmq.storage.message_log.cold_reads import ColdRead, Fetch, NotAtHand
+from qmq.storage.message_log.drop import OldSegment, SubjectRanges, subject_ranges_of
 from qmq.storage.message_log.sparse_index import SegmentIndex
 from qmq.storage.meta.checkpoint import DELAYED_NAME, Hole
 from qmq.storage.meta.take_checkpoint import Checkpoint, Checkpointed
-from qmq.storage.opened import Opened, StoreOptions
+from qmq.storage.opened import OpenedStore, StoreOptions
 from qmq.storage.partition import Partition
 from qmq.storage.pull_log.log import PullSync
 from qmq.storage.pull_log.records import PullRecord
 from qmq.storage.recovery.decide import RecoveryReport
 from qmq.storage.recovery.open import open_directory
-from qmq.storage.verify.scrub import Damage
+from qmq.storage.verify.scrub import PartitionDamage
 
 __all__ = [
     "Checkpoint",
-    "Damage",
+    "ColdRead",
     "Disk",
     "Fetch",
     "Hole",
@@ -48,23 +48,23 @@ __all__ = [
     "KnownBad",
     "NotAtHand",
     "OldSegment",
+    "PartitionDamage",
     "PullRecord",
     "PullSync",
-    "Read",
     "RecoveryReport",
     "Schedule",
     "ScheduleClaim",
     "Store",
     "StoreOptions",
-    "Stretches",
-    "stretches_of",
+    "SubjectRanges",
+    "subject_ranges_of",
 ]
 
 
 class Store(Checkpointed):
     """An open data directory. Made by ``open``; ``close`` it."""
 
-    def __init__(self, opened: Opened) -> None:
+    def __init__(self, opened: OpenedStore) -> None:
         super().__init__(opened)
         self._options = opened.options
         self._closed = False
@@ -146,7 +146,7 @@ class Store(Checkpointed):
         """How large a stored batch may be, since clients could once send such; a copy may take a little more."""
         return self._identity.current.max_batch_bytes
 
-    def place(self, partition: int, size: int) -> int:
+    def position_for(self, partition: int, size: int) -> int:
         """The position of the next batch, of *size* bytes; nothing is stored by this. One that is larger than a segment
         (it was stored when segments were larger, and is copied now) gets a segment of its own size.
 

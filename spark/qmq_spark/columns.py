@@ -1,7 +1,7 @@
 """Messages as Arrow columns: bodies straight over the window, everything by numpy, nothing message by message.
 
 The trick for bytes that lie scattered in a window: an Arrow array over all of it whose offsets are where each wanted
-stretch starts and ends, so that every other element is what lies between, and ``take`` of the wanted ones.
+range starts and ends, so that every other element is what lies between, and ``take`` of the wanted ones.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Undecodable(NamedTuple):
     reason: str
 
 
-class Messages:
+class MessageColumns:
     """The messages of the runs of *heads*, in the order in which they lie; n of them."""
 
     def __init__(self, window: memoryview, heads: Heads, names: list[str]) -> None:
@@ -218,16 +218,16 @@ class Messages:
         return _gathered(window, Walked((kept[0], kept[1], kept[2]), walked.odd))
 
 
-_MAKERS: Final[dict[str, Callable[[Messages], pa.Array]]] = {
-    "subject": Messages.subject,
-    "lane": Messages.lane,
-    "partition": Messages.partition,
-    "position": Messages.position,
-    "sequence": Messages.sequence,
-    "message_id": Messages.message_id,
-    "created_at": Messages.created_at,
-    "stored_at": Messages.stored_at,
-    "body": Messages.body,
+_MAKERS: Final[dict[str, Callable[[MessageColumns], pa.Array]]] = {
+    "subject": MessageColumns.subject,
+    "lane": MessageColumns.lane,
+    "partition": MessageColumns.partition,
+    "position": MessageColumns.position,
+    "sequence": MessageColumns.sequence,
+    "message_id": MessageColumns.message_id,
+    "created_at": MessageColumns.created_at,
+    "stored_at": MessageColumns.stored_at,
+    "body": MessageColumns.body,
 }
 
 

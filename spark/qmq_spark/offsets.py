@@ -17,7 +17,7 @@ import numpy as np
 from qmq.archive.segments import SegmentSource
 from qmq.format.layout import SEGMENT_HEADER_SIZE
 from qmq.intervals import Intervals
-from qmq_spark.plan import Source, Spans, Whose
+from qmq_spark.plan import HistorySource, Spans, Whose
 
 _LOG: Final = logging.getLogger("qmq_spark")
 
@@ -62,7 +62,7 @@ def offset_of(read: Read) -> Offset:
     return found
 
 
-def everything(source: Source) -> Read:
+def everything(source: HistorySource) -> Read:
     """All that is there."""
     found: Read = {}
     for segment in source.segments:
@@ -70,7 +70,7 @@ def everything(source: Source) -> Read:
     return found
 
 
-def before(source: Source, since_us: int) -> Read:
+def before(source: HistorySource, since_us: int) -> Read:
     """All that was stored before a time, as far as what is there tells."""
     found: Read = {}
     for segment in source.segments:
@@ -92,12 +92,12 @@ def between(start: Read, end: Read) -> Spans:
     }
 
 
-def limited(source: Source, read: Read, most_bytes: int | None, within: Read | None = None) -> Read:
+def limited(source: HistorySource, read: Read, most_bytes: int | None, within: Read | None = None) -> Read:
     """What is read when *most_bytes* more are, None: all there is; nothing that is not *within*. Whole batches, one at
     least where there is any.
     """
     left = _unread(source, read, within)
-    sizes = {whose: sum(high - low for _, low, high in stretches) for whose, stretches in left.items()}
+    sizes = {whose: sum(high - low for _, low, high in sequence_ranges) for whose, sequence_ranges in left.items()}
     reached: Read = {whose: _copy(ranges) for whose, ranges in read.items()}
     for at, whose in enumerate(sorted(sizes, key=lambda whose: sizes[whose])):
         share = sizes[whose] if most_bytes is None else max(0, most_bytes) // (len(sizes) - at)
@@ -106,7 +106,9 @@ def limited(source: Source, read: Read, most_bytes: int | None, within: Read | N
     return reached
 
 
-def _unread(source: Source, read: Read, within: Read | None) -> dict[Whose, list[tuple[SegmentSource, int, int]]]:
+def _unread(
+    source: HistorySource, read: Read, within: Read | None
+) -> dict[Whose, list[tuple[SegmentSource, int, int]]]:
     """Of each partition that has any, what was not read of its segments, ascending."""
     none, found = Intervals(), dict[Whose, list[tuple[SegmentSource, int, int]]]()
     for segment in source.segments:
@@ -127,10 +129,12 @@ def _without(low: int, high: int, outside: list[tuple[int, int]]) -> list[tuple[
     return left.missing(low, high)
 
 
-def _take(source: Source, stretches: list[tuple[SegmentSource, int, int]], most_bytes: int, reached: Read) -> int:
-    """Add to *reached* about so many bytes of the first of these stretches; gives how many they are."""
+def _take(
+    source: HistorySource, sequence_ranges: list[tuple[SegmentSource, int, int]], most_bytes: int, reached: Read
+) -> int:
+    """Add to *reached* about so many bytes of the first of these ranges; gives how many they are."""
     taken = 0
-    for segment, low, high in stretches:
+    for segment, low, high in sequence_ranges:
         first = max(low, segment.base + SEGMENT_HEADER_SIZE)
         if taken + high - first <= most_bytes:
             taken += max(0, high - first)
@@ -147,7 +151,7 @@ def _take(source: Source, stretches: list[tuple[SegmentSource, int, int]], most_
     return taken
 
 
-def _add(read: Read, source: Source, segment: SegmentSource, end: int, start: int | None = None) -> None:
+def _add(read: Read, source: HistorySource, segment: SegmentSource, end: int, start: int | None = None) -> None:
     """Count a segment as read from *start*, else from its first byte, to *end*."""
     first = segment.base if start is None else start
     read.setdefault(segment.whose, Intervals()).add(first if source.may_fill else 0, end)

@@ -1,4 +1,4 @@
-"""What tasks read: the stretches of a source, cut by bytes into parts of about the same size."""
+"""What tasks read: the ranges of a source, cut by bytes into parts of about the same size."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from qmq.archive.locations import files_at
 from qmq.archive.segments import SegmentSource
 from qmq.errors import InvalidOption
 from qmq.format.layout import SEGMENT_HEADER_SIZE
-from qmq_spark.read import Stretch, Wanted
+from qmq_spark.read import SegmentRange, Wanted
 
 #: A partition of a store: store id and number.
 Whose = tuple[bytes, int]
@@ -26,7 +26,7 @@ Whose = tuple[bytes, int]
 Spans = Mapping[Whose, Sequence[tuple[int, int]]]
 
 
-class Source(NamedTuple):
+class HistorySource(NamedTuple):
     """A source at one moment. What is in it does not change; what comes later is not read."""
 
     files: Files
@@ -44,8 +44,8 @@ class SourceView:
     With *only_segments* an archive that has not everything as segments is refused.
     """
 
-    def __init__(self, place: str, *, only_segments: bool = False) -> None:
-        self._place = place
+    def __init__(self, location: str, *, only_segments: bool = False) -> None:
+        self._place = location
         self._only_segments = only_segments
         self._files: Files | None = None
         self._known: list[SegmentSource] = []
@@ -64,7 +64,7 @@ class SourceView:
             self._files.close()
             self._files = None
 
-    def look(self) -> Source:
+    def look(self) -> HistorySource:
         """What is there now. Raises InvalidOption, BadBytes, StorageError."""
         if self._files is None:
             self._files = open_files(self._place)
@@ -72,49 +72,51 @@ class SourceView:
         self._known = source.segments
         return source
 
-    def _look(self, files: Files) -> Source:
+    def _look(self, files: Files) -> HistorySource:
         if isinstance(files, BrokerFiles):
-            return Source(files, files.segments())
+            return HistorySource(files, files.segments())
         path = local_path(self._place)
         if path is not None:
             check_is_there(path)
             if is_data_directory(path):
-                return Source(files, open_data_directory(path, known=self._known).segments)
+                return HistorySource(files, open_data_directory(path, known=self._known).segments)
         if is_archive(files):
             return self._look_at_archive(files)
         raise InvalidOption(f"{self._place} is neither a data directory nor an archive; name the directory itself")
 
-    def _look_at_archive(self, files: Files) -> Source:
+    def _look_at_archive(self, files: Files) -> HistorySource:
         table = read_table(files)  # before segments: what a run writes meanwhile is in these, if anywhere
         segments = archived_segments(files, self._known)
         if not only_in_files(table, segments):
-            return Source(files, segments, may_fill=True)
+            return HistorySource(files, segments, may_fill=True)
         if self._only_segments:
             raise InvalidOption(
                 f"{self._place} has messages as Parquet only, and a stream reads segments: archive these too, where "
                 "they are still kept (qmq archive --as segments); or stream from the data directory or its broker, "
                 "and read what was before by a query"
             )
-        return Source(files, segments, table)
+        return HistorySource(files, segments, table)
 
 
-def open_files(place: str) -> Files:
-    """The tree that *place* names. Raises InvalidOption for a scheme that is not known."""
-    if place.startswith(SCHEME):
-        return BrokerFiles(place)
-    return files_at(place)
+def open_files(location: str) -> Files:
+    """The tree that *location* names. Raises InvalidOption for a scheme that is not known."""
+    if location.startswith(SCHEME):
+        return BrokerFiles(location)
+    return files_at(location)
 
 
-def open_source(place: str) -> Source:
+def open_source(location: str) -> HistorySource:
     """Look at a source once. Raises InvalidOption, BadBytes, StorageError."""
-    return SourceView(place).look()
+    return SourceView(location).look()
 
 
-def plan(source: Source, wanted: Wanted, part_bytes: int, spans: Spans | None = None) -> list[list[Stretch]]:
+def plan(
+    source: HistorySource, wanted: Wanted, part_bytes: int, spans: Spans | None = None
+) -> list[list[SegmentRange]]:
     """The parts of a source: each of about *part_bytes*, in order of their partitions and positions; with *spans*
     only what lies there.
     """
-    parts: list[list[Stretch]] = [[]]
+    parts: list[list[SegmentRange]] = [[]]
     room = part_bytes
     in_files = source.table.ends() if source.table is not None else {}
     for segment in source.segments:
@@ -123,19 +125,19 @@ def plan(source: Source, wanted: Wanted, part_bytes: int, spans: Spans | None = 
         first = in_files.get(SegmentKey(segment.store_id.hex(), segment.partition, segment.base), segment.base)
         own = [(first, segment.end)] if spans is None else spans.get(segment.whose, ())
         for span in own:
-            for stretch in _stretches(source.files, segment, wanted, part_bytes, span):
-                size = stretch.end - stretch.start
+            for segment_range in _ranges(source.files, segment, wanted, part_bytes, span):
+                size = segment_range.end - segment_range.start
                 if parts[-1] and size > room:
                     parts.append([])
                     room = part_bytes
-                parts[-1].append(stretch)
+                parts[-1].append(segment_range)
                 room -= size
     return [part for part in parts if part]
 
 
-def _stretches(
+def _ranges(
     files: Files, segment: SegmentSource, wanted: Wanted, part_bytes: int, span: tuple[int, int]
-) -> Iterator[Stretch]:
+) -> Iterator[SegmentRange]:
     """A segment cut where batches begin, into pieces of about the same size; less what is of another time."""
     start, end = max(segment.base + SEGMENT_HEADER_SIZE, span[0]), min(segment.end, span[1])
     if start >= end:
@@ -154,14 +156,14 @@ def _stretches(
     if start >= end:
         return
     if low >= high:  # none of them, but bad bytes
-        yield Stretch(_trimmed(segment, start, end), start, end)
+        yield SegmentRange(_trimmed(segment, start, end), start, end)
         return
     pieces = -(-(end - start) // part_bytes)
     aims = np.linspace(start, end, pieces + 1)[1:-1].astype(np.int64)
     cuts = np.unique(positions[low:high][np.searchsorted(positions[low:high], aims, "right") - 1]).tolist()
     edges = [start, *(cut for cut in cuts if start < cut < end), end]
     for begin, stop in pairwise(edges):
-        yield Stretch(_trimmed(segment, begin, stop), begin, stop)
+        yield SegmentRange(_trimmed(segment, begin, stop), begin, stop)
 
 
 def _trimmed(segment: SegmentSource, start: int, end: int) -> SegmentSource:

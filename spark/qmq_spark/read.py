@@ -1,4 +1,4 @@
-"""Reading a stretch of a segment: windows of whole batches, checked, decoded, 64 k rows at a time."""
+"""Reading a range of a segment: windows of whole batches, checked, decoded, 64 k rows at a time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from qmq.errors import BadBatch, BadBytes, StorageError
 from qmq.format.batch import header_crc_of, parse_header
 from qmq.format.layout import BATCH_HEADER_SIZE, BATCH_MAGIC, HAS_CREATED_AT, HAS_ORIGIN_ID
 from qmq.format.private import is_private
-from qmq_spark.columns import OF_MESSAGES, Messages
+from qmq_spark.columns import OF_MESSAGES, MessageColumns
 from qmq_spark.heads import NO_BATCH, Array, Heads, Ints, Subjects, check_headers, read_heads, with_runs, without
 
 #: Bytes that are looked at together; more only for a larger batch.
@@ -28,7 +28,7 @@ _SPARSE_BYTES: Final = 16 << 10
 _HEAD_BYTES: Final = 1 << 10
 
 
-class Stretch(NamedTuple):
+class SegmentRange(NamedTuple):
     """Whole batches of a segment: those that begin at positions [start, end), and what lies between."""
 
     segment: SegmentSource
@@ -40,7 +40,7 @@ class Stretch(NamedTuple):
         return followed(self.segment.pieces(files, self.start, self.end), self.end)
 
 
-class Damage(NamedTuple):
+class SegmentDamage(NamedTuple):
     """Bytes that are not what was written: positions [start, end) of a partition, and how many messages that were."""
 
     file: str
@@ -80,10 +80,10 @@ class Wanted:
         return (self.subjects is None or subject in self.subjects) and all(map(subject.startswith, self.prefixes))
 
 
-class StretchReader:
-    """Reads stretches of one tree. ``tell`` hears of each damage."""
+class RangeReader:
+    """Reads ranges of one tree. ``tell`` hears of each damage."""
 
-    def __init__(self, files: Files, wanted: Wanted, schema: pa.Schema, tell: Callable[[Damage], None]) -> None:
+    def __init__(self, files: Files, wanted: Wanted, schema: pa.Schema, tell: Callable[[SegmentDamage], None]) -> None:
         self._files = files
         self._wanted = wanted
         self._schema = schema
@@ -93,29 +93,31 @@ class StretchReader:
         #: Where no column needs them, neither bodies nor their checksums are looked at.
         self._only_heads = not set(schema.names) & OF_MESSAGES
 
-    def record_batches(self, stretch: Stretch) -> Iterator[pa.RecordBatch]:
-        """The messages of a stretch. Raises StorageFailed; BadBytes when its file or its index is gone or rotten."""
+    def record_batches(self, segment_range: SegmentRange) -> Iterator[pa.RecordBatch]:
+        """The messages of a range. Raises StorageFailed; BadBytes when its file or its index is gone or rotten."""
         try:
-            file = self._files.open(stretch.segment.path)
+            file = self._files.open(segment_range.segment.path)
         except FileNotFoundError as error:
-            raise BadBytes(f"{stretch.segment.path} in {self._files.name} is gone; plan the read again") from error
+            raise BadBytes(
+                f"{segment_range.segment.path} in {self._files.name} is gone; plan the read again"
+            ) from error
         try:
-            behind = stretch.start
-            for batches, following in stretch.pieces(self._files):
+            behind = segment_range.start
+            for batches, following in segment_range.pieces(self._files):
                 first = int(batches["position"][0])
                 if behind < first:
-                    self._damage(stretch.segment, behind, first, None, NO_BATCH)
+                    self._damage(segment_range.segment, behind, first, None, NO_BATCH)
                 behind = following
-                base = stretch.segment.base
+                base = segment_range.segment.base
                 for window in _windows(file, base, batches, following, only_heads=self._only_heads):
-                    yield from self._of_window(stretch, window)
-            if behind < stretch.end:
-                self._damage(stretch.segment, behind, stretch.end, None, NO_BATCH)
+                    yield from self._of_window(segment_range, window)
+            if behind < segment_range.end:
+                self._damage(segment_range.segment, behind, segment_range.end, None, NO_BATCH)
         finally:
             file.close()
 
-    def _of_window(self, stretch: Stretch, window: _Window) -> Iterator[pa.RecordBatch]:
-        segment, (view, offsets, positions, ends) = stretch.segment, window[:4]
+    def _of_window(self, segment_range: SegmentRange, window: _BatchWindow) -> Iterator[pa.RecordBatch]:
+        segment, (view, offsets, positions, ends) = segment_range.segment, window[:4]
         headers, wrong = check_headers(view, offsets, positions, segment.store_id, data=not self._only_heads)
         sizes, counts = headers["size"].tolist(), headers["messages"].tolist()
         for at, (start, end) in enumerate(zip(positions.tolist(), ends.tolist(), strict=True)):
@@ -138,7 +140,7 @@ class StretchReader:
             yield from self._decoded(segment, view, part)
 
     def _decoded(self, segment: SegmentSource, view: memoryview, heads: Heads) -> Iterator[pa.RecordBatch]:
-        messages = Messages(view, heads, self._names.names)
+        messages = MessageColumns(view, heads, self._names.names)
         try:
             made = messages.record_batch(self._schema)
         except BadBatch as error:
@@ -178,10 +180,10 @@ class StretchReader:
 
     def _damage(self, segment: SegmentSource, start: int, end: int, messages: int | None, reason: str) -> None:
         file = f"{self._files.name}/{segment.path}"
-        self._tell(Damage(file, segment.partition, start, end, messages, reason))
+        self._tell(SegmentDamage(file, segment.partition, start, end, messages, reason))
 
 
-class _Window(NamedTuple):
+class _BatchWindow(NamedTuple):
     """Batches that are in memory: where they begin there and in the log, and where the next one does."""
 
     view: memoryview
@@ -190,7 +192,7 @@ class _Window(NamedTuple):
     ends: Ints
 
 
-def _windows(file: Reading, base: int, batches: Index, following: int, *, only_heads: bool) -> Iterator[_Window]:
+def _windows(file: Reading, base: int, batches: Index, following: int, *, only_heads: bool) -> Iterator[_BatchWindow]:
     """All these batches, as many at a time as fit; *following* is behind them."""
     positions = batches["position"].astype(np.int64)
     ends = np.append(positions[1:], following)
@@ -207,7 +209,7 @@ def _windows(file: Reading, base: int, batches: Index, following: int, *, only_h
         if size > WINDOW_BYTES:  # one batch, or bad bytes behind one
             size = _size_of(file, start - base, size)
         data = file.read(start - base, size).ljust(size, b"\0")  # a file that is too short has bad bytes
-        yield _Window(memoryview(data), positions[here] - start, positions[here], ends[here])
+        yield _BatchWindow(memoryview(data), positions[here] - start, positions[here], ends[here])
 
 
 def _size_of(file: Reading, offset: int, most: int) -> int:
@@ -220,7 +222,7 @@ def _size_of(file: Reading, offset: int, most: int) -> int:
     return BATCH_HEADER_SIZE
 
 
-def _read_heads_of(file: Reading, base: int, positions: Ints, ends: Ints) -> _Window:
+def _read_heads_of(file: Reading, base: int, positions: Ints, ends: Ints) -> _BatchWindow:
     """The heads of large batches, one behind the other."""
     heads, offsets, done = [], [], 0
     for position, end in zip(positions.tolist(), ends.tolist(), strict=True):
@@ -233,7 +235,7 @@ def _read_heads_of(file: Reading, base: int, positions: Ints, ends: Ints) -> _Wi
         heads.append(head)
         offsets.append(done)
         done += len(head)
-    return _Window(memoryview(b"".join(heads)), np.array(offsets, np.int64), positions, ends)
+    return _BatchWindow(memoryview(b"".join(heads)), np.array(offsets, np.int64), positions, ends)
 
 
 def _groups(heads: Heads) -> Iterator[Heads]:
@@ -249,8 +251,13 @@ def _groups(heads: Heads) -> Iterator[Heads]:
         yield with_runs(heads, groups == group)
 
 
-def unreadable(stretch: Stretch, files: Files, error: StorageError) -> Damage:
-    """A stretch of which nothing can be read."""
-    return Damage(
-        f"{files.name}/{stretch.segment.path}", stretch.segment.partition, stretch.start, stretch.end, None, str(error)
+def unreadable(segment_range: SegmentRange, files: Files, error: StorageError) -> SegmentDamage:
+    """A range of which nothing can be read."""
+    return SegmentDamage(
+        f"{files.name}/{segment_range.segment.path}",
+        segment_range.segment.partition,
+        segment_range.start,
+        segment_range.end,
+        None,
+        str(error),
     )

@@ -18,8 +18,8 @@ from qmq.errors import BadBytes
 from qmq.intervals import Intervals
 from qmq_spark.offsets import Offset, Read, before, between, everything, limited, name_of, offset_of, read_of
 from qmq_spark.options import ReadOptions
-from qmq_spark.plan import Source, SourceView, Whose, plan
-from qmq_spark.tasks import Part, read_part
+from qmq_spark.plan import HistorySource, SourceView, Whose, plan
+from qmq_spark.tasks import TaskPart, read_part
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -72,7 +72,7 @@ class QmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         source, read = self._view.look(), read_of(start)
         spans = between(read, read_of(end))
         self._check_there(source, {whose: _end_of(read.get(whose)) for whose, wanted in spans.items() if wanted})
-        return [Part(part) for part in plan(source, self._options.wanted, self._options.part_bytes, spans)]
+        return [TaskPart(part) for part in plan(source, self._options.wanted, self._options.part_bytes, spans)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read_part(self._options, self._schema, self._options.wanted, partition)
@@ -80,7 +80,7 @@ class QmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def stop(self) -> None:
         self._view.close()
 
-    def _check_there(self, source: Source, ends: dict[Whose, int]) -> None:
+    def _check_there(self, source: HistorySource, ends: dict[Whose, int]) -> None:
         """Raise BadBytes when what comes next is not kept any more; with corrupt=skip that is said and passed over."""
         firsts: dict[Whose, int] = {}
         for segment in source.segments:

@@ -14,58 +14,58 @@ from pyspark.sql.types import StructType
 from qmq.errors import BadBytes, StorageError
 from qmq_spark.options import COLUMNS, ReadOptions
 from qmq_spark.parquet.read import FileDamage, FilePiece, PieceReader, missing, plan_files
-from qmq_spark.plan import Source, open_files, plan
-from qmq_spark.read import Damage, Stretch, StretchReader, Wanted, unreadable
+from qmq_spark.plan import HistorySource, open_files, plan
+from qmq_spark.read import RangeReader, SegmentDamage, SegmentRange, Wanted, unreadable
 
 _LOG: Final = logging.getLogger("qmq_spark")
 
 
-class Part(InputPartition):
+class TaskPart(InputPartition):
     """What one task reads."""
 
     def __init__(
-        self, stretches: list[Stretch], pieces: Sequence[FilePiece] = (), missing: Sequence[FileDamage] = ()
+        self, segment_ranges: list[SegmentRange], pieces: Sequence[FilePiece] = (), missing: Sequence[FileDamage] = ()
     ) -> None:
         super().__init__(None)
-        self.stretches = stretches
+        self.segment_ranges = segment_ranges
         #: Of an archive's Parquet files; and what was bad when these were written.
         self.pieces = pieces
         self.missing = missing
 
 
-def parts_of(source: Source, wanted: Wanted, part_bytes: int) -> list[InputPartition]:
+def parts_of(source: HistorySource, wanted: Wanted, part_bytes: int) -> list[InputPartition]:
     """The parts of a source, each of about *part_bytes*; one at least."""
-    of_segments = [Part(stretches) for stretches in plan(source, wanted, part_bytes)]
+    of_segments = [TaskPart(segment_ranges) for segment_ranges in plan(source, wanted, part_bytes)]
     if source.table is None:
-        return [*of_segments] or [Part([])]
+        return [*of_segments] or [TaskPart([])]
     first, *others = plan_files(source.table, wanted, part_bytes) or [[]]
     gone = missing(source.table, wanted, source.files.name)
-    return [Part([], first, gone), *(Part([], pieces) for pieces in others), *of_segments]
+    return [TaskPart([], first, gone), *(TaskPart([], pieces) for pieces in others), *of_segments]
 
 
 def read_part(
     options: ReadOptions, schema: StructType, wanted: Wanted, part: InputPartition
 ) -> Iterator[pa.RecordBatch]:
     """The messages of a part, or with view=damages what is bad of them. Raises BadBytes, StorageError."""
-    assert isinstance(part, Part)
+    assert isinstance(part, TaskPart)
     return (_damages if options.damages else _messages)(options, schema, wanted, part)
 
 
-def _messages(options: ReadOptions, schema: StructType, wanted: Wanted, part: Part) -> Iterator[pa.RecordBatch]:
-    skipped: list[Damage | FileDamage] = []
+def _messages(options: ReadOptions, schema: StructType, wanted: Wanted, part: TaskPart) -> Iterator[pa.RecordBatch]:
+    skipped: list[SegmentDamage | FileDamage] = []
 
-    def tell(damage: Damage | FileDamage) -> None:
+    def tell(damage: SegmentDamage | FileDamage) -> None:
         if not options.skip:
             raise BadBytes(f"{damage}. To read the others, give the option corrupt=skip; view=damages lists them")
         skipped.append(damage)
 
     yield from _read(options, to_arrow_schema(schema, timezone="UTC"), wanted, part, tell)
     if skipped:
-        _LOG.warning("stretches of bad bytes skipped: %d, the first: %s", len(skipped), skipped[0])
+        _LOG.warning("ranges of bad bytes skipped: %d, the first: %s", len(skipped), skipped[0])
 
 
-def _damages(options: ReadOptions, schema: StructType, wanted: Wanted, part: Part) -> Iterator[pa.RecordBatch]:
-    found: list[Damage | FileDamage] = []
+def _damages(options: ReadOptions, schema: StructType, wanted: Wanted, part: TaskPart) -> Iterator[pa.RecordBatch]:
+    found: list[SegmentDamage | FileDamage] = []
     for _ in _read(options, to_arrow_schema(COLUMNS, timezone="UTC"), wanted, part, found.append):
         pass
     own = to_arrow_schema(schema, timezone="UTC")
@@ -74,22 +74,26 @@ def _damages(options: ReadOptions, schema: StructType, wanted: Wanted, part: Par
 
 
 def _read(
-    options: ReadOptions, schema: pa.Schema, wanted: Wanted, part: Part, tell: Callable[[Damage | FileDamage], None]
+    options: ReadOptions,
+    schema: pa.Schema,
+    wanted: Wanted,
+    part: TaskPart,
+    tell: Callable[[SegmentDamage | FileDamage], None],
 ) -> Iterator[pa.RecordBatch]:
     for damage in part.missing:
         tell(damage)
-    if not part.stretches and not part.pieces:
+    if not part.segment_ranges and not part.pieces:
         return
     files = open_files(options.place)
     try:
-        reader = StretchReader(files, wanted, schema, tell)
-        for stretch in part.stretches:
+        reader = RangeReader(files, wanted, schema, tell)
+        for segment_range in part.segment_ranges:
             try:
-                yield from reader.record_batches(stretch)
+                yield from reader.record_batches(segment_range)
             except BadBytes:
                 raise
             except StorageError as error:
-                tell(unreadable(stretch, files, error))
+                tell(unreadable(segment_range, files, error))
         of_files = PieceReader(files, wanted, schema, tell)
         for piece in part.pieces:
             try:

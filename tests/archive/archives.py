@@ -15,25 +15,25 @@ from qmq.archive import files as history_files
 from qmq.archive import lock as archive_lock
 from qmq.archive.data_directory import open_data_directory
 from qmq.archive.files import LocalFiles
-from qmq.archive.lock import LOCK, RENEW_US, ArchiveLock, Holder, this_process
+from qmq.archive.lock import LOCK, RENEW_US, ArchiveLock, LockOwner, this_process
 from qmq.archive.segments import SegmentSource
 from qmq.archive.write import Archived, archive_segments
 from qmq.format.layout import INDEX_DTYPE, SEGMENT_HEADER_SIZE
 from qmq.storage.disk.disk import Disk
-from qmq.storage.message_log.segment import Owner
+from qmq.storage.message_log.segment import SegmentOwner
 from qmq.storage.message_log.sparse_index import pack_index_header
 from tests.fake_disk import FakeDisk, Operation
 
 NOW_US: Final = 1_800_000_000_000_000
 #: One that has ended.
-GONE: Final = Holder(this_process().host, this_process().process, "long ago")
+GONE: Final = LockOwner(this_process().host, this_process().process, "long ago")
 
 
-def archive(source: Path, to: Path, disk: Disk | None = None, holder: Holder | None = None) -> Archived:
+def archive(source: Path, to: Path, disk: Disk | None = None, owner: LockOwner | None = None) -> Archived:
     """One run."""
     files = LocalFiles(to, disk)
     files.make_directory("")
-    with ArchiveLock(files, lambda: NOW_US, holder if holder is not None else this_process()) as lock:
+    with ArchiveLock(files, lambda: NOW_US, owner if owner is not None else this_process()) as lock:
         return archive_segments(open_data_directory(source, disk), files, lock, lambda: NOW_US)
 
 
@@ -44,7 +44,7 @@ def files_in(archive: Path) -> dict[str, bytes]:
 
 def large_index(directory: Path, count: int) -> tuple[LocalFiles, SegmentSource]:
     """A segment of many small batches, 300 bytes each: its index is there, and nothing else."""
-    batches, owner = np.empty(count, INDEX_DTYPE), Owner(b"origin", 3)
+    batches, owner = np.empty(count, INDEX_DTYPE), SegmentOwner(b"origin", 3)
     end = SEGMENT_HEADER_SIZE + 300 * count
     batches["position"] = np.arange(SEGMENT_HEADER_SIZE, end, 300)
     batches["stored_at_us"] = np.arange(count)

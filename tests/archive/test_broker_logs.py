@@ -74,7 +74,7 @@ def test_a_broker_that_is_missing_is_not_passed_over(
         files.segments()
 
 
-def test_of_a_stretch_only_its_batches_are_asked_for(broker: BrokerProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_a_range_only_its_batches_are_asked_for(broker: BrokerProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[int, int]] = []
     with closing(BrokerFiles(broker.url)) as files:
         segment = files.segments()[0]

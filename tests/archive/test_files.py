@@ -90,7 +90,7 @@ def test_what_the_system_refuses_is_said(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("place", "path"),
+    ("location", "path"),
     [
         ("a/b", "a/b"),
         ("/a b", "/a b"),
@@ -99,8 +99,8 @@ def test_what_the_system_refuses_is_said(tmp_path: Path) -> None:
         ("hdfs://host/a", None),
     ],
 )
-def test_places_of_this_machine(place: str, path: str | None) -> None:
-    assert local_path(place) == (None if path is None else Path(path))
+def test_places_of_this_machine(location: str, path: str | None) -> None:
+    assert local_path(location) == (None if path is None else Path(path))
 
 
 def test_a_place_of_another_machine_is_refused() -> None:

@@ -38,15 +38,15 @@ def test_others_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "place",
+    "location",
     [
-        "gopher://me:secret@a/b", "hdfs://me:secret@host:8020/archive", "hdfs://me:secret@host", "hdfs://me:se/cret@host",
-        "file://me:secret@elsewhere/a", "hdfs://me:secret@host/../a",
+        "gopher://me:secret@a/b", "hdfs://me:secret@host:8020/archive", "hdfs://me:secret@host",
+        "hdfs://me:se/cret@host", "file://me:secret@elsewhere/a", "hdfs://me:secret@host/../a",
     ],
 )  # fmt: skip
-def test_no_user_and_no_password_is_shown(place: str) -> None:
-    for opened in (files_at, lambda place: writable_files_at(place).__enter__()):
+def test_no_user_and_no_password_is_shown(location: str) -> None:
+    for opened in (files_at, lambda location: writable_files_at(location).__enter__()):
         with pytest.raises(InvalidOption) as caught:
-            opened(place)
+            opened(location)
         assert "me" not in str(caught.value).replace("name", "").replace("NAME", "")
         assert "cret" not in str(caught.value)

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from qmq.archive.files import LocalFiles
-from qmq.archive.lock import LAPSE_US, RENEW_US, ArchiveLock, Holder, started_of, this_process
+from qmq.archive.lock import LOCK_EXPIRY_US, RENEW_US, ArchiveLock, LockOwner, started_of, this_process
 from qmq.errors import DirectoryInUse
 from tests.archive.archives import GONE
 
-ELSEWHERE = Holder("elsewhere", 7, "yesterday")
+ELSEWHERE = LockOwner("elsewhere", 7, "yesterday")
 
 
 class Clock:
@@ -27,8 +27,8 @@ def clock() -> Clock:
     return Clock()
 
 
-def lock(place: Path, clock: Clock, holder: Holder) -> ArchiveLock:
-    return ArchiveLock(LocalFiles(place), clock, holder)
+def lock(place: Path, clock: Clock, owner: LockOwner) -> ArchiveLock:
+    return ArchiveLock(LocalFiles(place), clock, owner)
 
 
 def test_two_at_once_are_refused(tmp_path: Path, clock: Clock) -> None:
@@ -50,7 +50,7 @@ def test_one_of_another_host_loses_it_when_it_is_silent(tmp_path: Path, clock: C
     silent.__enter__()
     clock.now_us += RENEW_US
     silent.renew()
-    clock.now_us += LAPSE_US - 1
+    clock.now_us += LOCK_EXPIRY_US - 1
     with pytest.raises(DirectoryInUse, match="elsewhere"):
         lock(tmp_path, clock, this_process()).__enter__()
     clock.now_us += 1

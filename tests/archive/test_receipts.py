@@ -12,14 +12,14 @@ from qmq.archive.files import LocalFiles
 from qmq.archive.lock import ArchiveLock, this_process
 from qmq.archive.write import archive_segments
 from qmq.errors import BadBytes
-from qmq.storage.message_log.archive_receipt import Receipt
+from qmq.storage.message_log.archive_receipt import ArchiveReceipt
 from tests.archive.archives import NOW_US, archive, files_in
 from tests.archive.orders import write_orders
 from tests.fake_disk import FakeDisk
 from tests.storage.stores import Sender, close_cleanly, open_store, verified
 
 
-def receipts_of(source: Path) -> list[Receipt | None]:
+def receipts_of(source: Path) -> list[ArchiveReceipt | None]:
     """Of each segment that it has."""
     found = open_data_directory(source)
     return [found.receipt(segment) for segment in found.segments]

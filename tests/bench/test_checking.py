@@ -10,7 +10,7 @@ import pytest
 
 from qmq import connect
 from qmq.bench import checking, receiving, sending
-from qmq.bench.checking import Cycle, Ledger, compare
+from qmq.bench.checking import Cycle, SentLedger, compare
 from qmq.bench.children import BrokerProcess
 from qmq.bench.context import Bench
 from qmq.bench.raw import bodies_of, body_of
@@ -39,8 +39,8 @@ def test_a_cycle_goes_on_from_any_place() -> None:
         cycle.check([expected[8], expected[8]])
 
 
-def ledger() -> Ledger:
-    made = Ledger()
+def ledger() -> SentLedger:
+    made = SentLedger()
     made.expect("a", 3, [b"1", b"2"])
     made.expect("b", 1, [b"1"])
     return made

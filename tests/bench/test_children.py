@@ -44,7 +44,7 @@ def test_a_child_that_hangs_is_told_of_and_ended(tmp_path: Path) -> None:
         child(tmp_path, "input()") as process,
         pytest.raises(BenchFailed, match="a child said nothing for 0 s; it left no word"),
     ):
-        process.read_line(patience_s=0.01)
+        process.read_line(timeout_s=0.01)
     assert is_gone(process.pid)
 
 

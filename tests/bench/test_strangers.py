@@ -8,7 +8,7 @@ import pytest
 
 from qmq.bench import footing
 from qmq.bench.attacks import ATTACKS
-from qmq.bench.children import BrokerProcess, Worker
+from qmq.bench.children import BrokerProcess, LoadWorker
 from qmq.bench.context import Bench
 from qmq.bench.values import GOALS
 from tests.bench.conftest import TINY
@@ -19,7 +19,7 @@ def test_each_attack_strikes(bench: Bench, broker: BrokerProcess, tmp_path: Path
     prefix = bench.prefix()
     bench.fill(broker.url, prefix + "large", 100, 1_000)
     options = {"how": how, "url": broker.url, "connections": 50, "prefix": prefix}
-    with Worker(tmp_path, "attacks.run", options) as attack:
+    with LoadWorker(tmp_path, "attacks.run", options) as attack:
         attack.go()
         assert attack.result()["struck"] > 0
     assert ("strangers", f"{how}: rate, of alone") in GOALS
@@ -34,5 +34,5 @@ def test_what_an_attack_costs_is_told(tmp_path: Path, monkeypatch: pytest.Monkey
     assert found.pop("floods: strikes") > 0
     assert 0 < found.pop("RssAnon") < 200
     assert 0 <= found.pop("floods: cpu of the broker for it") < 1.5
-    assert found.pop("floods: cpu of the strangers themselves") > 0
+    assert found.pop("floods: cpu of the untrusted clients themselves") > 0
     assert found.keys() == {"floods: p99", "floods: p99 alone"}

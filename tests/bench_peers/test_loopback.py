@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bench.peers import loopback
-from qmq.bench.children import Worker
+from qmq.bench.children import LoadWorker
 from qmq.bench.values import BenchFailed
 
 
@@ -16,11 +16,11 @@ def test_a_copy_moves_what_was_asked_for(tmp_path: Path) -> None:
 
 
 def test_a_copy_that_lost_bytes_is_no_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    result = Worker.result
+    result = LoadWorker.result
 
-    def short(self: Worker) -> dict[str, object]:
+    def short(self: LoadWorker) -> dict[str, object]:
         return result(self) | {"bytes": 1 if "sink" in self.name else 2}
 
-    monkeypatch.setattr(Worker, "result", short)
+    monkeypatch.setattr(LoadWorker, "result", short)
     with pytest.raises(BenchFailed, match="received 1 of 2 bytes"):
         loopback.rate(tmp_path, 100, 1_000)

@@ -50,7 +50,7 @@ def test_a_server_that_never_serves_is_ended(tmp_path: Path) -> None:
     server.run([sys.executable, "-c", "import signal; signal.pause()"])
     (pid,) = server.pids()
     with pytest.raises(BenchFailed, match="a server did not serve within 0 s; it left no word"):
-        server.wait_until(lambda: False, patience_s=0.0)
+        server.wait_until(lambda: False, timeout_s=0.0)
     assert descendants({pid}) == set()
 
 

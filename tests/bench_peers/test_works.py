@@ -68,7 +68,7 @@ def common(server: Server) -> dict[str, Any]:
 
 async def test_messages_are_spread_over_topics_and_found_there(common: dict[str, Any]) -> None:
     options = {**common, "prefix": f"x.{secrets.token_hex(4)}", "count": 10, "size": 50, "messages": 2_000}
-    sent = await more_jobs.spread(no_gate, way="paced", seed=1, patience_s=60.0, **options)
+    sent = await more_jobs.spread(no_gate, way="paced", seed=1, timeout_s=60.0, **options)
     assert sent["messages"] == 2_000
     checked = await more_jobs.check_spread(no_gate, way="each", seed=1, places=[0, 9], **options)
     assert 200 < checked["messages"] < 700
@@ -83,7 +83,7 @@ async def test_members_tell_when_each_message_came(common: dict[str, Any], monke
     ticks = itertools.count()
     clock = SimpleNamespace(monotonic=lambda: float(next(ticks)), monotonic_ns=time.monotonic_ns)
     monkeypatch.setattr(more_jobs, "time", clock)
-    monkeypatch.setattr(more_jobs, "_PATIENCE_S", 60.0)
+    monkeypatch.setattr(more_jobs, "_TIMEOUT_S", 60.0)
     monkeypatch.setattr(qmq_client, "_PULL", 1)
     came = []
     for stays in (40, 60):
@@ -128,12 +128,12 @@ async def test_topics_are_made_some_at_a_time_and_given_up_in_time(
     monkeypatch.setattr(more_jobs, "driver", lambda _: SimpleNamespace(make_topics=make_topics))
     clock = itertools.count()
     monkeypatch.setattr(more_jobs, "time", SimpleNamespace(perf_counter=lambda: float(next(clock))))
-    made = await more_jobs.make_many(no_gate, **common, prefix="x", count=1_003, patience_s=60.0)
+    made = await more_jobs.make_many(no_gate, **common, prefix="x", count=1_003, timeout_s=60.0)
     # Each portion takes one tick of this clock: 20, 40, 80, 160, 320, and the rest.
     assert made == {"topics": 1_003, "seconds": 6.0}
     assert set(there) == set(more_jobs.topics_of("x", 1_003))
     assert there.total() == 1_003
-    made = await more_jobs.make_many(no_gate, **common, prefix="x", count=1_003, patience_s=2.0)
+    made = await more_jobs.make_many(no_gate, **common, prefix="x", count=1_003, timeout_s=2.0)
     assert made == {"topics": 140, "seconds": 3.0}
     with pytest.raises(BenchFailed, match="in 3 s only 140 of 1,003 topics could be made"):
         more_jobs.enough(140, 1_003, 3.0)
@@ -142,14 +142,14 @@ async def test_topics_are_made_some_at_a_time_and_given_up_in_time(
 async def test_topics_that_need_no_making_are_given_up_in_time_too(common: dict[str, Any]) -> None:
     options = {**common, "prefix": "x", "count": 3_000, "size": 50, "messages": 2_000, "way": "paced", "seed": 1}
     with pytest.raises(BenchFailed, match="only 1,000 of 3,000 topics could be made"):
-        await more_jobs.spread(no_gate, **options, patience_s=0.0)
+        await more_jobs.spread(no_gate, **options, timeout_s=0.0)
 
 
 def test_a_broker_that_is_slow_to_fill_gets_a_shorter_backlog() -> None:
     running = Counting(Amount())
     waited = waiting.fill(running, CLIENT, "awaited", "bench.long", 10_000_000)
     assert waited == running.there["bench.long"] < 10_000_000
-    assert waited / 5_000.0 >= running.amount.patience_s
+    assert waited / 5_000.0 >= running.amount.timeout_s
 
 
 @pytest.mark.parametrize(("came", "is_right"), [(2_000, True), (2_500, True), (1_999, False), (5_001, False)])

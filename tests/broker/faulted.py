@@ -11,10 +11,10 @@ from pathlib import Path
 
 from qmq.broker.broker import Broker
 from qmq.broker.ports.commands import Ack, Disconnected, Send, Subscribe, SyncBroken, Synced
-from qmq.broker.ports.effects import Effect, Messages, Refused, Sent, Subscribed
+from qmq.broker.ports.effects import Effect, PulledMessages, Refused, Sent, Subscribed
 from qmq.errors import QmqError, StorageError, StorageFailed, SyncFailed
 from qmq.storage.disk.disk import Disk
-from qmq.storage.recovery.decide import Source
+from qmq.storage.recovery.decide import RecoverySource
 from qmq.storage.store import Store, StoreOptions
 from qmq.storage.verify.verify import verify
 from tests.broker.harness import Driven, batch_of, bodies_of, runs_of_answer
@@ -101,7 +101,7 @@ class World:
         self.disk = disk
         self.driven: FaultedBroker
         self.batches: list[Batch] = []
-        #: By group, all lives together: bodies in the order in which they came, and up to which pull sequence.
+        #: By group, all lives together: bodies in the order in which they came, and up to which delivery sequence.
         self.got: dict[str, list[bytes]] = defaultdict(list)
         self.expected: dict[str, int] = {}
         #: What was refused, or raised, in the order in which it was.
@@ -133,7 +133,7 @@ class World:
             self.errors.append(error)
             raise _CouldNotStart from error
         self.driven.errors = self.errors
-        self.fell_back |= self.driven.store.recovery.source is not Source.CHECKPOINT
+        self.fell_back |= self.driven.store.recovery.source is not RecoverySource.CHECKPOINT
         self._subscriptions.clear()
         self._subscribing.clear()
         self._pulls.clear()
@@ -219,13 +219,13 @@ class World:
                     batch.state = "left" if left else "unknown"
             elif isinstance(effect, Subscribed | Refused) and effect.request in self._subscribing:
                 self._subscribed_to(effect)
-            elif isinstance(effect, Messages | Refused) and effect.request in self._pulls:
+            elif isinstance(effect, PulledMessages | Refused) and effect.request in self._pulls:
                 self._answered(effect)
 
     # --- pulling -----------------------------------------------------------------------------------------------------
 
     def pull(self, group: str, max_count: int = 1_000, timeout_ms: int = 0) -> Effect | None:
-        """Pull once; the answer, or None when it is parked or waits for the disk: it is taken whenever it comes."""
+        """Pull once; the answer, or None when it waits or waits for the disk: it is taken whenever it comes."""
         subscription = self._subscribed(group)
         if subscription is None:
             return None
@@ -248,12 +248,12 @@ class World:
         if isinstance(answer, Refused):
             self.errors.append(answer.error)
             return
-        place = answer.place
-        assert place is not None
+        consumer_state = answer.consumer_state
+        assert consumer_state is not None
         self._subscriptions[group] = answer.subscription
-        self.expected[group] = min(self.expected.get(group, place.frontier), place.next_sequence)
+        self.expected[group] = min(self.expected.get(group, consumer_state.ack_floor), consumer_state.next_sequence)
 
-    def _answered(self, effect: Messages | Refused) -> None:
+    def _answered(self, effect: PulledMessages | Refused) -> None:
         group = self._pulls.pop(effect.request)
         if isinstance(effect, Refused):
             self.errors.append(effect.error)
@@ -267,20 +267,20 @@ class World:
                 self.expected[group] = max(expected, first + count)
             self._acknowledge(self._subscriptions[group], effect)
 
-    def _acknowledge(self, subscription: int, answer: Messages) -> None:
+    def _acknowledge(self, subscription: int, answer: PulledMessages) -> None:
         pairs = tuple(one for first, count, _ in answer.ranges for one in (first, first + count))
         if pairs:
             self._take(self.driven.do(Ack(2, self.driven.request(), subscription, pairs)))
 
     def drain(self, group: str) -> list[bytes]:
         """All that a group can get now, and what it has got so far in all."""
-        while isinstance(answer := self.pull(group), Messages) and answer.messages:
+        while isinstance(answer := self.pull(group), PulledMessages) and answer.messages:
             pass
-        assert isinstance(answer, Messages), answer
+        assert isinstance(answer, PulledMessages), answer
         return self.got[group]
 
     def leave(self) -> None:
-        """The consumers disconnect; their parked pulls end."""
+        """The consumers disconnect; their waiting pulls end."""
         self.driven.do(Disconnected(2))
         self._pulls.clear()
         self._subscribing.clear()

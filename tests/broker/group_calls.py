@@ -7,20 +7,20 @@ from typing import Any, NamedTuple
 
 from hypothesis.stateful import RuleBasedStateMachine
 
-from qmq.broker.ports.commands import Administer, Known, Subscribe
-from qmq.broker.ports.effects import Administered, Messages, Refused, Subscribed
+from qmq.broker.ports.commands import Administer, KnownConsumer, Subscribe
+from qmq.broker.ports.effects import Administered, PulledMessages, Refused, Subscribed
 from qmq.broker.ports.limits import BrokerLimits
 from qmq.errors import Fenced, UnknownGroup
-from tests.broker.group_state import ledger_of, letter_of, standing
+from tests.broker.group_state import content, ledger_of, letter_of
 from tests.broker.harness import Driven, runs_of_answer
 from tests.broker.model import Consumer, Given, Group, Message, Refusal
 from tests.sim.disk import SimulatedDisk
 from tests.sim.life import DIRECTORY
 
-LAPSE_MS = 1_000
+SESSION_TIMEOUT_MS = 1_000
 FIRST_SETTINGS = (
     ("max_attempts", 3),
-    ("max_lapses", 2),
+    ("max_session_expiries", 2),
     ("max_unacked", 8),
     ("retry_delays_us", (0, 300_000, 2_000_000)),
 )
@@ -31,11 +31,11 @@ class Session(NamedTuple):
 
     one: Consumer
     group: Group
-    incarnation: int
+    epoch: int
     nonce: bytes
     connection: int
     subscription: int
-    expected: list[int]  # one number: the pull sequence that its next pull expects
+    expected: list[int]  # one number: the delivery sequence that its next pull expects
     since_us: int
 
 
@@ -44,7 +44,9 @@ class GroupCalls(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        limits = BrokerLimits(lapse_ms=LAPSE_MS, producer_window=1_000, producer_ttl_ms=1_000_000_000)
+        limits = BrokerLimits(
+            session_timeout_ms=SESSION_TIMEOUT_MS, producer_window=1_000, producer_ttl_ms=1_000_000_000
+        )
         self.disk = SimulatedDisk(1)
         self.driven = Driven(DIRECTORY, limits, disk=self.disk, segment_bytes=16 << 10, max_frame_bytes=4 << 10)
         self.sent: list[Message] = []
@@ -71,11 +73,11 @@ class GroupCalls(RuleBasedStateMachine):
             return
         (row,) = self.ask("groups")["rows"]
         letters = [letter_of(row) for row in self.ask("dead_letters")["rows"]]
-        assert standing(self.driven, row, letters) == self.group.standing(self.now_us)
+        assert content(self.driven, row, letters) == self.group.content(self.now_us)
 
     # --- consumers ---------------------------------------------------------------------------------------------------
 
-    def hello(self, name: str, nonce: bytes, known: Known | None, expected: int | None = None) -> None:
+    def hello(self, name: str, nonce: bytes, known: KnownConsumer | None, expected: int | None = None) -> None:
         driven = self.driven
         self.connections += 1
         command = Subscribe(
@@ -83,7 +85,7 @@ class GroupCalls(RuleBasedStateMachine):
             FIRST_SETTINGS, known=known,
         )  # fmt: skip
         if self.group is None:
-            self.group = Group(self.sent, LAPSE_MS * 1_000)
+            self.group = Group(self.sent, SESSION_TIMEOUT_MS * 1_000)
             self.set_model(dict(FIRST_SETTINGS))
         answer = driven.do(command)[-1]
         try:
@@ -98,26 +100,24 @@ class GroupCalls(RuleBasedStateMachine):
             assert isinstance(answer.error, Fenced)
             return
         assert isinstance(answer, Subscribed), answer
-        place = answer.place
-        assert place is not None
-        assert (place.incarnation, place.frontier) == (one.incarnation, one.frontier)
-        goes_on = place.frontier if expected is None or one.incarnation != (known and known.incarnation) else expected
+        consumer_state = answer.consumer_state
+        assert consumer_state is not None
+        assert (consumer_state.epoch, consumer_state.ack_floor) == (one.epoch, one.ack_floor)
+        goes_on = consumer_state.ack_floor if expected is None or one.epoch != (known and known.epoch) else expected
         self.sessions.append(
-            Session(
-                one, self.group, one.incarnation, nonce, self.connections, answer.subscription, [goes_on], one.since_us
-            )
+            Session(one, self.group, one.epoch, nonce, self.connections, answer.subscription, [goes_on], one.since_us)
         )
         self.check()
 
-    def known(self, session: Session, incarnation: int, handled: tuple[int, ...] = ()) -> Known:
+    def known(self, session: Session, epoch: int, handled: tuple[int, ...] = ()) -> KnownConsumer:
         """What the session's process tells of itself at hello, or another one that goes on where it was."""
-        return Known(session.since_us, self.driven.store.groups.generation, incarnation, 0, handled)
+        return KnownConsumer(session.since_us, self.driven.store.groups.generation, epoch, 0, handled)
 
     def is_current(self, session: Session) -> bool:
         if session.group is not self.group:
             return False
         try:
-            self.group.check(session.one, session.incarnation)
+            self.group.check(session.one, session.epoch)
         except Refusal:
             return False
         return True
@@ -134,14 +134,14 @@ class GroupCalls(RuleBasedStateMachine):
         self.check()
         return True
 
-    def given(self, answer: Messages, name: str) -> list[Given]:
+    def given(self, answer: PulledMessages, name: str) -> list[Given]:
         bodies = [(run.subject, run.first_sequence + at) for run in runs_of_answer(answer) for at in range(run.count)]
         numbers = [(first + at, attempt) for first, count, attempt in answer.ranges for at in range(count)]
         held = ledger_of(self.driven).by_name[name].held
-        lapses = [part.lapses for number, _ in numbers for part in held.between(number, number + 1)]
+        session_expiries = [part.session_expiries for number, _ in numbers for part in held.between(number, number + 1)]
         return [
-            Given(number, message, attempt, lapsed)
-            for message, (number, attempt), lapsed in zip(bodies, numbers, lapses, strict=True)
+            Given(number, message, attempt, expired)
+            for message, (number, attempt), expired in zip(bodies, numbers, session_expiries, strict=True)
         ]
 
     def set_model(self, given: dict[str, Any]) -> None:

@@ -14,7 +14,7 @@ from qmq.broker.ports.effects import (
     CheckWanted,
     Effect,
     FetchWanted,
-    Messages,
+    PulledMessages,
     ReadWanted,
     Refused,
     Sent,
@@ -255,12 +255,12 @@ class Driven:
     def pull(self, subscription: int, left_out: int = 0, **limits: int) -> list[Run]:
         """Pull without waiting, and acknowledge what came: its runs, verified. *left_out* could not be read."""
         command = self.pull_command(subscription, **limits)
-        answers = [effect for effect in self.do(command) if isinstance(effect, Messages)]
+        answers = [effect for effect in self.do(command) if isinstance(effect, PulledMessages)]
         (answer,) = [answer for answer in answers if answer.request == command.request]
         self.acknowledge(subscription, answer, command.connection)
         return runs_of_answer(answer, left_out)
 
-    def acknowledge(self, subscription: int, answer: Messages, connection: int = 1) -> list[Effect]:
+    def acknowledge(self, subscription: int, answer: PulledMessages, connection: int = 1) -> list[Effect]:
         """Everything that a pull brought is handled; what else the broker had to say."""
         if not answer.ranges:
             return []
@@ -272,8 +272,10 @@ class Driven:
 
 
 def runs_of_answer(answer: Effect, left_out: int = 0) -> list[Run]:
-    """What a Messages effect holds; nothing in it is damaged and its counts are right, but for what was left out."""
-    assert isinstance(answer, Messages), answer
+    """What a PulledMessages effect holds; nothing in it is damaged and its counts are right, but for what was left
+    out.
+    """
+    assert isinstance(answer, PulledMessages), answer
     payload = b"".join(answer.buffers)
     assert len(payload) == answer.size
     runs, damaged = read_answer(memoryview(payload))

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from qmq.broker.ports.commands import Ack, Administer, Unsubscribe
-from qmq.broker.ports.effects import Messages
+from qmq.broker.ports.effects import PulledMessages
 from qmq.broker.ports.limits import BrokerLimits
 from tests.broker.harness import Driven
 from tests.fake_disk import FakeDisk
 
-LAPSE_MS = 30_000
+SESSION_TIMEOUT_MS = 30_000
 #: Messages a batch, and so a range of what is held.
 BATCH = 1_000
 
@@ -34,18 +34,18 @@ class Turns(NamedTuple):
     messages: int
 
 
-def holding(directory: Path, messages: int, holes: int) -> tuple[Driven, int]:
+def in_flight(directory: Path, messages: int, holes: int) -> tuple[Driven, int]:
     """A broker with a consumer that holds so many messages, and has acknowledged so many, scattered among them."""
-    driven = Driven(directory, BrokerLimits(lapse_ms=LAPSE_MS), disk=FakeDisk())
+    driven = Driven(directory, BrokerLimits(session_timeout_ms=SESSION_TIMEOUT_MS), disk=FakeDisk())
     subscription = driven.subscribe("a", group="g")
     settings = {"max_unacked": messages, "max_unacked_bytes": 1 << 40}
     driven.do(Administer(1, driven.request(), "set_group", {"group": "g", "settings": settings}))
     for _ in range(messages // BATCH):
         driven.do(driven.send_command({"a": [b"x"] * BATCH}, flush=False))
-    held = 0
-    while held < messages:
+    in_flight = 0
+    while in_flight < messages:
         said = driven.do(driven.pull_command(subscription, max_count=messages, max_bytes=1 << 30))
-        held += sum(answer.messages for answer in said if isinstance(answer, Messages))
+        in_flight += sum(answer.messages for answer in said if isinstance(answer, PulledMessages))
     if holes:
         step = messages // holes
         for first in range(0, messages, 1_000 * step):
@@ -83,15 +83,15 @@ def measured(driven: Driven, taken: Iterator[float]) -> Turns:
     return Turns(len(times), max(times), sum(times), waiting(driven))
 
 
-def lapse(directory: Path, messages: int, holes: int) -> Turns:
+def expire_session(directory: Path, messages: int, holes: int) -> Turns:
     """It falls silent."""
-    driven, _ = holding(directory, messages, holes)
-    return measured(driven, ticks(driven, LAPSE_MS + 1_000))
+    driven, _ = in_flight(directory, messages, holes)
+    return measured(driven, ticks(driven, SESSION_TIMEOUT_MS + 1_000))
 
 
 def leave(directory: Path, messages: int, holes: int) -> Turns:
     """It leaves by itself."""
-    driven, subscription = holding(directory, messages, holes)
+    driven, subscription = in_flight(directory, messages, holes)
 
     def turns() -> Iterator[float]:
         begun = time.process_time()
@@ -106,7 +106,7 @@ def leave(directory: Path, messages: int, holes: int) -> Turns:
 
 def main(messages: int) -> None:
     """All of them."""
-    for name, work in (("falls silent", lapse), ("leaves", leave)):
+    for name, work in (("falls silent", expire_session), ("leaves", leave)):
         for holes in (0, messages // 1_000, messages // 10):
             with tempfile.TemporaryDirectory() as directory:
                 found = work(Path(directory) / "data", messages, holes)

@@ -1,19 +1,20 @@
 """What a group of consumers is, in plain lists and dicts: the rules, without any of what makes them fast.
 
-A message is in the ready ones, held by a consumer, waiting to be handed out again, a dead letter, or done. Only a seek
-makes it more than one of these: it goes on at the beginning, and what waits and what is dead stays.
+A message is in the ready ones, in flight at a consumer, waiting to be handed out again, a dead letter, or done. Only a
+seek makes it more than one of these: it goes on at the beginning, and what waits and what is dead stays.
 
 - A message is ready until it is handed out for the first time, as attempt 1, in the order of the log.
-- A consumer holds what it pulled, by pull sequence, until it acknowledges it or hands it back; never more than the
+- A consumer holds what it pulled, by delivery sequence, until it acknowledges it or hands it back; never more than the
   window, and no other consumer gets it meanwhile. Pulled again it gets the same, less what is handled.
 - A nack counts: the message comes again as the next attempt, after the group's delay for the one that failed or the
   delay asked for; dead after the last. A release does not count, and is prompt. What is rejected is dead at once.
-- Who is silent for the lapse time, or is taken over from, has failed no attempt. What it held goes out in up to ten
+- Who is silent for the session timeout, or is taken over from, has failed no attempt. What it held goes out in up to
+ten
   pieces a range, each alone: to a consumer that holds nothing, which gets nothing else until that is handled. Only what
-  lapses while handed out alone as one message comes nearer to max_lapses.
-- Another incarnation resumes what the one before held, if that did not leave. The second time in a row with nothing of
-  it handled is a lapse of it; of what is out alone every time is.
-- Calls of a consumer that lapsed, left or was taken over from are refused, and change nothing.
+  expires while handed out alone as one message comes nearer to max_session_expiries.
+- Another epoch resumes what the one before held, if that did not leave. The second time in a row with nothing of
+  it handled is an expired session of it; of what is out alone every time is.
+- Calls of a consumer that expired, left or was taken over from are refused, and change nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from qmq.broker.ports.commands import Known
+from qmq.broker.ports.commands import KnownConsumer
 
 Message = tuple[str, int]  # subject, sequence
 
@@ -32,20 +33,20 @@ class Refusal(Exception):
 
 
 class Given(NamedTuple):
-    """One message of an answer; *lapses* as the broker counts them."""
+    """One message of an answer; *session_expiries* as the broker counts them."""
 
     sequence: int
     message: Message
     attempt: int
-    lapses: int
+    session_expiries: int
 
 
-class Held(NamedTuple):
+class InFlightMessage(NamedTuple):
     """One message that a consumer holds; those of one *part* were one range when they were handed out."""
 
     message: Message
     attempt: int
-    lapses: int
+    session_expiries: int
     part: int
     is_single: bool = False  # it was handed out alone as one message
 
@@ -56,8 +57,8 @@ class Waiting(NamedTuple):
     messages: tuple[Message, ...]
     due_us: int
     attempt: int
-    lapses: int
-    alone: bool
+    session_expiries: int
+    quarantined: bool
 
 
 class Letter(NamedTuple):
@@ -65,22 +66,22 @@ class Letter(NamedTuple):
 
     message: Message
     attempt: int
-    lapses: int
+    session_expiries: int
     reason: str
 
 
 class Place(NamedTuple):
-    """What there is to know of a consumer; ``held``: message, attempt and lapses by pull sequence."""
+    """What there is to know of a consumer; ``in_flight``: message, attempt and expires by delivery sequence."""
 
     is_there: bool
-    incarnation: int
-    frontier: int
+    epoch: int
+    ack_floor: int
     next_sequence: int
-    is_alone: bool
-    held: dict[int, tuple[Message, int, int]]
+    is_quarantined: bool
+    in_flight: dict[int, tuple[Message, int, int]]
 
 
-class Standing(NamedTuple):
+class GroupContent(NamedTuple):
     """What there is to know of a group at a moment."""
 
     ready: int
@@ -101,42 +102,42 @@ class Consumer:
     name: str
     transient: bool
     since_us: int
-    incarnation: int = 0
+    epoch: int = 0
     nonce: bytes = b""
     is_there: bool = False
     seen_us: int = 0
-    held: dict[int, Held] = field(default_factory=dict)
-    #: Pull sequences that it has handed back: to acknowledge one of them is refused.
+    in_flight: dict[int, InFlightMessage] = field(default_factory=dict)
+    #: Delivery sequences that it has handed back: to acknowledge one of them is refused.
     returned: set[int] = field(default_factory=set)
     next_sequence: int = 0
-    is_alone: bool = False
+    is_quarantined: bool = False
     has_progress: bool = False
     takeovers: int = 0
 
     @property
-    def frontier(self) -> int:
-        """The pull sequence below which all is handled."""
-        return min(self.held, default=self.next_sequence)
+    def ack_floor(self) -> int:
+        """The delivery sequence below which all is handled."""
+        return min(self.in_flight, default=self.next_sequence)
 
-    def place(self) -> Place:
+    def consumer_state(self) -> Place:
         """What there is to know of it."""
-        held = {number: one[:3] for number, one in sorted(self.held.items())}
-        numbers = self.incarnation, self.frontier, self.next_sequence
-        return Place(self.is_there, *numbers, self.is_alone, held)
+        in_flight = {number: one[:3] for number, one in sorted(self.in_flight.items())}
+        numbers = self.epoch, self.ack_floor, self.next_sequence
+        return Place(self.is_there, *numbers, self.is_quarantined, in_flight)
 
     def drop(self) -> None:
         """It holds nothing any more."""
-        self.held, self.returned, self.is_alone, self.takeovers = {}, set(), False, 0
+        self.in_flight, self.returned, self.is_quarantined, self.takeovers = {}, set(), False, 0
 
-    def parts(self, start: int, end: int) -> list[dict[int, Held]]:
-        """What it holds of pull sequences [start, end): what follows each other and was one range together."""
-        found = list[dict[int, Held]]()
+    def parts(self, start: int, end: int) -> list[dict[int, InFlightMessage]]:
+        """What it holds of delivery sequences [start, end): what follows each other and was one range together."""
+        found = list[dict[int, InFlightMessage]]()
         before = None
-        for sequence in sorted(number for number in self.held if start <= number < end):
-            key = sequence, self.held[sequence].part
+        for sequence in sorted(number for number in self.in_flight if start <= number < end):
+            key = sequence, self.in_flight[sequence].part
             if before != (sequence - 1, key[1]):
                 found.append({})
-            found[-1][sequence] = self.held[sequence]
+            found[-1][sequence] = self.in_flight[sequence]
             before = key
         return found
 
@@ -144,40 +145,40 @@ class Consumer:
 class Group:
     """One group, from when it was made until it is deleted."""
 
-    def __init__(self, messages: Iterable[Message], lapse_us: int) -> None:
+    def __init__(self, messages: Iterable[Message], session_timeout_us: int) -> None:
         self.ready: list[Message] = list(messages)
         self.consumers: dict[str, Consumer] = {}
         self.waiting: list[Waiting] = []
         self.dead: list[Letter] = []
         self.max_attempts = 16
-        self.max_lapses = 3
+        self.max_session_expiries = 3
         self.max_unacked = 10_000
         self.delays_us: tuple[int, ...] = (1,)
-        self.lapse_us = lapse_us
+        self.session_timeout_us = session_timeout_us
         self._parts = 0
         #: What came last was handed out again: it is the turn of what is fresh.
         self.was_again = False
         #: Who gets nothing more until it holds nothing, and is then given what goes out alone.
         self.clearing: Consumer | None = None
 
-    def standing(self, now_us: int) -> Standing:
+    def content(self, now_us: int) -> GroupContent:
         """All of it."""
-        places = {one.name: one.place() for one in self.consumers.values()}
+        places = {one.name: one.consumer_state() for one in self.consumers.values()}
         waiting = [undated(one, now_us) for one in self.waiting]
-        return Standing(len(self.ready), places, sorted(waiting), sorted(self.dead))
+        return GroupContent(len(self.ready), places, sorted(waiting), sorted(self.dead))
 
     # --- who is there ------------------------------------------------------------------------------------------------
 
     def hello(
-        self, name: str, nonce: bytes, *, transient: bool, monotonic_us: int, now_us: int, known: Known | None
+        self, name: str, nonce: bytes, *, transient: bool, monotonic_us: int, now_us: int, known: KnownConsumer | None
     ) -> Consumer:
         """Be that consumer. Raises Refusal for one that another has taken over from."""
         one = self.consumers.get(name)
         least = 0
         if one is not None and known is not None and known.since_us == one.since_us:
-            if one.nonce != nonce and 0 < known.incarnation < one.incarnation:
+            if one.nonce != nonce and 0 < known.epoch < one.epoch:
                 raise Refusal
-            least = known.incarnation
+            least = known.epoch
             if one.is_there:
                 self.ack(one, known.handled)
         if one is None:
@@ -186,43 +187,43 @@ class Group:
             one.seen_us = monotonic_us
             return one
         elif one.is_there:
-            one.takeovers = 0 if one.has_progress or not one.held else one.takeovers + 1
-            if one.takeovers > 1 or one.is_alone:
-                self._lapse(one, now_us)
-        one.incarnation = max(one.incarnation, least) + 1
+            one.takeovers = 0 if one.has_progress or not one.in_flight else one.takeovers + 1
+            if one.takeovers > 1 or one.is_quarantined:
+                self._expire_session(one, now_us)
+        one.epoch = max(one.epoch, least) + 1
         one.nonce, one.is_there, one.has_progress, one.seen_us = nonce, True, False, monotonic_us
         return one
 
-    def check(self, one: Consumer, incarnation: int) -> None:
-        """A call of that incarnation. Raises Refusal when it is not that consumer any more."""
-        if self.consumers.get(one.name) is not one or not one.is_there or one.incarnation != incarnation:
+    def check(self, one: Consumer, epoch: int) -> None:
+        """A call of that epoch. Raises Refusal when it is not that consumer any more."""
+        if self.consumers.get(one.name) is not one or not one.is_there or one.epoch != epoch:
             raise Refusal
 
     def leave(self, one: Consumer, now_us: int) -> None:
         """It goes, and hands back what it holds unstarted."""
         for part in one.parts(0, one.next_sequence):
-            self._wait(part.values(), now_us, alone=one.is_alone)
+            self._wait(part.values(), now_us, quarantined=one.is_quarantined)
         self._gone(one)
 
     def tick(self, monotonic_us: int, now_us: int) -> None:
-        """Who has been silent for too long has lapsed."""
+        """Who has been silent for too long has expired."""
         for one in list(self.consumers.values()):
-            if one.is_there and monotonic_us >= one.seen_us + self.lapse_us:
-                self._lapse(one, now_us)
+            if one.is_there and monotonic_us >= one.seen_us + self.session_timeout_us:
+                self._expire_session(one, now_us)
                 self._gone(one)
 
-    def _lapse(self, one: Consumer, now_us: int) -> None:
+    def _expire_session(self, one: Consumer, now_us: int) -> None:
         for part in one.parts(0, one.next_sequence):
-            held = list(part.values())
-            attempt, lapses = held[0].attempt, held[0].lapses + held[0].is_single
-            if lapses >= self.max_lapses:
-                reason = f"its consumer fell silent {lapses} times"
-                self.dead += [Letter(each.message, attempt, lapses, reason) for each in held]
+            in_flight = list(part.values())
+            attempt, session_expiries = in_flight[0].attempt, in_flight[0].session_expiries + in_flight[0].is_single
+            if session_expiries >= self.max_session_expiries:
+                reason = f"its consumer fell silent {session_expiries} times"
+                self.dead += [Letter(each.message, attempt, session_expiries, reason) for each in in_flight]
                 continue
-            size = -(-len(held) // 10)
-            for start in range(0, len(held), size):
-                messages = tuple(each.message for each in held[start : start + size])
-                self.waiting.append(Waiting(messages, now_us, attempt, lapses, alone=True))
+            size = -(-len(in_flight) // 10)
+            for start in range(0, len(in_flight), size):
+                messages = tuple(each.message for each in in_flight[start : start + size])
+                self.waiting.append(Waiting(messages, now_us, attempt, session_expiries, quarantined=True))
         one.drop()
 
     def _gone(self, one: Consumer) -> None:
@@ -237,23 +238,23 @@ class Group:
 
     def give(self, one: Consumer, expected: int, max_count: int, given: Sequence[Given], now_us: int) -> str:
         """It has pulled, and this came; fails unless it is what had to come, or may. Says what that was."""
-        again = [(number, *held[:3]) for number, held in sorted(one.held.items()) if number >= expected]
+        again = [(number, *in_flight[:3]) for number, in_flight in sorted(one.in_flight.items()) if number >= expected]
         if again:
             assert list(given) == again[: min(max_count, self.max_unacked)]
-            return "held"
+            return "in_flight"
         assert [one.sequence for one in given] == list(range(one.next_sequence, one.next_sequence + len(given)))
-        due = [waiting.alone for waiting in self.waiting if waiting.due_us <= now_us]
-        room = self.max_unacked - len(one.held)
-        if one.is_alone or room <= 0:
+        due = [waiting.quarantined for waiting in self.waiting if waiting.due_us <= now_us]
+        room = self.max_unacked - len(one.in_flight)
+        if one.is_quarantined or room <= 0:
             assert not given, "it was to be given nothing"
             return "nothing"
         if any(due):
             self.clearing = self.clearing or one
-            if not one.held:
+            if not one.in_flight:
                 if self.clearing is one:
                     self.clearing = None
                 self._give_alone(one, given, min(max_count, self.max_unacked), now_us)
-                return "alone"
+                return "quarantined"
             if self.clearing is one:
                 assert not given, "it is to hold nothing first"
                 return "nothing"
@@ -272,33 +273,33 @@ class Group:
         if given:
             del self.ready[: len(given)]
             self.was_again = False
-            self._hold(one, given, Waiting((), 0, 1, 0, alone=False))
+            self._hold(one, given, Waiting((), 0, 1, 0, quarantined=False))
 
     def _give_again(self, one: Consumer, given: Sequence[Given], limit: int, now_us: int) -> None:
         """Whole ranges in any order, of the last maybe the beginning."""
-        due = [waiting for waiting in self.waiting if waiting.due_us <= now_us and not waiting.alone]
+        due = [waiting for waiting in self.waiting if waiting.due_us <= now_us and not waiting.quarantined]
         assert len(given) == min(limit, sum(len(waiting.messages) for waiting in due))
         while given:
-            waiting, count = self._found(given, alone=False, now_us=now_us)
+            waiting, count = self._found(given, quarantined=False, now_us=now_us)
             assert count == len(waiting.messages) or count == len(given), "the rest of a range was passed over"
             self._take(one, given[:count], waiting)
             given = given[count:]
 
     def _give_alone(self, one: Consumer, given: Sequence[Given], limit: int, now_us: int) -> None:
         """One range, or the beginning of it."""
-        waiting, count = self._found(given, alone=True, now_us=now_us)
+        waiting, count = self._found(given, quarantined=True, now_us=now_us)
         assert len(given) == count == min(limit, len(waiting.messages))
         self._take(one, given, waiting)
-        one.is_alone = True
+        one.is_quarantined = True
 
-    def _found(self, given: Sequence[Given], *, alone: bool, now_us: int) -> tuple[Waiting, int]:
+    def _found(self, given: Sequence[Given], *, quarantined: bool, now_us: int) -> tuple[Waiting, int]:
         """What waits and is due that the first of these are, and how many of them that is."""
         assert given, "something is due, and did not come"
         for waiting in self.waiting:
             count = min(len(waiting.messages), len(given))
             if (
                 waiting.due_us <= now_us
-                and waiting.alone == alone
+                and waiting.quarantined == quarantined
                 and waiting[2:4] == given[0][2:]
                 and waiting.messages[:count] == tuple(one.message for one in given[:count])
             ):
@@ -314,27 +315,31 @@ class Group:
 
     def _hold(self, one: Consumer, given: Sequence[Given], waiting: Waiting) -> None:
         self._parts += 1
-        single = waiting.alone and len(given) == 1
+        single = waiting.quarantined and len(given) == 1
         for each in given:
-            assert (each.attempt, each.lapses) == (waiting.attempt, waiting.lapses), "attempts and lapses are exact"
-            one.held[each.sequence] = Held(each.message, each.attempt, each.lapses, self._parts, single)
+            assert (each.attempt, each.session_expiries) == (waiting.attempt, waiting.session_expiries), (
+                "attempts and expires are exact"
+            )
+            one.in_flight[each.sequence] = InFlightMessage(
+                each.message, each.attempt, each.session_expiries, self._parts, single
+            )
         one.next_sequence += len(given)
 
-    # --- verdicts ----------------------------------------------------------------------------------------------------
+    # --- dispositions -------------------------------------------------------------------------------------------------
 
     def ack(self, one: Consumer, pairs: Sequence[int]) -> int:
         """What is held of [start, end), ... is done; returns how many of them are refused."""
         refused = 0
         for start, end in zip(pairs[::2], pairs[1::2], strict=True):
             for sequence in range(start, end):
-                if one.held.pop(sequence, None) is not None:
+                if one.in_flight.pop(sequence, None) is not None:
                     self._handled(one)
                 refused += sequence in one.returned or sequence >= one.next_sequence
         return refused
 
     def _handled(self, one: Consumer) -> None:
         one.has_progress = True
-        one.is_alone = one.is_alone and bool(one.held)
+        one.is_quarantined = one.is_quarantined and bool(one.in_flight)
 
     def nack(self, one: Consumer, start: int, end: int, delay_us: int | None, reason: str, now_us: int) -> None:
         """These have failed. Raises Refusal, as do the next two, when one of them is not held."""
@@ -344,39 +349,39 @@ class Group:
                 self._bury(part.values(), reason or "out of attempts")
                 continue
             delay = self.delays_us[min(attempt, len(self.delays_us)) - 1] if delay_us is None else delay_us
-            messages = tuple(held.message for held in part.values())
-            lapses = next(iter(part.values())).lapses
-            self.waiting.append(Waiting(messages, now_us + delay, attempt + 1, lapses, alone=False))
+            messages = tuple(in_flight.message for in_flight in part.values())
+            session_expiries = next(iter(part.values())).session_expiries
+            self.waiting.append(Waiting(messages, now_us + delay, attempt + 1, session_expiries, quarantined=False))
 
     def release(self, one: Consumer, start: int, end: int, delay_us: int | None, now_us: int) -> None:
         """These were not begun."""
-        alone = one.is_alone
+        quarantined = one.is_quarantined
         for part in self._back(one, start, end):
-            self._wait(part.values(), now_us + (delay_us or 0), alone=alone)
+            self._wait(part.values(), now_us + (delay_us or 0), quarantined=quarantined)
 
     def reject(self, one: Consumer, start: int, end: int, reason: str) -> None:
         """These can never be handled."""
         for part in self._back(one, start, end):
             self._bury(part.values(), reason or "out of attempts")
 
-    def _back(self, one: Consumer, start: int, end: int) -> list[dict[int, Held]]:
-        if start >= end or any(sequence not in one.held for sequence in range(start, end)):
+    def _back(self, one: Consumer, start: int, end: int) -> list[dict[int, InFlightMessage]]:
+        if start >= end or any(sequence not in one.in_flight for sequence in range(start, end)):
             raise Refusal
         parts = one.parts(start, end)
         for sequence in range(start, end):
-            del one.held[sequence]
+            del one.in_flight[sequence]
             one.returned.add(sequence)
         self._handled(one)
         return parts
 
-    def _wait(self, held: Iterable[Held], due_us: int, *, alone: bool) -> None:
+    def _wait(self, in_flight: Iterable[InFlightMessage], due_us: int, *, quarantined: bool) -> None:
         """As it was, at once."""
-        several = list(held)
+        several = list(in_flight)
         messages = tuple(each.message for each in several)
-        self.waiting.append(Waiting(messages, due_us, several[0].attempt, several[0].lapses, alone))
+        self.waiting.append(Waiting(messages, due_us, several[0].attempt, several[0].session_expiries, quarantined))
 
-    def _bury(self, held: Iterable[Held], reason: str) -> None:
-        self.dead += [Letter(each.message, each.attempt, each.lapses, reason) for each in held]
+    def _bury(self, in_flight: Iterable[InFlightMessage], reason: str) -> None:
+        self.dead += [Letter(each.message, each.attempt, each.session_expiries, reason) for each in in_flight]
 
     # --- from outside ------------------------------------------------------------------------------------------------
 
@@ -392,10 +397,10 @@ class Group:
         """Hand these out as if for the first time."""
         for letter in letters:
             self.dead.remove(letter)
-            self.waiting.append(Waiting((letter.message,), now_us, 1, 0, alone=False))
+            self.waiting.append(Waiting((letter.message,), now_us, 1, 0, quarantined=False))
 
     def start(self, monotonic_us: int) -> None:
-        """The broker was away: everybody has the whole lapse time again. All else is as it was."""
+        """The broker was away: everybody has the full session timeout again. All else is as it was."""
         for one in self.consumers.values():
             one.seen_us = monotonic_us
         self.was_again, self.clearing = False, None

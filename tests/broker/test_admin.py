@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from qmq.broker.groups import lag as standing
-from qmq.broker.journal.record_types import Verdict
+from qmq.broker.journal.record_types import Disposition
 from qmq.broker.ports.commands import Administer, Disconnected, Unsubscribe
 from qmq.broker.ports.effects import Administered, Effect, Refused, Unsubscribed
 from qmq.errors import Fenced, InvalidOption, UnknownGroup
@@ -62,8 +62,8 @@ def test_every_message_is_in_one_place(tmp_path: Path, prefixes: tuple[str, ...]
         got += consumer.pull(4 - len(got))
     assert counts(driven) == (6, 4, 0, 0)
     consumer.ack(0)
-    consumer.back(1, 2, Verdict.NACK, delay_us=1_000_000)
-    consumer.back(2, 3, Verdict.REJECT)
+    consumer.back(1, 2, Disposition.NACK, delay_us=1_000_000)
+    consumer.back(2, 3, Disposition.REJECT)
     assert counts(driven) == (6, 1, 1, 1)
     driven.do(driven.send_command({"a.9": [b"new"]}))
     assert counts(driven)[0] == 6 + ("a." in prefixes)
@@ -109,7 +109,7 @@ def test_consumers_are_listed_by_name_with_what_they_hold(tmp_path: Path) -> Non
     driven.advance(2_000)
     assert ask(driven, "consumers", group="g")["rows"][0]["silent_us"] >= 2_000_000
     assert [row["consumer"] for row in ask(driven, "consumers", group="g", after="one")["rows"]] == ["two"]
-    assert one.place.consumer != two.place.consumer
+    assert one.consumer_state.consumer != two.consumer_state.consumer
 
 
 @pytest.mark.parametrize(("to", "again"), [("first", 10), ("last", 0)])
@@ -122,7 +122,7 @@ def test_a_seek_drops_what_is_held_and_refuses_late_acks(tmp_path: Path, to: str
     with pytest.raises(Fenced):
         consumer.ack(0)
     with pytest.raises(Fenced):
-        consumer.back(1, 2, Verdict.NACK)
+        consumer.back(1, 2, Disposition.NACK)
     with pytest.raises(Fenced):
         consumer.pull()
     assert counts(driven) == (again, 0, 0, 0)
@@ -149,9 +149,9 @@ def test_a_seek_keeps_retries_unless_told_otherwise(tmp_path: Path, clears: bool
     driven = filled(tmp_path)
     consumer = Consumer(driven, "one", "a.")
     consumer.pull(4)
-    consumer.back(1, 2, Verdict.NACK, delay_us=0)
-    consumer.back(2, 3, Verdict.NACK, delay_us=60_000_000)
-    consumer.back(3, 4, Verdict.REJECT)
+    consumer.back(1, 2, Disposition.NACK, delay_us=0)
+    consumer.back(2, 3, Disposition.NACK, delay_us=60_000_000)
+    consumer.back(3, 4, Disposition.REJECT)
     ask(driven, "seek_group", group="g", to="last", clear_retries=clears)
     assert counts(driven) == (0, 0, 0 if clears else 2, 1)
     consumer.join()
@@ -162,8 +162,8 @@ def test_a_deleted_group_is_gone_with_all_it_had(tmp_path: Path) -> None:
     driven = filled(tmp_path)
     consumer = Consumer(driven, "one", "a.")
     consumer.pull(4)
-    consumer.back(1, 2, Verdict.NACK)
-    consumer.back(2, 3, Verdict.REJECT)
+    consumer.back(1, 2, Disposition.NACK)
+    consumer.back(2, 3, Disposition.REJECT)
     ask(driven, "delete_group", group="g")
     for action in ("groups", "consumers", "dead_letters", "delete_group"):
         with pytest.raises(UnknownGroup, match="'g'"):
@@ -182,13 +182,13 @@ def test_a_group_made_anew_is_another_one(tmp_path: Path, restarts: bool) -> Non
     """Or acknowledgements of what the old one handed out would go for messages of the new one."""
     driven = filled(tmp_path)
     consumer = Consumer(driven, "one", "a.")
-    before = consumer.place
+    before = consumer.consumer_state
     ask(driven, "delete_group", group="g")
     if restarts:
         driven.restart()
     driven.advance(1)
     consumer.join()
-    assert consumer.place.since_us > before.since_us
+    assert consumer.consumer_state.since_us > before.since_us
 
 
 def test_a_pull_that_waits_for_a_deleted_group_ends_with_an_error(tmp_path: Path) -> None:
@@ -207,7 +207,7 @@ def test_dead_letters_are_listed_handed_out_again_and_deleted(tmp_path: Path) ->
     consumer = Consumer(driven, "one", "a.")
     consumer.pull(10)
     for number in range(5):
-        consumer.back(number, number + 1, Verdict.REJECT)
+        consumer.back(number, number + 1, Disposition.REJECT)
     page = ask(driven, "dead_letters", group="g", limit=3)
     assert [row["reason"] for row in page["rows"]] == ["broke"] * 3
     rest = ask(driven, "dead_letters", group="g", limit=3, after=page["after"])
@@ -275,7 +275,7 @@ def test_a_dead_letter_that_was_delayed_has_the_id_of_its_receipt(tmp_path: Path
     names = delay(driven, "a", 1_000_000, 1_000_000)
     driven.advance(2_000)
     assert len(consumer.pull()) == 2
-    consumer.back(1, 2, Verdict.REJECT)
+    consumer.back(1, 2, Disposition.REJECT)
     (row,) = ask(driven, "dead_letters", group="g")["rows"]
     assert row["id"] == names[1]
     driven.close()
@@ -285,8 +285,13 @@ def test_what_a_client_tells_late_counts_while_the_consumer_is_what_it_was(tmp_p
     driven = filled(tmp_path, messages=4)
     consumer = Consumer(driven, "one", transient=True)
     consumer.pull(4)
-    place = consumer.place
-    late = {"group": "g", "consumer": "one", "since_us": place.since_us, "generation": place.generation}
+    consumer_state = consumer.consumer_state
+    late = {
+        "group": "g",
+        "consumer": "one",
+        "since_us": consumer_state.since_us,
+        "generation": consumer_state.generation,
+    }
     for wrong in ({"since_us": 1}, {"generation": 9}, {"consumer": "two"}):
         assert ask(driven, "handled", **late | wrong, handled=[0, 4]) == {"taken": False}
     assert counts(driven)[1] == 4
@@ -296,7 +301,7 @@ def test_what_a_client_tells_late_counts_while_the_consumer_is_what_it_was(tmp_p
         assert ask(driven, "handled", **late, handled=[0, 1, 2, 99]) == {"taken": True}
     assert counts(driven)[1:3] == (1, 0)
     driven.advance(60_000)
-    assert counts(driven)[1:3] == (0, 1), "it has lapsed"
+    assert counts(driven)[1:3] == (0, 1), "it has expired"
     assert ask(driven, "handled", **late, handled=[1, 2]) == {"taken": False}
     assert counts(driven)[1:3] == (0, 1)
     for handled in ([1], ["x", "y"], [-1, 2], None):

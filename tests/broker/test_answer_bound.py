@@ -10,7 +10,7 @@ import msgpack
 import pytest
 
 from qmq.broker.ports.commands import Send
-from qmq.broker.ports.effects import Messages, Sent
+from qmq.broker.ports.effects import PulledMessages, Sent
 from qmq.format.batch import header_crc_of, parse_header
 from qmq.format.build import MessageHeader, RunContent, build_batch, make_header
 from qmq.format.layout import BATCH_HEADER_SIZE, RUN_SIZE
@@ -53,7 +53,7 @@ def drain(driven: Driven, subscription: int, max_bytes: int, max_count: int) -> 
     got: Counter[str] = Counter()
     while True:
         pull = driven.pull_command(subscription, max_count=max_count, max_bytes=max_bytes)
-        (answer,) = [effect for effect in driven.do(pull) if isinstance(effect, Messages)]
+        (answer,) = [effect for effect in driven.do(pull) if isinstance(effect, PulledMessages)]
         if not answer.messages:
             return got
         assert answer.size <= max_bytes or answer.messages == 1, (answer.size, answer.messages)
@@ -134,7 +134,7 @@ def test_pieces_around_bad_messages_count(tmp_path: Path, prefix: str, runs: int
     came, most = 0, 0
     while True:
         pull = driven.pull_command(group, max_bytes=20_000)
-        (answer,) = [effect for effect in driven.do(pull) if isinstance(effect, Messages)]
+        (answer,) = [effect for effect in driven.do(pull) if isinstance(effect, PulledMessages)]
         if not answer.messages:
             break
         assert answer.size <= 20_000 or answer.messages == 1, (answer.size, answer.messages)

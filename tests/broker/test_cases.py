@@ -1,4 +1,4 @@
-"""What brokers get wrong, case by case: late verdicts, owners, windows, redelivery, groups."""
+"""What brokers get wrong, case by case: late dispositions, owners, windows, redelivery, groups."""
 
 from __future__ import annotations
 
@@ -6,32 +6,32 @@ from pathlib import Path
 
 import pytest
 
-from qmq.broker.journal.record_types import Verdict
+from qmq.broker.journal.record_types import Disposition
 from qmq.broker.ports.commands import Ack
-from qmq.broker.ports.effects import Acked, Messages, Refused
+from qmq.broker.ports.effects import Acked, PulledMessages, Refused
 from qmq.broker.ports.limits import BrokerLimits
 from qmq.errors import Fenced, InvalidOption, TooManyConsumers
 from tests.broker.harness import Driven, bodies_of, runs_of_answer
 from tests.broker.test_consuming import Consumer, filled, many
 
-LAPSE_MS = 1_000
-LIMITS = BrokerLimits(lapse_ms=LAPSE_MS)
+SESSION_TIMEOUT_MS = 1_000
+LIMITS = BrokerLimits(session_timeout_ms=SESSION_TIMEOUT_MS)
 
 
-# --- late verdicts ---------------------------------------------------------------------------------------------------
+# --- late dispositions ------------------------------------------------------------------------------------------------
 
 
-def test_an_ack_after_the_lapse_is_refused_and_the_second_one_works(tmp_path: Path) -> None:
+def test_an_ack_after_the_session_timeout_is_refused_and_the_second_one_works(tmp_path: Path) -> None:
     driven = filled(tmp_path, 1, LIMITS)
     slow, other = Consumer(driven, "slow"), Consumer(driven, "other", connection=2)
     assert slow.pull() == [b"0"]
-    driven.advance(LAPSE_MS // 2)
+    driven.advance(SESSION_TIMEOUT_MS // 2)
     assert other.pull() == []  # so it is heard of
-    driven.advance(LAPSE_MS // 2 + 1)
+    driven.advance(SESSION_TIMEOUT_MS // 2 + 1)
     with pytest.raises(Fenced):
         slow.ack(0)
     assert other.pull() == [b"0"]
-    assert other.got[0] == (b"0", 1)  # a lapse is no attempt
+    assert other.got[0] == (b"0", 1)  # an expired session is no attempt
     with pytest.raises(Fenced):
         slow.ack(0)
     assert other.ack(0) == 0
@@ -50,7 +50,7 @@ def test_an_ack_of_what_another_consumer_holds_is_refused(tmp_path: Path) -> Non
     driven = filled(tmp_path, 2)
     one, other = Consumer(driven, "one"), Consumer(driven, "other", connection=2)
     assert (one.pull(1), other.pull(1)) == ([b"0"], [b"1"])
-    assert other.ack(1) == 1  # pull sequences are a consumer's own: it never had a second one
+    assert other.ack(1) == 1  # delivery sequences are a consumer's own: it never had a second one
     with pytest.raises(Fenced):
         other.back(1, 2)
     assert (one.ack(0), other.ack(0)) == (0, 0)
@@ -62,11 +62,11 @@ def test_a_nack_after_an_ack_and_an_ack_after_a_nack_change_nothing(tmp_path: Pa
     consumer.pull()
     consumer.ack(0)
     consumer.back(1, 2, delay_us=0)
-    for verdict in Verdict:
+    for disposition in Disposition:
         with pytest.raises(Fenced):
-            consumer.back(0, 1, verdict)
+            consumer.back(0, 1, disposition)
         with pytest.raises(Fenced):
-            consumer.back(0, 2, verdict)
+            consumer.back(0, 2, disposition)
     assert consumer.ack(1) == 1
     assert consumer.pull() == [b"1"]
     assert consumer.got[2] == (b"1", 2)
@@ -96,12 +96,12 @@ def test_who_comes_back_under_its_own_id_takes_over_at_once(tmp_path: Path, rest
 
 
 @pytest.mark.parametrize("jump_s", [-86_400, 86_400])
-def test_a_clock_that_jumps_makes_nobody_lapse(tmp_path: Path, jump_s: int) -> None:
+def test_a_clock_that_jumps_makes_nobody_expire(tmp_path: Path, jump_s: int) -> None:
     driven = filled(tmp_path, 1, LIMITS)
     consumer = Consumer(driven, "one")
     assert consumer.pull() == [b"0"]
     driven.now = driven.now._replace(wall_us=driven.now.wall_us + jump_s * 1_000_000)
-    driven.advance(LAPSE_MS // 2)
+    driven.advance(SESSION_TIMEOUT_MS // 2)
     assert consumer.ack(0) == 0
 
 
@@ -116,9 +116,9 @@ def test_what_one_held_that_is_forgotten_as_dead_was_recovered_before(
     dead.ack(1)
     with pytest.raises(TooManyConsumers):
         Consumer(driven, "third", connection=3)
-    driven.advance(LAPSE_MS // 2)
+    driven.advance(SESSION_TIMEOUT_MS // 2)
     assert other.pull() == []
-    driven.advance(LAPSE_MS // 2 + 1)
+    driven.advance(SESSION_TIMEOUT_MS // 2 + 1)
     third = Consumer(driven, "third", connection=3)
     with pytest.raises(Fenced):
         dead.ack(0)
@@ -141,7 +141,7 @@ def test_a_full_window_stops_and_reopens_by_what_is_acknowledged_with_gaps(tmp_p
     consumer.ack(1, 3, 8)
     assert consumer.pull() == many(30)[10:13]
     assert consumer.pull() == []
-    consumer.back(0, 1, Verdict.REJECT)
+    consumer.back(0, 1, Disposition.REJECT)
     assert consumer.pull() == [b"13"]
 
 
@@ -182,7 +182,7 @@ def test_what_comes_again_takes_no_more_of_the_window_than_it_is(tmp_path: Path)
     consumer = Consumer(filled(tmp_path, 30), "one", max_unacked_bytes=10_000)
     consumer.pull()
     for number in range(30):
-        consumer.back(number, number + 1, Verdict.RELEASE)
+        consumer.back(number, number + 1, Disposition.RELEASE)
     assert sorted(body for _ in range(30) for body in consumer.pull(1)) == sorted(many(30))
 
 
@@ -202,21 +202,21 @@ def test_exactly_max_attempts_then_dead_also_over_restarts(tmp_path: Path) -> No
     assert (len(ledger.dead), ledger.retries.count) == (1, 0)
 
 
-def test_a_long_poll_wakes_when_another_consumer_lapses(tmp_path: Path) -> None:
+def test_a_long_poll_wakes_when_another_consumer_expires(tmp_path: Path) -> None:
     driven = filled(tmp_path, 1, LIMITS)
     dying, waiting = Consumer(driven, "dying"), Consumer(driven, "waiting", connection=2)
     assert dying.pull() == [b"0"]
-    driven.advance(LAPSE_MS // 2)
+    driven.advance(SESSION_TIMEOUT_MS // 2)
     pull = driven.pull_command(waiting.subscription, 10, connection=2, timeout_ms=60_000)
     assert driven.do(pull) == []
-    effects = [*driven.advance(LAPSE_MS // 2 + 1), *driven.do()]
-    assert waiting.take([one for one in effects if isinstance(one, Messages)]) == [b"0"]
+    effects = [*driven.advance(SESSION_TIMEOUT_MS // 2 + 1), *driven.do()]
+    assert waiting.take([one for one in effects if isinstance(one, PulledMessages)]) == [b"0"]
 
 
 # --- long polls and idleness -----------------------------------------------------------------------------------------
 
 
-def test_a_thousand_parked_pulls_have_the_broker_do_nothing(tmp_path: Path) -> None:
+def test_a_thousand_waiting_pulls_have_the_broker_do_nothing(tmp_path: Path) -> None:
     driven = filled(tmp_path, 0)
     waiting = [driven.subscribe(f"s{number}.", group=None, start="first") for number in range(1_000)]
     for subscription in waiting:
@@ -225,7 +225,7 @@ def test_a_thousand_parked_pulls_have_the_broker_do_nothing(tmp_path: Path) -> N
     first_s = (driven.broker.tick(driven.now) or 0) - driven.now.monotonic_us
     assert first_s >= 3_000_000_000, "nobody looks before the first of them times out"
     sent = driven.do(driven.send_command({"s7.x": [b"it"]}))
-    (woken,) = [effect for effect in sent if isinstance(effect, Messages)]
+    (woken,) = [effect for effect in sent if isinstance(effect, PulledMessages)]
     assert bodies_of(runs_of_answer(woken)) == [b"it"]
 
 

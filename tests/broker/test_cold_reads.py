@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from qmq.broker.journal.record_types import Verdict
+from qmq.broker.journal.record_types import Disposition
 from qmq.broker.ports.commands import Administer, Disconnected, Subscribe, Unsubscribe, Withdraw
-from qmq.broker.ports.effects import Administered, Effect, Messages, Refused, Sent, Subscribed
+from qmq.broker.ports.effects import Administered, Effect, PulledMessages, Refused, Sent, Subscribed
 from qmq.errors import BrokerStopping, StorageFailed
 from qmq.format.pieces import Run, read_answer
 from qmq.storage.disk.disk import PAGE
@@ -37,8 +37,8 @@ def cold(tmp_path: Path, messages: int = 12, partitions: int = 1) -> tuple[Drive
     return driven, disk, bodies
 
 
-def messages_of(effects: Sequence[Effect]) -> list[Messages]:
-    return [effect for effect in effects if isinstance(effect, Messages)]
+def messages_of(effects: Sequence[Effect]) -> list[PulledMessages]:
+    return [effect for effect in effects if isinstance(effect, PulledMessages)]
 
 
 @pytest.mark.parametrize("prefix", ["", "a.", "a.x"])
@@ -135,7 +135,7 @@ def test_who_leaves_during_a_read_takes_nothing(tmp_path: Path, how: str) -> Non
         [] if how == "disconnect" else [(pull.request, 0)]
     )
     assert driven.read() == []
-    assert driven.broker.parked_pulls() == 0
+    assert driven.broker.waiting_pulls() == 0
     driven.auto_read = True
     assert [run.body(0) for run in drain(driven, driven.subscribe("a."))] == bodies
     driven.close()
@@ -386,7 +386,7 @@ def test_dead_letters_that_are_not_in_memory_are_listed_as_they_are_read(tmp_pat
     while consumer.pull(20):
         pass
     for number in range(0, 60, 10):
-        consumer.back(number, number + 1, Verdict.REJECT)
+        consumer.back(number, number + 1, Disposition.REJECT)
     driven.restart()
     driven.auto_read = False
     rows, after = list[dict[str, object]](), 0

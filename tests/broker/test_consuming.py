@@ -1,4 +1,4 @@
-"""Consumers of groups: acknowledgements, messages that come back, lapses, windows, and starts in the middle of it."""
+"""Consumers of groups: acknowledgements, messages that come back, expires, windows, and starts in the middle of it."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from qmq.broker.delivery.redeliver import MOST_LOOKS
 from qmq.broker.error_log.error_log import Failure
 from qmq.broker.groups.in_flight import MessageRange
 from qmq.broker.groups.message_ranges import PARTITIONS
-from qmq.broker.journal.record_types import Verdict
-from qmq.broker.ports.commands import Ack, Back, HandBack, Heartbeat, Subscribe, Unsubscribe
-from qmq.broker.ports.effects import Acked, Effect, HandedBack, Messages, Refused, Subscribed
+from qmq.broker.journal.record_types import Disposition
+from qmq.broker.ports.commands import Ack, DispositionRange, HandBack, Heartbeat, Subscribe, Unsubscribe
+from qmq.broker.ports.effects import Acked, Effect, HandedBack, PulledMessages, Refused, Subscribed
 from qmq.broker.ports.limits import BrokerLimits
 from qmq.errors import Fenced
 from tests.broker.harness import Driven, bodies_of, runs_of_answer
 
 
 class Consumer:
-    """A consumer as its client sees it: what it got by pull sequence, with attempts."""
+    """A consumer as its client sees it: what it got by delivery sequence, with attempts."""
 
     def __init__(
         self,
@@ -63,9 +63,9 @@ class Consumer:
             raise answer.error
         assert isinstance(answer, Subscribed), answer
         self.answer = answer
-        assert answer.place is not None
-        self.subscription, self.place = answer.subscription, answer.place
-        self.expected = answer.place.frontier
+        assert answer.consumer_state is not None
+        self.subscription, self.consumer_state = answer.subscription, answer.consumer_state
+        self.expected = answer.consumer_state.ack_floor
 
     def pull(self, max_count: int = 1_000_000, **limits: int) -> list[bytes]:
         """Pull without waiting; the bodies."""
@@ -77,7 +77,7 @@ class Consumer:
         (answer,) = answers
         if isinstance(answer, Refused):
             raise answer.error
-        assert isinstance(answer, Messages)
+        assert isinstance(answer, PulledMessages)
         bodies = bodies_of(runs_of_answer(answer, answer.messages - sum(count for _, count, _ in answer.ranges)))
         numbers = [(first + at, attempt) for first, count, attempt in answer.ranges for at in range(count)]
         for body, (number, attempt) in zip(bodies, numbers, strict=True):
@@ -86,20 +86,22 @@ class Consumer:
         return bodies
 
     def ack(self, *numbers: int) -> int:
-        """Acknowledge these pull sequences (none: all); how many were refused."""
+        """Acknowledge these delivery sequences (none: all); how many were refused."""
         pairs = tuple(one for number in numbers or sorted(self.got) for one in (number, number + 1))
         (answer,) = [
             one
             for one in self.driven.do(Ack(self.connection, self.driven.request(), self.subscription, pairs))
-            if not isinstance(one, Messages)
+            if not isinstance(one, PulledMessages)
         ]
         if isinstance(answer, Refused):
             raise answer.error
         assert isinstance(answer, Acked)
         return answer.refused
 
-    def back(self, start: int, end: int, verdict: Verdict = Verdict.NACK, delay_us: int | None = None) -> None:
-        back = Back(start, end, verdict, delay_us, "broke")
+    def back(
+        self, start: int, end: int, disposition: Disposition = Disposition.NACK, delay_us: int | None = None
+    ) -> None:
+        back = DispositionRange(start, end, disposition, delay_us, "broke")
         for answer in self.driven.do(HandBack(self.connection, self.driven.request(), self.subscription, [back])):
             if isinstance(answer, Refused):
                 raise answer.error
@@ -134,7 +136,7 @@ def test_what_is_acknowledged_is_not_seen_again_and_what_is_held_comes_first(tmp
     assert consumer.ack(0, 1, 4) == 0
     stop(driven)  # type: ignore[operator]
     consumer.join()
-    assert (consumer.place.frontier, consumer.place.next_sequence) == (2, 6)
+    assert (consumer.consumer_state.ack_floor, consumer.consumer_state.next_sequence) == (2, 6)
     assert consumer.pull() == [b"2", b"3", b"5"]
     assert consumer.pull() == many(10)[6:]
     assert consumer.ack() == 0
@@ -161,7 +163,7 @@ def test_what_is_handed_back_comes_again_to_anyone(tmp_path: Path) -> None:
     one, two = Consumer(driven, "one", connection=1), Consumer(driven, "two", connection=2)
     assert one.pull(5) == many(5)
     one.back(1, 3)
-    one.back(4, 5, Verdict.RELEASE)
+    one.back(4, 5, Disposition.RELEASE)
     assert two.pull(3) == [b"4"]
     assert two.got == {0: (b"4", 1)}
     assert two.pull(3) == [b"5", b"6", b"7"]
@@ -179,7 +181,7 @@ def test_what_is_handed_back_comes_again_to_anyone(tmp_path: Path) -> None:
     driven.close()
 
 
-def test_a_parked_pull_wakes_when_a_retry_falls_due_and_when_another_leaves(tmp_path: Path) -> None:
+def test_a_waiting_pull_wakes_when_a_retry_falls_due_and_when_another_leaves(tmp_path: Path) -> None:
     driven = filled(tmp_path, 4)
     one, two = Consumer(driven, "one", connection=1), Consumer(driven, "two", connection=2)
     assert one.pull() == many(4)
@@ -192,11 +194,11 @@ def test_a_parked_pull_wakes_when_a_retry_falls_due_and_when_another_leaves(tmp_
     waiting = driven.pull_command(two.subscription, timeout_ms=60_000, connection=2)._replace(expected=1)
     assert driven.do(waiting) == []
     said = driven.do(Unsubscribe(1, driven.request(), one.subscription))
-    assert two.take([one for one in said if isinstance(one, Messages)]) == [b"1", b"2", b"3"]
+    assert two.take([one for one in said if isinstance(one, PulledMessages)]) == [b"1", b"2", b"3"]
     driven.close()
 
 
-def test_who_is_silent_lapses_and_who_beats_does_not(tmp_path: Path) -> None:
+def test_who_is_silent_expires_and_who_beats_does_not(tmp_path: Path) -> None:
     driven = filled(tmp_path, 10)
     one, two = Consumer(driven, "one", connection=1), Consumer(driven, "two", connection=2)
     assert one.pull(4) == many(4)
@@ -218,7 +220,7 @@ def test_who_is_silent_lapses_and_who_beats_does_not(tmp_path: Path) -> None:
     with pytest.raises(Fenced):
         one.pull()
     one.join()
-    assert one.place.incarnation == 2
+    assert one.consumer_state.epoch == 2
     assert one.pull() == []
     driven.close()
 
@@ -232,7 +234,7 @@ def test_a_window_stops_only_its_consumer(tmp_path: Path) -> None:
     assert driven.do(waiting) == []
     assert two.pull(3) == many(8)[5:]
     said = driven.do(Ack(1, driven.request(), one.subscription, (1, 3)))
-    assert one.take([effect for effect in said if isinstance(effect, Messages)]) == [b"8", b"9"]
+    assert one.take([effect for effect in said if isinstance(effect, PulledMessages)]) == [b"8", b"9"]
     driven.close()
 
 
@@ -267,7 +269,7 @@ def test_messages_of_subjects_that_a_start_numbers_otherwise_stay_what_they_are(
     for consumer, name in zip(consumers, names, strict=True):
         consumer.got.clear()
         consumer.join()
-        consumer.expected = consumer.place.frontier
+        consumer.expected = consumer.consumer_state.ack_floor
         assert consumer.pull() == [name.encode(), name.encode() + b"'"]
     driven.close()
 
@@ -294,7 +296,7 @@ def test_what_goes_out_alone_and_cannot_be_read_keeps_nobody_from_the_rest(tmp_p
     assert first.pull(gone) == many(gone)
     for sequence in range(gone):
         unread(driven, sequence)
-    driven.advance(40_000)  # a lapse: each goes out alone from now on
+    driven.advance(40_000)  # an expired session: each goes out alone from now on
     second = Consumer(driven, "b", nonce=b"m", connection=2)
     assert second.pull(10, min_count=1) == many(3)[gone:]
     assert second.ack() == 0
@@ -305,7 +307,7 @@ def test_one_answer_looks_for_so_many_retries_at_most(tmp_path: Path) -> None:
     driven.do(driven.send_command({f"a.{number}": [b"%d" % number] for number in range(200)}))
     consumer = Consumer(driven, "c")
     assert len(consumer.pull()) == 200
-    backs = [Back(number, number + 1, Verdict.NACK, 0, "broke") for number in range(200)]
+    backs = [DispositionRange(number, number + 1, Disposition.NACK, 0, "broke") for number in range(200)]
     driven.do(HandBack(consumer.connection, driven.request(), consumer.subscription, backs))
     came = [consumer.pull() for _ in range(4)]
     assert [len(messages) for messages in came[:3]] == [MOST_LOOKS + 1] * 3

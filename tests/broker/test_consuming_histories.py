@@ -8,7 +8,7 @@ from typing import Final
 
 import pytest
 
-from qmq.broker.journal.record_types import Verdict
+from qmq.broker.journal.record_types import Disposition
 from qmq.broker.ports.commands import Heartbeat, Unsubscribe
 from qmq.broker.ports.limits import BrokerLimits
 from qmq.errors import Fenced
@@ -18,7 +18,12 @@ from tests.broker.test_consuming import Consumer, killed
 #: What befalls is what other tests try one by one: here no lines are counted.
 pytestmark = pytest.mark.no_cover
 
-SETTINGS: Final = {"retry_delays_us": (1_000, 2_000), "max_attempts": 1_000, "max_lapses": 255, "max_unacked": 40}
+SETTINGS: Final = {
+    "retry_delays_us": (1_000, 2_000),
+    "max_attempts": 1_000,
+    "max_session_expiries": 255,
+    "max_unacked": 40,
+}
 SUBJECTS: Final = ("a.x", "a.y", "b", "c")
 
 
@@ -27,7 +32,7 @@ class History:
 
     def __init__(self, path: Path, seed: int, partitions: int) -> None:
         self.chance = random.Random(seed)
-        self.driven = Driven(path, BrokerLimits(lapse_ms=1_000), partitions=partitions)
+        self.driven = Driven(path, BrokerLimits(session_timeout_ms=1_000), partitions=partitions)
         self.prefixes = self.chance.choice([("",), ("a.",), ("a.x", "a.y"), ("a.", "b")])
         self.consumers = [
             Consumer(self.driven, f"c{number}", *self.prefixes, connection=number, **SETTINGS) for number in range(1, 4)
@@ -50,7 +55,7 @@ class History:
             one.join()
             one.got.clear()
             self.holds[one.name].clear()
-            one.expected = one.place.frontier
+            one.expected = one.consumer_state.ack_floor
 
     def befall(self, one: Consumer, what: float) -> None:
         mine = self.holds[one.name]
@@ -62,7 +67,7 @@ class History:
             self.ack(one)
         elif what < 0.85 and mine:
             number = self.chance.choice(sorted(mine))
-            one.back(number, number + 1, self.chance.choice([Verdict.NACK, Verdict.RELEASE]))
+            one.back(number, number + 1, self.chance.choice([Disposition.NACK, Disposition.RELEASE]))
             del mine[number]
         elif what < 0.9:
             self.driven.do(Unsubscribe(one.connection, self.driven.request(), one.subscription))
@@ -112,7 +117,7 @@ class History:
         for each in self.consumers:
             each.join()
             each.got = {number: got for number, got in each.got.items() if number < each.expected}
-            each.expected = each.place.next_sequence if each.nonce == b"n" else each.expected
+            each.expected = each.consumer_state.next_sequence if each.nonce == b"n" else each.expected
 
     def drain(self) -> None:
         """Everybody starts anew and handles what there is, until all that was sent is handled, or long enough."""

@@ -9,7 +9,7 @@ import pytest
 from qmq.broker.delivery import choosing
 from qmq.broker.delivery import select as selection
 from qmq.broker.ports.commands import Synced
-from qmq.broker.ports.effects import Messages
+from qmq.broker.ports.effects import PulledMessages
 from tests.broker.harness import Driven, bodies_of, runs_of_answer
 
 
@@ -38,7 +38,7 @@ def test_a_pull_stopped_at_the_bound_goes_on_behind_it(tmp_path: Path, monkeypat
             break
         said += driven.do()
     (answer,) = said
-    assert isinstance(answer, Messages)
+    assert isinstance(answer, PulledMessages)
     assert bodies_of(runs_of_answer(answer)) == [b"1"]
     driven.close()
 
@@ -62,11 +62,11 @@ def test_one_arrival_looks_for_few_of_many_that_wait(tmp_path: Path, monkeypatch
     driven.do(driven.send_command({"a": [b"1"]}))
     driven.do(driven.send_command({"a": [b"2"]}))  # behind the sync that runs: stored, but not visible with the first
     made = []
-    monkeypatch.setattr(choosing, "Selection", lambda *limits: made.append(1) or selection.Selection(*limits))
+    monkeypatch.setattr(choosing, "Selection", lambda *limits: made.append(1) or selection.PullSelection(*limits))
     (want,) = driven.wanted
     driven.store.sync(want.partition)
     said = driven.do(Synced(want.partition, want.position))
-    assert [effect.connection for effect in said if isinstance(effect, Messages)] == [1]
+    assert [effect.connection for effect in said if isinstance(effect, PulledMessages)] == [1]
     assert len(made) <= 2
     driven.wanted = driven.wanted[1:]
     driven.sync()

@@ -9,7 +9,7 @@ import pytest
 
 from qmq.broker import damage
 from qmq.broker.ports.commands import Report, Send
-from qmq.broker.ports.effects import CheckWanted, Effect, Messages, Refused, Reported
+from qmq.broker.ports.effects import CheckWanted, Effect, PulledMessages, Refused, Reported
 from qmq.format.build import MessageHeader, RunContent, build_batch
 from qmq.format.layout import BATCH_HEADER_SIZE
 from qmq.format.pieces import read_answer
@@ -36,7 +36,7 @@ def sent_batch(driven: Driven) -> int:
 
 
 def rot(driven: Driven, position: int, offset: int) -> None:
-    place = driven.store.place_of(0, position + offset)
+    place = driven.store.file_offset_of(0, position + offset)
     with place.path.open("r+b") as file:
         file.seek(place.offset)
         byte = file.read(1)[0]
@@ -66,7 +66,7 @@ def test_what_is_bad_is_told_of_once_and_served_no_more(tmp_path: Path) -> None:
         assert report(driven, position, lost.first, lost.messages).found == "bad"
     (news,) = driven.broker.take_damaged()
     file, *_ = segment_files(tmp_path)
-    assert str(news).startswith(f"{file} at offset {driven.store.place_of(0, position).offset} ")
+    assert str(news).startswith(f"{file} at offset {driven.store.file_offset_of(0, position).offset} ")
     assert driven.broker.counters.damaged == {"report": 1}
     rotten_subject = ["a.x", "a.x", "a.x", "a.y", "a.y", "b"][lost.first]
     for prefix in ("", "a.", "a.x", "a.y", "b"):
@@ -194,7 +194,7 @@ def test_a_report_of_the_current_segment(tmp_path: Path) -> None:
 
 def spoil(driven: Driven, position: int) -> None:
     """Make zeros of a whole header, so that nothing tells what stood there."""
-    place = driven.store.place_of(0, position)
+    place = driven.store.file_offset_of(0, position)
     with place.path.open("r+b") as file:
         file.seek(place.offset)
         file.write(bytes(BATCH_HEADER_SIZE))
@@ -212,7 +212,7 @@ def test_a_pull_that_checks_passes_a_spoiled_header(tmp_path: Path, group: str |
     number = driven.subscribe("", group=group, start=None if group else "first")
     spoil(driven, position)
     (answer,) = driven.do(driven.pull_command(number))
-    assert isinstance(answer, Messages)
+    assert isinstance(answer, PulledMessages)
     assert read_answer(memoryview(b"".join(answer.buffers)))[1]
     assert driven.broker.take_damaged() == []
     if group is None:
@@ -224,5 +224,5 @@ def test_a_pull_that_checks_passes_a_spoiled_header(tmp_path: Path, group: str |
     assert f"(position {position} of partition 0)" in str(news)
     assert driven.store.unreadable(0, before, driven.store.end(0)) != []
     if group is not None:
-        assert isinstance(again, Messages)
+        assert isinstance(again, PulledMessages)
         assert [attempt for _, _, attempt in again.ranges] == [1, 1]

@@ -21,7 +21,7 @@ from qmq.format.ids import MessageId
 from qmq.storage.disk.disk import Disk
 from qmq.storage.error_log import sorted_runs as runs
 from qmq.storage.error_log import timer_queue as schedule
-from qmq.storage.verify.report import Report
+from qmq.storage.verify.report import VerifyReport
 from qmq.storage.verify.verify import verify
 from tests.broker.delay.test_delay import S, cancel, delay, follow
 from tests.broker.harness import Driven
@@ -109,7 +109,7 @@ def kind_of(name: str) -> str:
     return "checkpoint" if last.startswith("checkpoint-") else Path(name).suffix[1:] or last
 
 
-def survive(directory: Path, files: Files, moment: Moment, lost: set[str], disk: Disk | None = None) -> Report:
+def survive(directory: Path, files: Files, moment: Moment, lost: set[str], disk: Disk | None = None) -> VerifyReport:
     """A broker starts on these files and delivers all that falls due, but maybe for *lost*; what verify says after."""
     write_files(directory, files)
     driven = Driven(directory, disk=disk if disk is not None else FakeDisk(), **SMALL)

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from qmq.broker.delivery.redeliver import NOT_FOLLOWED
-from qmq.broker.journal.record_types import Verdict
+from qmq.broker.journal.record_types import Disposition
 from qmq.broker.ports.commands import Administer, Subscribe, Unsubscribe
-from qmq.broker.ports.effects import Messages, Refused, Subscribed
+from qmq.broker.ports.effects import PulledMessages, Refused, Subscribed
 from qmq.broker.ports.limits import BrokerLimits
 from qmq.errors import InvalidName, InvalidOption, UnknownGroup
 from tests.broker.harness import Driven, bodies_of, runs_of_answer
@@ -20,13 +20,13 @@ from tests.broker.retention.test_retention import send as fill
 from tests.broker.test_admin import ask, group_row
 from tests.broker.test_consuming import Consumer, killed
 
-LAPSE_MS = 30_000
+SESSION_TIMEOUT_MS = 30_000
 STOPS = pytest.mark.parametrize("stop", [None, Driven.restart, killed])
 
 
 def filled(tmp_path: Path, count: int = 6, **limits: Any) -> Driven:
     """Messages of a.x and b.x in turn, a message a batch; bodies say which."""
-    driven = Driven(tmp_path, BrokerLimits(lapse_ms=LAPSE_MS, **limits))
+    driven = Driven(tmp_path, BrokerLimits(session_timeout_ms=SESSION_TIMEOUT_MS, **limits))
     for number in range(count):
         send(driven, number)
     return driven
@@ -85,7 +85,7 @@ def test_what_comes_back_of_it_is_dead_and_says_why(tmp_path: Path, stop: Any, a
     consumer.back(mine[0], mine[0] + 1, delay_us=0)
     consumer.back(mine[1], mine[1] + 1, delay_us=2_000_000)
     follow_only(driven, "a.")
-    consumer.back(mine[2], mine[2] + 1, Verdict.RELEASE)
+    consumer.back(mine[2], mine[2] + 1, Disposition.RELEASE)
     stopped(driven, stop, consumer)
     assert all(body.startswith(b"a") for body in consumer.pull(100))
     driven.advance(2_000)
@@ -107,7 +107,7 @@ def test_what_a_killed_consumer_held_is_dead_too(tmp_path: Path) -> None:
     consumer = Consumer(driven, "c", "")
     assert len(consumer.pull()) == 6
     follow_only(driven, "a.x")
-    driven.advance(LAPSE_MS)
+    driven.advance(SESSION_TIMEOUT_MS)
     other = Consumer(driven, "d", "a.x", connection=2)
     while other.pull():
         other.ack()
@@ -135,10 +135,10 @@ def test_who_is_there_goes_on_with_what_is_left_of_its_own(tmp_path: Path) -> No
     assert isinstance(refused.error, InvalidOption)
     assert "group g does not follow 'b.x', only 'a.', 'c.'" in str(refused.error)
     commands = [driven.send_command({"a.x": [b"1"]}), driven.send_command({"b.x": [b"2"]})]
-    answers = [one for one in driven.do(*commands) if isinstance(one, Messages)]
+    answers = [one for one in driven.do(*commands) if isinstance(one, PulledMessages)]
     assert [one.request for one in answers] == [waits["all"].request]
     assert bodies_of(runs_of_answer(answers[0])) == [b"1"]
-    answers = [one for one in driven.do(driven.send_command({"a.y": [b"3"]})) if isinstance(one, Messages)]
+    answers = [one for one in driven.do(driven.send_command({"a.y": [b"3"]})) if isinstance(one, PulledMessages)]
     assert [one.request for one in answers] == [waits["a"].request]
     with pytest.raises(InvalidOption, match=r"does not follow 'b\.x'"):
         of_b.pull()
@@ -277,7 +277,7 @@ def test_there_is_a_most_of_what_a_group_follows_and_has_followed(tmp_path: Path
 @STOPS
 @pytest.mark.parametrize("again", ["", "a."])
 def test_where_the_group_left_it_may_be_gone_meanwhile(tmp_path: Path, stop: Any, again: str) -> None:
-    driven = driven_in(tmp_path, BrokerLimits(retention_ms=HOUR_MS, lapse_ms=100 * HOUR_MS))
+    driven = driven_in(tmp_path, BrokerLimits(retention_ms=HOUR_MS, session_timeout_ms=100 * HOUR_MS))
     consumer = Consumer(driven, "c", "")
     driven.send("b.x", b"held 1")
     driven.send("b.x", b"held 2")
@@ -318,13 +318,13 @@ def test_a_broadcast_is_narrowed_as_a_whole_and_a_member_alone(tmp_path: Path) -
 
 @pytest.mark.parametrize("stop", [Driven.restart, killed])
 @pytest.mark.parametrize("seed", range(4))
-def test_a_most_once_group_that_follows_again_is_given_nothing_twice(tmp_path: Path, seed: int, stop: Any) -> None:
+def test_an_at_most_once_group_that_follows_again_is_given_nothing_twice(tmp_path: Path, seed: int, stop: Any) -> None:
     driven, chance = filled(tmp_path, 0), random.Random(seed)
     got = list[bytes]()
     number = 0
 
     def subscribed(asks: str) -> int:
-        command = Subscribe(1, driven.request(), "g", ("",), "c", None, mode="most_once", asks=asks)
+        command = Subscribe(1, driven.request(), "g", ("",), "c", None, mode="at_most_once", asks=asks)
         answer = driven.do(command)[-1]
         assert isinstance(answer, Subscribed), answer
         return answer.subscription
@@ -339,7 +339,7 @@ def test_a_most_once_group_that_follows_again_is_given_nothing_twice(tmp_path: P
             case 2 | 3:
                 command = driven.pull_command(subscription, chance.randrange(1, 4))
                 for one in driven.do(command):
-                    if isinstance(one, Messages) and one.request == command.request:
+                    if isinstance(one, PulledMessages) and one.request == command.request:
                         got += bodies_of(runs_of_answer(one))
             case 4:
                 follow_only(driven, *chance.choice([("a.",), ("",), ("b.", "a.x")]))
@@ -354,7 +354,10 @@ def test_a_most_once_group_that_follows_again_is_given_nothing_twice(tmp_path: P
 @pytest.mark.parametrize("seed", range(12))
 def test_narrowing_and_widening_loses_nothing_and_repeats_nothing(tmp_path: Path, seed: int) -> None:
     """Once all is followed again, and its dead are handed out again, all has been acknowledged, each once."""
-    driven, chance = Driven(tmp_path, BrokerLimits(lapse_ms=LAPSE_MS), partitions=1 + seed % 2), random.Random(seed)
+    driven, chance = (
+        Driven(tmp_path, BrokerLimits(session_timeout_ms=SESSION_TIMEOUT_MS), partitions=1 + seed % 2),
+        random.Random(seed),
+    )
     sent, acked = list[bytes](), list[bytes]()
     consumer = Consumer(driven, "c", *chance.choice([("",), ("a.", "b.", "c"), ("a.x", "b.x", "c")]))
 

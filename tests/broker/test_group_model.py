@@ -12,10 +12,10 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule, run_state_machine_as_test
 
-from qmq.broker.journal.record_types import Verdict
-from qmq.broker.ports.commands import Ack, Back, HandBack, Heartbeat, Unsubscribe
-from qmq.broker.ports.effects import Acked, HandedBack, Messages, Sent
-from tests.broker.group_calls import LAPSE_MS, GroupCalls, Session
+from qmq.broker.journal.record_types import Disposition
+from qmq.broker.ports.commands import Ack, DispositionRange, HandBack, Heartbeat, Unsubscribe
+from qmq.broker.ports.effects import Acked, HandedBack, PulledMessages, Sent
+from tests.broker.group_calls import SESSION_TIMEOUT_MS, GroupCalls, Session
 from tests.broker.group_state import letter_of
 from tests.broker.model import Consumer, Refusal
 from tests.sim.life import check_files
@@ -27,7 +27,7 @@ NAMES = ("one", "two", "fleeting")
 SUBJECTS = ("a", "b")
 GROUP_SETTINGS = {
     "max_attempts": st.sampled_from([1, 2, 3]),
-    "max_lapses": st.sampled_from([1, 2, 3]),
+    "max_session_expiries": st.sampled_from([1, 2, 3]),
     "max_unacked": st.sampled_from([1, 2, 5, 30]),
     "retry_delays_us": st.lists(st.sampled_from([0, 1, 300_000, 2_000_000]), min_size=1, max_size=3),
 }
@@ -83,7 +83,7 @@ class GroupMachine(GroupCalls):
         """A process connects again, or (is_kept) another one goes on with what the first one has kept."""
         session = self.some_session(data)
         handled = self.some_pairs(data, session.one)
-        known = self.known(session, 0 if is_kept else session.incarnation, handled)
+        known = self.known(session, 0 if is_kept else session.epoch, handled)
         nonce = session.nonce + b"'" if is_kept else session.nonce
         self.hello(session.one.name, nonce, known, session.expected[0] if not is_kept else None)
 
@@ -94,9 +94,9 @@ class GroupMachine(GroupCalls):
         return there[at % len(there)] if there and at % 5 else self.sessions[at // 5]
 
     def some_pairs(self, data: st.DataObject, one: Consumer) -> tuple[int, ...]:
-        stretch = st.tuples(st.integers(0, 30), st.integers(1, 12))
+        one_range = st.tuples(st.integers(0, 30), st.integers(1, 12))
         found = list[int]()
-        for back, count in data.draw(st.lists(stretch, max_size=3), label="acknowledged"):
+        for back, count in data.draw(st.lists(one_range, max_size=3), label="acknowledged"):
             start = max(one.next_sequence - back, 0)
             found += (start, min(start + count, one.next_sequence))
         pairs = zip(found[::2], found[1::2], strict=True)
@@ -128,7 +128,7 @@ class GroupMachine(GroupCalls):
         (answer,) = driven.do(command._replace(expected=min(session.expected[0], one.next_sequence)))
         if self.refusal(session, answer):
             return
-        assert isinstance(answer, Messages), answer
+        assert isinstance(answer, PulledMessages), answer
         assert self.group is not None
         given = self.given(answer, one.name)
         what = self.group.give(one, session.expected[0], max_count, given, self.now_us)
@@ -148,7 +148,7 @@ class GroupMachine(GroupCalls):
             self.counts["replaced"] += 1
             return
         others = [at for at, one in enumerate(self.sessions) if one.nonce != session.nonce]
-        self.advance(LAPSE_MS - 1, set(others))
+        self.advance(SESSION_TIMEOUT_MS - 1, set(others))
         self.advance(1, set(others))
 
     def acknowledge(self, data: st.DataObject, session: Session) -> None:
@@ -167,16 +167,16 @@ class GroupMachine(GroupCalls):
 
     def hand_back(self, data: st.DataObject, session: Session) -> None:
         one, held = session.one, sorted(session.one.held)
-        verdict = data.draw(st.sampled_from([Verdict.NACK, *Verdict]))
+        disposition = data.draw(st.sampled_from([Disposition.NACK, *Disposition]))
         delay_us = data.draw(st.sampled_from([None, 0, 0, 700_000]), label="delay")
         at = data.draw(st.integers(0, 30), label="at")
         start = held[at % len(held)] if held and at < 25 else at
         end = start + data.draw(st.sampled_from([1, 1, 3]), label="count")
-        self.counts[f"{verdict.name.lower()}s"] += 1
-        backs = [Back(start, end, verdict, delay_us, "broke")]
+        self.counts[f"{disposition.name.lower()}s"] += 1
+        backs = [DispositionRange(start, end, disposition, delay_us, "broke")]
         if self.counts["hand-backs"] % 3 == 0:  # the last of them again, in the same call
             self.counts["handed back twice"] += 1
-            backs.append(Back(end - 1, end + 1, verdict, delay_us, "twice"))
+            backs.append(DispositionRange(end - 1, end + 1, disposition, delay_us, "twice"))
         self.counts["hand-backs"] += 1
         (answer,) = self.driven.do(HandBack(session.connection, self.driven.request(), session.subscription, backs))
         if self.refusal(session, answer):
@@ -187,13 +187,13 @@ class GroupMachine(GroupCalls):
         assert answer.refused == refused
         self.check()
 
-    def takes_back(self, one: Consumer, back: Back) -> bool:
+    def takes_back(self, one: Consumer, back: DispositionRange) -> bool:
         """Whether the model does."""
         assert self.group is not None
         try:
-            if back.verdict is Verdict.NACK:
+            if back.disposition is Disposition.NACK:
                 self.group.nack(one, back.start, back.end, back.delay_us, back.reason, self.now_us)
-            elif back.verdict is Verdict.RELEASE:
+            elif back.disposition is Disposition.RELEASE:
                 self.group.release(one, back.start, back.end, back.delay_us, self.now_us)
             else:
                 self.group.reject(one, back.start, back.end, back.reason)
@@ -226,7 +226,7 @@ class GroupMachine(GroupCalls):
         if self.group is not None:
             before = sum(one.is_there for one in self.group.consumers.values())
             self.group.tick(self.driven.now.monotonic_us, self.now_us)
-            self.counts["lapses"] += before - sum(one.is_there for one in self.group.consumers.values())
+            self.counts["session_expiries"] += before - sum(one.is_there for one in self.group.consumers.values())
         self.check()
 
     # --- from outside ------------------------------------------------------------------------------------------------
@@ -302,7 +302,7 @@ class GroupMachine(GroupCalls):
             self.group.start(self.driven.now.monotonic_us)
         self.check()
         for session in before if returns else ():
-            known = self.known(session, session.incarnation)
+            known = self.known(session, session.epoch)
             self.hello(session.one.name, session.nonce, known, session.expected[0])
 
     def teardown(self) -> None:
@@ -324,7 +324,7 @@ RULES = (
     "given fresh",
     "given nothing",
     "late calls",
-    "lapses",
+    "session_expiries",
     "kills",
 )
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from qmq.broker.ports.effects import Messages, Refused, Sent
+from qmq.broker.ports.effects import PulledMessages, Refused, Sent
 from qmq.errors import StorageError, StorageFailed, StorageFull, SyncFailed
 from tests.broker.faulted import GROUPS, World
 from tests.fake_disk import FAILING, FakeDisk
@@ -91,7 +91,7 @@ def check_reads(world: World) -> None:
         assert answer.error.retryable
         assert world.disk.code in READ_ERRORS, answer.error
     else:
-        assert isinstance(answer, Messages) or world.disk.struck.total() or world.disk.code in READ_ERRORS
+        assert isinstance(answer, PulledMessages) or world.disk.struck.total() or world.disk.code in READ_ERRORS
 
 
 def check_after(world: World, clean: bool) -> None:

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from qmq.broker.journal.record_types import Verdict
+from qmq.broker.journal.record_types import Disposition
 from qmq.broker.ports.commands import Subscribe
-from qmq.broker.ports.effects import Messages, Refused
+from qmq.broker.ports.effects import PulledMessages, Refused
 from qmq.broker.ports.limits import BrokerLimits
 from qmq.errors import InvalidName
 from qmq.format.private import is_private, private_batch
@@ -48,7 +48,7 @@ def test_a_message_of_another_broker_lies_under_the_longest_name(
     run = run_of(b"from elsewhere")
     run.subject = LONG
     batch = memoryview(bytearray(private_batch(run, 0, own, b"q" * 16, 0)))
-    done(driven, over(driven, group=own, batch=batch, verdict=Verdict.NACK))
+    done(driven, over(driven, group=own, batch=batch, disposition=Disposition.NACK))
     assert private_names(driven) == [f"~{own}~{LONG}"]
     stop(driven)
     consumer.join()
@@ -96,7 +96,7 @@ def test_an_answer_with_many_of_the_longest_names_has_no_more_bytes_than_asked_f
     sizes = list[int]()
     while True:
         command = driven.pull_command(consumer.subscription, max_bytes=most)._replace(expected=consumer.expected)
-        (answer,) = [one for one in driven.do(command) if isinstance(one, Messages)]
+        (answer,) = [one for one in driven.do(command) if isinstance(one, PulledMessages)]
         if not answer.messages:
             break
         sizes.append(answer.size)
@@ -110,7 +110,7 @@ def test_an_answer_with_many_of_the_longest_names_has_no_more_bytes_than_asked_f
 @STOPS
 @MODES
 def test_what_is_carried_forward_lies_under_the_longest_name(tmp_path: Path, mode: str, own: str, stop: Any) -> None:
-    limits = BrokerLimits(retention_ms=HOUR_MS, lapse_ms=100 * HOUR_MS)
+    limits = BrokerLimits(retention_ms=HOUR_MS, session_timeout_ms=100 * HOUR_MS)
     driven = driven_in(tmp_path, limits)
     consumer = Consumer(driven, CONSUMER, group=GROUP, mode=mode)
     driven.send(LONG, b"held")

@@ -10,12 +10,12 @@ from qmq.broker.delivery import handing
 from qmq.broker.groups import group_state as ledger
 from qmq.broker.journal import record_types as kinds
 from qmq.broker.ports.commands import Ack
-from qmq.broker.ports.effects import Acked, Messages
+from qmq.broker.ports.effects import Acked, PulledMessages
 from qmq.format.layout import PULL_RECORD_HEADER_SIZE
 from qmq.storage.pull_log.records import MAX_RECORD_BYTES
 from tests.broker.harness import Driven, bodies_of, runs_of_answer
 
-#: More prefixes than are looked for in what was chosen: each stretch is a range then.
+#: More prefixes than are looked for in what was chosen: each range is a range then.
 PREFIXES = [f"p{number}." for number in range(9)]
 COUNT, PART = 400, 64
 
@@ -26,7 +26,7 @@ def test_a_record_has_room_for_so_many() -> None:
     assert PULL_RECORD_HEADER_SIZE + kinds.MOST_RANGES_A_RECORD * largest + prefixes < MAX_RECORD_BYTES
 
 
-def test_a_pull_of_very_many_stretches_and_its_acks_outlive_a_kill(
+def test_a_pull_of_very_many_ranges_and_its_acks_outlive_a_kill(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (handing, ledger):
@@ -37,7 +37,7 @@ def test_a_pull_of_very_many_stretches_and_its_acks_outlive_a_kill(
     every = [b"%d" % number for number in range(COUNT)]
     subscription = driven.subscribe(*PREFIXES, group="g")
     (answer,) = driven.do(driven.pull_command(subscription))
-    assert isinstance(answer, Messages), answer
+    assert isinstance(answer, PulledMessages), answer
     assert answer.ranges == ((0, COUNT, 1),)
     assert bodies_of(runs_of_answer(answer)) == every
     odd = tuple(end for number in range(1, COUNT, 2) for end in (number, number + 1))
@@ -47,6 +47,6 @@ def test_a_pull_of_very_many_stretches_and_its_acks_outlive_a_kill(
     driven.open()
     subscription = driven.subscribe(*PREFIXES, group="g")
     (answer,) = driven.do(driven.pull_command(subscription)._replace(expected=0))
-    assert isinstance(answer, Messages), answer
+    assert isinstance(answer, PulledMessages), answer
     assert bodies_of(runs_of_answer(answer)) == every[::2]
     driven.close()

@@ -6,7 +6,7 @@ import os
 from itertools import count
 from pathlib import Path
 
-from qmq.broker.journal.record_types import Kind
+from qmq.broker.journal.record_types import RecordKind
 from qmq.broker.ports.commands import Unsubscribe
 from qmq.storage.pull_log.records import PullRecord, list_pull_files, pull_file_path, read_pull_log
 from tests.broker.delivery.test_at_most_once import joined, taken
@@ -37,7 +37,7 @@ def records_of(driven: Driven) -> list[PullRecord]:
     return read_pull_log(driven.disk, PULLS, driven.store.store_id, driven.store.secret, base).records
 
 
-def lose(driven: Driven, disk: SimulatedDisk, kind: Kind) -> None:
+def lose(driven: Driven, disk: SimulatedDisk, kind: RecordKind) -> None:
     """The power fails; of all that was written one record has not reached the disk, the last of that kind."""
     record = [one for one in records_of(driven) if one.kind == kind][-1]
     base = max(base for base in list_pull_files(disk, PULLS) if base <= record.position)
@@ -66,15 +66,15 @@ def held_by_a(driven: Driven) -> bool:
     """All is as it was before a left: it holds the messages, b nothing, and nothing waits."""
     ledger = driven.broker.groups["g"].ledger
     assert ledger is not None
-    held = {name: member.held.count for name, member in ledger.by_name.items()}
-    return held == {"a": 3, "b": 0} and not ledger.retries.count and driven.store.groups.generation > 1
+    in_flight = {name: member.in_flight.count for name, member in ledger.by_name.items()}
+    return in_flight == {"a": 3, "b": 0} and not ledger.retries.count and driven.store.groups.generation > 1
 
 
 def test_what_came_after_a_lost_record_does_not_count() -> None:
     disk = SimulatedDisk(1)
     driven = driven_on(disk)
     handed_on(driven)
-    lose(driven, disk, Kind.LEAVE)
+    lose(driven, disk, RecordKind.LEAVE)
     driven.open()
     assert held_by_a(driven)
     assert any("with the power" in note for note in driven.store.recovery.notes)
@@ -93,7 +93,7 @@ def test_a_start_that_is_killed_does_not_forget_that_power_was_lost() -> None:
     disk = SimulatedDisk(1)
     driven = driven_on(disk)
     handed_on(driven)
-    lose(driven, disk, Kind.LEAVE)
+    lose(driven, disk, RecordKind.LEAVE)
     for operations in count():
         driven.disk = image = disk.clone(operations)
         left = operations
@@ -127,8 +127,8 @@ def test_what_a_block_may_have_given_away_is_not_handed_out_again() -> None:
     driven.subscribe("", group="h")
     assert taken(driven, subscription, 2) == many(2)
     records = records_of(driven)
-    assert [one.kind for one in records][-2:] == [Kind.RESERVE] * 2
-    lose(driven, disk, Kind.JOIN)
+    assert [one.kind for one in records][-2:] == [RecordKind.RESERVE] * 2
+    lose(driven, disk, RecordKind.JOIN)
     driven.open()
     assert not driven.broker.groups["h"].ledger.members  # type: ignore[union-attr]
     left = taken(driven, joined(driven))
@@ -147,7 +147,7 @@ def test_who_held_messages_at_bad_bytes_holds_them_on(tmp_path: Path) -> None:
     store, pulls = driven.store, tmp_path / "pulls"
     base = list_pull_files(driven.disk, pulls)[0]
     records = read_pull_log(driven.disk, pulls, store.store_id, store.secret, base).records
-    left = [one for one in records if one.kind == Kind.LEAVE][-1]
+    left = [one for one in records if one.kind == RecordKind.LEAVE][-1]
     path = pull_file_path(pulls, max(base for base in list_pull_files(driven.disk, pulls) if base <= left.position))
     data = bytearray(path.read_bytes())
     data[left.position - int(path.stem, 16) + 4] ^= 1  # rot, not a loss of power

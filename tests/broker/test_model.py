@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from qmq.broker.ports.commands import Ack, Disconnected, Send, Unsubscribe, Withdraw
-from qmq.broker.ports.effects import Acked, Effect, Messages, Refused, Sent, Unsubscribed
+from qmq.broker.ports.effects import Acked, Effect, PulledMessages, Refused, Sent, Unsubscribed
 from qmq.errors import Fenced, StorageFull, UnknownSubscription
 from tests.broker.harness import Driven, runs_of_answer
 from tests.fake_disk import FakeDisk
@@ -81,7 +81,7 @@ class Model:
         acknowledge it.
         """
         for effect in effects:
-            if not isinstance(effect, Messages):
+            if not isinstance(effect, PulledMessages):
                 assert isinstance(effect, Sent | Unsubscribed | Acked) or (
                     isinstance(effect, Refused) and isinstance(effect.error, StorageFull | UnknownSubscription | Fenced)
                 )
@@ -218,6 +218,6 @@ def drain(driven: Driven, model: Model, group: str) -> None:
             model.owner[pull.request] = group, subscription
             said = driven.do(pull)
             model.take(said)
-            if not any(isinstance(effect, Messages) and effect.messages for effect in said):
+            if not any(isinstance(effect, PulledMessages) and effect.messages for effect in said):
                 break
         assert model.got[group][subject] == model.stored[subject]

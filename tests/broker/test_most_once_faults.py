@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from qmq.broker.journal.record_types import Kind
-from qmq.broker.ports.effects import Messages, Refused, Subscribed
+from qmq.broker.journal.record_types import RecordKind
+from qmq.broker.ports.effects import PulledMessages, Refused, Subscribed
 from qmq.errors import StorageError, StorageFull
 from qmq.storage.verify.verify import verify
 from tests.broker.delivery.test_at_most_once import joined, joining, skipped, taken
@@ -34,8 +34,8 @@ SMALL = {"segment_bytes": 16 << 10, "max_frame_bytes": 8 << 10, "reserve_bytes":
 def given(driven: Driven, subscription: int, max_count: int = 3) -> list[bytes]:
     """What one pull is answered with, if it is."""
     command = driven.pull_command(subscription, max_count=max_count)
-    answers = [one for one in driven.do(command) if isinstance(one, Messages | Refused)]
-    return [body for one in answers if isinstance(one, Messages) for body in bodies_of(runs_of_answer(one))]
+    answers = [one for one in driven.do(command) if isinstance(one, PulledMessages | Refused)]
+    return [body for one in answers if isinstance(one, PulledMessages) for body in bodies_of(runs_of_answer(one))]
 
 
 def check_once(driven: Driven, got: list[bytes], sent: list[bytes]) -> None:
@@ -56,11 +56,11 @@ def test_a_rotten_reserve(tmp_path: Path, copies: tuple[int, ...], prefix: str, 
     subscription = joined(driven, prefix, max_unacked=BLOCK)
     driven.checkpoint()
     got = taken(driven, subscription, 5)
-    *_, first, second = records(driven, Kind.RESERVE)
+    *_, first, second = records(driven, RecordKind.RESERVE)
     assert bytes(first.payload) == bytes(second.payload)
     if behind:
         got += taken(driven, subscription, behind)
-        assert len(records(driven, Kind.RESERVE)) >= 4
+        assert len(records(driven, RecordKind.RESERVE)) >= 4
     driven.store.close(clean=False)
     files = {spoil(tmp_path, (first, second)[copy], 150) for copy in copies}
     killed(driven)
@@ -92,7 +92,7 @@ def test_on_a_full_disk_nothing_is_handed_out_unreserved(tmp_path: Path) -> None
             assert isinstance(answer.error, StorageFull)
             refused += 1
         else:
-            assert isinstance(answer, Messages)
+            assert isinstance(answer, PulledMessages)
             got += bodies_of(runs_of_answer(answer))
     assert refused >= 5
     disk.full = False

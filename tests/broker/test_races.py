@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from qmq.broker.journal.record_types import Verdict
-from qmq.broker.ports.commands import Heartbeat, Known, Subscribe, Unsubscribe
+from qmq.broker.journal.record_types import Disposition
+from qmq.broker.ports.commands import Heartbeat, KnownConsumer, Subscribe, Unsubscribe
 from qmq.broker.ports.effects import Effect, Refused, Subscribed
 from qmq.broker.ports.limits import BrokerLimits
 from qmq.errors import Fenced, UnknownSubscription
@@ -22,17 +22,17 @@ from tests.broker.group_state import ledger_of
 from tests.broker.test_admin import ask
 from tests.broker.test_consuming import Consumer, filled, killed
 
-LAPSE_MS = 1_000
+SESSION_TIMEOUT_MS = 1_000
 DELAY_US = 300_000
 
-SECOND = "       ack  nack release reject leave lapse reconnect takeover repull due  seek"
+SECOND = "       ack  nack release reject leave expire reconnect takeover repull due  seek"
 TABLE = {
     "ack": "+D   FD   FD      FD     +D    +D    +D        +D       +D     +D   +1",
     "nack": "r2   F2   F2      F2     +2    +2    +2        +2       +2     +2   +1",
     "release": "r1   F1   F1      F1     +1    +1    +1        +1       +H     +1   +1",
     "reject": "rX   FX   FX      FX     +X    +X    +X        +X       +X     +X   +X1",
     "leave": "U1   U1   U1      U1     U1    +1    +1        +1       U1     +1   +1",
-    "lapse": "F1   F1   F1      F1     +1    +1    +1        +1       F1     +1   +1",
+    "expire": "F1   F1   F1      F1     +1    +1    +1        +1       F1     +1   +1",
     "reconnect": "+D   +2   +1      +X     +1    +1    +H        +H       +H     +H   +1",
     "takeover": "FH   FH   FH      FH     +H    +1    FH        +1       FH     +H   +1",
     "repull": "+D   +2   +1      +X     +1    +1    +H        +H       +H     +H   +1",
@@ -47,8 +47,8 @@ class Race:
     """One and two, and what happens to them."""
 
     def __init__(self, directory: Path) -> None:
-        self.driven = filled(directory, 1, BrokerLimits(lapse_ms=LAPSE_MS))
-        self.one = Consumer(self.driven, "one", nonce=b"n", retry_delays_us=(DELAY_US,), max_lapses=3)
+        self.driven = filled(directory, 1, BrokerLimits(session_timeout_ms=SESSION_TIMEOUT_MS))
+        self.one = Consumer(self.driven, "one", nonce=b"n", retry_delays_us=(DELAY_US,), max_session_expiries=3)
         self.two = Consumer(self.driven, "two", connection=2)
         assert self.one.pull() == [b"0"]
         self.connections = 2
@@ -68,11 +68,11 @@ class Race:
         return "+"
 
     def release(self) -> str:
-        self.one.back(0, 1, Verdict.RELEASE)
+        self.one.back(0, 1, Disposition.RELEASE)
         return "+"
 
     def reject(self) -> str:
-        self.one.back(0, 1, Verdict.REJECT)
+        self.one.back(0, 1, Disposition.REJECT)
         return "+"
 
     def leave(self) -> str:
@@ -84,19 +84,19 @@ class Race:
             raise answer.error
         return "+"
 
-    def lapse(self) -> str:
+    def expire(self) -> str:
         """One's process is silent, whoever that is by now."""
         self.is_there = False
         for _ in range(2):
-            self.beat(LAPSE_MS // 2 + 1)
+            self.beat(SESSION_TIMEOUT_MS // 2 + 1)
         return "+"
 
     def reconnect(self) -> str:
         """The process that began connects again."""
         self.connections += 1
-        place = self.one.place
+        consumer_state = self.one.consumer_state
         generation = self.driven.store.groups.generation
-        known = Known(place.since_us, generation, place.incarnation, 1, ())
+        known = KnownConsumer(consumer_state.since_us, generation, consumer_state.epoch, 1, ())
         start = self.connections, self.driven.request(), "g", ("",), "one", None, b"n", b"one"
         answer = self.driven.do(Subscribe(*start, known=known))[0]
         if isinstance(answer, Subscribed):
@@ -152,13 +152,13 @@ class Race:
         ledger = ledger_of(self.driven)
         dead = "X" * len(ledger.dead)
         for name, letter in (("one", "H"), ("two", "T")):
-            if ledger.by_name[name].held.count:
+            if ledger.by_name[name].in_flight.count:
                 return dead + letter
         self.two.join()
-        self.two.expected = self.two.place.next_sequence
+        self.two.expected = self.two.consumer_state.next_sequence
         for _ in range(4):
             self.is_there = False
-            self.beat(LAPSE_MS // 4)
+            self.beat(SESSION_TIMEOUT_MS // 4)
             if self.two.pull():
                 return f"{dead}{self.two.got[max(self.two.got)][1]}"
         return dead or "D"

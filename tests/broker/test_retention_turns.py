@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from qmq.broker.groups.in_flight import HeldRange
+from qmq.broker.groups.in_flight import InFlightRange
 from qmq.broker.publish.publish import Intake
 from qmq.broker.retention.advance_groups import Moving
 from qmq.broker.retention.copy import Copying
-from qmq.broker.retention.references import Target
+from qmq.broker.retention.references import SegmentTarget
 from qmq.broker.retention.retention import Dropped
 from tests.broker.harness import Driven
 from tests.broker.retention.test_carry_forward import LIMITS
@@ -94,7 +94,7 @@ def test_a_group_that_follows_much_counts_as_many(tmp_path: Path, monkeypatch: p
     send(driven, 20)
     for number in range(30):
         driven.subscribe(*(f"a.{subject}" for subject in range(50)), group=f"g{number}", start="first")
-    moved = count(monkeypatch, Moving, "move", lambda group: len(group.followings))
+    moved = count(monkeypatch, Moving, "move", lambda group: len(group.filters))
     (gone,) = let_one_go(driven, moved)
     assert len(gone.skipped) == 30
     assert sum(moved.counts) == 30 * 50
@@ -131,8 +131,8 @@ def test_what_lies_around_a_carried_message_is_not_touched(tmp_path: Path, monke
     consumer = Consumer(driven, "c", "a")
     assert len(consumer.pull(2_000)) == 2_000
     consumer.ack(*range(0, 2_000, 2))
-    parts = count(monkeypatch, HeldRange, "part", lambda *_: 1)
-    looks = count(monkeypatch, Target, "touches", lambda *_: 1)
+    parts = count(monkeypatch, InFlightRange, "part", lambda *_: 1)
+    looks = count(monkeypatch, SegmentTarget, "touches", lambda *_: 1)
     (gone,) = let_one_go(driven, parts, looks)
     assert gone.carried == 1_000
     assert sum(parts.counts) <= 10 * 1_000

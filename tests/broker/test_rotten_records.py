@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from qmq.broker.journal.record_types import Kind
+from qmq.broker.journal.record_types import RecordKind
 from qmq.broker.ports.commands import Administer
 from qmq.broker.ports.effects import Administered
 from qmq.broker.ports.limits import BrokerLimits
@@ -22,7 +22,7 @@ from tests.broker.transfer.test_handover import done, over
 from tests.storage.stores import identity_of
 
 
-def records(driven: Driven, kind: Kind) -> list[PullRecord]:
+def records(driven: Driven, kind: RecordKind) -> list[PullRecord]:
     """Those of that kind in the pull log."""
     identity = identity_of(driven.directory)
     found = read_pull_log(Disk(), driven.directory / "pulls", identity.store_id, identity.secret, 0)
@@ -87,7 +87,7 @@ def test_a_hand_over_whose_record_is_lost_is_found_again(
     driven.checkpoint()
     done(driven, over(driven, delay_us=60_000_000))
     then(driven, consumer)
-    (record,) = records(driven, Kind.OVER)
+    (record,) = records(driven, RecordKind.OVER)
     rotten(driven, record)
     if again:  # by its sender, had it not been answered
         done(driven, over(driven))
@@ -105,7 +105,7 @@ def test_one_that_was_handed_out_already_stays_with_who_holds_it(tmp_path: Path)
     done(driven, over(driven))
     done(driven, over(driven, number=1, sequence=1))
     assert consumer.pull() == [b"from elsewhere", b"second"]
-    (first, _) = records(driven, Kind.OVER)
+    (first, _) = records(driven, RecordKind.OVER)
     rotten(driven, first)
     found = rest(driven, consumer)
     assert set(found) == {b"from elsewhere", b"second"}
@@ -113,7 +113,7 @@ def test_one_that_was_handed_out_already_stays_with_who_holds_it(tmp_path: Path)
 
 
 def test_no_record_of_a_segment_that_goes_takes_messages_from_a_group_that_is_rewound(tmp_path: Path) -> None:
-    driven = driven_in(tmp_path, BrokerLimits(retention_ms=HOUR_MS, lapse_ms=100 * HOUR_MS))
+    driven = driven_in(tmp_path, BrokerLimits(retention_ms=HOUR_MS, session_timeout_ms=100 * HOUR_MS))
     send(driven, 30)
     consumer = Consumer(driven, "c")
     driven.checkpoint()
@@ -121,9 +121,9 @@ def test_no_record_of_a_segment_that_goes_takes_messages_from_a_group_that_is_re
     driven.advance(HOUR_MS)
     for _ in range(20):
         driven.advance(1)
-    assert records(driven, Kind.MOVED)
-    assert records(driven, Kind.FORWARD)
-    rotten(driven, records(driven, Kind.PULL)[0])
+    assert records(driven, RecordKind.MOVED)
+    assert records(driven, RecordKind.FORWARD)
+    rotten(driven, records(driven, RecordKind.PULL)[0])
     consumer.join()
     assert numbers(consumer.pull()) == list(range(30)), "nothing has gone yet, and no copy comes beside its original"
     ended(driven)
@@ -141,7 +141,7 @@ def test_a_seek_whose_record_is_lost_did_not_happen(tmp_path: Path, to: str) -> 
     consumer.join()
     consumer.got.clear()
     assert consumer.pull(1) == [b"0" if to == "first" else b"new"]
-    (record,) = records(driven, Kind.SEEK)
+    (record,) = records(driven, RecordKind.SEEK)
     rotten(driven, record)
     found = rest(driven, consumer)
     # What was not handled comes, none of it passes for handled; what was pulled behind the seek is held.
@@ -156,7 +156,7 @@ def test_a_deletion_whose_record_is_lost_did_not_happen(tmp_path: Path) -> None:
     assert consumer.pull(3) == many(3)
     assert consumer.ack(0) == 0
     administered(driven, "delete_group")
-    (record,) = records(driven, Kind.DELETE)
+    (record,) = records(driven, RecordKind.DELETE)
     rotten(driven, record)
     assert set(rest(driven, consumer)) >= set(many(5)[1:])
     ended(driven)
@@ -173,7 +173,7 @@ def test_a_group_made_again_after_a_deletion_that_is_lost_is_another_one(tmp_pat
     consumer.got.clear()
     assert consumer.pull(2) == many(2)
     assert consumer.ack() == 0
-    (record,) = records(driven, Kind.DELETE)
+    (record,) = records(driven, RecordKind.DELETE)
     rotten(driven, record)
     assert sorted(rest(driven, consumer)) == many(5)[2:], "all but what was acknowledged since, and each once"
     ended(driven)

@@ -14,13 +14,13 @@ from qmq.storage.disk.aio import Aside
 from qmq.storage.disk.disk import Disk
 from qmq.storage.store import Store, StoreOptions
 
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 
 
 async def outcome(syncing: Syncing) -> QmqError | None:
     future: asyncio.Future[QmqError | None] = asyncio.get_running_loop().create_future()
     syncing.sync(0, future.set_result)
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TIMEOUT_S):
         return await future
 
 
@@ -50,7 +50,7 @@ async def test_the_system_does_it_where_it_is_one_file(tmp_path: Path, begun: li
     store.end_sync(0, None)
     assert await waiting is None
     assert begun == [0], "a thread has waited for the other one, and done it"
-    syncing.close(PATIENCE_S)
+    syncing.close(TIMEOUT_S)
     store.close(clean=False)
 
 
@@ -67,7 +67,7 @@ async def test_a_failure_is_what_a_thread_says(tmp_path: Path, monkeypatch: pyte
     assert isinstance(error, SyncFailed)
     assert "rotten" in str(error)
     assert isinstance(await outcome(syncing), SyncFailed)
-    syncing.close(PATIENCE_S)
+    syncing.close(TIMEOUT_S)
     store.close(clean=False)
 
 
@@ -81,5 +81,5 @@ async def test_what_the_system_does_not_take_a_thread_does(tmp_path: Path, monke
     monkeypatch.setattr(Aside, "begin", refused)
     assert await outcome(syncing) is None
     assert await outcome(syncing) is None
-    syncing.close(PATIENCE_S)
+    syncing.close(TIMEOUT_S)
     store.close(clean=False)

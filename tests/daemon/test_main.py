@@ -21,10 +21,10 @@ import qmq
 from qmq.broker.ports.commands import Now
 from qmq.daemon import main as wiring
 from qmq.daemon.main import RunningBroker
-from qmq.daemon.threads import Worker
+from qmq.daemon.threads import CallThread
 from qmq.errors import DirectoryInUse, StorageError, StorageFailed, SyncFailed
 from qmq.net.protocol import frames as wire
-from qmq.net.protocol.frames import Kind
+from qmq.net.protocol.frames import FrameKind
 from qmq.net.server.listening import CannotListen
 from qmq.settings import Settings
 from tests.broker_process import running
@@ -41,11 +41,11 @@ def checkpoints(disk: FakeDisk) -> int:
 
 def send(request: int, durability: int, body: bytes = b"x", subject: str = "a.b") -> bytes:
     payload = batch(body, subject=subject, producer=b"p" * 16, sequence=request)
-    return frame(Kind.SEND, request, payload, flags=durability)
+    return frame(FrameKind.SEND, request, payload, flags=durability)
 
 
 async def subscribe(client: RawClient, group: str = "g", prefix: str = "a.") -> int:
-    client.send(frame(Kind.SUBSCRIBE, 900, meta={"group": group, "prefixes": [prefix], "consumer": "c"}))
+    client.send(frame(FrameKind.SUBSCRIBE, 900, meta={"group": group, "prefixes": [prefix], "consumer": "c"}))
     return int(wire.unpack_meta((await client.read()).meta)["subscription"])
 
 
@@ -76,7 +76,7 @@ async def test_what_is_sent_is_stored_and_can_be_pulled(tmp_path: Path, durabili
 
 
 @on_uvloop
-async def test_a_parked_pull_is_answered_by_an_arrival_and_by_its_deadline(tmp_path: Path) -> None:
+async def test_a_waiting_pull_is_answered_by_an_arrival_and_by_its_deadline(tmp_path: Path) -> None:
     async with running(tmp_path) as broker:
         client, other = await RawClient.connect(broker.address), await RawClient.connect(broker.address)
         subscription = await subscribe(client)
@@ -355,7 +355,7 @@ async def test_sends_are_refused_while_nobody_can_tell_how_much_room_there_is(tm
         assert await client.error() == (2, "storage_failed")
         (tmp_path / "elsewhere").rename(tmp_path / "data")
         client.send(send(2, FLUSH))
-        assert (await client.read()).kind == Kind.SENT
+        assert (await client.read()).kind == FrameKind.SENT
         await client.close()
 
 
@@ -412,7 +412,7 @@ async def test_a_sync_that_could_not_begin_is_tried_again(tmp_path: Path, caplog
         assert caplog.text.count("cannot be synced now") == 1
         assert broker.broker.waiting_for_sync() == 1
         disk.heal()
-        assert (await client.read()).kind == Kind.SENT
+        assert (await client.read()).kind == FrameKind.SENT
         await client.close()
 
 
@@ -446,12 +446,12 @@ async def test_a_disk_that_stalls_holds_up_only_what_waits_for_it(tmp_path: Path
         client.send(send(2, FLUSH, b"waits"))
         other.send(pull(3, subscription))
         assert b"seen" in bytes((await other.read()).payload)
-        other.send(frame(Kind.SEND, 4, batch(b"y", producer=b"q" * 16)))
-        assert (await other.read()).kind == Kind.SENT
+        other.send(frame(FrameKind.SEND, 4, batch(b"y", producer=b"q" * 16)))
+        assert (await other.read()).kind == FrameKind.SENT
         other.send(pull(5, subscription))
         assert len((await other.read()).payload) == 0  # nothing passes what is not on disk
         disk.go_on()
-        assert (await client.read()).kind == Kind.SENT
+        assert (await client.read()).kind == FrameKind.SENT
         other.send(pull(6, subscription, timeout_ms=10_000, least=2))
         assert b"waits" in bytes((await other.read()).payload)
         await client.close()
@@ -467,10 +467,10 @@ async def test_other_partitions_take_all_that_comes_while_one_stalls(tmp_path: P
         disk.stall("fdatasync", "log-0")
         for request in range(1, 51):  # 10 MiB, ten times what may be unsynced
             client.send(send(request, APPEND, request.to_bytes() * 200_000, "a.0" if request % 2 else "a.1"))
-            assert (await client.read()).kind == Kind.SENT
+            assert (await client.read()).kind == FrameKind.SENT
         assert disk.stalled
         assert broker.store.end(0) - broker.store.synced(0) < 1 << 20
-        other.send(frame(Kind.SEND, 1, batch(b"y", subject="b.1", producer=b"q" * 16), flags=FLUSH))
+        other.send(frame(FrameKind.SEND, 1, batch(b"y", subject="b.1", producer=b"q" * 16), flags=FLUSH))
         assert sent_fields(await other.read())[2] == 1
         disk.go_on()
         subscription = await subscribe(other)
@@ -556,8 +556,8 @@ async def test_sends_wait_while_too_much_is_not_on_disk(tmp_path: Path) -> None:
         await until(lambda: broker.server._sends_held)
         held_at = broker.store.end(0)
         for request in range(1, 20):
-            other.send(frame(Kind.SUBJECTS, request))
-            assert (await other.read()).kind == Kind.SUBJECT_LIST
+            other.send(frame(FrameKind.SUBJECTS, request))
+            assert (await other.read()).kind == FrameKind.SUBJECT_LIST
         assert broker.store.end(0) == held_at
         disk.go_on()
         for request in range(1, 40):
@@ -622,17 +622,17 @@ async def test_a_stop_answers_what_waits_and_says_goodbye(tmp_path: Path) -> Non
     disk = FakeDisk()
     broker = RunningBroker(Settings(data_dir=tmp_path, listen="127.0.0.1:0"), disk)
     await broker.start()
-    sender, parked = await RawClient.connect(broker.address), await RawClient.connect(broker.address)
-    subscription = await subscribe(parked, prefix="other.")
-    parked.send(pull(5, subscription, timeout_ms=60_000))
+    sender, waiting_pulls = await RawClient.connect(broker.address), await RawClient.connect(broker.address)
+    subscription = await subscribe(waiting_pulls, prefix="other.")
+    waiting_pulls.send(pull(5, subscription, timeout_ms=60_000))
     disk.stall("fdatasync")
     sender.send(send(1, FLUSH))
-    await until(lambda: broker.broker.waiting_for_sync() == 1 and broker.broker.parked_pulls() == 1)
+    await until(lambda: broker.broker.waiting_for_sync() == 1 and broker.broker.waiting_pulls() == 1)
     stopping = asyncio.create_task(broker.stop())
-    assert await parked.error() == (5, "broker_stopping")
+    assert await waiting_pulls.error() == (5, "broker_stopping")
     disk.go_on()
     assert sent_fields(await sender.read())[4] == (0,)
-    for client in (sender, parked):
+    for client in (sender, waiting_pulls):
         assert await client.error() == (0, "broker_stopping")
         assert await client.ended()
         await client.close()
@@ -643,7 +643,7 @@ async def test_a_stop_answers_what_waits_and_says_goodbye(tmp_path: Path) -> Non
 
 @on_uvloop
 async def test_a_stop_does_not_wait_for_a_disk_that_stalls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wiring, "_PATIENCE_S", 0.3)
+    monkeypatch.setattr(wiring, "_TIMEOUT_S", 0.3)
     disk = FakeDisk()
     broker = RunningBroker(Settings(data_dir=tmp_path, listen="127.0.0.1:0"), disk)
     await broker.start()
@@ -727,7 +727,7 @@ def test_a_new_store_is_named_for_the_address_clients_use(
 
 @on_uvloop
 async def test_a_worker_makes_calls_in_order_and_hands_back_what_they_raise() -> None:
-    worker = Worker("qmq-test")
+    worker = CallThread("qmq-test")
     order: list[int] = []
     await asyncio.gather(*(worker.run(lambda number=number: order.append(number)) for number in range(50)))
     assert order == list(range(50))
@@ -744,7 +744,7 @@ async def test_a_worker_makes_calls_in_order_and_hands_back_what_they_raise() ->
 
 @on_uvloop
 async def test_a_failure_nobody_foresaw_is_a_storage_error_and_logged(caplog: pytest.LogCaptureFixture) -> None:
-    worker = Worker("qmq-test")
+    worker = CallThread("qmq-test")
 
     def fail() -> None:
         raise ZeroDivisionError("a bug")

@@ -19,7 +19,7 @@ from tests.broker_process import running
 from tests.fake_disk import FakeDisk
 from tests.storage.stores import segment_files
 
-PATIENCE_S: Final = 20
+TIMEOUT_S: Final = 20
 SMALL: Final[dict[str, Any]] = {
     "segment_bytes": 128 << 10,
     "max_frame_bytes": 64 << 10,
@@ -49,7 +49,7 @@ def flip(path: Path, offset: int) -> None:
 async def rounds(broker: RunningBroker, count: int = 2) -> None:
     """Wait until the scrub has begun anew and gone through all."""
     target = broker.counters.scrub_rounds + count
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TIMEOUT_S):
         while broker.counters.scrub_rounds < target:  # noqa: ASYNC110  # nobody tells of it
             await asyncio.sleep(0.005)
 
@@ -190,7 +190,7 @@ async def test_the_rate_is_bounded(tmp_path: Path) -> None:
         await fill(broker.url, 300)
         loop = asyncio.get_running_loop()
         begun, before = loop.time(), broker.counters.scrubbed_bytes
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TIMEOUT_S):
             while broker.counters.scrubbed_bytes - before < 256 << 10:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         read, took = broker.counters.scrubbed_bytes - before, loop.time() - begun

@@ -14,7 +14,7 @@ import qmq
 from tests.broker_process import BrokerProcess
 from tests.forks import SHARED
 
-PATIENCE_S: Final = 60
+TIMEOUT_S: Final = 60
 #: Run as root, one may write where nobody may: this gives that up, and what cannot be given up was not there.
 _WITHOUT_PRIVILEGE: Final = """
 import ctypes
@@ -38,7 +38,7 @@ def serve_and_fail(path: Path, listen: str = "127.0.0.1:0", *arguments: str) -> 
     """Run `qmq serve` on *path* as a user without privileges, where it is to end by itself at once."""
     command = ["-c", _WITHOUT_PRIVILEGE + _SERVE, "serve", "--data-dir", str(path), "--listen", listen, *arguments]
     with TemporaryFile("w+") as stderr, SHARED.python(command, stderr, text=True) as process:
-        code = process.wait(PATIENCE_S)
+        code = process.wait(TIMEOUT_S)
         assert process.stdout.read() == ""
         stderr.seek(0)
         return Ended(code, stderr.read())
@@ -57,15 +57,15 @@ async def broker_in(path: Path, **settings: Any) -> AsyncIterator[BrokerProcess]
 
 async def until(condition: Callable[[], bool], what: str) -> None:
     """Wait until *condition* holds; fails, saying *what*, when it does not come to hold."""
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + TIMEOUT_S
     while not condition():
-        assert time.monotonic() < deadline, f"for {PATIENCE_S} s it has not come to hold that {what}"
+        assert time.monotonic() < deadline, f"for {TIMEOUT_S} s it has not come to hold that {what}"
         await asyncio.sleep(0.002)
 
 
 async def stored(url: str, messages: int) -> None:
     """Wait until a broker has so many messages."""
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + TIMEOUT_S
     async with qmq.connect(url) as client:
         while sum([info.messages async for info in client.subjects()]) < messages:
             assert time.monotonic() < deadline, f"the broker has fewer than {messages} messages"

@@ -1,8 +1,9 @@
-"""kill -9 of broker and consumers at random under load, consumers stopped for longer than the lapse time, and a count
-of what became of every message: by what the consumers, processes of their own, said of what they did and were told.
+"""kill -9 of broker and consumers at random under load, consumers stopped for longer than the session timeout, and a
+count of what became of every message: by what the consumers, processes of their own, said of what they did and were
+told.
 
 A message is duplicated when a second acknowledgement of it was confirmed too: the broker had handed it out again. That
-a consumer comes late to a message that it was given before it was stopped is no such thing: its verdict is refused.
+a consumer comes late to a message that it was given before it was stopped is no such thing: its disposition is refused.
 
 ``make consumer-kills ROUNDS=100``; everything random comes from the seed, as far as processes repeat themselves.
 """
@@ -36,9 +37,9 @@ GROUPS: Final = ("billing", "shipping")
 SUBJECTS: Final = ("order.created", "order.paid", "order.sent", "stock")
 #: Consumers of each group; the last one has no id of its own.
 NAMES: Final = ("one", "two", "-")
-LAPSE_S: Final = 2.0
+SESSION_TIMEOUT_S: Final = 2.0
 SETTINGS: Final[dict[str, Any]] = {
-    "lapse_ms": int(LAPSE_S * 1000),
+    "session_timeout_ms": int(SESSION_TIMEOUT_S * 1000),
     "checkpoint_ms": 50,
     "segment_bytes": "256 KiB",
     "max_frame_bytes": "64 KiB",
@@ -47,7 +48,7 @@ SETTINGS: Final[dict[str, Any]] = {
     "checkpoint_bytes": "128 KiB",
 }
 FAULTS: Final = ("broker killed", "consumer killed", "consumer stopped")
-_PATIENCE_S: Final = 120.0
+_TIMEOUT_S: Final = 120.0
 
 
 @dataclass
@@ -108,7 +109,7 @@ class Worker:
             sys.executable, *self._command, str(self._chance.randrange(1 << 30)), stdin=pipe, stdout=pipe, limit=1 << 22
         )
         assert self._child.stdout is not None
-        async with asyncio.timeout(_PATIENCE_S):
+        async with asyncio.timeout(_TIMEOUT_S):
             assert await self._child.stdout.readline() == b'["following"]\n'
         self._listening = asyncio.create_task(self._listen(self._child.stdout))
 
@@ -182,7 +183,7 @@ class Run:
     async def rounds(self, count: int) -> Outcome:
         """So many faults; then wait until nothing is left, and count."""
         await asyncio.gather(*(worker.start() for worker in self._workers))
-        async with qmq.connect(self._broker.url, send_timeout=_PATIENCE_S) as client:
+        async with qmq.connect(self._broker.url, send_timeout=_TIMEOUT_S) as client:
             producing = asyncio.create_task(self._produce(client))
             for number in range(count):
                 await self._strike(FAULTS[number % len(FAULTS)])
@@ -210,7 +211,7 @@ class Run:
 
     async def _strike(self, fault: str) -> None:
         before = self._progress()
-        async with asyncio.timeout(_PATIENCE_S):
+        async with asyncio.timeout(_TIMEOUT_S):
             while self._progress() < before + self._chance.choice((20, 200)):  # noqa: ASYNC110  # what children say
                 await asyncio.sleep(0.005)
         worker = self._chance.choice(self._workers)
@@ -221,7 +222,7 @@ class Run:
             await worker.kill()
             await worker.start()
         else:
-            await worker.stop_for(LAPSE_S * 1.3)
+            await worker.stop_for(SESSION_TIMEOUT_S * 1.3)
         self._struck[fault] += 1
 
     def _progress(self) -> int:
@@ -235,7 +236,7 @@ class Run:
             if not any(info.ready + info.in_flight + info.in_retry for info in infos):
                 return
             if self._progress() != seen:
-                seen, until = self._progress(), time.monotonic() + _PATIENCE_S
+                seen, until = self._progress(), time.monotonic() + _TIMEOUT_S
             assert time.monotonic() < until, f"nothing moves any more: {infos}"
             await asyncio.sleep(0.1)
 

@@ -47,7 +47,7 @@ SETTINGS: Final[dict[str, Any]] = {
     "checkpoint_bytes": "128 KiB",
 }
 ROUNDS_PER_SESSION: Final = 25
-PATIENCE_S: Final = 60
+TIMEOUT_S: Final = 60
 #: A follower that gets nothing for so long has got all that it will get.
 SILENCE_S: Final = 60
 #: The longest that a broker is given to stop before it is killed; half of it after each that had stopped by then.
@@ -270,7 +270,7 @@ async def _under_load(load: Load, killer: Killer, session: Session) -> None:
 
 
 async def _with_client(load: Load, work: Callable[[Client], Awaitable[None]]) -> None:
-    async with qmq.connect(load.url, send_timeout=PATIENCE_S) as client:
+    async with qmq.connect(load.url, send_timeout=TIMEOUT_S) as client:
         await work(client)
 
 

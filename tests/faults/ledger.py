@@ -17,7 +17,7 @@ from qmq import Message, Receipt, SendFailed
 
 _NOISE: Final = random.Random(20_881).randbytes(1 << 20)
 _NUMBER_DIGITS: Final = 12
-_PATIENCE_S: Final = 60
+_TIMEOUT_S: Final = 60
 #: The smallest body: it says which message it is.
 LEAST_BYTES: Final = _NUMBER_DIGITS
 
@@ -98,7 +98,7 @@ class Ledger:
     async def acknowledgements(self, more: int) -> None:
         """Wait until so many more are acknowledged."""
         target = self.count("acknowledged") + more
-        async with asyncio.timeout(_PATIENCE_S):
+        async with asyncio.timeout(_TIMEOUT_S):
             while self.count("acknowledged") < target:
                 self._progress.clear()
                 await self._progress.wait()

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Self
 
-from qmq.net.protocol.frames import FRAME, FRAME_SIZE, Kind
+from qmq.net.protocol.frames import FRAME, FRAME_SIZE, FrameKind
 
 TO_BROKER: Final = "to broker"
 TO_CLIENT: Final = "to client"
@@ -139,13 +139,13 @@ class Proxy:
     def _count(self, fault: Fault, direction: str, kind: int, size: int) -> None:
         if fault.cut is not None:
             where = "before" if not fault.passed else "after" if fault.passed >= size else "within"
-            self.struck[fault.cut, direction, Kind(kind).name, where] += 1
+            self.struck[fault.cut, direction, FrameKind(kind).name, where] += 1
         elif fault.flip is not None:
-            self.struck["flip", direction, Kind(kind).name, ""] += 1
+            self.struck["flip", direction, FrameKind(kind).name, ""] += 1
         elif fault.passed:
-            self.struck["delay", direction, Kind(kind).name, ""] += 1
+            self.struck["delay", direction, FrameKind(kind).name, ""] += 1
         else:
-            self.struck["swallow", direction, Kind(kind).name, ""] += 1
+            self.struck["swallow", direction, FrameKind(kind).name, ""] += 1
 
 
 def _flipped(frame: bytes, bit: int) -> bytes:

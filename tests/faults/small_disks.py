@@ -17,7 +17,7 @@ from tests.broker_process import BrokerProcess
 
 _SERVE: Final = [sys.executable, "-c", "from qmq.cli.main import cli; cli()"]
 _CHUNK: Final = 64 << 10
-_PATIENCE_S: Final = 30
+_TIMEOUT_S: Final = 30
 
 
 class SmallDisk:
@@ -35,7 +35,7 @@ class SmallDisk:
     def serve_and_fail(self) -> tuple[int, str]:
         """Start a broker that is to end by itself at once; its exit code and stderr."""
         command = [*self._enter, *_SERVE, "serve", "--data-dir", str(self.path / "data"), "--listen", "127.0.0.1:0"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE_S, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
         return done.returncode, done.stderr
 
     def _start(self, arguments: list[str], stderr: IO[str]) -> subprocess.Popen[str]:
@@ -93,8 +93,8 @@ def _namespace(mount: list[str], why_not_root: str) -> Iterator[int]:
     assert holder.stdout is not None
     try:
         if holder.stdout.readline() != "mounted\n":
-            _, error = holder.communicate(timeout=_PATIENCE_S)
+            _, error = holder.communicate(timeout=_TIMEOUT_S)
             pytest.fail(f"no tmpfs can be mounted here, by root ({why_not_root.strip()}) or in a namespace: {error}")
         yield holder.pid
     finally:
-        holder.communicate("", timeout=_PATIENCE_S)  # the end of its input ends it
+        holder.communicate("", timeout=_TIMEOUT_S)  # the end of its input ends it

@@ -13,11 +13,11 @@ from typing import Any, Final, cast
 
 import qmq
 from qmq.net.protocol import frames as wire
-from qmq.net.protocol.frames import Frame, Kind
+from qmq.net.protocol.frames import Frame, FrameKind
 from qmq.storage.disk.disk import Disk
 from qmq.storage.verify.verify import verify
 from tests.broker_process import BrokerProcess
-from tests.faults.brokers import PATIENCE_S, broker_in, until
+from tests.faults.brokers import TIMEOUT_S, broker_in, until
 from tests.net.frames import HELLO
 
 KIB: Final = 1 << 10
@@ -39,10 +39,10 @@ SETTINGS: Final = {
     "max_buffered_bytes": BUFFERED,
     "segment_bytes": 32 * MIB,
 }
-HELLO_FRAME: Final = wire.encode_frame(Kind.HELLO, 1, HELLO)
+HELLO_FRAME: Final = wire.encode_frame(FrameKind.HELLO, 1, HELLO)
 
 
-class Stranger(asyncio.Protocol):
+class UntrustedClient(asyncio.Protocol):
     """One connection, which keeps what the broker says."""
 
     def __init__(self) -> None:
@@ -86,7 +86,7 @@ class Stranger(asyncio.Protocol):
         """Request, code and text of each error that the broker told."""
         told = []
         for frame in self.frames():
-            if frame.kind == Kind.ERROR:
+            if frame.kind == FrameKind.ERROR:
                 fields = wire.unpack_meta(frame.meta)
                 told.append((frame.request, fields["code"], fields["message"]))
         return told
@@ -118,7 +118,7 @@ class Regular:
             while True:
                 body = b"%d" % self.rounds
                 await client.send("regular.one", body)
-                messages = await consumer.pull(max_count=10, timeout=PATIENCE_S)
+                messages = await consumer.pull(max_count=10, timeout=TIMEOUT_S)
                 assert [message.body for message in messages] == [body]
                 messages[0].ack()
                 self.rounds += 1
@@ -167,41 +167,43 @@ class Siege:
     def __init__(self, broker: BrokerProcess, regular: Regular) -> None:
         self.broker = broker
         self.regular = regular
-        self.strangers: list[Stranger] = []
+        self.untrusted_clients: list[UntrustedClient] = []
         host, _, port = broker.url.removeprefix("qmq://").partition(":")
         self.address = (host, int(port))
 
-    async def stranger(self, hello: bool = False, receive_bytes: int = 0) -> Stranger:
-        """One more connection. *receive_bytes*: how much the system is to keep of what the stranger has not read."""
+    async def untrusted(self, hello: bool = False, receive_bytes: int = 0) -> UntrustedClient:
+        """One more connection. *receive_bytes*: how much the system is to keep of what the untrusted client has not
+        read.
+        """
         sock = socket.socket()
         sock.setblocking(False)
         if receive_bytes:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
         loop = asyncio.get_running_loop()
         await loop.sock_connect(sock, self.address)
-        _, stranger = await loop.create_connection(Stranger, sock=sock)
-        self.strangers.append(stranger)
+        _, untrusted = await loop.create_connection(UntrustedClient, sock=sock)
+        self.untrusted_clients.append(untrusted)
         if hello:
-            stranger.send(HELLO_FRAME)
-            await until(lambda: bool(stranger.frames()), "a stranger is greeted")
-            assert stranger.frames().pop().kind == Kind.WELCOME
-        return stranger
+            untrusted.send(HELLO_FRAME)
+            await until(lambda: bool(untrusted.frames()), "an untrusted client is greeted")
+            assert untrusted.frames().pop().kind == FrameKind.WELCOME
+        return untrusted
 
-    async def solo(self, receive_bytes: int) -> tuple[Stranger, int]:
+    async def solo(self, receive_bytes: int) -> tuple[UntrustedClient, int]:
         """One that is subscribed to all of ``large.``, from the first message, and the number of that."""
-        stranger = await self.stranger(hello=True, receive_bytes=receive_bytes)
+        untrusted = await self.untrusted(hello=True, receive_bytes=receive_bytes)
         fields = {"group": None, "prefixes": ["large."], "consumer": "c", "start": "first"}
-        stranger.send(wire.encode_frame(Kind.SUBSCRIBE, 2, wire.pack_meta(fields)))
-        await until(lambda: bool(stranger.frames()), "a stranger is subscribed")
-        return stranger, wire.unpack_meta(stranger.frames().pop().meta)["subscription"]
+        untrusted.send(wire.encode_frame(FrameKind.SUBSCRIBE, 2, wire.pack_meta(fields)))
+        await until(lambda: bool(untrusted.frames()), "an untrusted client is subscribed")
+        return untrusted, wire.unpack_meta(untrusted.frames().pop().meta)["subscription"]
 
-    async def crowd(self, count: int, hello: bool = False, receive_bytes: int = 0) -> list[Stranger]:
+    async def crowd(self, count: int, hello: bool = False, receive_bytes: int = 0) -> list[UntrustedClient]:
         """So many more, a few at a time."""
         gate = asyncio.Semaphore(200)
 
-        async def one() -> Stranger:
+        async def one() -> UntrustedClient:
             async with gate:
-                return await self.stranger(hello, receive_bytes)
+                return await self.untrusted(hello, receive_bytes)
 
         return list(await asyncio.gather(*(one() for _ in range(count))))
 
@@ -217,8 +219,9 @@ def connections_at_most(wanted: int) -> int:
 async def siege(path: Path, connections: int = 1_000, silent: int = 0, **settings: Any) -> AsyncIterator[Siege]:
     """A broker process on *path* and a good client that goes on all the while, or the test fails.
 
-    *silent* strangers are there before it. At the end: the broker took no more memory than docs/OPERATIONS.md says for
-    so many *connections*, wrote nothing to its log meanwhile, stops with exit code 0, and its files are faultless.
+    *silent* untrusted clients are there before it. At the end: the broker took no more memory than docs/OPERATIONS.md
+    says for so many *connections*, wrote nothing to its log meanwhile, stops with exit code 0, and its files are
+    faultless.
     """
     async with broker_in(path, **{**SETTINGS, **settings}) as broker:
         regular, memory, warnings = Regular(), Memory(broker.pid), Warnings()
@@ -238,8 +241,8 @@ async def siege(path: Path, connections: int = 1_000, silent: int = 0, **setting
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            for stranger in under.strangers:
-                stranger.leave()
+            for untrusted in under.untrusted_clients:
+                untrusted.leave()
         memory.look()
         bound = ITSELF_BYTES + BUFFERED + connections * CONNECTION_BYTES
         print(f"{regular.rounds} rounds of the good client, RssAnon {memory.most >> 20} of {bound >> 20} MiB at most")

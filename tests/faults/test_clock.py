@@ -10,7 +10,7 @@ from typing import Final
 import pytest
 
 from qmq.broker.ports.commands import Send
-from qmq.broker.ports.effects import Messages, Refused, Sent
+from qmq.broker.ports.effects import PulledMessages, Refused, Sent
 from qmq.broker.ports.limits import BrokerLimits
 from qmq.errors import TooManyProducers
 from tests.broker.harness import Driven, batch_of, bodies_of
@@ -109,7 +109,7 @@ def test_stamps_ids_and_sequences_ascend_and_lookups_by_time_find_them(
     driven.close()
 
 
-def test_a_parked_pull_waits_as_long_as_it_asked_for(tmp_path: Path, jump_us: int) -> None:
+def test_a_waiting_pull_waits_as_long_as_it_asked_for(tmp_path: Path, jump_us: int) -> None:
     driven = Driven(tmp_path)
     subscription = driven.subscribe("a")
     pull = driven.pull_command(subscription, timeout_ms=5_000)
@@ -117,7 +117,7 @@ def test_a_parked_pull_waits_as_long_as_it_asked_for(tmp_path: Path, jump_us: in
     set_clock(driven, jump_us)
     assert driven.advance(4_990) == [], "it was answered too early"
     (answer,) = driven.advance(20)
-    assert isinstance(answer, Messages)
+    assert isinstance(answer, PulledMessages)
     assert (answer.request, answer.messages) == (pull.request, 0)
     assert driven.do(driven.pull_command(subscription, timeout_ms=5_000)) == []
     set_clock(driven, jump_us)

@@ -1,4 +1,4 @@
-"""kill -9 of broker and consumers under load, and consumers stopped for longer than the lapse time.
+"""kill -9 of broker and consumers under load, and consumers stopped for longer than the session timeout.
 
 `make consumer-kills` has many rounds of it.
 """

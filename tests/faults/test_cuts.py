@@ -21,7 +21,7 @@ from qmq.errors import UnknownGroup
 from qmq.net.client import backoff
 from qmq.net.client import broker_link as link
 from qmq.net.client.options import Durability
-from qmq.net.protocol.frames import FRAME_SIZE, Kind
+from qmq.net.protocol.frames import FRAME_SIZE, FrameKind
 from qmq.settings import Settings
 from qmq.storage.disk.disk import Disk
 from qmq.storage.verify.verify import verify
@@ -50,18 +50,18 @@ AT_ONCE: Final = 4
 #: Heartbeats, readers of history and restores have connections of their own, which are not these wires; to be handed
 #: over takes two brokers.
 ELSEWHERE: Final = {
-    Kind.HEARTBEAT,
-    Kind.HEARTBEAT_SEEN,
-    Kind.HAND_OVER,
-    Kind.HANDED_OVER,
-    Kind.SEGMENTS,
-    Kind.SEGMENT_LIST,
-    Kind.BATCHES,
-    Kind.BATCH_LIST,
-    Kind.READ_LOG,
-    Kind.LOG_BYTES,
-    Kind.RESTORE,
-    Kind.RESTORED,
+    FrameKind.HEARTBEAT,
+    FrameKind.HEARTBEAT_SEEN,
+    FrameKind.HAND_OVER,
+    FrameKind.HANDED_OVER,
+    FrameKind.SEGMENTS,
+    FrameKind.SEGMENT_LIST,
+    FrameKind.BATCHES,
+    FrameKind.BATCH_LIST,
+    FrameKind.READ_LOG,
+    FrameKind.LOG_BYTES,
+    FrameKind.RESTORE,
+    FrameKind.RESTORED,
 }
 
 
@@ -141,7 +141,7 @@ async def world_on(path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
     """A world with a broker that runs, in this loop."""
     world = World(path)
     monkeypatch.setattr(link, "GOOD_AFTER", 0.0)  # clients come back at once
-    monkeypatch.setattr(link, "CLAIM_PATIENCE", 0.0)
+    monkeypatch.setattr(link, "CLAIM_TIMEOUT", 0.0)
     monkeypatch.setattr(backoff, "FIRST_DELAY", 0.0005)
     monkeypatch.setattr(asyncio.get_running_loop(), "create_connection", world.wires.connect)
     await world.start()
@@ -218,7 +218,7 @@ async def follow(client: qmq.Client, world: World, ledger: Ledger, name: str) ->
 
 
 def pulls_in(frames: Iterable[Passing]) -> int:
-    return sum(passing.kind == Kind.PULL for passing in frames)
+    return sum(passing.kind == FrameKind.PULL for passing in frames)
 
 
 async def share(client: qmq.Client, world: World, ledger: Ledger, name: str) -> None:
@@ -239,7 +239,7 @@ async def share(client: qmq.Client, world: World, ledger: Ledger, name: str) -> 
                 message.ack()
             handled += others
         await consumer.flush()
-    assert world.wires.was_cut or any(passing.kind == Kind.REPORT for passing in world.wires.passed)
+    assert world.wires.was_cut or any(passing.kind == FrameKind.REPORT for passing in world.wires.passed)
     await world.ready()
     assert [row.name for row in await client.admin.groups(name)] == [name]
     await world.ready()
@@ -256,7 +256,7 @@ async def share(client: qmq.Client, world: World, ledger: Ledger, name: str) -> 
 
 
 #: What every connection begins with.
-GREETING: Final = {Kind.HELLO, Kind.WELCOME, Kind.CLAIM, Kind.CLAIMED}
+GREETING: Final = {FrameKind.HELLO, FrameKind.WELCOME, FrameKind.CLAIM, FrameKind.CLAIMED}
 
 
 def places_in(passing: Passing) -> list[int]:
@@ -282,7 +282,7 @@ def in_turn(frames: list[Passing]) -> Iterator[tuple[Passing, list[int]]]:
 def assert_struck(wires: Wires, greeting: bool) -> None:
     """Every kind was cut before, during and after."""
     print(f"{wires.struck.total()} cuts: {dict(wires.struck)}")
-    kinds = set(Kind) - ELSEWHERE - (set() if greeting else GREETING)
+    kinds = set(FrameKind) - ELSEWHERE - (set() if greeting else GREETING)
     missed = {(kind.name, where) for kind in kinds for where in ("before", "during", "after")}
     assert missed <= {(kind, where) for _, kind, where in wires.struck}
 

@@ -11,14 +11,14 @@ from typing import Final
 import pytest
 
 import qmq
-from qmq.net.protocol.frames import FRAME_SIZE, Kind
+from qmq.net.protocol.frames import FRAME_SIZE, FrameKind
 from tests.broker_process import running
 from tests.fake_disk import FakeDisk
 from tests.faults.proxy import TO_CLIENT, Fault, Passing, Proxy
 
 SEED: Final = 5
 FLIPS: Final = 150
-PATIENCE_S: Final = 60
+TIMEOUT_S: Final = 60
 
 
 class FlipOne:
@@ -31,7 +31,7 @@ class FlipOne:
 
     def __call__(self, passing: Passing) -> Fault | None:
         is_empty = passing.size == FRAME_SIZE
-        if not self.armed or is_empty or passing.direction != TO_CLIENT or passing.kind != Kind.MESSAGES:
+        if not self.armed or is_empty or passing.direction != TO_CLIENT or passing.kind != FrameKind.MESSAGES:
             return None
         self.armed = False
         bit = self._random.randrange(8 * FRAME_SIZE, 8 * passing.size) if self.bit is None else self.bit
@@ -71,7 +71,7 @@ async def test_damage_on_the_way_loses_nothing(
                 async with client.subscribe(prefix, group=name, start="first") as consumer:
                     plan.armed = True
                     got = list[bytes]()
-                    async with asyncio.timeout(PATIENCE_S):
+                    async with asyncio.timeout(TIMEOUT_S):
                         while len(got) < len(expected):
                             got += [message.body for message in await consumer.pull(max_count)]
                     assert not plan.armed

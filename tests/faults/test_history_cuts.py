@@ -13,7 +13,7 @@ from qmq.errors import ConnectionLost
 from qmq.net.client import log_reader as log_reading
 from qmq.net.client.address import parse_url
 from qmq.net.client.log_reader import LogReader
-from qmq.net.protocol.frames import Kind
+from qmq.net.protocol.frames import FrameKind
 from tests.broker_process import running_broker
 from tests.faults.proxy import Fault, Passing, Proxy
 from tests.restore.archived import orders_archive, restoring
@@ -45,7 +45,7 @@ class Cutting:
         place, self._cut = self._cut[1], None
         return Fault("close", int(passing.size * place))
 
-    def assert_all_cut(self, kinds: Iterable[Kind]) -> None:
+    def assert_all_cut(self, kinds: Iterable[FrameKind]) -> None:
         """Frames of these were cut before, within and after."""
         print(f"{sum(self._proxy.struck.values())} cuts: {dict(self._proxy.struck)}")
         missed = {(kind.name, where) for kind in kinds for where in ("before", "within", "after")}
@@ -80,8 +80,15 @@ async def test_a_cut_at_any_frame_of_a_reader_is_borne(tmp_path: Path, monkeypat
                 for place in PLACES:
                     cutting.begin((passing, place))
                     assert await asyncio.to_thread(everything, proxy.url) == wanted
-            history = {Kind.SEGMENTS, Kind.SEGMENT_LIST, Kind.BATCHES, Kind.BATCH_LIST, Kind.READ_LOG, Kind.LOG_BYTES}
-            cutting.assert_all_cut({Kind.HELLO, Kind.WELCOME} | history)
+            history = {
+                FrameKind.SEGMENTS,
+                FrameKind.SEGMENT_LIST,
+                FrameKind.BATCHES,
+                FrameKind.BATCH_LIST,
+                FrameKind.READ_LOG,
+                FrameKind.LOG_BYTES,
+            }
+            cutting.assert_all_cut({FrameKind.HELLO, FrameKind.WELCOME} | history)
 
 
 async def test_a_cut_at_any_frame_of_a_restore_is_borne(tmp_path: Path) -> None:
@@ -98,6 +105,6 @@ async def test_a_cut_at_any_frame_of_a_restore_is_borne(tmp_path: Path) -> None:
                 except ConnectionLost:  # of the first connection
                     await restoring(tmp_path, proxy.url, since_us=runs).run()
                 runs += 1
-        cutting.assert_all_cut({Kind.HELLO, Kind.WELCOME, Kind.RESTORE, Kind.RESTORED})
+        cutting.assert_all_cut({FrameKind.HELLO, FrameKind.WELCOME, FrameKind.RESTORE, FrameKind.RESTORED})
         async with qmq.connect(url) as client:
             assert sum([info.messages async for info in client.subjects()]) == runs * len(wanted)

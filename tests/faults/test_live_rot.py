@@ -22,7 +22,7 @@ from tests.faults.brokers import broker_in, until
 from tests.storage.stores import segment_files
 
 SEED: Final = 11
-PATIENCE_S: Final = 30
+TIMEOUT_S: Final = 30
 SMALL: Final[dict[str, Any]] = {
     "segment_bytes": 128 << 10,
     "max_frame_bytes": 64 << 10,
@@ -230,7 +230,7 @@ async def test_consumers_of_every_kind_get_everything_else(unscrubbed: BrokerPro
             flip(message.file, message.offset + chance.randrange(len(message.body)), chance.randrange(8))
             bad[message.body] = message
             by_report.add((message.file, message.batch))
-        took = await asyncio.wait_for(way(broker.url, name, bodies[-1]), PATIENCE_S)
+        took = await asyncio.wait_for(way(broker.url, name, bodies[-1]), TIMEOUT_S)
         assert sorted(took.bodies) == sorted(set(bodies) - bad.keys()), name
         assert took.damaged == len(took.errors) == len(hit), name
         assert all(isinstance(error, qmq.BadBatch) for error in took.errors), name
@@ -254,7 +254,7 @@ async def test_any_bit_costs_only_the_batch_it_hits(unscrubbed: BrokerProcess, f
     may_miss = {message.body for message in messages if (message.file, message.batch) in hit}
     lost = set[bytes]()
     for name in (first, "async-for", "sync-pull"):
-        took = await asyncio.wait_for(WAYS[name](broker.url, name, bodies[-1]), PATIENCE_S)
+        took = await asyncio.wait_for(WAYS[name](broker.url, name, bodies[-1]), TIMEOUT_S)
         assert len(took.bodies) == len(set(took.bodies))
         assert set(bodies) - set(took.bodies) <= may_miss
         assert set(took.bodies) <= set(bodies)

@@ -1,4 +1,6 @@
-"""Who lives keeps what it holds, who is silent does not: a real broker with a short lapse time, and real processes."""
+"""Who lives keeps what it holds, who is silent does not: a real broker with a short session timeout, and real
+processes.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,8 @@ import qmq
 from tests.broker_process import BrokerProcess, broker_process
 
 #: Long enough for a loaded machine to get six heartbeats through, mostly.
-LAPSE_S: Final = 4.0
-PATIENCE_S: Final = 60
+SESSION_TIMEOUT_S: Final = 4.0
+TIMEOUT_S: Final = 60
 
 #: Takes one message, says so, does what it is told, acknowledges, and says what came of that.
 WORKER: Final = """
@@ -61,7 +63,7 @@ class Worker:
 
     async def says(self) -> str:
         """Its next line."""
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TIMEOUT_S):
             return (await asyncio.to_thread(self._out.readline)).strip()
 
     def tell(self, line: str) -> None:
@@ -73,7 +75,7 @@ class Worker:
 
     def end(self) -> None:
         self._process.kill()
-        self._process.wait(PATIENCE_S)
+        self._process.wait(TIMEOUT_S)
         self._in.close()
         self._out.close()
 
@@ -89,7 +91,7 @@ def worker(url: str, name: str, work: str = "wait") -> Iterator[Worker]:
 
 @pytest.fixture
 def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
-    with broker_process(tmp_path / "data", lapse_ms=int(LAPSE_S * 1_000)) as started:
+    with broker_process(tmp_path / "data", session_timeout_ms=int(SESSION_TIMEOUT_S * 1_000)) as started:
         yield started
 
 
@@ -99,7 +101,7 @@ async def consumers(client: qmq.Client) -> dict[str, tuple[bool, int, float]]:
 
 
 async def until_offline(client: qmq.Client, name: str) -> None:
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TIMEOUT_S):
         while (await consumers(client))[name][0]:  # noqa: ASYNC110  # the broker tells who asks
             await asyncio.sleep(0.1)
 
@@ -109,7 +111,7 @@ async def test_a_handler_that_blocks_the_loop_keeps_its_message(broker: BrokerPr
         await client.send("a", b"long work")
         with worker(broker.url, "blocked", "block") as blocked:
             assert await blocked.says() == "took long work 1"
-            blocked.tell(str(1.5 * LAPSE_S))
+            blocked.tell(str(1.5 * SESSION_TIMEOUT_S))
             stalled = 0.0
             async with client.subscribe("a", group="g", consumer="other") as other:
                 ended = asyncio.create_task(blocked.says())
@@ -119,7 +121,7 @@ async def test_a_handler_that_blocks_the_loop_keeps_its_message(broker: BrokerPr
                     stalled = max(stalled, now_stalled)
                     assert online
                 assert await ended == "confirmed"
-                assert stalled > LAPSE_S, "it says for how long its loop has not turned"
+                assert stalled > SESSION_TIMEOUT_S, "it says for how long its loop has not turned"
                 assert await other.pull(1, timeout=0.2) == []
 
 
@@ -130,7 +132,7 @@ async def test_a_handler_that_blocks_the_loop_keeps_its_message_while_the_broker
         await client.send("a", b"long work")
         with worker(broker.url, "blocked", "block") as blocked:
             assert await blocked.says() == "took long work 1"
-            blocked.tell(str(1.5 * LAPSE_S))
+            blocked.tell(str(1.5 * SESSION_TIMEOUT_S))
             ended = asyncio.create_task(blocked.says())
             await asyncio.to_thread(broker.kill)
             await asyncio.to_thread(broker.start)
@@ -140,7 +142,9 @@ async def test_a_handler_that_blocks_the_loop_keeps_its_message_while_the_broker
                 assert await ended == "confirmed"
 
 
-async def test_one_that_was_stopped_for_longer_than_the_lapse_is_refused_and_goes_on(broker: BrokerProcess) -> None:
+async def test_one_that_was_stopped_for_longer_than_the_session_timeout_is_refused_and_goes_on(
+    broker: BrokerProcess,
+) -> None:
     async with qmq.connect(broker.url) as client:
         await client.send("a", b"1")
         with worker(broker.url, "stopped") as stopped:
@@ -148,8 +152,8 @@ async def test_one_that_was_stopped_for_longer_than_the_lapse_is_refused_and_goe
             stopped.signal(signal.SIGSTOP)
             await until_offline(client, "stopped")
             async with client.subscribe("a", group="g", consumer="other") as other:
-                (message,) = await other.pull(1, timeout=PATIENCE_S)
-                assert (message.body, message.attempt) == (b"1", 1), "a lapse is no attempt"
+                (message,) = await other.pull(1, timeout=TIMEOUT_S)
+                assert (message.body, message.attempt) == (b"1", 1), "an expired session is no attempt"
                 stopped.tell("acknowledge it")
                 stopped.signal(signal.SIGCONT)
                 assert await stopped.says() == "fenced"
@@ -162,18 +166,20 @@ async def test_one_that_was_stopped_for_longer_than_the_lapse_is_refused_and_goe
             assert (await consumers(client))["stopped"][:2] == (True, 0)
 
 
-async def test_a_call_that_holds_the_interpreter_for_longer_than_the_lapse_lapses(broker: BrokerProcess) -> None:
+async def test_a_call_that_holds_the_interpreter_for_longer_than_the_session_timeout_expires(
+    broker: BrokerProcess,
+) -> None:
     """Not even the thread of the heartbeats runs meanwhile; the docs say so."""
     async with qmq.connect(broker.url) as client:
         await client.send("a", b"1")
-        with worker(broker.url, "holding", "hold") as holding:
-            assert await holding.says() == "took 1 1"
-            holding.tell(str(2 * LAPSE_S))
-            await until_offline(client, "holding")
+        with worker(broker.url, "in_flight", "hold") as in_flight:
+            assert await in_flight.says() == "took 1 1"
+            in_flight.tell(str(2 * SESSION_TIMEOUT_S))
+            await until_offline(client, "in_flight")
             async with client.subscribe("a", group="g", consumer="other") as other:
-                (message,) = await other.pull(1, timeout=PATIENCE_S)
+                (message,) = await other.pull(1, timeout=TIMEOUT_S)
                 assert message.body == b"1"
-                assert await holding.says() == "fenced"
+                assert await in_flight.says() == "fenced"
                 message.ack()
                 await other.flush()
 
@@ -211,10 +217,10 @@ async def test_a_client_out_of_touch_stops_its_handler_and_goes_on_later(broker:
         working = asyncio.create_task(work())
         await began.wait()
         broker.send_signal(signal.SIGSTOP)
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TIMEOUT_S):
             await stopped.wait()
         broker.send_signal(signal.SIGCONT)
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TIMEOUT_S):
             assert await came.get() == b"1"
             await client.send("a", b"2")
             assert await came.get() == b"2"

@@ -15,7 +15,7 @@ from qmq import Consumer, Message
 from qmq.net.client import broker_link as link
 from qmq.net.client.consumer import pull as pulling
 from qmq.net.client.options import Durability
-from qmq.net.protocol.frames import Kind
+from qmq.net.protocol.frames import FrameKind
 from tests.broker_process import BrokerProcess, broker_process
 from tests.faults.brokers import until
 from tests.faults.proxy import TO_BROKER, TO_CLIENT, Fault, Passing, Proxy
@@ -39,9 +39,9 @@ class Held:
         await until(lambda: self.answered >= count, f"{count} pulls are answered")
 
     def __call__(self, passing: Passing) -> Fault | None:
-        if passing.direction == TO_BROKER and passing.kind == Kind.PULL:
+        if passing.direction == TO_BROKER and passing.kind == FrameKind.PULL:
             self.asked += 1
-        if passing.direction == TO_CLIENT and passing.kind == Kind.MESSAGES:
+        if passing.direction == TO_CLIENT and passing.kind == FrameKind.MESSAGES:
             self.answered += 1
             if not self.open.is_set():
                 return Fault(None, passing.size, hold=self.open)
@@ -60,7 +60,7 @@ class World:
         self.client = client
         self.plan = plan
 
-    async def parked(self, pulls: int) -> None:
+    async def waiting_pulls(self, pulls: int) -> None:
         """Wait until so many pulls have gone to the broker in all, and it has had the time to look at them."""
         await until(lambda: self.plan.asked >= pulls, f"{pulls} pulls are sent")
         # An answer to a later request says that the broker has seen the pulls before it.
@@ -98,7 +98,7 @@ async def test_a_pull_returns_at_arrival_whatever_it_follows(world: World) -> No
             for durability in DURABILITIES:
                 before = world.plan.asked
                 pull = asyncio.create_task(consumer.pull(timeout=LONG))
-                await world.parked(before + 1)
+                await world.waiting_pulls(before + 1)
                 assert not pull.done()
                 began = time.monotonic()
                 if prefixes != ("",):
@@ -116,7 +116,7 @@ async def test_a_pull_returns_what_is_there_when_its_time_is_up(world: World) ->
             assert await consumer.pull(timeout=timeout) == []
             assert timeout <= time.monotonic() - began < timeout + LONG / 4
         pull = asyncio.create_task(consumer.pull(min_count=3, timeout=1.0))
-        await world.parked(4)
+        await world.waiting_pulls(4)
         began = time.monotonic()
         await world.sender.send_many(world.subject, [b"1", b"2"])
         assert await arrived(pull) == [b"1", b"2"]
@@ -127,7 +127,7 @@ async def test_a_pull_returns_what_is_there_when_its_time_is_up(world: World) ->
 async def test_a_pull_returns_at_min_count_and_takes_no_more_than_max_count(world: World) -> None:
     async with world.client.subscribe(world.subject, group=world.subject) as consumer:
         pull = asyncio.create_task(consumer.pull(min_count=5, max_count=7, timeout=LONG))
-        await world.parked(1)
+        await world.waiting_pulls(1)
         for number in range(4):
             await world.sender.send(world.subject, b"%d" % number)
         await world.client.last_sequence("nobody")
@@ -136,7 +136,7 @@ async def test_a_pull_returns_at_min_count_and_takes_no_more_than_max_count(worl
         assert await arrived(pull) == [b"0", b"1", b"2", b"3", b"4"]
 
         pull = asyncio.create_task(consumer.pull(min_count=5, max_count=7, timeout=LONG))
-        await world.parked(2)
+        await world.waiting_pulls(2)
         await world.sender.send_many(world.subject, [b"%d" % number for number in range(20)])
         assert await arrived(pull) == [b"%d" % number for number in range(7)]
         assert [m.body for m in await consumer.pull(min_count=7, max_count=7, timeout=LONG)] == [
@@ -153,7 +153,7 @@ async def test_what_arrives_for_many_waiting_consumers_goes_to_one_of_them(world
     ):
         consumers = [one, two]
         pulls = [asyncio.create_task(consumer.pull(max_count=1, timeout=LONG)) for consumer in consumers]
-        await world.parked(2)
+        await world.waiting_pulls(2)
         await world.sender.send(world.subject, b"first")
         done, waiting = await asyncio.wait(pulls, return_when=asyncio.FIRST_COMPLETED)
         assert [await arrived(pull) for pull in done] == [[b"first"]]
@@ -171,7 +171,7 @@ async def test_a_pull_waits_while_the_broker_is_away_and_goes_on_when_it_is_back
         world.client.subscribe(world.subject, group=f"{world.subject}-2") as impatient,
     ):
         pulls = [asyncio.create_task(consumer.pull(timeout=LONG)) for consumer in (shared, alone)]
-        await world.parked(2)
+        await world.waiting_pulls(2)
         await asyncio.to_thread(world.broker.stop if how == "stop" else world.broker.kill)
         await until(lambda: world.client._brokers.connection is None, "the client has seen it")
         began = time.monotonic()
@@ -212,7 +212,7 @@ async def test_what_a_cancelled_pull_brought_is_returned_first_by_the_next(world
             world.plan.open.clear()
             asked, answered = world.plan.asked, world.plan.answered
             pull = asyncio.create_task(consumer.pull(max_count=2, timeout=LONG))
-            await world.parked(asked + 1)
+            await world.waiting_pulls(asked + 1)
             await world.sender.send_many(world.subject, [b"%d first" % number, b"%d second" % number])
             await world.plan.answers(answered + 1)
             pull.cancel()
@@ -233,7 +233,7 @@ async def test_a_cancelled_pull_that_brought_nothing_takes_nothing(world: World)
         world.client.subscribe(world.subject, group=world.subject) as two,
     ):
         pull = asyncio.create_task(one.pull(timeout=LONG))
-        await world.parked(1)
+        await world.waiting_pulls(1)
         pull.cancel()
         await asyncio.gather(pull, return_exceptions=True)
         await world.client.last_sequence("nobody")  # the broker knows of it
@@ -249,7 +249,7 @@ async def test_a_pull_whose_time_passes_while_its_answer_is_on_the_way_loses_not
     async with world.client.subscribe(world.subject, group=world.subject) as consumer:
         world.plan.open.clear()
         pull = asyncio.create_task(consumer.pull(timeout=0.3))
-        await world.parked(1)
+        await world.waiting_pulls(1)
         await world.sender.send(world.subject, b"late")
         assert await pull == []
         world.plan.open.set()
@@ -259,7 +259,7 @@ async def test_a_pull_whose_time_passes_while_its_answer_is_on_the_way_loses_not
 async def test_a_group_that_leaves_while_a_pull_waits_frees_it(world: World) -> None:
     async with world.client.subscribe(world.subject, group=world.subject) as consumer:
         pull = asyncio.create_task(consumer.pull(timeout=LONG))
-        await world.parked(1)
+        await world.waiting_pulls(1)
     with pytest.raises(qmq.QmqError, match="not subscribed"):
         await pull
     await world.sender.send(world.subject, b"for who comes next")

@@ -16,7 +16,7 @@ import qmq
 from qmq.net.client import broker_link as link
 from qmq.net.client.options import Durability
 from qmq.net.client.producer import window as sending
-from qmq.net.protocol.frames import FLUSH, Kind
+from qmq.net.protocol.frames import FLUSH, FrameKind
 from tests.broker_process import running
 from tests.fake_disk import FakeDisk
 from tests.faults.brokers import broker_in, stored, until
@@ -27,7 +27,7 @@ from tests.net.frames import RawClient, batch, frame, sent_fields
 DURABILITIES: Final[tuple[Durability, ...]] = ("append", "flush")
 WHERE: Final = ("before", "within", "after")
 #: After which sends that are to fail do: a slow machine connects again, and is answered, in less.
-PATIENT_S: Final = 4.0
+LONG_TIMEOUT_S: Final = 4.0
 
 
 @pytest.fixture(autouse=True)
@@ -40,10 +40,10 @@ class OneCut:
     """Cuts one frame of the connection that is there, and maybe one of the next; then lets everything pass."""
 
     def __init__(self) -> None:
-        self._cuts: list[tuple[str, Kind, int | str]] = []
+        self._cuts: list[tuple[str, FrameKind, int | str]] = []
         self.struck = 0
 
-    def arm(self, *cuts: tuple[str, Kind, int | str]) -> None:
+    def arm(self, *cuts: tuple[str, FrameKind, int | str]) -> None:
         """Cut the first frame of that direction and kind: after so many bytes, or before, within, after it."""
         self._cuts = list(cuts)
 
@@ -68,7 +68,7 @@ async def test_a_cut_at_any_byte_of_a_send_or_its_answer_neither_loses_nor_doubl
         Proxy(int(broker.url.rpartition(":")[2]), plan) as proxy,
         qmq.connect(proxy.url, durability="append") as client,
     ):
-        for direction, kind, bytes_to_cut in ((TO_BROKER, Kind.SEND, 230), (TO_CLIENT, Kind.SENT, 53)):
+        for direction, kind, bytes_to_cut in ((TO_BROKER, FrameKind.SEND, 230), (TO_CLIENT, FrameKind.SENT, 53)):
             for position in range(bytes_to_cut):
                 entry = ledger.open("a.b", 40, "key")
                 plan.arm((direction, kind, position))
@@ -81,22 +81,26 @@ async def test_a_cut_at_any_byte_of_a_send_or_its_answer_neither_loses_nor_doubl
 
 async def test_a_cut_of_the_frames_that_connect_again_is_borne(tmp_path: Path) -> None:
     ledger, plan = Ledger(), OneCut()
-    hello = product((TO_BROKER,), (Kind.HELLO,), WHERE)
-    welcome = product((TO_CLIENT,), (Kind.WELCOME,), WHERE)
-    again = product((TO_BROKER,), (Kind.SEND,), WHERE)
-    answer = product((TO_CLIENT,), (Kind.SENT,), WHERE)
+    hello = product((TO_BROKER,), (FrameKind.HELLO,), WHERE)
+    welcome = product((TO_CLIENT,), (FrameKind.WELCOME,), WHERE)
+    again = product((TO_BROKER,), (FrameKind.SEND,), WHERE)
+    answer = product((TO_CLIENT,), (FrameKind.SENT,), WHERE)
     second = [*hello, *welcome, *again, *answer]
     async with (
         broker_in(tmp_path / "data") as broker,
         Proxy(int(broker.url.rpartition(":")[2]), plan) as proxy,
         qmq.connect(proxy.url) as client,
     ):
-        for first, then in product(((TO_BROKER, Kind.SEND, "after"), (TO_CLIENT, Kind.SENT, "before")), second):
+        for first, then in product(
+            ((TO_BROKER, FrameKind.SEND, "after"), (TO_CLIENT, FrameKind.SENT, "before")), second
+        ):
             entry = ledger.open("a.b")
             plan.arm(first, then)
             receipt = await client.send("a.b", entry.body)
             ledger.acknowledged([entry], [receipt])
-            if then[1] is Kind.HELLO or then[2] != "after":  # what comes after the answer has nothing left to break
+            if (
+                then[1] is FrameKind.HELLO or then[2] != "after"
+            ):  # what comes after the answer has nothing left to break
                 assert plan.is_done, (first, then)
         ledger.check(await drain(broker.url, "all"))
     print(f"{plan.struck} cuts")
@@ -192,7 +196,7 @@ async def test_the_same_batch_at_once_on_two_connections_is_stored_once(tmp_path
             clients = [await RawClient.connect(address) for _ in range(2)]
             for number, (content, pair) in enumerate(zip(batches, flags, strict=True)):
                 for client, flag in zip(clients, pair, strict=True):
-                    client.send(frame(Kind.SEND, 10 + number, content, flags=flag))
+                    client.send(frame(FrameKind.SEND, 10 + number, content, flags=flag))
                 one, other = [sent_fields(await client.read()) for client in clients]
                 assert one == other
                 told.append(one)
@@ -253,7 +257,7 @@ async def test_the_same_body_twice_on_purpose_stays_two_messages(tmp_path: Path)
     ):
         sent = 0
         for where in WHERE:
-            for direction, kind in ((TO_BROKER, Kind.SEND), (TO_CLIENT, Kind.SENT)):
+            for direction, kind in ((TO_BROKER, FrameKind.SEND), (TO_CLIENT, FrameKind.SENT)):
                 plan.arm((direction, kind, where))
                 first = await client.send("a", b"same", key="k")
                 second = await client.send("a", b"same", key="k")
@@ -276,7 +280,7 @@ async def test_a_send_whose_answers_stay_lost_is_unknown_and_at_most_one_message
     async with (
         broker_in(tmp_path / "data") as broker,
         Proxy(int(broker.url.rpartition(":")[2])) as proxy,
-        qmq.connect(proxy.url, send_timeout=PATIENT_S) as client,
+        qmq.connect(proxy.url, send_timeout=LONG_TIMEOUT_S) as client,
     ):
         first = ledger.open("a")
         ledger.acknowledged([first], [await client.send("a", first.body)])
@@ -289,7 +293,7 @@ async def test_a_send_whose_answers_stay_lost_is_unknown_and_at_most_one_message
         tickets = [client.send_nowait("c", entry.body, key=entry.key) for entry in unawaited]
         with pytest.raises(qmq.SendUnknown) as caught:
             await send
-        assert time.monotonic() - began >= PATIENT_S
+        assert time.monotonic() - began >= LONG_TIMEOUT_S
         ledger.failed([one], caught.value)
         with pytest.raises(qmq.SendUnknown) as caught:
             await send_many
@@ -314,7 +318,7 @@ async def test_a_send_to_a_broker_that_dies_before_the_answer_is_unknown_and_one
     async with (
         broker_in(tmp_path / "data") as broker,
         Proxy(int(broker.url.rpartition(":")[2])) as proxy,
-        qmq.connect(proxy.url, send_timeout=PATIENT_S) as client,
+        qmq.connect(proxy.url, send_timeout=LONG_TIMEOUT_S) as client,
     ):
         proxy.plan = swallow_answers
         written = ledger.open("a")
@@ -382,7 +386,10 @@ async def test_a_full_disk_refuses_sends_which_are_tried_again_until_there_is_ro
 
 async def test_a_disk_that_stays_full_ends_in_an_error_that_names_it(tmp_path: Path) -> None:
     disk, ledger = FakeDisk("boot-1"), Ledger()
-    async with running(tmp_path / "data", disk) as broker, qmq.connect(broker.url, send_timeout=PATIENT_S) as client:
+    async with (
+        running(tmp_path / "data", disk) as broker,
+        qmq.connect(broker.url, send_timeout=LONG_TIMEOUT_S) as client,
+    ):
         disk.fail_always("pwritev", errno.ENOSPC, ".messages")
         entry, unawaited = ledger.open("a", key="k"), ledger.open("a")
         client.send_nowait("a", unawaited.body)
@@ -457,7 +464,7 @@ async def test_one_who_follows_two_subjects_gets_the_one_that_had_not_come_yet_a
         await sender.send("b", b"first of b")
         await sender.send_many("a", [b"x"] * 5)
         bodies = [message.body for message in await consumer.pull(max_count=5, timeout=0)]
-        plan.arm((TO_BROKER, Kind.PULL, "before"))
+        plan.arm((TO_BROKER, FrameKind.PULL, "before"))
         while len(bodies) < 6:
             came = await consumer.pull(timeout=20)
             assert came, f"only {bodies} came"
@@ -482,7 +489,7 @@ async def test_one_who_follows_from_now_on_misses_nothing_whatever_its_clock_say
         async with client.subscribe("a.") as prefix, client.subscribe("a.b") as subject:
             for number, consumer in enumerate((prefix, subject)):
                 assert await consumer.pull(timeout=0) == []
-                plan.arm((TO_BROKER, Kind.PULL, "before"))
+                plan.arm((TO_BROKER, FrameKind.PULL, "before"))
                 await sender.send("a.b", b"%d" % number)
                 expected = [b"%d" % before for before in range(number + 1)][-1 if consumer is prefix else 0 :]
                 assert [message.body for message in await consumer.pull(timeout=20)] == expected
@@ -516,7 +523,7 @@ async def test_one_who_follows_several_partitions_misses_nothing_while_one_disk_
             disk.go_on()
             await asyncio.gather(*slow)
             came += await consumer.pull(max_count=1, timeout=20)
-        plan.arm((TO_BROKER, Kind.PULL, "before"))
+        plan.arm((TO_BROKER, FrameKind.PULL, "before"))
         came += await consumer.pull(timeout=0.2)
         disk.go_on()
         await asyncio.gather(*slow)

@@ -24,7 +24,7 @@ from tests.storage.stores import Sender, close_cleanly, open_store
 #: Who is killed says nothing of the lines that it ran, and starts in half the time where nobody counts them.
 pytestmark = pytest.mark.no_cover
 
-PATIENCE_S: Final = 60
+TIMEOUT_S: Final = 60
 SUBJECTS: Final = ("hotel.order.created", "hotel.order.paid", "flight.order.created")
 MESSAGES: Final = 20_000
 RESTORE_KILLS: Final = 3
@@ -64,7 +64,7 @@ def written(directory: Path) -> int:
 
 def until_written(directory: Path, size: int, process: Fork) -> bool:
     """Wait until the log has so many bytes; False when the restore has ended before."""
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + TIMEOUT_S
     while written(directory) < size:
         assert time.monotonic() < deadline, f"the log has not come to {size} bytes"
         if process.poll() is not None:
@@ -75,7 +75,7 @@ def until_written(directory: Path, size: int, process: Fork) -> bool:
 
 def finish(root: Path, url: str, *options: str) -> None:
     with restore_process(root, url, *options) as process:
-        assert process.wait(PATIENCE_S) == 0
+        assert process.wait(TIMEOUT_S) == 0
 
 
 @pytest.mark.parametrize("target", ["subjects", "group"])
@@ -138,7 +138,7 @@ def check_groups(url: str, wanted: list[Told]) -> None:
             assert not other.pull(timeout=0)
         with client.subscribe("hotel.", "flight.", group="g") as mine:
             while sum(got.values()) < len(wanted):
-                batch = mine.pull_batch(10_000, timeout=PATIENCE_S)
+                batch = mine.pull_batch(10_000, timeout=TIMEOUT_S)
                 assert len(batch), f"only {sum(got.values())} of {len(wanted)} messages came"
                 got.update(message.id for message in batch)
                 batch.ack()

@@ -13,7 +13,7 @@ from qmq import Client, Message
 from qmq.format.build import RunContent, build_batch, make_header
 from qmq.format.layout import MAX_HEADER_BYTES
 from qmq.net.protocol import frames as wire
-from qmq.net.protocol.frames import Kind
+from qmq.net.protocol.frames import FrameKind
 from qmq.storage.disk.disk import Disk
 from qmq.storage.verify.verify import verify
 from tests.broker_process import running
@@ -185,11 +185,11 @@ async def test_the_batch_of_the_largest_count_and_one_more(tmp_path: Path) -> No
     batch, count = largest_batch()
     async with running(tmp_path / "data", **SMALL) as broker:
         raw = await RawClient.connect(broker.address)
-        raw.send(frame(Kind.SEND, 2, batch))
+        raw.send(frame(FrameKind.SEND, 2, batch))
         assert sent_fields(await raw.read())[4] == (0,)
         more = b"".join(build_batch([RunContent("a", [b""] * (count + 1), None)], **_MADE))
         assert len(more) + wire.FRAME_SIZE > FRAME_BYTES
-        raw.send(frame(Kind.SEND, 3, more)[:1_000])
+        raw.send(frame(FrameKind.SEND, 3, more)[:1_000])
         assert await raw.error() == (0, "protocol_error")
         await raw.close()
         async with qmq.connect(broker.url) as client:

@@ -44,7 +44,7 @@ from qmq.storage.meta.checkpoint import list_checkpoints
 from qmq.storage.verify.verify import verify
 from tests.broker_process import running
 from tests.fake_disk import FakeDisk
-from tests.faults.brokers import PATIENCE_S, broker_in, serve_and_fail
+from tests.faults.brokers import TIMEOUT_S, broker_in, serve_and_fail
 from tests.faults.ledger import drain
 
 BODIES: Final = [b"%d" % number * 10_000 for number in range(30)]
@@ -220,7 +220,7 @@ async def test_serve_ends_with_a_word_on_the_clock(tmp_path: Path) -> None:
     script = "import time; time.time_ns = lambda: 10**9; from qmq.cli.main import cli; cli()"
     command = [sys.executable, "-c", script, "serve", "--data-dir", str(tmp_path / "data"), "--listen", "127.0.0.1:0"]
     done = await asyncio.to_thread(
-        subprocess.run, command, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+        subprocess.run, command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
     )
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("qmq: the clock of this machine shows 1970-01-01 00:00 UTC, which cannot be: set it")

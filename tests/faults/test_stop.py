@@ -16,11 +16,11 @@ import pytest
 
 import qmq
 from qmq.net.protocol import frames as wire
-from qmq.net.protocol.frames import FLUSH, Kind
+from qmq.net.protocol.frames import FLUSH, FrameKind
 from qmq.storage.disk.disk import Disk
 from qmq.storage.verify.verify import verify
 from tests.broker_process import BrokerProcess, running
-from tests.faults.brokers import PATIENCE_S, broker_in, until
+from tests.faults.brokers import TIMEOUT_S, broker_in, until
 from tests.faults.ledger import Ledger, drain
 from tests.net.frames import HELLO, RawClient, batch, frame, on_uvloop, pull, sent_fields
 
@@ -76,7 +76,7 @@ async def test_a_stop_under_load_answers_what_is_in(tmp_path: Path) -> None:
         ledger.check(await drain(broker.url, "all"))
 
 
-async def test_parked_pulls_end_with_a_clean_error_and_clients_move_on(tmp_path: Path) -> None:
+async def test_waiting_pulls_end_with_a_clean_error_and_clients_move_on(tmp_path: Path) -> None:
     async with (
         broker_in(tmp_path / "data") as broker,
         qmq.connect(broker.url) as client,
@@ -86,9 +86,11 @@ async def test_parked_pulls_end_with_a_clean_error_and_clients_move_on(tmp_path:
         answers: list[object] = []
         connection = client._brokers.connection
         assert connection is not None
-        subscription = (await connection.request(Kind.SUBSCRIBE, SOLO)).meta["subscription"]
+        subscription = (await connection.request(FrameKind.SUBSCRIBE, SOLO)).meta["subscription"]
         connection.ask(
-            Kind.PULL, answers.append, payload=wire.PULL.pack(subscription, 1, 1, 1 << 20, 60_000, wire.NOT_EXPECTED)
+            FrameKind.PULL,
+            answers.append,
+            payload=wire.PULL.pack(subscription, 1, 1, 1 << 20, 60_000, wire.NOT_EXPECTED),
         )
         assert await asyncio.to_thread(broker.stop) == 0
         await asyncio.to_thread(broker.start)
@@ -122,7 +124,7 @@ class Producer:
     async def send_again(self, client: RawClient) -> None:
         """Send the last ones on another connection: answers are what they were."""
         again = range(max(0, self.sent - WINDOW), self.sent)
-        client.send(*(frame(Kind.SEND, 1 + number, self._batch(number), flags=FLUSH) for number in again))
+        client.send(*(frame(FrameKind.SEND, 1 + number, self._batch(number), flags=FLUSH) for number in again))
         for number in again:
             answer = sent_fields(await client.read())
             assert self.told.get(number, answer) == answer
@@ -133,7 +135,7 @@ class Producer:
         return [self._body(number) for number in range(self.sent)]
 
     def _send(self) -> None:
-        self._client.send(frame(Kind.SEND, 1 + self.sent, self._batch(self.sent), flags=FLUSH * (self.sent % 2)))
+        self._client.send(frame(FrameKind.SEND, 1 + self.sent, self._batch(self.sent), flags=FLUSH * (self.sent % 2)))
         self.sent += 1
 
     def _batch(self, number: int) -> bytes:
@@ -143,13 +145,13 @@ class Producer:
         return b"%d of %d" % (number, self.name)
 
 
-async def test_many_producers_parked_pulls_and_slow_readers_keep_no_stop_from_ending(tmp_path: Path) -> None:
+async def test_many_producers_waiting_pulls_and_slow_readers_keep_no_stop_from_ending(tmp_path: Path) -> None:
     """Everybody has requests in flight; what was answered stands, and the rest can be sent again."""
     async with broker_in(tmp_path / "data") as broker:
         async with qmq.connect(broker.url, durability="append") as client:
             await client.send_many("big", [b"x" * 1_000_000] * 40)
         address = ("127.0.0.1", int(broker.url.rpartition(":")[2]))
-        parked = [await parked_client(address) for _ in range(20)]
+        waiting_pulls = [await waiting_client(address) for _ in range(20)]
         slow = [slow_reader(address) for _ in range(5)]
         producers = [Producer(name, await RawClient.connect(address)) for name in range(20)]
         async with asyncio.TaskGroup() as producing:
@@ -157,7 +159,7 @@ async def test_many_producers_parked_pulls_and_slow_readers_keep_no_stop_from_en
                 producing.create_task(producer.produce())
             await until(lambda: all(producer.told for producer in producers), "each was answered something")
             await stopped_soon(broker)
-        for waiting in parked:
+        for waiting in waiting_pulls:
             assert await waiting.error() == (2, "broker_stopping")
             assert await waiting.error() == (0, "broker_stopping")
             await waiting.close()
@@ -173,10 +175,10 @@ async def test_many_producers_parked_pulls_and_slow_readers_keep_no_stop_from_en
     assert unanswered
 
 
-async def parked_client(address: tuple[str, int]) -> RawClient:
+async def waiting_client(address: tuple[str, int]) -> RawClient:
     """A connection with a pull that waits."""
     client = await RawClient.connect(address)
-    client.send(frame(Kind.SUBSCRIBE, 1, meta={**SOLO, "prefixes": ["silent"]}))
+    client.send(frame(FrameKind.SUBSCRIBE, 1, meta={**SOLO, "prefixes": ["silent"]}))
     subscription = wire.unpack_meta((await client.read()).meta)["subscription"]
     client.send(pull(2, subscription, timeout_ms=3_600_000))
     return client
@@ -184,7 +186,7 @@ async def parked_client(address: tuple[str, int]) -> RawClient:
 
 def code_of(answer: wire.Frame) -> object:
     """The code of an error."""
-    assert answer.kind == Kind.ERROR, answer
+    assert answer.kind == FrameKind.ERROR, answer
     return wire.unpack_meta(answer.meta)["code"]
 
 
@@ -193,8 +195,10 @@ def slow_reader(address: tuple[str, int]) -> socket.socket:
     sock = socket.socket()
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
     sock.connect(address)
-    sock.sendall(wire.encode_frame(Kind.HELLO, 1, HELLO))
-    sock.sendall(frame(Kind.SUBSCRIBE, 2, meta={"group": None, "prefixes": ["big"], "consumer": "c", "start": "first"}))
+    sock.sendall(wire.encode_frame(FrameKind.HELLO, 1, HELLO))
+    sock.sendall(
+        frame(FrameKind.SUBSCRIBE, 2, meta={"group": None, "prefixes": ["big"], "consumer": "c", "start": "first"})
+    )
     for request in range(3, 40):  # the broker numbers the subscriptions of a connection from 1
         sock.sendall(pull(request, 1))
     return sock
@@ -232,7 +236,7 @@ async def test_a_stop_while_the_directory_is_opened_is_one_too(tmp_path: Path, n
     )
     assert process.stdout is not None
     assert process.stderr is not None
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TIMEOUT_S):
         assert await process.stdout.readline() == b"opening\n"
         process.send_signal(number)
         assert await process.wait() == 0
@@ -243,7 +247,7 @@ async def _stop_while_clients_leave(path: Path) -> None:
     async with running(path) as broker:
         connections = [socket.create_connection(broker.address) for _ in range(5)]
         for connection in connections:
-            connection.sendall(wire.encode_frame(Kind.HELLO, 1, HELLO))
+            connection.sendall(wire.encode_frame(FrameKind.HELLO, 1, HELLO))
             connection.setblocking(False)
         for connection in connections:
             assert await asyncio.get_running_loop().sock_recv(connection, 4_096)

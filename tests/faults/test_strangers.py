@@ -19,9 +19,9 @@ from qmq.format.batch import parse_header
 from qmq.format.layout import BATCH_HEADER_DTYPE, BATCH_HEADER_SIZE, RUN_DTYPE, RUN_SIZE
 from qmq.format.pieces import read_answer
 from qmq.net.protocol import frames as wire
-from qmq.net.protocol.frames import FRAME_SIZE, MAX_HELLO_BYTES, Kind
-from tests.faults.brokers import PATIENCE_S, until
-from tests.faults.strangers import BUFFERED, HELLO_FRAME, KIB, MIB, Siege, Stranger, connections_at_most, siege
+from qmq.net.protocol.frames import FRAME_SIZE, MAX_HELLO_BYTES, FrameKind
+from tests.faults.brokers import TIMEOUT_S, until
+from tests.faults.strangers import BUFFERED, HELLO_FRAME, KIB, MIB, Siege, UntrustedClient, connections_at_most, siege
 from tests.format.contents import Contents, batch_of, plain, reseal, rich, with_table
 from tests.net.frames import batch, frame, pull
 
@@ -35,9 +35,11 @@ async def test_ten_thousand_who_say_nothing_are_told_and_closed(tmp_path: Path) 
     wanted = connections_at_most(10_000)
     settings = {"first_frame_timeout_ms": 8_000, "max_connections": wanted + 10}
     async with siege(tmp_path / "data", wanted + 500, wanted, **settings) as s:
-        print(f"{sum(not stranger.ended for stranger in s.strangers)} at the same time")
-        await until(lambda: all(stranger.ended for stranger in s.strangers), "all silent ones are closed")
-        told = Counter(stranger.last_word()[0] if stranger.frames() else "nothing" for stranger in s.strangers)
+        print(f"{sum(not untrusted.ended for untrusted in s.untrusted_clients)} at the same time")
+        await until(lambda: all(untrusted.ended for untrusted in s.untrusted_clients), "all silent ones are closed")
+        told = Counter(
+            untrusted.last_word()[0] if untrusted.frames() else "nothing" for untrusted in s.untrusted_clients
+        )
         print(dict(told))
         assert wanted > 1_000
         assert told["protocol_error"] > wanted // 2
@@ -47,10 +49,13 @@ async def test_who_stays_beyond_max_connections_is_told_and_the_others_stay(tmp_
     async with siege(tmp_path / "data", max_connections=50) as s:
         inside = await s.crowd(40, hello=True)
         await s.crowd(1_000)
-        await until(lambda: sum(stranger.ended for stranger in s.strangers) >= 991, "those who are too many are closed")
-        refused = [stranger for stranger in s.strangers if stranger.ended]
-        assert not any(stranger.ended for stranger in inside)
-        told = [stranger.last_word()[0] for stranger in refused if stranger.frames()]
+        await until(
+            lambda: sum(untrusted.ended for untrusted in s.untrusted_clients) >= 991,
+            "those who are too many are closed",
+        )
+        refused = [untrusted for untrusted in s.untrusted_clients if untrusted.ended]
+        assert not any(untrusted.ended for untrusted in inside)
+        told = [untrusted.last_word()[0] for untrusted in refused if untrusted.frames()]
         print(f"{len(told)} of {len(refused)} were told")
         assert set(told) == {"overloaded"}
 
@@ -58,51 +63,53 @@ async def test_who_stays_beyond_max_connections_is_told_and_the_others_stay(tmp_
 async def test_who_comes_and_goes_all_the_time_changes_nothing(tmp_path: Path) -> None:
     async with siege(tmp_path / "data") as s:
         for _ in range(15):
-            for stranger in await s.crowd(200):
-                stranger.leave()
-            s.strangers.clear()
+            for untrusted in await s.crowd(200):
+                untrusted.leave()
+            s.untrusted_clients.clear()
         await s.regular.goes_on()
 
 
 async def test_a_hello_byte_by_byte_has_its_time_and_no_more(tmp_path: Path) -> None:
-    hello = wire.FRAME.pack(MAX_HELLO_BYTES, Kind.HELLO, 0, MAX_HELLO_BYTES - FRAME_SIZE, 1) + bytes(MAX_HELLO_BYTES)
+    hello = wire.FRAME.pack(MAX_HELLO_BYTES, FrameKind.HELLO, 0, MAX_HELLO_BYTES - FRAME_SIZE, 1) + bytes(
+        MAX_HELLO_BYTES
+    )
     async with siege(tmp_path / "data", first_frame_timeout_ms=1_000) as s:
         await s.crowd(200)
         sent = 0
-        while not all(stranger.ended for stranger in s.strangers):
-            for stranger in s.strangers:
-                if not stranger.ended:
-                    stranger.send(hello[sent : sent + 1])
+        while not all(untrusted.ended for untrusted in s.untrusted_clients):
+            for untrusted in s.untrusted_clients:
+                if not untrusted.ended:
+                    untrusted.send(hello[sent : sent + 1])
             sent += 1
             await s.regular.goes_on(1)
         assert 1 < sent < MAX_HELLO_BYTES
-        for stranger in s.strangers:
-            code, text = stranger.last_word()
+        for untrusted in s.untrusted_clients:
+            code, text = untrusted.last_word()
             assert code == "protocol_error"
             assert "no hello within 1 s" in text
 
 
 async def test_frames_that_never_end_share_a_bounded_room(tmp_path: Path) -> None:
     """A large frame begun on each of 200 connections, a byte now and then: 200 MiB, had all of them their room."""
-    large = wire.FRAME.pack(1 * MIB, Kind.SEND, 0, 0, 9) + bytes(100)
-    small = frame(Kind.SEND, 9, batch(b"x" * 1_000))
+    large = wire.FRAME.pack(1 * MIB, FrameKind.SEND, 0, 0, 9) + bytes(100)
+    small = frame(FrameKind.SEND, 9, batch(b"x" * 1_000))
     async with siege(tmp_path / "data") as s:
         some = await s.crowd(300, hello=True)
         for place in range(100):
-            for stranger in some:
-                if not stranger.ended:
-                    stranger.send(small[place : place + 1])
-            for stranger in await s.crowd(2, hello=True):
-                stranger.send(large[:FRAME_SIZE])
-            for stranger in s.strangers[len(some) :]:
-                if not stranger.ended:
-                    stranger.send(b"\0")
+            for untrusted in some:
+                if not untrusted.ended:
+                    untrusted.send(small[place : place + 1])
+            for untrusted in await s.crowd(2, hello=True):
+                untrusted.send(large[:FRAME_SIZE])
+            for untrusted in s.untrusted_clients[len(some) :]:
+                if not untrusted.ended:
+                    untrusted.send(b"\0")
             await s.regular.goes_on(1)
-        ended = [stranger for stranger in s.strangers if stranger.ended]
-        print(f"{len(ended)} of {len(s.strangers)} made room")
-        assert len(s.strangers) - len(ended) - len(some) <= BUFFERED // MIB
-        for stranger in ended:
-            code, text = stranger.last_word()
+        ended = [untrusted for untrusted in s.untrusted_clients if untrusted.ended]
+        print(f"{len(ended)} of {len(s.untrusted_clients)} made room")
+        assert len(s.untrusted_clients) - len(ended) - len(some) <= BUFFERED // MIB
+        for untrusted in ended:
+            code, text = untrusted.last_word()
             assert code == "overloaded"
             assert "max_buffered_bytes" in text
 
@@ -119,18 +126,18 @@ PULLS: Final = LARGE // 4
 def pulls(subscription: int) -> bytes:
     """As many as are needed for all messages."""
     payload = wire.PULL.pack(subscription, 100, 1, 1 * MIB, 0, wire.NOT_EXPECTED)
-    return b"".join(frame(Kind.PULL, 3 + number, payload) for number in range(PULLS))
+    return b"".join(frame(FrameKind.PULL, 3 + number, payload) for number in range(PULLS))
 
 
 async def filled(s: Siege) -> None:
     """LARGE messages are stored."""
-    stranger = await s.stranger(hello=True)
+    untrusted = await s.untrusted(hello=True)
     for number in range(LARGE):
-        stranger.send(frame(Kind.SEND, 1 + number, batch(b"x" * 250_000, subject="large.one", sequence=number)))
-    await until(lambda: len(stranger.frames()) == LARGE, "the messages are stored")
-    assert {answer.kind for answer in stranger.frames()} == {Kind.SENT}
-    s.strangers.clear()
-    stranger.leave()
+        untrusted.send(frame(FrameKind.SEND, 1 + number, batch(b"x" * 250_000, subject="large.one", sequence=number)))
+    await until(lambda: len(untrusted.frames()) == LARGE, "the messages are stored")
+    assert {answer.kind for answer in untrusted.frames()} == {FrameKind.SENT}
+    s.untrusted_clients.clear()
+    untrusted.leave()
 
 
 async def test_who_pulls_and_never_reads_waits_or_goes(tmp_path: Path) -> None:
@@ -141,33 +148,33 @@ async def test_who_pulls_and_never_reads_waits_or_goes(tmp_path: Path) -> None:
         await some_are_answered(deaf)
 
 
-async def pulling(s: Siege) -> Stranger:
+async def pulling(s: Siege) -> UntrustedClient:
     """One that has pulled all of ``large.`` and does not read."""
-    stranger, subscription = await s.solo(receive_bytes=64 * KIB)
-    stranger.transport.pause_reading()
-    stranger.send(pulls(subscription))
-    return stranger
+    untrusted, subscription = await s.solo(receive_bytes=64 * KIB)
+    untrusted.transport.pause_reading()
+    untrusted.send(pulls(subscription))
+    return untrusted
 
 
-async def some_are_answered(pulled: list[Stranger]) -> None:
+async def some_are_answered(pulled: list[UntrustedClient]) -> None:
     """They read on: some get all that they pulled, the others were cut off."""
-    for stranger in pulled:
-        stranger.transport.resume_reading()
+    for untrusted in pulled:
+        untrusted.transport.resume_reading()
     await until(
-        lambda: all(stranger.ended or len(stranger.frames()) == PULLS for stranger in pulled), "they read in the end"
+        lambda: all(untrusted.ended or len(untrusted.frames()) == PULLS for untrusted in pulled), "they read in the end"
     )
-    stayed = [stranger for stranger in pulled if len(stranger.frames()) == PULLS]
+    stayed = [untrusted for untrusted in pulled if len(untrusted.frames()) == PULLS]
     print(f"{len(stayed)} of {len(pulled)} were answered, the others had to go")
     assert 0 < len(stayed) < len(pulled)
-    for stranger in stayed:
-        runs = [run for answer in stranger.frames() for run in read_answer(answer.payload)[0]]
+    for untrusted in stayed:
+        runs = [run for answer in untrusted.frames() for run in read_answer(answer.payload)[0]]
         assert sum(run.count for run in runs) == LARGE
 
 
 async def test_who_sends_and_never_reads_is_not_read_from(tmp_path: Path) -> None:
-    again = frame(Kind.SEND, 5, batch(b"x")) * 5_000  # stored once, answered each time
+    again = frame(FrameKind.SEND, 5, batch(b"x")) * 5_000  # stored once, answered each time
     async with siege(tmp_path / "data") as s:
-        deaf = await s.stranger(hello=True, receive_bytes=4 * KIB)
+        deaf = await s.untrusted(hello=True, receive_bytes=4 * KIB)
         deaf.transport.pause_reading()
         unsent = before = 0
         for _ in range(500):
@@ -181,19 +188,19 @@ async def test_who_sends_and_never_reads_is_not_read_from(tmp_path: Path) -> Non
         assert not deaf.ended
         deaf.transport.resume_reading()
         await until(lambda: deaf.unsent() == 0, "one that reads again is read from again")
-        assert {answer.kind for answer in deaf.frames()} == {Kind.SENT}
+        assert {answer.kind for answer in deaf.frames()} == {FrameKind.SENT}
 
 
 async def test_who_reads_a_byte_now_and_then_gets_right_bytes_or_goes(tmp_path: Path) -> None:
     async with siege(tmp_path / "data") as s:
         await filled(s)
         slow = [await pulling(s) for _ in range(40)]
-        sockets = [stranger.transport.get_extra_info("socket").fileno() for stranger in slow]
+        sockets = [untrusted.transport.get_extra_info("socket").fileno() for untrusted in slow]
         sipped = 0
         for _ in range(300):
-            for stranger, fd in zip(slow, sockets, strict=True):
+            for untrusted, fd in zip(slow, sockets, strict=True):
                 try:
-                    stranger.data_received(os.read(fd, 1))
+                    untrusted.data_received(os.read(fd, 1))
                     sipped += 1
                 except (BlockingIOError, ConnectionError):
                     pass
@@ -221,28 +228,28 @@ FOREIGN: Final = {
     "postgres": bytes.fromhex("0000000804d2162f"),
     "postgres start": bytes.fromhex("00000015000300007573657200706f73746772657300") + b"\0",
     "memcached": b"get a\r\n",
-    "smtp": b"EHLO stranger\r\n",
+    "smtp": b"EHLO untrusted client\r\n",
     "rocketmq": struct.pack(">II", 40, 36) + b'{"code":105,"language":"JAVA","opaque":0}',
     "pulsar": struct.pack(">II", 30, 26) + b"\x08\x02\x12\x16\x0a\x05pulsar",
     "telnet": b"\xff\xfb\x1f\xff\xfb\x20",
     "rdp": bytes.fromhex("030000130ee000000000000100080003000000"),
     "zeros": bytes(100),
     "ones": b"\xff" * 100,
-    "an answer": frame(Kind.WELCOME, 1, meta={"protocol": 1}),
+    "an answer": frame(FrameKind.WELCOME, 1, meta={"protocol": 1}),
 }
 
 
 async def test_other_protocols_are_told_what_this_is(tmp_path: Path) -> None:
     async with siege(tmp_path / "data", first_frame_timeout_ms=2_000) as s:
         for words in FOREIGN.values():
-            before = await s.stranger()
+            before = await s.untrusted()
             before.send(words * 3)
-            after = await s.stranger(hello=True)
+            after = await s.untrusted(hello=True)
             after.send(words * 200)
-        await until(lambda: all(stranger.ended for stranger in s.strangers), "all are closed")
-        codes = {name: s.strangers[2 * number].last_word()[0] for number, name in enumerate(FOREIGN)}
+        await until(lambda: all(untrusted.ended for untrusted in s.untrusted_clients), "all are closed")
+        codes = {name: s.untrusted_clients[2 * number].last_word()[0] for number, name in enumerate(FOREIGN)}
         assert set(codes.values()) == {"protocol_error"}, codes
-        codes = {name: s.strangers[2 * number + 1].last_word()[0] for number, name in enumerate(FOREIGN)}
+        codes = {name: s.untrusted_clients[2 * number + 1].last_word()[0] for number, name in enumerate(FOREIGN)}
         assert set(codes.values()) == {"protocol_error"}, codes
 
 
@@ -268,56 +275,56 @@ BOMBS: Final = {
 
 
 async def test_bombs_in_any_meta_end_their_connection_only(tmp_path: Path) -> None:
-    kinds = (Kind.SUBSCRIBE, Kind.SUBJECTS, Kind.REPORT)
+    kinds = (FrameKind.SUBSCRIBE, FrameKind.SUBJECTS, FrameKind.REPORT)
     async with siege(tmp_path / "data") as s:
         for name, bomb in BOMBS.items():
-            first = await s.stranger()
-            first.send(wire.encode_frame(Kind.HELLO, 1, bomb[: MAX_HELLO_BYTES - FRAME_SIZE]))
+            first = await s.untrusted()
+            first.send(wire.encode_frame(FrameKind.HELLO, 1, bomb[: MAX_HELLO_BYTES - FRAME_SIZE]))
             for kind in kinds:
-                later = await s.stranger(hello=True)
-                report = wire.REPORT.pack(1, 0, 1, 0) if kind == Kind.REPORT else b""
+                later = await s.untrusted(hello=True)
+                report = wire.REPORT.pack(1, 0, 1, 0) if kind == FrameKind.REPORT else b""
                 later.send(wire.encode_frame(kind, 7, bomb, len(report)), report)
-            here = s.strangers[-1 - len(kinds) :]
+            here = s.untrusted_clients[-1 - len(kinds) :]
             await until(lambda here=here: all(one.ended for one in here), f"{name} ends its connections")
             assert {one.last_word()[0] for one in here} == {"protocol_error"}, name
             assert max(len(text) for one in here for _, _, text in one.errors()) < 1_000
-        assert len(s.strangers) == len(BOMBS) * (1 + len(kinds))
+        assert len(s.untrusted_clients) == len(BOMBS) * (1 + len(kinds))
 
 
 async def test_bombs_in_the_table_of_a_batch_are_refused(tmp_path: Path) -> None:
     async with siege(tmp_path / "data") as s:
-        stranger = await s.stranger(hello=True)
+        untrusted = await s.untrusted(hello=True)
         for number, bomb in enumerate(BOMBS.values()):
             for runs in ([plain("a", 1)], [plain("a", 1), plain("b", 2)]):
                 lie = with_table(batch_of(runs), bomb)
-                stranger.send(frame(Kind.SEND, 1 + number, bytes(lie)))
-        await until(lambda: len(stranger.frames()) == 2 * len(BOMBS), "each is answered")
-        assert {code for _, code, _ in stranger.errors()} == {"bad_batch"}
-        assert not stranger.ended
+                untrusted.send(frame(FrameKind.SEND, 1 + number, bytes(lie)))
+        await until(lambda: len(untrusted.frames()) == 2 * len(BOMBS), "each is answered")
+        assert {code for _, code, _ in untrusted.errors()} == {"bad_batch"}
+        assert not untrusted.ended
 
 
 async def test_cut_and_random_frames_harm_nobody(tmp_path: Path) -> None:
     seed = int(os.environ.get("QMQ_TEST_SEED", "20881"))
     print(f"QMQ_TEST_SEED={seed}")
     choose = random.Random(seed)
-    subscribe = frame(Kind.SUBSCRIBE, 2, meta={"group": "g", "prefixes": ["a."], "consumer": "c"})
-    talk = HELLO_FRAME + subscribe + frame(Kind.SEND, 3, batch(b"x")) + pull(4, 1) + frame(Kind.SUBJECTS, 5)
+    subscribe = frame(FrameKind.SUBSCRIBE, 2, meta={"group": "g", "prefixes": ["a."], "consumer": "c"})
+    talk = HELLO_FRAME + subscribe + frame(FrameKind.SEND, 3, batch(b"x")) + pull(4, 1) + frame(FrameKind.SUBJECTS, 5)
     async with siege(tmp_path / "data", first_frame_timeout_ms=1_000) as s:
         for end in range(0, len(talk), 3):  # cut anywhere, and gone without a word
-            stranger = await s.stranger()
-            stranger.send(talk[:end])
-            stranger.transport.write_eof()
+            untrusted = await s.untrusted()
+            untrusted.send(talk[:end])
+            untrusted.transport.write_eof()
         for _ in range(300):
-            stranger = await s.stranger(hello=choose.random() < 0.8)
+            untrusted = await s.untrusted(hello=choose.random() < 0.8)
             for _ in range(20):
                 size, kind = choose.randrange(60), choose.choice([*range(1, 12), choose.randrange(256)])
                 meta = choose.choice([0, 0, choose.randrange(size + 1), choose.randrange(1 << 16)])
                 declared = FRAME_SIZE + size if choose.random() < 0.95 else choose.randrange(1 << 32)
-                stranger.send(wire.FRAME.pack(declared, kind, choose.choice([0, 1, 9]), meta, choose.randrange(3)))
-                stranger.send(choose.randbytes(size))
-            stranger.transport.write_eof()
-        await until(lambda: all(stranger.ended for stranger in s.strangers), "all are closed")
-        codes = Counter(code for stranger in s.strangers for _, code, _ in stranger.errors())
+                untrusted.send(wire.FRAME.pack(declared, kind, choose.choice([0, 1, 9]), meta, choose.randrange(3)))
+                untrusted.send(choose.randbytes(size))
+            untrusted.transport.write_eof()
+        await until(lambda: all(untrusted.ended for untrusted in s.untrusted_clients), "all are closed")
+        codes = Counter(code for untrusted in s.untrusted_clients for _, code, _ in untrusted.errors())
         print(dict(codes))
         assert codes["protocol_error"] >= 200
         assert codes.keys() <= {"protocol_error", "bad_batch", "invalid_name", "invalid_option", "unknown_subscription"}
@@ -371,22 +378,22 @@ def _with_field(name: str, sound: memoryview, place: int, size: int, few: bool =
 async def test_a_batch_that_lies_in_any_field_is_refused_or_harmless(tmp_path: Path, runs: Contents) -> None:
     """What is refused is told so, by its request; what is taken can be pulled and read, every message of it."""
     async with siege(tmp_path / "data", producer_window=4_096) as s:
-        liar = await s.stranger(hello=True)
+        liar = await s.untrusted(hello=True)
         told = list(lies(runs))
         for number, (_, lie) in enumerate(told, 1):
-            liar.send(frame(Kind.SEND, number, lie))
+            liar.send(frame(FrameKind.SEND, number, lie))
             if number % 200 == 0 or number == len(told):
                 await until(lambda number=number: len(liar.frames()) >= number, "each is answered")
         answers = {answer.request: answer for answer in liar.frames()}
         assert len(answers) == len(told)
-        refused = Counter(name for number, (name, _) in enumerate(told, 1) if answers[number].kind == Kind.ERROR)
-        taken = Counter(name for number, (name, _) in enumerate(told, 1) if answers[number].kind == Kind.SENT)
+        refused = Counter(name for number, (name, _) in enumerate(told, 1) if answers[number].kind == FrameKind.ERROR)
+        taken = Counter(name for number, (name, _) in enumerate(told, 1) if answers[number].kind == FrameKind.SENT)
         print(f"refused: {dict(refused)}\ntaken: {dict(taken)}")
         assert {code for _, code, _ in liar.errors()} <= {"bad_batch", "invalid_name", "sequence_forgotten"}
         assert {re.sub(r"run \d+", "run", name) for name in taken} == HARMLESS
         assert refused.keys() | taken.keys() == {name for name, _ in told}
         assert not liar.ended
-        places = {wire.SENT.unpack_from(answer.payload)[0] for answer in liar.frames() if answer.kind == Kind.SENT}
+        places = {wire.SENT.unpack_from(answer.payload)[0] for answer in liar.frames() if answer.kind == FrameKind.SENT}
         bodies = sorted(sent.body for run in runs for sent in run)
         assert sorted(await bodies_beside_the_regular(s.broker.url)) == sorted(bodies * len(places))
 
@@ -397,7 +404,7 @@ async def bodies_beside_the_regular(url: str) -> list[bytes]:
         await client.send("end", b"")
         bodies = []
         while True:
-            for message in await consumer.pull(max_count=1_000, timeout=PATIENCE_S):
+            for message in await consumer.pull(max_count=1_000, timeout=TIMEOUT_S):
                 if message.subject == "end":
                     return bodies
                 if message.subject != "regular.one":

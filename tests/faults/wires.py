@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final, cast
 
 from qmq.daemon.main import RunningBroker
-from qmq.net.protocol.frames import FRAME, FRAME_SIZE, Kind
+from qmq.net.protocol.frames import FRAME, FRAME_SIZE, FrameKind
 from tests.faults.proxy import TO_BROKER, TO_CLIENT, Passing
 
 #: The port of connections that nothing happens to; any other is a client's whose frames the plan decides over.
@@ -92,7 +92,7 @@ class End(asyncio.Transport):
 
     def _pass(self, frame: bytes, passing: Passing) -> None:
         passed = self._wires.decide(passing)
-        if passing.kind == Kind.MESSAGES and passing.connection >= 0 and self._wires.damages:
+        if passing.kind == FrameKind.MESSAGES and passing.connection >= 0 and self._wires.damages:
             self._wires.damages = False
             frame = frame[:-1] + bytes([frame[-1] ^ 1])
         self.peer.deliver(frame if passed is None else frame[:passed])
@@ -176,5 +176,5 @@ class Wires:
         if passed is not None:
             self.was_cut = True
             where = "before" if not passed else "after" if passed >= passing.size else "during"
-            self.struck[passing.direction, Kind(passing.kind).name, where] += 1
+            self.struck[passing.direction, FrameKind(passing.kind).name, where] += 1
         return passed

@@ -28,7 +28,7 @@ def say(*what: object) -> None:
 
 
 class Worker:
-    """Gives each message some verdict."""
+    """Gives each message some disposition."""
 
     def __init__(self, consumer: qmq.Consumer, chance: random.Random) -> None:
         self._consumer = consumer
@@ -93,7 +93,7 @@ async def run(url: str, group: str, name: str | None, seed: int) -> None:
     async with (
         qmq.connect(url) as client,
         client.subscribe(
-            *PREFIXES, group=group, consumer=name, max_attempts=10_000, max_lapses=255, retry_delays=[0.05]
+            *PREFIXES, group=group, consumer=name, max_attempts=10_000, max_session_expiries=255, retry_delays=[0.05]
         ) as consumer,
     ):
         say("following")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qmq.format.arriving import Arriving
+from qmq.format.arriving import PartialAnswer
 from qmq.format.pieces import piece_of_run, read_answer
 from tests.format.contents import Contents, contents, expected, plain, received, rich, stored
 
@@ -19,10 +19,10 @@ def answer_of(*parts: Contents) -> bytes:
     return b"".join([*batches, *cut])
 
 
-def read_in(answer: bytes, steps: list[int]) -> Arriving:
+def read_in(answer: bytes, steps: list[int]) -> PartialAnswer:
     """*answer*, which comes so many bytes at a time."""
     place = bytearray(b"\xff" * len(answer))
-    arriving, filled = Arriving(memoryview(place)), 0
+    arriving, filled = PartialAnswer(memoryview(place)), 0
     for step in steps:
         place[filled : filled + step] = answer[filled : filled + step]
         filled = min(filled + step, len(answer))
@@ -57,7 +57,7 @@ def test_a_batch_is_verified_before_the_next_one_is_there() -> None:
     """What lies there later is not looked at again: it was read when it came."""
     first, second = bytes(stored(TWO)), bytes(stored([plain("c", 2)]))
     place = bytearray(first + second)
-    arriving = Arriving(memoryview(place))
+    arriving = PartialAnswer(memoryview(place))
     arriving.more(len(first) + 10)
     place[len(first) - 1] ^= 1
     runs, damaged = arriving.all()

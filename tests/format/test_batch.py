@@ -138,7 +138,7 @@ def test_a_batch_of_another_place_or_store_is_refused(
             check(view, position, secret, store_id)
 
 
-def test_a_stranger_cannot_make_a_mark() -> None:
+def test_an_untrusted_client_cannot_make_a_mark() -> None:
     """A batch in a body with all fields right but the secret is not taken for one of the store's."""
     forged = stored([plain("a", 1)], secret=b"guess" + bytes(11))
     with pytest.raises(BadBatch, match="the mark is not this store's"):

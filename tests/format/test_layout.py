@@ -57,8 +57,8 @@ def test_wide_fields_are_aligned(record: struct.Struct) -> None:
 
 def test_stamps_hit_the_fields_they_are_for() -> None:
     places = dict(zip(Header._fields, offsets_of(BATCH_HEADER), strict=True))
-    assert places["position"] == layout.STAMP_PLACE_OFFSET
-    assert places["stored_at_us"] == layout.STAMP_PLACE_OFFSET + 8
+    assert places["position"] == layout.STAMP_POSITION_OFFSET
+    assert places["stored_at_us"] == layout.STAMP_POSITION_OFFSET + 8
     assert places["partition"] == layout.STAMP_STORE_OFFSET
     assert places["store_id"] == layout.STAMP_STORE_OFFSET + 2
     assert places["header_crc"] == layout.STAMP_SEAL_OFFSET == layout.HEADER_CRC_OFFSET == layout.BATCH_PREFIX_SIZE

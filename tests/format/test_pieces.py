@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from qmq.errors import BadBatch
 from qmq.format.batch import parse_header
 from qmq.format.layout import BATCH_HEADER_SIZE, BATCH_MAGIC, PIECE_CRC_OFFSET, PIECE_HEADER, PIECE_HEADER_SIZE
-from qmq.format.pieces import Damage, StoredBatch, piece_of_run, read_answer
+from qmq.format.pieces import AnswerDamage, StoredBatch, piece_of_run, read_answer
 from qmq.format.run import PieceHeader
 from tests.format.contents import (
     POSITION,
@@ -141,7 +141,7 @@ def test_a_flipped_bit_in_the_data_costs_one_message() -> None:
         lost = range(damage.first, damage.first + damage.messages)
         assert (damage.partition, damage.position) == (3, POSITION)
         assert received(runs) == everything[: lost.start] + everything[lost.stop :]
-        assert sum(run.count for run in runs[: damage.place]) == lost.start
+        assert sum(run.count for run in runs[: damage.run_index]) == lost.start
         if len(lost) > 1:
             assert lost in runs_of_ordinals
         costs["one message" if len(lost) == 1 else "a run"] += 1
@@ -216,14 +216,14 @@ def test_damage_says_where() -> None:
     view = stored(THREE)
     view[-1] ^= 1
     _, (damage,) = read_answer(view)
-    assert damage == Damage("a message of 'c' does not fit its checksum", 3, POSITION, 5, 1, 2)
+    assert damage == AnswerDamage("a message of 'c' does not fit its checksum", 3, POSITION, 5, 1, 2)
     cut = bytearray(piece(stored(THREE), 1, 1, 3))
     cut[-1] ^= 1
     _, (damage,) = read_answer(memoryview(cut))
-    assert damage == Damage("a message of 'b' does not fit its checksum", 3, POSITION, 4, 1, 1)
+    assert damage == AnswerDamage("a message of 'b' does not fit its checksum", 3, POSITION, 4, 1, 1)
     _, (damage,) = read_answer(memoryview(b"nonsense" * 20))
     assert damage.reason == "neither a batch nor a piece begins here; 160 bytes of the answer are left out"
-    assert (damage.place, damage.size) == (0, 160)
+    assert (damage.run_index, damage.size) == (0, 160)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

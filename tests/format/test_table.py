@@ -1,4 +1,4 @@
-"""The table of a batch: what is read back, what is refused, and that a stranger's nesting takes no memory."""
+"""The table of a batch: what is read back, what is refused, and that an untrusted client's nesting takes no memory."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from typing import Any, Final, Self
 from xml.sax.saxutils import escape
 
 #: As long as a machine with other work may need.
-PATIENCE_S: Final = 120.0
+TIMEOUT_S: Final = 120.0
 _JARS: Final = Path(sys.prefix, "hdfs", "lib")
 _JAVA: Final = (
     "-Xmx256m", "-Xss512k", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData",
@@ -192,7 +192,7 @@ class Cluster:
         return found
 
     def _wait(self, until: Callable[[], bool], what: str) -> None:
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + TIMEOUT_S
         while not until():
             for name, process in self._running():
                 assert process.poll() is None, f"{name} ended with {process.returncode}: {self._last_words(name)}"

@@ -16,7 +16,7 @@ from tests.hdfs.trees import beside, connected
 def connection(hdfs: Cluster) -> Iterator[WritableHdfsFiles]:
     """By Hadoop's client, in Java. A server that is started on a loaded machine takes longer than users wait."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(hadoop, "PATIENCE_S", 240.0)
+        patch.setattr(hadoop, "TIMEOUT_S", 240.0)
         tree = connected(hdfs)
     with tree:
         yield tree

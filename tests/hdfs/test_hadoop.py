@@ -27,10 +27,10 @@ def test_nobody_there_is_said_at_once() -> None:
 
 def test_a_namenode_that_does_not_answer_is_given_up(hdfs: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """And so is the process: nothing happens later that nobody waits for any more."""
-    monkeypatch.setattr(hadoop, "PATIENCE_S", 3.0)
+    monkeypatch.setattr(hadoop, "TIMEOUT_S", 3.0)
     with connected(hdfs) as tree:
         process = tree._hadoop._process
-        monkeypatch.setattr(hadoop, "PATIENCE_S", 1.0)
+        monkeypatch.setattr(hadoop, "TIMEOUT_S", 1.0)
         hdfs.freeze_namenode(frozen=True)
         try:
             with pytest.raises(StorageFailed, match=f"cannot list {tree.name}: HDFS has not answered for 1 s"):

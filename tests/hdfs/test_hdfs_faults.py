@@ -18,7 +18,7 @@ from qmq.archive.hdfs_read import HdfsFiles
 from qmq.archive.hdfs_write import WritableHdfsFiles
 from qmq.archive.lock import ArchiveLock, this_process
 from qmq.errors import DirectoryInUse, StorageError, StorageFailed, StorageFull
-from tests.hdfs.cluster import PATIENCE_S, Cluster
+from tests.hdfs.cluster import TIMEOUT_S, Cluster
 from tests.hdfs.trees import archive, at, beside, files_in, places, positions_in, write_large
 from tests.storage.stores import Sent
 
@@ -242,7 +242,7 @@ def test_of_two_archivers_one_is_refused(
                 ArchiveLock(tree, lambda: time.time_ns() // 1_000, this_process()),
             ):
                 raise AssertionError("there are two now")
-        first.communicate("go on\n", timeout=PATIENCE_S)
+        first.communicate("go on\n", timeout=TIMEOUT_S)
     assert first.returncode == 0
     assert positions_in(HdfsFiles(tree.name)) == places(sent)
     assert archive(directory, tree, this_process()).kept == 4

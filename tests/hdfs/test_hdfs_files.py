@@ -11,7 +11,7 @@ from crc32c import crc32c
 
 from qmq.archive.files import COPY_BYTES, LocalFiles
 from qmq.archive.hdfs_read import HdfsFiles
-from qmq.archive.hdfs_write import WritableHdfsFiles, split_place
+from qmq.archive.hdfs_write import WritableHdfsFiles, split_location
 from qmq.errors import InvalidOption, StorageFailed
 from tests.hdfs.cluster import Cluster
 from tests.hdfs.trees import beside
@@ -162,11 +162,11 @@ def test_a_check_that_is_broken_off_is_done_again(connection: WritableHdfsFiles,
 
 
 def test_places_in_hdfs() -> None:
-    assert split_place("hdfs://host:8020/a//b/") == ("hdfs://host:8020", "/a/b")
-    assert split_place("hdfs://cluster/") == ("hdfs://cluster", "/")
-    assert split_place("hdfs:///a") == ("hdfs://", "/a")
+    assert split_location("hdfs://host:8020/a//b/") == ("hdfs://host:8020", "/a/b")
+    assert split_location("hdfs://cluster/") == ("hdfs://cluster", "/")
+    assert split_location("hdfs:///a") == ("hdfs://", "/a")
     with pytest.raises(InvalidOption, match="hdfs://host has no path"):
-        split_place("hdfs://host")
+        split_location("hdfs://host")
     for bad in ("hdfs://host/../a", "hdfs://host/a:b"):
         with pytest.raises(InvalidOption, match="a name that HDFS does not know"):
-            split_place(bad)
+            split_location(bad)

@@ -9,7 +9,7 @@ from qmq.archive.hdfs_write import WritableHdfsFiles
 from qmq.archive.lock import this_process
 from qmq.net.client.address import parse_url
 from qmq.restore.run import Restoring
-from qmq.restore.selection import Selection
+from qmq.restore.selection import RestoreSelection
 from tests.archive.archives import NOW_US
 from tests.archive.orders import write_orders
 from tests.broker_process import running_broker
@@ -27,7 +27,9 @@ async def test_every_message_comes_once_of_either_form(tree: WritableHdfsFiles, 
     async with running_broker(tmp_path / "target") as url:
         for _ in range(2):
             source = HdfsFiles(tree.name)
-            restoring = Restoring(tree, Selection(), parse_url(url), lambda: NOW_US, this_process(), source=source)
+            restoring = Restoring(
+                tree, RestoreSelection(), parse_url(url), lambda: NOW_US, this_process(), source=source
+            )
             assert (await restoring.run()).counts.restored == len(wanted)
     check_restored(wanted, tmp_path / "target")
     assert [name.rpartition(".")[2] for name in tree.names("restores")] == ["progress"]

@@ -12,7 +12,7 @@ from qmq.archive.archive import archived_segments
 from qmq.archive.data_directory import open_data_directory
 from qmq.archive.files import Files, WritableFiles
 from qmq.archive.hdfs_write import WritableHdfsFiles
-from qmq.archive.lock import ArchiveLock, Holder
+from qmq.archive.lock import ArchiveLock, LockOwner
 from qmq.archive.write import Archived, archive_segments
 from qmq.errors import StorageFailed
 from tests.archive.archives import GONE, NOW_US
@@ -63,9 +63,9 @@ def write_large(directory: Path, count: int) -> list[Sent]:
     return sender.sent
 
 
-def archive(source: Path, files: WritableFiles, holder: Holder = GONE, progress: Any = None) -> Archived:
+def archive(source: Path, files: WritableFiles, owner: LockOwner = GONE, progress: Any = None) -> Archived:
     """One run; it may be killed, as that of a process that has ended."""
-    with ArchiveLock(files, lambda: NOW_US, holder) as lock:
+    with ArchiveLock(files, lambda: NOW_US, owner) as lock:
         return archive_segments(open_data_directory(source), files, lock, lambda: NOW_US, progress)
 
 

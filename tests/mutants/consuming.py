@@ -34,13 +34,13 @@ CONSUMING: Final = (
     ),
     Mutant(
         "keep no answer back for acknowledgements that may wait",
-        "Records.turn",
+        "WriteGate.turn",
         always("all((type(effect) in _REST_ON_NONE for effect in self._effects))"),
         ("tests/broker/journal/test_write_gate.py",),
     ),
     Mutant(
         "hand out what has just come only where nothing lies before it",
-        "Straight._wanted",
+        "FastPath._wanted",
         never("exact and first != expected"),
         ("tests/broker/delivery/test_fast_path.py",),
     ),
@@ -63,9 +63,9 @@ CONSUMING: Final = (
         ("tests/storage/pull_log/test_log.py",),
     ),
     Mutant(
-        "pass blocks of most_once groups that came after a record that the power took",
-        "Changes.replay",
-        always("record.kind != Kind.RESERVE"),
+        "pass blocks of at_most_once groups that came after a record that the power took",
+        "GroupReplay.replay",
+        always("record.kind != RecordKind.RESERVE"),
         (_LOST,),
     ),
     Mutant(
@@ -97,15 +97,15 @@ CONSUMING: Final = (
         (_SIMULATION,),
     ),
     Mutant(
-        "close who has lapsed",
+        "close who has expired",
         "Ledger._leave",
-        (instead("member.emptied()", "member.closed = why != Leaving.LAPSED"), skip("member.closed = True")),
+        (instead("member.emptied()", "member.closed = why != LeaveReason.EXPIRED"), skip("member.closed = True")),
         (_SIMULATION,),
     ),
     Mutant(
-        "refuse calls of an incarnation that was taken over",
+        "refuse calls of an epoch that was taken over",
         "Consumers.caller",
-        never("member.incarnation != incarnation"),
+        never("member.epoch != epoch"),
         (_SIMULATION,),
     ),
     Mutant(
@@ -117,7 +117,7 @@ CONSUMING: Final = (
     Mutant(
         "count what a consumer holds in its window",
         "Members.offer",
-        instead("most - held_count", "most"),
+        instead("most - in_flight_count", "most"),
         (_SIMULATION,),
     ),
     Mutant(
@@ -133,33 +133,36 @@ CONSUMING: Final = (
         (_SIMULATION,),
     ),
     Mutant(
-        "keep what was acknowledged above the frontier in the checkpoint",
-        "Held.restored",
-        skip("held._handled.add(start, end)", at=1),
+        "keep what was acknowledged above the ack floor in the checkpoint",
+        "InFlight.restored",
+        skip("in_flight._handled.add(start, end)", at=1),
         (_SIMULATION,),
     ),
     Mutant(
-        "keep what was handed back above the frontier in the checkpoint",
-        "Held.restored",
-        skip("held._handled.add(start, end)", at=2),
+        "keep what was handed back above the ack floor in the checkpoint",
+        "InFlight.restored",
+        skip("in_flight._handled.add(start, end)", at=2),
         (_SIMULATION,),
     ),
     Mutant(
-        "hand out again what a lapsed consumer held",
+        "hand out again what an expired consumer held",
         "Returning.let_go",
-        skip("self.lapse(member, end, now_us)"),
+        skip("self.expire_session(member, end, now_us)"),
         (_SIMULATION,),
     ),
     Mutant(
-        "count lapses of one message that is alone only",
-        "Returning.lapse",
+        "count expired sessions of one message that is alone only",
+        "Returning.expire_session",
         instead("is_single", "1"),
         ("tests/broker/groups/test_group_state.py",),
     ),
     Mutant(
-        "give a message up after max_lapses",
-        "Returning.lapse",
-        instead("lapses >= self.settings.max_lapses", "lapses > self.settings.max_lapses"),
+        "give a message up after max_session_expiries",
+        "Returning.expire_session",
+        instead(
+            "session_expiries >= self.settings.max_session_expiries",
+            "session_expiries > self.settings.max_session_expiries",
+        ),
         ("tests/broker/groups/test_group_state.py",),
     ),
     Mutant(

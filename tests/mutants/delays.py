@@ -46,7 +46,7 @@ OF_DELAYS: Final = (
     Mutant(
         "keep what waits for a read in the checkpoint",
         "Delaying.packed",
-        skip("late += [stretch.item().tobytes() for stretch in self._reading.cold]"),
+        skip("late += [delayed.item().tobytes() for delayed in self._reading.cold]"),
         ("tests/broker/delay/test_reads.py",),
     ),
     Mutant(

@@ -30,9 +30,9 @@ FOLLOWING: Final = (
         _FOLLOWS,
     ),
     Mutant(
-        "pass the block of a prefix that a most_once group follows again",
+        "pass the block of a prefix that an at_most_once group follows again",
         "Group.follow",
-        skip("following.reserved = before.reserved"),
+        skip("subject_filter.reserved = before.reserved"),
         _FOLLOWS,
     ),
     Mutant(
@@ -68,7 +68,7 @@ FOLLOWING: Final = (
     Mutant(
         "keep a member whose id was made up for a few session timeouts",
         "Ledger._leave",
-        instead("why == Leaving.LEFT", "why != Leaving.LAPSED"),
+        instead("why == LeaveReason.LEFT", "why != LeaveReason.EXPIRED"),
         _MODES,
     ),
     Mutant(

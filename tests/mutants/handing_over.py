@@ -45,19 +45,19 @@ HANDING_OVER: Final = (
     # --- the client's side -------------------------------------------------------------------------------------------
     Mutant(
         "keep the acknowledgement of what another broker took",
-        "Elsewhere.take",
+        "HandoverClient.take",
         skip("await self.keep(late)"),
         _CLIENT,
     ),
     Mutant(
         "tell of what was handled after the message itself was handed over",
-        "Elsewhere._rest_of",
+        "HandoverClient._rest_of",
         instead("record = {'ack': record['ack']}", "return None"),
         _CLIENT,
     ),
     Mutant(
         "keep acknowledgements that could not be brought before the end",
-        "Holder.settle",
+        "AckSender.settle",
         skip("await self._keep_acks()"),
         _CLIENT,
     ),
@@ -69,7 +69,7 @@ HANDING_OVER: Final = (
     ),
     Mutant(
         "take late acknowledgements for the same subscription only",
-        "Admin._handled",
+        "AdminCommands._handled",
         never("(member.since_us, self._store.groups.generation) != place"),
         ("tests/broker/test_admin.py", *_BROKER, *_CLIENT),
     ),

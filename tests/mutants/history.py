@@ -35,14 +35,10 @@ OF_HISTORY: Final = (
         "renew the lock while a disk takes long",
         "open_run",
         instead(
-            (
-                "with ArchiveLock(files, clock, this_process()) as lock, lock.renewed():\n"
-                "    yield Run(open_data_directory(source), files, lock)"
-            ),
-            (
-                "with ArchiveLock(files, clock, this_process()) as lock:\n"
-                "    yield Run(open_data_directory(source), files, lock)"
-            ),
+            "with ArchiveLock(files, clock, this_process()) as lock, lock.renewed():\n"
+            "    yield ArchiveRun(open_data_directory(source), files, lock)",
+            "with ArchiveLock(files, clock, this_process()) as lock:\n"
+            "    yield ArchiveRun(open_data_directory(source), files, lock)",
         ),
         ("tests/archive/test_archive_run.py",),
     ),
@@ -87,7 +83,7 @@ OF_HISTORY: Final = (
     ),
     Mutant(
         "take no receipt for a segment that has gone on",
-        "Receipt.covers",
+        "ArchiveReceipt.covers",
         always("self.end >= end"),
         ("tests/storage/message_log/test_archive_receipt.py", *_RECEIPTS),
     ),
@@ -101,7 +97,7 @@ OF_HISTORY: Final = (
         "give up a call to HDFS that does not end",
         "Hadoop._connect",
         instead(
-            ("py4j.java_gateway.GatewayParameters(port=int(port), auth_token=token, read_timeout=PATIENCE_S)"),
+            ("py4j.java_gateway.GatewayParameters(port=int(port), auth_token=token, read_timeout=TIMEOUT_S)"),
             "py4j.java_gateway.GatewayParameters(port=int(port), auth_token=token)",
         ),
         ("tests/hdfs/test_hadoop.py",),
@@ -122,7 +118,7 @@ OF_HISTORY: Final = (
         "refuse a second run",
         "ArchiveLock.__enter__",
         instead(
-            "held is not None and (not held.is_gone()) and (self._clock() - renewed_us < LAPSE_US)",
+            "held is not None and (not held.is_gone()) and (self._clock() - renewed_us < LOCK_EXPIRY_US)",
             "held is not None and False",
         ),
         ("tests/archive/test_lock.py",),
@@ -159,13 +155,13 @@ OF_HISTORY: Final = (
     ),
     Mutant(
         "tell of bytes behind a batch that are none",
-        "StretchReader._of_window",
+        "RangeReader._of_window",
         never("behind < end"),
         _READING,
     ),
     Mutant(
         "refuse headers of messages that nobody can decode",
-        "Messages._texts",
+        "MessageColumns._texts",
         instead("set(walked.odd.tolist()).union(*map(_without_text, found))", "set(walked.odd.tolist())"),
         ("tests/spark/test_columns.py",),
     ),

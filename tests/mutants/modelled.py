@@ -13,26 +13,26 @@ _MODEL: Final = ("tests/broker/test_group_model.py",)
 MODELLED: Final = (
     Mutant(
         "wait as long as the attempt says that failed",
-        "GroupSettings.delay_us",
+        "ResolvedSettings.delay_us",
         instead("attempt", "attempt + 1"),
         _MODEL,
     ),
     Mutant(
-        "give the window back for what was handed back above the frontier",
+        "give the window back for what was handed back above the ack floor",
         "Members.offer",
-        instead("held_count", "held.span", at=1),
+        instead("in_flight_count", "in_flight.span", at=1),
         _MODEL,
     ),
     Mutant(
         "count no release as an attempt",
         "Returning._release",
-        instead("held.attempt", "held.attempt + 1"),
+        instead("in_flight.attempt", "in_flight.attempt + 1"),
         _MODEL,
     ),
     Mutant(
-        "keep attempts over a lapse",
-        "Returning.lapse",
-        instead("held.attempt", "1"),
+        "keep attempts over an expired session",
+        "Returning.expire_session",
+        instead("in_flight.attempt", "1"),
         _MODEL,
     ),
     Mutant(
@@ -44,7 +44,7 @@ MODELLED: Final = (
     Mutant(
         "give nothing else to who has what is out alone",
         "Members.offer",
-        never("member.alone"),
+        never("member.quarantined"),
         _MODEL,
     ),
     Mutant(
@@ -55,30 +55,34 @@ MODELLED: Final = (
     ),
     Mutant(
         "keep in the checkpoint what a seek has dropped",
-        "Ledger.drop_held",
+        "Ledger.drop_in_flight",
         skip("self._changed = True"),
         ("tests/broker/groups/test_group_state.py",),
     ),
     Mutant(
         "count takeovers in a row only while something is held",
         "Ledger._join",
-        always("member.held.count"),
+        always("member.in_flight.count"),
         _MODEL,
     ),
     Mutant(
-        "count no lapse of one among several",
-        "Returning.lapse",
-        instead("member.alone and member.held.count == 1 and (member.held.pulls[-1].total == 1)", "member.alone"),
+        "count no expire of one among several",
+        "Returning.expire_session",
+        instead(
+            "member.quarantined and member.in_flight.count == 1 and (member.in_flight.pulls[-1].total == 1)",
+            "member.quarantined",
+        ),
         ("tests/broker/groups/test_group_state.py",),
     ),
     Mutant(
         "count all that is skipped before any is passed",
         "MostOnce.resume",
         (
-            instead("sum((self._count(following, partition, row) for partition, row in enumerate(ends)))", "0"),
+            instead("sum((self._count(subject_filter, partition, row) for partition, row in enumerate(ends)))", "0"),
             instead(
-                "self._pass_rows(following, partition, row)",
-                ("group.skipped += self._count(following, partition, row)\nself._pass_rows(following, partition, row)"),
+                "self._pass_rows(subject_filter, partition, row)",
+                "group.skipped += self._count(subject_filter, partition, row)\n"
+                "self._pass_rows(subject_filter, partition, row)",
             ),
         ),
         ("tests/broker/delivery/test_at_most_once.py",),

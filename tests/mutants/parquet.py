@@ -108,7 +108,7 @@ OF_PARQUET: Final = (
     Mutant(
         "tell of what was bad when it was archived",
         "tasks:parts_of",
-        instead("Part([], first, gone)", "Part([], first)"),
+        instead("TaskPart([], first, gone)", "TaskPart([], first)"),
         ("tests/spark/test_parts.py",),
     ),
     Mutant(

@@ -57,7 +57,7 @@ OF_RESTORES: Final = (
     ),
     Mutant(
         "keep progress by files as runs wrote them",
-        "parquet:_stretches",
+        "parquet:_ranges",
         instead("file.origins", "[(file.path.rpartition('/')[2], file.messages)]"),
         _FORMS,
     ),
@@ -77,7 +77,8 @@ OF_RESTORES: Final = (
         "look again at what was bad as a whole",
         "ArchiveReader._unreadable",
         instead(
-            "Step(log, start, end, [], damage=damage, is_settled=False)", "Step(log, start, end, [], damage=damage)"
+            "RestoreStep(log, start, end, [], damage=damage, is_settled=False)",
+            "RestoreStep(log, start, end, [], damage=damage)",
         ),
         _READING,
     ),
@@ -143,7 +144,7 @@ OF_RESTORES: Final = (
     ),
     Mutant(
         "compare positions as whole numbers",
-        "_by_place",
+        "_by_position",
         instead("np.uint64(messages.end)", "messages.end"),
         ("tests/broker/groups/test_message_ranges.py",),
     ),

@@ -33,13 +33,13 @@ OF_RETENTION: Final = (
     Mutant(
         "record that a group was moved",
         "Moving.move",
-        skip("self._store.groups.stage(Kind.MOVED, msgpack.packb(fields))"),
+        skip("self._store.groups.stage(RecordKind.MOVED, msgpack.packb(fields))"),
         _RETENTION,
     ),
     Mutant(
         "move nobody back who begins behind a segment",
         "Moving.move",
-        skip("exact = [following for following in exact if self._begins_before(following)]"),
+        skip("exact = [subject_filter for subject_filter in exact if self._begins_before(subject_filter)]"),
         _RETENTION,
     ),
     Mutant(
@@ -68,7 +68,7 @@ OF_RETENTION: Final = (
     ),
     Mutant(
         "count no place from what is gone",
-        "_by_place",
+        "_by_position",
         never("store.segment_at(partition, messages.first) is None"),
         _RETENTION,
     ),
@@ -108,7 +108,7 @@ OF_RETENTION: Final = (
     Mutant(
         "move so many groups in a turn",
         "Retention._move_some",
-        skip("left -= 1 + len(group.followings)"),
+        skip("left -= 1 + len(group.filters)"),
         _TURNS,
     ),
     Mutant(

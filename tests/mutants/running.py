@@ -31,7 +31,7 @@ PARTS: Final = (
 )
 #: Tests that have not ended by then never would: the mutant made something wait for ever. On the tree as it is they
 #: must end in half of it.
-PATIENCE_S: Final = 600
+TIMEOUT_S: Final = 600
 _NO_END: Final = " (did not end)"
 
 _FAILED: Final = re.compile(r"^(?:FAILED|ERROR) (\S+?)(?: - .*)?$", re.MULTILINE)
@@ -88,23 +88,23 @@ def copy_tree(target: Path) -> None:
             shutil.copy2(source, target / part)
 
 
-def run(mutant: Mutant, tree: Path, patience_s: float = PATIENCE_S) -> Outcome:
+def run(mutant: Mutant, tree: Path, timeout_s: float = TIMEOUT_S) -> Outcome:
     """Run the mutant's tests in *tree*, a copy that is as it was when this returns. Raises Broken."""
     made = make(mutant, tree)
     path = tree / made.path
     started = time.monotonic()
     path.write_text(made.after, "utf-8")
     try:
-        caught_by = _first_failure(mutant, tree, patience_s)
+        caught_by = _first_failure(mutant, tree, timeout_s)
     finally:
         path.write_text(made.before, "utf-8")
     return Outcome(mutant, caught_by, time.monotonic() - started)
 
 
-def _first_failure(mutant: Mutant, tree: Path, patience_s: float) -> str | None:
+def _first_failure(mutant: Mutant, tree: Path, timeout_s: float) -> str | None:
     for test in mutant.tests:
         try:
-            code, output = pytest([test], tree, patience_s)
+            code, output = pytest([test], tree, timeout_s)
         except subprocess.TimeoutExpired:
             return f"{test}{_NO_END}"
         if code == 1:
@@ -115,12 +115,12 @@ def _first_failure(mutant: Mutant, tree: Path, patience_s: float) -> str | None:
     return None
 
 
-def check_catchers(caught_by: Iterable[str], tree: Path, patience_s: float = PATIENCE_S) -> None:
+def check_catchers(caught_by: Iterable[str], tree: Path, timeout_s: float = TIMEOUT_S) -> None:
     """Run what caught mutants on *tree* as it is: there all must pass, or they told nothing. Raises Broken."""
     distinct = sorted(set(caught_by))
     endless = {name.removesuffix(_NO_END) for name in distinct if name.endswith(_NO_END)}
     failing = sorted(name for name in distinct if not name.endswith(_NO_END))
-    for tests, limit_s in [([name], patience_s / 2) for name in sorted(endless)] + [(failing, patience_s * 2)]:
+    for tests, limit_s in [([name], timeout_s / 2) for name in sorted(endless)] + [(failing, timeout_s * 2)]:
         if not tests:
             continue
         try:
@@ -131,7 +131,7 @@ def check_catchers(caught_by: Iterable[str], tree: Path, patience_s: float = PAT
             raise Broken(f"on the tree as it is a test fails that caught a mutant:\n{output[-4_000:]}")
 
 
-def pytest(tests: Sequence[str], tree: Path, patience_s: float) -> tuple[int, str]:
+def pytest(tests: Sequence[str], tree: Path, timeout_s: float) -> tuple[int, str]:
     """Exit code and output of these tests; they stop at the first failure. Raises TimeoutExpired."""
     done = subprocess.run(
         [sys.executable, "-B", "-m", "pytest", "-x", "-q", "--no-header", "-p", "no:cacheprovider", *tests],
@@ -139,7 +139,7 @@ def pytest(tests: Sequence[str], tree: Path, patience_s: float) -> tuple[int, st
         env={**os.environ, "PYTHONPATH": f"{tree}{os.pathsep}{tree / 'spark'}"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        timeout=patience_s,
+        timeout=timeout_s,
         text=True,
         check=False,
     )

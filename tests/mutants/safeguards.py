@@ -35,26 +35,26 @@ SAFEGUARDS: Final = (
     *OF_SHARING,
     # --- modes, tags, expiry -----------------------------------------------------------------------------------------
     Mutant(
-        "hand out of a most_once group only what is reserved",
+        "hand out of an at_most_once group only what is reserved",
         "MostOnce.covers",
-        never("any((_need(following, parts) > following.reserved for following, parts in taken))"),
+        never("any((_need(subject_filter, parts) > subject_filter.reserved for subject_filter, parts in taken))"),
         ("tests/broker/delivery/test_at_most_once.py",),
     ),
     Mutant(
-        "hand out to a most_once group only what is on disk",
+        "hand out to an at_most_once group only what is on disk",
         "Choosing._select",
         instead("self._on_disk.count(selection)", "selection.count"),
         ("tests/broker/delivery/test_at_most_once_on_disk.py",),
     ),
     Mutant(
-        "pass what a most_once group may have got before a crash",
+        "pass what an at_most_once group may have got before a crash",
         "MostOnce.resume",
         instead("self._store.row_at_time(partition, end + 1) if end else 0", "0"),
         ("tests/broker/delivery/test_at_most_once.py",),
     ),
     Mutant(
         "bury what has expired",
-        "Sieve._states_of_run",
+        "MessageFilter._states_of_run",
         instead("states[(expire_at != 0) & (since <= self._now_us)] = self._expired", "states[:] = states"),
         ("tests/broker/delivery/test_filters.py",),
     ),
@@ -66,19 +66,19 @@ SAFEGUARDS: Final = (
     ),
     Mutant(
         "take back what takes too long",
-        "Overdue.tick",
+        "AckDeadlines.tick",
         instead("self._take_back(ledger, member, now, left)", "0"),
         ("tests/broker/delivery/test_ack_deadline.py",),
     ),
     Mutant(
         "let the time of what is held go on over a start",
-        "Overdue.restore",
+        "AckDeadlines.restore",
         instead("max(0, now.wall_us - pull.taken_us)", "0"),
         ("tests/broker/delivery/test_ack_deadline.py",),
     ),
     Mutant(
         "hear of what was handled before a start takes it back",
-        "Overdue.restore",
+        "AckDeadlines.restore",
         instead("min(REACH_US, most_us)", "0"),
         ("tests/broker/delivery/test_ack_deadline.py",),
     ),
@@ -237,7 +237,7 @@ SAFEGUARDS: Final = (
     Mutant(
         "acknowledge a message that another broker has taken",
         "HandingBack._hand_one_over",
-        skip("holding.moved(back.start, back.end)"),
+        skip("in_flight.moved(back.start, back.end)"),
         ("tests/net/client/failover/test_handover.py",),
     ),
     Mutant(
@@ -250,7 +250,7 @@ SAFEGUARDS: Final = (
     Mutant(
         "refuse who was taken over from",
         "Ledger.join",
-        never("member.nonce != nonce and 0 < known.incarnation < member.incarnation"),
+        never("member.nonce != nonce and 0 < known.epoch < member.epoch"),
         ("tests/broker/test_known.py",),
     ),
     Mutant(
@@ -266,9 +266,9 @@ SAFEGUARDS: Final = (
         ("tests/broker/test_known.py",),
     ),
     Mutant(
-        "give no pull sequence twice after loss of power",
+        "give no delivery sequence twice after loss of power",
         "Ledger._join",
-        skip("member.held.skip_to(expected)"),
+        skip("member.in_flight.skip_to(expected)"),
         ("tests/broker/test_known.py",),
     ),
     Mutant(
@@ -303,7 +303,7 @@ SAFEGUARDS: Final = (
     ),
     Mutant(
         "refuse acknowledgements of what is not held",
-        "Holding.ack",
+        "InFlightWindow.ack",
         never("self.fenced is not None"),
         ("tests/net/client/consumer/test_in_flight.py",),
     ),
@@ -329,7 +329,7 @@ SAFEGUARDS: Final = (
     Mutant(
         "release what a loop has not come to when its block is left by an exception",
         "Feed.leave",
-        never("isinstance(error, Exception) and (not self._puller.is_alone)"),
+        never("isinstance(error, Exception) and (not self._puller.is_solo)"),
         ("tests/net/test_leaving.py",),
     ),
     Mutant(
@@ -355,7 +355,7 @@ SAFEGUARDS: Final = (
     ),
     Mutant(
         "end the heartbeats of a client whose loop has ended",
-        "Heartbeat._goes_on",
+        "HeartbeatSender._goes_on",
         always("loop.is_running()"),
         ("tests/net/client/test_heartbeat.py",),
     ),
@@ -373,7 +373,7 @@ SAFEGUARDS: Final = (
     ),
     Mutant(
         "hand nothing back twice that comes twice at once",
-        "Held.holding",
+        "InFlight.in_flight",
         always("not seen.overlaps(start, end)"),
         ("tests/broker/test_group_model.py",),
     ),
@@ -391,7 +391,7 @@ SAFEGUARDS: Final = (
     ),
     Mutant(
         "keep a group's own messages from prefixes",
-        "Following.matches",
+        "SubjectFilter.matches",
         always("not is_private(store.subject_name(number))"),
         ("tests/broker/transfer/test_handover.py",),
     ),
@@ -518,7 +518,7 @@ SAFEGUARDS: Final = (
         never("not disk.flock(fd)"),
         ("tests/storage/disk/test_dir_lock.py",),
     ),
-    # --- bounds and strangers ----------------------------------------------------------------------------------------
+    # --- bounds and untrusted clients ---------------------------------------------------------------------------------
     Mutant(
         "bound the size of a frame",
         "split_frames",
@@ -548,13 +548,13 @@ SAFEGUARDS: Final = (
     ),
     Mutant(
         "stop reading from who does not read",
-        "Connection._tell_unread",
+        "ClientConnection._tell_unread",
         skip("self.stop_reading(SLOW_READER)"),
         ("tests/net/server",),
     ),
     Mutant(
         "bound what all connections hold together",
-        "Holdings.over",
+        "Admission.over",
         always("self.total <= self._limit", at=1),
         ("tests/net/server",),
     ),
@@ -579,7 +579,7 @@ SAFEGUARDS: Final = (
     Mutant(
         "keep what was delivered until it leaves the schedule",
         "Delaying.packed",
-        instead("self._delivered", "Places()"),
+        instead("self._delivered", "PositionSet()"),
         ("tests/broker/delay/test_delay.py",),
     ),
     Mutant(

@@ -10,13 +10,13 @@ from tests.mutants.symbols import instead, never, skip
 OF_ANSWERS: Final = (
     Mutant(
         "have a large answer written piece by piece",
-        "Connection.write",
+        "ClientConnection.write",
         never("size > PIECE_BYTES"),
         ("tests/net/server/test_write_queue.py",),
     ),
     Mutant(
         "have the last word come behind the rest of an answer",
-        "Connection.end",
+        "ClientConnection.end",
         never("(size := self._rest.size)"),
         ("tests/net/server/test_write_queue.py",),
     ),

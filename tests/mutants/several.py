@@ -14,13 +14,13 @@ _SIMULATION: Final = ("tests/sim/test_brokers.py",)
 OF_SEVERAL: Final = (
     Mutant(
         "name what is handed over by a client of its own",
-        "Elsewhere.__init__",
+        "HandoverClient.__init__",
         instead("os.urandom", "bytes"),
         _SIMULATION,
     ),
     Mutant(
         "give each hand-over a number of its own",
-        "Elsewhere.take",
+        "HandoverClient.take",
         instead("self._next_number + 1", "self._next_number"),
         _SIMULATION,
     ),
@@ -32,15 +32,15 @@ OF_SEVERAL: Final = (
     ),
     Mutant(
         "drop what was held under another place",
-        "Holder.joined",
+        "AckSender.joined",
         instead(
             "self.fence(Fenced(f'what this consumer held is dropped, and handed out again: {why}'))", "log.debug(why)"
         ),
         _SIMULATION,
     ),
     Mutant(
-        "take no pull sequences of another generation",
-        "Place.is_that_of",
+        "take no delivery sequences of another generation",
+        "ConsumerState.is_that_of",
         instead("self[4:] == other[4:]", "self[5:] == other[5:]"),
         _SIMULATION,
     ),

@@ -55,9 +55,9 @@ OF_SHARING: Final = (
         _SHARING,
     ),
     Mutant(
-        "have what another one took over lapse in parts",
-        "Ledger._lapse_at_takeover",
-        never("member.held.end_of_first(LEAVING_RANGES[Leaving.LAPSED]) < member.held.next_sequence"),
+        "have what another one took over expire in parts",
+        "Ledger._expire_at_takeover",
+        never("member.in_flight.end_of_first(LEAVING_RANGES[LeaveReason.EXPIRED]) < member.in_flight.next_sequence"),
         _LEAVING,
     ),
     Mutant(
@@ -68,8 +68,10 @@ OF_SHARING: Final = (
     ),
     Mutant(
         "take back some of what is overdue in each turn",
-        "Overdue._take_back",
-        instead("min(over[-1].first + over[-1].total, held.end_of_first(most))", "over[-1].first + over[-1].total"),
+        "AckDeadlines._take_back",
+        instead(
+            "min(over[-1].first + over[-1].total, in_flight.end_of_first(most))", "over[-1].first + over[-1].total"
+        ),
         ("tests/broker/delivery/test_ack_deadline.py",),
     ),
     Mutant(

@@ -59,4 +59,4 @@ def test_a_caught_one_passes_without_its_mutant(tmp_path: Path) -> None:
         check_catchers(["test_safe.py::test_it"], tree)
     (tree / "test_other.py").write_text("from time import sleep\n\ndef test_nothing_of_it():\n    sleep(60)\n")
     with pytest.raises(Broken, match=r"more than 2 s: test_other\.py"):
-        check_catchers(["test_other.py (did not end)"], tree, patience_s=4)
+        check_catchers(["test_other.py (did not end)"], tree, timeout_s=4)

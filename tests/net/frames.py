@@ -12,7 +12,7 @@ import uvloop
 
 from qmq.format.build import RunContent, build_batch
 from qmq.net.protocol import frames as wire
-from qmq.net.protocol.frames import Frame, Kind
+from qmq.net.protocol.frames import Frame, FrameKind
 
 HELLO = wire.pack_meta({"protocol": wire.PROTOCOL_VERSION, "client": "test"})
 
@@ -41,7 +41,9 @@ def batch(*bodies: bytes, subject: str = "a.b", producer: bytes = bytes(16), seq
 
 
 def pull(request: int, subscription: int, count: int = 100, timeout_ms: int = 0, least: int = 1) -> bytes:
-    return frame(Kind.PULL, request, wire.PULL.pack(subscription, count, least, 1 << 20, timeout_ms, wire.NOT_EXPECTED))
+    return frame(
+        FrameKind.PULL, request, wire.PULL.pack(subscription, count, least, 1 << 20, timeout_ms, wire.NOT_EXPECTED)
+    )
 
 
 class RawClient:
@@ -55,9 +57,9 @@ class RawClient:
     async def connect(cls, address: tuple[str, int], hello: bool = True) -> RawClient:
         client = cls(*await asyncio.open_connection(*address))
         if hello:
-            client.send(wire.encode_frame(Kind.HELLO, 1, HELLO))
+            client.send(wire.encode_frame(FrameKind.HELLO, 1, HELLO))
             welcome = await client.read()
-            assert welcome.kind == Kind.WELCOME, wire.decode_error(welcome)
+            assert welcome.kind == FrameKind.WELCOME, wire.decode_error(welcome)
         return client
 
     def send(self, *parts: bytes) -> None:
@@ -73,7 +75,7 @@ class RawClient:
     async def error(self) -> tuple[int, str]:
         """The next frame, an error: its request number and code."""
         got = await self.read()
-        assert got.kind == Kind.ERROR, got
+        assert got.kind == FrameKind.ERROR, got
         return got.request, wire.unpack_meta(got.meta)["code"]
 
     async def ended(self) -> bool:
@@ -90,6 +92,6 @@ class RawClient:
 
 def sent_fields(got: Frame) -> tuple[int, int, int, bytes, tuple[int, ...]]:
     """position, stored_at_us, partition, store id, first sequences of a SENT."""
-    assert got.kind == Kind.SENT, wire.decode_error(got)
+    assert got.kind == FrameKind.SENT, wire.decode_error(got)
     position, stored_at_us, partition, store_id, runs = wire.SENT.unpack_from(got.payload)
     return position, stored_at_us, partition, store_id, struct.unpack_from(f"<{runs}Q", got.payload, wire.SENT.size)

@@ -10,13 +10,13 @@ from typing import Any, Final, cast
 import msgpack
 import numpy as np
 
-from qmq.broker.ports.commands import Back, HandBack
+from qmq.broker.ports.commands import DispositionRange, HandBack
 from qmq.errors import QmqError
 from qmq.format.batch import BatchLimits, CheckedBatch, check_batch, stamp
 from qmq.format.build import MessageHeader, RunContent, build_batch
 from qmq.format.pieces import read_answer
 from qmq.net.protocol import frames as wire
-from qmq.net.protocol.frames import Frame, Kind
+from qmq.net.protocol.frames import Frame, FrameKind
 from qmq.net.server.requests import decode_request
 
 STORE: Final = b"store1"
@@ -33,9 +33,9 @@ WELCOME: Final[dict[str, Any]] = {
     "producer_ttl_ms": 3_600_000,
     "max_pull_count": 1_000_000,
     "max_pull_bytes": 16 << 20,
-    "lapse_ms": 30_000,
+    "session_timeout_ms": 30_000,
 }
-PATIENCE_S: Final = 60
+TIMEOUT_S: Final = 60
 
 
 class Peer(asyncio.Protocol):
@@ -59,7 +59,7 @@ class Peer(asyncio.Protocol):
         used = 0
         for frame in wire.split_frames(view, 1 << 30):
             used += wire.FRAME_SIZE + len(frame.meta) + len(frame.payload)
-            if frame.kind == Kind.HELLO:
+            if frame.kind == FrameKind.HELLO:
                 self.hello = wire.unpack_meta(frame.meta)
                 self._broker.greet(self, frame)
             else:
@@ -73,14 +73,14 @@ class Peer(asyncio.Protocol):
 
     async def any_frame(self) -> Frame | None:
         """The next frame, or None: the client has gone away."""
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TIMEOUT_S):
             return await self._frames.get()
 
-    async def frame(self, kind: Kind) -> Frame:
+    async def frame(self, kind: FrameKind) -> Frame:
         """The next frame, which must be of that kind."""
         frame = await self.any_frame()
         assert frame is not None, f"the client went away instead of sending {kind.name}"
-        assert Kind(frame.kind) == kind, f"{Kind(frame.kind).name} came instead of {kind.name}"
+        assert FrameKind(frame.kind) == kind, f"{FrameKind(frame.kind).name} came instead of {kind.name}"
         return frame
 
     async def gone(self) -> None:
@@ -90,7 +90,7 @@ class Peer(asyncio.Protocol):
     def has_frame(self) -> bool:
         return not self._frames.empty()
 
-    def answer(self, kind: Kind, request: int, meta: dict[str, Any] | None = None, payload: bytes = b"") -> None:
+    def answer(self, kind: FrameKind, request: int, meta: dict[str, Any] | None = None, payload: bytes = b"") -> None:
         packed = wire.pack_meta(meta) if meta else b""
         self.transport.write(wire.encode_frame(kind, request, packed, len(payload)) + payload)
 
@@ -102,18 +102,18 @@ class Peer(asyncio.Protocol):
         runs = check_batch(frame.payload, BatchLimits()).header.runs
         payload = wire.SENT.pack(position, START_US, 3, self._broker.store_id, runs)
         payload += b"".join((first_sequence + 1_000 * run).to_bytes(8, "little") for run in range(runs))
-        self.answer(Kind.SENT, frame.request, payload=payload)
+        self.answer(FrameKind.SENT, frame.request, payload=payload)
 
     async def batch(self, *, flush: bool | None = None) -> tuple[Frame, CheckedBatch]:
         """The next frame, a batch; checked as a broker checks it."""
-        frame = await self.frame(Kind.SEND)
+        frame = await self.frame(FrameKind.SEND)
         if flush is not None:
             assert bool(frame.flags & wire.FLUSH) == flush
         return frame, check_batch(frame.payload, BatchLimits())
 
     async def subscribed(self, subscription: int = 7) -> dict[str, Any]:
         """Take a SUBSCRIBE; returns what it said."""
-        return self.subscribe(await self.frame(Kind.SUBSCRIBE), subscription)
+        return self.subscribe(await self.frame(FrameKind.SUBSCRIBE), subscription)
 
     def subscribe(self, frame: Frame, subscription: int = 7) -> dict[str, Any]:
         """Answer a SUBSCRIBE; returns what it said."""
@@ -124,16 +124,18 @@ class Peer(asyncio.Protocol):
         else:
             told["place"] = [1, 1, self.next_sequence, self.next_sequence, 1, START_US]
         self.numbers = said["group"] is not None
-        self.answer(Kind.SUBSCRIBED, frame.request, told)
+        self.answer(FrameKind.SUBSCRIBED, frame.request, told)
         return said
 
     async def pulled(self) -> tuple[int, tuple[int, ...]]:
         """The next frame, a PULL: its request, and subscription, max_count, min_count, max_bytes, timeout_ms."""
-        frame = await self.frame(Kind.PULL)
+        frame = await self.frame(FrameKind.PULL)
         return frame.request, wire.PULL.unpack(frame.payload)[:-1]
 
     def messages(self, request: int, *batches: bytes, count: int | None = None) -> None:
-        """Answer a pull; a consumer of a group is told the next pull sequences: *count*, or as many as can be read."""
+        """Answer a pull; a consumer of a group is told the next delivery sequences: *count*, or as many as can be
+        read.
+        """
         payload = b"".join(batches)
         if count is None:
             count = sum(run.count for run in read_answer(memoryview(payload))[0])
@@ -142,11 +144,11 @@ class Peer(asyncio.Protocol):
             ranges = [self.next_sequence, count, 1]
             meta = {"ranges": ranges, "ranges_crc": wire.pack_numbers(ranges)[1]}
             self.next_sequence += count
-        self.answer(Kind.MESSAGES, request, meta, payload)
+        self.answer(FrameKind.MESSAGES, request, meta, payload)
 
     async def unsubscribed(self) -> None:
-        frame = await self.frame(Kind.UNSUBSCRIBE)
-        self.answer(Kind.UNSUBSCRIBED, frame.request)
+        frame = await self.frame(FrameKind.UNSUBSCRIBE)
+        self.answer(FrameKind.UNSUBSCRIBED, frame.request)
 
     def drop(self) -> None:
         """End the connection as a killed broker does."""
@@ -191,12 +193,12 @@ class ScriptedBroker:
         if self.refusal is not None:
             peer.refuse(frame.request, self.refusal)
             return
-        peer.answer(Kind.WELCOME, frame.request, self.welcome)
+        peer.answer(FrameKind.WELCOME, frame.request, self.welcome)
         self._peers.put_nowait(peer)
 
     async def peer(self) -> Peer:
         """The next client that said hello."""
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TIMEOUT_S):
             return await self._peers.get()
 
 
@@ -240,7 +242,7 @@ def unpacked(payload: memoryview) -> Any:
     return msgpack.unpackb(payload)
 
 
-def backs_of(frame: Frame) -> list[Back]:
+def backs_of(frame: Frame) -> list[DispositionRange]:
     """What a HAND_BACK hands back."""
     command = decode_request(1, frame._replace(request=1))
     assert isinstance(command, HandBack)

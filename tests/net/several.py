@@ -13,7 +13,7 @@ import qmq
 from qmq.daemon.main import RunningBroker
 from qmq.settings import Settings
 
-PATIENCE_S: Final = 60
+TIMEOUT_S: Final = 60
 
 
 class Several:
@@ -65,12 +65,12 @@ async def several(path: Path, count: int = 2, **settings: Any) -> AsyncIterator[
 
 async def until(condition: Callable[[], bool] | Callable[[], Awaitable[bool]], what: str) -> None:
     """Wait until *condition* holds; fails, saying *what*, when it does not come to hold."""
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + TIMEOUT_S
     while True:
         found = condition()
         if found if isinstance(found, bool) else await found:
             return
-        assert time.monotonic() < deadline, f"for {PATIENCE_S} s it has not come to hold that {what}"
+        assert time.monotonic() < deadline, f"for {TIMEOUT_S} s it has not come to hold that {what}"
         await asyncio.sleep(0.005)
 
 

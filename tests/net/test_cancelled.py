@@ -19,11 +19,11 @@ from qmq.net.client import departures
 from qmq.net.client.consumer import pull as pulling
 from qmq.net.client.consumer.ack_file import StateFile, state_directory
 from qmq.net.protocol import frames as wire
-from qmq.net.protocol.frames import Kind
+from qmq.net.protocol.frames import FrameKind
 from tests.broker_process import broker_process
 from tests.net.client.consumer.test_pull import batch
 from tests.net.scripted import STORE, Peer, scripted_broker
-from tests.net.several import PATIENCE_S, several, until
+from tests.net.several import TIMEOUT_S, several, until
 from tests.net.stepping import CancelledAt, run, run_turns
 
 
@@ -41,13 +41,13 @@ async def holding_three(client: qmq.Client, peer: Peer, **options: Any) -> tuple
     return consumer, messages
 
 
-async def frames_until_unsubscribe(peer: Peer) -> list[Kind]:
+async def frames_until_unsubscribe(peer: Peer) -> list[FrameKind]:
     """What comes up to UNSUBSCRIBE, which comes once."""
-    kinds = list[Kind]()
-    while Kind.UNSUBSCRIBE not in kinds:
+    kinds = list[FrameKind]()
+    while FrameKind.UNSUBSCRIBE not in kinds:
         frame = await peer.any_frame()
         assert frame is not None
-        kinds.append(Kind(frame.kind))
+        kinds.append(FrameKind(frame.kind))
     return kinds
 
 
@@ -68,7 +68,7 @@ async def test_wherever_leaving_is_cancelled_the_broker_is_told(named: bool) -> 
             leaving = CancelledAt(consumer.__aexit__(None, None, None), number)
             task = asyncio.ensure_future(run(leaving))
             kinds = await frames_until_unsubscribe(peer)
-            assert Kind.ACK in kinds
+            assert FrameKind.ACK in kinds
             with pytest.raises(qmq.Fenced):
                 await messages[1].nack()
             if named:
@@ -84,10 +84,10 @@ async def test_wherever_leaving_is_cancelled_the_broker_is_told(named: bool) -> 
             assert await task
             peer.drop()
             again = await broker.peer()
-            frame = await again.frame(Kind.ADMINISTER)
+            frame = await again.frame(FrameKind.ADMINISTER)
             assert wire.unpack_meta(frame.meta)["action"] == "handled"
             assert wire.unpack_meta(frame.meta)["handled"] == [0, 1]
-            meta = wire.unpack_meta((await again.frame(Kind.ADMINISTER)).meta)
+            meta = wire.unpack_meta((await again.frame(FrameKind.ADMINISTER)).meta)
             assert (meta["action"], meta["group"], meta["consumer"]) == ("leave", "g", consumer.id)
     assert number > 2
 
@@ -169,7 +169,7 @@ async def test_consumers_whose_time_is_over_while_the_broker_stands_still_leave_
 
 @pytest.mark.parametrize("cancels", [1, 3])
 @pytest.mark.parametrize("count", [1, 2])
-@pytest.mark.parametrize("mode", ["reliable", "most_once", "broadcast", "alone"])
+@pytest.mark.parametrize("mode", ["reliable", "at_most_once", "broadcast", "alone"])
 async def test_wherever_subscribing_is_cancelled_nothing_is_subscribed(
     tmp_path: Path, mode: Any, count: int, cancels: int
 ) -> None:
@@ -197,15 +197,15 @@ async def test_a_cancelled_subscription_is_undone_when_its_answer_comes() -> Non
     async with scripted_broker() as broker, qmq.connect(broker.url) as client:
         peer = await broker.peer()
         entering = asyncio.ensure_future(client.subscribe("a.", group="g", consumer="c1").__aenter__())
-        frame = await peer.frame(Kind.SUBSCRIBE)
+        frame = await peer.frame(FrameKind.SUBSCRIBE)
         entering.cancel()
         with pytest.raises(asyncio.CancelledError):
             await entering
         StateFile.open(state_directory(), STORE, "g", "c1").close()
         peer.subscribe(frame, 9)
-        frame = await peer.frame(Kind.UNSUBSCRIBE)
+        frame = await peer.frame(FrameKind.UNSUBSCRIBE)
         assert wire.UNSUBSCRIBE.unpack(frame.payload) == (9,)
-        peer.answer(Kind.UNSUBSCRIBED, frame.request)
+        peer.answer(FrameKind.UNSUBSCRIBED, frame.request)
 
 
 @pytest.mark.parametrize("mode", ["reliable", "broadcast"])
@@ -213,7 +213,7 @@ async def test_a_cancelled_subscription_whose_answer_is_lost_is_undone_on_the_ne
     async with scripted_broker() as broker, qmq.connect(broker.url) as client:
         peer = await broker.peer()
         entering = asyncio.ensure_future(client.subscribe("a.", group="g", consumer="c1", mode=mode).__aenter__())
-        said = wire.unpack_meta((await peer.frame(Kind.SUBSCRIBE)).meta)
+        said = wire.unpack_meta((await peer.frame(FrameKind.SUBSCRIBE)).meta)
         entering.cancel()
         with pytest.raises(asyncio.CancelledError):
             await entering
@@ -221,7 +221,7 @@ async def test_a_cancelled_subscription_whose_answer_is_lost_is_undone_on_the_ne
         for _ in range(2):  # until it is answered
             peer.drop()
             peer = await broker.peer()
-            frame = await peer.frame(Kind.ADMINISTER)
+            frame = await peer.frame(FrameKind.ADMINISTER)
             assert wire.unpack_meta(frame.meta) == {
                 "action": "leave",
                 "group": "g" if mode == "reliable" else "g@c1",
@@ -229,7 +229,7 @@ async def test_a_cancelled_subscription_whose_answer_is_lost_is_undone_on_the_ne
                 "nonce": said["nonce"],
             }
             request = frame.request
-        peer.answer(Kind.ADMINISTERED, request, payload=b"\x81\xa4left\xc3")
+        peer.answer(FrameKind.ADMINISTERED, request, payload=b"\x81\xa4left\xc3")
         receipt = asyncio.ensure_future(client.send("a", b""))
         frame, _ = await peer.batch()
         peer.drop()
@@ -274,7 +274,7 @@ def held(client: qmq.SyncClient) -> int:
 
 
 def wait_until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + TIMEOUT_S
     while not condition():
         assert time.monotonic() < deadline, f"it has not come to hold that {what}"
 
@@ -377,7 +377,7 @@ async def test_many_that_left_while_the_broker_was_away_are_told_some_at_a_time(
     async with scripted_broker() as broker, qmq.connect(broker.url) as client:
         peer = await broker.peer()
         entering = [asyncio.ensure_future(client.subscribe("a.", group="g").__aenter__()) for _ in range(5)]
-        said = [wire.unpack_meta((await peer.frame(Kind.SUBSCRIBE)).meta) for _ in entering]
+        said = [wire.unpack_meta((await peer.frame(FrameKind.SUBSCRIBE)).meta) for _ in entering]
         for one in entering:
             one.cancel()
         await asyncio.wait(entering)
@@ -385,10 +385,10 @@ async def test_many_that_left_while_the_broker_was_away_are_told_some_at_a_time(
         peer = await broker.peer()
         left = list[str]()
         while len(left) < len(said):
-            frames = [await peer.frame(Kind.ADMINISTER) for _ in range(min(2, len(said) - len(left)))]
+            frames = [await peer.frame(FrameKind.ADMINISTER) for _ in range(min(2, len(said) - len(left)))]
             await asyncio.sleep(0)
             assert not peer.has_frame()
             for frame in frames:
                 left.append(wire.unpack_meta(frame.meta)["consumer"])
-                peer.answer(Kind.ADMINISTERED, frame.request, payload=b"\x81\xa4left\xc3")
+                peer.answer(FrameKind.ADMINISTERED, frame.request, payload=b"\x81\xa4left\xc3")
         assert sorted(left) == sorted(one["consumer"] for one in said)

@@ -12,15 +12,15 @@ import pytest
 import qmq
 from tests.broker_process import broker_process, running_broker
 
-PATIENCE_S = 60
+TIMEOUT_S = 60
 
 
 async def take(consumer: qmq.Consumer, count: int) -> list[qmq.Message]:
     """So many messages, acknowledged."""
     found = list[qmq.Message]()
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TIMEOUT_S):
         while len(found) < count:
-            messages = await consumer.pull(max_count=count - len(found), timeout=PATIENCE_S)
+            messages = await consumer.pull(max_count=count - len(found), timeout=TIMEOUT_S)
             for message in messages:
                 message.ack()
             found += messages
@@ -79,7 +79,7 @@ async def test_a_nacked_delayed_message_keeps_its_id(tmp_path: Path) -> None:
         receipt = await client.send("a", b"x", delay=0.05)
         async with client.subscribe("a", group="g", start="first") as consumer:
             for attempt in (1, 2):
-                (message,) = await consumer.pull(timeout=PATIENCE_S)
+                (message,) = await consumer.pull(timeout=TIMEOUT_S)
                 assert (message.id, message.attempt) == (receipt.id, attempt)
                 if attempt == 1:
                     await message.nack(delay=0)
@@ -96,7 +96,7 @@ def test_the_sync_client_delays_and_cancels(tmp_path: Path) -> None:
         with client.subscribe("a", group="g", start="first") as consumer:
             found = list[bytes]()
             while len(found) < 2:
-                for message in consumer.pull(timeout=PATIENCE_S):
+                for message in consumer.pull(timeout=TIMEOUT_S):
                     found.append(message.body)
                     message.ack()
         assert found == [b"two", b"three"]

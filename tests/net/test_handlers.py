@@ -15,12 +15,12 @@ import pytest
 import qmq
 from qmq.errors import Fenced
 from qmq.net.client.consumer import pull as pulling
-from qmq.net.client.consumer.in_flight import Verdict
+from qmq.net.client.consumer.in_flight import Disposition
 from qmq.net.protocol import frames as wire
-from qmq.net.protocol.frames import Kind
+from qmq.net.protocol.frames import FrameKind
 from tests.broker_process import running_broker
 from tests.net.client.consumer.test_pull import Subscribed, batch, subscribed
-from tests.net.scripted import PATIENCE_S, backs_of
+from tests.net.scripted import TIMEOUT_S, backs_of
 
 
 @asynccontextmanager
@@ -33,13 +33,13 @@ async def given(*wanted: bytes) -> AsyncIterator[tuple[Subscribed, list[qmq.Mess
         yield s, await task
 
 
-async def handed_back(s: Subscribed) -> tuple[Verdict, int, int | None, str]:
+async def handed_back(s: Subscribed) -> tuple[Disposition, int, int | None, str]:
     """The next frame, which hands one message back: how, which, its delay, why."""
-    frame = await s.peer.frame(Kind.HAND_BACK)
+    frame = await s.peer.frame(FrameKind.HAND_BACK)
     (back,) = backs_of(frame)
     assert back.end == back.start + 1
-    s.peer.answer(Kind.HANDED_BACK, frame.request)
-    return Verdict(back.verdict), back.start, back.delay_us, back.reason
+    s.peer.answer(FrameKind.HANDED_BACK, frame.request)
+    return Disposition(back.disposition), back.start, back.delay_us, back.reason
 
 
 async def handle(message: qmq.Message, raising: BaseException | None = None) -> None:
@@ -51,7 +51,7 @@ async def handle(message: qmq.Message, raising: BaseException | None = None) -> 
 async def test_a_handler_that_ends_well_acknowledges() -> None:
     async with given(b"1") as (s, (message,)):
         await handle(message)
-        frame = await s.peer.frame(Kind.ACK)
+        frame = await s.peer.frame(FrameKind.ACK)
         assert frame.payload[wire.ACK.size :] == wire.pack_numbers([0, 1])[0]
 
 
@@ -62,7 +62,7 @@ async def test_a_handler_that_raises_hands_back_and_goes_on(caplog: pytest.LogCa
         for message in messages:
             handling = asyncio.ensure_future(handle(message, ValueError("no such hotel")))
             found = await handed_back(s)
-            assert found[:3] == (Verdict.NACK, messages.index(message), None)
+            assert found[:3] == (Disposition.NACK, messages.index(message), None)
             assert found[3] == "ValueError: no such hotel"
             await handling
         assert len(errors) == 3
@@ -89,15 +89,15 @@ async def test_whatever_a_handler_raises_hands_back_and_goes_on(
     caplog.set_level(logging.CRITICAL, "qmq")  # xdist can't carry what UTF-8 cannot hold
     async with given(b"1") as (s, (message,)):
         handling = asyncio.ensure_future(handle(message, error))
-        assert await handed_back(s) == (Verdict.NACK, 0, None, reason)
+        assert await handed_back(s) == (Disposition.NACK, 0, None, reason)
         await handling
 
 
 async def test_a_delay_that_is_none_is_a_failure_of_the_handler(caplog: pytest.LogCaptureFixture) -> None:
     async with given(b"1") as (s, (message,)):
         handling = asyncio.ensure_future(handle(message, qmq.Retry("soon", after=-0.1)))
-        verdict, number, delay_us, reason = await handed_back(s)
-        assert (verdict, number, delay_us) == (Verdict.NACK, 0, None), "after the delay of the group"
+        disposition, number, delay_us, reason = await handed_back(s)
+        assert (disposition, number, delay_us) == (Disposition.NACK, 0, None), "after the delay of the group"
         wanted = "InvalidOption: delay must be a number of seconds from 0 to 731 days (two years), not -0.1"
         assert reason == wanted
         await handling
@@ -109,7 +109,7 @@ async def test_retry_picks_the_delay_and_is_no_failure(caplog: pytest.LogCapture
         errors = list[Exception]()
         s.consumer.on_error = errors.append
         handling = asyncio.ensure_future(handle(message, qmq.Retry(after=2.5)))
-        assert (await handed_back(s))[:3] == (Verdict.NACK, 0, 2_500_000)
+        assert (await handed_back(s))[:3] == (Disposition.NACK, 0, 2_500_000)
         await handling
         assert "failed" not in caplog.text
         assert errors == []
@@ -120,20 +120,20 @@ async def test_what_ends_a_task_releases_and_goes_on_up(error: BaseException) ->
     async with given(b"1") as (s, (message,)):
         with pytest.raises(type(error)):
             await handle(message, error)
-        assert (await handed_back(s))[:2] == (Verdict.RELEASE, 0)
+        assert (await handed_back(s))[:2] == (Disposition.RELEASE, 0)
 
 
 async def test_a_cancelled_nack_is_brought_to_the_broker_all_the_same() -> None:
     async with given(b"1") as (s, (message,)):
         nacking = asyncio.ensure_future(message.nack())
-        frame = await s.peer.frame(Kind.HAND_BACK)
+        frame = await s.peer.frame(FrameKind.HAND_BACK)
         nacking.cancel()
         await asyncio.gather(nacking, return_exceptions=True)
         s.peer.drop()  # before it is answered
         s = s._replace(peer=await s.broker.peer())
         await s.peer.subscribed()
-        assert backs_of(frame)[0].verdict == Verdict.NACK
-        assert (await handed_back(s))[:2] == (Verdict.NACK, 0)
+        assert backs_of(frame)[0].disposition == Disposition.NACK
+        assert (await handed_back(s))[:2] == (Disposition.NACK, 0)
 
 
 async def test_leaving_flushes_acknowledgements_over_a_new_connection(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,9 +144,9 @@ async def test_leaving_flushes_acknowledgements_over_a_new_connection(monkeypatc
         leaving = asyncio.ensure_future(s.consumer.__aexit__(None, None, None))
         peer = await s.broker.peer()
         await peer.subscribed()
-        frame = await peer.frame(Kind.ACK)
+        frame = await peer.frame(FrameKind.ACK)
         assert frame.payload[wire.ACK.size :] == wire.pack_numbers([0, 1])[0]
-        peer.answer(Kind.ACKED, frame.request, payload=wire.ACKED.pack(0))
+        peer.answer(FrameKind.ACKED, frame.request, payload=wire.ACKED.pack(0))
         await peer.unsubscribed()
         await leaving
 
@@ -157,7 +157,7 @@ async def test_many_acknowledgements_do_not_wait(monkeypatch: pytest.MonkeyPatch
     async with given(*[b"%d" % number for number in range(10)]) as (s, messages):
         for number in (0, 2, 4, 6):
             messages[number].ack()
-        frame = await s.peer.frame(Kind.ACK)
+        frame = await s.peer.frame(FrameKind.ACK)
         assert frame.payload[wire.ACK.size :] == wire.pack_numbers([0, 1, 2, 3, 4, 5, 6, 7])[0]
 
 
@@ -166,8 +166,8 @@ async def test_flush_says_how_many_were_refused() -> None:
         for message in messages:
             message.ack()
         flushing = asyncio.ensure_future(s.consumer.flush())
-        frame = await s.peer.frame(Kind.ACK)
-        s.peer.answer(Kind.ACKED, frame.request, payload=wire.ACKED.pack(2))
+        frame = await s.peer.frame(FrameKind.ACK)
+        s.peer.answer(FrameKind.ACKED, frame.request, payload=wire.ACKED.pack(2))
         with pytest.raises(Fenced, match="2 acknowledgements"):
             await flushing
         await s.consumer.flush()  # said once
@@ -178,12 +178,12 @@ async def test_acknowledgements_are_refused_when_another_has_taken_over() -> Non
         for message in messages:
             message.ack()
         flushing = asyncio.ensure_future(s.consumer.flush())
-        frame = await s.peer.frame(Kind.ACK)
+        frame = await s.peer.frame(FrameKind.ACK)
         s.peer.refuse(frame.request, Fenced("another"))
         with pytest.raises(Fenced, match="3 acknowledgements"):
             await flushing
         pull = asyncio.ensure_future(s.consumer.pull())
-        frame = await s.peer.frame(Kind.SUBSCRIBE)
+        frame = await s.peer.frame(FrameKind.SUBSCRIBE)
         assert wire.unpack_meta(frame.meta)["known"][2] == 1, "it says as whom it comes back"
         s.peer.refuse(frame.request, Fenced("another program has taken over"))
         with pytest.raises(Fenced, match="taken over"):
@@ -207,11 +207,11 @@ async def test_who_waits_for_acknowledgements_while_it_loses_touch_hears_of_them
     async with given(b"1", b"2") as (s, messages):
         messages[0].ack()
         flushing = asyncio.ensure_future(s.consumer.flush())
-        await s.peer.frame(Kind.ACK)  # which is not answered
+        await s.peer.frame(FrameKind.ACK)  # which is not answered
         s.consumer._puller.holders[0].fence(Fenced("out of touch"), for_good=False)
         said = await s.peer.subscribed()
         assert said["known"][4:] == [0, 1]
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TIMEOUT_S):
             await flushing
 
 
@@ -289,12 +289,12 @@ async def test_who_is_cancelled_by_somebody_else_too_ends() -> None:
             await working
 
 
-async def test_messages_without_a_verdict_are_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+async def test_messages_without_a_disposition_are_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
     async with given(b"1", b"2") as (s, messages):
         messages[0].ack()
         messages.clear()
         task = asyncio.ensure_future(s.consumer.pull())
-        while "without a verdict" not in caplog.text:  # noqa: ASYNC110  # a log has no event
+        while "without a disposition" not in caplog.text:  # noqa: ASYNC110  # a log has no event
             await asyncio.sleep(0)
         assert "let go of 1 messages" in caplog.text
         task.cancel()
@@ -337,17 +337,17 @@ async def test_leaving_hands_back_what_was_not_begun(tmp_path: Path) -> None:
             assert [(message.body, message.attempt) for message in messages] == [(b"2", 1), (b"3", 1)]
 
 
-async def test_a_verdict_after_leaving_is_refused_at_once_and_bothers_nobody(tmp_path: Path) -> None:
+async def test_a_disposition_after_leaving_is_refused_at_once_and_bothers_nobody(tmp_path: Path) -> None:
     async with running_broker(tmp_path / "data") as url, qmq.connect(url) as client:
         await client.send_many("a", [b"1", b"2", b"3", b"4"])
         async with client.subscribe("a", group="g", consumer="c") as consumer:
             messages = await consumer.pull(10, 4)
         messages[0].ack()
         messages[1].release()
-        async with asyncio.timeout(PATIENCE_S):
-            for verdict in (messages[2].nack(), messages[3].reject("no")):
+        async with asyncio.timeout(TIMEOUT_S):
+            for disposition in (messages[2].nack(), messages[3].reject("no")):
                 with pytest.raises(Fenced, match="consumer c has left"):
-                    await verdict
+                    await disposition
             with pytest.raises(Fenced, match="1 acknowledgements"):
                 await consumer.flush()
             await consumer.flush()
@@ -355,16 +355,16 @@ async def test_a_verdict_after_leaving_is_refused_at_once_and_bothers_nobody(tmp
             assert [message.attempt for message in await consumer.pull(10, 4)] == [1, 1, 1, 1]
 
 
-async def test_who_waits_for_a_verdict_while_its_consumer_leaves_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_who_waits_for_a_disposition_while_its_consumer_leaves_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pulling, "FLUSH_TIMEOUT", 0.05)
     async with given(b"1") as (s, (message,)):
         waiting = asyncio.ensure_future(message.nack())
-        await s.peer.frame(Kind.HAND_BACK)  # and no answer
+        await s.peer.frame(FrameKind.HAND_BACK)  # and no answer
         leaving = asyncio.ensure_future(s.consumer.__aexit__(None, None, None))
         with pytest.raises(Fenced, match="consumer c has left"):
             await waiting
-        frame = await s.peer.frame(Kind.UNSUBSCRIBE)
-        s.peer.answer(Kind.UNSUBSCRIBED, frame.request)
+        frame = await s.peer.frame(FrameKind.UNSUBSCRIBE)
+        s.peer.answer(FrameKind.UNSUBSCRIBED, frame.request)
         await leaving
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 import qmq
-from qmq.net.client.consumer.in_flight import Verdict
+from qmq.net.client.consumer.in_flight import Disposition
 from qmq.net.protocol import frames as wire
-from qmq.net.protocol.frames import Kind
+from qmq.net.protocol.frames import FrameKind
 from tests.broker_process import BrokerProcess, broker_process
 from tests.net.scripted import backs_of
 from tests.net.several import put, several
@@ -140,7 +140,7 @@ async def test_the_error_of_a_task_is_the_reason_not_that_of_its_group(broker: B
         assert await attempts(client, "tasks", "tasks", 1) == {b"1": 1}, "it was cancelled, and released"
 
 
-async def test_what_was_given_fails_also_where_its_pull_sequences_have_gaps(broker: BrokerProcess) -> None:
+async def test_what_was_given_fails_also_where_its_delivery_sequences_have_gaps(broker: BrokerProcess) -> None:
     async with qmq.connect(broker.url) as client:
         await client.send_many("gaps", [b"%d" % number for number in range(MANY)])
         options = {"group": "gaps", "consumer": "c"}
@@ -167,14 +167,14 @@ async def test_one_message_that_was_taken_away_keeps_no_other_from_failing() -> 
     async with pulled(b"0", b"1", b"2", b"3") as (s, messages):
         messages[0].ack()
         leaving = asyncio.ensure_future(s.consumer.__aexit__(Broken, Broken("no such hotel"), None))
-        frame = await s.peer.frame(Kind.HAND_BACK)
-        assert backs_of(frame) == [(1, 4, Verdict.NACK, None, "Broken: no such hotel")]
-        s.peer.answer(Kind.HANDED_BACK, frame.request, payload=struct.pack("<I", 0))
-        frame = await s.peer.frame(Kind.HAND_BACK)
+        frame = await s.peer.frame(FrameKind.HAND_BACK)
+        assert backs_of(frame) == [(1, 4, Disposition.NACK, None, "Broken: no such hotel")]
+        s.peer.answer(FrameKind.HANDED_BACK, frame.request, payload=struct.pack("<I", 0))
+        frame = await s.peer.frame(FrameKind.HAND_BACK)
         assert [back[:2] for back in backs_of(frame)] == [(1, 2), (2, 4)]
-        s.peer.answer(Kind.HANDED_BACK, frame.request, payload=struct.pack("<I", 0))
-        frame = await s.peer.frame(Kind.ACK)
-        s.peer.answer(Kind.ACKED, frame.request, payload=wire.ACKED.pack(0))
+        s.peer.answer(FrameKind.HANDED_BACK, frame.request, payload=struct.pack("<I", 0))
+        frame = await s.peer.frame(FrameKind.ACK)
+        s.peer.answer(FrameKind.ACKED, frame.request, payload=wire.ACKED.pack(0))
         await s.peer.unsubscribed()
         await leaving
 

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from qmq import errors
-from qmq.broker.journal.record_types import Verdict
+from qmq.broker.journal.record_types import Disposition
 from qmq.broker.ports.commands import Administer
-from qmq.broker.ports.effects import Administered, Messages, Sent
+from qmq.broker.ports.effects import Administered, PulledMessages, Sent
 from qmq.broker.ports.limits import BrokerLimits
 from qmq.errors import QmqError, StorageFull
 from qmq.net.protocol import frames as wire
-from qmq.net.protocol.frames import Kind
+from qmq.net.protocol.frames import FrameKind
 from qmq.net.server import ServerOptions, replies, requests, server
 from qmq.settings import Settings
 from tests.broker.harness import Driven
@@ -46,7 +46,7 @@ def test_every_kind_stands_on_the_page() -> None:
             found[name] = int(number)
         if match := re.match(r"(\d+) ([A-Z_]+)", answer):
             found[match[2]] = int(match[1])
-    assert found == {kind.name: kind.value for kind in Kind}
+    assert found == {kind.name: kind.value for kind in FrameKind}
 
 
 def codes() -> dict[str, type[QmqError]]:
@@ -73,7 +73,7 @@ def test_the_rows_of_lists_have_what_the_page_says(tmp_path: Path) -> None:
     driven.send("a.x", b"1")
     consumer = Consumer(driven, "c")
     consumer.pull(1)
-    consumer.back(0, 1, Verdict.REJECT)
+    consumer.back(0, 1, Disposition.REJECT)
     page = dict(rows_of("a row has"))
     for action, fields in (("groups", {}), ("consumers", {"group": "g"}), ("dead_letters", {"group": "g", "limit": 0})):
         (answer,) = driven.do(Administer(1, driven.request(), action, dict(fields)))
@@ -95,7 +95,7 @@ def test_a_welcome_has_the_names_of_the_page() -> None:
         ("HELLO has at most {:,} bytes", wire.MAX_HELLO_BYTES),
         ("`limit` (rows; {:,} at most)", requests.MAX_LISTED),
         ("At most {} may be open on a connection", server.MAX_LISTINGS),
-        ("without an answer: {:,} beside parked pulls", server.MAX_REQUESTS),
+        ("without an answer: {:,} beside waiting pulls", server.MAX_REQUESTS),
         ("A connection may have {:,} subscriptions", BrokerLimits().max_consumers_per_connection),
         ("`first_frame_timeout_ms` ({} s)", Settings().first_frame_timeout_ms // 1_000),
         ("protocol of QMQ, version {}", wire.PROTOCOL_VERSION),
@@ -107,15 +107,15 @@ def test_bounds_are_those_of_the_code(text: str, number: int) -> None:
 
 def test_the_examples_are_what_the_code_makes() -> None:
     hello = wire.pack_meta({"protocol": 1, "client": "doc"})
-    assert example("HELLO, request 1") == [wire.encode_frame(Kind.HELLO, 1, hello)]
-    assert example("SEND with flush") == [wire.encode_frame(Kind.SEND, 2, b"", 174, wire.FLUSH)]
+    assert example("HELLO, request 1") == [wire.encode_frame(FrameKind.HELLO, 1, hello)]
+    assert example("SEND with flush") == [wire.encode_frame(FrameKind.SEND, 2, b"", 174, wire.FLUSH)]
     stored_at_us = int.from_bytes(bytes.fromhex("00605b1a62960400"), "little")
     store_id = bytes.fromhex("7f0000015191")
     assert example("SENT: position") == [replies.sent(Sent(1, 2, 1 << 40, stored_at_us, 3, 5), store_id)]
-    pull = wire.encode_frame(Kind.PULL, 3, b"", wire.PULL.size) + wire.PULL.pack(
+    pull = wire.encode_frame(FrameKind.PULL, 3, b"", wire.PULL.size) + wire.PULL.pack(
         1, 100, 1, 4 << 20, 2_000, wire.NOT_EXPECTED
     )
-    assert example("PULL, request 3") == [pull, replies.messages(Messages(1, 3, [], 0, 0))]
+    assert example("PULL, request 3") == [pull, replies.messages(PulledMessages(1, 3, [], 0, 0))]
     assert example("ERROR, request 4") == [wire.encode_error(4, StorageFull("no room"))]
 
 

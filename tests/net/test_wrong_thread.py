@@ -8,10 +8,10 @@ from collections.abc import Callable
 import pytest
 
 import qmq
-from qmq.broker.ports.commands import Back
+from qmq.broker.ports.commands import DispositionRange
 from qmq.net.client.consumer import acks
-from qmq.net.client.consumer.in_flight import Verdict
-from qmq.net.protocol.frames import ACK, Kind
+from qmq.net.client.consumer.in_flight import Disposition
+from qmq.net.protocol.frames import ACK, FrameKind
 from tests.net.scripted import backs_of, scripted_broker
 from tests.net.test_handlers import given
 
@@ -42,7 +42,7 @@ async def test_an_acknowledgement(monkeypatch: pytest.MonkeyPatch) -> None:
     async with given(b"1", b"2", b"3") as (s, messages):
         messages[0].ack()
         await refused(messages[2].ack)
-        frame = await s.peer.frame(Kind.ACK)
+        frame = await s.peer.frame(FrameKind.ACK)
         assert (len(frame.payload) - ACK.size) // 16 == 2, "both of them"
 
 
@@ -50,6 +50,6 @@ async def test_a_release() -> None:
     async with given(b"1", b"2") as (s, messages):
         await refused(messages[0].release)
         messages[1].release()
-        assert backs_of(await s.peer.frame(Kind.HAND_BACK)) == [
-            Back(number, number + 1, Verdict.RELEASE, None, "") for number in range(2)
+        assert backs_of(await s.peer.frame(FrameKind.HAND_BACK)) == [
+            DispositionRange(number, number + 1, Disposition.RELEASE, None, "") for number in range(2)
         ]

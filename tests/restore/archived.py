@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from qmq.archive.files import LocalFiles
-from qmq.archive.lock import Holder, this_process
+from qmq.archive.lock import LockOwner, this_process
 from qmq.format.batch import parse_header
 from qmq.format.layout import HAS_DELIVER_AT, HAS_EXPIRE_AT, RUN_REPLAYED
 from qmq.format.pieces import stored_runs
 from qmq.net.client.address import parse_url
-from qmq.restore.progress import Progress
+from qmq.restore.progress import RestoreProgress
 from qmq.restore.run import Restoring
-from qmq.restore.selection import Selection
+from qmq.restore.selection import RestoreSelection
 from qmq.storage.disk.disk import Disk
 from qmq.storage.verify.verify import verify
 from tests.archive.archives import archive
@@ -82,14 +82,16 @@ def check_restored(wanted: Sequence[Told], target: Path, **options: int) -> None
         assert not by_id[one.id].flags
 
 
-def restoring(root: Path, url: str, disk: Disk | None = None, holder: Holder | None = None, **more: Any) -> Restoring:
-    """A restore of *root*/archive to the brokers at *url*; *more*: fields of Selection, and options of Restoring."""
+def restoring(root: Path, url: str, disk: Disk | None = None, owner: LockOwner | None = None, **more: Any) -> Restoring:
+    """A restore of *root*/archive to the brokers at *url*; *more*: fields of RestoreSelection, and options of
+    Restoring.
+    """
     own = {name: more.pop(name) for name in ("again", "give_up_s") if name in more}
     files = LocalFiles(root / "archive", disk)
-    who = holder if holder is not None else this_process()
-    return Restoring(files, Selection(**more), parse_url(url), lambda: 1_800_000_000_000_000, who, **own)
+    who = owner if owner is not None else this_process()
+    return Restoring(files, RestoreSelection(**more), parse_url(url), lambda: 1_800_000_000_000_000, who, **own)
 
 
-def restore(root: Path, url: str, **more: Any) -> Progress:
+def restore(root: Path, url: str, **more: Any) -> RestoreProgress:
     """One run of it, from outside of a loop."""
     return asyncio.run(restoring(root, url, **more).run())

@@ -12,7 +12,7 @@ from qmq.archive.manifest import Manifest
 from qmq.errors import InvalidOption
 from qmq.intervals import Intervals
 from qmq.restore.forms import assign, settle, settled_with
-from qmq.restore.progress import Progress
+from qmq.restore.progress import RestoreProgress
 from tests.archive import archives
 from tests.broker_process import running_broker
 from tests.restore.archived import check_restored, restoring, told
@@ -35,11 +35,11 @@ def ranges(of: dict[str, Intervals]) -> list[tuple[int, int]]:
     return list(of.get(LOG, ()))
 
 
-def begun() -> Progress:
-    return Progress("72" * 16, [STORE], 5, STORE)
+def begun() -> RestoreProgress:
+    return RestoreProgress("72" * 16, [STORE], 5, STORE)
 
 
-def assigned(progress: Progress, table: FileTable, segments: Sequence[Manifest] = ()) -> list[tuple[int, int]]:
+def assigned(progress: RestoreProgress, table: FileTable, segments: Sequence[Manifest] = ()) -> list[tuple[int, int]]:
     assign(progress, table, segments, "there")
     return ranges(progress.by_files)
 

@@ -13,7 +13,7 @@ from qmq.errors import InvalidOption
 from qmq.intervals import Intervals
 from qmq.restore.parquet import ParquetReader
 from qmq.restore.read import Found
-from qmq.restore.selection import Selection
+from qmq.restore.selection import RestoreSelection
 from qmq_spark.parquet.merge import MERGED
 from tests.archive.orders import write_orders
 from tests.broker_process import running_broker
@@ -43,7 +43,7 @@ async def test_every_message_comes_once_under_its_id(tmp_path: Path) -> None:
 def test_what_is_done_or_stored_is_left_out(tmp_path: Path) -> None:
     wanted = parquet_archive(tmp_path)
     files, found = LocalFiles(tmp_path / "archive"), Found()
-    steps = list(ParquetReader(files, Selection(), {}).steps())
+    steps = list(ParquetReader(files, RestoreSelection(), {}).steps())
     assert ids_in(steps).total() == len(wanted) == len(ids_in(steps))
     done = dict[str, Intervals]()
     for step in steps[::2]:
@@ -52,7 +52,7 @@ def test_what_is_done_or_stored_is_left_out(tmp_path: Path) -> None:
         raw = bytes.fromhex(one.id)
         position = int.from_bytes(raw[8:], "big")
         found.setdefault((raw[:6], raw[7]), Intervals()).add(position, position + 1)
-    reader = ParquetReader(files, Selection("hotel."), done)
+    reader = ParquetReader(files, RestoreSelection("hotel."), done)
     reader.found = found
     left = set(ids_in(steps[1::2])) - {one.id for one in wanted[::3]}
     hotel = {one.id for one in wanted if one.subject.startswith("hotel.")}
@@ -63,11 +63,11 @@ def test_times_choose(tmp_path: Path) -> None:
     parquet_archive(tmp_path)
     files = LocalFiles(tmp_path / "archive")
     stamps = 1_700_000_000_000_000
-    early = ids_in(list(ParquetReader(files, Selection(until_us=stamps + 30), {}).steps()))
-    late = ids_in(list(ParquetReader(files, Selection(since_us=stamps + 30), {}).steps()))
+    early = ids_in(list(ParquetReader(files, RestoreSelection(until_us=stamps + 30), {}).steps()))
+    late = ids_in(list(ParquetReader(files, RestoreSelection(since_us=stamps + 30), {}).steps()))
     assert early
     assert late
-    assert early + late == ids_in(list(ParquetReader(files, Selection(), {}).steps()))
+    assert early + late == ids_in(list(ParquetReader(files, RestoreSelection(), {}).steps()))
 
 
 @pytest.mark.parametrize("cut", [True, False])
@@ -80,7 +80,9 @@ def test_a_bad_file_is_told_of(tmp_path: Path, cut: bool) -> None:
     else:
         data[len(data) // 3] ^= 1
     path.write_bytes(data)
-    damages = [step for step in ParquetReader(LocalFiles(tmp_path / "archive"), Selection(), {}).steps() if step.damage]
+    damages = [
+        step for step in ParquetReader(LocalFiles(tmp_path / "archive"), RestoreSelection(), {}).steps() if step.damage
+    ]
     assert len(damages) == 1
     assert damages[0].damage is not None
     assert str(path) == damages[0].damage.file
@@ -107,7 +109,7 @@ def test_progress_goes_by_files_as_runs_wrote_them(tmp_path: Path) -> None:
         write_days(tmp_path / "data", 1, 1, seed=number)
         parquet.archive(tmp_path / "data", place, run=f"run-{number}")
         if number == MERGED - 2:
-            steps = list(ParquetReader(LocalFiles(place), Selection(), {}).steps())
+            steps = list(ParquetReader(LocalFiles(place), RestoreSelection(), {}).steps())
             assert len({step.log for step in steps}) == MERGED - 1
             done = dict[str, Intervals]()
             for step in steps[::2]:
@@ -115,7 +117,7 @@ def test_progress_goes_by_files_as_runs_wrote_them(tmp_path: Path) -> None:
             ids += ids_in(steps[::2])
     (file,) = read_table(LocalFiles(place)).files
     assert len(file.parts) == MERGED
-    reader = ParquetReader(LocalFiles(place), Selection(), done)
+    reader = ParquetReader(LocalFiles(place), RestoreSelection(), done)
     assert reader.left_bytes() == file.messages - sum(ranges.size for ranges in done.values())
     later = list(reader.steps())
     assert sum(step.end - step.start for step in later) == reader.left_bytes()

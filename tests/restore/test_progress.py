@@ -12,13 +12,15 @@ from qmq.archive.files import LocalFiles
 from qmq.errors import BadBytes, ForeignFile
 from qmq.intervals import Intervals
 from qmq.restore import progress as kept
-from qmq.restore.progress import Counts, Progress, parse_progress
+from qmq.restore.progress import Counts, RestoreProgress, parse_progress
 
 numbers = st.integers(0, 1 << 62)
 
 
-def some(since: list[int] | None, done: list[tuple[int, int]]) -> Progress:
-    progress = Progress("72" * 16, ["7f0000015191"], 5, "7f0000015191", since, 7, 0, Counts(restored=3, damages=1))
+def some(since: list[int] | None, done: list[tuple[int, int]]) -> RestoreProgress:
+    progress = RestoreProgress(
+        "72" * 16, ["7f0000015191"], 5, "7f0000015191", since, 7, 0, Counts(restored=3, damages=1)
+    )
     intervals = progress.done["7f0000015191-0"] = Intervals()
     for start, size in done:
         intervals.add(start, start + size)

@@ -14,8 +14,8 @@ from qmq.archive.files import LocalFiles
 from qmq.archive.manifest import parse_manifest
 from qmq.intervals import Intervals
 from qmq.restore.frames import frames_of
-from qmq.restore.read import ArchiveReader, Found, Step
-from qmq.restore.selection import Selection
+from qmq.restore.read import ArchiveReader, Found, RestoreStep
+from qmq.restore.selection import RestoreSelection
 from tests.archive.orders import Row, rows_in, time_of
 from tests.faults.ledger import fresh_seed
 from tests.restore.archived import orders_archive
@@ -24,14 +24,14 @@ Messages = Counter[str]
 
 
 def read(
-    root: Path, selection: Selection, done: dict[str, Intervals] | None = None, found: Found | None = None
-) -> list[Step]:
+    root: Path, selection: RestoreSelection, done: dict[str, Intervals] | None = None, found: Found | None = None
+) -> list[RestoreStep]:
     reader = ArchiveReader(LocalFiles(root / "archive"), selection, done or {})
     reader.found = found or {}
     return list(reader.steps())
 
 
-def ids_in(steps: list[Step]) -> Messages:
+def ids_in(steps: list[RestoreStep]) -> Messages:
     return Counter(str(run.id(at)) for step in steps for _, run in step.parts for at in range(run.count))
 
 
@@ -55,7 +55,7 @@ def test_random_selections_get_what_they_say(tmp_path: Path) -> None:
     for _ in range(60):
         prefix = dice.choice(["", "hotel.", "hotel.order.", "hotel.order.paid", "a", "b", "flight."])
         since, until = sorted(dice.choices([0, times[0] - 1, *times, times[-1] + 1], k=2))
-        selection = Selection(prefix, since, until + 1)
+        selection = RestoreSelection(prefix, since, until + 1)
         wanted = [row for row in rows if selection.takes(row["subject"]) and since <= us_of(row) <= until]
         steps = read(tmp_path, selection)
         assert ids_in(steps) == Counter(row["message_id"] for row in wanted), (seed, selection)
@@ -66,16 +66,16 @@ def test_random_selections_get_what_they_say(tmp_path: Path) -> None:
 def test_each_byte_is_in_one_step_and_what_is_done_in_none(tmp_path: Path) -> None:
     orders_archive(tmp_path, 120)
     dice = random.Random(5)
-    everything = read(tmp_path, Selection())
+    everything = read(tmp_path, RestoreSelection())
     assert {step.log for step in everything if step.parts}
     for before, after in pairwise(everything):
         assert before.log != after.log or before.end <= after.start
-    done, first = dict[str, Intervals](), list[Step]()
+    done, first = dict[str, Intervals](), list[RestoreStep]()
     for step in everything:
         if dice.random() < 0.5:
             done.setdefault(step.log, Intervals()).add(step.start, step.end)
             first.append(step)
-    assert ids_in(first) + ids_in(read(tmp_path, Selection(), done)) == ids_in(everything)
+    assert ids_in(first) + ids_in(read(tmp_path, RestoreSelection(), done)) == ids_in(everything)
 
 
 def test_what_is_stored_already_is_left_out_message_by_message(tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_what_is_stored_already_is_left_out_message_by_message(tmp_path: Path) -
             found.setdefault(place, Intervals()).add(position, position + 1)
         else:
             left[one.id] += 1
-    steps = read(tmp_path, Selection(), found=found)
+    steps = read(tmp_path, RestoreSelection(), found=found)
     assert ids_in(steps) == left
     assert sum(step.found for step in steps) == len(told) - sum(left.values())
 
@@ -113,7 +113,7 @@ def test_of_a_batch_with_a_bad_bit_all_that_is_good_comes_and_the_rest_is_told(t
     dice = random.Random(seed)
     told = orders_archive(tmp_path, 30, seed)
     path, offset = flip(tmp_path, dice)
-    steps = read(tmp_path, Selection())
+    steps = read(tmp_path, RestoreSelection())
     (damage,) = [step.damage for step in steps if step.damage is not None]
     base = int(path.stem, 16)
     assert damage.start <= base + offset < damage.end
@@ -132,7 +132,7 @@ def test_a_segment_that_is_gone_is_told_of_and_the_others_come(tmp_path: Path) -
     assert len(paths) > 2
     paths[0].unlink()
     paths[1].with_suffix(".index").write_bytes(b"no index")
-    steps = read(tmp_path, Selection())
+    steps = read(tmp_path, RestoreSelection())
     damages = [step for step in steps if step.damage is not None]
     assert [step.damage.file for step in damages if step.damage is not None] == [str(paths[0]), str(paths[1])]
     assert not any(step.is_settled for step in damages)
@@ -141,7 +141,7 @@ def test_a_segment_that_is_gone_is_told_of_and_the_others_come(tmp_path: Path) -
 
 def test_frames_have_all_of_it_within_their_bounds(tmp_path: Path) -> None:
     told = orders_archive(tmp_path, 300)
-    steps = read(tmp_path, Selection())
+    steps = read(tmp_path, RestoreSelection())
     frames = list(frames_of(iter(steps), 8_000))
     assert sum(frame.counts.restored for frame in frames) == len(told)
     assert all(sum(len(batch.buffer) for batch in frame.batches) <= 8_000 for frame in frames)

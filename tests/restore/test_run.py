@@ -15,7 +15,7 @@ from qmq.archive.files import LocalFiles
 from qmq.archive.lock import ArchiveLock, this_process
 from qmq.errors import ConnectionLost, DirectoryInUse, InvalidOption, UnknownGroup
 from qmq.restore import run
-from qmq.restore.frames import Frame
+from qmq.restore.frames import RestoreFrame
 from qmq.restore.target import TargetBroker
 from tests.archive.archives import GONE, NOW_US
 from tests.broker_process import running_broker
@@ -149,7 +149,7 @@ async def test_the_lock_is_renewed_while_others_take_long(
         assert plain_call is not None
         await plain_call(*given)
 
-    def frames(*given: Any) -> Iterator[Frame]:
+    def frames(*given: Any) -> Iterator[RestoreFrame]:
         assert wait()
         yield from plain_frames(*given)
 

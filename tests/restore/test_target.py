@@ -10,8 +10,8 @@ from qmq.errors import ConnectionLost, InvalidOption
 from qmq.format.restored import restored_batches
 from qmq.net.client.address import Address, parse_url
 from qmq.net.client.restore import RestoreTarget
-from qmq.restore.frames import Frame
-from qmq.restore.progress import Progress
+from qmq.restore.frames import RestoreFrame
+from qmq.restore.progress import RestoreProgress
 from qmq.restore.target import TargetBroker
 from tests.broker.transfer.test_restore import RUN
 from tests.broker_process import broker_process, running_broker
@@ -20,9 +20,9 @@ from tests.format.test_private import run_of
 from tests.restore.archived import told
 
 
-def frame_of(*bodies: bytes) -> Frame:
+def frame_of(*bodies: bytes) -> RestoreFrame:
     """A batch for each of them."""
-    frame, run = Frame(), run_of(*bodies)
+    frame, run = RestoreFrame(), run_of(*bodies)
     for at in range(run.count):
         for batch in restored_batches([("a", run.slice(at, at + 1))], CREATED_US, 1 << 20):
             frame.add(batch)
@@ -32,7 +32,7 @@ def frame_of(*bodies: bytes) -> Frame:
 async def broker_at(address: Address, since: list[int] | None, give_up_s: float = 60) -> TargetBroker:
     target = await RestoreTarget.open(address)
     store = target.welcome.store_id.hex()
-    return TargetBroker(address, target, Progress(RUN.hex(), [store], 0, store, since), None, give_up_s)
+    return TargetBroker(address, target, RestoreProgress(RUN.hex(), [store], 0, store, since), None, give_up_s)
 
 
 async def test_who_goes_on_numbers_from_behind_what_is_stored_and_sends_none_of_it(tmp_path: Path) -> None:

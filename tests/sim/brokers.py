@@ -20,7 +20,7 @@ from typing import Any, Final
 import qmq
 from tests.sim import boss
 from tests.sim.copies import Book, Copies, Copy, Holder
-from tests.sim.machine import LAPSE_MS, Machine
+from tests.sim.machine import SESSION_TIMEOUT_MS, Machine
 from tests.sim.people import Consuming, produce
 from tests.sim.stage import Client, staged
 from tests.sim.wires import End, connected
@@ -131,7 +131,7 @@ class Brokers:
         """It is away, for a moment or for long."""
         self._lose(machine)
         away_s = self.chance.choice((0.05, 0.3, 1.0, 4.0, 12.0))
-        self.count["away for long"] += away_s >= LAPSE_MS / 1_000
+        self.count["away for long"] += away_s >= SESSION_TIMEOUT_MS / 1_000
         self._later(away_s, lambda: self._start(machine))
 
     def _lose(self, machine: Machine) -> None:
@@ -237,7 +237,7 @@ class Brokers:
         """When its broker has lost power last."""
         return self._machine_of(copy).power_lost_at
 
-    def is_held(self, group: str, copy: Copy, holder: Holder) -> bool:
+    def is_in_flight(self, group: str, copy: Copy, holder: Holder) -> bool:
         """Its broker is there, and would take that one's acknowledgement."""
         machine = self._machine_of(copy)
         if not machine.is_up:
@@ -246,11 +246,11 @@ class Brokers:
         if found is None or found.ledger is None:
             return False
         member = found.ledger.by_name.get(holder.consumer)
-        if member is None or not member.is_there or member.incarnation != holder.incarnation:
+        if member is None or not member.is_there or member.epoch != holder.epoch:
             return False
         if machine.store.groups.generation != holder.generation:
             return False
-        return bool(member.held.holds(holder.sequence, holder.sequence + 1))
+        return bool(member.in_flight.holds(holder.sequence, holder.sequence + 1))
 
     # --- the end -----------------------------------------------------------------------------------------------------
 

@@ -6,12 +6,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from qmq.broker.ports.effects import Effect, Messages, Refused, Sent
+from qmq.broker.ports.effects import Effect, PulledMessages, Refused, Sent
 from qmq.errors import StorageError, SyncFailed
 from qmq.format.pieces import Run
 from tests.broker.harness import batch_of, runs_of_answer
 
-Place = tuple[int, int]  # partition, position
+LogPosition = tuple[int, int]  # partition, position
 
 
 class Found(NamedTuple):
@@ -34,7 +34,7 @@ class Batch:
     sequence: int
     contents: dict[str, list[bytes]]
     #: Where it lies as far as anybody was told.
-    place: Place | None = None
+    log_position: LogPosition | None = None
     #: The last that its sender knows: acknowledged, refused for good, or neither.
     acknowledged: bool = False
     refused: bool = False
@@ -59,7 +59,7 @@ class Client:
 
     batches: list[Batch] = field(default_factory=list)
     #: What was seen in a place, and under a sequence: for good.
-    placed: dict[Place, bytes] = field(default_factory=dict)
+    placed: dict[LogPosition, bytes] = field(default_factory=dict)
     sequenced: dict[tuple[str, int], bytes] = field(default_factory=dict)
     #: What each group was given.
     got: dict[str, set[bytes]] = field(default_factory=dict)
@@ -100,19 +100,19 @@ class Client:
                 self._acknowledged(effect, *self.sends.pop(effect.request))
             elif isinstance(effect, Refused):
                 self._refused(effect)
-            elif isinstance(effect, Messages):
+            elif isinstance(effect, PulledMessages):
                 self._given(runs_of_answer(effect), self.pulls.pop(effect.request))
 
     def _acknowledged(self, sent: Sent, batch: Batch, flush: bool) -> None:
-        place = sent.partition, sent.position
-        assert batch.place in (None, place) or not batch.durable, (batch, place)
-        batch.place, batch.acknowledged, batch.refused = place, True, False
+        log_position = sent.partition, sent.position
+        assert batch.log_position in (None, log_position) or not batch.durable, (batch, log_position)
+        batch.log_position, batch.acknowledged, batch.refused = log_position, True, False
         batch.durable |= flush
         firsts = [sent.first_sequences] if isinstance(sent.first_sequences, int) else sent.first_sequences.tolist()
         ordinal = 0
         for (subject, bodies), first in zip(batch.contents.items(), firsts, strict=True):
             for index, body in enumerate(bodies):
-                self.see(Found(*place, ordinal, subject, first + index, body))
+                self.see(Found(*log_position, ordinal, subject, first + index, body))
                 ordinal += 1
 
     def _refused(self, refused: Refused) -> None:
@@ -132,11 +132,11 @@ class Client:
 
     def see(self, found: Found) -> None:
         """A client was told where that message is: neither place nor sequence may be another's, ever."""
-        place = found.partition, found.position + found.ordinal
-        assert self.placed.setdefault(place, found.body) == found.body, (
+        log_position = found.partition, found.position + found.ordinal
+        assert self.placed.setdefault(log_position, found.body) == found.body, (
             "position given again",
             found,
-            self.placed[place],
+            self.placed[log_position],
         )
         key = found.subject, found.sequence
         assert self.sequenced.setdefault(key, found.body) == found.body, ("sequence given again", found)
@@ -156,25 +156,25 @@ class Client:
 
     def check(self, messages: list[Found]) -> None:
         """Hold all that a recovered store has against the record. What is there is there for good."""
-        places: dict[bytes, Found] = {}
+        last_positions: dict[bytes, Found] = {}
         for found in messages:
-            assert found.body not in places, ("two messages of one send", found, places[found.body])
-            places[found.body] = found
+            assert found.body not in last_positions, ("two messages of one send", found, last_positions[found.body])
+            last_positions[found.body] = found
             self.see(found)
         for batch in self.batches:
-            there = [places[body] for body in batch.bodies if body in places]
+            there = [last_positions[body] for body in batch.bodies if body in last_positions]
             assert not there or len(there) == len(batch.bodies), ("half a batch", batch, there)
             assert there or not batch.durable, ("lost", batch)
             assert not (there and batch.refused), ("refused, and there", batch)
             if there:
-                place = there[0].partition, there[0].position
+                log_position = there[0].partition, there[0].position
                 assert [(f.partition, f.position, f.ordinal) for f in there] == [
-                    (*place, ordinal) for ordinal in range(len(there))
+                    (*log_position, ordinal) for ordinal in range(len(there))
                 ], there
-                assert not batch.durable or batch.place in (None, place)
-                batch.place, batch.durable = place, True
+                assert not batch.durable or batch.log_position in (None, log_position)
+                batch.log_position, batch.durable = log_position, True
             else:
-                batch.place, batch.acknowledged, batch.unknown = None, False, False
+                batch.log_position, batch.acknowledged, batch.unknown = None, False, False
 
     def check_group(self, group: str) -> None:
         """A group that has pulled until nothing was left has been given everything that is there."""

@@ -22,8 +22,10 @@ from tests.sim.runs import run_one
 from tests.sim.tally import Holder, Tally
 from tests.sim.worker import Worker
 
-LAPSE_MS: Final = 1_000
-LIMITS: Final = BrokerLimits(lapse_ms=LAPSE_MS, producer_window=1_000, producer_ttl_ms=1_000_000_000)
+SESSION_TIMEOUT_MS: Final = 1_000
+LIMITS: Final = BrokerLimits(
+    session_timeout_ms=SESSION_TIMEOUT_MS, producer_window=1_000, producer_ttl_ms=1_000_000_000
+)
 SMALL: Final = {"segment_bytes": 16 << 10, "max_frame_bytes": 2_400, "reserve_bytes": 60_000}
 SUBJECTS: Final = ("a.x", "a.y", "b")
 #: Group, what it follows, its consumers.
@@ -111,7 +113,7 @@ class Consumption:
         elif kind < 0.07:
             self.replace(chance.choice(self.workers))
         elif kind < 0.08:
-            chance.choice(self.workers).silent_until_us = self.driven.now.monotonic_us + LAPSE_MS * 2_000
+            chance.choice(self.workers).silent_until_us = self.driven.now.monotonic_us + SESSION_TIMEOUT_MS * 2_000
         elif kind < 0.084:
             self.administer(chance.choice(("retry_dead", "seek_group")))
         self.turn()
@@ -225,7 +227,7 @@ class Consumption:
         tally = self.chance.choice(list(self.tallies.values()))
         fields = {"group": tally.group, "to": "first", "clear_retries": True}
         self.count[action] += 1
-        (tally.revived if action == "retry_dead" else tally.sought)()
+        (tally.redriven if action == "retry_dead" else tally.sought)()
         self.do([Administer(1, self.driven.request(), action, fields)])
 
     def hear(self, effects: list[Effect]) -> None:
@@ -254,15 +256,15 @@ class Consumption:
 
     def check_let_go(self, message: int, holder: Holder) -> None:
         """The broker would not take that one's acknowledgement any more."""
-        group, name, incarnation, generation, _ = holder.key
+        group, name, epoch, generation, _ = holder.key
         found = self.driven.broker.groups[group].ledger
         assert found is not None
         member = found.by_name.get(name)
-        if member is None or member.closed or member.incarnation != incarnation:
+        if member is None or member.closed or member.epoch != epoch:
             return
         if generation == self.driven.store.groups.generation:
-            held = member.held.holds(holder.sequence, holder.sequence + 1)
-            assert not held, f"{message} is held by {name} as {holder.sequence}, and was given to another"
+            in_flight = member.in_flight.holds(holder.sequence, holder.sequence + 1)
+            assert not in_flight, f"{message} is held by {name} as {holder.sequence}, and was given to another"
 
     # --- what befalls the broker -------------------------------------------------------------------------------------
 
@@ -353,8 +355,8 @@ class Consumption:
             self.do([command])
             came += len(worker.got) - before
             for sequence in worker.open_sequences():
-                assert worker.holding is not None
-                worker.holding.ack(sequence, sequence + 1)
+                assert worker.in_flight is not None
+                worker.in_flight.ack(sequence, sequence + 1)
             while worker.subscription is not None and worker.unconfirmed:
                 self._connections += 1
                 self.do([worker.act(self.driven.request(), self._connections)])

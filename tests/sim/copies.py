@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 from qmq.format.layout import MESSAGE_ID
 
 MAX_ATTEMPTS: Final = 4
-MAX_LAPSES: Final = 3
+MAX_SESSION_EXPIRIES: Final = 3
 
 
 class Copy(NamedTuple):
@@ -29,7 +29,7 @@ class Holder(NamedTuple):
     """Who was given a message, and as what."""
 
     consumer: str
-    incarnation: int
+    epoch: int
     generation: int
     sequence: int
 
@@ -109,9 +109,10 @@ class Copies:
         self._lost_power = set[bytes]()
 
     def delivered(
-        self, message: int, found_id: str, copy: Copy, holder: Holder, attempt: int, *, is_held: bool
+        self, message: int, found_id: str, copy: Copy, holder: Holder, attempt: int, *, is_in_flight: bool
     ) -> Holder | None:
-        """A copy came to a consumer; *is_held*: its broker says that it is that one's. Who had it before, if anyone.
+        """A copy came to a consumer; *is_in_flight*: its broker says that it is that one's. Who had it before, if
+        anyone.
 
         What it is not any more has come late: another may have it by now, or have handled it.
         """
@@ -121,7 +122,7 @@ class Copies:
         assert (letter.message, self._ids[copy]) == (message, found_id), (
             f"{copy} was {letter.message}, and is {message}"
         )
-        if not is_held:
+        if not is_in_flight:
             self.count["came late"] += 1
             return None
         assert attempt in letter.possible, f"{message} came as attempt {attempt}, not one of {letter.possible}"
@@ -129,7 +130,7 @@ class Copies:
         before, letter.holder = letter.holder, holder
         letter.possible = {attempt}
         letter.deliveries += 1
-        if letter.deliveries >= MAX_LAPSES:
+        if letter.deliveries >= MAX_SESSION_EXPIRIES:
             self.may_be_dead.add(message)
         kind = "duplicated" if message in self.handled else "recovered" if letter.deliveries > 1 else "ok"
         self.count[kind] += 1

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from qmq.broker.ports.commands import Ack, Send, Subscribe, SyncBroken, Synced
-from qmq.broker.ports.effects import Messages, Refused, Subscribed
+from qmq.broker.ports.effects import PulledMessages, Refused, Subscribed
 from qmq.broker.ports.limits import BrokerLimits
 from qmq.errors import StorageError, SyncFailed
 from qmq.storage.disk.disk import Disk
@@ -83,7 +83,7 @@ class Life:
         self.client.hear(said)
         came = 0
         for answer in said:
-            if isinstance(answer, Messages):
+            if isinstance(answer, PulledMessages):
                 self._acknowledge(group, answer)
                 came += answer.messages
         return came
@@ -95,10 +95,10 @@ class Life:
         if isinstance(answer, Refused):
             raise answer.error
         assert isinstance(answer, Subscribed)
-        assert answer.place is not None
-        return answer.subscription, answer.place.frontier
+        assert answer.consumer_state is not None
+        return answer.subscription, answer.consumer_state.ack_floor
 
-    def _acknowledge(self, group: str, answer: Messages) -> None:
+    def _acknowledge(self, group: str, answer: PulledMessages) -> None:
         """Some of it, or all."""
         for first, count, _ in answer.ranges:
             self._expected[group] = first + count
@@ -174,7 +174,7 @@ class Life:
             self.in_thread = False
         store.finish_checkpoint(checkpoint)
         for batch in stored:
-            if batch.place is not None and batch.place[0] not in broken:
+            if batch.consumer_state is not None and batch.consumer_state[0] not in broken:
                 batch.durable = True
 
     def _is_broken(self, partition: int) -> bool:
@@ -225,7 +225,7 @@ class Life:
 
     def _pull_alone(self, subscription: int) -> list:  # type: ignore[type-arg]
         command = self.driven.pull_command(subscription)
-        answers = [effect for effect in self.driven.do(command) if isinstance(effect, Messages)]
+        answers = [effect for effect in self.driven.do(command) if isinstance(effect, PulledMessages)]
         return [run for answer in answers for run in runs_of_answer(answer)]
 
 

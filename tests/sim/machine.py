@@ -18,8 +18,8 @@ from tests.sim.life import DIRECTORY, check_files
 from tests.sim.wires import End
 from tests.sim.world import START_US, Killed, Process, World
 
-LAPSE_MS: Final = 2_000
-LIMITS: Final = BrokerLimits(lapse_ms=LAPSE_MS, producer_ttl_ms=1_000_000_000)
+SESSION_TIMEOUT_MS: Final = 2_000
+LIMITS: Final = BrokerLimits(session_timeout_ms=SESSION_TIMEOUT_MS, producer_ttl_ms=1_000_000_000)
 _CHECKPOINT_S: Final = 1.0
 #: What a disk takes at most.
 _WORK_S: Final = 0.004
@@ -211,8 +211,8 @@ def _server_options(store: Store) -> ServerOptions:
         producer_ttl_ms=LIMITS.producer_ttl_ms,
         max_pull_count=LIMITS.max_pull_count,
         max_pull_bytes=LIMITS.max_pull_bytes,
-        lapse_ms=LIMITS.lapse_ms,
-        max_parked_pulls=LIMITS.max_parked_pulls,
+        session_timeout_ms=LIMITS.session_timeout_ms,
+        max_waiting_pulls=LIMITS.max_waiting_pulls,
         max_connections=1_000,
         max_inflight_bytes=16 << 20,
         max_buffered_bytes=64 << 20,

@@ -10,7 +10,7 @@ from collections import Counter
 from typing import Final
 
 from qmq.broker.ports.commands import Administer, Command, Pull, Send, Subscribe
-from qmq.broker.ports.effects import Administered, Effect, Messages, Refused, Sent, Subscribed, Unsubscribed
+from qmq.broker.ports.effects import Administered, Effect, PulledMessages, Refused, Sent, Subscribed, Unsubscribed
 from qmq.format.build import RunContent, build_batch, make_header
 from qmq.format.ids import MessageId
 from qmq.format.pieces import read_answer
@@ -90,7 +90,7 @@ class OnceWorker(Worker):
             self.connection = self.connection or connection
             start = self.connection, request, self.group, self.prefixes, self.name, None
             settings = (("max_unacked", 8), *(one for one in SETTINGS if one[0] != "max_unacked"))
-            return Subscribe(*start, self.nonce, self.client, False, settings, mode="most_once")
+            return Subscribe(*start, self.nonce, self.client, False, settings, mode="at_most_once")
         return self._pull(request)
 
     def _pull(self, request: int) -> Pull:
@@ -112,7 +112,7 @@ class OnceWorker(Worker):
             case Subscribed(subscription=subscription, place=place):
                 assert place is None
                 self.subscription = subscription
-            case Messages():
+            case PulledMessages():
                 self._take(effect, now_us)
             case Refused(error=error):
                 assert error.retryable, error
@@ -122,7 +122,7 @@ class OnceWorker(Worker):
                 raise AssertionError(effect, command)
         return []
 
-    def _take(self, answer: Messages, now_us: int) -> None:
+    def _take(self, answer: PulledMessages, now_us: int) -> None:
         runs, damaged = read_answer(memoryview(b"".join(answer.buffers)))
         assert not damaged
         for body in (body for run in runs for body in run.bodies()):
@@ -291,7 +291,7 @@ class Modes(Consumption):
         subscription = self.driven.subscribe(LATE, group=None, start="first")
         while True:
             said = self.driven.do(self.driven.pull_command(subscription))
-            runs = [run for one in said if isinstance(one, Messages) for run in runs_of_answer(one)]
+            runs = [run for one in said if isinstance(one, PulledMessages) for run in runs_of_answer(one)]
             if not runs:
                 return
             for run in runs:

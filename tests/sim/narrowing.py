@@ -23,7 +23,7 @@ class Again(Worker):
 
     def _next(self, request: int, connection: int) -> Command:
         command = super()._next(request, connection)
-        if isinstance(command, Subscribe) and self.holding is not None:
+        if isinstance(command, Subscribe) and self.in_flight is not None:
             return command._replace(asks="again")
         return command
 

@@ -8,9 +8,9 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import qmq
 from qmq.errors import ConnectionLost, Fenced, SendFailed, StorageFailed
-from qmq.net.client.consumer.in_flight import Holding
+from qmq.net.client.consumer.in_flight import InFlightWindow
 from qmq.net.client.consumer.message import Message
-from tests.sim.copies import MAX_ATTEMPTS, MAX_LAPSES, Book, Copies, Copy, Holder
+from tests.sim.copies import MAX_ATTEMPTS, MAX_SESSION_EXPIRIES, Book, Copies, Copy, Holder
 from tests.sim.world import World
 
 SUBJECTS: Final = ("a.x", "a.y", "b")
@@ -18,7 +18,7 @@ RETRY_DELAYS: Final = (0.3, 0.7, 1.5)
 MAX_UNACKED: Final = 24
 SETTINGS: Final[dict[str, Any]] = {
     "max_attempts": MAX_ATTEMPTS,
-    "max_lapses": MAX_LAPSES,
+    "max_session_expiries": MAX_SESSION_EXPIRIES,
     "max_unacked": MAX_UNACKED,
     "retry_delays": RETRY_DELAYS,
 }
@@ -30,7 +30,7 @@ class Given(NamedTuple):
     message: Message
     number: int
     copy: Copy
-    holding: Holding
+    in_flight: InFlightWindow
     holder: Holder
 
 
@@ -44,7 +44,7 @@ class Scene(Protocol):
     def power_lost_at(self, copy: Copy) -> float:
         """When its broker has lost power last."""
 
-    def is_held(self, group: str, copy: Copy, holder: Holder) -> bool:
+    def is_in_flight(self, group: str, copy: Copy, holder: Holder) -> bool:
         """Its broker is there, and would take that one's acknowledgement."""
 
 
@@ -112,9 +112,9 @@ class Consuming:
         most, least = chance.choice(((1, 1), (3, 1), (10, 1), (10, 4), (100, 1)))
         self.open += await self._pull(consumer, most, chance.choice((0.0, 0.05, 0.3, 1.0)), least)
         await asyncio.sleep(chance.choice((0.0, 0.0, 0.01, 0.2)))
-        verdicts = chance.sample(self.open, chance.randrange(len(self.open) + 1)) if chance.random() < 0.8 else []
-        self.open = [given for given in self.open if given not in verdicts]
-        await asyncio.gather(*map(self._handle, verdicts))
+        dispositions = chance.sample(self.open, chance.randrange(len(self.open) + 1)) if chance.random() < 0.8 else []
+        self.open = [given for given in self.open if given not in dispositions]
+        await asyncio.gather(*map(self._handle, dispositions))
         if chance.random() < 0.2:
             await self._flush(consumer)
 
@@ -128,14 +128,14 @@ class Consuming:
         number = int(bytes(message.body).rstrip(b"."))
         assert message.subject == self.scene.book.sent[number].subject
         copy = Copy(run.store_id, run.partition, run.position + run.ordinal + index)
-        holding = run.holder
-        place = holding.place
-        holder = Holder(self.name, place.incarnation, place.generation, message._number)
-        held = self.scene.is_held(self.copies.group, copy, holder)
-        before = self.copies.delivered(number, message.id, copy, holder, run.attempt, is_held=held)
+        in_flight = run.in_flight
+        consumer_state = in_flight.consumer_state
+        holder = Holder(self.name, consumer_state.epoch, consumer_state.generation, message._number)
+        was_in_flight = self.scene.is_in_flight(self.copies.group, copy, holder)
+        before = self.copies.delivered(number, message.id, copy, holder, run.attempt, is_in_flight=was_in_flight)
         if before is not None and before != holder:
-            assert not self.scene.is_held(self.copies.group, copy, before), f"{number} is held by two"
-        return Given(message, number, copy, holding, holder)
+            assert not self.scene.is_in_flight(self.copies.group, copy, before), f"{number} is held by two"
+        return Given(message, number, copy, in_flight, holder)
 
     def _ack(self, given: Given) -> None:
         given.message.ack()
@@ -149,7 +149,7 @@ class Consuming:
         except Fenced:
             return
         for given, acked_at in acked:
-            if given.holding.fenced is None and self.scene.power_lost_at(given.copy) < acked_at:
+            if given.in_flight.fenced is None and self.scene.power_lost_at(given.copy) < acked_at:
                 self.copies.confirmed(given.copy, given.holder, self.scene.world.now)
 
     async def _handle(self, given: Given) -> None:
@@ -171,10 +171,10 @@ class Consuming:
         if await self._told("nack", given.message.nack(delay)) and taken == len(self.copies.taken[given.number]):
             self.copies.nacked(given.copy, given.holder, attempt)
 
-    async def _told(self, what: str, verdict: Any) -> bool:
+    async def _told(self, what: str, disposition: Any) -> bool:
         """Whether it was taken."""
         try:
-            await verdict
+            await disposition
         except (Fenced, StorageFailed):
             self.copies.count[f"{what} refused"] += 1
             return False
@@ -184,11 +184,11 @@ class Consuming:
 
 def watch(client: qmq.Client, copies: Copies) -> None:
     """Note what its consumers hand over."""
-    elsewhere = client._brokers.elsewhere
-    take = elsewhere.take
+    handover = client._brokers.handover
+    take = handover.take
 
     async def taking(run: Any, index: int, *rest: Any) -> None:
         copies.takes(int(bytes(run.body(index)).rstrip(b".")), run.attempt)
         await take(run, index, *rest)
 
-    elsewhere.take = taking  # type: ignore[method-assign]
+    handover.take = taking  # type: ignore[method-assign]

@@ -15,10 +15,10 @@ from typing import Any, Final
 from unittest.mock import patch
 
 from qmq.errors import QmqError
-from qmq.net.client.connection import Connection
-from qmq.net.client.heartbeat import Heartbeat
+from qmq.net.client.connection import BrokerConnection
+from qmq.net.client.heartbeat import HeartbeatSender
 from qmq.net.protocol import frames as wire
-from qmq.net.protocol.frames import Kind
+from qmq.net.protocol.frames import FrameKind
 from tests.sim.world import START_US, Killed, Process, World
 
 
@@ -134,10 +134,10 @@ class _Nobody:
     def batch_stored(self, request: int, payload: memoryview) -> None: ...
     def batch_refused(self, request: int, error: QmqError) -> None: ...
     def writable(self) -> None: ...
-    def lost(self, connection: Connection, error: QmqError) -> None: ...
+    def lost(self, connection: BrokerConnection, error: QmqError) -> None: ...
 
 
-class Beating(Heartbeat):
+class Beating(HeartbeatSender):
     """The heartbeats of a client, by a task in place of the thread; what they mean is the library's."""
 
     _task: asyncio.Task[None] | None = None
@@ -157,7 +157,7 @@ class Beating(Heartbeat):
     async def _beat_on(self, loop: asyncio.AbstractEventLoop) -> None:
         await asyncio.sleep(self._interval_s)
         while True:
-            connection = Connection(_Nobody(), str(self._address()), loop)
+            connection = BrokerConnection(_Nobody(), str(self._address()), loop)
             try:
                 async with asyncio.timeout(self._interval_s):
                     await loop.create_connection(lambda: connection, self._address().host, self._address().port)  # noqa: B023
@@ -169,10 +169,10 @@ class Beating(Heartbeat):
             finally:
                 connection.close()
 
-    async def _beat_and_wait(self, connection: Connection, loop: asyncio.AbstractEventLoop) -> None:
+    async def _beat_and_wait(self, connection: BrokerConnection, loop: asyncio.AbstractEventLoop) -> None:
         sent_at = loop.time()
         async with asyncio.timeout(self._interval_s):
-            await connection.request(Kind.HEARTBEAT, None, wire.HEARTBEAT.pack(self._client_id, 0))
+            await connection.request(FrameKind.HEARTBEAT, None, wire.HEARTBEAT.pack(self._client_id, 0))
         self._heard_at = max(self._heard_at, sent_at)
         await asyncio.sleep(self._interval_s)
 
@@ -194,7 +194,7 @@ def staged(world: World, directory: Path) -> Iterator[None]:
         *((f"{_CLIENT}.{module}.os", chance) for module in ("cluster", "failover.handover")),
         *((f"{_CLIENT}.{module}.secrets", chance) for module in ("cluster", "failover.spool", "consumer.subscribe")),
         ("qmq.net.client.backoff.random", chance),
-        ("qmq.net.client.broker_link.Heartbeat", Beating),
+        ("qmq.net.client.broker_link.HeartbeatSender", Beating),
         # What fails goes to files soon, also while a checkpoint is written.
         ("qmq.storage.error_log.item_file.MEMORY_ITEMS", _MEMORY_ITEMS),
         ("qmq.storage.error_log.timer_queue.MEMORY_ITEMS", _MEMORY_ITEMS),

@@ -11,11 +11,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-#: An incarnation of a consumer: group, name, incarnation, generation of the pull log, life of the process.
+#: An epoch of a consumer: group, name, epoch, generation of the pull log, life of the process.
 Key = tuple[str, str, int, int, int]
 
 MAX_ATTEMPTS: Final = 4
-MAX_LAPSES: Final = 3
+MAX_SESSION_EXPIRIES: Final = 3
 
 
 class Holder(NamedTuple):
@@ -82,7 +82,7 @@ class Tally:
         assert now_us >= letter.not_before_us, f"{message} came {letter.not_before_us - now_us} us early"
         letter.possible, letter.not_before_us = letter.possible if letter.is_twofold else {attempt}, 0
         letter.deliveries += 1
-        letter.may_be_dead |= letter.deliveries >= MAX_LAPSES
+        letter.may_be_dead |= letter.deliveries >= MAX_SESSION_EXPIRIES
         self.counts["duplicated" if letter.handled else "recovered" if letter.deliveries > 1 else "ok"] += 1
         return None if letter.is_twofold else before
 
@@ -128,7 +128,7 @@ class Tally:
         letter = self.letter(message)
         letter.dead = not letter.is_twofold
 
-    def revived(self) -> None:
+    def redriven(self) -> None:
         """Dead letters are handed out again, as if for the first time; maybe."""
         for letter in self.letters.values():
             if letter.may_be_dead or letter.dead:

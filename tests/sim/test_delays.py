@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from qmq.broker.ports.commands import Administer, Send, SyncBroken, Synced
-from qmq.broker.ports.effects import Administered, Effect, Messages, Refused, Sent
+from qmq.broker.ports.effects import Administered, Effect, PulledMessages, Refused, Sent
 from qmq.broker.ports.limits import BrokerLimits
 from qmq.errors import StorageError, SyncFailed
 from qmq.format.build import RunContent, build_batch, make_header
@@ -157,7 +157,7 @@ class Life:
         found = list[tuple[bytes, str, int]]()
         while True:
             said = self.driven.do(self.driven.pull_command(subscription))
-            runs = [run for one in said if isinstance(one, Messages) for run in runs_of_answer(one)]
+            runs = [run for one in said if isinstance(one, PulledMessages) for run in runs_of_answer(one)]
             if not runs:
                 return found
             found += [(run.body(i), str(run.id(i)), run.stored_at_us) for run in runs for i in range(run.count)]

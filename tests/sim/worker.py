@@ -6,27 +6,37 @@ import random
 from collections.abc import Sequence
 from typing import Final, NamedTuple, cast
 
-from qmq.broker.ports.commands import Ack, Back, Command, HandBack, Heartbeat, Known, Pull, Subscribe, Unsubscribe
+from qmq.broker.ports.commands import (
+    Ack,
+    Command,
+    DispositionRange,
+    HandBack,
+    Heartbeat,
+    KnownConsumer,
+    Pull,
+    Subscribe,
+    Unsubscribe,
+)
 from qmq.broker.ports.effects import (
     Acked,
     Effect,
     HandedBack,
     HeartbeatSeen,
-    Messages,
+    PulledMessages,
     Refused,
     Subscribed,
     Unsubscribed,
 )
 from qmq.errors import Fenced, QmqError
 from qmq.format.pieces import read_answer
-from qmq.net.client.consumer.in_flight import Holding, Owner, Place, Verdict
-from tests.sim.tally import MAX_ATTEMPTS, MAX_LAPSES, Holder, Key, Tally
+from qmq.net.client.consumer.in_flight import ConsumerState, Disposition, DispositionOwner, InFlightWindow
+from tests.sim.tally import MAX_ATTEMPTS, MAX_SESSION_EXPIRIES, Holder, Key, Tally
 
 RETRY_DELAYS_US: Final = (300_000, 700_000, 1_500_000)
 MAX_UNACKED: Final = 24
 SETTINGS: Final = (
     ("max_attempts", MAX_ATTEMPTS),
-    ("max_lapses", MAX_LAPSES),
+    ("max_session_expiries", MAX_SESSION_EXPIRIES),
     ("max_unacked", MAX_UNACKED),
     ("retry_delays_us", RETRY_DELAYS_US),
 )
@@ -47,15 +57,15 @@ class Worker:
         self.chance = random.Random(seed)
         self.nonce = self.chance.randbytes(8)
         self.client = self.chance.randbytes(8)
-        self.holding: Holding | None = None
-        #: As Holding wants of whom it belongs to.
+        self.in_flight: InFlightWindow | None = None
+        #: As InFlightWindow wants of whom it belongs to.
         self.refused = 0
         self.has_left = False
         self.connection = 0
         self.subscription: int | None = None
         self.got: dict[int, Got] = {}
         #: Handed back, and not answered; and whether the broker may have taken it already.
-        self.backs: list[Back] = []
+        self.backs: list[DispositionRange] = []
         self.asked: dict[int, Command] = {}
         self.is_gone = False
         self.silent_until_us = 0
@@ -63,23 +73,23 @@ class Worker:
     @property
     def key(self) -> Key:
         """Who it is now."""
-        assert self.holding is not None
-        place = self.holding.place
-        return self.group, self.name, place.incarnation, place.generation, self.life
+        assert self.in_flight is not None
+        consumer_state = self.in_flight.consumer_state
+        return self.group, self.name, consumer_state.epoch, consumer_state.generation, self.life
 
     def open_sequences(self) -> list[int]:
-        """What it has, and has given no verdict on."""
-        return [sequence for sequence in self.got if self.holding is not None and self.holding.is_open(sequence)]
+        """What it has, and has given no disposition on."""
+        return [sequence for sequence in self.got if self.in_flight is not None and self.in_flight.is_open(sequence)]
 
     @property
     def unconfirmed(self) -> int:
         """Acknowledgements that the broker has not confirmed."""
-        return self.holding.unconfirmed if self.holding is not None else 0
+        return self.in_flight.unconfirmed if self.in_flight is not None else 0
 
     def want_send(self) -> None:
         """There are acknowledgements: ``act`` sends them at some time."""
 
-    def dropped(self, holding: Holding, stretches: list[tuple[int, int]]) -> None:
+    def dropped(self, in_flight: InFlightWindow, sequence_ranges: list[tuple[int, int]]) -> None:
         """Messages are known by their numbers here: it still has them."""
 
     # --- what it asks ------------------------------------------------------------------------------------------------
@@ -95,55 +105,57 @@ class Worker:
             self.connection = self.connection or connection
             start = self.connection, request, self.group, self.prefixes, self.name, None
             return Subscribe(*start, self.nonce, self.client, False, SETTINGS, known=self._known())
-        assert self.holding is not None
+        assert self.in_flight is not None
         kind, mine = self.chance.random(), self.open_sequences()
         if self.backs:
             return self._hand_back(request)
         if kind < 0.4 and mine:
             for sequence in self.chance.sample(mine, self.chance.randrange(len(mine)) + 1):
-                self.holding.ack(sequence, sequence + 1)
+                self.in_flight.ack(sequence, sequence + 1)
         elif kind < 0.5 and mine:
             for sequence in self.chance.sample(mine, min(self.chance.choice((1, 1, 2, 20)), len(mine))):
                 self._begin_back(sequence)
             return self._hand_back(request)
-        if self.unconfirmed and (intervals := self.holding.take_acks()):
+        if self.unconfirmed and (intervals := self.in_flight.take_acks()):
             self.tally.acknowledging(self._messages(intervals), 1)
             return Ack(self.connection, request, self.subscription, tuple(intervals))
         if any(isinstance(asked, Pull) for asked in self.asked.values()):  # one at a time
             return Heartbeat(self.connection, request, self.client, 0)
         return self._pull(request)
 
-    def _known(self) -> Known | None:
-        if self.holding is None:
+    def _known(self) -> KnownConsumer | None:
+        if self.in_flight is None:
             return None
-        place = self.holding.place
-        return Known(place.since_us, place.generation, place.incarnation, self.holding.expected)
+        consumer_state = self.in_flight.consumer_state
+        return KnownConsumer(
+            consumer_state.since_us, consumer_state.generation, consumer_state.epoch, self.in_flight.expected
+        )
 
     def _pull(self, request: int) -> Pull:
         assert self.subscription is not None
-        assert self.holding is not None
+        assert self.in_flight is not None
         chance = self.chance
         max_count, max_bytes = chance.choice((1, 3, 10, 100)), chance.choice((120, 1_000, 1 << 20, 1 << 20))
         wait_ms = chance.choice((0, 0, 50))
         limits = max_count, 1, max_bytes, wait_ms
-        return Pull(self.connection, request, self.subscription, *limits, self.holding.expected)
+        return Pull(self.connection, request, self.subscription, *limits, self.in_flight.expected)
 
     def _begin_back(self, sequence: int) -> None:
-        verdict = self.chance.choice((Verdict.NACK, Verdict.NACK, Verdict.RELEASE, Verdict.REJECT))
-        delay_us = self.chance.choice((None, None, 0, 200_000)) if verdict is Verdict.NACK else None
-        if verdict is Verdict.REJECT and self.chance.random() < 0.7:
-            verdict = Verdict.RELEASE
-        assert self.holding is not None
-        self.holding.take_back(sequence, sequence + 1)
-        self.backs.append(Back(sequence, sequence + 1, verdict, delay_us, "it broke"))
+        disposition = self.chance.choice((Disposition.NACK, Disposition.NACK, Disposition.RELEASE, Disposition.REJECT))
+        delay_us = self.chance.choice((None, None, 0, 200_000)) if disposition is Disposition.NACK else None
+        if disposition is Disposition.REJECT and self.chance.random() < 0.7:
+            disposition = Disposition.RELEASE
+        assert self.in_flight is not None
+        self.in_flight.take_back(sequence, sequence + 1)
+        self.backs.append(DispositionRange(sequence, sequence + 1, disposition, delay_us, "it broke"))
 
     def _hand_back(self, request: int) -> Command:
         assert self.subscription is not None
         for back in self.backs:
             got = self.got[back.start]
-            if back.verdict == Verdict.NACK:
+            if back.disposition == Disposition.NACK:
                 self.tally.nacking(got.message, got.attempt)
-            elif back.verdict == Verdict.REJECT:
+            elif back.disposition == Disposition.REJECT:
                 self.tally.letter(got.message).may_be_dead = True
         return HandBack(self.connection, request, self.subscription, tuple(self.backs))
 
@@ -166,12 +178,12 @@ class Worker:
         """An answer. What it was given that another had: by message, who."""
         command = self.asked.pop(effect.request, None)  # type: ignore[union-attr]
         match effect:
-            case Messages() if command is not None:
+            case PulledMessages() if command is not None:
                 return self._given(effect, now_us)
-            case Subscribed(subscription=subscription, place=place) if command is not None:
-                assert place is not None
+            case Subscribed(subscription=subscription, consumer_state=consumer_state) if command is not None:
+                assert consumer_state is not None
                 self.subscription = subscription
-                self._joined(Place(*place))
+                self._joined(ConsumerState(*consumer_state))
             case Acked(refused=refused) if isinstance(command, Ack):
                 self._acked(command.intervals, refused)
             case HandedBack(refused=refused) if isinstance(command, HandBack):
@@ -184,35 +196,37 @@ class Worker:
                 assert command is None, effect
         return []
 
-    def _joined(self, place: Place) -> None:
-        before = self.holding
-        if before is not None and before.place.is_that_of(place) and before.fenced is None:
-            before.rejoined(place)
+    def _joined(self, consumer_state: ConsumerState) -> None:
+        before = self.in_flight
+        if before is not None and before.consumer_state.is_that_of(consumer_state) and before.fenced is None:
+            before.rejoined(consumer_state)
             return
-        self.holding = Holding(cast(Owner, self), place)
+        self.in_flight = InFlightWindow(cast(DispositionOwner, self), consumer_state)
         self.got.clear()
         self.backs.clear()
 
-    def _given(self, answer: Messages, now_us: int) -> list[tuple[int, Holder]]:
+    def _given(self, answer: PulledMessages, now_us: int) -> list[tuple[int, Holder]]:
         runs, damaged = read_answer(memoryview(b"".join(answer.buffers)))
         assert not damaged
-        assert self.holding is not None
+        assert self.in_flight is not None
         had = []
-        for run in self.holding.number(runs, [field for one in answer.ranges for field in one]):
-            for sequence, body in enumerate(run.bodies(), run.pull_sequence):
+        for run in self.in_flight.number(runs, [field for one in answer.ranges for field in one]):
+            for sequence, body in enumerate(run.bodies(), run.delivery_sequence):
                 message = int(bytes(body).rstrip(b"."))
                 assert any(run.subject.startswith(prefix) for prefix in self.prefixes), run.subject
                 before = self.tally.delivered(message, Holder(self.key, sequence), run.attempt, now_us)
                 if before is not None:
                     had.append((message, before))
                 self.got[sequence] = Got(message, run.attempt)
-        if self.holding.place.generation == 1:  # else that it had left, and what it handed back, may be forgotten
+        if (
+            self.in_flight.consumer_state.generation == 1
+        ):  # else that it had left, and what it handed back, may be forgotten
             assert len(self.open_sequences()) <= MAX_UNACKED, "it has more than its window"
         return had
 
     def _acked(self, intervals: tuple[int, ...], refused: int) -> None:
-        assert self.holding is not None
-        self.holding.confirm(intervals, refused)
+        assert self.in_flight is not None
+        self.in_flight.confirm(intervals, refused)
         self.tally.acknowledging(self._messages(intervals), -1)
         if refused:
             self.tally.counts["acknowledgements refused"] += refused
@@ -231,12 +245,12 @@ class Worker:
                 continue
             got = self.got[back.start]
             holder = Holder(self.key, back.start)
-            self.tally.counts[Verdict(back.verdict).name.lower()] += 1
-            if back.verdict == Verdict.NACK:
+            self.tally.counts[Disposition(back.disposition).name.lower()] += 1
+            if back.disposition == Disposition.NACK:
                 delays = RETRY_DELAYS_US[min(got.attempt, len(RETRY_DELAYS_US)) - 1]
                 delay_us = delays if back.delay_us is None else back.delay_us
                 self.tally.nacked(got.message, got.attempt, now_us + delay_us, holder)
-            elif back.verdict == Verdict.REJECT:
+            elif back.disposition == Disposition.REJECT:
                 self.tally.rejected(got.message)
 
     def _refused(self, command: Command | None, error: QmqError) -> None:
@@ -250,8 +264,8 @@ class Worker:
             self.backs.clear()
         self.is_gone |= isinstance(command, Subscribe)  # another has taken over for good
         if isinstance(command, Ack | Pull):
-            assert self.holding is not None
-            self.holding.fence(error)
+            assert self.in_flight is not None
+            self.in_flight.fence(error)
             self.subscription = None
             self.backs.clear()
             self.got.clear()

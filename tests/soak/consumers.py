@@ -122,7 +122,9 @@ class Program:
         is_first = True
         while not ended.done():
             stay = asyncio.create_task(
-                self._take_part(client, NAMED["audit"], self._slowly, ended, quiet=not is_first, max_lapses=255)
+                self._take_part(
+                    client, NAMED["audit"], self._slowly, ended, quiet=not is_first, max_session_expiries=255
+                )
             )
             is_first = False
             seconds = self.chance.uniform(2.0, 12.0)

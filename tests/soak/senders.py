@@ -27,7 +27,7 @@ log = logging.getLogger("soak")
 
 SENDERS: Final = ("asyncio", "sync")
 #: Longer than any broker is away.
-PATIENCE_S: Final = 120.0
+TIMEOUT_S: Final = 120.0
 _TICK_S: Final = 0.01
 #: Sends without an answer beyond which a sender waits: more than a broker that keeps up leaves open, and so few that
 #: each kill reaches it, or its memory would go by the longest one.
@@ -112,7 +112,7 @@ def end_of_stdin() -> threading.Event:
 async def send_by_asyncio(ledger: Ledger, url: str, number: int) -> None:
     """Send one by one, all at once, and whole blocks by `send_many`."""
     sender = Sender(ledger, number)
-    async with qmq.connect(url, send_timeout=PATIENCE_S) as client:
+    async with qmq.connect(url, send_timeout=TIMEOUT_S) as client:
 
         async def one(at: int) -> None:
             began, [planned] = time.monotonic(), sender.begin([at])
@@ -156,7 +156,7 @@ def send_by_sync(ledger: Ledger, url: str, number: int) -> None:
     """Send one after another, and whole blocks by `send_many`, in a program without asyncio."""
     sender = Sender(ledger, number)
     ended = end_of_stdin()
-    with qmq.connect_sync(url, send_timeout=PATIENCE_S) as client:
+    with qmq.connect_sync(url, send_timeout=TIMEOUT_S) as client:
         print("ready", flush=True)
         while not ended.wait(_TICK_S):
             for block in sender.blocks():

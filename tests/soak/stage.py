@@ -26,7 +26,7 @@ STEADY: Final = {
 }
 #: Consumers that come and go.
 SLOW: Final = ("audit-1", "audit-2")
-_LAPSE_MS: Final = 5_000
+_SESSION_TIMEOUT_MS: Final = 5_000
 _MIB: Final = 1 << 20
 _START_S: Final = 60.0
 #: For so long messages are kept at least, but in the shortest runs.
@@ -58,7 +58,7 @@ def broker_settings(rate: float, seconds: float, brokers: int) -> dict[str, Any]
         "scrub_round_ms": 10_000,
         "max_frame_bytes": "256 KiB",
         "max_message_bytes": "64 KiB",
-        "lapse_ms": _LAPSE_MS,
+        "session_timeout_ms": _SESSION_TIMEOUT_MS,
         "log_level": "warning",
     }
 

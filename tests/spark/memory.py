@@ -64,7 +64,7 @@ def main(task: str, source: str, to: str) -> None:
     from qmq.archive.files import LocalFiles
     from qmq.archive.write import archive_to, open_run
     from qmq.restore.read import ArchiveReader
-    from qmq.restore.selection import Selection
+    from qmq.restore.selection import RestoreSelection
     from qmq_spark.parquet import files
     from qmq_spark.parquet.archive import archive_parquet
 
@@ -75,6 +75,6 @@ def main(task: str, source: str, to: str) -> None:
         with open_run(Path(source), to, lambda: 0) as run:
             print(archive_parquet(run.source.files, run.source.segments, run.files, run.lock, "run").messages)
     else:
-        reader = ArchiveReader(LocalFiles(Path(source)), Selection(), {})
+        reader = ArchiveReader(LocalFiles(Path(source)), RestoreSelection(), {})
         print(sum(run.count for step in reader.steps() for _, run in step.parts))
     sys.stdout.flush()

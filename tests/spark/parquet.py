@@ -11,7 +11,7 @@ import pyarrow as pa
 from qmq.archive.data_directory import open_data_directory
 from qmq.archive.file_table import FileTable, read_table
 from qmq.archive.files import Files, LocalFiles, WritableFiles
-from qmq.archive.lock import ArchiveLock, Holder, this_process
+from qmq.archive.lock import ArchiveLock, LockOwner, this_process
 from qmq.storage.disk.disk import Disk
 from qmq_spark.parquet.archive import ArchivedTables, archive_parquet
 from qmq_spark.parquet.read import FileDamage, PieceReader, plan_files
@@ -44,16 +44,16 @@ def write_days(directory: Path, days: int, batches: int, seed: int = 1) -> list[
 
 
 def archive(
-    source: Path, to: Path, disk: Disk | None = None, holder: Holder | None = None, run: str = "run"
+    source: Path, to: Path, disk: Disk | None = None, owner: LockOwner | None = None, run: str = "run"
 ) -> ArchivedTables:
     """One run."""
-    return archive_to(source, LocalFiles(to, disk), holder, run)
+    return archive_to(source, LocalFiles(to, disk), owner, run)
 
 
-def archive_to(source: Path, files: WritableFiles, holder: Holder | None = None, run: str = "run") -> ArchivedTables:
+def archive_to(source: Path, files: WritableFiles, owner: LockOwner | None = None, run: str = "run") -> ArchivedTables:
     """One run, to any tree."""
     files.make_directory("")
-    with ArchiveLock(files, lambda: NOW_US, holder if holder is not None else this_process()) as lock:
+    with ArchiveLock(files, lambda: NOW_US, owner if owner is not None else this_process()) as lock:
         found = open_data_directory(source)
         return archive_parquet(found.files, found.segments, files, lock, run)
 

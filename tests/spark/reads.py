@@ -10,7 +10,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from qmq_spark.options import COLUMNS
 from qmq_spark.plan import open_source, plan
-from qmq_spark.read import Damage, StretchReader, Wanted
+from qmq_spark.read import RangeReader, SegmentDamage, Wanted
 
 SCHEMA = to_arrow_schema(COLUMNS, timezone="UTC")
 
@@ -22,14 +22,14 @@ def schema_of(*names: str) -> pa.Schema:
 
 def read(
     place: Path, wanted: Wanted | None = None, schema: pa.Schema = SCHEMA, part_bytes: int = 1 << 20
-) -> tuple[list[dict[str, Any]], list[Damage]]:
+) -> tuple[list[dict[str, Any]], list[SegmentDamage]]:
     """All rows of a source, in order, and what is bad."""
     wanted = wanted if wanted is not None else Wanted()
-    source, damages, rows = open_source(str(place)), list[Damage](), list[dict[str, Any]]()
-    reader = StretchReader(source.files, wanted, schema, damages.append)
+    source, damages, rows = open_source(str(place)), list[SegmentDamage](), list[dict[str, Any]]()
+    reader = RangeReader(source.files, wanted, schema, damages.append)
     for part in plan(source, wanted, part_bytes):
-        for stretch in part:
-            for batch in reader.record_batches(stretch):
+        for one_range in part:
+            for batch in reader.record_batches(one_range):
                 batch.validate(full=True)
                 rows += batch.to_pylist()
     return rows, damages

@@ -15,7 +15,7 @@ from qmq.format.ids import MessageId
 from qmq.format.layout import KNOWN_FLAGS
 from qmq.format.pieces import stored_runs
 from qmq.format.private import private_batch
-from qmq_spark.columns import Messages, gather
+from qmq_spark.columns import MessageColumns, gather
 from qmq_spark.heads import Subjects, check_headers, read_heads
 from tests.spark.reads import SCHEMA, schema_of
 
@@ -40,7 +40,7 @@ def batch_of(*messages: tuple[bytes, MessageHeader]) -> bytes:
     return b"".join(build_batch([run], created_at_us=1, producer_id=bytes(16), producer_sequence=0))
 
 
-def messages_of(*batches: bytes) -> Messages:
+def messages_of(*batches: bytes) -> MessageColumns:
     """The messages of batches that lie one behind the other."""
     window = memoryview(b"".join(batches))
     sizes = np.array([len(batch) for batch in batches], np.int64)
@@ -51,7 +51,7 @@ def messages_of(*batches: bytes) -> Messages:
     names = Subjects()
     heads, bad = read_heads(window, offsets, headers, names)
     assert not bad
-    return Messages(window, heads, names.names)
+    return MessageColumns(window, heads, names.names)
 
 
 def delayed(number: int, created_at_us: int, key: str | None) -> memoryview:

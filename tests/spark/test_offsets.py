@@ -13,7 +13,7 @@ from qmq.archive import segments
 from qmq.intervals import Intervals
 from qmq_spark import offsets
 from qmq_spark.offsets import Read, before, between, everything, limited, name_of, offset_of, read_of
-from qmq_spark.plan import Source, open_source
+from qmq_spark.plan import HistorySource, open_source
 from tests.archive.archives import archive
 from tests.archive.orders import write_orders
 
@@ -94,7 +94,7 @@ def test_what_comes_before_others_is_read_too(tmp_path: Path) -> None:
     print(f"seed {seed}")
     for segment in segments:
         there.append(segment)
-        source = Source(whole.files, [one for one in whole.segments if one in there], may_fill=True)
+        source = HistorySource(whole.files, [one for one in whole.segments if one in there], may_fill=True)
         for _ in range(dice.choice([1, 3, 100])):
             end = limited(source, read, dice.choice([1, 20_000, None]))
             for (store_id, partition), spans in between(read, end).items():

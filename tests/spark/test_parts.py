@@ -13,7 +13,7 @@ from qmq.errors import BadBytes, StorageFailed
 from qmq_spark.options import read_options
 from qmq_spark.plan import open_source, plan
 from qmq_spark.read import Wanted
-from qmq_spark.tasks import Part, parts_of, read_part
+from qmq_spark.tasks import TaskPart, parts_of, read_part
 from tests.archive import archives
 from tests.archive.orders import rows_in, write_orders
 from tests.spark.parquet import archive, table_of, write_days
@@ -24,8 +24,8 @@ def test_messages_and_damages(tmp_path: Path, caplog: pytest.LogCaptureFixture) 
     sent = write_orders(tmp_path, 30)
     rows = rows_in(tmp_path)
     damage(tmp_path, sent[10], len(sent[10].data) - 1)
-    (stretches,) = plan(open_source(str(tmp_path)), read_options({"path": "x"}).wanted, 1 << 30)
-    part = Part(stretches)
+    (sequence_ranges,) = plan(open_source(str(tmp_path)), read_options({"path": "x"}).wanted, 1 << 30)
+    part = TaskPart(sequence_ranges)
 
     def found(**options: str) -> int:
         read = read_options({"path": str(tmp_path), **options})
@@ -35,10 +35,10 @@ def test_messages_and_damages(tmp_path: Path, caplog: pytest.LogCaptureFixture) 
         found()
     with caplog.at_level(logging.WARNING, "qmq_spark"):
         assert found(corrupt="skip") == len(rows) - sum(count for _, _, count in sent[10].runs)
-    assert "stretches of bad bytes skipped: 1" in caplog.text
+    assert "ranges of bad bytes skipped: 1" in caplog.text
     assert found(view="damages") == 1
     read = read_options({"path": str(tmp_path / "not looked at")})
-    assert list(read_part(read, read.schema, read.wanted, Part([]))) == []
+    assert list(read_part(read, read.schema, read.wanted, TaskPart([]))) == []
 
 
 def test_parts_of_an_archive_of_parquet(tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ def test_an_archive_of_two_forms_gives_each_message_once(tmp_path: Path) -> None
     ]  # fmt: skip
     expected = [row["message_id"] for name in ("data", "other", "third") for row in rows_in(tmp_path / name)]
     assert sorted(ids) == sorted(expected)
-    assert {bool(part.stretches) for part in parts if isinstance(part, Part)} == {True, False}
+    assert {bool(part.sequence_ranges) for part in parts if isinstance(part, TaskPart)} == {True, False}
 
 
 def test_a_disk_that_fails_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Stretches of segments as record batches: what a client would decode, in the same order; bad bytes are told of."""
+"""Ranges of segments as record batches: what a client would decode, in the same order; bad bytes are told of."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from qmq.format.build import RunContent, build_batch, make_header
 from qmq.format.layout import SEGMENT_HEADER_SIZE
 from qmq_spark import read as reading
 from qmq_spark.plan import open_source
-from qmq_spark.read import Damage, Stretch, StretchReader, Wanted
+from qmq_spark.read import RangeReader, SegmentDamage, SegmentRange, Wanted
 from tests.archive.archives import large_index
 from tests.archive.orders import rows_in, time_of, write_orders
 from tests.broker.harness import PRODUCER, START_US, Driven
@@ -46,13 +46,13 @@ def test_reads_what_a_client_would(
 
 
 @pytest.mark.no_cover  # every allocation is counted already
-def test_a_stretch_of_many_batches_takes_little_memory(tmp_path: Path) -> None:
+def test_a_range_of_many_batches_takes_little_memory(tmp_path: Path) -> None:
     """As all of a segment is that is archived as Parquet: where its batches begin is not known of all at once."""
     files, segment = large_index(tmp_path, 1_500_000)
-    stretch = Stretch(segment, SEGMENT_HEADER_SIZE, segment.end)
+    segment_range = SegmentRange(segment, SEGMENT_HEADER_SIZE, segment.end)
     tracemalloc.start()
     try:
-        behind = [behind for _, behind in stretch.pieces(files)]
+        behind = [behind for _, behind in segment_range.pieces(files)]
         _, most = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -157,10 +157,10 @@ def test_bytes_that_no_batch_explains_are_told_of(tmp_path: Path, orders: list[S
     lost = within[len(within) // 2]
     batches = segment.batches(source.files)
     found = segment._replace(found=batches[batches["position"] != lost.position], index_path=None)
-    damages: list[Damage] = []
-    reader = StretchReader(source.files, Wanted(), SCHEMA, damages.append)
-    stretch = Stretch(found, segment.base + SEGMENT_HEADER_SIZE, segment.end)
-    read_rows = [row for batch in reader.record_batches(stretch) for row in batch.to_pylist()]
+    damages: list[SegmentDamage] = []
+    reader = RangeReader(source.files, Wanted(), SCHEMA, damages.append)
+    segment_range = SegmentRange(found, segment.base + SEGMENT_HEADER_SIZE, segment.end)
+    read_rows = [row for batch in reader.record_batches(segment_range) for row in batch.to_pylist()]
     span = range(lost.position, lost.position + messages_of(lost))
     assert read_rows == [
         row

@@ -16,10 +16,10 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from qmq.broker.ports.commands import Send
-from qmq.broker.ports.effects import Messages, Refused, Sent
+from qmq.broker.ports.effects import PulledMessages, Refused, Sent
 from qmq.format.pieces import read_answer
 from qmq.storage.disk.disk import Disk
-from qmq.storage.verify.report import Report
+from qmq.storage.verify.report import VerifyReport
 from qmq.storage.verify.verify import verify
 from tests.broker.harness import Driven, batch_of
 from tests.fake_disk import FakeDisk
@@ -160,13 +160,13 @@ def drained(
     out and counted as a client does.
     """
     delivered, empty = Delivered(), 0
-    patience = 40 if max_bytes == 1 else 2  # so many answers in a row may have nothing but what cannot be read
-    while pulls and empty < patience and len(delivered.messages) < most:
+    give_up_after = 40 if max_bytes == 1 else 2  # so many answers in a row may have nothing but what cannot be read
+    while pulls and empty < give_up_after and len(delivered.messages) < most:
         if delivered.messages and delivered.messages[-1] in until:
             break
         pulls -= 1
         command = driven.pull_command(subscription, most - len(delivered.messages), max_bytes=max_bytes)
-        (answer,) = (a for a in driven.do(command) if isinstance(a, Messages) and a.request == command.request)
+        (answer,) = (a for a in driven.do(command) if isinstance(a, PulledMessages) and a.request == command.request)
         runs, damaged = read_answer(memoryview(b"".join(answer.buffers)))
         delivered.damaged += len(damaged)
         delivered.messages += [
@@ -200,7 +200,7 @@ def survive(
     disk: Disk | None = None,
     max_bytes: int = 1 << 20,
     spoiled: Batch | None = None,
-) -> tuple[Report, int]:
+) -> tuple[VerifyReport, int]:
     """Start a broker on *directory*: all that was acknowledged at *moment* but for *lost* comes to a fresh group, and
     all that the old group had not been given to that; nothing that was never sent comes, nothing twice; and what is
     sent now gets no position and no sequence that somebody has seen, which are those of all batches but *unseen*.

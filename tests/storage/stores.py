@@ -65,7 +65,7 @@ class Sender:
         view = memoryview(buffer)
         batch = check_batch(view, BatchLimits())
         numbers = [self._number(name) for name in batch.names]
-        position = store.place(partition, len(buffer))
+        position = store.position_for(partition, len(buffer))
         self._stamp_us = stamp_us = self._stamp_us + 1
         where: dict[str, Any] = {
             "position": position,

@@ -30,12 +30,12 @@ from qmq.format.pieces import read_answer
 from qmq.storage.consumer_log.header import parse_derived
 from qmq.storage.disk.disk import Disk
 from qmq.storage.disk.envelope import unpack_envelope
-from qmq.storage.message_log.segment import Owner, check_header
+from qmq.storage.message_log.segment import SegmentOwner, check_header
 from qmq.storage.meta.identity import Identity, read_copies
 from qmq.storage.meta.subjects import SUBJECTS_HEADER_SIZE, parse_records
 from qmq.storage.meta.subjects import check_header as check_subjects_header
 from qmq.storage.verify.batches import BatchColumns
-from qmq.storage.verify.report import Report
+from qmq.storage.verify.report import VerifyReport
 from qmq.storage.verify.verify import verify
 from tests.storage.histories import (
     Batch,
@@ -85,7 +85,7 @@ def spoiled(moment: Moment, name: str, byte: int) -> Spoiled:
     return Spoiled(None, set())
 
 
-def _faults(report: Report) -> dict[str, list[int | None]]:
+def _faults(report: VerifyReport) -> dict[str, list[int | None]]:
     found: dict[str, list[int | None]] = {}
     for finding in report.findings:
         found.setdefault(str(finding.file.relative_to(report.directory)), []).append(finding.position)
@@ -182,7 +182,7 @@ def test_each_bit_of_a_batch_is_noticed(history: History, identity: Identity) ->
     """By recovery, and, every third, by verify; and to a client none brings anything that was not sent."""
     tried = 0
     for batch, data in _one_of_each(history.stopped):
-        owner = Owner(identity.store_id, batch.partition)
+        owner = SegmentOwner(identity.store_id, batch.partition)
         columns = BatchColumns(owner, identity.secret, lambda name: 0)
         assert columns.good_prefix(memoryview(data), batch.position).size == len(data)
         for bit in range(8 * len(data)):
@@ -254,7 +254,7 @@ def test_each_bit_of_the_registry_is_noticed(history: History, identity: Identit
 def test_each_bit_of_a_segment_header_is_noticed(history: History, identity: Identity) -> None:
     """It says then neither where the segment before ended nor that it belongs somewhere else."""
     name, data = next((name, data) for name, data in history.stopped.files.items() if kind_of(name) == "messages")
-    owner, base = Owner(identity.store_id, int(name[4])), int(Path(name).stem, 16)
+    owner, base = SegmentOwner(identity.store_id, int(name[4])), int(Path(name).stem, 16)
     assert check_header(data[:SEGMENT_HEADER_SIZE], Path(name), owner, base) == base
     for bit in range(8 * SEGMENT_HEADER_SIZE):
         assert check_header(flipped(data, bit)[:SEGMENT_HEADER_SIZE], Path(name), owner, base) is None

@@ -22,7 +22,7 @@ from qmq.storage.disk.disk import Disk
 from qmq.storage.disk.envelope import pack_envelope, read_envelope
 from qmq.storage.meta.checkpoint import Hole, checkpoint_path, list_checkpoints, read_checkpoint
 from qmq.storage.meta.identity import COPY_NAMES, pack_identity
-from qmq.storage.recovery.decide import Source
+from qmq.storage.recovery.decide import RecoverySource
 from qmq.storage.verify.verify import verify
 from tests.fake_disk import FakeDisk
 from tests.storage.stops import fill, killed, reopened
@@ -52,14 +52,14 @@ def _rot(path: Path) -> None:
 @pytest.mark.parametrize(
     ("bad", "source"),
     [
-        ((), Source.CHECKPOINT),
-        ((0,), Source.CHECKPOINT_BEFORE),
-        ((1,), Source.CHECKPOINT),
-        ((0, 1), Source.WHOLE_LOG),
+        ((), RecoverySource.CHECKPOINT),
+        ((0,), RecoverySource.CHECKPOINT_BEFORE),
+        ((1,), RecoverySource.CHECKPOINT),
+        ((0, 1), RecoverySource.WHOLE_LOG),
     ],
 )
 @pytest.mark.parametrize("how", ["rotten", "missing", "empty"])
-def test_rotten_checkpoints_fall_back(tmp_path: Path, bad: tuple[int, ...], source: Source, how: str) -> None:
+def test_rotten_checkpoints_fall_back(tmp_path: Path, bad: tuple[int, ...], source: RecoverySource, how: str) -> None:
     sender = Sender(open_store(tmp_path, FakeDisk(), partitions=2))
     for part in (b"1", b"2", b"3"):
         fill(sender, 100, 2)

@@ -203,7 +203,7 @@ def test_after_a_failed_sync_the_partition_takes_nothing_and_still_reads(tmp_pat
         sender.store.write(0)
     sender.take_back()
     with pytest.raises(SyncFailed):
-        store.place(0, 100)
+        store.position_for(0, 100)
     check_stored(store, sender.sent)
     sender.send("b", b"5", partition=1)
     with pytest.raises(SyncFailed):

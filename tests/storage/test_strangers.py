@@ -10,7 +10,7 @@ import pytest
 from crc32c import crc32c
 
 from qmq.errors import ForeignFile
-from qmq.storage.message_log.segment import Owner, pack_header
+from qmq.storage.message_log.segment import SegmentOwner, pack_header
 from qmq.storage.store import Store
 from tests.fake_disk import FakeDisk
 from tests.storage.stops import fill
@@ -36,21 +36,21 @@ pytestmark = pytest.mark.no_cover
 Change = Callable[[Path, int, bytes], None]
 
 
-def _give_header(file: Path, owner: Owner, base: int) -> None:
+def _give_header(file: Path, owner: SegmentOwner, base: int) -> None:
     with file.open("r+b") as opened:
         opened.write(pack_header(owner, base, base, NOW_US))
 
 
 def _of_another_store(file: Path, base: int, store_id: bytes) -> None:
-    _give_header(file, Owner(b"other!", 0), base)
+    _give_header(file, SegmentOwner(b"other!", 0), base)
 
 
 def _of_another_partition(file: Path, base: int, store_id: bytes) -> None:
-    _give_header(file, Owner(store_id, 1), base)
+    _give_header(file, SegmentOwner(store_id, 1), base)
 
 
 def _of_another_place(file: Path, base: int, store_id: bytes) -> None:
-    _give_header(file, Owner(store_id, 0), base + 4_096)
+    _give_header(file, SegmentOwner(store_id, 0), base + 4_096)
 
 
 def _of_a_newer_store(file: Path, base: int, store_id: bytes) -> None:
@@ -71,7 +71,7 @@ def _emptied(file: Path, base: int, store_id: bytes) -> None:
 
 
 SMALL = {"segment_bytes": 10 << 10, "max_frame_bytes": 9 << 10}
-STRANGERS = [_of_another_store, _of_another_partition, _of_another_place, _of_a_newer_store]
+UNTRUSTED = [_of_another_store, _of_another_partition, _of_another_place, _of_a_newer_store]
 
 
 def _several(path: Path, after: int) -> Sender:
@@ -124,25 +124,25 @@ def _check_new(path: Path, sender: Sender, rest: list[Sent]) -> None:
 
 @pytest.mark.parametrize("after", [0, 60], ids=["claimed", "with a tail"])
 @pytest.mark.parametrize("place", [0, 1, -2, -1])
-@pytest.mark.parametrize("change", [*STRANGERS, _gone, _emptied])
+@pytest.mark.parametrize("change", [*UNTRUSTED, _gone, _emptied])
 def test_one_segment_less(tmp_path: Path, change: Change, place: int, after: int) -> None:
     sender = _several(tmp_path, after)
     file = segment_files(tmp_path)[place]
     rest = [sent for sent in sender.sent if file_of(tmp_path, sent)[0] != file]
     assert 0 < len(rest) < len(sender.sent)
     change(file, int(file.stem, 16), sender.store.store_id)
-    left = file.read_bytes() if change in STRANGERS else b""
+    left = file.read_bytes() if change in UNTRUSTED else b""
     store = open_store(tmp_path, FakeDisk(), **SMALL)
-    if change in STRANGERS:
+    if change in UNTRUSTED:
         assert [file.name in note for note in store.recovery.notes].count(True) == 1
     kill(store)
     _check_new(tmp_path, sender, rest)
-    if change in STRANGERS:
+    if change in UNTRUSTED:
         assert file.read_bytes() == left
 
 
-@pytest.mark.parametrize("change", STRANGERS)
-def test_a_stranger_where_the_log_would_go_on(tmp_path: Path, change: Change) -> None:
+@pytest.mark.parametrize("change", UNTRUSTED)
+def test_an_untrusted_client_where_the_log_would_go_on(tmp_path: Path, change: Change) -> None:
     """It lies where the next segment would be made; nothing of it is written to."""
     sender = _several(tmp_path, 5)
     last = segment_files(tmp_path)[-1]
@@ -158,11 +158,11 @@ def test_a_stranger_where_the_log_would_go_on(tmp_path: Path, change: Change) ->
     kill(store)
 
 
-def test_a_stranger_far_away_changes_nothing(tmp_path: Path) -> None:
+def test_an_untrusted_client_far_away_changes_nothing(tmp_path: Path) -> None:
     sender = _several(tmp_path, 5)
     reserve = identity_of(tmp_path).partitions[0].reserve
     stranger = segment_files(tmp_path)[-1].with_name(f"{reserve + (1 << 40):016x}.messages")
-    stranger.write_bytes(pack_header(Owner(b"other!", 0), reserve + (1 << 40), 0, NOW_US))
+    stranger.write_bytes(pack_header(SegmentOwner(b"other!", 0), reserve + (1 << 40), 0, NOW_US))
     end = sender.sent[-1].position + len(sender.sent[-1].data)
     store = open_store(tmp_path, FakeDisk(), **SMALL)
     assert Sender(store).send("a.0", b"x").position == end
@@ -171,7 +171,7 @@ def test_a_stranger_far_away_changes_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("with_checkpoint", [True, False])
-def test_only_strangers_is_the_wrong_directory(tmp_path: Path, with_checkpoint: bool) -> None:
+def test_only_untrusted_clients_is_the_wrong_directory(tmp_path: Path, with_checkpoint: bool) -> None:
     sender = _several(tmp_path, 5)
     for file in segment_files(tmp_path):
         _of_another_store(file, int(file.stem, 16), sender.store.store_id)

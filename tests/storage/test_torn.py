@@ -18,7 +18,7 @@ from qmq.format.layout import CHECKPOINT_MAGIC, CHECKPOINT_VERSION, IDENTITY_MAG
 from qmq.storage.disk.disk import Disk
 from qmq.storage.disk.envelope import unpack_envelope
 from qmq.storage.meta.checkpoint import list_checkpoints, read_checkpoint
-from qmq.storage.verify.report import Report
+from qmq.storage.verify.report import VerifyReport
 from tests.fake_disk import REBOOTED, FakeDisk
 from tests.storage.histories import (
     FILLS,
@@ -63,7 +63,7 @@ def _hit(moment: Moment, name: str, at: int) -> list[Batch]:
     return [batch for batch, file, start in placed if file == name and start + batch.size > at]
 
 
-def _check(history: History, directory: Path, files: Files, moment: Moment, what: str, **more: Any) -> Report:
+def _check(history: History, directory: Path, files: Files, moment: Moment, what: str, **more: Any) -> VerifyReport:
     """A broker starts on *files* and serves; an error says *what* they are."""
     write_files(directory, files)
     try:
@@ -74,7 +74,7 @@ def _check(history: History, directory: Path, files: Files, moment: Moment, what
         raise
 
 
-def _clean(report: Report, what: str, *but: str) -> None:
+def _clean(report: VerifyReport, what: str, *but: str) -> None:
     """Nothing is wrong after, with files other than *but*."""
     faults = [finding for finding in report.findings if finding.severity == "fault"]
     assert not [fault for fault in faults if str(fault.file.relative_to(report.directory)) not in but], (what, faults)

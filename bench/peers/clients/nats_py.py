@@ -145,7 +145,9 @@ class _Push(_Fetch):
     async def open(self) -> None:
         self._connection = await nats.connect(self.target.address)
         self._stream = self._connection.jetstream(timeout=60)
-        settings = ConsumerConfig(ack_policy=AckPolicy.EXPLICIT, max_ack_pending=_PUSHED, ack_wait=self.lapse_s)
+        settings = ConsumerConfig(
+            ack_policy=AckPolicy.EXPLICIT, max_ack_pending=_PUSHED, ack_wait=self.session_timeout_s
+        )
         try:
             self._messages = await self._join(settings)
         except BadRequestError:  # another member has made the consumer since this one asked for it

@@ -69,9 +69,9 @@ class _Line:
         if self._gone:
             raise BenchFailed(f"RabbitMQ closed the connection: {self._gone[0]}")
 
-    def wait(self, until: Callable[[], object], patience_s: float) -> bool:
+    def wait(self, until: Callable[[], object], timeout_s: float) -> bool:
         """Run the loop until it is so; False when it is not so in time."""
-        deadline = time.monotonic() + patience_s
+        deadline = time.monotonic() + timeout_s
         while not until():
             if time.monotonic() > deadline:
                 return False

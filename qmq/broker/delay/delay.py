@@ -17,7 +17,7 @@ import numpy as np
 
 from qmq.broker.delay.due_batches import Cancelling, Falling, Joining
 from qmq.broker.delay.intake import Arrived, Delayed, subjects_of
-from qmq.broker.delay.items import Places, Stretch, items_of, stretches_of, without
+from qmq.broker.delay.items import DelayedRange, PositionSet, delayed_ranges_of, items_of, without
 from qmq.broker.delay.reads import DelayReading
 from qmq.broker.delay.segments import DelaySegments
 from qmq.broker.ports.commands import Administer, Now, ReadDone
@@ -64,11 +64,11 @@ class Delaying:
         self._reading = DelayReading(store, effects)
         self._segments = DelaySegments(store)
         self._schedule: Schedule = store.groups.delayed()
-        self._cancelled = Places()
+        self._cancelled = PositionSet()
         #: Delivered since a checkpoint that still has them in the schedule.
-        self._delivered = Places()
+        self._delivered = PositionSet()
         #: Where they were delivered to: not claimed by a checkpoint yet.
-        self._unclaimed: list[tuple[int, int, Stretch]] = []  # partition, end, what
+        self._unclaimed: list[tuple[int, int, DelayedRange]] = []  # partition, end, what
         self._late_us = 0  # what was due by then may have been delivered
         self._try_at_us = 0
         #: Messages that wait, by subject.
@@ -159,15 +159,15 @@ class Delaying:
         is_due = due_us is not None and due_us <= now.wall_us and not self._reading.is_full
         if not is_due and (self._reading.is_reading or not self._reading.cold):
             return
-        stretches = self._reading.ready(self._take_due(now) if is_due else [])
+        delayed_ranges = self._reading.ready(self._take_due(now) if is_due else [])
         try:
-            self._deliver(stretches, now)
+            self._deliver(delayed_ranges, now)
         except StorageError:
             self._try_at_us = now.monotonic_us + _AGAIN_US
         self._reading.let_go()
         self._intake.turn()
 
-    def _take_due(self, now: Now) -> list[Stretch]:
+    def _take_due(self, now: Now) -> list[DelayedRange]:
         """Some of what is due, out of the schedule."""
         items = self._schedule.pop(now.wall_us, _SLICE_ITEMS)
         if int(items["count"].sum(dtype=np.int64)) <= 2 * len(items):  # they were sent one by one
@@ -180,18 +180,18 @@ class Delaying:
             self._schedule.push(items[fit:])
             items, counts = items[:fit], counts[:fit]
         self._segments.left(items)
-        stretches = stretches_of(items)
+        delayed_ranges = delayed_ranges_of(items)
         self._late_us = max(self._late_us, int(items["due_us"].max()))
-        last = stretches[-1]
+        last = delayed_ranges[-1]
         most = max(last.stop - (int(counts[-1]) - _SLICE_MESSAGES), last.start + 1)
         if most < last.stop:  # the rest of a large batch is for the next time
-            stretches[-1] = last._replace(stop=most)
+            delayed_ranges[-1] = last._replace(stop=most)
             self._push(last._replace(start=most).item())
-        return stretches
+        return delayed_ranges
 
-    def _deliver(self, stretches: list[Stretch], now: Now) -> None:
+    def _deliver(self, delayed_ranges: list[DelayedRange], now: Now) -> None:
         """Append what is left of them to the message log. Raises StorageError: what was not is scheduled again then."""
-        left, joining = deque(self._left_of(stretches)), Joining(self._store.segment_bytes)
+        left, joining = deque(self._left_of(delayed_ranges)), Joining(self._store.segment_bytes)
         try:
             while left:
                 batch = self._batch_of(left[0])
@@ -211,19 +211,19 @@ class Delaying:
                 self._push(part.item())
             raise
 
-    def _left_of(self, stretches: list[Stretch]) -> list[Stretch]:
+    def _left_of(self, delayed_ranges: list[DelayedRange]) -> list[DelayedRange]:
         """Without what is cancelled, or was delivered before: that need not be known any more."""
-        first = min((one.position + one.start for one in stretches), default=0)
-        end = max((one.position + one.stop for one in stretches), default=0)
+        first = min((one.position + one.start for one in delayed_ranges), default=0)
+        end = max((one.position + one.stop for one in delayed_ranges), default=0)
         for gone in (self._cancelled, self._delivered):
             if len(gone) and len(gone.within(first, end)):
-                left = [part for one in stretches for part in without(one, gone)]
-                for one in stretches:
+                left = [part for one in delayed_ranges for part in without(one, gone)]
+                for one in delayed_ranges:
                     gone.discard(one.position + one.start, one.position + one.stop)
-                stretches = left
-        return stretches
+                delayed_ranges = left
+        return delayed_ranges
 
-    def _batch_of(self, part: Stretch) -> memoryview | None:
+    def _batch_of(self, part: DelayedRange) -> memoryview | None:
         """None where it is lost. Raises StorageError where it may be read later."""
         try:
             return self._reading.batch(part.position)
@@ -239,7 +239,7 @@ class Delaying:
             self._intake.append(due.buffer, due.checked, Falling(self, parts, due, now), now)
             joining.clear()
 
-    def _append_part(self, batch: memoryview, part: Stretch, now: Now) -> None:
+    def _append_part(self, batch: memoryview, part: DelayedRange, now: Now) -> None:
         try:
             due = cut_due(batch, part.start, part.stop, DELAY_PARTITION)
         except BadBatch as error:
@@ -253,13 +253,13 @@ class Delaying:
     def _lost(self, error: QmqError) -> None:
         self.damaged.append(error)
 
-    def delivered(self, parts: list[Stretch], batch: CheckedBatch, partition: int, end: int) -> None:
+    def delivered(self, parts: list[DelayedRange], batch: CheckedBatch, partition: int, end: int) -> None:
         """That is written."""
         self._unclaimed += [(partition, end, part) for part in parts]
         for subject, count in subjects_of(batch):
             self._count_off(subject, count)
 
-    def not_delivered(self, parts: list[Stretch], now: Now) -> None:
+    def not_delivered(self, parts: list[DelayedRange], now: Now) -> None:
         """It could not be written: it is due again in a moment."""
         for part in parts:
             self._push(part.item())
@@ -302,7 +302,7 @@ class Delaying:
         claimable = [self._store.claimable(partition) for partition in range(self._store.partitions)]
         self._unclaimed = [entry for entry in self._unclaimed if not self._is_claimed(entry)]
         late = [part.item().tobytes() for partition, end, part in self._unclaimed if end > claimable[partition]]
-        late += [stretch.item().tobytes() for stretch in self._reading.cold]
+        late += [delayed.item().tobytes() for delayed in self._reading.cold]
         pinned = {part.position for _, _, part in self._unclaimed} | {part.position for part in self._reading.cold}
         self._segments.let_go(self._cancelled, self.seen(), pinned)
         packed: bytes = msgpack.packb(
@@ -320,7 +320,7 @@ class Delaying:
         )
         return packed
 
-    def _is_claimed(self, entry: tuple[int, int, Stretch]) -> bool:
+    def _is_claimed(self, entry: tuple[int, int, DelayedRange]) -> bool:
         """Whether a checkpoint has it that something was delivered."""
         partition, end, _ = entry
         return end <= self._store.claimed(partition)
@@ -341,7 +341,10 @@ class Delaying:
             self._schedule.restore(ScheduleClaim(next_run, runs, kept))
             self._segments.restore(state["segments"])
             self._push(np.frombuffer(state["late"], DELAY_DTYPE))
-            self._cancelled, self._delivered = Places.unpack(state["cancelled"]), Places.unpack(state["delivered"])
+            self._cancelled, self._delivered = (
+                PositionSet.unpack(state["cancelled"]),
+                PositionSet.unpack(state["delivered"]),
+            )
             self.counts.update(state["counts"])
             seen, claimed, self._late_us = state["seen"], state["log"], state["late_us"]
         self._read_delay_log(log, seen)

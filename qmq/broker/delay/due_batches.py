@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from qmq.broker.delay.items import Stretch
+from qmq.broker.delay.items import DelayedRange
 from qmq.broker.ports.commands import Now
 from qmq.broker.publish.staging import Staged
 from qmq.errors import QmqError
@@ -24,11 +24,11 @@ class Joining:
 
     def __init__(self, segment_bytes: int) -> None:
         self._most_bytes = min(_MOST_BYTES, segment_bytes // 3)  # what is full may be twice as large
-        self.parts: list[Stretch] = []
+        self.parts: list[DelayedRange] = []
         self._singles: list[Single] = []
         self._bytes = 0
 
-    def add(self, batch: memoryview, part: Stretch) -> bool:
+    def add(self, batch: memoryview, part: DelayedRange) -> bool:
         """Take *part*, which is all of *batch*; False where it is more than one message, large, or rotten."""
         single = single_of(batch) if len(batch) <= self._most_bytes else None
         if single is None:
@@ -43,7 +43,7 @@ class Joining:
         """It is enough for a batch."""
         return len(self.parts) >= _MOST or self._bytes >= self._most_bytes
 
-    def made(self, store_id: bytes) -> tuple[list[Stretch], Due]:
+    def made(self, store_id: bytes) -> tuple[list[DelayedRange], Due]:
         """What was gathered, and the batch of it."""
         return self.parts, join_singles(self._singles, store_id, DELAY_PARTITION)
 
@@ -74,7 +74,7 @@ class Cancelling:
 class Falling:
     """A batch of messages that are due."""
 
-    def __init__(self, delaying: Delaying, parts: list[Stretch], due: Due, now: Now) -> None:
+    def __init__(self, delaying: Delaying, parts: list[DelayedRange], due: Due, now: Now) -> None:
         self._delaying = delaying
         self._parts = parts
         self._due = due

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from qmq.broker.publish.staging import Numbers, Partition, Staged
+from qmq.broker.publish.staging import Numbers, Staged, StagedPartition
 from qmq.errors import InvalidOption, QmqError
 from qmq.format.batch import CheckedBatch, clock_us_of
 from qmq.format.due import due_times
@@ -39,23 +39,23 @@ class Delayed:
     def __init__(self, store: Store, arrived: Callable[[Arrived], None]) -> None:
         self._store = store
         self._arrived = arrived
-        self._partition: Partition | None = None
+        self._partition: StagedPartition | None = None
         self._hidden: deque[Arrived] = deque()
         if store.delay_log is not None:
-            self._partition = Partition(DELAY_PARTITION, store.delay_log, 0)
+            self._partition = StagedPartition(DELAY_PARTITION, store.delay_log, 0)
 
     # --- as a partition ----------------------------------------------------------------------------------------------
 
-    def partition(self) -> Partition:
+    def partition(self) -> StagedPartition:
         """The partition; there must have been delayed messages."""
         assert self._partition is not None
         return self._partition
 
-    def partitions(self) -> list[Partition]:
+    def partitions(self) -> list[StagedPartition]:
         """The partition, where there is one."""
         return [] if self._partition is None else [self._partition]
 
-    def has(self, partition: Partition) -> bool:
+    def has(self, partition: StagedPartition) -> bool:
         """Whether that is the delay log."""
         return partition is self._partition
 
@@ -79,7 +79,7 @@ class Delayed:
 
     # --- what comes --------------------------------------------------------------------------------------------------
 
-    def arriving(self, view: memoryview, batch: CheckedBatch, wall_us: int) -> Arriving:
+    def arriving(self, view: memoryview, batch: CheckedBatch, wall_us: int) -> DelayedArrival:
         """Check a batch that is to be delivered later. Its subjects are registered, so that it can be.
 
         Raises InvalidOption for a time too far ahead, InvalidName, TooManySubjects, StorageError.
@@ -97,8 +97,8 @@ class Delayed:
             if self._store.subject_number(name) is None:
                 self._store.add_subject(name)
         if self._partition is None:
-            self._partition = Partition(DELAY_PARTITION, self._store.open_delay_log(wall_us), 0)
-        return Arriving(self, view, batch)
+            self._partition = StagedPartition(DELAY_PARTITION, self._store.open_delay_log(wall_us), 0)
+        return DelayedArrival(self, view, batch)
 
     def stored(self, view: memoryview, batch: CheckedBatch, staged: Staged) -> None:
         """It is written: it is scheduled once it may be seen."""
@@ -112,7 +112,7 @@ class Delayed:
             self._arrived(self._hidden.popleft())
 
 
-class Arriving:
+class DelayedArrival:
     """One batch on its way into the delay log."""
 
     def __init__(self, delayed: Delayed, view: memoryview, batch: CheckedBatch) -> None:

@@ -1,4 +1,4 @@
-"""What is scheduled of delayed messages: stretches of a batch that fall due together.
+"""What is scheduled of delayed messages: ranges of a batch that fall due together.
 
 A set of numbers below 2^64, 8 bytes each: which delayed messages are cancelled, or delivered already.
 """
@@ -21,7 +21,7 @@ Numbers = npt.NDArray[np.uint64]
 _LOOSE: Final = 1_024
 
 
-class Places:
+class PositionSet:
     """Sorted when it is looked at."""
 
     def __init__(self) -> None:
@@ -70,7 +70,7 @@ class Places:
         return zlib.compress(np.diff(self._sorted, prepend=np.uint64(0)).astype("<u8").tobytes(), 1)
 
     @classmethod
-    def unpack(cls, packed: bytes) -> Places:
+    def unpack(cls, packed: bytes) -> PositionSet:
         """What ``pack`` gave."""
         made = cls()
         made._sorted = np.cumsum(np.frombuffer(zlib.decompress(packed), "<u8"), dtype=np.uint64)
@@ -86,7 +86,7 @@ class Places:
 Items = npt.NDArray[np.void]
 
 
-class Stretch(NamedTuple):
+class DelayedRange(NamedTuple):
     """Messages [start, stop) of the batch at *position* of the delay log, by ordinal; *due_us* of the first."""
 
     position: int
@@ -113,9 +113,9 @@ def items_of(position: int, due: npt.NDArray[np.uint64]) -> Items:
     return items
 
 
-def stretches_of(items: Items) -> list[Stretch]:
+def delayed_ranges_of(items: Items) -> list[DelayedRange]:
     """Items in the order given, neighbours in a batch made one."""
-    found = list[Stretch]()
+    found = list[DelayedRange]()
     rows: list[tuple[Any, ...]] = items.tolist()
     for due_us, number, position, count, _ in rows:
         start = number - position
@@ -123,31 +123,31 @@ def stretches_of(items: Items) -> list[Stretch]:
         if last is not None and last.position == position and last.stop == start:
             found[-1] = last._replace(stop=start + count)
         else:
-            found.append(Stretch(position, start, start + count, due_us))
+            found.append(DelayedRange(position, start, start + count, due_us))
     return found
 
 
-def without(stretch: Stretch, gone: Places) -> list[Stretch]:
-    """What is left of a stretch without those messages."""
-    position = stretch.position
+def without(delayed: DelayedRange, gone: PositionSet) -> list[DelayedRange]:
+    """What is left of a range without those messages."""
+    position = delayed.position
     if not len(gone):
-        return [stretch]
-    bad = gone.within(position + stretch.start, position + stretch.stop)
+        return [delayed]
+    bad = gone.within(position + delayed.start, position + delayed.stop)
     if not len(bad):
-        return [stretch]
-    left, start = list[Stretch](), stretch.start
-    for number in [*bad.tolist(), position + stretch.stop]:
+        return [delayed]
+    left, start = list[DelayedRange](), delayed.start
+    for number in [*bad.tolist(), position + delayed.stop]:
         if number - position > start:
-            left.append(stretch._replace(start=start, stop=number - position))
+            left.append(delayed._replace(start=start, stop=number - position))
         start = number - position + 1
     return left
 
 
 def delayed_for(group: Group, counts: Mapping[str, int]) -> int:
     """How many of the messages that wait, by subject, a group is going to get."""
-    followings = group.followings.values()
+    filters = group.filters.values()
     return sum(
         count
         for subject, count in counts.items()
-        if any(subject == one.prefix if one.exact else subject.startswith(one.prefix) for one in followings)
+        if any(subject == one.prefix if one.exact else subject.startswith(one.prefix) for one in filters)
     )

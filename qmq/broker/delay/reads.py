@@ -9,32 +9,32 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from qmq.broker.delay.items import Stretch
+from qmq.broker.delay.items import DelayedRange
 from qmq.broker.delivery.read_waits import Asker, first_number
 from qmq.broker.ports.commands import Administer, ReadDone
 from qmq.broker.ports.effects import Effect, ReadWanted
 from qmq.errors import BadBatch, QmqError, StorageError
 from qmq.format.batch import parse_header
 from qmq.format.layout import BATCH_HEADER_SIZE
-from qmq.storage.store import NotAtHand, Read, Store
+from qmq.storage.store import ColdRead, NotAtHand, Store
 
 #: The number of the one read for what is due that is under way.
 READ_NUMBER: Final = first_number(Asker.DUE)
 #: So often is read what a command needs that is not in memory; then everybody waits for it.
 _MOST_TRIES: Final = 4
 #: Of a batch's header: size and position.
-_SIZE_AND_PLACE: Final = struct.Struct("<8xI12xQ")
-#: So many stretches may wait for reads; what is due beyond that stays in the schedule.
+_SIZE_AND_POSITION: Final = struct.Struct("<8xI12xQ")
+#: So many ranges may wait for reads; what is due beyond that stays in the schedule.
 MOST_COLD: Final = 1_024
 #: Read at first of a batch whose size is not known.
 _FIRST_BYTES: Final = 16 << 10
 
 
-class _Look(NamedTuple):
+class _WaitingRead(NamedTuple):
     """A read that a command waits for, the how manieth."""
 
     command: Administer
-    read: Read
+    read: ColdRead
     tries: int
 
 
@@ -46,11 +46,11 @@ class DelayReading:
         self._effects = effects
         self._last = -1, memoryview(b"")  # a position, and the batch there
         self._found: dict[int, memoryview] = {}  # those that are ready
-        self._read: Read | None = None
+        self._read: ColdRead | None = None
         self._last_key: object = None
         #: What is due, and out of the schedule, but not in memory.
-        self.cold: list[Stretch] = []
-        self._looks: dict[int, _Look] = {}
+        self.cold: list[DelayedRange] = []
+        self._looks: dict[int, _WaitingRead] = {}
         self._last_look = first_number(Asker.CANCEL)
         self._is_looking = False
 
@@ -96,7 +96,7 @@ class DelayReading:
     def begin_look(self, command: Administer, missing: NotAtHand, tries: int) -> None:
         """Have read what a command needs."""
         self._last_look += 1
-        self._looks[self._last_look] = _Look(command, missing.read, tries)
+        self._looks[self._last_look] = _WaitingRead(command, missing.read, tries)
         self._effects.append(ReadWanted(self._last_look, missing.read))
 
     def looked(self, done: ReadDone) -> tuple[Administer, int]:
@@ -113,21 +113,21 @@ class DelayReading:
         """Nothing more is to be asked for before reads are done."""
         return len(self.cold) >= MOST_COLD
 
-    def ready(self, stretches: list[Stretch]) -> list[Stretch]:
-        """Those of *stretches*, and of what has been waiting for a read, that can be delivered without waiting; the
-        others are read first.
+    def ready(self, delayed_ranges: list[DelayedRange]) -> list[DelayedRange]:
+        """Those of *delayed_ranges*, and of what has been waiting for a read, that can be delivered without waiting;
+        the others are read first.
         """
         if self._read is None:
-            stretches, self.cold = self.cold + stretches, []
-        ready, missing = list[Stretch](), dict[int, int]()
+            delayed_ranges, self.cold = self.cold + delayed_ranges, []
+        ready, missing = list[DelayedRange](), dict[int, int]()
         with self._refusing():
-            for stretch in stretches:
-                size = self._lacks(stretch.position)
+            for delayed in delayed_ranges:
+                size = self._lacks(delayed.position)
                 if size is None:
-                    ready.append(stretch)
+                    ready.append(delayed)
                 else:
-                    missing[stretch.position] = size
-                    self.cold.append(stretch)
+                    missing[delayed.position] = size
+                    self.cold.append(delayed)
         if missing and self._read is None and not self._begin(missing):
             ready, self.cold = ready + self.cold, []  # it leaves memory as fast as it is read
         return ready
@@ -168,7 +168,7 @@ class DelayReading:
                 return min(_FIRST_BYTES, span.end - position)
             said: int
             place: int
-            said, place = _SIZE_AND_PLACE.unpack_from(log.view(0, position, BATCH_HEADER_SIZE))
+            said, place = _SIZE_AND_POSITION.unpack_from(log.view(0, position, BATCH_HEADER_SIZE))
             size = min(said, span.end - position)  # what lies about that is found out later
             if not log.is_at_hand(0, position, size):
                 return size

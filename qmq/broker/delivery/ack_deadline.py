@@ -8,8 +8,8 @@ from typing import Final
 
 from qmq.broker.groups.group_state import Ledger
 from qmq.broker.groups.member import Member
-from qmq.broker.journal.record_types import Verdict
-from qmq.broker.ports.commands import Back, Now
+from qmq.broker.journal.record_types import Disposition
+from qmq.broker.ports.commands import DispositionRange, Now
 
 #: Ranges that are taken back in one turn, of about 20 us each; what is more comes with the next.
 MOST_RANGES: Final = 512
@@ -17,8 +17,8 @@ MOST_RANGES: Final = 512
 REACH_US: Final = 5_000_000
 
 
-class Overdue:
-    """Of all groups with a ``max_handling``: one timer a consumer, for its oldest pull."""
+class AckDeadlines:
+    """Of all groups with a ``ack_deadline``: one timer a consumer, for its oldest pull."""
 
     def __init__(self) -> None:
         self._timers: list[tuple[int, int, int, Ledger, Member]] = []  # monotonic, group, member
@@ -26,25 +26,25 @@ class Overdue:
 
     def given(self, ledger: Ledger, member: Member, now: Now) -> None:
         """It has been given messages; their time begins."""
-        if not ledger.settings.max_handling_us:
+        if not ledger.settings.ack_deadline_us:
             return
-        for pull in reversed(member.held.pulls):
+        for pull in reversed(member.in_flight.pulls):
             if pull.since_us:
                 break
             pull.since_us = now.monotonic_us
         self._watch(ledger, member)
 
     def changed(self, ledger: Ledger, now: Now) -> None:
-        """Go by a new ``max_handling``, also for messages that are out: without one before, their time begins now."""
+        """Go by a new ``ack_deadline``, also for messages that are out: without one before, their time begins now."""
         for member in ledger.members.values():
             self._timed.pop((ledger.number, member.number), None)
             self.given(ledger, member, now)
 
     def _watch(self, ledger: Ledger, member: Member) -> None:
         key = ledger.number, member.number
-        since_us = next((pull.since_us for pull in member.held.pulls if pull.since_us), 0)
+        since_us = next((pull.since_us for pull in member.in_flight.pulls if pull.since_us), 0)
         if since_us and key not in self._timed:
-            self._timed[key] = due_us = since_us + ledger.settings.max_handling_us
+            self._timed[key] = due_us = since_us + ledger.settings.ack_deadline_us
             heapq.heappush(self._timers, (due_us, *key, ledger, member))
 
     def tick(self, now: Now) -> list[Ledger]:
@@ -55,7 +55,7 @@ class Overdue:
             if self._timed.get((group, number)) != due_us:
                 continue  # the setting has changed since
             del self._timed[group, number]
-            if ledger.members.get(number) is not member or not member.is_there or not ledger.settings.max_handling_us:
+            if ledger.members.get(number) is not member or not member.is_there or not ledger.settings.ack_deadline_us:
                 continue
             taken = self._take_back(ledger, member, now, left)
             if taken:
@@ -66,18 +66,20 @@ class Overdue:
 
     def _take_back(self, ledger: Ledger, member: Member, now: Now, most: int) -> int:
         """Take back so many ranges of it, or all that are overdue; returns how many."""
-        most_us, held = ledger.settings.max_handling_us, member.held
-        over = [pull for pull in held.pulls if pull.since_us and pull.since_us + most_us <= now.monotonic_us]
+        most_us, in_flight = ledger.settings.ack_deadline_us, member.in_flight
+        over = [pull for pull in in_flight.pulls if pull.since_us and pull.since_us + most_us <= now.monotonic_us]
         if not over:
             return 0
-        end = min(over[-1].first + over[-1].total, held.end_of_first(most))
-        intervals = held.unhandled(end=end)
+        end = min(over[-1].first + over[-1].total, in_flight.end_of_first(most))
+        intervals = in_flight.unhandled(end=end)
         for pull in over:
             if pull.first + pull.total <= end:
                 pull.since_us = 0
-        taken = sum(1 for one in intervals for _ in held.between(*one))
+        taken = sum(1 for one in intervals for _ in in_flight.between(*one))
         reason = f"not handled within {most_us / 1e6:g} s"
-        ledger.hand_back(member, [Back(*one, Verdict.NACK, None, reason) for one in intervals], now.wall_us)
+        ledger.hand_back(
+            member, [DispositionRange(*one, Disposition.NACK, None, reason) for one in intervals], now.wall_us
+        )
         return taken
 
     def next_deadline_us(self) -> int | None:
@@ -89,9 +91,9 @@ class Overdue:
         first.
         """
         for ledger in ledgers:
-            most_us = ledger.settings.max_handling_us
+            most_us = ledger.settings.ack_deadline_us
             for member in ledger.members.values() if most_us else ():
-                for pull in member.held.pulls:
+                for pull in member.in_flight.pulls:
                     passed_us = max(0, now.wall_us - pull.taken_us)
                     left_us = max(most_us - passed_us, min(REACH_US, most_us))
                     pull.since_us = now.monotonic_us + left_us - most_us or -1

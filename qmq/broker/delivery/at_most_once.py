@@ -20,11 +20,11 @@ import msgpack
 import numpy as np
 
 from qmq.broker.delivery.encode import Many, Rows, Some, chosen_of
-from qmq.broker.delivery.select import Selection
-from qmq.broker.groups.group import Following, Group
+from qmq.broker.delivery.select import PullSelection
+from qmq.broker.groups.group import Group, SubjectFilter
 from qmq.broker.groups.message_ranges import Parts
-from qmq.broker.groups.settings import MOST_ONCE
-from qmq.broker.journal.record_types import Kind
+from qmq.broker.groups.settings import AT_MOST_ONCE
+from qmq.broker.journal.record_types import RecordKind
 from qmq.errors import StorageError
 from qmq.storage.store import Hole, NotAtHand, PullRecord, PullSync, Store
 
@@ -39,7 +39,7 @@ class Reserve:
 
     partition = 0
 
-    def __init__(self, sync: PullSync, ends: list[tuple[Following, int]]) -> None:
+    def __init__(self, sync: PullSync, ends: list[tuple[SubjectFilter, int]]) -> None:
         self.key = object()
         self.sync = sync
         self.ends = ends
@@ -58,56 +58,56 @@ class MostOnce:
 
     # --- while messages are handed out -------------------------------------------------------------------------------
 
-    def covers(self, selection: Selection) -> bool:
+    def covers(self, selection: PullSelection) -> bool:
         """All that was chosen lies in blocks that are on disk."""
-        taken = [(following, parts) for following, parts in selection.taken() if parts]
-        if any(_need(following, parts) > following.reserved for following, parts in taken):
+        taken = [(subject_filter, parts) for subject_filter, parts in selection.taken() if parts]
+        if any(_need(subject_filter, parts) > subject_filter.reserved for subject_filter, parts in taken):
             return False
-        for following, _ in taken:
-            following.reserves = 0
+        for subject_filter, _ in taken:
+            subject_filter.reserves = 0
         return True
 
-    def reserve(self, group: Group, selection: Selection, visible: list[int]) -> Reserve:
+    def reserve(self, group: Group, selection: PullSelection, visible: list[int]) -> Reserve:
         """Begin blocks for what was chosen; the choice is taken back, to be made again once they are on disk.
 
         Raises StorageFull, StorageFailed or SyncFailed.
         """
         assert group.ledger is not None
         ends = [
-            (following, self._end(following, parts, group.ledger.settings.max_unacked))
-            for following, parts in selection.taken()
+            (subject_filter, self._end(subject_filter, parts, group.ledger.settings.max_unacked))
+            for subject_filter, parts in selection.taken()
             if parts
         ]
         selection.take_back()
-        blocks = [[following.prefix, self._place(following, visible), end] for following, end in ends]
+        blocks = [[subject_filter.prefix, self._place(subject_filter, visible), end] for subject_filter, end in ends]
         files = self._store.groups
         files.write()  # while nothing can be written, nothing is staged
         packed = msgpack.packb([group.ledger.number, group.skipped, blocks])
         for _ in range(2):  # where one of the two is rotten, the other holds
-            files.stage(Kind.RESERVE, packed)
+            files.stage(RecordKind.RESERVE, packed)
         files.write()
         reserve = Reserve(files.begin_sync(), ends)
-        for following, _ in ends:
-            following.reserving = reserve
-            following.reserves += 1
+        for subject_filter, _ in ends:
+            subject_filter.reserving = reserve
+            subject_filter.reserves += 1
         return reserve
 
     def reserved(self, reserve: Reserve, error: Exception | None) -> None:
         """They are on disk, or are not."""
         self._store.groups.end_sync(reserve.sync, error)
-        for following, end in reserve.ends:
-            if following.reserving is reserve:  # else the group has gone elsewhere
-                following.reserving = None
+        for subject_filter, end in reserve.ends:
+            if subject_filter.reserving is reserve:  # else the group has gone elsewhere
+                subject_filter.reserving = None
                 if error is None:
-                    following.reserved = end
-                    following.group.dirty = True
+                    subject_filter.reserved = end
+                    subject_filter.group.dirty = True
 
-    def _end(self, following: Following, parts: Parts, block: int) -> int:
+    def _end(self, subject_filter: SubjectFilter, parts: Parts, block: int) -> int:
         """Where a block of about so many messages ends that has all of *parts*."""
-        need = _need(following, parts)
+        need = _need(subject_filter, parts)
         # Where more came while one was brought to disk than it had room for, the next one has twice as much.
-        more = min(following.reserves, _MOST_DOUBLED)
-        if following.exact:
+        more = min(subject_filter.reserves, _MOST_DOUBLED)
+        if subject_filter.exact:
             return need + (block << more)
         runs = sum(len(part.rows) if isinstance(part, Many) else 1 for part in parts)
         count = sum(
@@ -115,7 +115,7 @@ class MostOnce:
         )
         ahead = max(1, block * runs // count)
         ends = []
-        for partition, row in enumerate(following.scan):
+        for partition, row in enumerate(subject_filter.row_cursors):
             if row + ahead < self._store.visible_row(partition):
                 try:
                     ends.append(self._store.read_entry(partition, row + ahead)[2])
@@ -123,20 +123,20 @@ class MostOnce:
                     return need
         return max(need, min(ends) if ends else self._store.last_stored_at_us + (AHEAD_US << more))
 
-    def _place(self, following: Following, visible: list[int]) -> int | list[int]:
+    def _place(self, subject_filter: SubjectFilter, visible: list[int]) -> int | list[int]:
         """Before it all is handed out."""
-        if not following.exact:
-            return following.places_now(self._store, visible)
-        number = following.subject(self._store)
+        if not subject_filter.exact:
+            return subject_filter.positions_now(self._store, visible)
+        number = subject_filter.subject(self._store)
         assert number is not None
-        return following.group.cursor(self._store, following, number) or 0
+        return subject_filter.group.cursor(self._store, subject_filter, number) or 0
 
     def stop(self, groups: Iterable[Group]) -> None:
         """Nothing is handed out any more, so the next start may go on where the groups are."""
         for group in groups:
-            if group.mode == MOST_ONCE:
-                for following in group.all_followings():
-                    following.reserved, following.reserving = 0, None
+            if group.mode == AT_MOST_ONCE:
+                for subject_filter in group.all_filters():
+                    subject_filter.reserved, subject_filter.reserving = 0, None
                 group.dirty = True
 
     # --- after a start -----------------------------------------------------------------------------------------------
@@ -145,67 +145,67 @@ class MostOnce:
         """A record says that blocks began."""
         group.skipped = skipped
         for prefix, place, end in blocks:
-            following = group.followings.get(prefix) or group.ended.get(prefix)
-            if following is None:  # the record that it is followed is lost
+            subject_filter = group.filters.get(prefix) or group.ended.get(prefix)
+            if subject_filter is None:  # the record that it is followed is lost
                 continue
             if isinstance(place, list):
                 for partition, position in enumerate(place):
-                    self._pass_rows(following, partition, self._store.row_at_position(partition, position))
+                    self._pass_rows(subject_filter, partition, self._store.row_at_position(partition, position))
             else:
-                self._pass_sequences(following, place)
-            following.reserved = max(following.reserved, end)  # where a seek between is lost, it is lower
+                self._pass_sequences(subject_filter, place)
+            subject_filter.reserved = max(subject_filter.reserved, end)  # where a seek between is lost, it is lower
 
     def resume(self, groups: Iterable[Group], *, lost: bool) -> None:
         """All is told: go on behind the blocks. With *lost* records nobody knows where they end: behind everything."""
         for group in groups:
-            if group.mode != MOST_ONCE:
+            if group.mode != AT_MOST_ONCE:
                 continue
-            for following in group.all_followings():
-                end = 1 << 62 if lost else following.reserved
-                following.reserved = 0
-                if following.exact:
-                    group.skipped += self._pass_sequences(following, end)
+            for subject_filter in group.all_filters():
+                end = 1 << 62 if lost else subject_filter.reserved
+                subject_filter.reserved = 0
+                if subject_filter.exact:
+                    group.skipped += self._pass_sequences(subject_filter, end)
                     continue
                 ends = [
                     self._store.row_at_time(partition, end + 1) if end else 0
                     for partition in range(self._store.partitions)
                 ]
                 # All is counted before anything is passed: a subject may lie in several partitions.
-                group.skipped += sum(self._count(following, partition, row) for partition, row in enumerate(ends))
+                group.skipped += sum(self._count(subject_filter, partition, row) for partition, row in enumerate(ends))
                 for partition, row in enumerate(ends):
-                    self._pass_rows(following, partition, row)
+                    self._pass_rows(subject_filter, partition, row)
             group.dirty = True
 
-    def _pass_rows(self, following: Following, partition: int, end: int) -> None:
+    def _pass_rows(self, subject_filter: SubjectFilter, partition: int, end: int) -> None:
         """Pass the rows before row *end*."""
-        for row, rows in self._rows_before(following, partition, end):
+        for row, rows in self._rows_before(subject_filter, partition, end):
             if len(rows):
-                cursors = following.group.cursors.upto(int(rows["subject"].max()) + 1)
+                cursors = subject_filter.group.cursors.upto(int(rows["subject"].max()) + 1)
                 np.maximum.at(cursors, rows["subject"], rows["first_sequence"] + rows["count"])
-            following.scan[partition] = row
+            subject_filter.row_cursors[partition] = row
 
-    def _count(self, following: Following, partition: int, end: int) -> int:
+    def _count(self, subject_filter: SubjectFilter, partition: int, end: int) -> int:
         """How many messages of the rows before row *end* had not been handed out."""
         counted = 0
-        for _, rows in self._rows_before(following, partition, end):
+        for _, rows in self._rows_before(subject_filter, partition, end):
             ends = rows["first_sequence"] + rows["count"]
-            starts = np.maximum(rows["first_sequence"], following.group.floor(following, rows["subject"]))
+            starts = np.maximum(rows["first_sequence"], subject_filter.group.floor(subject_filter, rows["subject"]))
             counted += int((np.maximum(ends, starts) - starts).sum())
         return counted
 
-    def _rows_before(self, following: Following, partition: int, end: int) -> Iterator[tuple[int, Rows]]:
+    def _rows_before(self, subject_filter: SubjectFilter, partition: int, end: int) -> Iterator[tuple[int, Rows]]:
         """From where its scan is: rows that it takes, and the row behind them."""
-        row, matches = following.scan[partition], following.matches(self._store)
+        row, matches = subject_filter.row_cursors[partition], subject_filter.matches(self._store)
         while row < end and len(rows := self._store.rows(partition, row, min(end - row, _CHUNK_ROWS))):
             row += len(rows)
             yield row, rows if matches is None else chosen_of([rows], np.flatnonzero(matches[rows["subject"]]))
 
-    def _pass_sequences(self, following: Following, end: int) -> int:
-        store, group = self._store, following.group
-        number = following.subject(store)
+    def _pass_sequences(self, subject_filter: SubjectFilter, end: int) -> int:
+        store, group = self._store, subject_filter.group
+        number = subject_filter.subject(store)
         if number is None:
             return 0
-        cursor, end = group.cursor(store, following, number) or 0, min(end, int(store.ends[number]))
+        cursor, end = group.cursor(store, subject_filter, number) or 0, min(end, int(store.ends[number]))
         if cursor >= end:
             return 0
         group.cursors.upto(number + 1)[number] = end
@@ -230,7 +230,7 @@ def _without_twin(records: Sequence[PullRecord]) -> list[PullRecord]:
     while number < len(records):
         record = records[number]
         number += 1
-        if record.kind != Kind.RESERVE:
+        if record.kind != RecordKind.RESERVE:
             continue
         if number < len(records) and records[number].payload == record.payload:
             number += 1
@@ -239,9 +239,9 @@ def _without_twin(records: Sequence[PullRecord]) -> list[PullRecord]:
     return single
 
 
-def _need(following: Following, parts: Parts) -> int:
+def _need(subject_filter: SubjectFilter, parts: Parts) -> int:
     """How far a block has to go that has all of these."""
-    if following.exact:
+    if subject_filter.exact:
         last = parts[-1]
         if isinstance(last, Many):
             return int(last.rows["first_sequence"][-1]) + int(last.rows["count"][-1])
@@ -256,9 +256,9 @@ class OnDisk:
         """*upto* tells up to which position a partition's batches are on disk; *want* has the rest brought there."""
         self._upto = upto
         self._want = want
-        self._waiting: dict[int, Following] = {}
+        self._waiting: dict[int, SubjectFilter] = {}
 
-    def count(self, selection: Selection) -> int:
+    def count(self, selection: PullSelection) -> int:
         """How many of the messages that were chosen come before the first that is not on disk."""
         if all(self._last(part) < self._upto(part.partition) for part in selection.parts):
             return selection.count
@@ -276,13 +276,15 @@ class OnDisk:
     def _last(self, part: Many | Some) -> int:
         return int(part.rows["position"][-1]) if isinstance(part, Many) else part.entry[1]
 
-    def want(self, selection: Selection) -> None:
+    def want(self, selection: PullSelection) -> None:
         """Have what was chosen brought to disk."""
         for partition in sorted({part.partition for part in selection.parts}):
             self._want(partition)
-        self._waiting.update((id(following), following) for following, parts in selection.taken() if parts)
+        self._waiting.update(
+            (id(subject_filter), subject_filter) for subject_filter, parts in selection.taken() if parts
+        )
 
-    def synced(self) -> Iterable[Following]:
+    def synced(self) -> Iterable[SubjectFilter]:
         """More is on disk, or a sync has failed: who waited for that."""
         waiting, self._waiting = self._waiting, {}
         return waiting.values()

@@ -11,8 +11,8 @@ from itertools import groupby
 from typing import Final
 
 from qmq.broker.delivery.encode import Some
-from qmq.broker.delivery.finding import Finding
-from qmq.broker.error_log.error_log import Retry
+from qmq.broker.delivery.finding import RangeLookup
+from qmq.broker.error_log.error_log import RetryItem
 from qmq.broker.groups.group import Group, Subscription, takes
 from qmq.broker.groups.in_flight import MessageRange
 from qmq.broker.groups.message_ranges import PARTITIONS, Parts, prefix_of
@@ -26,17 +26,19 @@ MOST_LOOKS: Final = 64
 _REMEMBERED: Final = 8_192
 
 #: So many messages, and whether they are meant.
-Stretch = tuple[int, bool]
+ShareRange = tuple[int, bool]
 
 
 def share_of(store: Store, subscription: Subscription) -> Share | None:
     """What that consumer may have; None for one that may have all."""
     group = subscription.group
-    if len(subscription.followings) == len(group.followings):
+    if len(subscription.filters) == len(group.filters):
         return None
     share = subscription.share
-    if share is None or share.among != len(group.followings):
-        share = subscription.share = Share(store, group, [following.prefix for following in subscription.followings])
+    if share is None or share.among != len(group.filters):
+        share = subscription.share = Share(
+            store, group, [subject_filter.prefix for subject_filter in subscription.filters]
+        )
     return None if share.is_all else share
 
 
@@ -48,30 +50,30 @@ class Share:
         self._group = group
         self._prefixes = frozenset(prefixes)
         #: So many prefixes its group had.
-        self.among = len(group.followings)
-        self.is_all = all(takes(self._prefixes, prefix) for prefix in group.followings)
+        self.among = len(group.filters)
+        self.is_all = all(takes(self._prefixes, prefix) for prefix in group.filters)
         self._subjects: dict[int, bool] = {}
         self._others = set[MessageRange]()  # ranges of which it takes nothing
 
-    def finding(self) -> Finding:
+    def finding(self) -> RangeLookup:
         """Where what it is asked for is looked up."""
-        return Finding(self._store, self._group)
+        return RangeLookup(self._store, self._group)
 
-    def has_any(self, retries: Iterable[Retry]) -> bool:
+    def has_any(self, retries: Iterable[RetryItem]) -> bool:
         """Whether it takes some of these; also where that is not known yet."""
         finding = self.finding()
         for retry in retries:
             if retry.messages in self._others:
                 continue
             try:
-                found = self.stretches(finding, retry.messages)
+                found = self.share_ranges(finding, retry.messages)
             except (NotAtHand, StorageError):
                 return True
             if found is None or any(meant for _, meant in found):
                 return True
         return False
 
-    def stretches(self, finding: Finding, messages: MessageRange) -> list[Stretch] | None:
+    def share_ranges(self, finding: RangeLookup, messages: MessageRange) -> list[ShareRange] | None:
         """Which of these it takes, from the first on; None when enough was looked at for now. Raises NotAtHand."""
         total = messages.total
         if messages in self._others:
@@ -79,7 +81,7 @@ class Share:
         if messages.log < PARTITIONS:
             found = [(total, self._takes_subject(messages.log))]
         else:
-            prefix = self._group.following(prefix_of(messages)) if prefix_of(messages) else None
+            prefix = self._group.filter_of(prefix_of(messages)) if prefix_of(messages) else None
             if prefix is not None and takes(self._prefixes, prefix.prefix):
                 return [(total, True)]
             if finding.looks >= MOST_LOOKS:
@@ -97,9 +99,9 @@ class Share:
             self._others.clear()
         self._others.add(messages)
 
-    def _in_parts(self, parts: Parts, total: int) -> list[Stretch]:
+    def _in_parts(self, parts: Parts, total: int) -> list[ShareRange]:
         """Of what cannot be found any more nobody knows what it is: it is for whoever asks."""
-        rows = list[Stretch]()
+        rows = list[ShareRange]()
         for part in parts:
             if isinstance(part, Some):
                 rows.append((part.stop - part.start, self._takes_subject(part.entry[3])))

@@ -219,7 +219,7 @@ class Carrier:
     def _bad_header(self, partition: int, position: int, size: int, error: BadBatch) -> BadBytes:
         """Nothing of that batch can be served: its places are told of now, and not again."""
         self._store.mark_unreadable(partition, position, size)
-        return BadBytes(f"{self._store.place_of(partition, position)}, {size} bytes: {error}")
+        return BadBytes(f"{self._store.file_offset_of(partition, position)}, {size} bytes: {error}")
 
     def _note(self, error: QmqError) -> None:
         self.left_out = True

@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from qmq.broker.delivery.encode import Some, entry_bytes
-from qmq.broker.groups.group import Following, Subscription
+from qmq.broker.groups.group import SubjectFilter, Subscription
 from qmq.broker.groups.message_ranges import Parts
-from qmq.broker.groups.settings import MOST_ONCE
+from qmq.broker.groups.settings import AT_MOST_ONCE
 from qmq.broker.ports.effects import Buffer
 from qmq.errors import StorageError
 from qmq.format.batch import EntryRow
@@ -31,7 +31,7 @@ class Handed(NamedTuple):
     messages: int
 
 
-class Straight:
+class FastPath:
     """Of one store."""
 
     def __init__(self, store: Store) -> None:
@@ -41,16 +41,16 @@ class Straight:
         """All that is ready for it, which nobody else of its group gets from here on. None, and nothing is changed,
         where it is not as simple as that, or fewer than *need* messages.
         """
-        followings, group, store = subscription.followings, subscription.group, self._store
-        following, ledger = followings[0], group.ledger
-        if len(followings) > 1 or store.partitions > 1 or following.reading or group.mode == MOST_ONCE:
+        filters, group, store = subscription.filters, subscription.group, self._store
+        subject_filter, ledger = filters[0], group.ledger
+        if len(filters) > 1 or store.partitions > 1 or subject_filter.reading or group.mode == AT_MOST_ONCE:
             return None
         if ledger is not None and (ledger.settings.tags or ledger.settings.expire_after_us):
             return None
-        start = following.passed if following.exact else following.scan[0]
+        start = subject_filter.passed if subject_filter.exact else subject_filter.row_cursors[0]
         entries = store.newest_entries(0, start, MOST_ROWS)
         end = start + len(entries)
-        wanted = self._wanted(following, entries)
+        wanted = self._wanted(subject_filter, entries)
         if not wanted:
             return None
         count, size, answer = 0, 0, 0
@@ -62,15 +62,15 @@ class Straight:
             buffers = self._buffers(wanted, size)
         except StorageError:
             return None
-        self._pass(following, wanted, end)
+        self._pass(subject_filter, wanted, end)
         return Handed([Some(0, entry, 0, entry[4]) for entry in wanted], buffers, size, count)
 
-    def _wanted(self, following: Following, entries: list[EntryRow]) -> list[EntryRow]:
+    def _wanted(self, subject_filter: SubjectFilter, entries: list[EntryRow]) -> list[EntryRow]:
         """Those that it takes; none where one of them is not simple."""
         wanted, expected = list[EntryRow](), -1
-        exact, cursors = following.exact, following.group.cursors
-        matches = None if exact else following.matches(self._store)
-        number = following.subject(self._store) if exact else None
+        exact, cursors = subject_filter.exact, subject_filter.group.cursors
+        matches = None if exact else subject_filter.matches(self._store)
+        number = subject_filter.subject(self._store) if exact else None
         for entry in entries:
             first, subject = entry[0], entry[3]
             if subject != number if exact else matches is not None and not matches[subject]:
@@ -86,16 +86,16 @@ class Straight:
             wanted.append(entry)
         return wanted
 
-    def _pass(self, following: Following, entries: list[EntryRow], end: int) -> None:
+    def _pass(self, subject_filter: SubjectFilter, entries: list[EntryRow], end: int) -> None:
         """Move the group behind these."""
-        group = following.group
+        group = subject_filter.group
         cursors = group.cursors.upto(0)
         for entry in entries:
             cursors[entry[3]] = entry[0] + entry[4]
-        if following.exact:
-            following.passed = end
+        if subject_filter.exact:
+            subject_filter.passed = end
         else:
-            following.scan[0] = end
+            subject_filter.row_cursors[0] = end
         group.dirty = True
 
     def _buffers(self, entries: list[EntryRow], size: int) -> list[Buffer]:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from qmq.broker.delivery.encode import Many, Rows, Some
 from qmq.broker.groups.message_ranges import Parts
-from qmq.broker.groups.settings import GroupSettings
+from qmq.broker.groups.settings import ResolvedSettings
 from qmq.errors import QmqError
 from qmq.format.batch import EntryRow
 from qmq.format.hashing import tag_bits
@@ -24,7 +24,7 @@ from qmq.format.pieces import StoredBatch
 from qmq.storage.store import Store
 
 #: What becomes of messages.
-KEPT: Final = 0
+MATCHED: Final = 0
 SKIPPED: Final = 1
 EXPIRED: Final = 2
 FILTERED: Final = 3
@@ -33,7 +33,7 @@ _LOOK: Final = 4  # it goes by their columns
 States = npt.NDArray[np.uint8]
 
 
-class Stretch(NamedTuple):
+class StateRange(NamedTuple):
     """Messages in a row with the same state."""
 
     state: int
@@ -41,11 +41,11 @@ class Stretch(NamedTuple):
     total: int
 
 
-class Sieve:
+class MessageFilter:
     """Of one group, at one time."""
 
     def __init__(
-        self, store: Store, settings: GroupSettings, now_us: int, *, tags: bool = True, buries: bool = True
+        self, store: Store, settings: ResolvedSettings, now_us: int, *, tags: bool = True, buries: bool = True
     ) -> None:
         """Without *tags* those do not count: what is handed out again had one. *buries*: not skipped, dead."""
         self._store = store
@@ -67,7 +67,7 @@ class Sieve:
             for part in parts
         )
 
-    def stretches(self, parts: Parts) -> Iterator[Stretch]:
+    def state_ranges(self, parts: Parts) -> Iterator[StateRange]:
         """The same messages in the same order."""
         for part in parts:
             if isinstance(part, Some):
@@ -75,7 +75,7 @@ class Sieve:
             else:
                 yield from self._of_rows(part)
 
-    def _of_rows(self, part: Many) -> Iterator[Stretch]:
+    def _of_rows(self, part: Many) -> Iterator[StateRange]:
         states = self._states_of_rows(part.rows)
         for start, end in _same(states, apart=_LOOK):
             rows = part.rows[start:end]
@@ -83,7 +83,7 @@ class Sieve:
                 entry = rows[0].item()
                 yield from self._of_run(Some(part.partition, entry, 0, entry[4]))
             else:
-                yield Stretch(int(states[start]), Many(part.partition, rows), int(rows["count"].sum()))
+                yield StateRange(int(states[start]), Many(part.partition, rows), int(rows["count"].sum()))
 
     def _states_of_rows(self, rows: Rows) -> States:
         flags = rows["flags"]
@@ -98,14 +98,14 @@ class Sieve:
             states[(flags & ENTRY_HAS_TAGS) == 0] = FILTERED
         return states
 
-    def _of_run(self, part: Some) -> Iterator[Stretch]:
+    def _of_run(self, part: Some) -> Iterator[StateRange]:
         states = self._states_of_run(part)
         if not states.any():
-            yield Stretch(KEPT, part, part.stop - part.start)
+            yield StateRange(MATCHED, part, part.stop - part.start)
             return
         for start, end in _same(states):
             piece = part._replace(start=part.start + start, stop=part.start + end)
-            yield Stretch(int(states[start]), piece, end - start)
+            yield StateRange(int(states[start]), piece, end - start)
 
     def _states_of_run(self, part: Some) -> States:
         """One each: u8[n]. Of what cannot be read all is kept: whoever carries it tells of that."""
@@ -142,7 +142,7 @@ class Sieve:
 
 
 def _same(states: States, apart: int = -1) -> Iterator[tuple[int, int]]:
-    """Where stretches of the same state begin and end; each of state *apart* is one of its own."""
+    """Where ranges of the same state begin and end; each of state *apart* is one of its own."""
     if not len(states):
         return
     breaks = states[1:] != states[:-1]
@@ -151,26 +151,26 @@ def _same(states: States, apart: int = -1) -> Iterator[tuple[int, int]]:
     yield from pairwise([0, *(np.flatnonzero(breaks) + 1).tolist(), len(states)])
 
 
-class Sifted(NamedTuple):
+class FilteredParts(NamedTuple):
     """What a pull gets of what was chosen for it."""
 
     parts: Parts  # kept and expired, in order
-    kept: int
+    matched: int
     expired: list[tuple[int, int]]  # in these places of what is in ``parts``
     skipped: int
     filtered: int  # which have none of the group's tags
     messages: int  # of all that was chosen
 
 
-def sift(stretches: Iterator[Stretch], max_kept: int, max_parts: int) -> Sifted:
-    """Up to *max_kept* messages of what was chosen, in up to *max_parts* parts."""
+def filter_parts(state_ranges: Iterator[StateRange], max_matched: int, max_parts: int) -> FilteredParts:
+    """Up to *max_matched* messages of what was chosen, in up to *max_parts* parts."""
     parts, expired = Parts(), list[tuple[int, int]]()
-    kept = skipped = filtered = messages = place = 0
-    for state, part, count in stretches:
-        if kept == max_kept or len(parts) >= max_parts:
+    matched = skipped = filtered = messages = place = 0
+    for state, part, count in state_ranges:
+        if matched == max_matched or len(parts) >= max_parts:
             break
-        if state == KEPT and count > max_kept - kept:
-            return Sifted(parts, max_kept, expired, skipped, filtered, messages + max_kept - kept)
+        if state == MATCHED and count > max_matched - matched:
+            return FilteredParts(parts, max_matched, expired, skipped, filtered, messages + max_matched - matched)
         messages += count
         if state == FILTERED:
             filtered += count
@@ -181,7 +181,7 @@ def sift(stretches: Iterator[Stretch], max_kept: int, max_parts: int) -> Sifted:
         if state == EXPIRED:
             expired.append((place, place + count))
         else:
-            kept += count
+            matched += count
         place += count
         parts.append(part)
-    return Sifted(parts, kept, expired, skipped, filtered, messages)
+    return FilteredParts(parts, matched, expired, skipped, filtered, messages)

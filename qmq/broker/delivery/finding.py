@@ -15,7 +15,7 @@ from qmq.storage.store import NotAtHand, Store
 _Base = tuple[int, int, int]
 
 
-class Finding:
+class RangeLookup:
     """Of one group, for one answer: neither rows nor bytes change meanwhile.
 
     Messages that fail one by one are often of one run: who has found one of it need not look for the others.

@@ -8,21 +8,21 @@ from typing import Any, Final
 import msgpack
 import numpy as np
 
-from qmq.broker.delivery.ack_deadline import Overdue
+from qmq.broker.delivery.ack_deadline import AckDeadlines
 from qmq.broker.delivery.eligibility import Share, share_of
 from qmq.broker.delivery.encode import Many
 from qmq.broker.delivery.redeliver import Redelivery, ledger_and_member
 from qmq.broker.error_log.error_log import PASSED_AFTER_US
-from qmq.broker.groups.group import Following, Group, Subscription
+from qmq.broker.groups.group import Group, SubjectFilter, Subscription
 from qmq.broker.groups.group_state import Ledger
 from qmq.broker.groups.in_flight import MessageRange, unflat
 from qmq.broker.groups.member import Member
 from qmq.broker.groups.membership import NOTHING_WAITS, Members, Offer, Waits
 from qmq.broker.groups.message_ranges import Parts, parts_of, ranges_of
 from qmq.broker.groups.settings import BROADCAST
-from qmq.broker.journal.record_types import MOST_RANGES_A_RECORD, Kind, Verdict
-from qmq.broker.ports.commands import Back, Heartbeat, Now, Pull, Subscribe
-from qmq.broker.ports.effects import Place
+from qmq.broker.journal.record_types import MOST_RANGES_A_RECORD, Disposition, RecordKind
+from qmq.broker.ports.commands import DispositionRange, Heartbeat, Now, Pull, Subscribe
+from qmq.broker.ports.effects import ConsumerState
 from qmq.errors import InvalidOption
 from qmq.format.layout import ENTRY_DTYPE, MAX_DELAY_SHOWN, MAX_DELAY_US
 from qmq.storage.store import Store
@@ -34,16 +34,16 @@ class Handing:
     """The ledgers of all groups, by number, and what the pull path needs of them."""
 
     def __init__(
-        self, store: Store, lapse_us: int, wake: Callable[[Ledger], None], visible: Callable[[int], int]
+        self, store: Store, session_timeout_us: int, wake: Callable[[Ledger], None], visible: Callable[[int], int]
     ) -> None:
         """*visible* tells up to which position a partition's messages may be pulled."""
         self._store = store
         self._visible = visible
-        self.members = Members(lapse_us, wake)
+        self.members = Members(session_timeout_us, wake)
         self.ledgers: dict[int, Ledger] = {}
         self._next_number = 1
         self.now = Now(0, 0)
-        self.overdue = Overdue()
+        self.ack_deadlines = AckDeadlines()
         self.redelivery = Redelivery(store)
 
     # --- groups and consumers ----------------------------------------------------------------------------------------
@@ -67,7 +67,7 @@ class Handing:
         ledger = self.ledger_of(group)
         known = command.known
         if known is not None and known.generation != self._store.groups.generation:
-            known = known._replace(handled=())  # pull sequences may mean something else
+            known = known._replace(handled=())  # delivery sequences may mean something else
         before = ledger.by_name.get(command.consumer)
         was_leaving = before is not None and before.leaving
         member = ledger.join(
@@ -79,25 +79,25 @@ class Handing:
         self.members.look(ledger)
         return member
 
-    def place(self, member: Member) -> Place:
+    def consumer_state(self, member: Member) -> ConsumerState:
         """What its client is told."""
-        held = member.held
-        return Place(
-            member.number, member.incarnation, held.frontier, held.next_sequence, self._store.groups.generation,
+        in_flight = member.in_flight
+        return ConsumerState(
+            member.number, member.epoch, in_flight.ack_floor, in_flight.next_sequence, self._store.groups.generation,
             member.since_us,
         )  # fmt: skip
 
     def leave(self, subscription: Subscription) -> None:
         """A consumer leaves by itself: what it holds is handed out again at once."""
         ledger, member = subscription.group.ledger, subscription.member
-        if ledger is None or member is None or member.incarnation != subscription.incarnation:
+        if ledger is None or member is None or member.epoch != subscription.epoch:
             return
         self.members.leave(ledger, member, self.now)
 
     def drop(self, ledger: Ledger, *, clear_retries: bool) -> None:
         """A group goes elsewhere: what is held is dropped."""
         members = [member for member in ledger.members.values() if not member.closed]
-        ledger.drop_held(self.now.wall_us, clear_retries=clear_retries)
+        ledger.drop_in_flight(self.now.wall_us, clear_retries=clear_retries)
         self.members.left(ledger, *members)
 
     def forget(self, ledger: Ledger) -> None:
@@ -114,20 +114,22 @@ class Handing:
         """These are handled; returns how many had to be refused. Raises Fenced and InvalidOption."""
         ledger, member = self._caller(subscription)
         if not _are_pairs(intervals):
-            raise InvalidOption("acknowledgements are pairs of a first pull sequence and the one behind the last")
+            raise InvalidOption("acknowledgements are pairs of a first delivery sequence and the one behind the last")
         refused = ledger.ack(member, list(intervals))
         if not ledger.retries.is_empty and self.members.clears(ledger, member):
             self.members.look(ledger)
         return refused
 
-    def hand_back(self, subscription: Subscription, backs: Sequence[Back]) -> list[int]:
+    def hand_back(self, subscription: Subscription, backs: Sequence[DispositionRange]) -> list[int]:
         """These come back; returns the numbers of those that had to be refused. Raises Fenced and InvalidOption."""
         ledger, member = self._caller(subscription)
         if len(backs) > MOST_RANGES_A_RECORD:
-            raise InvalidOption(f"at most {MOST_RANGES_A_RECORD:,} stretches are handed back at once")
-        for verdict in {back.verdict for back in backs}:
-            if verdict not in tuple(Verdict):
-                raise InvalidOption(f"verdict {verdict} is none of {', '.join(one.name.lower() for one in Verdict)}")
+            raise InvalidOption(f"at most {MOST_RANGES_A_RECORD:,} ranges are handed back at once")
+        for disposition in {back.disposition for back in backs}:
+            if disposition not in tuple(Disposition):
+                raise InvalidOption(
+                    f"disposition {disposition} is none of {', '.join(one.name.lower() for one in Disposition)}"
+                )
         if max(back.delay_us or 0 for back in backs) > MAX_DELAY_US:
             raise InvalidOption(f"a message comes again after {MAX_DELAY_SHOWN} at most")
         refused = ledger.hand_back(member, backs, self.now.wall_us)
@@ -137,8 +139,8 @@ class Handing:
     def _caller(self, subscription: Subscription) -> tuple[Ledger, Member]:
         ledger, member = subscription.group.ledger, subscription.member
         if ledger is None or member is None:
-            raise InvalidOption("who follows alone, or takes part in a most_once group, has nothing to hand back")
-        ledger.member(member.number, subscription.incarnation)
+            raise InvalidOption("who follows alone, or takes part in an at_most_once group, has nothing to hand back")
+        ledger.member(member.number, subscription.epoch)
         member.seen_us = self.now.monotonic_us
         return ledger, member
 
@@ -150,11 +152,11 @@ class Handing:
             return None
         ledger, member = self._caller(subscription)
         retries = ledger.retries
-        expected = member.held.next_sequence if pull.expected is None else pull.expected
-        if expected > member.held.next_sequence:
+        expected = member.in_flight.next_sequence if pull.expected is None else pull.expected
+        if expected > member.in_flight.next_sequence:
             raise InvalidOption(
-                f"a pull of consumer {member.name!r} expects pull sequence {expected}; the next one is "
-                f"{member.held.next_sequence}"
+                f"a pull of consumer {member.name!r} expects delivery sequence {expected}; the next one is "
+                f"{member.in_flight.next_sequence}"
             )
         now_us = self.now.wall_us
         if not retries.load(now_us):
@@ -163,7 +165,7 @@ class Handing:
             self.members.look_at(ledger, now_us)
         share = share_of(self._store, subscription)
         if share is None:
-            waiting = Waits(retries.is_due, retries.is_due_alone)
+            waiting = Waits(retries.is_due, retries.is_quarantined_due)
         else:
             waiting = self._waits_for(ledger, share)
         return self.members.offer(ledger, member, expected, waiting)
@@ -171,12 +173,12 @@ class Handing:
     def _waits_for(self, ledger: Ledger, share: Share) -> Waits:
         """What waits for a consumer that takes only some of what its group does."""
         retries, now_us = ledger.retries, self.now.wall_us
-        found = Waits(share.has_any(retries.due), share.has_any(retries.due_alone))
+        found = Waits(share.has_any(retries.due), share.has_any(retries.due_quarantined))
         if any(found) or not retries.is_more_due(now_us):
             return found
         if retries.pass_over(now_us):
             self.members.look(ledger)
-            return Waits(share.has_any(retries.due), share.has_any(retries.due_alone))
+            return Waits(share.has_any(retries.due), share.has_any(retries.due_quarantined))
         self.members.look_at(ledger, now_us + PASSED_AFTER_US)
         return found
 
@@ -189,48 +191,51 @@ class Handing:
         return share is None or share.has_any(ledger.retries.due)
 
     def gave(self, subscription: Subscription, parts: Parts, size: int) -> tuple[int, int]:
-        """A pull is answered with messages that are handed out for the first time: their pull sequences."""
+        """A pull is answered with messages that are handed out for the first time: their delivery sequences."""
         ledger, member = ledger_and_member(subscription)
-        ranges = ranges_of(self._store, parts, subscription.followings)
+        ranges = ranges_of(self._store, parts, subscription.filters)
         ledger.was_again = False
-        start = member.held.next_sequence
+        start = member.in_flight.next_sequence
         while len(ranges) > MOST_RANGES_A_RECORD:
             ledger.pulled(member, ranges[:MOST_RANGES_A_RECORD], 0, self.now.wall_us, [])
             del ranges[:MOST_RANGES_A_RECORD]
         ledger.pulled(member, ranges, size, self.now.wall_us, self._where(subscription))
-        self.overdue.given(ledger, member, self.now)
-        return start, member.held.next_sequence
+        self.ack_deadlines.given(ledger, member, self.now)
+        return start, member.in_flight.next_sequence
 
     def gave_again(self, subscription: Subscription) -> None:
         """A pull is answered with messages that have been handed out before."""
-        self.overdue.given(*ledger_and_member(subscription), self.now)
+        self.ack_deadlines.given(*ledger_and_member(subscription), self.now)
 
     def expire(self, subscription: Subscription, intervals: list[tuple[int, int]]) -> None:
         """What a consumer was given is past its expiry: it is dead."""
         ledger, member = ledger_and_member(subscription)
-        backs = [Back(start, end, Verdict.REJECT, None, EXPIRED_REASON) for start, end in intervals]
+        backs = [DispositionRange(start, end, Disposition.REJECT, None, EXPIRED_REASON) for start, end in intervals]
         ledger.hand_back(member, backs, self.now.wall_us)
 
     def _where(self, subscription: Subscription) -> list[Any]:
         """How far the scans of what it follows have come: [prefix, place by partition] each."""
-        scans = [following for following in subscription.followings if not following.exact]
-        if not scans:
+        prefix_filters = [subject_filter for subject_filter in subscription.filters if not subject_filter.exact]
+        if not prefix_filters:
             return []
         visible = [self._visible(partition) for partition in range(self._store.partitions)]
-        return [[following.prefix, following.places_now(self._store, visible)] for following in scans]
+        return [
+            [subject_filter.prefix, subject_filter.positions_now(self._store, visible)]
+            for subject_filter in prefix_filters
+        ]
 
     # --- time --------------------------------------------------------------------------------------------------------
 
     def tick(self, now: Now) -> None:
-        """Have lapse who is silent, wake who waits for what is due."""
+        """Have the sessions expire of those that are silent, wake who waits for what is due."""
         self.now = now
         self.members.tick(now)
-        for ledger in self.overdue.tick(now):
+        for ledger in self.ack_deadlines.tick(now):
             self.members.look(ledger)
 
     def next_deadline_us(self) -> int | None:
         """When ``tick`` has something to do."""
-        deadlines = self.members.next_deadline_us(self.now), self.overdue.next_deadline_us()
+        deadlines = self.members.next_deadline_us(self.now), self.ack_deadlines.next_deadline_us()
         return min((one for one in deadlines if one is not None), default=None)
 
     # --- start -------------------------------------------------------------------------------------------------------
@@ -241,27 +246,35 @@ class Handing:
         group.ledger.restore(fields)
         self._next_number = max(self._next_number, number + 1)
 
-    def revive(self, group: Group, number: int) -> None:
+    def redrive(self, group: Group, number: int) -> None:
         """A record says that the group was made."""
         group.ledger = self._make(number, group.mode)
         self._next_number = max(self._next_number, number + 1)
 
-    def follows(self, group: Group, following: Following) -> None:
+    def follows(self, group: Group, subject_filter: SubjectFilter) -> None:
         """A group begins to follow a prefix."""
         if group.name is not None:
-            fields = [self.ledger_of(group).number, group.name, group.mode, following.prefix, following.ordinal]
-            self._store.groups.stage(Kind.GROUP, msgpack.packb([*fields, following.start, following.places]))
+            fields = [
+                self.ledger_of(group).number,
+                group.name,
+                group.mode,
+                subject_filter.prefix,
+                subject_filter.ordinal,
+            ]
+            self._store.groups.stage(
+                RecordKind.GROUP, msgpack.packb([*fields, subject_filter.start, subject_filter.positions])
+            )
 
-    def unfollows(self, group: Group, ended: Iterable[Following]) -> None:
+    def unfollows(self, group: Group, ended: Iterable[SubjectFilter]) -> None:
         """A group follows these no more."""
-        fields = [self.ledger_of(group).number, [following.prefix for following in ended]]
-        self._store.groups.stage(Kind.UNFOLLOW, msgpack.packb(fields))
+        fields = [self.ledger_of(group).number, [subject_filter.prefix for subject_filter in ended]]
+        self._store.groups.stage(RecordKind.UNFOLLOW, msgpack.packb(fields))
 
     def replay(self, group: Group, kind: int, fields: list[Any]) -> None:
         """Do what a record says, but for one of a consumer of whom nothing is known."""
         ledger = group.ledger
         assert ledger is not None
-        if ledger.replay(kind, fields) and kind == Kind.PULL:
+        if ledger.replay(kind, fields) and kind == RecordKind.PULL:
             _, _, _, _, where, flat = fields
             self._replay_cursors(group, where, unflat(flat))
 
@@ -273,17 +286,19 @@ class Handing:
                 ends = rows["first_sequence"] + (rows["count"] if isinstance(part, Many) else part.stop)
                 cursors = group.cursors.upto(int(rows["subject"].max()) + 1)
                 np.maximum.at(cursors, rows["subject"], ends)
-        for prefix, places in where:
-            following = group.followings.get(prefix)
-            if following is not None:
-                following.scan[:] = [self._store.row_at_position(number, place) for number, place in enumerate(places)]
-                following.places[:] = places
+        for prefix, positions in where:
+            subject_filter = group.filters.get(prefix)
+            if subject_filter is not None:
+                subject_filter.row_cursors[:] = [
+                    self._store.row_at_position(number, position) for number, position in enumerate(positions)
+                ]
+                subject_filter.positions[:] = positions
         group.dirty = True
 
     def restored(self) -> None:
         """All is told: the consumers get their time from now on."""
         self.members.restore(self.ledgers.values(), self.now)
-        self.overdue.restore(self.ledgers.values(), self.now)
+        self.ack_deadlines.restore(self.ledgers.values(), self.now)
 
 
 def _are_pairs(intervals: tuple[int, ...]) -> bool:

@@ -12,7 +12,7 @@ from qmq.broker.groups.group import Subscription, Waiting
 _FEW_DEADLINES: Final = 64
 
 
-class Parked:
+class WaitingPulls:
     """All of them."""
 
     def __init__(self) -> None:
@@ -35,14 +35,14 @@ class Parked:
             self.overdue.append(waiting)
 
     def remove(self, waiting: Waiting) -> None:
-        """It is answered, or nobody waits for the answer; one that was never parked is done just so."""
+        """It is answered, or nobody waits for the answer; one that was never waiting is done just so."""
         pull = waiting.pull
         waiting.done = True
-        parked = self._by_connection.get(pull.connection)
-        if parked is None or parked.pop(pull.request, None) is None:
+        waiting_pulls = self._by_connection.get(pull.connection)
+        if waiting_pulls is None or waiting_pulls.pop(pull.request, None) is None:
             return
         self.count -= 1
-        if not parked:
+        if not waiting_pulls:
             del self._by_connection[pull.connection]
         self.detach(waiting)
         if len(self._deadlines) > _FEW_DEADLINES and len(self._deadlines) > 4 * self.count:
@@ -51,13 +51,13 @@ class Parked:
 
     def detach(self, waiting: Waiting) -> None:
         """What its subscription follows is about to change: it waits for none of that any more."""
-        for following in waiting.subscription.followings:
-            following.waiting.pop(id(waiting), None)
+        for subject_filter in waiting.subscription.filters:
+            subject_filter.waiting.pop(id(waiting), None)
 
     def attach(self, waiting: Waiting) -> None:
         """It waits for what its subscription follows now."""
-        for following in waiting.subscription.followings:
-            following.waiting[id(waiting)] = waiting
+        for subject_filter in waiting.subscription.filters:
+            subject_filter.waiting[id(waiting)] = waiting
 
     def __contains__(self, connection: int) -> bool:
         """That connection has some."""
@@ -81,7 +81,7 @@ class Parked:
 
     def all(self) -> list[Waiting]:
         """Every one."""
-        return [waiting for parked in self._by_connection.values() for waiting in parked.values()]
+        return [waiting for waiting_pulls in self._by_connection.values() for waiting in waiting_pulls.values()]
 
     def due(self, now_us: int) -> Iterator[Waiting]:
         """Those whose time is up by now, and was not before."""

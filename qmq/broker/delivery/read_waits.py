@@ -9,19 +9,19 @@ import enum
 from typing import Final
 
 from qmq.broker.delivery.at_most_once import Reserve
-from qmq.broker.groups.group import Following
+from qmq.broker.groups.group import SubjectFilter
 from qmq.broker.ports.commands import Administer, Subscribe
 from qmq.broker.ports.effects import Effect, ReadWanted
-from qmq.storage.store import Read
+from qmq.storage.store import ColdRead
 
 #: So many reads that brought nothing are enough.
 _IN_VAIN: Final = 10_000
 
 
-Wanted = Read | Reserve
+Wanted = ColdRead | Reserve
 
 
-class Postponed:
+class DeferredCommand:
     """A command for which something has to be looked up on disk."""
 
     __slots__ = ("command", "reads")
@@ -37,27 +37,27 @@ class Reads:
     def __init__(self, effects: list[Effect]) -> None:
         self._effects = effects
         self._last = first_number(Asker.PULLS)
-        self._running: dict[int, tuple[Following | Postponed, Wanted]] = {}
+        self._running: dict[int, tuple[SubjectFilter | DeferredCommand, Wanted]] = {}
 
-    def begin(self, read: Wanted, waiter: Following | Postponed) -> bool:
+    def begin(self, read: Wanted, waiter: SubjectFilter | DeferredCommand) -> bool:
         """Ask for a read; False when *waiter* has had just that read, and it is not in memory again."""
         if read.key in waiter.reads or len(waiter.reads) >= _IN_VAIN:
             waiter.reads.clear()
             return False
         waiter.reads.add(read.key)
-        if isinstance(waiter, Following):
+        if isinstance(waiter, SubjectFilter):
             waiter.reading = True
         self._last += 1
         self._running[self._last] = waiter, read
         self._effects.append(ReadWanted(self._last, read))
         return True
 
-    def end(self, number: int, *, failed: bool) -> tuple[Following | Postponed | None, Wanted]:
+    def end(self, number: int, *, failed: bool) -> tuple[SubjectFilter | DeferredCommand | None, Wanted]:
         """It is done: who waits for it, None when that one has left, and what was read."""
         waiter, read = self._running.pop(number)
         if failed:
             waiter.reads.discard(read.key)
-        if isinstance(waiter, Following):
+        if isinstance(waiter, SubjectFilter):
             waiter.reading = False
         elif waiter.command.connection < 0:
             return None, read
@@ -66,7 +66,7 @@ class Reads:
     def disconnected(self, connection: int) -> None:
         """Nobody waits any more for what that connection asked for."""
         for waiter, _ in self._running.values():
-            if isinstance(waiter, Postponed) and waiter.command.connection == connection:
+            if isinstance(waiter, DeferredCommand) and waiter.command.connection == connection:
                 waiter.command = waiter.command._replace(connection=-1)
 
 

@@ -22,11 +22,11 @@ from qmq.broker.delivery.encode import (
     entry_bytes,
     parts_of_rows,
 )
-from qmq.broker.groups.group import Cursors, Following, Group
+from qmq.broker.groups.group import Cursors, Group, SubjectFilter
 from qmq.errors import QmqError, StorageError
 from qmq.format.batch import COLUMN_BYTES, EntryRow
 from qmq.format.pieces import StoredBatch
-from qmq.storage.store import KnownBad, NotAtHand, Read, Store
+from qmq.storage.store import ColdRead, KnownBad, NotAtHand, Store
 
 FIRST_CHUNK_ROWS: Final = 64
 CHUNK_ROWS: Final = 8_192
@@ -38,7 +38,7 @@ PASS_ROWS: Final = 1 << 20
 MAX_PIECES: Final = 1_024
 
 
-class Selection:
+class PullSelection:
     """What one pull is to get, and how to take the choice back."""
 
     def __init__(
@@ -55,32 +55,32 @@ class Selection:
         self._bytes = 0
         #: What was chosen.
         self.parts: list[Some | Many] = []
-        self._begun: list[tuple[Following, int]] = []
+        self._begun: list[tuple[SubjectFilter, int]] = []
         self._marked = store.marked()
         self._undoes = undo
         self._undo: list[tuple[Cursors, Any, Any]] = []
-        self._undo_scans: list[tuple[Following, list[int]]] = []
+        self._undo_cursors: list[tuple[SubjectFilter, list[int]]] = []
         self.full = False
         #: There is more that waits for its sync.
         self.held_back = False
         #: What has to be read before more can be chosen: nothing here waits for a disk.
-        self.wanted: Read | None = None
+        self.wanted: ColdRead | None = None
         #: Why no more can be chosen, when files are damaged.
         self.failed: StorageError | None = None
         #: The following that was chosen from last.
-        self.stopped_at: Following
+        self.stopped_at: SubjectFilter
         self._cold: int | None = None  # the partition of the run that it stopped at
 
     # --- choosing ----------------------------------------------------------------------------------------------------
 
-    def take(self, following: Following) -> None:
-        """Choose from what a following has ready, until it or the pull is exhausted, or a disk would be waited for."""
-        self.stopped_at = following
-        self._begun.append((following, len(self.parts)))
+    def take(self, subject_filter: SubjectFilter) -> None:
+        """Choose from what a filter has ready, until it or the pull is exhausted, or a disk would be waited for."""
+        self.stopped_at = subject_filter
+        self._begun.append((subject_filter, len(self.parts)))
         try:
-            self._take(following)
+            self._take(subject_filter)
             if self._cold is not None:
-                self.wanted = self._read_on(following, self._cold)
+                self.wanted = self._read_on(subject_filter, self._cold)
         except NotAtHand as missing:
             self.wanted = missing.read
         except StorageError as error:
@@ -88,71 +88,74 @@ class Selection:
         if self.wanted is not None or self.failed is not None:
             self.full = True
 
-    def _take(self, following: Following) -> None:
-        if following.exact:
-            self._take_exact(following)
+    def _take(self, subject_filter: SubjectFilter) -> None:
+        if subject_filter.exact:
+            self._take_exact(subject_filter)
             return
-        self._undo_scans.append((following, list(following.scan)))
-        if len(following.scan) == 1:
-            self._take_scan(following)
+        self._undo_cursors.append((subject_filter, list(subject_filter.row_cursors)))
+        if len(subject_filter.row_cursors) == 1:
+            self._take_at_cursor(subject_filter)
         else:
-            self._take_scans(following)
+            self._take_at_cursors(subject_filter)
 
-    def _read_on(self, following: Following, partition: int) -> Read:
+    def _read_on(self, subject_filter: SubjectFilter, partition: int) -> ColdRead:
         """What brings in the run at which the choice stopped, and what the next pulls will want of that partition."""
         store = self._store
-        if following.exact:
-            number = following.subject(store)
+        if subject_filter.exact:
+            number = subject_filter.subject(store)
             assert number is not None
-            parts = store.subject_rows(number, int(following.group.cursors.upto(number + 1)[number]), AHEAD_ROWS)
+            parts = store.subject_rows(number, int(subject_filter.group.cursors.upto(number + 1)[number]), AHEAD_ROWS)
             rows = next(rows for where, rows in parts if where == partition)
         else:
-            rows = store.rows(partition, following.scan[partition], CHUNK_ROWS)
-            matches = following.matches(store)
+            rows = store.rows(partition, subject_filter.row_cursors[partition], CHUNK_ROWS)
+            matches = subject_filter.matches(store)
             index = None if matches is None else np.flatnonzero(matches[rows["subject"]])
-            rows, _, _ = self._unhandled(following, rows, index)
+            rows, _, _ = self._unhandled(subject_filter, rows, index)
         positions, sizes = rows["position"].astype(np.int64), rows["batch_size"].astype(np.int64)
         first = store.count_at_hand(partition, positions, sizes)
         first = 0 if first == len(rows) else first
-        return store.read_of(partition, positions[first:], sizes[first:], onward=not following.exact)
+        return store.read_of(partition, positions[first:], sizes[first:], onward=not subject_filter.exact)
 
-    def taken(self) -> list[tuple[Following, list[Some | Many]]]:
-        """What was chosen of each following."""
+    def taken(self) -> list[tuple[SubjectFilter, list[Some | Many]]]:
+        """What was chosen of each filter."""
         ends = [*[start for _, start in self._begun[1:]], len(self.parts)]
-        return [(following, self.parts[start:end]) for (following, start), end in zip(self._begun, ends, strict=True)]
+        return [
+            (subject_filter, self.parts[start:end])
+            for (subject_filter, start), end in zip(self._begun, ends, strict=True)
+        ]
 
     def take_back(self) -> None:
         """Forget the choice: cursors and scans are as before."""
         for cursors, numbers, old in reversed(self._undo):
             cursors.upto(0)[numbers] = old
-        for following, scan in reversed(self._undo_scans):
-            following.scan[:] = scan
+        for subject_filter, row_cursors in reversed(self._undo_cursors):
+            subject_filter.row_cursors[:] = row_cursors
 
-    def _take_scan(self, following: Following) -> None:
-        store, scan = self._store, following.scan
+    def _take_at_cursor(self, subject_filter: SubjectFilter) -> None:
+        store, row_cursors = self._store, subject_filter.row_cursors
         chunk = FIRST_CHUNK_ROWS
         while not self.full:
-            row = scan[0]
+            row = row_cursors[0]
             left = store.visible_row(0) - row
             if left <= 0:
                 return
             if left <= FEW_ROWS:
-                if self._take_entry(following, 0, store.read_entry(0, row)):
-                    scan[0] = row + 1
+                if self._take_entry(subject_filter, 0, store.read_entry(0, row)):
+                    row_cursors[0] = row + 1
                 continue
             rows = self._whole_batches(0, row, min(left, chunk))
-            scan[0] = row + self._take_rows(following, np.zeros(1, np.int64), rows)
+            row_cursors[0] = row + self._take_rows(subject_filter, np.zeros(1, np.int64), rows)
             chunk = min(chunk * 8, CHUNK_ROWS)
             if self.passed_rows > PASS_ROWS:
                 self.full = True
 
-    def _take_scans(self, following: Following) -> None:
+    def _take_at_cursors(self, subject_filter: SubjectFilter) -> None:
         """Several partitions: their rows merged by stamp, which is the order in which batches were appended."""
-        store, scan = self._store, following.scan
+        store, row_cursors = self._store, subject_filter.row_cursors
         chunk = FIRST_CHUNK_ROWS
         while not self.full:
             heads, numbers, limit = [], [], np.uint64(2**64 - 1)
-            for partition, row in enumerate(scan):
+            for partition, row in enumerate(row_cursors):
                 rows = self._whole_batches(partition, row, chunk)
                 if not len(rows):
                     continue
@@ -166,9 +169,11 @@ class Selection:
             order = np.argsort(stamps, kind="stable")
             order = order[: int(np.searchsorted(stamps[order], limit, "right"))]
             merged, partitions = chosen_of(heads, order), partitions[order]
-            passed = self._take_rows(following, partitions, merged)
-            for partition, rows_passed in enumerate(np.bincount(partitions[:passed], minlength=len(scan)).tolist()):
-                scan[partition] += rows_passed
+            passed = self._take_rows(subject_filter, partitions, merged)
+            for partition, rows_taken in enumerate(
+                np.bincount(partitions[:passed], minlength=len(row_cursors)).tolist()
+            ):
+                row_cursors[partition] += rows_taken
             chunk = min(chunk * 8, CHUNK_ROWS)
             if self.passed_rows > PASS_ROWS:
                 self.full = True
@@ -186,48 +191,48 @@ class Selection:
             return rows[: len(rows) - run - 1]  # the batch begins in here: leave it for the next chunk
         return self._store.rows(partition, row, len(rows) + runs - run - 1)
 
-    def _take_exact(self, following: Following) -> None:
-        number = following.subject(self._store)
+    def _take_exact(self, subject_filter: SubjectFilter) -> None:
+        number = subject_filter.subject(self._store)
         if number is None:
             return
-        group = following.group
+        group = subject_filter.group
         cursors = group.cursors.upto(number + 1)
-        cursor = group.cursor(self._store, following, number)
+        cursor = group.cursor(self._store, subject_filter, number)
         if cursor is None:
             return
         if cursor != int(cursors[number]):
             self._set(group, number, cursor)
-        for partition, entry in following.arrived:
-            if entry[0] > int(cursors[number]) or not self._take_entry(following, partition, entry):
+        for partition, entry in subject_filter.arrived:
+            if entry[0] > int(cursors[number]) or not self._take_entry(subject_filter, partition, entry):
                 break  # something lies before it, or the pull is full
         chunk = FEW_ROWS
         while not self.full and int(cursors[number]) < int(self._store.ends[number]):
             parts = self._store.subject_rows(number, int(cursors[number]), chunk)
             for partition, rows in parts:
                 if len(rows) > FEW_ROWS:
-                    if self._take_rows(following, np.full(len(rows), partition, np.int64), rows) < len(rows):
+                    if self._take_rows(subject_filter, np.full(len(rows), partition, np.int64), rows) < len(rows):
                         return  # what is left of these rows comes before the rest
                     continue
-                if not all(self._take_entry(following, partition, entry) for entry in rows.tolist()):
+                if not all(self._take_entry(subject_filter, partition, entry) for entry in rows.tolist()):
                     return  # the pull is full
             if not parts:
                 break
             chunk = min(chunk * 16, CHUNK_ROWS)
         if not self.full:
-            following.passed = self._store.visible_row(0)
+            subject_filter.passed = self._store.visible_row(0)
 
-    def _take_entry(self, following: Following, partition: int, entry: EntryRow) -> bool:
+    def _take_entry(self, subject_filter: SubjectFilter, partition: int, entry: EntryRow) -> bool:
         """One row; True when nothing of it is left to hand out."""
         first, number, count = entry[0], entry[3], entry[4]
         self.passed_rows += 1
-        matches = None if following.exact else following.matches(self._store)
+        matches = None if subject_filter.exact else subject_filter.matches(self._store)
         if matches is not None and not matches[number]:
             return True
-        group = following.group
+        group = subject_filter.group
         cursors = group.cursors.upto(number + 1)
         cursor = int(cursors[number])
-        if not cursor and following.start.kind == "sequence" and number < following.start.subjects:
-            cursor = following.start.value
+        if not cursor and subject_filter.start.kind == "sequence" and number < subject_filter.start.subjects:
+            cursor = subject_filter.start.value
         start = cursor - first if cursor > first else 0
         if start >= count:
             return True
@@ -246,14 +251,14 @@ class Selection:
             self._cut(group, partition, entry, start)  # which is at hand
         return False
 
-    def _take_rows(self, following: Following, partitions: npt.NDArray[np.int64], rows: Rows) -> int:
+    def _take_rows(self, subject_filter: SubjectFilter, partitions: npt.NDArray[np.int64], rows: Rows) -> int:
         """Many rows; returns how many of them have nothing left to hand out. *partitions* may have length 1."""
         asked = len(rows)
         index: npt.NDArray[np.intp] | None = None
-        matches = None if following.exact else following.matches(self._store)
+        matches = None if subject_filter.exact else subject_filter.matches(self._store)
         if matches is not None:
             index = np.flatnonzero(matches[rows["subject"]])
-        rows, starts, index = self._unhandled(following, rows, index)
+        rows, starts, index = self._unhandled(subject_filter, rows, index)
         self.passed_rows += asked
         if not len(rows):
             return asked
@@ -261,7 +266,7 @@ class Selection:
         if starts is not None:
             counts -= starts
         totals = np.cumsum(counts)
-        sizes = np.cumsum(self._answer_bytes(_places(partitions, index, len(rows)), rows))
+        sizes = np.cumsum(self._answer_bytes(_row_partitions(partitions, index, len(rows)), rows))
         fits = min(
             int(np.searchsorted(totals, self._max_count - self.count, "right")),
             int(np.searchsorted(sizes, self._max_bytes - self._bytes, "right")),
@@ -271,8 +276,8 @@ class Selection:
         ready = self._count_at_hand(partitions, index, rows[:fits]) if fits else 0
         if ready:
             skipped = None if starts is None else starts[:ready]
-            self._take_whole(following.group, _places(partitions, index, ready), rows[:ready], skipped)
-            self._add(following.group, int(totals[ready - 1]), int(sizes[ready - 1]))
+            self._take_whole(subject_filter.group, _row_partitions(partitions, index, ready), rows[:ready], skipped)
+            self._add(subject_filter.group, int(totals[ready - 1]), int(sizes[ready - 1]))
         if ready == len(rows):
             return asked
         self.full = True
@@ -280,35 +285,35 @@ class Selection:
             partition = int(partitions[0 if len(partitions) == 1 else _at(index, fits)])
             entry = rows[fits].item()
             if self._store.is_at_hand(partition, entry[1], entry[10], self._now_us):
-                self._cut(following.group, partition, entry, 0 if starts is None else int(starts[fits]))
+                self._cut(subject_filter.group, partition, entry, 0 if starts is None else int(starts[fits]))
             else:
                 self._cold = partition
         return _at(index, ready)
 
-    def _answer_bytes(self, places: npt.NDArray[np.int64], rows: Rows) -> npt.NDArray[np.int64]:
+    def _answer_bytes(self, row_partitions: npt.NDArray[np.int64], rows: Rows) -> npt.NDArray[np.int64]:
         """What each row adds to the answer, at most; around bad bytes that are known to be there go more pieces."""
         sizes = answer_bytes(rows)
         for partition in self._marked:
-            mine = np.flatnonzero(np.broadcast_to(places, len(rows)) == partition)
+            mine = np.flatnonzero(np.broadcast_to(row_partitions, len(rows)) == partition)
             positions, batches = rows["position"][mine].astype(np.int64), rows["batch_size"][mine].astype(np.int64)
             sizes[mine] += PIECE_BYTES * self._store.count_marks(partition, positions, batches)
         return sizes
 
     def _marks(self, partition: int, entry: EntryRow) -> int:
-        """How many bad stretches of a run's batch are known."""
+        """How many bad ranges of a run's batch are known."""
         return len(self._store.unreadable(partition, entry[1], entry[1] + entry[10])) if self._marked else 0
 
     def _count_at_hand(self, partitions: npt.NDArray[np.int64], index: npt.NDArray[np.intp] | None, rows: Rows) -> int:
         """How many of the rows come before the first whose batch would have to be read."""
         positions, sizes = rows["position"].astype(np.int64), rows["batch_size"].astype(np.int64)
-        places = _places(partitions, index, len(rows))
+        row_partitions = _row_partitions(partitions, index, len(rows))
         ready = len(rows)
-        if len(places) == 1:
-            ready = self._store.count_at_hand(int(places[0]), positions, sizes, self._now_us)
-            self._cold = int(places[0]) if ready < len(rows) else None
+        if len(row_partitions) == 1:
+            ready = self._store.count_at_hand(int(row_partitions[0]), positions, sizes, self._now_us)
+            self._cold = int(row_partitions[0]) if ready < len(rows) else None
             return ready
         for partition in range(self._store.partitions):
-            mine = np.flatnonzero(places == partition)
+            mine = np.flatnonzero(row_partitions == partition)
             found = positions[mine], sizes[mine], self._now_us
             count = self._store.count_at_hand(partition, *found) if len(mine) else 0
             if count < len(mine) and mine[count] < ready:
@@ -324,12 +329,12 @@ class Selection:
         return fits if fits <= MAX_PIECES or (rows["runs"][:fits] == 1).all() else MAX_PIECES
 
     def _unhandled(
-        self, following: Following, rows: Rows, index: npt.NDArray[np.intp] | None
+        self, subject_filter: SubjectFilter, rows: Rows, index: npt.NDArray[np.intp] | None
     ) -> tuple[Rows, npt.NDArray[np.int64] | None, npt.NDArray[np.intp] | None]:
         """Those rows (of *index*) with messages at or past the cursors; how many messages of each are handled."""
         if index is not None:
             rows = chosen_of([rows], index)
-        floor = following.group.floor(following, rows["subject"])
+        floor = subject_filter.group.floor(subject_filter, rows["subject"])
         firsts = rows["first_sequence"]
         if not (floor > firsts).any():
             return rows, None, index
@@ -340,16 +345,16 @@ class Selection:
         return rows, (starts.astype(np.int64) if starts.any() else None), index
 
     def _take_whole(
-        self, group: Group, places: npt.NDArray[np.int64], rows: Rows, starts: npt.NDArray[np.int64] | None
+        self, group: Group, row_partitions: npt.NDArray[np.int64], rows: Rows, starts: npt.NDArray[np.int64] | None
     ) -> None:
         numbers = rows["subject"]
         group.cursors.upto(int(numbers.max()) + 1)
         # A subject may stand in several rows: later ones have the higher sequences, and the last assignment stays.
         self._set(group, numbers, rows["first_sequence"] + rows["count"])
-        if starts is None and len(places) == 1:
-            self.parts.append(Many(int(places[0]), rows))
+        if starts is None and len(row_partitions) == 1:
+            self.parts.append(Many(int(row_partitions[0]), rows))
         else:
-            self.parts += parts_of_rows(places, rows, starts)
+            self.parts += parts_of_rows(row_partitions, rows, starts)
 
     def _cut(self, group: Group, partition: int, entry: EntryRow, start: int) -> None:
         """Take as much of one run, at hand, as fits: at least one message when nothing was chosen yet."""
@@ -393,7 +398,9 @@ class Selection:
             self.full = True
 
 
-def _places(partitions: npt.NDArray[np.int64], index: npt.NDArray[np.intp] | None, count: int) -> npt.NDArray[np.int64]:
+def _row_partitions(
+    partitions: npt.NDArray[np.int64], index: npt.NDArray[np.intp] | None, count: int
+) -> npt.NDArray[np.int64]:
     """The partition of each of the first *count* rows; one stands for all."""
     if len(partitions) == 1:
         return partitions

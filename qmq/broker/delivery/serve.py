@@ -9,19 +9,19 @@ from typing import Final
 from qmq.broker.delivery.at_most_once import MostOnce, OnDisk
 from qmq.broker.delivery.choosing import Choosing
 from qmq.broker.delivery.encode import Carrier
-from qmq.broker.delivery.fast_path import Handed, Straight
-from qmq.broker.delivery.filters import Sifted
+from qmq.broker.delivery.fast_path import FastPath, Handed
+from qmq.broker.delivery.filters import FilteredParts
 from qmq.broker.delivery.handing import Handing
-from qmq.broker.delivery.parked import Parked
+from qmq.broker.delivery.parked import WaitingPulls
 from qmq.broker.delivery.read_waits import Reads
-from qmq.broker.delivery.select import Selection
+from qmq.broker.delivery.select import PullSelection
 from qmq.broker.delivery.subscriptions import hidden_since
 from qmq.broker.delivery.wakeups import Arrivals
-from qmq.broker.groups.group import Following, Subscription, Waiting
+from qmq.broker.groups.group import SubjectFilter, Subscription, Waiting
 from qmq.broker.groups.membership import Offer, What
-from qmq.broker.groups.settings import MOST_ONCE
+from qmq.broker.groups.settings import AT_MOST_ONCE
 from qmq.broker.ports.commands import Pull
-from qmq.broker.ports.effects import Buffer, Effect, Messages, Refused
+from qmq.broker.ports.effects import Buffer, Effect, PulledMessages, Refused
 from qmq.broker.ports.limits import BrokerLimits
 from qmq.errors import QmqError, StorageError
 from qmq.storage.store import NotAtHand, Store
@@ -49,24 +49,25 @@ def waits(store: Store) -> Iterator[None]:
 
 
 class Serving:
-    """Answers pulls, parked ones and others. Everything it has to say goes to *effects*."""
+    """Answers pulls, waiting ones and others. Everything it has to say goes to *effects*."""
 
     def __init__(
-        self, store: Store, limits: BrokerLimits, effects: list[Effect], visible: Callable[[int], int], parked: Parked,
-        reads: Reads, arrivals: Arrivals, handing: Handing, most_once: MostOnce, on_disk: OnDisk,
+        self, store: Store, limits: BrokerLimits, effects: list[Effect], visible: Callable[[int], int],
+        waiting_pulls: WaitingPulls, reads: Reads, arrivals: Arrivals, handing: Handing, at_most_once: MostOnce,
+        on_disk: OnDisk,
     ) -> None:  # fmt: skip
         """*visible* tells up to which position a partition's messages may be pulled."""
         self._store = store
         self._limits = limits
         self._effects = effects
         self._visible = visible
-        self._parked = parked
+        self._waiting_pulls = waiting_pulls
         self._reads = reads
         self._arrivals = arrivals
         self._handing = handing
-        self._most_once = most_once
+        self._at_most_once = at_most_once
         self._choosing = Choosing(store, limits, handing, on_disk)
-        self._straight = Straight(store)
+        self._fast_path = FastPath(store)
         self.damaged: list[QmqError] = []  # what could not be read of late
 
     def need(self, pull: Pull) -> int:
@@ -81,11 +82,11 @@ class Serving:
             found = self._try(waiting, final)
             if found != _PASSED:
                 return found
-        self._arrivals.make_ready(waiting.subscription.followings)  # much to pass over: go on later
+        self._arrivals.make_ready(waiting.subscription.filters)  # much to pass over: go on later
         return 0
 
     def _try(self, waiting: Waiting, final: bool) -> int | None:
-        pull, followings = waiting.pull, waiting.subscription.followings
+        pull, filters = waiting.pull, waiting.subscription.filters
         most, size = min(pull.max_count, self._limits.max_pull_count), min(pull.max_bytes, self._limits.max_pull_bytes)
         try:
             offer = self._handing.offer(waiting.subscription, pull)
@@ -99,11 +100,11 @@ class Serving:
         if not final and not self._may_have(waiting.subscription):
             return 0
         need = 1 if final else min(self.need(pull), most)
-        handed = None if pull.checks else self._straight.take(waiting.subscription, most, size, need)
+        handed = None if pull.checks else self._fast_path.take(waiting.subscription, most, size, need)
         if handed is not None:
             self._hand(waiting, handed)
             return None
-        selection, sifted = self._choosing.choose(waiting, most, need, size)
+        selection, filtered_parts = self._choosing.choose(waiting, most, need, size)
         if selection.held_back and selection.count < need:
             selection.take_back()
             return 0  # whatever its deadline: it is asked for, and comes with the sync
@@ -115,7 +116,7 @@ class Serving:
             selection.take_back()
             return self._serve_with_waits(waiting)
         if selection.count >= need:
-            return self._answer(waiting, selection, sifted, final)
+            return self._answer(waiting, selection, filtered_parts, final)
         if selection.failed is not None:
             selection.take_back()
             self.refuse(waiting, selection.failed)
@@ -124,18 +125,18 @@ class Serving:
             return self._serve_again(waiting, offer._replace(what=What.AGAIN), final)
         bound = selection.full and wanted is None
         if bound and not selection.count:
-            self._arrivals.make_ready(followings)  # much to pass over: go on later
-        reading = any(following.reading for following in followings)
+            self._arrivals.make_ready(filters)  # much to pass over: go on later
+        reading = any(subject_filter.reading for subject_filter in filters)
         if not reading and (final or (bound and selection.count)):
-            return self._answer(waiting, selection, sifted, final)
+            return self._answer(waiting, selection, filtered_parts, final)
         if selection.count:
             selection.take_back()  # else all that was passed is for others, and need not be looked at again
         return selection.count
 
     def _may_have(self, subscription: Subscription) -> bool:
         """Whether there may be something for it: mostly a pull comes when there is nothing."""
-        for following in subscription.followings:
-            if following.has_more(self._store):
+        for subject_filter in subscription.filters:
+            if subject_filter.has_more(self._store):
                 return True
         return self._handing.is_due(subscription)
 
@@ -146,21 +147,21 @@ class Serving:
         if subscription.member is not None:
             start, end = self._handing.gave(subscription, handed.parts, handed.size)
             ranges = ((start, end - start, 1),)
-        self._parked.remove(waiting)
-        subscription.followings[0].reads.clear()
+        self._waiting_pulls.remove(waiting)
+        subscription.filters[0].reads.clear()
         said = handed.buffers, handed.size, handed.messages, None, ranges
-        self._effects.append(Messages(pull.connection, pull.request, *said))
+        self._effects.append(PulledMessages(pull.connection, pull.request, *said))
 
-    def _is_ahead(self, waiting: Waiting, selection: Selection) -> bool:
+    def _is_ahead(self, waiting: Waiting, selection: PullSelection) -> bool:
         """What was chosen may not be handed out before a block is on disk that has it."""
-        is_most_once = waiting.subscription.group.mode == MOST_ONCE
-        return is_most_once and selection.count > 0 and not self._most_once.covers(selection)
+        is_at_most_once = waiting.subscription.group.mode == AT_MOST_ONCE
+        return is_at_most_once and selection.count > 0 and not self._at_most_once.covers(selection)
 
-    def _reserve(self, waiting: Waiting, selection: Selection) -> int | None:
+    def _reserve(self, waiting: Waiting, selection: PullSelection) -> int | None:
         """Have the block brought to disk; the pull waits for it."""
         visible = [self._visible(partition) for partition in range(self._store.partitions)]
         try:
-            reserve = self._most_once.reserve(waiting.subscription.group, selection, visible)
+            reserve = self._at_most_once.reserve(waiting.subscription.group, selection, visible)
         except StorageError as error:
             self.refuse(waiting, error)
             return None
@@ -179,47 +180,49 @@ class Serving:
         try:
             answer = redelivery.give_again(subscription, offer, pull, now_us)
         except NotAtHand as missing:
-            if self._reads.begin(missing.read, subscription.followings[0]):
+            if self._reads.begin(missing.read, subscription.filters[0]):
                 return 0
             with waits(self._store):
                 answer = redelivery.give_again(subscription, offer, pull, now_us)
         if answer is None or not answer.ranges:
             return _PASSED
-        self._parked.remove(waiting)
+        self._waiting_pulls.remove(waiting)
         self._handing.gave_again(subscription)
         said = answer.buffers, answer.size, answer.messages, None, tuple(answer.ranges), _tags_of(subscription)
-        self._effects.append(Messages(pull.connection, pull.request, *said))
+        self._effects.append(PulledMessages(pull.connection, pull.request, *said))
         return None
 
     def _serve_with_waits(self, waiting: Waiting) -> int | None:
         """Answer a pull for which the same was read twice and is not in memory again: a little, with waits."""
         with waits(self._store):
             most = waiting.pull.max_count
-            selection, sifted = self._choosing.choose(waiting, most, 1, _WAITED_BYTES, undo=True)
+            selection, filtered_parts = self._choosing.choose(waiting, most, 1, _WAITED_BYTES, undo=True)
             if selection.held_back and not selection.count:
                 return 0
             if self._is_ahead(waiting, selection):
                 return self._reserve(waiting, selection)
             carrier = Carrier(self._store, self.damaged, checks=waiting.pull.checks)
-            buffers = carrier.carry(selection.parts if sifted is None else sifted.parts)
+            buffers = carrier.carry(selection.parts if filtered_parts is None else filtered_parts.parts)
             failed = carrier.failed or selection.failed
             if failed is None or (buffers and carrier.failed is None):
-                return self._say(waiting, selection, sifted, carrier, buffers, False)
+                return self._say(waiting, selection, filtered_parts, carrier, buffers, False)
             selection.take_back()
             self.refuse(waiting, failed)
             return None
 
-    def _answer(self, waiting: Waiting, selection: Selection, sifted: Sifted | None, final: bool) -> int | None:
+    def _answer(
+        self, waiting: Waiting, selection: PullSelection, filtered_parts: FilteredParts | None, final: bool
+    ) -> int | None:
         """Answer with what was chosen; 0 when nothing of it could be read, and what comes after it is waited for."""
         carrier = Carrier(self._store, self.damaged, checks=waiting.pull.checks)
-        buffers = carrier.carry(selection.parts if sifted is None else sifted.parts)
-        return self._say(waiting, selection, sifted, carrier, buffers, final)
+        buffers = carrier.carry(selection.parts if filtered_parts is None else filtered_parts.parts)
+        return self._say(waiting, selection, filtered_parts, carrier, buffers, final)
 
     def _say(
         self,
         waiting: Waiting,
-        selection: Selection,
-        sifted: Sifted | None,
+        selection: PullSelection,
+        filtered_parts: FilteredParts | None,
         carrier: Carrier,
         buffers: list[Buffer],
         final: bool,
@@ -227,31 +230,36 @@ class Serving:
         pull, subscription = waiting.pull, waiting.subscription
         size = sum(map(len, buffers))
         ranges: tuple[tuple[int, int, int], ...] = ()
-        if selection.count and sifted is not None:
-            self._choosing.passed(subscription, sifted)
+        if selection.count and filtered_parts is not None:
+            self._choosing.passed(subscription, filtered_parts)
         if subscription.member is not None and selection.count:
-            given = sifted or Sifted(selection.parts, selection.count, [], 0, 0, selection.count)
+            given = filtered_parts or FilteredParts(selection.parts, selection.count, [], 0, 0, selection.count)
             buffers, size, ranges = self._given(subscription, given, carrier, buffers, size)
         if selection.count and not buffers and not final:
-            self._arrivals.make_ready(subscription.followings)
+            self._arrivals.make_ready(subscription.filters)
             return 0
-        self._parked.remove(waiting)
+        self._waiting_pulls.remove(waiting)
         if selection.count:
-            # The next pull begins with the next following, so that each is the first of one of as many answers.
-            subscription.turn = (subscription.turn + 1) % len(subscription.followings)
-            for following in subscription.followings:
-                following.reads.clear()
+            # The next pull begins with the next filter, so that each is the first of one of as many answers.
+            subscription.turn = (subscription.turn + 1) % len(subscription.filters)
+            for subject_filter in subscription.filters:
+                subject_filter.reads.clear()
         left_us = self._left_us(subscription)
         said = buffers, size, selection.count, left_us, ranges, _tags_of(subscription)
-        self._effects.append(Messages(pull.connection, pull.request, *said))
+        self._effects.append(PulledMessages(pull.connection, pull.request, *said))
         return None
 
     def _given(
-        self, subscription: Subscription, sifted: Sifted, carrier: Carrier, buffers: list[Buffer], size: int
+        self,
+        subscription: Subscription,
+        filtered_parts: FilteredParts,
+        carrier: Carrier,
+        buffers: list[Buffer],
+        size: int,
     ) -> tuple[list[Buffer], int, tuple[tuple[int, int, int], ...]]:
-        """Note who has it, and which pull sequences that is; without what has expired or could not be read."""
-        start, end = self._choosing.give(subscription, sifted, size)
-        if not carrier.left_out and not sifted.expired:
+        """Note who has it, and which delivery sequences that is; without what has expired or could not be read."""
+        start, end = self._choosing.give(subscription, filtered_parts, size)
+        if not carrier.left_out and not filtered_parts.expired:
             return buffers, size, ((start, end - start, 1),)
         with waits(self._store):
             answer = self._handing.redelivery.carry(
@@ -261,13 +269,13 @@ class Serving:
 
     def answer_empty(self, waiting: Waiting) -> None:
         """Nothing is there for a pull, or nobody wants it any more."""
-        self._parked.remove(waiting)
+        self._waiting_pulls.remove(waiting)
         left_us = self._left_us(waiting.subscription)
-        self._effects.append(Messages(waiting.pull.connection, waiting.pull.request, [], 0, 0, left_us))
+        self._effects.append(PulledMessages(waiting.pull.connection, waiting.pull.request, [], 0, 0, left_us))
 
     def refuse(self, waiting: Waiting, error: QmqError) -> None:
         """Answer a pull with an error."""
-        self._parked.remove(waiting)
+        self._waiting_pulls.remove(waiting)
         self._effects.append(Refused(waiting.pull.connection, waiting.pull.request, error))
 
     def _left_us(self, subscription: Subscription) -> int | None:
@@ -275,20 +283,20 @@ class Serving:
         if subscription.group.name is not None or self._store.partitions == 1:
             return None
         ahead = [
-            self._stored_at(following, partition, row)
-            for following in subscription.followings
-            if not following.exact
-            for partition, row in enumerate(following.scan)
+            self._stored_at(subject_filter, partition, row)
+            for subject_filter in subscription.filters
+            if not subject_filter.exact
+            for partition, row in enumerate(subject_filter.row_cursors)
             if row < self._store.visible_row(partition)
         ]
         return min([*ahead, *hidden_since(self._store)], default=None)
 
-    def _stored_at(self, following: Following, partition: int, row: int) -> int:
+    def _stored_at(self, subject_filter: SubjectFilter, partition: int, row: int) -> int:
         """When a row was stored; a time before it for one that would have to be read."""
         for known in (row, row - 1):
             with suppress(NotAtHand, StorageError):
                 return self._store.read_entry(partition, known)[2]
-        return following.start.value if following.start.kind == "time" else 0
+        return subject_filter.start.value if subject_filter.start.kind == "time" else 0
 
 
 def _tags_of(subscription: Subscription) -> tuple[str, ...]:

@@ -13,8 +13,8 @@ from qmq.broker.delivery.handing import Handing
 from qmq.broker.delivery.wakeups import Arrivals
 from qmq.broker.groups.group import (
     Begin,
-    Following,
     Group,
+    SubjectFilter,
     Subscription,
     check_count,
     check_followed,
@@ -24,11 +24,11 @@ from qmq.broker.groups.group import (
 )
 from qmq.broker.groups.settings import (
     AGAIN,
+    AT_MOST_ONCE,
     BROADCAST,
     FOLLOW,
     LOOK,
-    MOST_ONCE,
-    GroupSettings,
+    ResolvedSettings,
     check_mode,
     differing,
     group_of,
@@ -37,7 +37,7 @@ from qmq.broker.groups.settings import (
 )
 from qmq.broker.journal.durable_replies import Durable
 from qmq.broker.ports.commands import Subscribe
-from qmq.broker.ports.effects import Effect, Place, Subscribed
+from qmq.broker.ports.effects import ConsumerState, Effect, Subscribed
 from qmq.broker.ports.limits import BrokerLimits
 from qmq.errors import InvalidOption, TooManyConsumers, TooManyGroups, UnknownGroup, UnknownSubscription
 from qmq.names import MEMBER_MARK, check_consumer, check_prefix
@@ -88,27 +88,27 @@ class Subscriptions:
         name, given = group_of(command), dict(command.settings)
         base = self.groups.get(command.group or "")
         check_mode(command, base.mode if base is not None else None, self.broadcasts)
-        settings_of(GroupSettings(), given)
+        settings_of(ResolvedSettings(), given)
         known = self.groups.get(name) if name is not None else None
         asked, command = command.prefixes, self._narrowed(command, known)
         check_followed(command, known, self._limits.max_prefixes)
         default = "last" if command.group is None or command.mode == BROADCAST else "first"
         begin = resolve_start(self._store, command.start, default)  # before anything is changed: it may have to be read
         group = self._group(name, command.mode)
-        followings = []
+        filters = []
         for prefix in dict.fromkeys(command.prefixes):
-            following = group.followings.get(prefix) or self._follow(group, prefix, begin)
-            followings.append(following)
-            self._arrivals.watch(following)
+            subject_filter = group.filters.get(prefix) or self._follow(group, prefix, begin)
+            filters.append(subject_filter)
+            self._arrivals.watch(subject_filter)
         number = next(self._numbers)
         mine.add(number)
-        subscription = Subscription(number, command.connection, command.consumer, group, followings, asked)
+        subscription = Subscription(number, command.connection, command.consumer, group, filters, asked)
         self._by_number[command.connection, number] = subscription
         if command.group is not None and command.nonce:
             subscription.name = command.connection, command.group, command.consumer, command.nonce
             self._by_name[subscription.name] = subscription
         self._begin(subscription, command, given if known is None else {})
-        start = followings[0].start
+        start = filters[0].start
         start_us = None
         if group.name is None and start.kind == "time":
             start_us = min([start.value, *hidden_since(self._store)])
@@ -131,40 +131,40 @@ class Subscriptions:
             raise follows_none(group, command.prefixes)
         return command._replace(prefixes=tuple(within))
 
-    def _follow(self, group: Group, prefix: str, begin: Begin) -> Following:
+    def _follow(self, group: Group, prefix: str, begin: Begin) -> SubjectFilter:
         """Have a group follow a prefix: on from where it is or was in these subjects, in others from *begin* on."""
         known = group.covering(prefix) or group.left_at(prefix)
         if known is not None:
-            scan = [max(row, self._store.offered_row(number)) for number, row in enumerate(known.scan)]
-            begin = Begin(known.start, scan, known.places)
-        following = group.follow(prefix, begin)
-        self._handing.follows(group, following)
+            row_cursors = [max(row, self._store.offered_row(number)) for number, row in enumerate(known.row_cursors)]
+            begin = Begin(known.start, row_cursors, known.positions)
+        subject_filter = group.follow(prefix, begin)
+        self._handing.follows(group, subject_filter)
         group.ticket = self._durable.ticket()
-        self._arrivals.watch(following)
-        return following
+        self._arrivals.watch(subject_filter)
+        return subject_filter
 
     def set_follows(self, group: Group, prefixes: Sequence[str], begin: Begin) -> None:
         """Have a group follow these and nothing else; *begin* is where it begins in what is new to it. Consumers that
         are there take what lies both in that and in what they asked for.
         """
         for prefix in prefixes:
-            if prefix not in group.followings:
+            if prefix not in group.filters:
                 self._follow(group, prefix, begin)
-        ended = group.unfollow([prefix for prefix in group.followings if not takes(prefixes, prefix)])
-        for following in ended:
-            self._arrivals.unwatch(following)
+        ended = group.unfollow([prefix for prefix in group.filters if not takes(prefixes, prefix)])
+        for subject_filter in ended:
+            self._arrivals.unwatch(subject_filter)
         if ended:
             self._handing.unfollows(group, ended)
         for subscription in self.of(group):
-            subscription.followings = [
-                group.followings.get(prefix) or self._follow(group, prefix, begin)
+            subscription.filters = [
+                group.filters.get(prefix) or self._follow(group, prefix, begin)
                 for prefix in group.within(subscription.asked)
             ]
             subscription.share = None
 
     def check_follows(self, group: Group, prefixes: Sequence[str]) -> None:
         """Whether ``set_follows`` may be called with these. Raises InvalidOption."""
-        stay = {prefix for prefix in group.followings if takes(prefixes, prefix)}
+        stay = {prefix for prefix in group.filters if takes(prefixes, prefix)}
         check_count(str(group.name), stay.union(prefixes), group, self._limits.max_prefixes)
 
     def _begin(self, subscription: Subscription, command: Subscribe, settings: dict[str, Any]) -> None:
@@ -175,19 +175,19 @@ class Subscriptions:
         if settings:
             ledger = self._handing.ledger_of(group)
             ledger.set(settings_of(ledger.settings, settings))
-        if group.mode != MOST_ONCE:
+        if group.mode != AT_MOST_ONCE:
             member = subscription.member = self._handing.join(command, group)
-            subscription.incarnation = member.incarnation
+            subscription.epoch = member.epoch
 
     def _told(
         self, subscription: Subscription, given: dict[str, Any]
-    ) -> tuple[Place | None, tuple[str, ...], tuple[tuple[str, Any], ...]]:
+    ) -> tuple[ConsumerState | None, tuple[str, ...], tuple[tuple[str, Any], ...]]:
         """What the consumer of a group has to know: its place, the group's tags, and which settings differ."""
         ledger, member = subscription.group.ledger, subscription.member
         if ledger is None:
             return None, (), ()
-        place = self._handing.place(member) if member is not None else None
-        return place, ledger.settings.tags, tuple(differing(given, ledger.settings).items())
+        consumer_state = self._handing.consumer_state(member) if member is not None else None
+        return consumer_state, ledger.settings.tags, tuple(differing(given, ledger.settings).items())
 
     def _group(self, name: str | None, mode: str) -> Group:
         if name is None:
@@ -211,7 +211,7 @@ class Subscriptions:
         """The subscriptions of a group."""
         return [subscription for subscription in self._by_number.values() if subscription.group is group]
 
-    def alone(self) -> list[Group]:
+    def solo(self) -> list[Group]:
         """Those who follow alone."""
         return [subscription.group for subscription in self._by_number.values() if subscription.group.name is None]
 
@@ -219,8 +219,8 @@ class Subscriptions:
         """It is deleted: nobody subscribes to it any more."""
         assert group.name is not None
         assert group.ledger is not None
-        for following in group.followings.values():
-            self._arrivals.unwatch(following)
+        for subject_filter in group.filters.values():
+            self._arrivals.unwatch(subject_filter)
         del self.groups[group.name], self.by_ledger[group.ledger.number]
         if group.mode == BROADCAST:
             broadcast = group.name.partition(MEMBER_MARK)[0]
@@ -251,8 +251,8 @@ class Subscriptions:
             del self._by_name[subscription.name]
         group = subscription.group
         if group.name is None:
-            for following in subscription.followings:
-                self._arrivals.unwatch(following)
+            for subject_filter in subscription.filters:
+                self._arrivals.unwatch(subject_filter)
 
     def disconnected(self, connection: int) -> None:
         """All of that connection leave."""
@@ -272,8 +272,8 @@ class Subscriptions:
             group.restore(self._store, fields)
             self.by_ledger[number] = group
             self._handing.restore(group, number, msgpack.unpackb(ledger, strict_map_key=False))
-            for following in group.followings.values():
-                self._arrivals.watch(following)
+            for subject_filter in group.filters.values():
+                self._arrivals.watch(subject_filter)
 
 
 def hidden_since(store: Store) -> list[int]:

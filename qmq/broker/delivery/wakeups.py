@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qmq.broker.delivery.encode import FEW_ROWS
-from qmq.broker.groups.group import Following
+from qmq.broker.groups.group import SubjectFilter
 from qmq.errors import StorageError
 from qmq.format.batch import EntryRow
 from qmq.storage.store import NotAtHand, Store
@@ -21,34 +21,34 @@ _WATCHED_SUBJECTS: Final = 200_000
 
 
 class Arrivals:
-    """Looks at what became visible, and keeps in ``ready`` the followings for which there is something."""
+    """Looks at what became visible, and keeps in ``ready`` the filters for which there is something."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._followings: dict[str, list[Following]] = {}  # by prefix, of groups with subscriptions or parked pulls
-        self._watchers: dict[int, list[Following]] = {}  # by subject number: who is to look at an arrival
+        self._filters: dict[str, list[SubjectFilter]] = {}  # by prefix, of groups with subscriptions or waiting pulls
+        self._watchers: dict[int, list[SubjectFilter]] = {}  # by subject number: who is to look at an arrival
         self._seen = [store.visible_row(partition) for partition in range(store.partitions)]
         #: To be served at the end of the turn, by id.
-        self.ready: dict[int, Following] = {}
+        self.ready: dict[int, SubjectFilter] = {}
 
-    def watch(self, following: Following) -> None:
+    def watch(self, subject_filter: SubjectFilter) -> None:
         """Look at arrivals for it from now on."""
-        watched = self._followings.setdefault(following.prefix, [])
-        if following not in watched:
-            watched.append(following)
+        watched = self._filters.setdefault(subject_filter.prefix, [])
+        if subject_filter not in watched:
+            watched.append(subject_filter)
             self._watchers.clear()
 
-    def unwatch(self, following: Following) -> None:
+    def unwatch(self, subject_filter: SubjectFilter) -> None:
         """Nobody waits for it any more."""
-        watched = self._followings[following.prefix]
-        watched.remove(following)
+        watched = self._filters[subject_filter.prefix]
+        watched.remove(subject_filter)
         if not watched:
-            del self._followings[following.prefix]
+            del self._filters[subject_filter.prefix]
         self._watchers.clear()
 
-    def make_ready(self, followings: Iterable[Following]) -> None:
+    def make_ready(self, filters: Iterable[SubjectFilter]) -> None:
         """There may be something for these."""
-        self.ready.update((id(following), following) for following in followings)
+        self.ready.update((id(subject_filter), subject_filter) for subject_filter in filters)
 
     def look(self, anyone_waits: bool) -> None:
         """Look at what became visible since the last call."""
@@ -60,8 +60,8 @@ class Arrivals:
             try:
                 self._look_at(partition, row, visible)
             except (NotAtHand, StorageError):  # so it may be for anyone
-                for watched in self._followings.values():
-                    self.make_ready(following for following in watched if following.waiting)
+                for watched in self._filters.values():
+                    self.make_ready(subject_filter for subject_filter in watched if subject_filter.waiting)
 
     def _look_at(self, partition: int, row: int, visible: int) -> None:
         store = self._store
@@ -72,18 +72,18 @@ class Arrivals:
         while row < visible:
             rows = store.rows(partition, row, min(visible - row, _ROWS_AT_ONCE))
             for subject in _distinct(rows["subject"]):
-                self.make_ready(following for following in self._watching(subject) if following.waiting)
+                self.make_ready(subject_filter for subject_filter in self._watching(subject) if subject_filter.waiting)
             row += len(rows)
 
     def _wake_by(self, partition: int, entry: EntryRow) -> None:
         """One row arrived: who follows its subject exactly is handed it, so that it need not be looked up."""
-        for following in self._watching(entry[3]):
-            if following.waiting:
-                self.ready[id(following)] = following
-                if following.exact:
-                    following.arrived.append((partition, entry))
+        for subject_filter in self._watching(entry[3]):
+            if subject_filter.waiting:
+                self.ready[id(subject_filter)] = subject_filter
+                if subject_filter.exact:
+                    subject_filter.arrived.append((partition, entry))
 
-    def _watching(self, number: int) -> list[Following]:
+    def _watching(self, number: int) -> list[SubjectFilter]:
         """Who follows that subject: exactly, by each of its prefixes, or everything."""
         watchers = self._watchers.get(number)
         if watchers is None:
@@ -92,12 +92,12 @@ class Arrivals:
             watchers = self._watchers[number] = self._find_watchers(number)
         return watchers
 
-    def _find_watchers(self, number: int) -> list[Following]:
+    def _find_watchers(self, number: int) -> list[SubjectFilter]:
         name = self._store.subject_name(number)
-        found = [*self._followings.get("", ()), *self._followings.get(name, ())]
+        found = [*self._filters.get("", ()), *self._filters.get(name, ())]
         end = name.find(".")
         while end >= 0:
-            found += self._followings.get(name[: end + 1], ())
+            found += self._filters.get(name[: end + 1], ())
             end = name.find(".", end + 1)
         return found
 

@@ -7,24 +7,25 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from qmq.broker.error_log.error_log import Retry, packed
-from qmq.broker.groups.in_flight import HeldRange
+from qmq.broker.error_log.error_log import RetryItem, packed
+from qmq.broker.groups.in_flight import InFlightRange
 from qmq.format.layout import RETRY_DTYPE
 from qmq.storage.store import ItemLog
 
 
-def letters_of(consumer: int, start: int, held: HeldRange, reason: str, now_us: int) -> NDArray[np.void]:
+def letters_of(consumer: int, start: int, in_flight: InFlightRange, reason: str, now_us: int) -> NDArray[np.void]:
     """Each message is a letter of its own: they are handed out again or deleted one by one.
 
-    It had them as that consumer, by pull sequences from *start* on; 0 where nobody had them.
+    It had them as that consumer, by delivery sequences from *start* on; 0 where nobody had them.
     """
-    messages = held.messages
-    first = Retry(
-        0, now_us, messages.part(0, 1), held.attempt, held.lapses, False, consumer, start, now_us, reason
+    messages = in_flight.messages
+    first = RetryItem(
+        0, now_us, messages.part(0, 1), in_flight.attempt, in_flight.session_expiries, False, consumer, start, now_us,
+        reason
     )  # fmt: skip
     letters, places = np.repeat(packed([first]), messages.total), np.arange(messages.total)
     letters["skip"] += places.astype(np.uint32)
-    letters["pull_sequence"] += places.astype(np.uint64)
+    letters["delivery_sequence"] += places.astype(np.uint64)
     return letters
 
 

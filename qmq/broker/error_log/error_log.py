@@ -14,27 +14,27 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from qmq.broker.groups.in_flight import HeldRange, MessageRange
+from qmq.broker.groups.in_flight import InFlightRange, MessageRange
 from qmq.broker.startup.checkpoint import whole
-from qmq.format.layout import RETRY_DTYPE, RETRY_ISOLATED, RETRY_REASON_BYTES
+from qmq.format.layout import RETRY_DTYPE, RETRY_QUARANTINED, RETRY_REASON_BYTES
 from qmq.intervals import Intervals
 from qmq.storage.store import Schedule, ScheduleClaim
 
-#: A range that lapsed is handed out in so many pieces.
+#: A range that expired is handed out in so many pieces.
 PIECES: Final = 10
 
 
-class Retry(NamedTuple):
+class RetryItem(NamedTuple):
     """Messages that are to be handed out again, with what is known of them."""
 
     number: int
     due_us: int
     messages: MessageRange
     attempt: int
-    lapses: int
-    isolated: bool
+    session_expiries: int
+    quarantined: bool
     consumer: int
-    pull_sequence: int
+    delivery_sequence: int
     failed_at_us: int
     reason: str
 
@@ -42,14 +42,14 @@ class Retry(NamedTuple):
 class Taken(NamedTuple):
     """What a pull took: the first ``total`` messages of a retry, and how the consumer holds them."""
 
-    retry: Retry
+    retry: RetryItem
     total: int
-    held: HeldRange
+    in_flight: InFlightRange
 
 
-def taken_of(retry: Retry, total: int) -> Taken:
+def taken_of(retry: RetryItem, total: int) -> Taken:
     """Its first messages, so many."""
-    return Taken(retry, total, HeldRange(retry.messages.part(0, total), retry.attempt, retry.lapses))
+    return Taken(retry, total, InFlightRange(retry.messages.part(0, total), retry.attempt, retry.session_expiries))
 
 
 class Failure(NamedTuple):
@@ -57,7 +57,7 @@ class Failure(NamedTuple):
 
     reason: str
     consumer: int
-    pull_sequence: int
+    delivery_sequence: int
     now_us: int
     due_us: int
 
@@ -85,23 +85,24 @@ def split(messages: MessageRange) -> list[MessageRange]:
     return [messages.part(start, min(start + size, messages.total)) for start in range(0, messages.total, size)]
 
 
-def packed(retries: list[Retry]) -> np.ndarray[Any, np.dtype[np.void]]:
+def packed(retries: list[RetryItem]) -> np.ndarray[Any, np.dtype[np.void]]:
     """As items of a schedule: RETRY_DTYPE[n]."""
     items = np.zeros(len(retries), RETRY_DTYPE)
     if not retries:
         return items
-    number, due_us, messages, attempt, lapses, isolated, consumer, sequence, failed_us, reason = zip(
+    number, due_us, messages, attempt, session_expiries, quarantined, consumer, sequence, failed_us, reason = zip(
         *retries, strict=True
     )
     cut = {why: _cut(why) for why in set(reason)}
     columns = {
-        "due_us": due_us, "number": number, "attempt": attempt, "lapses": lapses, "consumer": consumer,
-        "pull_sequence": sequence, "failed_at_us": failed_us, "reason": [cut[why] for why in reason],
+        "due_us": due_us, "number": number, "attempt": attempt, "session_expiries": session_expiries,
+        "consumer": consumer, "delivery_sequence": sequence, "failed_at_us": failed_us,
+        "reason": [cut[why] for why in reason],
         **dict(zip(("log", "first", "run", "skip", "count", "end"), zip(*messages, strict=True), strict=True)),
     }  # fmt: skip
     for name, column in columns.items():
         items[name] = column
-    items["flags"][np.array(isolated, np.bool_)] = RETRY_ISOLATED
+    items["flags"][np.array(quarantined, np.bool_)] = RETRY_QUARANTINED
     return items
 
 
@@ -109,15 +110,19 @@ def _cut(reason: str) -> bytes:
     return reason.encode()[:RETRY_REASON_BYTES].decode("utf-8", "ignore").replace("\0", "").encode()
 
 
-def unpacked(items: np.ndarray[Any, np.dtype[np.void]]) -> list[Retry]:
+def unpacked(items: np.ndarray[Any, np.dtype[np.void]]) -> list[RetryItem]:
     """Items of a schedule as retries."""
     found = []
     for item in items.tolist():
         due_us, number, log, run, first, skip, count, end, *rest, why, _ = item
-        attempt, lapses, flags, consumer, sequence, failed_us = rest
+        attempt, session_expiries, flags, consumer, sequence, failed_us = rest
         messages = MessageRange(log, first, run, skip, count, end)
-        isolated, reason = bool(flags & RETRY_ISOLATED), why.decode("utf-8", "replace")
-        found.append(Retry(number, due_us, messages, attempt, lapses, isolated, consumer, sequence, failed_us, reason))
+        quarantined, reason = bool(flags & RETRY_QUARANTINED), why.decode("utf-8", "replace")
+        found.append(
+            RetryItem(
+                number, due_us, messages, attempt, session_expiries, quarantined, consumer, sequence, failed_us, reason
+            )
+        )
     return found
 
 
@@ -142,7 +147,7 @@ class Watch(NamedTuple):
     those that are not in the schedule (any more).
     """
 
-    added: list[Retry]
+    added: list[RetryItem]
     left: set[int]
     cleared: int
 
@@ -152,8 +157,8 @@ class Retries:
 
     def __init__(self, schedule: Schedule) -> None:
         self._schedule = schedule
-        self._due: deque[Retry] = deque()
-        self._alone: deque[Retry] = deque()
+        self._due: deque[RetryItem] = deque()
+        self._quarantined: deque[RetryItem] = deque()
         self._next_number = 1
         #: Taken in records that were read before the items were, by number.
         self._taken: dict[int, list[MessageRange]] = {}
@@ -169,22 +174,25 @@ class Retries:
         #: Something else is in memory than when this was last set to False.
         self.changed = True
 
-    def add(self, messages: MessageRange, attempt: int, lapses: int, isolated: bool, failure: Failure) -> int:
+    def add(
+        self, messages: MessageRange, attempt: int, session_expiries: int, quarantined: bool, failure: Failure
+    ) -> int:
         """Have them handed out again when they are due; returns the number of the retry."""
-        return self.add_all([(messages, attempt, lapses)], isolated, failure)
+        return self.add_all([(messages, attempt, session_expiries)], quarantined, failure)
 
-    def add_all(self, several: list[tuple[MessageRange, int, int]], isolated: bool, failure: Failure) -> int:
-        """As ``add``, for (messages, attempt, lapses) each, in that order; returns the number of the last."""
-        return self.add_each([(*one, failure) for one in several], isolated)
+    def add_all(self, several: list[tuple[MessageRange, int, int]], quarantined: bool, failure: Failure) -> int:
+        """As ``add``, for (messages, attempt, session_expiries) each, in that order; returns the number of the last."""
+        return self.add_each([(*one, failure) for one in several], quarantined)
 
-    def add_each(self, several: list[tuple[MessageRange, int, int, Failure]], isolated: bool) -> int:
-        """As ``add_all``, for (messages, attempt, lapses, failure) each."""
+    def add_each(self, several: list[tuple[MessageRange, int, int, Failure]], quarantined: bool) -> int:
+        """As ``add_all``, for (messages, attempt, session_expiries, failure) each."""
         self.changed = True
-        room, later = LOADED_ITEMS - len(self._due) - len(self._alone), list[Retry]()
-        for number, (messages, attempt, lapses, failure) in enumerate(several, self._next_number):
-            reason, consumer, pull_sequence, now_us, due_us = failure
-            retry = Retry(
-                number, due_us, messages, attempt, lapses, isolated, consumer, pull_sequence, now_us, reason
+        room, later = LOADED_ITEMS - len(self._due) - len(self._quarantined), list[RetryItem]()
+        for number, (messages, attempt, session_expiries, failure) in enumerate(several, self._next_number):
+            reason, consumer, delivery_sequence, now_us, due_us = failure
+            retry = RetryItem(
+                number, due_us, messages, attempt, session_expiries, quarantined, consumer, delivery_sequence, now_us,
+                reason
             )  # fmt: skip
             self.count += messages.total
             if self.watch is not None:
@@ -199,8 +207,8 @@ class Retries:
             self._schedule.push(packed(later))
         return self._next_number - 1
 
-    def _enqueue(self, retry: Retry) -> None:
-        queue = self._alone if retry.isolated else self._due
+    def _enqueue(self, retry: RetryItem) -> None:
+        queue = self._quarantined if retry.quarantined else self._due
         taken = self._taken.pop(retry.number, None)
         if self.watch is not None:
             self.watch.left.add(retry.number)
@@ -211,22 +219,22 @@ class Retries:
         else:
             queue.extend(retry._replace(messages=messages) for messages in rest_of(retry.messages, taken))
 
-    def waiting(self) -> list[Retry]:
+    def waiting(self) -> list[RetryItem]:
         """What is due and in memory."""
-        return [*self._due, *self._alone]
+        return [*self._due, *self._quarantined]
 
     def scheduled(self) -> Iterator[np.ndarray[Any, np.dtype[np.void]]]:
         """What is not, in blocks: RETRY_DTYPE[n]; see ``left_of``. Reads files."""
         return self._schedule.all()
 
-    def left_of(self, retry: Retry) -> list[Retry]:
+    def left_of(self, retry: RetryItem) -> list[RetryItem]:
         """What of a retry in the schedule is still to be handed out."""
         if retry.number in self._void:
             return []
         left = rest_of(retry.messages, self._taken.get(retry.number, []))
         return [retry._replace(messages=messages) for messages in left]
 
-    def has(self, retry: Retry, watch: Watch) -> bool:
+    def has(self, retry: RetryItem, watch: Watch) -> bool:
         """Whether it still waits just as it was found, since *watch* began."""
         if self.watch is not watch or watch.cleared != self._cleared:
             return False
@@ -239,25 +247,27 @@ class Retries:
         self.watch = Watch([], {retry.number for retry in self.waiting()}, self._cleared)
         return self.watch
 
-    def replace(self, retry: Retry, parts: list[MessageRange], *, whole: bool) -> None:
+    def replace(self, retry: RetryItem, parts: list[MessageRange], *, whole: bool) -> None:
         """These stand for a retry from now on. With *whole* it lay in the schedule, and nothing of it was taken."""
         number = retry.number
         self.took(number, retry.messages)
         if whole and self._taken.get(number) == [retry.messages]:
             del self._taken[number]
             self._void.add(number, number + 1)
-        failure = Failure(retry.reason, retry.consumer, retry.pull_sequence, retry.failed_at_us, retry.due_us)
-        self.add_all([(messages, retry.attempt, retry.lapses) for messages in parts], retry.isolated, failure)
+        failure = Failure(retry.reason, retry.consumer, retry.delivery_sequence, retry.failed_at_us, retry.due_us)
+        self.add_all(
+            [(messages, retry.attempt, retry.session_expiries) for messages in parts], retry.quarantined, failure
+        )
 
     def load(self, now_us: int, most: int = 0) -> bool:
         """Bring in what is due by now, about as many as that (0: LOADED_ITEMS), as far as that takes not too much
         reading; True when something waits to be handed out.
         """
-        if not self._due and not self._alone:
+        if not self._due and not self._quarantined:
             self._is_new = True
             if not self._schedule.is_due(now_us) and not self._void.size:
                 return False
-        while len(self._due) + len(self._alone) < (most or LOADED_ITEMS) and self._schedule.is_due(now_us):
+        while len(self._due) + len(self._quarantined) < (most or LOADED_ITEMS) and self._schedule.is_due(now_us):
             items = self._schedule.pop(now_us, LOADED_ITEMS)
             self.changed = True
             for retry in unpacked(items):
@@ -266,7 +276,7 @@ class Retries:
                 break
         if self._void and not len(self._schedule):
             self._void = Intervals()
-        return bool(self._due or self._alone)
+        return bool(self._due or self._quarantined)
 
     @property
     def is_due(self) -> bool:
@@ -274,14 +284,14 @@ class Retries:
         return bool(self._due)
 
     @property
-    def is_due_alone(self) -> bool:
+    def is_quarantined_due(self) -> bool:
         """Something waits for a consumer that holds nothing."""
-        return bool(self._alone)
+        return bool(self._quarantined)
 
     @property
     def is_empty(self) -> bool:
         """Nothing waits here, due or not."""
-        return not self.count and not self._due and not self._alone
+        return not self.count and not self._due and not self._quarantined
 
     def next_due_us(self) -> int | None:
         """When the next retry falls due that does not wait already."""
@@ -304,14 +314,14 @@ class Retries:
                 self._due[0] = retry._replace(messages=retry.messages.part(count, total))
         return taken
 
-    def take_alone(self, max_count: int) -> Taken:
+    def take_quarantined(self, max_count: int) -> Taken:
         """What is to be handed out alone, up to so many messages of it; the rest stays."""
         self.changed = self._is_new = True
-        retry = self._alone.popleft()
+        retry = self._quarantined.popleft()
         total = retry.messages.total
         count = min(total, max_count)
         if count < total:
-            self._alone.appendleft(retry._replace(messages=retry.messages.part(count, total)))
+            self._quarantined.appendleft(retry._replace(messages=retry.messages.part(count, total)))
         self.count -= count
         return taken_of(retry, count)
 
@@ -319,13 +329,13 @@ class Retries:
         """As ``take``, of those messages that *split* means. Raises what that does: then all is as it was."""
         return self._take_meant(self._due, max_count, MOST_TAKEN, split)
 
-    def take_alone_meant(self, max_count: int, split: Split) -> list[Taken]:
-        """As ``take_alone``, of those messages that *split* means; nothing where there are none."""
-        return self._take_meant(self._alone, max_count, 1, split)
+    def take_quarantined_meant(self, max_count: int, split: Split) -> list[Taken]:
+        """As ``take_quarantined``, of those messages that *split* means; nothing where there are none."""
+        return self._take_meant(self._quarantined, max_count, 1, split)
 
-    def _take_meant(self, queue: deque[Retry], max_count: int, most: int, split: Split) -> list[Taken]:
+    def _take_meant(self, queue: deque[RetryItem], max_count: int, most: int, split: Split) -> list[Taken]:
         self.changed = True
-        taken, passed = list[Taken](), list[Retry]()
+        taken, passed = list[Taken](), list[RetryItem]()
         try:
             while max_count and queue and len(taken) < most and (found := split(queue[0].messages)) is not None:
                 retry, start = queue.popleft(), 0
@@ -355,9 +365,9 @@ class Retries:
         if now_us - self._stuck_us < PASSED_AFTER_US:
             return False
         later_us = min(max(_PASSED_FOR_US, _PASSED_EACH_US * len(self._schedule)), _PASSED_MOST_US)
-        passed = [retry._replace(due_us=now_us + later_us) for retry in (*self._due, *self._alone)]
+        passed = [retry._replace(due_us=now_us + later_us) for retry in (*self._due, *self._quarantined)]
         self._due.clear()
-        self._alone.clear()
+        self._quarantined.clear()
         self._schedule.push(packed(passed))
         self.load(now_us)
         self._is_new = False  # nobody has taken anything
@@ -368,21 +378,21 @@ class Retries:
         return self._schedule.is_due(now_us)
 
     @property
-    def due(self) -> Iterable[Retry]:
+    def due(self) -> Iterable[RetryItem]:
         """What waits here for any consumer."""
         return self._due
 
     @property
-    def due_alone(self) -> Iterable[Retry]:
+    def due_quarantined(self) -> Iterable[RetryItem]:
         """What waits here for a consumer that holds nothing."""
-        return self._alone
+        return self._quarantined
 
     def put_back(self, taken: list[Taken]) -> None:
         """The pull that was to have them was not answered: they are first again."""
         self.changed = True
         for retry, count, _ in reversed(taken):
             self.count += count
-            queue = self._alone if retry.isolated else self._due
+            queue = self._quarantined if retry.quarantined else self._due
             if count < retry.messages.total:
                 queue.popleft()  # what was left of it
             queue.appendleft(retry)
@@ -391,7 +401,7 @@ class Retries:
         """A record says that a pull took these of a retry's messages; it may not be loaded yet."""
         self.changed = True
         self.count -= messages.total
-        for queue in (self._due, self._alone):
+        for queue in (self._due, self._quarantined):
             for at, retry in enumerate(queue):
                 if retry.number == number and retry.messages.overlaps(messages):
                     del queue[at]
@@ -414,7 +424,7 @@ class Retries:
         self.changed = True
         self._schedule.clear()
         self._due.clear()
-        self._alone.clear()
+        self._quarantined.clear()
         self._taken.clear()
         self._void = Intervals()
         self._cleared += 1
@@ -428,7 +438,7 @@ class Retries:
         return {
             "next_number": self._next_number,
             "count": self.count,
-            "due": packed([*self._due, *self._alone]).tobytes(),
+            "due": packed([*self._due, *self._quarantined]).tobytes(),
             "taken": self._taken,
             "void": list(self._void),
             "next_run": claim.next_run,
@@ -444,9 +454,9 @@ class Retries:
         for start, end in fields["void"]:
             self._void.add(start, end)
         for retry in unpacked(np.frombuffer(fields["due"], RETRY_DTYPE)):
-            (self._alone if retry.isolated else self._due).append(retry)
+            (self._quarantined if retry.quarantined else self._due).append(retry)
         self._schedule.restore(ScheduleClaim(fields["next_run"], fields["runs"], fields["kept"]))
 
 
-def _cut_of(retry: Retry, start: int, end: int) -> Retry:
+def _cut_of(retry: RetryItem, start: int, end: int) -> RetryItem:
     return retry._replace(messages=retry.messages.part(start, end))

@@ -48,7 +48,7 @@ class _Work:
         return self.command.action == "delete_dead"
 
 
-class Reviving:
+class Redriving:
     """Of all groups, one after another."""
 
     def __init__(self, handing: Handing, durable: Durable, effects: list[Effect]) -> None:
@@ -88,7 +88,7 @@ class Reviving:
             if numbers and work.deletes:
                 work.count += ledger.forget_dead(numbers)
             elif numbers:
-                work.count += ledger.revive(numbers, now.wall_us)
+                work.count += ledger.redrive(numbers, now.wall_us)
                 work.last = numbers[-1]
                 self._handing.members.look(ledger)
         except StorageError as error:

@@ -15,7 +15,7 @@ from qmq.broker.groups.membership import Members
 from qmq.broker.groups.settings import BROADCAST
 from qmq.broker.ports.commands import Now
 from qmq.broker.ports.limits import BrokerLimits
-from qmq.broker.startup.replay import Changes
+from qmq.broker.startup.replay import GroupReplay
 
 #: The group of a made-up id goes so many session timeouts after its session has expired.
 MADE_UP_TIMEOUTS: Final = 3
@@ -26,12 +26,14 @@ _LOOK_FOR_EXPIRY_EVERY_US: Final = 60_000_000
 class Broadcasts:
     """Deletes the groups of members of all broadcasts when they are due."""
 
-    def __init__(self, subscriptions: Subscriptions, members: Members, changes: Changes, limits: BrokerLimits) -> None:
+    def __init__(
+        self, subscriptions: Subscriptions, members: Members, changes: GroupReplay, limits: BrokerLimits
+    ) -> None:
         self._subscriptions = subscriptions
         self._members = members
         self._changes = changes
         self._ttl_us = limits.broadcast_ttl_ms * 1_000
-        self._made_up_us = min(MADE_UP_TIMEOUTS * limits.lapse_ms * 1_000, self._ttl_us)
+        self._made_up_us = min(MADE_UP_TIMEOUTS * limits.session_timeout_ms * 1_000, self._ttl_us)
         self._due: list[tuple[int, int]] = []  # wall clock, number of the group's ledger
         self._looks: dict[int, int] = {}  # by that number: the first time at which it is in _due
 

@@ -69,7 +69,7 @@ class Cursors:
 
 
 class Waiting:
-    """A parked pull."""
+    """A waiting pull."""
 
     __slots__ = ("deadline_us", "done", "pull", "subscription")
 
@@ -80,24 +80,24 @@ class Waiting:
         self.done = False
 
 
-class Following:
+class SubjectFilter:
     """One prefix (or exact subject) that a group follows."""
 
     def __init__(
-        self, group: Group, prefix: str, start: Start, scan: list[int], places: list[int], ordinal: int
+        self, group: Group, prefix: str, start: Start, row_cursors: list[int], positions: list[int], ordinal: int
     ) -> None:
         self.group = group
         self.prefix = prefix
         self.start = start
-        self.scan = scan  # by partition: the row to go on at; unused for an exact subject
+        self.row_cursors = row_cursors  # by partition: the row to go on at; unused for an exact subject
         #: By partition: a position at or before that of the row, for the checkpoint.
-        self.places = places
+        self.positions = positions
         self.exact = prefix != "" and not prefix.endswith(".")
         #: Its number among those of its group, from 1 on, for good.
         self.ordinal = ordinal
         self.number: int | None = None  # of an exact subject, once it exists
-        #: Of a most_once group: up to which stamp (of an exact subject: sequence) a start passes all that there is, and
-        #: what is to make that more.
+        #: Of an at_most_once group: up to which stamp (of an exact subject: sequence) a start passes all that there is,
+        #: and what is to make that more.
         self.reserved = 0
         self.reserving: object = None
         self.reserves = 0  # since something was handed out
@@ -129,16 +129,16 @@ class Following:
             self._matched = count
         return self._matches
 
-    def places_now(self, store: Store, visible: list[int]) -> list[int]:
+    def positions_now(self, store: Store, visible: list[int]) -> list[int]:
         """Where the rows of its scan lie, by partition: what comes before is handed out."""
         return _places(store, self, visible)
 
     def has_more(self, store: Store) -> bool:
         """Whether there may be something that it was not given."""
         if not self.exact:
-            if len(self.scan) == 1:
-                return self.scan[0] < store.visible_row(0)
-            return any(row < store.visible_row(partition) for partition, row in enumerate(self.scan))
+            if len(self.row_cursors) == 1:
+                return self.row_cursors[0] < store.visible_row(0)
+            return any(row < store.visible_row(partition) for partition, row in enumerate(self.row_cursors))
         number = self.subject(store)
         return number is not None and bool(self.group.cursors.upto(number + 1)[number] < store.ends[number])
 
@@ -156,10 +156,10 @@ class Group:
         self.name = name
         self.mode = mode
         self.cursors = Cursors()
-        self.followings: dict[str, Following] = {}
+        self.filters: dict[str, SubjectFilter] = {}
         #: What it followed until it was told to follow less: where it was there, should it be asked for again.
-        self.ended: dict[str, Following] = {}
-        self._by_ordinal: dict[int, Following] = {}
+        self.ended: dict[str, SubjectFilter] = {}
+        self._by_ordinal: dict[int, SubjectFilter] = {}
         #: Who holds what; None for one who follows alone.
         self.ledger: Ledger | None = None
         #: Messages that it was not given and never will be: dropped before it took them, expired (where there are no
@@ -172,53 +172,55 @@ class Group:
         self.dirty = True
         self._packed = b""
 
-    def follow(self, prefix: str, begin: Begin, ordinal: int | None = None) -> Following:
+    def follow(self, prefix: str, begin: Begin, ordinal: int | None = None) -> SubjectFilter:
         """Begin to follow a prefix; *ordinal* is its number where it has one."""
         before = self.ended.pop(prefix, None)
         if ordinal is None:
             ordinal = 1 + max(self._by_ordinal, default=0) if before is None else before.ordinal
-        following = Following(self, prefix, begin.start, list(begin.scan), list(begin.places), ordinal)
+        subject_filter = SubjectFilter(
+            self, prefix, begin.start, list(begin.row_cursors), list(begin.positions), ordinal
+        )
         if before is not None:
-            following.reserved = before.reserved  # a start passes that block even so
-        self.followings[prefix] = self._by_ordinal[ordinal] = following
+            subject_filter.reserved = before.reserved  # a start passes that block even so
+        self.filters[prefix] = self._by_ordinal[ordinal] = subject_filter
         self.dirty = True
-        return following
+        return subject_filter
 
-    def unfollow(self, prefixes: Iterable[str]) -> list[Following]:
+    def unfollow(self, prefixes: Iterable[str]) -> list[SubjectFilter]:
         """Follow these no more. Ranges of messages that name them still mean what they took."""
-        ended = [self.followings.pop(prefix) for prefix in prefixes if prefix in self.followings]
-        self.ended.update((following.prefix, following) for following in ended)
+        ended = [self.filters.pop(prefix) for prefix in prefixes if prefix in self.filters]
+        self.ended.update((subject_filter.prefix, subject_filter) for subject_filter in ended)
         self.dirty = True
         return ended
 
     def follows_no_more(self, subject: str) -> bool:
         """Whether it followed that subject once, and does not now."""
-        return bool(self.ended) and takes(self.ended, subject) and not takes(self.followings, subject)
+        return bool(self.ended) and takes(self.ended, subject) and not takes(self.filters, subject)
 
-    def all_followings(self) -> Iterator[Following]:
+    def all_filters(self) -> Iterator[SubjectFilter]:
         """What it follows, and what it followed."""
-        return itertools.chain(self.followings.values(), self.ended.values())
+        return itertools.chain(self.filters.values(), self.ended.values())
 
-    def following(self, ordinal: int) -> Following | None:
+    def filter_of(self, ordinal: int) -> SubjectFilter | None:
         """The one of that number, from 1 on, also where it has ended. None where the record of it is lost."""
         return self._by_ordinal.get(ordinal)
 
     def seek(self, begin: Begin) -> None:
         """Go on elsewhere, in all that it follows, or may be asked to follow again."""
         self.cursors = Cursors()
-        for following in self.all_followings():
-            following.start = begin.start
-            following.scan[:] = begin.scan
-            following.places[:] = begin.places
-            following.arrived.clear()
-            following.reserved, following.reserving = 0, None
+        for subject_filter in self.all_filters():
+            subject_filter.start = begin.start
+            subject_filter.row_cursors[:] = begin.row_cursors
+            subject_filter.positions[:] = begin.positions
+            subject_filter.arrived.clear()
+            subject_filter.reserved, subject_filter.reserving = 0, None
         self.dirty = True
 
-    def covering(self, prefix: str) -> Following | None:
+    def covering(self, prefix: str) -> SubjectFilter | None:
         """What the group follows already that takes in all that *prefix* does."""
-        return _covering(self.followings, prefix)
+        return _covering(self.filters, prefix)
 
-    def left_at(self, prefix: str) -> Following | None:
+    def left_at(self, prefix: str) -> SubjectFilter | None:
         """What the group followed once that takes in all that *prefix* does: it is known how far it came there."""
         return self.ended.get(prefix) or _covering(self.ended, prefix)
 
@@ -226,36 +228,36 @@ class Group:
         """What of these lies in what the group follows: prefixes and subjects, without those that lie in others."""
         found = dict[str, None]()
         for prefix in prefixes:
-            if prefix in self.followings or self.covering(prefix) is not None:
+            if prefix in self.filters or self.covering(prefix) is not None:
                 found[prefix] = None
             elif prefix == "" or prefix.endswith("."):
-                found.update((known, None) for known in self.followings if known.startswith(prefix))
+                found.update((known, None) for known in self.filters if known.startswith(prefix))
         return list(found)
 
     def outermost(self) -> list[str]:
         """What it follows, without what lies within another of its prefixes: that adds nothing."""
-        return [prefix for prefix in self.followings if self.covering(prefix) is None]
+        return [prefix for prefix in self.filters if self.covering(prefix) is None]
 
-    def cursor(self, store: Store, following: Following, number: int) -> int | None:
+    def cursor(self, store: Store, subject_filter: SubjectFilter, number: int) -> int | None:
         """The next sequence of a subject; where nothing was handed out yet, what the start says: None while nothing
         that was stored since can be read.
         """
         cursor = int(self.cursors.upto(number + 1)[number])
         if cursor:
             return cursor
-        first = self.beginning(store, following, number)
+        first = self.beginning(store, subject_filter, number)
         return None if first is None else max(first, store.offered_sequence(number))
 
-    def beginning(self, store: Store, following: Following, number: int) -> int | None:
+    def beginning(self, store: Store, subject_filter: SubjectFilter, number: int) -> int | None:
         """Where the start says that the group begins in a subject; None while that cannot be told."""
-        start = following.start
+        start = subject_filter.start
         if number >= start.subjects or start.kind == "first":
             return 0
         if start.kind == "sequence":
             return start.value
         return store.sequence_at_time(number, start.value)
 
-    def floor(self, following: Following, numbers: npt.NDArray[Any]) -> npt.NDArray[np.uint64]:
+    def floor(self, subject_filter: SubjectFilter, numbers: npt.NDArray[Any]) -> npt.NDArray[np.uint64]:
         """The cursors of many subjects, for rows that a scan brings: u64[len(numbers)].
 
         A start by time needs no floor here: the scan itself began at that time.
@@ -263,7 +265,7 @@ class Group:
         if not len(numbers):
             return np.zeros(0, np.uint64)
         cursors: npt.NDArray[np.uint64] = self.cursors.upto(int(numbers.max()) + 1)[numbers]
-        start = following.start
+        start = subject_filter.start
         if start.kind == "sequence" and start.value:
             unset = (cursors == 0) & (numbers < start.subjects)
             cursors[unset] = start.value
@@ -280,16 +282,16 @@ class Group:
                 "skipped": self.skipped,
                 "filtered": self.filtered,
                 "cursors": self.cursors.packed(),
-                "followings": [
+                "filters": [
                     (
-                        following.prefix,
-                        following.ordinal,
-                        tuple(following.start),
-                        _places(store, following, visible),
-                        following.reserved,
-                        following.prefix in self.ended,
+                        subject_filter.prefix,
+                        subject_filter.ordinal,
+                        tuple(subject_filter.start),
+                        _places(store, subject_filter, visible),
+                        subject_filter.reserved,
+                        subject_filter.prefix in self.ended,
                     )
-                    for following in self.all_followings()
+                    for subject_filter in self.all_filters()
                 ],
             }
             self._packed = msgpack.packb(fields)
@@ -301,13 +303,13 @@ class Group:
         self.cursors.restore(*packed["cursors"])
         self.skipped = packed["skipped"]
         self.filtered = packed["filtered"]
-        for prefix, ordinal, start, positions, reserved, has_ended in packed["followings"]:
-            scan = [
+        for prefix, ordinal, start, positions, reserved, has_ended in packed["filters"]:
+            row_cursors = [
                 store.row_at_position(partition, positions[partition]) if partition < len(positions) else 0
                 for partition in range(store.partitions)
             ]
-            places = [*positions, *[0] * store.partitions][: store.partitions]
-            self.follow(prefix, Begin(Start(*start), scan, places), ordinal).reserved = reserved
+            by_partition = [*positions, *[0] * store.partitions][: store.partitions]
+            self.follow(prefix, Begin(Start(*start), row_cursors, by_partition), ordinal).reserved = reserved
             if has_ended:
                 self.unfollow([prefix])
 
@@ -324,12 +326,12 @@ def takes(prefixes: Collection[str], name: str) -> bool:
     return False
 
 
-def _covering(followings: Mapping[str, Following], prefix: str) -> Following | None:
+def _covering(filters: Mapping[str, SubjectFilter], prefix: str) -> SubjectFilter | None:
     end = 0
     while end < len(prefix):
-        following = followings.get(prefix[:end])
-        if following is not None:
-            return following
+        subject_filter = filters.get(prefix[:end])
+        if subject_filter is not None:
+            return subject_filter
         end = prefix.find(".", end) + 1 or len(prefix)
     return None
 
@@ -338,36 +340,36 @@ class Begin(NamedTuple):
     """Where a group begins to follow: the rule for cursors; by partition, the row to scan from and its position."""
 
     start: Start
-    scan: list[int]
-    places: list[int]
+    row_cursors: list[int]
+    positions: list[int]
 
 
-def _places(store: Store, following: Following, visible: list[int]) -> list[int]:
+def _places(store: Store, subject_filter: SubjectFilter, visible: list[int]) -> list[int]:
     """Where the rows of its scan lie. The place before is as good for one that would have to be read: what was handed
     out since then is known by its cursors.
     """
-    for partition, row in enumerate(following.scan):
+    for partition, row in enumerate(subject_filter.row_cursors):
         if row >= store.visible_row(partition):
-            following.places[partition] = visible[partition]
+            subject_filter.positions[partition] = visible[partition]
             continue
         with suppress(NotAtHand, StorageError):
-            following.places[partition] = store.read_entry(partition, row)[1]
-    return list(following.places)
+            subject_filter.positions[partition] = store.read_entry(partition, row)[1]
+    return list(subject_filter.positions)
 
 
 class Subscription:
     """One consumer's part in a group, on one connection."""
 
     __slots__ = (
-        "asked", "connection", "consumer", "followings", "group", "incarnation", "member", "name", "number", "share",
+        "asked", "connection", "consumer", "filters", "group", "epoch", "member", "name", "number", "share",
         "turn",
     )  # fmt: skip
 
     def __init__(
-        self, number: int, connection: int, consumer: str, group: Group, followings: list[Following],
+        self, number: int, connection: int, consumer: str, group: Group, filters: list[SubjectFilter],
         asked: Sequence[str],
     ) -> None:  # fmt: skip
-        """*asked*: the prefixes that the consumer named; *followings* are what its group follows of these."""
+        """*asked*: the prefixes that the consumer named; *filters* are what its group follows of these."""
         self.number = number
         #: Connection, group, consumer and nonce, where it has one: the same again takes its place.
         self.name: tuple[int, str, str, bytes] | None = None
@@ -375,18 +377,18 @@ class Subscription:
         self.connection = connection
         self.consumer = consumer
         self.group = group
-        self.followings = followings
-        self.turn = 0  # which following a pull began with
+        self.filters = filters
+        self.turn = 0  # which filter a pull began with
         #: What it is in its group; None for one who follows alone.
         self.member: Member | None = None
-        self.incarnation = 0
+        self.epoch = 0
         #: What it may have of what is handed out again, where somebody has looked.
         self.share: Share | None = None
 
-    def in_turn(self) -> Iterator[Following]:
-        """The followings, the one that the next pull begins with first."""
-        turn = (self.turn + 1) % len(self.followings)
-        return itertools.chain(self.followings[turn:], self.followings[:turn])
+    def in_turn(self) -> Iterator[SubjectFilter]:
+        """The filters, the one that the next pull begins with first."""
+        turn = (self.turn + 1) % len(self.filters)
+        return itertools.chain(self.filters[turn:], self.filters[:turn])
 
 
 def check_followed(command: Subscribe, group: Group | None, most: int) -> None:
@@ -397,7 +399,7 @@ def check_followed(command: Subscribe, group: Group | None, most: int) -> None:
     prefixes = set(command.prefixes)
     if group is not None:
         _check_wider(command, group)
-        prefixes |= group.followings.keys()
+        prefixes |= group.filters.keys()
     check_count(command.group or "this consumer", prefixes, group, most)
 
 
@@ -417,7 +419,9 @@ def check_count(who: str, prefixes: set[str], group: Group | None, most: int) ->
             f"{who} would follow {len(prefixes)} prefixes and subjects, at most {most} are allowed; "
             "follow a prefix that takes many of them"
         )
-    known = len(prefixes.union(following.prefix for following in group.all_followings())) if group is not None else 0
+    known = (
+        len(prefixes.union(subject_filter.prefix for subject_filter in group.all_filters())) if group is not None else 0
+    )
     if known > 2 * most:
         raise InvalidOption(
             f"{who} would have followed {known} prefixes and subjects over time, at most {2 * most} are kept; "
@@ -429,10 +433,10 @@ def _check_wider(command: Subscribe, group: Group) -> None:
     """A later start would pass what the group has not taken yet of the subjects that it follows within a prefix."""
     if command.start in (None, "first"):
         return
-    for prefix in set(command.prefixes) - group.followings.keys():
+    for prefix in set(command.prefixes) - group.filters.keys():
         if (prefix and not prefix.endswith(".")) or group.left_at(prefix) is not None:
             continue  # it is one subject, or goes on where the group left it
-        within = next((known for known in group.followings if known.startswith(prefix)), None)
+        within = next((known for known in group.filters if known.startswith(prefix)), None)
         if within is not None:
             raise InvalidOption(
                 f"group {group.name} follows {within!r} already, so the wider {prefix!r} can only start at "

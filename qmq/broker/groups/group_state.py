@@ -20,11 +20,11 @@ import msgpack
 
 from qmq.broker.error_log.dead_letters import chosen, letters_of
 from qmq.broker.error_log.error_log import Failure, Retries, Taken, split, unpacked
-from qmq.broker.groups.in_flight import HeldPull, HeldRange, MessageRange, flat, unflat
+from qmq.broker.groups.in_flight import InFlightPull, InFlightRange, MessageRange, flat, unflat
 from qmq.broker.groups.member import Consumers, Member
-from qmq.broker.groups.settings import GroupSettings
-from qmq.broker.journal.record_types import LEAVING_RANGES, MOST_RANGES_A_RECORD, Kind, Leaving, Verdict
-from qmq.broker.ports.commands import Back, Known
+from qmq.broker.groups.settings import ResolvedSettings
+from qmq.broker.journal.record_types import LEAVING_RANGES, MOST_RANGES_A_RECORD, Disposition, LeaveReason, RecordKind
+from qmq.broker.ports.commands import DispositionRange, KnownConsumer
 from qmq.broker.retention import forwarded
 from qmq.errors import Fenced
 from qmq.intervals import Intervals
@@ -38,21 +38,21 @@ HANDED_SIZE: Final = 24
 #: One packer for all records: to make one takes as long as a record.
 _pack: Final = msgpack.Packer().pack
 #: At hand: an enum is asked for its members by name.
-_PULL: Final = Kind.PULL
-_ACK: Final = Kind.ACK
+_PULL: Final = RecordKind.PULL
+_ACK: Final = RecordKind.ACK
 
 
 class Ledger:
     """Of one group."""
 
     def __init__(
-        self, number: int, schedule: Schedule, dead: ItemLog, record: Callable[[Kind, bytes], None],
+        self, number: int, schedule: Schedule, dead: ItemLog, record: Callable[[RecordKind, bytes], None],
         *, keeps_absent: bool = False,
     ) -> None:  # fmt: skip
         """*keeps_absent*: forget a transient consumer only when it leaves by itself, not when its session expires."""
         self.number = number
         self.keeps_absent = keeps_absent
-        self.settings = GroupSettings()
+        self.settings = ResolvedSettings()
         self._consumers = Consumers()
         self.members = self._consumers.by_number
         self.by_name = self._consumers.by_name
@@ -72,7 +72,13 @@ class Ledger:
     # --- consumers ---------------------------------------------------------------------------------------------------
 
     def join(
-        self, name: str, nonce: bytes, transient: bool, now_us: int, client: bytes = b"", known: Known | None = None
+        self,
+        name: str,
+        nonce: bytes,
+        transient: bool,
+        now_us: int,
+        client: bytes = b"",
+        known: KnownConsumer | None = None,
     ) -> Member:
         """Be that consumer: again (with the nonce of before), or instead of who was.
 
@@ -82,19 +88,19 @@ class Ledger:
         member = self.by_name.get(name)
         least = expected = 0
         if member is not None and known is not None and known.since_us == member.since_us:
-            if member.nonce != nonce and 0 < known.incarnation < member.incarnation:
+            if member.nonce != nonce and 0 < known.epoch < member.epoch:
                 raise Fenced(f"another program has taken over as consumer {name!r}; this one does not come back")
-            least, expected = known.incarnation, known.expected
+            least, expected = known.epoch, known.expected
             self.handled_before(member, known.handled)
         is_there = member is not None and not member.closed and not member.leaving
-        if member is None or not is_there or member.nonce != nonce or expected > member.held.next_sequence:
-            self._do(Kind.JOIN, [name, nonce, transient, now_us, client, least, expected])
+        if member is None or not is_there or member.nonce != nonce or expected > member.in_flight.next_sequence:
+            self._do(RecordKind.JOIN, [name, nonce, transient, now_us, client, least, expected])
             member = self.by_name[name]
         return member
 
     def handled_before(self, member: Member, handled: tuple[int, ...]) -> None:
         """What a client has kept of its acknowledgements: some may have been lost on the way."""
-        end = member.held.next_sequence
+        end = member.in_flight.next_sequence
         intervals = [min(number, end) for number in handled]
         pairs = [pair for pair in zip(intervals[::2], intervals[1::2], strict=True) if pair[0] < pair[1]]
         if pairs and not member.closed and not member.leaving:
@@ -107,103 +113,108 @@ class Ledger:
         if member is None:
             member = self._consumers.make(name, transient, now_us)
         elif not member.closed and not member.leaving and member.nonce != nonce:
-            member.takeovers = member.takeovers + 1 if member.held.count and not member.progress else 0
-            if member.takeovers > 1 or member.alone:
-                self._lapse_at_takeover(member, now_us)
+            member.takeovers = member.takeovers + 1 if member.in_flight.count and not member.progress else 0
+            if member.takeovers > 1 or member.quarantined:
+                self._expire_at_takeover(member, now_us)
         if member.leaving:
             member = self._consumers.follow_on(member)
         # What a client has seen is not given again, though the record of it went with the power.
-        member.incarnation = max(member.incarnation, least) + 1
-        member.held.skip_to(expected)
+        member.epoch = max(member.epoch, least) + 1
+        member.in_flight.skip_to(expected)
         member.nonce = nonce
         member.client = client
         member.closed = False
         member.progress = False
 
-    def _lapse_at_takeover(self, member: Member, now_us: int) -> None:
+    def _expire_at_takeover(self, member: Member, now_us: int) -> None:
         """What it held goes to others; where that is much, little by little."""
-        if member.held.end_of_first(LEAVING_RANGES[Leaving.LAPSED]) < member.held.next_sequence:
-            member.leaving = Leaving.LAPSED
+        if member.in_flight.end_of_first(LEAVING_RANGES[LeaveReason.EXPIRED]) < member.in_flight.next_sequence:
+            member.leaving = LeaveReason.EXPIRED
             return
-        self._returning.lapse(member, member.held.next_sequence, now_us)
+        self._returning.expire_session(member, member.in_flight.next_sequence, now_us)
         member.emptied()
 
-    def leave(self, member: Member, why: Leaving, now_us: int) -> None:
+    def leave(self, member: Member, why: LeaveReason, now_us: int) -> None:
         """It holds nothing any more: what it held is handed out again, or (CLOSED) dropped."""
         if not member.closed:
-            self._do(Kind.LEAVE, [member.number, int(why), now_us])
+            self._do(RecordKind.LEAVE, [member.number, int(why), now_us])
 
     def _leave(self, number: int, why: int, now_us: int) -> None:
         member = self.members.get(number)
         if member is None:
             return
-        self._returning.let_go(member, why, member.held.next_sequence, now_us)
+        self._returning.let_go(member, why, member.in_flight.next_sequence, now_us)
         member.leaving = 0
         member.emptied()
         member.closed = True
         member.left_us = now_us
         if member.transient and (
-            why == Leaving.LEFT or not self.keeps_absent or self.by_name.get(member.name) is not member
+            why == LeaveReason.LEFT or not self.keeps_absent or self.by_name.get(member.name) is not member
         ):
             self._consumers.forget(member)
 
-    def leave_in_part(self, member: Member, why: Leaving, end: int, now_us: int) -> None:
-        """It is leaving; what it held before that pull sequence is handed out again."""
-        self._do(Kind.PART, [member.number, int(why), end, now_us])
+    def leave_in_part(self, member: Member, why: LeaveReason, end: int, now_us: int) -> None:
+        """It is leaving; what it held before that delivery sequence is handed out again."""
+        self._do(RecordKind.PART, [member.number, int(why), end, now_us])
 
     def _leave_in_part(self, number: int, why: int, end: int, now_us: int) -> None:
         member = self._consumers.there(number)
         if member is not None:
             self._returning.let_go(member, why, end, now_us)
-            member.held.let_go(end)
+            member.in_flight.let_go(end)
             member.leaving = why
 
-    def member(self, number: int, incarnation: int) -> Member:
+    def member(self, number: int, epoch: int) -> Member:
         """Who calls. Raises Fenced when it is not that consumer any more."""
-        return self._consumers.caller(number, incarnation)
+        return self._consumers.caller(number, epoch)
 
     # --- pulls -------------------------------------------------------------------------------------------------------
 
-    def pulled(self, member: Member, ranges: list[MessageRange], size: int, now_us: int, where: list[Any]) -> HeldPull:
+    def pulled(
+        self, member: Member, ranges: list[MessageRange], size: int, now_us: int, where: list[Any]
+    ) -> InFlightPull:
         """It is given messages for the first time; *where* is how far the group has come by that."""
-        said = [member.number, member.held.next_sequence, size, now_us, where, flat(ranges)]
+        said = [member.number, member.in_flight.next_sequence, size, now_us, where, flat(ranges)]
         self._record(_PULL, self._packed(said))
         member.pulled_us = now_us
-        return member.held.add([HeldRange(messages, 1, 0) for messages in ranges], size, now_us)
+        return member.in_flight.add([InFlightRange(messages, 1, 0) for messages in ranges], size, now_us)
 
     def _pulled(self, number: int, first: int, size: int, now_us: int, where: list[Any], fields: list[int]) -> bool:
         member = self._consumers.there(number)
         if member is None:
             return False
-        member.held.skip_to(first)
+        member.in_flight.skip_to(first)
         member.pulled_us = now_us
-        member.held.add([HeldRange(messages, 1, 0) for messages in unflat(fields)], size, now_us)
+        member.in_flight.add([InFlightRange(messages, 1, 0) for messages in unflat(fields)], size, now_us)
         return True
 
-    def pulled_again(self, member: Member, taken: list[Taken], size: int, now_us: int) -> HeldPull:
+    def pulled_again(self, member: Member, taken: list[Taken], size: int, now_us: int) -> InFlightPull:
         """It is given what was taken from the retries."""
-        alone = taken[0].retry.isolated
-        which = [[one.retry.number, *one.held.flat()] for one in taken]
-        self._record(Kind.AGAIN, self._packed([member.number, member.held.next_sequence, size, now_us, alone, which]))
-        member.alone = alone
+        quarantined = taken[0].retry.quarantined
+        which = [[one.retry.number, *one.in_flight.flat()] for one in taken]
+        self._record(
+            RecordKind.AGAIN,
+            self._packed([member.number, member.in_flight.next_sequence, size, now_us, quarantined, which]),
+        )
+        member.quarantined = quarantined
         member.pulled_us = now_us
-        return member.held.add([one.held for one in taken], size, now_us, alone)
+        return member.in_flight.add([one.in_flight for one in taken], size, now_us, quarantined)
 
     def _pulled_again(
-        self, number: int, first: int, size: int, now_us: int, alone: bool, which: list[list[int]]
+        self, number: int, first: int, size: int, now_us: int, quarantined: bool, which: list[list[int]]
     ) -> bool:
         member = self._consumers.there(number)
         if member is None:
             return False
-        given = [HeldRange.of(fields) for _, *fields in which]
-        for (retry, *_), held in zip(which, given, strict=True):
-            self.retries.took(retry, held.messages)
-        member.held.skip_to(first)
-        member.alone, member.pulled_us = alone, now_us
-        member.held.add(given, size, now_us, alone)
+        given = [InFlightRange.of(fields) for _, *fields in which]
+        for (retry, *_), in_flight in zip(which, given, strict=True):
+            self.retries.took(retry, in_flight.messages)
+        member.in_flight.skip_to(first)
+        member.quarantined, member.pulled_us = quarantined, now_us
+        member.in_flight.add(given, size, now_us, quarantined)
         return True
 
-    # --- verdicts ----------------------------------------------------------------------------------------------------
+    # --- dispositions -------------------------------------------------------------------------------------------------
 
     def ack(self, member: Member, intervals: list[int]) -> int:
         """Messages [start, end), ... are handled; returns how many of them had to be refused."""
@@ -214,22 +225,22 @@ class Ledger:
         return refused
 
     def _acked(self, member: Member, intervals: list[int]) -> tuple[int, int]:
-        new, refused = member.held.ack(intervals)
+        new, refused = member.in_flight.ack(intervals)
         member.progressed(new)
         return new, refused
 
-    def hand_back(self, member: Member, backs: Sequence[Back], now_us: int) -> list[int]:
-        """These come back, each as if it were alone; returns the numbers of those of which some is not held (any more),
-        and which change nothing.
+    def hand_back(self, member: Member, backs: Sequence[DispositionRange], now_us: int) -> list[int]:
+        """These come back, each as if it were alone; returns the numbers of those of which some is not in flight (any
+        more), and which change nothing.
         """
         refused = list[int]()
-        taken = member.held.holding(backs, refused)
+        taken = member.in_flight.in_flight(backs, refused)
         for at in range(0, len(taken), MOST_RANGES_A_RECORD):
             some = taken[at : at + MOST_RANGES_A_RECORD]
             reasons = {back.reason: None for back in some}
             numbers = {reason: number for number, reason in enumerate(reasons)}
             rows = [(*back[:4], numbers[back.reason]) for back in some]
-            self._do(Kind.BACK, [member.number, rows, list(reasons), now_us])
+            self._do(RecordKind.BACK, [member.number, rows, list(reasons), now_us])
         return refused
 
     def _back(self, number: int, rows: list[list[Any]], reasons: list[str], now_us: int) -> None:
@@ -238,26 +249,28 @@ class Ledger:
             self._returning.back(member, rows, reasons, now_us)
 
     def take_over(
-        self, messages: MessageRange, attempt: int, verdict: Verdict, reason: str, delay_us: int | None, now_us: int,
-        name: bytes,
+        self, messages: MessageRange, attempt: int, disposition: Disposition, reason: str, delay_us: int | None,
+        now_us: int, name: bytes,
     ) -> None:  # fmt: skip
         """Messages that a consumer had from another broker come back here; *name* is that of the hand-over."""
-        self._do(Kind.OVER, [list(messages), attempt, int(verdict), reason, delay_us, now_us, name])
+        self._do(RecordKind.OVER, [list(messages), attempt, int(disposition), reason, delay_us, now_us, name])
 
     def _over(
-        self, messages: list[int], attempt: int, verdict: int, reason: str, delay_us: int | None, now_us: int,
+        self, messages: list[int], attempt: int, disposition: int, reason: str, delay_us: int | None, now_us: int,
         name: bytes,
     ) -> None:  # fmt: skip
         self.handed[name] = None
         if len(self.handed) > MOST_HANDED:
             del self.handed[next(iter(self.handed))]
-        held = HeldRange(MessageRange(*messages), attempt, 0)
-        is_reject = verdict == Verdict.REJECT
-        self.retries.add_each(list(self._returning.failed(0, 0, [held], is_reject, delay_us, reason, now_us)), False)
+        in_flight = InFlightRange(MessageRange(*messages), attempt, 0)
+        is_reject = disposition == Disposition.REJECT
+        self.retries.add_each(
+            list(self._returning.failed(0, 0, [in_flight], is_reject, delay_us, reason, now_us)), False
+        )
 
     def bring_back(self, messages: list[MessageRange], run: bytes, start: int, end: int, now_us: int) -> None:
         """Messages [start, end) of a restore are this group's to hand out, as if for the first time."""
-        self._do(Kind.RESTORED, [flat(messages), run, start, end, now_us])
+        self._do(RecordKind.RESTORED, [flat(messages), run, start, end, now_us])
 
     def _bring_back(self, fields: list[int], run: bytes, start: int, end: int, now_us: int) -> None:
         self.restored.add(run, start, end)
@@ -266,16 +279,16 @@ class Ledger:
 
     # --- dead letters ------------------------------------------------------------------------------------------------
 
-    def revive(self, numbers: list[int], now_us: int) -> int:
+    def redrive(self, numbers: list[int], now_us: int) -> int:
         """Hand out dead letters again, as if for the first time; returns how many."""
         count = len(self.dead)
-        self._do(Kind.REVIVE, [numbers, now_us])
+        self._do(RecordKind.REDRIVE, [numbers, now_us])
         return count - len(self.dead)
 
     def forget_dead(self, numbers: list[int] | None) -> int:
         """Dead letters (None: all) are gone for good; returns how many."""
         count = len(self.dead)
-        self._do(Kind.FORGET, [numbers])
+        self._do(RecordKind.FORGET, [numbers])
         return count - len(self.dead)
 
     def _forget(self, numbers: list[int] | None) -> None:
@@ -286,21 +299,21 @@ class Ledger:
 
     # --- when its messages, or all of it, go elsewhere ---------------------------------------------------------------
 
-    def forward(self, retries: list[Any], letters: list[Any], held: list[Any], now_us: int) -> None:
+    def forward(self, retries: list[Any], letters: list[Any], in_flight: list[Any], now_us: int) -> None:
         """Copies stand for messages that are about to be dropped; see ``forwarded.apply``."""
-        self._do(Kind.FORWARD, [retries, letters, held, now_us])
+        self._do(RecordKind.FORWARD, [retries, letters, in_flight, now_us])
 
     def skip_sequences(self, count: int) -> None:
-        """No consumer is given a pull sequence that it may have seen in a record that is lost."""
+        """No consumer is given a delivery sequence that it may have seen in a record that is lost."""
         self._changed = True
         for member in self.members.values():
-            member.held.skip_to(member.held.next_sequence + count)
+            member.in_flight.skip_to(member.in_flight.next_sequence + count)
 
-    def drop_held(self, now_us: int, *, clear_retries: bool) -> None:
+    def drop_in_flight(self, now_us: int, *, clear_retries: bool) -> None:
         """The group goes elsewhere: nobody holds anything any more."""
         self._changed = True
         for member in list(self.members.values()):
-            self._leave(member.number, Leaving.CLOSED, now_us)
+            self._leave(member.number, LeaveReason.CLOSED, now_us)
         if clear_retries:
             self.retries.clear()
 
@@ -338,43 +351,43 @@ class Ledger:
 
     # --- records -----------------------------------------------------------------------------------------------------
 
-    def set(self, settings: GroupSettings) -> None:
+    def set(self, settings: ResolvedSettings) -> None:
         """Other settings from now on."""
-        self._do(Kind.SETTINGS, list(settings))
+        self._do(RecordKind.SETTINGS, list(settings))
 
     def _set(self, *fields: Any) -> None:
-        self.settings = self._returning.settings = GroupSettings.kept(fields)
+        self.settings = self._returning.settings = ResolvedSettings.kept(fields)
 
     def _packed(self, fields: list[Any]) -> bytes:
         packed: bytes = _pack([self.number, *fields])
         return packed
 
-    def _do(self, kind: Kind, fields: list[Any]) -> None:
+    def _do(self, kind: RecordKind, fields: list[Any]) -> None:
         numbers = [self._consumers.next_number, self.retries.next_number, self.dead.next_number]
         self._record(kind, self._packed([numbers, *fields]))
         self._apply(kind, fields)
 
-    def _record(self, kind: Kind, payload: bytes) -> None:
+    def _record(self, kind: RecordKind, payload: bytes) -> None:
         self._changed = True
         self._write(kind, payload)
 
     def replay(self, kind: int, fields: list[Any]) -> bool:
         """Do what a record says; False when it is of a consumer of whom nothing is known."""
         self._changed = True
-        if kind in (Kind.PULL, Kind.AGAIN, Kind.ACK):
+        if kind in (RecordKind.PULL, RecordKind.AGAIN, RecordKind.ACK):
             return self._follow(kind, fields)
         (member, retry, dead), *fields = fields
         self._consumers.next_number = max(self._consumers.next_number, member)
         self.retries.skip_to(retry)
         self.dead.skip_to(dead)
-        if kind != Kind.FORGET or dead == self.dead.next_number:  # a number may be another letter's else
+        if kind != RecordKind.FORGET or dead == self.dead.next_number:  # a number may be another letter's else
             self._apply(kind, fields)
         return True
 
     def _follow(self, kind: int, fields: list[Any]) -> bool:
-        if kind == Kind.PULL:
+        if kind == RecordKind.PULL:
             return self._pulled(*fields)
-        if kind == Kind.AGAIN:
+        if kind == RecordKind.AGAIN:
             return self._pulled_again(*fields)
         member = self._consumers.there(fields[0])
         if member is not None:
@@ -383,25 +396,25 @@ class Ledger:
 
     def _apply(self, kind: int, fields: list[Any]) -> None:
         match kind:
-            case Kind.JOIN:
+            case RecordKind.JOIN:
                 self._join(*fields)
-            case Kind.LEAVE:
+            case RecordKind.LEAVE:
                 self._leave(*fields)
-            case Kind.PART:
+            case RecordKind.PART:
                 self._leave_in_part(*fields)
-            case Kind.BACK:
+            case RecordKind.BACK:
                 self._back(*fields)
-            case Kind.OVER:
+            case RecordKind.OVER:
                 self._over(*fields)
-            case Kind.RESTORED:
+            case RecordKind.RESTORED:
                 self._bring_back(*fields)
-            case Kind.REVIVE:
-                self._returning.revive(*fields)
-            case Kind.FORGET:
+            case RecordKind.REDRIVE:
+                self._returning.redrive(*fields)
+            case RecordKind.FORGET:
                 self._forget(*fields)
-            case Kind.SETTINGS:
+            case RecordKind.SETTINGS:
                 self._set(*fields)
-            case Kind.FORWARD:
+            case RecordKind.FORWARD:
                 forwarded.apply(self.retries, self.dead, self.members, *fields)
             case _:
                 raise AssertionError(kind)
@@ -448,75 +461,81 @@ class Returning:
     """Of one group."""
 
     def __init__(self, retries: Retries, dead: ItemLog) -> None:
-        self.settings = GroupSettings()
+        self.settings = ResolvedSettings()
         self._retries = retries
         self._dead = dead
 
     def back(self, member: Member, rows: Iterable[list[Any]], reasons: list[str], now_us: int) -> None:
-        """A consumer hands back (start, end, verdict, delay, number of the reason) each, as far as it holds that."""
+        """A consumer hands back (start, end, disposition, delay, number of the reason) each, as far as it holds
+        that.
+        """
         failed = list[tuple[MessageRange, int, int, Failure]]()
-        for start, end, verdict, delay_us, reason in rows:
-            ranges = member.held.give_back(start, end)
+        for start, end, disposition, delay_us, reason in rows:
+            ranges = member.in_flight.give_back(start, end)
             if ranges is None:
                 continue
-            if verdict == Verdict.RELEASE:
+            if disposition == Disposition.RELEASE:
                 self._retries.add_each(failed, False)  # numbers go by the order
                 failed.clear()
                 self._release(member, start, ranges, now_us, delay_us or 0)
             else:
-                is_reject = verdict == Verdict.REJECT
+                is_reject = disposition == Disposition.REJECT
                 failed += self.failed(member.number, start, ranges, is_reject, delay_us, reasons[reason], now_us)
             member.progressed(end - start)
         self._retries.add_each(failed, False)
 
     def failed(
-        self, consumer: int, start: int, ranges: list[HeldRange], is_reject: bool, delay_us: int | None, reason: str,
-        now_us: int,
+        self, consumer: int, start: int, ranges: list[InFlightRange], is_reject: bool, delay_us: int | None,
+        reason: str, now_us: int,
     ) -> Iterator[tuple[MessageRange, int, int, Failure]]:  # fmt: skip
         """What is to be handed out again of what has failed; the rest is dead."""
-        for messages, attempt, lapses in ranges:
+        for messages, attempt, session_expiries in ranges:
             if is_reject or attempt >= self.settings.max_attempts:
-                held = HeldRange(messages, attempt, lapses)
-                self._bury(consumer, start, held, reason or "out of attempts", now_us)
+                in_flight = InFlightRange(messages, attempt, session_expiries)
+                self._bury(consumer, start, in_flight, reason or "out of attempts", now_us)
                 continue
             delay = self.settings.delay_us(attempt) if delay_us is None else delay_us
-            yield messages, attempt + 1, lapses, Failure(reason, consumer, start, now_us, now_us + delay)
+            yield messages, attempt + 1, session_expiries, Failure(reason, consumer, start, now_us, now_us + delay)
 
     def let_go(self, member: Member, why: int, end: int, now_us: int) -> None:
-        """A consumer leaves: what it held before that pull sequence is handed out again, or (CLOSED) dropped."""
-        if why == Leaving.LAPSED:
-            self.lapse(member, end, now_us)
-        elif why == Leaving.LEFT:
-            for start, stop in member.held.unhandled(end=end):
-                self._release(member, start, list(member.held.between(start, stop)), now_us)
+        """A consumer leaves: what it held before that delivery sequence is handed out again, or (CLOSED) dropped."""
+        if why == LeaveReason.EXPIRED:
+            self.expire_session(member, end, now_us)
+        elif why == LeaveReason.LEFT:
+            for start, stop in member.in_flight.unhandled(end=end):
+                self._release(member, start, list(member.in_flight.between(start, stop)), now_us)
 
-    def _release(self, member: Member, start: int, ranges: Iterable[HeldRange], now_us: int, delay_us: int = 0) -> None:
+    def _release(
+        self, member: Member, start: int, ranges: Iterable[InFlightRange], now_us: int, delay_us: int = 0
+    ) -> None:
         failure = Failure("released", member.number, start, now_us, now_us + delay_us)
-        several = [(held.messages, held.attempt, held.lapses) for held in ranges]
-        self._retries.add_all(several, member.alone, failure)
+        several = [(in_flight.messages, in_flight.attempt, in_flight.session_expiries) for in_flight in ranges]
+        self._retries.add_all(several, member.quarantined, failure)
 
-    def lapse(self, member: Member, before: int, now_us: int) -> None:
+    def expire_session(self, member: Member, before: int, now_us: int) -> None:
         """Nobody knows which of the messages it held has stopped it, but where it was handed out one alone."""
-        is_single = member.alone and member.held.count == 1 and member.held.pulls[-1].total == 1
-        for start, end in member.held.unhandled(end=before):
+        is_single = member.quarantined and member.in_flight.count == 1 and member.in_flight.pulls[-1].total == 1
+        for start, end in member.in_flight.unhandled(end=before):
             failure = Failure("its consumer fell silent", member.number, start, now_us, now_us)
-            ranges = list(member.held.between(start, end))
+            ranges = list(member.in_flight.between(start, end))
             pieces = list[tuple[MessageRange, int, int]]()
-            for held in ranges:
-                lapses = held.lapses + is_single
-                if lapses >= self.settings.max_lapses:
-                    reason = f"its consumer fell silent {lapses} times"
-                    self._bury(member.number, start, held._replace(lapses=lapses), reason, now_us)
+            for in_flight in ranges:
+                session_expiries = in_flight.session_expiries + is_single
+                if session_expiries >= self.settings.max_session_expiries:
+                    reason = f"its consumer fell silent {session_expiries} times"
+                    self._bury(
+                        member.number, start, in_flight._replace(session_expiries=session_expiries), reason, now_us
+                    )
                     continue
-                pieces += [(piece, held.attempt, lapses) for piece in split(held.messages)]
+                pieces += [(piece, in_flight.attempt, session_expiries) for piece in split(in_flight.messages)]
             self._retries.add_all(pieces, True, failure)
 
-    def revive(self, numbers: list[int], now_us: int) -> None:
+    def redrive(self, numbers: list[int], now_us: int) -> None:
         """Dead letters are handed out again, as if for the first time."""
         for letter in unpacked(chosen(self._dead, numbers)):
-            failure = Failure(letter.reason, letter.consumer, letter.pull_sequence, now_us, now_us)
+            failure = Failure(letter.reason, letter.consumer, letter.delivery_sequence, now_us, now_us)
             self._retries.add(letter.messages, 1, 0, False, failure)
             self._dead.take_out(letter.number, letter.number + 1)
 
-    def _bury(self, consumer: int, start: int, held: HeldRange, reason: str, now_us: int) -> None:
-        self._dead.add(letters_of(consumer, start, held, reason, now_us))
+    def _bury(self, consumer: int, start: int, in_flight: InFlightRange, reason: str, now_us: int) -> None:
+        self._dead.add(letters_of(consumer, start, in_flight, reason, now_us))

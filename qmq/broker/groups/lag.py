@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from qmq.broker.groups.group import Following, Group
+from qmq.broker.groups.group import Group, SubjectFilter
 from qmq.errors import StorageError
 from qmq.format.layout import ENTRY_DTYPE
 from qmq.storage.store import NotAtHand, Store
@@ -31,40 +31,40 @@ def ready(store: Store, group: Group) -> Ready:
     count = store.subject_count
     firsts, ends = store.firsts[:count].astype(np.int64), store.ends[:count].astype(np.int64)
     nexts, exact = np.full(count, np.iinfo(np.int64).max), True
-    for following in group.followings.values():
-        numbers = _followed(store, following)
+    for subject_filter in group.filters.values():
+        numbers = _followed(store, subject_filter)
         if len(numbers):
-            cursors, all_known = _cursors(store, group, following, numbers, ends)
+            cursors, all_known = _cursors(store, group, subject_filter, numbers, ends)
             nexts[numbers] = np.minimum(nexts[numbers], cursors)
             exact = exact and all_known
     return Ready(store.messages_between(np.maximum(nexts, firsts), ends), exact)
 
 
-def _followed(store: Store, following: Following) -> npt.NDArray[np.int64]:
-    if following.exact:
-        number = following.subject(store)
+def _followed(store: Store, subject_filter: SubjectFilter) -> npt.NDArray[np.int64]:
+    if subject_filter.exact:
+        number = subject_filter.subject(store)
         return np.array([] if number is None else [number], np.int64)
-    matches = following.matches(store)
+    matches = subject_filter.matches(store)
     return np.arange(store.subject_count) if matches is None else np.flatnonzero(matches[: store.subject_count])
 
 
 def _cursors(
     store: Store,
     group: Group,
-    following: Following,
+    subject_filter: SubjectFilter,
     numbers: npt.NDArray[np.int64],
     ends: npt.NDArray[np.int64],
 ) -> tuple[npt.NDArray[np.int64], bool]:
     """The next sequence of each of these subjects; whether all of them are known."""
-    cursors = group.floor(following, numbers).astype(np.int64)
-    if following.start.kind != "time":
+    cursors = group.floor(subject_filter, numbers).astype(np.int64)
+    if subject_filter.start.kind != "time":
         return cursors, True
-    unset = np.flatnonzero((cursors == 0) & (numbers < following.start.subjects) & (ends[numbers] > 0))
+    unset = np.flatnonzero((cursors == 0) & (numbers < subject_filter.start.subjects) & (ends[numbers] > 0))
     cursors[unset] = ends[numbers[unset]]
     exact = len(unset) <= MOST_LOOKED_UP
     for at in unset[:MOST_LOOKED_UP].tolist():
         try:
-            cursor = group.cursor(store, following, int(numbers[at]))
+            cursor = group.cursor(store, subject_filter, int(numbers[at]))
         except (NotAtHand, StorageError):
             exact = False
             continue
@@ -77,33 +77,35 @@ def oldest_us(store: Store, group: Group) -> int | None:
     """About when the oldest of these was stored: never later than it was. None where that would have to be read."""
     found = [
         stored_us
-        for following in group.followings.values()
-        for stored_us in (_oldest_of_subject if following.exact else _oldest_of_scan)(store, group, following)
+        for subject_filter in group.filters.values()
+        for stored_us in (_oldest_of_subject if subject_filter.exact else _oldest_of_prefix)(
+            store, group, subject_filter
+        )
     ]
     return min(found, default=None)
 
 
-def _oldest_of_subject(store: Store, group: Group, following: Following) -> list[int]:
-    number = following.subject(store)
+def _oldest_of_subject(store: Store, group: Group, subject_filter: SubjectFilter) -> list[int]:
+    number = subject_filter.subject(store)
     if number is None:
         return []
     try:
-        cursor = group.cursor(store, following, number)
+        cursor = group.cursor(store, subject_filter, number)
         pieces = [] if cursor is None else store.subject_rows(number, cursor, 1)
     except (NotAtHand, StorageError):
         return []
     return [int(rows["stored_at_us"][0]) for _, rows in pieces[:1]]
 
 
-def _oldest_of_scan(store: Store, group: Group, following: Following) -> list[int]:
+def _oldest_of_prefix(store: Store, group: Group, subject_filter: SubjectFilter) -> list[int]:
     found = []
-    for partition, row in enumerate(following.scan):
+    for partition, row in enumerate(subject_filter.row_cursors):
         try:
             rows = store.rows(partition, row, _ROWS)
         except (NotAtHand, StorageError):
             continue
         rows = rows[: max(0, store.visible_row(partition) - row)]
-        wanted = _not_given(store, group, following, rows)
+        wanted = _not_given(store, group, subject_filter, rows)
         if len(wanted):
             found.append(int(rows["stored_at_us"][wanted[0]]))
         elif len(rows) == _ROWS:
@@ -112,11 +114,11 @@ def _oldest_of_scan(store: Store, group: Group, following: Following) -> list[in
 
 
 def _not_given(
-    store: Store, group: Group, following: Following, rows: np.ndarray[Any, np.dtype[np.void]]
+    store: Store, group: Group, subject_filter: SubjectFilter, rows: np.ndarray[Any, np.dtype[np.void]]
 ) -> npt.NDArray[np.int64]:
     """Which of the rows (ENTRY_DTYPE) are for the group and were not handed out."""
     assert rows.dtype == ENTRY_DTYPE
     subjects = rows["subject"].astype(np.int64)
-    wanted = rows["first_sequence"] + rows["count"] > group.floor(following, subjects)
-    matches = following.matches(store)
+    wanted = rows["first_sequence"] + rows["count"] > group.floor(subject_filter, subjects)
+    matches = subject_filter.matches(store)
     return np.flatnonzero(wanted if matches is None else wanted & matches[subjects])

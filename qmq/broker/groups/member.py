@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from qmq.broker.groups.in_flight import Held
+from qmq.broker.groups.in_flight import InFlight
 from qmq.errors import Fenced, TooManyConsumers
 
 #: Consumers of a group, those that are away among them.
@@ -41,8 +41,8 @@ class Consumers:
     def follow_on(self, leaving: Member) -> Member:
         """Who goes on under the name of one that is leaving, and holds nothing; that one is forgotten once it has."""
         member = Member(self.next_number, leaving.name, leaving.transient, leaving.since_us)
-        member.incarnation, member.pulled_us = leaving.incarnation, leaving.pulled_us
-        member.held = Held(leaving.held.next_sequence)
+        member.epoch, member.pulled_us = leaving.epoch, leaving.pulled_us
+        member.in_flight = InFlight(leaving.in_flight.next_sequence)
         leaving.transient = True
         return self._add(member)
 
@@ -62,11 +62,11 @@ class Consumers:
         member = self.by_number.get(number)
         return None if member is None or member.closed else member
 
-    def caller(self, number: int, incarnation: int) -> Member:
+    def caller(self, number: int, epoch: int) -> Member:
         """Who calls. Raises Fenced when it is not that consumer any more."""
         member = self.by_number.get(number)
-        if member is None or not member.is_there or member.incarnation != incarnation:
-            raise Fenced(_gone(member, incarnation))
+        if member is None or not member.is_there or member.epoch != epoch:
+            raise Fenced(_gone(member, epoch))
         return member
 
     def packed(self) -> list[Any]:
@@ -80,23 +80,23 @@ class Consumers:
         self.next_number = next_number
 
 
-def _gone(member: Member | None, incarnation: int) -> str:
-    """What has become of a consumer that was that incarnation."""
-    if member is not None and member.incarnation == incarnation:
+def _gone(member: Member | None, epoch: int) -> str:
+    """What has become of a consumer that was that epoch."""
+    if member is not None and member.epoch == epoch:
         return (
             f"consumer {member.name!r} is not there any more: it left, was silent for too long, or its group has gone "
             "elsewhere, so it holds nothing now"
         )
-    who = f"consumer {member.name!r} is incarnation {member.incarnation}" if member is not None else "it is nobody"
-    return f"{who} now, not {incarnation}: what it held was taken over or is handed out again"
+    who = f"consumer {member.name!r} is epoch {member.epoch}" if member is not None else "it is nobody"
+    return f"{who} now, not {epoch}: what it held was taken over or is handed out again"
 
 
 class Member:
     """One consumer of a group."""
 
     __slots__ = (
-        "alone", "client", "closed", "held", "incarnation", "is_timed", "leaving", "left_us", "name", "nonce", "number",
-        "progress", "pulled_us", "seen_us", "since_us", "stalled_us", "takeovers", "transient",
+        "quarantined", "client", "closed", "in_flight", "epoch", "is_timed", "leaving", "left_us", "name", "nonce",
+        "number", "progress", "pulled_us", "seen_us", "since_us", "stalled_us", "takeovers", "transient",
     )  # fmt: skip
 
     def __init__(self, number: int, name: str, transient: bool, since_us: int) -> None:
@@ -104,15 +104,15 @@ class Member:
         self.name = name
         self.transient = transient
         self.since_us = since_us  # wall clock: with its name what it is known by for good
-        self.incarnation = 0
+        self.epoch = 0
         self.nonce = b""
-        self.held = Held()
+        self.in_flight = InFlight()
         self.closed = True  # nobody is it now
         self.leaving = 0  # why, while what it held is handed out again in parts
         self.left_us = 0  # wall clock, when it was so last
         self.progress = False  # something was handled since the last takeover
         self.takeovers = 0  # in a row, without progress
-        self.alone = False  # it holds what was handed out alone
+        self.quarantined = False  # it holds what was handed out alone
         self.client = b""  # whose heartbeats are its own
         self.is_timed = False  # it is among those whose silence is watched
         self.pulled_us = 0  # wall clock, when it was given something last
@@ -128,30 +128,30 @@ class Member:
         """So many messages more are handled."""
         if handled:
             self.progress = True
-        if self.alone and not self.held.count:
-            self.alone = False
+        if self.quarantined and not self.in_flight.count:
+            self.quarantined = False
 
     def emptied(self) -> None:
         """It holds nothing any more."""
-        self.held = Held(self.held.next_sequence)
-        self.alone = False
+        self.in_flight = InFlight(self.in_flight.next_sequence)
+        self.quarantined = False
         self.takeovers = 0
 
     def packed(self) -> list[Any]:
         """For the checkpoint."""
         return [
-            self.number, self.name, self.transient, self.incarnation, self.nonce, self.closed, self.left_us,
-            self.progress, self.takeovers, self.alone, self.leaving, self.since_us, self.client, self.pulled_us,
-            self.held.packed(),
+            self.number, self.name, self.transient, self.epoch, self.nonce, self.closed, self.left_us,
+            self.progress, self.takeovers, self.quarantined, self.leaving, self.since_us, self.client, self.pulled_us,
+            self.in_flight.packed(),
         ]  # fmt: skip
 
     @classmethod
     def restored(cls, fields: list[Any]) -> Member:
         """The one of which ``packed`` gave the fields."""
-        number, name, transient, incarnation, nonce, closed, left_us, *state, since_us, client, pulled_us, held = fields
+        number, name, transient, epoch, nonce, closed, left_us, *state, since_us, client, pulled_us, in_flight = fields
         member = cls(number, name, transient, since_us)
-        member.incarnation, member.nonce, member.client = incarnation, nonce, client
+        member.epoch, member.nonce, member.client = epoch, nonce, client
         member.closed, member.left_us, member.pulled_us = closed, left_us, pulled_us
-        member.progress, member.takeovers, member.alone, member.leaving = state
-        member.held = Held.restored(held)
+        member.progress, member.takeovers, member.quarantined, member.leaving = state
+        member.in_flight = InFlight.restored(in_flight)
         return member

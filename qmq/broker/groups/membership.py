@@ -16,12 +16,12 @@ from typing import Final, NamedTuple
 
 from qmq.broker.groups.group_state import Ledger
 from qmq.broker.groups.member import Member
-from qmq.broker.journal.record_types import LEAVING_RANGES, Leaving
+from qmq.broker.journal.record_types import LEAVING_RANGES, LeaveReason
 from qmq.broker.ports.commands import Now
 
-#: Positions above the frontier that a consumer's messages may span, in windows.
+#: Positions above the ack floor that a consumer's messages may span, in windows.
 SPAN_WINDOWS: Final = 64
-#: So many retries are made by lapses in one turn, or twice that: 10 us each.
+#: So many retries are made by expired sessions in one turn, or twice that: 10 us each.
 MOST_RETRIES: Final = 1_000
 #: Groups that are looked at in one turn as something of theirs falls due: what each brings in takes up to 2 ms.
 MOST_LOOKS: Final = 16
@@ -35,8 +35,8 @@ class What(enum.Enum):
     NOTHING = "nothing"
     FRESH = "fresh"
     AGAIN = "again"
-    ALONE = "alone"
-    HELD = "held"
+    QUARANTINED = "quarantined"
+    IN_FLIGHT = "in_flight"
 
 
 class Offer(NamedTuple):
@@ -51,7 +51,7 @@ class Waits(NamedTuple):
     """What waits for a consumer to be handed out again: for one that holds others too, and alone."""
 
     due: bool
-    alone: bool
+    quarantined: bool
 
 
 #: For most consumers, most of the time.
@@ -65,14 +65,14 @@ _FRESH: Final = What.FRESH
 class Members:
     """Of all groups. *wake* is called with a group's ledger for which something has become ready."""
 
-    def __init__(self, lapse_us: int, wake: Callable[[Ledger], None]) -> None:
-        self._lapse_us = lapse_us
+    def __init__(self, session_timeout_us: int, wake: Callable[[Ledger], None]) -> None:
+        self._session_timeout_us = session_timeout_us
         self._wake = wake
         self._leavers = Leavers()
         self._clients: dict[bytes, dict[tuple[int, int], tuple[Ledger, Member]]] = {}
         #: Whose heartbeats are a consumer's own, by group and consumer: after a takeover those of the new process only.
         self._client_of: dict[tuple[int, int], bytes] = {}
-        self._lapses: list[tuple[int, int, int, Ledger, Member]] = []  # monotonic, group, member
+        self._session_deadlines: list[tuple[int, int, int, Ledger, Member]] = []  # monotonic, group, member
         self._due: list[tuple[int, int, Ledger]] = []  # wall clock, group
         self._looks: dict[int, int] = {}  # by group: the first time at which it is in _due
         #: Broadcast members' groups that a consumer has left since somebody took them from here.
@@ -93,8 +93,8 @@ class Members:
         member.seen_us = now.monotonic_us
         if not member.is_timed:
             member.is_timed = True
-            deadline_us = now.monotonic_us + self._lapse_us
-            heapq.heappush(self._lapses, (deadline_us, ledger.number, member.number, ledger, member))
+            deadline_us = now.monotonic_us + self._session_timeout_us
+            heapq.heappush(self._session_deadlines, (deadline_us, ledger.number, member.number, ledger, member))
 
     def _forget_client(self, ledger: Ledger, member: Member) -> None:
         key = ledger.number, member.number
@@ -112,7 +112,7 @@ class Members:
 
     def leave(self, ledger: Ledger, member: Member, now: Now) -> None:
         """It leaves by itself: what it holds is handed out again, at once or, where that is much, soon."""
-        if self._leavers.leave(ledger, member, Leaving.LEFT, now):
+        if self._leavers.leave(ledger, member, LeaveReason.LEFT, now):
             self.left(ledger, member)
         else:
             self._forget_client(ledger, member)
@@ -147,29 +147,31 @@ class Members:
 
     def clears(self, ledger: Ledger, member: Member) -> bool:
         """It has room again, or holds nothing, and so may be given what was kept from it."""
-        return not member.held.count or member.held.count < ledger.settings.max_unacked
+        return not member.in_flight.count or member.in_flight.count < ledger.settings.max_unacked
 
     # --- what it may be given ----------------------------------------------------------------------------------------
 
     def offer(self, ledger: Ledger, member: Member, expected: int, waiting: Waits) -> Offer:
-        """What *member* is to be given, for whom that waits, and who knows of its pulls up to that pull sequence."""
-        settings, held = ledger.settings, member.held
-        if expected < held.next_sequence and held.unhandled(expected):
-            return Offer(What.HELD, settings.max_unacked, settings.max_unacked_bytes)
-        most, held_count = settings.max_unacked, held.count
-        count = min(most - held_count, most * SPAN_WINDOWS - held.span)
-        size = settings.max_unacked_bytes - held.size
-        if member.alone or count <= 0 or (size <= 0 and held_count):
+        """What *member* is to be given, for whom that waits, and who knows of its pulls up to that delivery
+        sequence.
+        """
+        settings, in_flight = ledger.settings, member.in_flight
+        if expected < in_flight.next_sequence and in_flight.unhandled(expected):
+            return Offer(What.IN_FLIGHT, settings.max_unacked, settings.max_unacked_bytes)
+        most, in_flight_count = settings.max_unacked, in_flight.count
+        count = min(most - in_flight_count, most * SPAN_WINDOWS - in_flight.span)
+        size = settings.max_unacked_bytes - in_flight.size
+        if member.quarantined or count <= 0 or (size <= 0 and in_flight_count):
             return _NOTHING
-        if waiting.alone:
+        if waiting.quarantined:
             clearing = self._clearing.setdefault(ledger.number, member)
-            if not held_count:
+            if not in_flight_count:
                 if clearing is member:
                     del self._clearing[ledger.number]
-                return Offer(What.ALONE, settings.max_unacked, settings.max_unacked_bytes)
+                return Offer(What.QUARANTINED, settings.max_unacked, settings.max_unacked_bytes)
             if clearing is member:
                 return _NOTHING
-        elif self._clearing and (not ledger.retries.is_due_alone or self._clearing.get(ledger.number) is member):
+        elif self._clearing and (not ledger.retries.is_quarantined_due or self._clearing.get(ledger.number) is member):
             self._clearing.pop(ledger.number, None)
         # In turn, so that neither waits for the other however many there are.
         again = waiting.due and not ledger.was_again
@@ -178,30 +180,32 @@ class Members:
     # --- time --------------------------------------------------------------------------------------------------------
 
     def tick(self, now: Now) -> list[tuple[Ledger, Member]]:
-        """Have lapse whoever has been silent for too long, wake groups with something due; returns who lapsed."""
-        lapsed, made = [], 0
-        while self._lapses and self._lapses[0][0] <= now.monotonic_us and made < MOST_RETRIES:
-            _, group, number, ledger, member = heapq.heappop(self._lapses)
+        """Have the sessions expire of those that have been silent for too long, wake groups with something due; returns
+        whose session expired.
+        """
+        expired, made = [], 0
+        while self._session_deadlines and self._session_deadlines[0][0] <= now.monotonic_us and made < MOST_RETRIES:
+            _, group, number, ledger, member = heapq.heappop(self._session_deadlines)
             if ledger.members.get(number) is not member or member.closed:
                 member.is_timed = False
                 continue
-            until_us = member.seen_us + self._lapse_us
+            until_us = member.seen_us + self._session_timeout_us
             if until_us > now.monotonic_us:
-                heapq.heappush(self._lapses, (until_us, group, number, ledger, member))
+                heapq.heappush(self._session_deadlines, (until_us, group, number, ledger, member))
                 continue
             member.is_timed = False
             if member.leaving:
                 continue
             made -= ledger.retries.next_number
-            if self._leavers.leave(ledger, member, Leaving.LAPSED, now):
-                lapsed.append((ledger, member))
+            if self._leavers.leave(ledger, member, LeaveReason.EXPIRED, now):
+                expired.append((ledger, member))
                 self.left(ledger, member)
             else:
                 self._forget_client(ledger, member)
             made += ledger.retries.next_number
         gone = self._leavers.tick(now) if made < MOST_RETRIES else None
         if gone is not None:
-            lapsed.append(gone)
+            expired.append(gone)
             self.left(*gone)
         for _ in range(MOST_LOOKS):
             if not self._due or self._due[0][0] > now.wall_us:
@@ -210,7 +214,7 @@ class Members:
             if self._looks.get(number) == due_us:
                 del self._looks[number]
                 self.look_again(ledger, now)
-        return lapsed
+        return expired
 
     def look_again(self, ledger: Ledger, now: Now) -> None:
         """Load what is due."""
@@ -225,13 +229,13 @@ class Members:
         """The monotonic microsecond at which ``tick`` has something to do."""
         if self._leavers:
             return now.monotonic_us
-        found = [self._lapses[0][0]] if self._lapses else []
+        found = [self._session_deadlines[0][0]] if self._session_deadlines else []
         if self._due:
             found.append(now.monotonic_us + min(max(0, self._due[0][0] - now.wall_us), _LOOK_EVERY_US))
         return min(found, default=None)
 
     def restore(self, ledgers: Iterable[Ledger], now: Now) -> None:
-        """After a start: each consumer gets a full lapse time, and its client's heartbeats count from now on."""
+        """After a start: each consumer gets a full session timeout, and its client's heartbeats count from now on."""
         for ledger in ledgers:
             for member in ledger.members.values():
                 if member.leaving:
@@ -250,7 +254,7 @@ class Leavers:
     def __bool__(self) -> bool:
         return bool(self._waiting)
 
-    def leave(self, ledger: Ledger, member: Member, why: Leaving, now: Now) -> bool:
+    def leave(self, ledger: Ledger, member: Member, why: LeaveReason, now: Now) -> bool:
         """Have it leave; False when the rest of that is for the next turns."""
         done = _leave_some(ledger, member, why, now.wall_us)
         if not done:
@@ -268,7 +272,7 @@ class Leavers:
             if ledger.members.get(member.number) is not member or not member.leaving:
                 self._waiting.popleft()  # its group went elsewhere
                 continue
-            if not _leave_some(ledger, member, Leaving(member.leaving), now.wall_us):
+            if not _leave_some(ledger, member, LeaveReason(member.leaving), now.wall_us):
                 self._waiting.rotate(-1)
                 return None
             self._waiting.popleft()
@@ -276,10 +280,10 @@ class Leavers:
         return None
 
 
-def _leave_some(ledger: Ledger, member: Member, why: Leaving, now_us: int) -> bool:
+def _leave_some(ledger: Ledger, member: Member, why: LeaveReason, now_us: int) -> bool:
     """Hand out again a part of what it held; True when that was all, and it has left."""
-    end = member.held.end_of_first(LEAVING_RANGES[why])
-    if member.closed or end == member.held.next_sequence:
+    end = member.in_flight.end_of_first(LEAVING_RANGES[why])
+    if member.closed or end == member.in_flight.next_sequence:
         ledger.leave(member, why, now_us)
         return True
     ledger.leave_in_part(member, why, end, now_us)

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qmq.broker.delivery.encode import Many, Rows, Some, chosen_of
-from qmq.broker.groups.group import Following, Group
+from qmq.broker.groups.group import Group, SubjectFilter
 from qmq.broker.groups.in_flight import MessageRange
 from qmq.errors import StorageError
 from qmq.format.batch import EntryRow
@@ -26,26 +26,26 @@ _FIRST_ROWS: Final = 8
 _CHUNK_ROWS: Final = 8_192
 #: Of a consumer of more prefixes those behind are not looked for in what was chosen.
 _MOST_PREFIXES: Final = 8
-#: So many stretches are kept as they are, rather than looked for as what a prefix takes.
-_FEW_STRETCHES: Final = 4
+#: So many ranges are kept as they are, rather than looked for as what a prefix takes.
+_FEW_RANGES: Final = 4
 
 Parts = list[Some | Many]
 
 
-def ranges_of(store: Store, parts: Parts, followings: Sequence[Following]) -> list[MessageRange]:
-    """Ranges of what was chosen from *followings*, in its order: by sequences where all are subjects whose numbers stay
+def ranges_of(store: Store, parts: Parts, filters: Sequence[SubjectFilter]) -> list[MessageRange]:
+    """Ranges of what was chosen from *filters*, in its order: by sequences where all are subjects whose numbers stay
     what they are; by places otherwise, and one range for what a prefix takes of what lies in a row.
     """
-    if _keep_numbers(store, followings):
+    if _keep_numbers(store, filters):
         return _by_sequences(parts)
     if len(parts) == 1 and isinstance(parts[0], Some):
         return [_range_of(parts[0])]
     found = list[MessageRange]()
     expected = (-1, -1, -1)  # partition, position, run of what goes on from the last range
     if all(type(part) is Some for part in parts):
-        joined: Iterable[tuple[Following | None, Some | Many]] = zip(repeat(None), parts, strict=False)
+        joined: Iterable[tuple[SubjectFilter | None, Some | Many]] = zip(repeat(None), parts, strict=False)
     else:
-        joined = _joined(parts, store, followings[:_MOST_PREFIXES])
+        joined = _joined(parts, store, filters[:_MOST_PREFIXES])
     for prefix, part in joined:
         if isinstance(part, Some):
             more, entry = [_range_of(part)], part.entry
@@ -67,24 +67,24 @@ def _range_of(part: Some) -> MessageRange:
     return MessageRange(PARTITIONS + partition, entry[1], entry[5], start, stop - start, entry[1])
 
 
-def _keep_numbers(store: Store, followings: Sequence[Following]) -> bool:
+def _keep_numbers(store: Store, filters: Sequence[SubjectFilter]) -> bool:
     """All are subjects, and known to the checkpoint: a start that finds one in the log only may number it otherwise."""
-    for following in followings:
-        if not following.exact:
+    for subject_filter in filters:
+        if not subject_filter.exact:
             return False
-        number = following.subject(store)
+        number = subject_filter.subject(store)
         if number is not None and number >= store.subjects_claimed:
             return False
     return True
 
 
 def _joined(
-    parts: Parts, store: Store, followings: Sequence[Following]
-) -> Iterator[tuple[Following | None, Some | Many]]:
+    parts: Parts, store: Store, filters: Sequence[SubjectFilter]
+) -> Iterator[tuple[SubjectFilter | None, Some | Many]]:
     """The same, with rows of one partition that were chosen for one prefix as one part; and that prefix."""
-    prefixes = [following for following in followings if following.prefix and not following.exact]
+    prefixes = [subject_filter for subject_filter in filters if subject_filter.prefix and not subject_filter.exact]
 
-    def kind(part: Some | Many) -> tuple[int, Following | None]:
+    def kind(part: Some | Many) -> tuple[int, SubjectFilter | None]:
         if isinstance(part, Some):
             return -1, None
         subject = part.rows["subject"][0]
@@ -99,7 +99,7 @@ def _joined(
             yield prefix, Many(partition, rows)
 
 
-def _takes(store: Store, prefix: Following, subject: int) -> bool:
+def _takes(store: Store, prefix: SubjectFilter, subject: int) -> bool:
     matches = prefix.matches(store)
     return matches is None or bool(matches[subject])
 
@@ -130,13 +130,13 @@ def _append(found: list[MessageRange], messages: MessageRange) -> None:
         found.append(messages)
 
 
-def _in_log(store: Store, partition: int, rows: Rows, prefix: Following | None) -> list[MessageRange]:
+def _in_log(store: Store, partition: int, rows: Rows, prefix: SubjectFilter | None) -> list[MessageRange]:
     """Rows that follow each other in the log are one range; so are those between which nothing is that *prefix* takes,
     as far as they lie within _CHUNK_ROWS.
     """
-    following = _following(rows)
-    if prefix is None or np.count_nonzero(~following) < _FEW_STRETCHES:
-        return list(_stretches(partition, rows, following))
+    subject_filter = _subject_filter(rows)
+    if prefix is None or np.count_nonzero(~subject_filter) < _FEW_RANGES:
+        return list(_ranges(partition, rows, subject_filter))
     found, done = list[MessageRange](), 0
     log = PARTITIONS + (prefix.ordinal << _PREFIX_SHIFT) + partition
     try:
@@ -155,27 +155,27 @@ def _in_log(store: Store, partition: int, rows: Rows, prefix: Following | None) 
     except (NotAtHand, StorageError):
         pass  # they can be named one by one
     if done < len(rows):
-        found += _stretches(partition, rows[done:], following[done:])
+        found += _ranges(partition, rows[done:], subject_filter[done:])
     return found
 
 
-def _taken(store: Store, prefix: Following, rows: Rows) -> Rows:
+def _taken(store: Store, prefix: SubjectFilter, rows: Rows) -> Rows:
     """Those of subjects that the prefix takes."""
     matches = prefix.matches(store)
     return rows if matches is None else chosen_of([rows], np.flatnonzero(matches[rows["subject"]]))
 
 
-def _stretches(partition: int, rows: Rows, following: npt.NDArray[np.bool_]) -> Iterator[MessageRange]:
-    heads = [0, *(np.flatnonzero(~following) + 1).tolist(), len(rows)]
+def _ranges(partition: int, rows: Rows, subject_filter: npt.NDArray[np.bool_]) -> Iterator[MessageRange]:
+    heads = [0, *(np.flatnonzero(~subject_filter) + 1).tolist(), len(rows)]
     totals = np.concatenate(([0], np.cumsum(rows["count"], dtype=np.int64)))[heads].tolist()
-    places, runs = rows["position"], rows["run"]
-    firsts, first_runs = places[heads[:-1]].tolist(), runs[heads[:-1]].tolist()
-    ends = places[[tail - 1 for tail in heads[1:]]].tolist()
+    positions, runs = rows["position"], rows["run"]
+    firsts, first_runs = positions[heads[:-1]].tolist(), runs[heads[:-1]].tolist()
+    ends = positions[[tail - 1 for tail in heads[1:]]].tolist()
     for first, run, (before, behind), end in zip(firsts, first_runs, pairwise(totals), ends, strict=True):
         yield MessageRange(PARTITIONS + partition, first, run, 0, behind - before, end)
 
 
-def _following(rows: Rows) -> npt.NDArray[np.bool_]:
+def _subject_filter(rows: Rows) -> npt.NDArray[np.bool_]:
     """Whether each row but the first comes right behind the one before in the log: bool[n - 1]."""
     positions, runs = rows["position"], rows["run"].astype(np.int64)
     same: npt.NDArray[np.bool_] = (positions[1:] == positions[:-1]) & (runs[1:] == runs[:-1] + 1)
@@ -215,7 +215,7 @@ def parts_of(store: Store, group: Group, messages: MessageRange) -> Parts:
     """
     if messages.log < PARTITIONS:
         return list(_by_sequence(store, messages))
-    return list(_by_place(store, group, messages))
+    return list(_by_position(store, group, messages))
 
 
 def _by_sequence(store: Store, messages: MessageRange) -> Iterator[Some | Many]:
@@ -232,11 +232,11 @@ def _by_sequence(store: Store, messages: MessageRange) -> Iterator[Some | Many]:
         chunk = min(chunk * 16, _CHUNK_ROWS)
 
 
-def _by_place(store: Store, group: Group, messages: MessageRange) -> Iterator[Some | Many]:
+def _by_position(store: Store, group: Group, messages: MessageRange) -> Iterator[Some | Many]:
     """Counted from the range's beginning; where rows are missing, what is there up to its end."""
     partition = partition_of(messages)
     number = prefix_of(messages)
-    prefix = group.following(number) if number else None
+    prefix = group.filter_of(number) if number else None
     if number and prefix is None:
         return
     if store.segment_at(partition, messages.first) is None:

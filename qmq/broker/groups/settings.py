@@ -20,16 +20,16 @@ MOST_TAGS: Final = 32
 MOST_TAG_BYTES: Final = 255
 
 
-class GroupSettings(NamedTuple):
+class ResolvedSettings(NamedTuple):
     """What a group may set; the broker's answer to each is the one that counts. Times are microseconds, 0: never."""
 
     max_attempts: int = 16
     retry_delays_us: tuple[int, ...] = RETRY_DELAYS_US
-    max_lapses: int = 3
+    max_session_expiries: int = 3
     max_unacked: int = 10_000
     max_unacked_bytes: int = 64 << 20
     expire_after_us: int = 0
-    max_handling_us: int = 0
+    ack_deadline_us: int = 0
     #: The group takes messages with one of these; none: all.
     tags: tuple[str, ...] = ()
 
@@ -47,24 +47,26 @@ _TIME: Final = f"0 seconds to {MAX_DELAY_SHOWN}"
 #: Whole numbers from and to, as their files can hold them.
 _BOUNDS: Final = {
     "max_attempts": (1, 65_535),
-    "max_lapses": (1, 255),
+    "max_session_expiries": (1, 255),
     "max_unacked": (1, 1_000_000),
     "max_unacked_bytes": (1, 1 << 40),
     "expire_after_us": (0, MAX_DELAY_US),
-    "max_handling_us": (0, MAX_DELAY_US),
+    "ack_deadline_us": (0, MAX_DELAY_US),
 }
 
 
-def settings_of(before: GroupSettings, given: Mapping[str, Any]) -> GroupSettings:
+def settings_of(before: ResolvedSettings, given: Mapping[str, Any]) -> ResolvedSettings:
     """*before* with what is given, each of which was checked. Raises InvalidOption, which says what it may be."""
-    unknown = given.keys() - set(GroupSettings._fields)
+    unknown = given.keys() - set(ResolvedSettings._fields)
     if unknown:
         names = ", ".join(sorted(f"{name!r:.40}" for name in unknown))
-        raise InvalidOption(f"a group has no setting {names}; it has {', '.join(map(_shown, GroupSettings._fields))}")
+        raise InvalidOption(
+            f"a group has no setting {names}; it has {', '.join(map(_shown, ResolvedSettings._fields))}"
+        )
     return before._replace(**{name: _checked(name, value) for name, value in given.items()})
 
 
-def differing(given: Mapping[str, Any], actual: GroupSettings) -> dict[str, Any]:
+def differing(given: Mapping[str, Any], actual: ResolvedSettings) -> dict[str, Any]:
     """Of what somebody would have set, what the group has instead. Raises InvalidOption for what it cannot have."""
     wanted = settings_of(actual, given)
     return {name: getattr(actual, name) for name in given if getattr(wanted, name) != getattr(actual, name)}
@@ -109,9 +111,9 @@ def _in_user_units(name: str, value: object) -> object:
 
 
 RELIABLE: Final = "reliable"
-MOST_ONCE: Final = "most_once"
+AT_MOST_ONCE: Final = "at_most_once"
 BROADCAST: Final = "broadcast"
-MODES: Final = (RELIABLE, MOST_ONCE, BROADCAST)
+MODES: Final = (RELIABLE, AT_MOST_ONCE, BROADCAST)
 
 #: What a subscription asks of its group: to follow its prefixes from now on; the same once more, on another connection;
 #: or only to have of its messages what these prefixes take.

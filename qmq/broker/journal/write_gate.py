@@ -15,7 +15,7 @@ from qmq.broker.ports.effects import (
     HandedBack,
     HandedOver,
     HeartbeatSeen,
-    Messages,
+    PulledMessages,
     Refused,
     Sent,
     Subscribed,
@@ -32,7 +32,7 @@ LATER_US: Final = 20_000
 _REST_ON_NONE: Final = frozenset((HeartbeatSeen, Sent, SyncWanted))
 
 
-class Records:
+class WriteGate:
     """Between the ledgers, which stage records, and the effects that depend on them."""
 
     def __init__(self, store: Store, effects: list[Effect]) -> None:
@@ -74,7 +74,7 @@ class Records:
         else:
             released = list[Acked]()
             for effect in self._effects:
-                if type(effect) is Messages:
+                if type(effect) is PulledMessages:
                     released += self._later.pop(effect.connection, ())
         self._effects[:0] = released  # before the messages that they may be a part of
 
@@ -124,11 +124,11 @@ class Records:
 def _rests_on_records(effect: Effect) -> bool:
     return (
         isinstance(effect, Acked | Administered | HandedBack | HandedOver)
-        or (isinstance(effect, Messages) and bool(effect.ranges))
-        or (isinstance(effect, Subscribed) and effect.place is not None)
+        or (isinstance(effect, PulledMessages) and bool(effect.ranges))
+        or (isinstance(effect, Subscribed) and effect.consumer_state is not None)
     )
 
 
 def _refused(effect: Effect, error: StorageError) -> Refused:
-    assert isinstance(effect, Acked | Administered | HandedBack | HandedOver | Messages | Subscribed)
+    assert isinstance(effect, Acked | Administered | HandedBack | HandedOver | PulledMessages | Subscribed)
     return Refused(effect.connection, effect.request, error)

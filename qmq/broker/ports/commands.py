@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qmq.errors import QmqError
-from qmq.storage.store import Damage
+from qmq.storage.store import PartitionDamage
 
 
 class Now(NamedTuple):
@@ -37,16 +37,16 @@ class Send(NamedTuple):
     numbers: int | npt.NDArray[np.int64] | None = None
 
 
-class Known(NamedTuple):
+class KnownConsumer(NamedTuple):
     """What a client knows of the consumer that it is, or was before it was started again.
 
-    ``since_us`` and ``generation`` as Place told it. ``incarnation``: as which this very subscription was there (0: it
-    was not). ``expected``: the pull sequence behind the last message that came. ``handled``: start, end, ...
+    ``since_us`` and ``generation`` as Place told it. ``epoch``: as which this very subscription was there (0: it
+    was not). ``expected``: the delivery sequence behind the last message that came. ``handled``: start, end, ...
     """
 
     since_us: int
     generation: int
-    incarnation: int
+    epoch: int
     expected: int
     handled: tuple[int, ...] = ()
 
@@ -70,15 +70,15 @@ class Subscribe(NamedTuple):
     transient: bool = False
     settings: tuple[tuple[str, Any], ...] = ()
     mode: str = "reliable"
-    known: Known | None = None
+    known: KnownConsumer | None = None
     asks: str = "follow"
 
 
 class Pull(NamedTuple):
     """Ask for messages: answered with min_count or more, or when timeout_ms is over; max_count, max_bytes bound it.
 
-    A consumer of a group knows its pulls up to pull sequence ``expected`` (None: whatever comes next). ``checks``: the
-    header of each batch is checked before messages of it are sent.
+    A consumer of a group knows its pulls up to delivery sequence ``expected`` (None: whatever comes next). ``checks``:
+    the header of each batch is checked before messages of it are sent.
     """
 
     connection: int
@@ -93,7 +93,7 @@ class Pull(NamedTuple):
 
 
 class Withdraw(NamedTuple):
-    """Answer that parked pull now, with what is there (maybe nothing)."""
+    """Answer that waiting pull now, with what is there (maybe nothing)."""
 
     connection: int
     pull_request: int
@@ -106,8 +106,8 @@ class Unsubscribe(NamedTuple):
 
 
 class Ack(NamedTuple):
-    """These pull sequences are handled: start, end, start, end, ... With *may_wait* nobody waits for the answer: it may
-    come some milliseconds later, with the answer to a pull of that connection.
+    """These delivery sequences are handled: start, end, start, end, ... With *may_wait* nobody waits for the answer: it
+    may come some milliseconds later, with the answer to a pull of that connection.
     """
 
     connection: int
@@ -117,12 +117,12 @@ class Ack(NamedTuple):
     may_wait: bool = False
 
 
-class Back(NamedTuple):
-    """The pull sequences [start, end) come back: nacked, released or rejected. ``delay_us`` None: the group's."""
+class DispositionRange(NamedTuple):
+    """The delivery sequences [start, end) come back: nacked, released or rejected. ``delay_us`` None: the group's."""
 
     start: int
     end: int
-    verdict: int
+    disposition: int
     delay_us: int | None
     reason: str
 
@@ -133,7 +133,7 @@ class HandBack(NamedTuple):
     connection: int
     request: int
     subscription: int
-    backs: Sequence[Back]
+    backs: Sequence[DispositionRange]
 
 
 class HandOver(NamedTuple):
@@ -146,7 +146,7 @@ class HandOver(NamedTuple):
     batch: memoryview
     group: str
     attempt: int
-    verdict: int
+    disposition: int
     delay_us: int | None
     reason: str
 
@@ -280,7 +280,7 @@ class Checked(NamedTuple):
 
     number: int
     batch: memoryview
-    damage: Damage | None
+    damage: PartitionDamage | None
     error: QmqError | None
 
 

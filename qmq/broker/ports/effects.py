@@ -24,15 +24,15 @@ class Sent(NamedTuple):
     first_sequences: int | npt.NDArray[np.uint64]
 
 
-class Place(NamedTuple):
-    """What a consumer is at the broker: its incarnation, and its pulls from ``frontier`` up to ``next_sequence``.
+class ConsumerState(NamedTuple):
+    """What a consumer is at the broker: its epoch, and its pulls from ``ack_floor`` up to ``next_sequence``.
 
-    Pull sequences mean something together with ``since_us``, when it first came, and the pull log's ``generation``.
+    Delivery sequences mean something together with ``since_us``, when it first came, and the pull log's ``generation``.
     """
 
     consumer: int
-    incarnation: int
-    frontier: int
+    epoch: int
+    ack_floor: int
     next_sequence: int
     generation: int
     since_us: int
@@ -47,17 +47,17 @@ class Subscribed(NamedTuple):
     request: int
     subscription: int
     start_us: int | None = None
-    place: Place | None = None
+    consumer_state: ConsumerState | None = None
     tags: tuple[str, ...] = ()
     differing: tuple[tuple[str, Any], ...] = ()
 
 
-class Messages(NamedTuple):
+class PulledMessages(NamedTuple):
     """A pull's answer: buffers of batches and pieces, ``size`` bytes in all; empty when none came.
 
     ``left_us`` is told to who follows alone over several partitions: nothing stored before it is still to come. To a
-    consumer of a group ``ranges`` say which pull sequences these messages have, in order: (first, count, attempt), and
-    ``tags`` by whose bits the group's messages are chosen.
+    consumer of a group ``ranges`` say which delivery sequences these messages have, in order: (first, count, attempt),
+    and ``tags`` by whose bits the group's messages are chosen.
     """
 
     connection: int
@@ -87,7 +87,7 @@ class Acked(NamedTuple):
 
 
 class HandedBack(NamedTuple):
-    """They are, but for those of these numbers, of which some was not held (any more)."""
+    """They are, but for those of these numbers, of which some was not in flight (any more)."""
 
     connection: int
     request: int
@@ -182,7 +182,7 @@ class SyncWanted(NamedTuple):
     position: int
 
 
-class Read(Protocol):
+class ReadWork(Protocol):
     """Bytes on disk that are to be brought into memory."""
 
     partition: int
@@ -195,7 +195,7 @@ class ReadWanted(NamedTuple):
     """Run ``read.step`` in a thread of its partition until nothing is left, then hand in ReadDone(number, error)."""
 
     number: int
-    read: Read
+    read: ReadWork
 
 
 class FetchWanted(NamedTuple):
@@ -229,7 +229,7 @@ class CheckWanted(NamedTuple):
 Effect = (
     Sent
     | Subscribed
-    | Messages
+    | PulledMessages
     | Unsubscribed
     | Acked
     | HandedBack

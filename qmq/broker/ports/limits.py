@@ -13,12 +13,12 @@ class BrokerLimits(NamedTuple):
     max_producers: int = 100_000
     producer_window: int = 64
     producer_ttl_ms: int = 3_600_000
-    max_parked_pulls: int = 1_000
+    max_waiting_pulls: int = 1_000
     max_pull_count: int = 1_000_000
     max_pull_bytes: int = 16 << 20
     max_consumers_per_connection: int = 1_000
     max_prefixes: int = 1_000
-    lapse_ms: int = 30_000
+    session_timeout_ms: int = 30_000
     broadcast_ttl_ms: int = 7 * 86_400_000
     retention_ms: int = 0
     retention_bytes: int = 0

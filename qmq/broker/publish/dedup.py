@@ -24,7 +24,7 @@ _BATCH_SIZE: Final = 32
 assert _BATCH.size == _BATCH_SIZE
 
 
-class Known(NamedTuple):
+class RememberedBatch(NamedTuple):
     """A batch that was stored before."""
 
     partition: int
@@ -72,7 +72,7 @@ class Producers:
     def __len__(self) -> int:
         return len(self._producers)
 
-    def lookup(self, producer_id: bytes, first: int, messages: int, data_crc: int) -> Known | None:
+    def lookup(self, producer_id: bytes, first: int, messages: int, data_crc: int) -> RememberedBatch | None:
         """Where that batch lies already, or None when it is new.
 
         Raises BadBatch when its bounds or bytes differ from those of a batch it overlaps, SequenceForgotten when it is
@@ -90,10 +90,10 @@ class Producers:
             return None
         return self._find(producer, first, messages, data_crc)
 
-    def _find(self, producer: Producer, first: int, messages: int, data_crc: int) -> Known | None:
+    def _find(self, producer: Producer, first: int, messages: int, data_crc: int) -> RememberedBatch | None:
         for known_first, position, known_messages, known_crc, partition in producer.records():
             if known_first == first and known_messages == messages and known_crc == data_crc:
-                return Known(partition, position)
+                return RememberedBatch(partition, position)
             if known_first < first + messages and first < known_first + known_messages:
                 raise BadBatch(
                     f"producer sequences {first} to {first + messages - 1} overlap a stored batch ({known_first} to "
@@ -131,13 +131,13 @@ class Producers:
         if not producer.next_sequence:
             del self._producers[producer_id]
 
-    def last(self, producer_id: bytes) -> tuple[int, Known] | None:
+    def last(self, producer_id: bytes) -> tuple[int, RememberedBatch] | None:
         """The last producer sequence stored, and where its batch lies; None for a producer not remembered."""
         producer = self._producers.get(producer_id)
         if producer is None or not producer.ring:
             return None
         first, position, messages, _, partition = max(producer.records())
-        return first + messages - 1, Known(partition, position)
+        return first + messages - 1, RememberedBatch(partition, position)
 
     def expire(self, now_us: int) -> None:
         """Forget the producers whose time is up. Costs what it forgets."""
@@ -177,7 +177,7 @@ class Producers:
             self._producers[producer_id] = producer
 
 
-class Refusals:
+class RefusedBatches:
     """Batches that were refused and will be sent again: what their producers sent behind them must not overtake them.
 
     A client sends what was refused again once it knows of it, and nothing behind it before that. So batches behind one
@@ -222,7 +222,7 @@ class _Claim(NamedTuple):
     connection: int
 
 
-class Claims:
+class ProducerClaims:
     """Those of the connections that there are; each has one at most. Nothing is kept on disk."""
 
     def __init__(self) -> None:

@@ -18,16 +18,16 @@ from qmq.broker.delay.intake import Delayed
 from qmq.broker.ports.commands import Now, Send
 from qmq.broker.ports.effects import Effect, Refused, Sent
 from qmq.broker.ports.limits import BrokerLimits
-from qmq.broker.publish.dedup import Producers, Refusals
+from qmq.broker.publish.dedup import Producers, RefusedBatches
 from qmq.broker.publish.send_replies import Acknowledging, Repeat
 from qmq.broker.publish.staging import (
     Answer,
     Barrier,
+    LogPosition,
     Numbers,
     OwnBatch,
-    Partition,
-    Place,
     Staged,
+    StagedPartition,
     Visibility,
 )
 from qmq.errors import QmqError, StorageError, SyncFailed
@@ -55,11 +55,11 @@ class Intake:
         self._limits = BatchLimits(limits.max_message_bytes)
         self._copy_limits = BatchLimits(ANY_MESSAGE_BYTES, HANDED_FLAGS, RUN_REPLAYED)
         self._producers = producers
-        self._refusals = Refusals(limits.producer_window, limits.max_producers)
+        self._refusals = RefusedBatches(limits.producer_window, limits.max_producers)
         self._effects = effects
         logs = [store] if store.delay_log is None else [store, store.delay_log]
         self._stamp_us = max(log.last_stored_at_us for log in logs)
-        self._partitions = [Partition(number, store, number) for number in range(store.partitions)]
+        self._partitions = [StagedPartition(number, store, number) for number in range(store.partitions)]
         self._visibility = Visibility(self._partitions)
         #: Where delayed messages go, once there have been any.
         self.delayed: Delayed | None = None
@@ -67,7 +67,7 @@ class Intake:
         self._numbering = Numbering(store)
         self.acknowledging = Acknowledging(producers, effects, self._partition, self._all)
         self._repeats: list[Repeat] = []
-        self._last_places: dict[int, Place] = {}  # ends, by subject number; several partitions only
+        self._last_positions: dict[int, LogPosition] = {}  # ends, by subject number; several partitions only
 
     # --- commands ----------------------------------------------------------------------------------------------------
 
@@ -138,9 +138,9 @@ class Intake:
         ahead_us = self._stamp_us + 1 - now.wall_us
         return with_ahead(view, batch, ahead_us) if ahead_us > 0 else (view, batch)
 
-    def _placed(self, partition: Partition, size: int) -> int:
+    def _placed(self, partition: StagedPartition, size: int) -> int:
         try:
-            return partition.store.place(partition.local, size)
+            return partition.store.position_for(partition.local, size)
         except StorageError as error:
             self._give_up(partition, error)
             raise
@@ -195,7 +195,7 @@ class Intake:
             for repeat in repeats:
                 self.acknowledging.answer_repeat(repeat)
 
-    def _write(self, partition: Partition) -> None:
+    def _write(self, partition: StagedPartition) -> None:
         broken = partition.broken or partition.store.broken(partition.local)
         if broken is not None:
             partition.store.unstage(partition.local)
@@ -224,7 +224,7 @@ class Intake:
         self._publish(partition)
         self.acknowledging.want_sync(partition)
 
-    def _publish(self, partition: Partition) -> None:
+    def _publish(self, partition: StagedPartition) -> None:
         """Something is written or synced there: what it hid may be seen now."""
         if self.delayed is not None and self.delayed.has(partition):
             if self._visibility.publish_one(partition):
@@ -232,35 +232,45 @@ class Intake:
         else:
             self._visibility.publish()
 
-    def _partition(self, number: int) -> Partition:
+    def _partition(self, number: int) -> StagedPartition:
         if number < len(self._partitions):
             return self._partitions[number]
         assert self.delayed is not None
         return self.delayed.partition()
 
-    def _all(self) -> list[Partition]:
+    def _all(self) -> list[StagedPartition]:
         return self._partitions + (self.delayed.partitions() if self.delayed is not None else [])
 
-    def _write_before(self, partition: Partition, numbers: int | Numbers) -> None:
+    def _write_before(self, partition: StagedPartition, numbers: int | Numbers) -> None:
         """Write what is staged of the same subjects in other partitions: if that fails, its sequences are given again,
         so nothing may have been given the next ones.
         """
         for number in _each(numbers):
-            place = self._last_places.get(number)
-            if place is not None and place[0] != partition.number and place[1] > self._store.end(place[0]):
-                self._write(self._partitions[place[0]])
+            log_position = self._last_positions.get(number)
+            if (
+                log_position is not None
+                and log_position[0] != partition.number
+                and log_position[1] > self._store.end(log_position[0])
+            ):
+                self._write(self._partitions[log_position[0]])
 
-    def _must_come_first(self, partition: Partition, places: dict[int, Place | None]) -> tuple[Place, ...]:
+    def _must_come_first(
+        self, partition: StagedPartition, last_positions: dict[int, LogPosition | None]
+    ) -> tuple[LogPosition, ...]:
         """Where earlier batches of the same subjects lie that are not visible yet, in other partitions."""
         after: dict[int, int] = {}
-        for place in places.values():
-            if place is not None and place[0] != partition.number and self._partitions[place[0]].visible < place[1]:
-                after[place[0]] = max(place[1], after.get(place[0], 0))
+        for log_position in last_positions.values():
+            if (
+                log_position is not None
+                and log_position[0] != partition.number
+                and self._partitions[log_position[0]].visible < log_position[1]
+            ):
+                after[log_position[0]] = max(log_position[1], after.get(log_position[0], 0))
         return tuple(after.items())
 
     # --- one batch ---------------------------------------------------------------------------------------------------
 
-    def _choose(self, numbers: int | Numbers) -> Partition:
+    def _choose(self, numbers: int | Numbers) -> StagedPartition:
         """The partition of a batch: by its first subject, so that a subject mostly stays in one; never a broken one."""
         if len(self._partitions) == 1:
             chosen = self._partitions[0]
@@ -273,7 +283,7 @@ class Intake:
         self._check_whole(chosen)
         return chosen
 
-    def _check_whole(self, partition: Partition) -> None:
+    def _check_whole(self, partition: StagedPartition) -> None:
         if partition.broken is not None:
             raise SyncFailed(
                 f"nothing more is stored in partition {partition.number} until a restart: {partition.broken}"
@@ -283,7 +293,7 @@ class Intake:
         self,
         view: memoryview,
         batch: CheckedBatch,
-        partition: Partition,
+        partition: StagedPartition,
         position: int,
         numbers: int | Numbers,
         now: Now,
@@ -303,25 +313,25 @@ class Intake:
                 )  # fmt: skip
             answer = Sent(command.connection, command.request, position, stored_at_us, partition.number, first)
         end = position + header.size
-        places: dict[int, Place | None] = {}
-        after: tuple[Place, ...] = ()
+        last_positions: dict[int, LogPosition | None] = {}
+        after: tuple[LogPosition, ...] = ()
         if len(self._partitions) > 1 and partition.store is self._store:
-            places = {number: self._last_places.get(number) for number in _each(numbers)}
-            self._last_places.update(dict.fromkeys(places, (partition.number, end)))
-            after = self._must_come_first(partition, places)
+            last_positions = {number: self._last_positions.get(number) for number in _each(numbers)}
+            self._last_positions.update(dict.fromkeys(last_positions, (partition.number, end)))
+            after = self._must_come_first(partition, last_positions)
         staged = Staged(
             command, answer, own, flush, position, end, stored_at_us, first, numbers, messages, header.producer_id,
-            header.producer_sequence, after, places,
+            header.producer_sequence, after, last_positions,
         )  # fmt: skip
         partition.staged.append(staged)
 
-    def _give_up(self, partition: Partition, error: QmqError) -> None:
+    def _give_up(self, partition: StagedPartition, error: QmqError) -> None:
         """A write failed: nothing that was staged is stored; take back what was given and say so."""
         staged, partition.staged = partition.staged, []
         ends = partition.store.ends
         for batch in reversed(staged):
             ends[batch.numbers] -= np.uint64(batch.messages) if isinstance(batch.messages, int) else batch.messages
-            self._take_back_places(batch)
+            self._take_back_positions(batch)
             if batch.own is not None:
                 batch.own.refused(error)
             if batch.command is not None and not batch.command.copy:
@@ -337,7 +347,7 @@ class Intake:
             else:
                 self._repeats.append(repeat)
 
-    def _leave(self, partition: Partition, error: SyncFailed) -> None:
+    def _leave(self, partition: StagedPartition, error: SyncFailed) -> None:
         """A write failed, and what it wrote stays there: whole batches of it come back with the next start.
 
         So what was given is not given again, and nobody knows whether they are stored.
@@ -345,19 +355,19 @@ class Intake:
         staged, partition.staged = partition.staged, []
         for batch in reversed(staged):
             partition.store.skip_sequences(batch.numbers, batch.first_sequences, batch.messages)
-            self._take_back_places(batch)
+            self._take_back_positions(batch)
             if batch.own is not None:
                 batch.own.unknown(error)
             if batch.answer is not None:
                 self._effects.append(Refused(batch.answer.connection, batch.answer.request, error))
         self.sync_broken(partition.number, error)
 
-    def _take_back_places(self, batch: Staged) -> None:
-        for number, place in batch.places.items():
-            if place is None:
-                del self._last_places[number]
+    def _take_back_positions(self, batch: Staged) -> None:
+        for number, log_position in batch.last_positions.items():
+            if log_position is None:
+                del self._last_positions[number]
             else:
-                self._last_places[number] = place
+                self._last_positions[number] = log_position
 
     # --- what others ask ---------------------------------------------------------------------------------------------
 
@@ -380,7 +390,7 @@ class Intake:
 
 
 def _hand_in(
-    partition: Partition, view: memoryview, batch: CheckedBatch, position: int, stored_at_us: int,
+    partition: StagedPartition, view: memoryview, batch: CheckedBatch, position: int, stored_at_us: int,
     numbers: int | Numbers,
 ) -> tuple[int | npt.NDArray[np.uint64], int | npt.NDArray[Any]]:  # fmt: skip
     """Stamp a batch and stage it in its store; its first sequences and messages, by run where it has several."""

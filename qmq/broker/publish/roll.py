@@ -16,7 +16,7 @@ from qmq.storage.store import Store
 
 #: A checkpoint is looked for so often, and for so long.
 _LOOK_US: Final = 20_000
-_PATIENCE_US: Final = 30_000_000
+_TIMEOUT_US: Final = 30_000_000
 
 
 class Sealing:
@@ -36,7 +36,7 @@ class Sealing:
         """Close the segments; what has no batch in it is left. Raises StorageError."""
         self._write()
         ends = [self._store.seal(partition) for partition in range(self._store.partitions)]
-        self._waiting.append((command, ends, now.monotonic_us + _PATIENCE_US))
+        self._waiting.append((command, ends, now.monotonic_us + _TIMEOUT_US))
         self.tick(now)
 
     def tick(self, now: Now) -> None:
@@ -51,7 +51,7 @@ class Sealing:
                 self._effects.append(Refused(command.connection, command.request, broken))
             elif now.monotonic_us >= until_us:
                 slow = StorageFailed(
-                    f"the segments are closed, and no checkpoint has them after {_PATIENCE_US // 1_000_000} s; see "
+                    f"the segments are closed, and no checkpoint has them after {_TIMEOUT_US // 1_000_000} s; see "
                     "what the broker's log says of its disk, then try again"
                 )
                 self._effects.append(Refused(command.connection, command.request, slow))

@@ -9,8 +9,8 @@ import numpy as np
 
 from qmq.broker.ports.commands import Send
 from qmq.broker.ports.effects import Effect, LastSequenceIs, Refused, Sent, SyncWanted
-from qmq.broker.publish.dedup import Known, Producers
-from qmq.broker.publish.staging import MOST_WAITING, Answer, Partition
+from qmq.broker.publish.dedup import Producers, RememberedBatch
+from qmq.broker.publish.staging import MOST_WAITING, Answer, StagedPartition
 from qmq.errors import QmqError
 from qmq.format.batch import parse_header, runs_of
 from qmq.format.layout import BATCH_HEADER_SIZE, NO_SEQUENCE, RUN_SIZE
@@ -20,15 +20,15 @@ class Repeat(NamedTuple):
     """A batch of this turn that was stored before."""
 
     command: Send
-    known: Known
+    known: RememberedBatch
 
 
 class Acknowledging:
     """Of all partitions. Everything it has to say goes to *effects*."""
 
     def __init__(
-        self, producers: Producers, effects: list[Effect], partition_of: Callable[[int], Partition],
-        partitions: Callable[[], list[Partition]],
+        self, producers: Producers, effects: list[Effect], partition_of: Callable[[int], StagedPartition],
+        partitions: Callable[[], list[StagedPartition]],
     ) -> None:  # fmt: skip
         self._producers = producers
         self._effects = effects
@@ -36,7 +36,7 @@ class Acknowledging:
         self._partitions = partitions
         self._gone = set[int]()  # connections that ended while answers waited
 
-    def wait(self, partition: Partition, end: int, effect: Answer) -> None:
+    def wait(self, partition: StagedPartition, end: int, effect: Answer) -> None:
         """Answer when the partition is synced up to *end*. Clients that wait for long connect again and ask again."""
         partition.waiting.append((end, effect))
         if len(partition.waiting) > partition.most_waiting:
@@ -55,7 +55,7 @@ class Acknowledging:
             partition.forget_gone(self._gone)
         self._gone.clear()
 
-    def want_sync(self, partition: Partition) -> None:
+    def want_sync(self, partition: StagedPartition) -> None:
         """Ask for a sync if somebody waits for one, and none is under way."""
         if partition.sync_running or partition.broken is not None:
             return
@@ -102,7 +102,7 @@ class Acknowledging:
         )  # fmt: skip
         self._when_stored(known, command.flush, answer)
 
-    def _when_stored(self, known: Known, flush: bool, effect: Sent | LastSequenceIs) -> None:
+    def _when_stored(self, known: RememberedBatch, flush: bool, effect: Sent | LastSequenceIs) -> None:
         """Say it now, or when the batch is synced: if that is asked for, or if it was asked for when it was stored."""
         partition = self._partition_of(known.partition)
         pending = any(barrier.flush and barrier.start <= known.position < barrier.end for barrier in partition.barriers)
@@ -117,11 +117,11 @@ class Acknowledging:
             self.wait(partition, end, effect)
             self.want_sync(partition)
 
-    def _is_unsynced(self, known: Known) -> bool:
+    def _is_unsynced(self, known: RememberedBatch) -> bool:
         partition = self._partition_of(known.partition)
         return known.position >= max(partition.synced, partition.store.synced(partition.local))
 
-    def _unknown(self, known: Known) -> QmqError | None:
+    def _unknown(self, known: RememberedBatch) -> QmqError | None:
         """Why nobody knows whether a batch is stored; None when it is."""
         return self._partition_of(known.partition).broken if self._is_unsynced(known) else None
 
@@ -130,7 +130,7 @@ class Acknowledging:
         return sum(len(partition.waiting) for partition in self._partitions())
 
 
-def _sent_long_ago(command: Send, known: Known) -> Sent:
+def _sent_long_ago(command: Send, known: RememberedBatch) -> Sent:
     """The answer to a repeat of what is not there any more: nobody knows its sequences and when it was stored, but when
     it was made.
     """

@@ -13,14 +13,14 @@ from qmq.broker.ports.effects import Administered, LastSequenceIs, Sent
 from qmq.errors import QmqError
 from qmq.storage.store import Store
 
-#: Stretches of a partition that wait for different things, before one waits for the next one's as well.
+#: Ranges of a partition that wait for different things, before one waits for the next one's as well.
 MAX_BARRIERS: Final = 65_536
 
 #: So many answers wait for a sync before those are looked for that nobody waits for any more.
 MOST_WAITING: Final = 16_384
 
 Numbers = npt.NDArray[np.int64]
-Place = tuple[int, int]  # partition, position
+LogPosition = tuple[int, int]  # partition, position
 
 #: What is said once a batch is stored.
 Answer = Sent | LastSequenceIs | Administered
@@ -54,8 +54,8 @@ class Staged(NamedTuple):
     messages: int | npt.NDArray[Any]
     producer_id: bytes
     producer_sequence: int
-    after: tuple[Place, ...]  # as in Barrier
-    places: dict[int, Place | None]  # where its subjects were before; several partitions only
+    after: tuple[LogPosition, ...]  # as in Barrier
+    last_positions: dict[int, LogPosition | None]  # where its subjects were before; several partitions only
 
 
 class Barrier(NamedTuple):
@@ -64,10 +64,10 @@ class Barrier(NamedTuple):
     start: int
     end: int
     flush: bool
-    after: tuple[Place, ...]  # positions that must be visible, in other partitions
+    after: tuple[LogPosition, ...]  # positions that must be visible, in other partitions
 
 
-class Partition:
+class StagedPartition:
     """One partition of the message log, or of the delay log: *local* is its number in the store that holds it."""
 
     def __init__(self, number: int, store: Store, local: int) -> None:
@@ -106,7 +106,7 @@ class Partition:
 class Visibility:
     """Moves the visible ends of the partitions of the message log."""
 
-    def __init__(self, partitions: list[Partition]) -> None:
+    def __init__(self, partitions: list[StagedPartition]) -> None:
         self._partitions = partitions
 
     def publish(self) -> None:
@@ -118,7 +118,7 @@ class Visibility:
                 moved |= self.publish_one(partition)
             moved = moved and len(self._partitions) > 1
 
-    def publish_one(self, partition: Partition) -> bool:
+    def publish_one(self, partition: StagedPartition) -> bool:
         """Move one; False when it stays where it is."""
         barriers = partition.barriers
         while barriers and self._passable(partition, barriers[0]):
@@ -130,7 +130,7 @@ class Visibility:
         partition.store.publish(partition.local, visible)
         return True
 
-    def _passable(self, partition: Partition, barrier: Barrier) -> bool:
+    def _passable(self, partition: StagedPartition, barrier: Barrier) -> bool:
         if barrier.flush and barrier.end > partition.synced and partition.broken is None:
             return False
         return all(self._partitions[number].visible >= position for number, position in barrier.after)

@@ -9,16 +9,16 @@ import numpy as np
 import numpy.typing as npt
 
 from qmq.broker.delivery.encode import Rows, chosen_of
-from qmq.broker.groups.group import Following, Group
-from qmq.broker.journal.record_types import Kind
-from qmq.broker.retention.references import Target
-from qmq.storage.store import Store, stretches_of
+from qmq.broker.groups.group import Group, SubjectFilter
+from qmq.broker.journal.record_types import RecordKind
+from qmq.broker.retention.references import SegmentTarget
+from qmq.storage.store import Store, subject_ranges_of
 
 
 class Moving:
     """Past one segment."""
 
-    def __init__(self, store: Store, target: Target, rows: Rows) -> None:
+    def __init__(self, store: Store, target: SegmentTarget, rows: Rows) -> None:
         """*rows* are those of the segment, which is the first of its partition."""
         self._store = store
         self._target = target
@@ -26,97 +26,99 @@ class Moving:
         self._first_row = store.first_row(target.partition)
         self._end_row = self._first_row + len(rows)
 
-    def _is_behind(self, following: Following) -> bool:
-        if not following.exact:
-            return following.scan[self._target.partition] < self._end_row
-        number = following.subject(self._store)
+    def _is_behind(self, subject_filter: SubjectFilter) -> bool:
+        if not subject_filter.exact:
+            return subject_filter.row_cursors[self._target.partition] < self._end_row
+        number = subject_filter.subject(self._store)
         if number is None:
             return False
-        return int(following.group.cursors.upto(number + 1)[number]) < self._store.offered_sequence(number)
+        return int(subject_filter.group.cursors.upto(number + 1)[number]) < self._store.offered_sequence(number)
 
-    def _begins_before(self, following: Following) -> bool:
-        """Whether what an exact following gets next lies in the segment, or before it."""
-        number = following.number
+    def _begins_before(self, subject_filter: SubjectFilter) -> bool:
+        """Whether what an exact filter gets next lies in the segment, or before it."""
+        number = subject_filter.number
         assert number is not None
-        first = self._next(following, number)
+        first = self._next(subject_filter, number)
         return first is not None and first < self._store.offered_sequence(number)
 
-    def _next(self, following: Following, number: int) -> int | None:
-        group = following.group
-        return int(group.cursors.upto(number + 1)[number]) or group.beginning(self._store, following, number)
+    def _next(self, subject_filter: SubjectFilter, number: int) -> int | None:
+        group = subject_filter.group
+        return int(group.cursors.upto(number + 1)[number]) or group.beginning(self._store, subject_filter, number)
 
     def move(self, group: Group) -> int:
         """Move it past the segment; how many messages it is not given by that. That is a record too. Nothing has
         changed when this raises NotAtHand or StorageError.
         """
-        behind = [following for following in group.followings.values() if self._is_behind(following)]
-        for following in group.all_followings():
-            if following.exact or following.prefix in group.ended:  # no row is looked at there
-                following.scan[self._target.partition] = max(following.scan[self._target.partition], self._end_row)
+        behind = [subject_filter for subject_filter in group.filters.values() if self._is_behind(subject_filter)]
+        for subject_filter in group.all_filters():
+            if subject_filter.exact or subject_filter.prefix in group.ended:  # no row is looked at there
+                subject_filter.row_cursors[self._target.partition] = max(
+                    subject_filter.row_cursors[self._target.partition], self._end_row
+                )
         if not behind:
             return 0
-        exact = [following for following in behind if following.exact]
-        exact = [following for following in exact if self._begins_before(following)]
+        exact = [subject_filter for subject_filter in behind if subject_filter.exact]
+        exact = [subject_filter for subject_filter in exact if self._begins_before(subject_filter)]
         skipped = self._count(group, [one for one in behind if not one.exact], exact)
         cursors = list[list[Any]]()
-        for following in exact:
-            number = following.number
+        for subject_filter in exact:
+            number = subject_filter.number
             assert number is not None
             end = self._store.offered_sequence(number)
             group.cursors.upto(number + 1)[number] = end
-            cursors.append([following.prefix, end])
-        for following in behind:
-            if not following.exact:
-                following.scan[self._target.partition] = self._end_row
+            cursors.append([subject_filter.prefix, end])
+        for subject_filter in behind:
+            if not subject_filter.exact:
+                subject_filter.row_cursors[self._target.partition] = self._end_row
         group.skipped += skipped
         group.dirty = True
         if group.ledger is not None:
             fields = [group.ledger.number, self._target.partition, self._target.end, skipped, cursors]
-            self._store.groups.stage(Kind.MOVED, msgpack.packb(fields))
+            self._store.groups.stage(RecordKind.MOVED, msgpack.packb(fields))
         return skipped
 
-    def _count(self, group: Group, prefixes: list[Following], exact: list[Following]) -> int:
+    def _count(self, group: Group, prefixes: list[SubjectFilter], exact: list[SubjectFilter]) -> int:
         had, store = self._target.had, self._store
-        # Of each stretch of sequences what is missed is from here on.
+        # Of each range of sequences what is missed is from here on.
         starts = had.ends.copy()
-        for following in prefixes:
-            self._lower(following, starts)
+        for subject_filter in prefixes:
+            self._lower(subject_filter, starts)
         missed = 0
-        for following in exact:
-            number = following.number
+        for subject_filter in exact:
+            number = subject_filter.number
             assert number is not None
             starts[had.subjects == number] = had.ends[had.subjects == number]
-            first = max(self._next(following, number) or 0, int(store.firsts[number]))
+            first = max(self._next(subject_filter, number) or 0, int(store.firsts[number]))
             missed += store.message_count(number, first, store.offered_sequence(number))
         return missed + int((had.ends - starts).sum())
 
-    def _lower(self, following: Following, starts: npt.NDArray[np.uint64]) -> None:
-        had, matches = self._target.had, following.matches(self._store)
+    def _lower(self, subject_filter: SubjectFilter, starts: npt.NDArray[np.uint64]) -> None:
+        had, matches = self._target.had, subject_filter.matches(self._store)
         taken = np.ones(len(starts), np.bool_) if matches is None else matches[had.subjects]
         begin = had.starts
-        row = following.scan[self._target.partition]
+        row = subject_filter.row_cursors[self._target.partition]
         if row > self._first_row:  # what it has passed may be what it never was to have
-            begin = self._left_of(following, row, had.ends)
-        floor = np.maximum(begin, following.group.floor(following, had.subjects))
+            begin = self._left_of(subject_filter, row, had.ends)
+        floor = np.maximum(begin, subject_filter.group.floor(subject_filter, had.subjects))
         starts[taken] = np.minimum(starts, floor)[taken]
 
-    def _left_of(self, following: Following, row: int, ends: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-        """Where each stretch begins in the rows from that one on; its end, where it has none there."""
+    def _left_of(self, subject_filter: SubjectFilter, row: int, ends: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+        """Where each range begins in the rows from that one on; its end, where it has none there."""
         had, found = self._target.had, ends.copy()
-        left = stretches_of(chosen_of([self._rows], np.arange(row - self._first_row, len(self._rows))))
-        places = had.subjects.searchsorted(left.subjects)
-        while len(behind := np.flatnonzero(had.ends[places] <= left.starts)):
-            places[behind] += 1
-        np.minimum.at(found, places, left.starts)
+        left = subject_ranges_of(chosen_of([self._rows], np.arange(row - self._first_row, len(self._rows))))
+        positions = had.subjects.searchsorted(left.subjects)
+        while len(behind := np.flatnonzero(had.ends[positions] <= left.starts)):
+            positions[behind] += 1
+        np.minimum.at(found, positions, left.starts)
         return found
 
 
 def replay(store: Store, group: Group, partition: int, position: int, skipped: int, cursors: list[Any]) -> None:
     """A record says that a group was moved past all that lay before that position."""
     row = store.row_at_position(partition, position)
-    for following in group.followings.values():
-        if not following.exact:
-            following.scan[partition] = max(following.scan[partition], row)
+    for subject_filter in group.filters.values():
+        if not subject_filter.exact:
+            subject_filter.row_cursors[partition] = max(subject_filter.row_cursors[partition], row)
     for subject, cursor in cursors:
         number = store.subject_number(subject)
         if number is not None:

@@ -20,8 +20,8 @@ from qmq.broker.ports.commands import Now, ReadDone
 from qmq.broker.ports.effects import Effect, ReadWanted
 from qmq.broker.publish.publish import Intake
 from qmq.broker.publish.staging import Staged
-from qmq.broker.retention.copy import Asked, Copy, Copying, Lost, Pieces
-from qmq.broker.retention.references import Found, FoundHeld, FoundLetter, FoundRetry, Pointing, Target
+from qmq.broker.retention.copy import Asked, CopiedBatch, Copying, Lost, Pieces
+from qmq.broker.retention.references import Found, FoundInFlight, FoundLetter, FoundRetry, Pointing, SegmentTarget
 from qmq.errors import QmqError, StorageError
 from qmq.format.batch import ANY_MESSAGE_BYTES, BatchLimits, check_batch
 from qmq.format.layout import HAS_DELIVER_AT, KNOWN_FLAGS, RUN_REPLAYED
@@ -40,8 +40,8 @@ class Forwarding:
     """Of all groups, one after another, for one segment."""
 
     def __init__(
-        self, store: Store, intake: Intake, handing: Handing, effects: list[Effect], old: OldSegment, target: Target,
-        following: int, groups: list[Group],
+        self, store: Store, intake: Intake, handing: Handing, effects: list[Effect], old: OldSegment,
+        target: SegmentTarget, following: int, groups: list[Group],
     ) -> None:  # fmt: skip
         """*following* is where the next segment begins."""
         self._store = store
@@ -136,7 +136,7 @@ class Forwarding:
 
     def _matches(self, group: Group, messages: MessageRange) -> Any:
         number = prefix_of(messages)
-        following = group.following(number) if number else None
+        following = group.filter_of(number) if number else None
         return None if following is None else following.matches(self._store)
 
     # --- the new place -----------------------------------------------------------------------------------------------
@@ -162,7 +162,7 @@ class Forwarding:
         stored = list[_Stored]()
         for _, pieces in made:
             for piece in pieces:
-                if not isinstance(piece, Copy):
+                if not isinstance(piece, CopiedBatch):
                     continue
                 one = _Stored()
                 stored.append(one)
@@ -204,14 +204,14 @@ class Forwarding:
     # --- and then the old --------------------------------------------------------------------------------------------
 
     def _record(self, group: Group, made: list[tuple[Found, Pieces]], stored: Iterator[_Stored], now: Now) -> None:
-        retries, letters, held = list[Any](), list[Any](), list[Any]()
+        retries, letters, in_flight = list[Any](), list[Any](), list[Any]()
         assert self._pointing is not None
         assert group.ledger is not None
         for found, pieces in made:
             ranges, lost = self._ranges(pieces, stored)
             if not self._pointing.is_there(found):
                 continue
-            self.carried += sum(piece.messages for piece in pieces if isinstance(piece, Copy))
+            self.carried += sum(piece.messages for piece in pieces if isinstance(piece, CopiedBatch))
             self.lost += sum(messages.total for messages in lost)
             match found:
                 case FoundRetry(retry, whole):
@@ -221,21 +221,21 @@ class Forwarding:
                     self._pointing.cannot_read(found, letter.number, letter.number)
                 case FoundLetter(letter):
                     letters.append([packed([letter]).tobytes(), list(ranges[0])])
-                case FoundHeld(member, start, _):
-                    held.append([member.number, start, flat(ranges)])
+                case FoundInFlight(member, start, _):
+                    in_flight.append([member.number, start, flat(ranges)])
                     for messages in ranges:
                         if messages in lost:
                             self._pointing.cannot_read(found, start, start + messages.total)
                         start += messages.total
-        if retries or letters or held:
-            group.ledger.forward(retries, letters, held, now.wall_us)
+        if retries or letters or in_flight:
+            group.ledger.forward(retries, letters, in_flight, now.wall_us)
             self._handing.members.look(group.ledger)
 
     def _ranges(self, pieces: Pieces, stored: Iterator[_Stored]) -> tuple[list[MessageRange], list[MessageRange]]:
         """What stands for a range, in order; and what of that nobody can read."""
         ranges, lost = list[MessageRange](), list[MessageRange]()
         for piece in pieces:
-            if isinstance(piece, Copy):
+            if isinstance(piece, CopiedBatch):
                 one = next(stored)
                 ranges.append(
                     MessageRange(PARTITIONS + one.partition, one.position, 0, 0, piece.messages, one.position)

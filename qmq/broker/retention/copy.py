@@ -14,7 +14,7 @@ import numpy.typing as npt
 from qmq.broker.delivery.encode import Rows
 from qmq.broker.groups.in_flight import MessageRange
 from qmq.broker.groups.message_ranges import PARTITIONS
-from qmq.broker.retention.references import Found, Target
+from qmq.broker.retention.references import Found, SegmentTarget
 from qmq.errors import BadBatch, BadBytes
 from qmq.format.batch import clock_us_of, header_crc_of, parse_header
 from qmq.format.pieces import bad_messages, stored_runs
@@ -29,7 +29,7 @@ _BATCH_MESSAGES: Final = 4_096
 _MOST_BYTES: Final = 4 << 20
 
 
-class Copy(NamedTuple):
+class CopiedBatch(NamedTuple):
     """A batch of so many messages that lie in the segment."""
 
     batch: bytearray
@@ -43,7 +43,7 @@ class Lost(NamedTuple):
 
 
 #: In the order of the range: copies, ranges of what lies elsewhere or was left, and what is lost.
-Pieces = list[Copy | MessageRange | Lost]
+Pieces = list[CopiedBatch | MessageRange | Lost]
 
 
 class Asked(NamedTuple):
@@ -64,7 +64,7 @@ class _Part(NamedTuple):
 class Copying:
     """One read of the segment's files for several ranges of a group; run as a read."""
 
-    def __init__(self, old: OldSegment, target: Target, following: int, group: str, asked: list[Asked]) -> None:
+    def __init__(self, old: OldSegment, target: SegmentTarget, following: int, group: str, asked: list[Asked]) -> None:
         """*following* is where the next segment begins."""
         self._old = old
         self._target = target
@@ -88,10 +88,10 @@ class Copying:
 
     def _pieces(
         self, rows: Rows, messages: MessageRange, matches: npt.NDArray[np.bool_] | None
-    ) -> Iterator[Copy | MessageRange | Lost]:
+    ) -> Iterator[CopiedBatch | MessageRange | Lost]:
         done = 0
-        by_place = messages.log >= PARTITIONS
-        for part in self._by_place(rows, messages, matches) if by_place else self._by_sequence(rows, messages):
+        by_position = messages.log >= PARTITIONS
+        for part in self._by_position(rows, messages, matches) if by_position else self._by_sequence(rows, messages):
             if self._size >= _MOST_BYTES and done:
                 yield messages.part(done, messages.total)
                 return
@@ -104,7 +104,7 @@ class Copying:
 
     # --- where they are ----------------------------------------------------------------------------------------------
 
-    def _by_place(
+    def _by_position(
         self, rows: Rows, messages: MessageRange, matches: npt.NDArray[np.bool_] | None
     ) -> Iterator[_Part | MessageRange | Lost]:
         first = int(rows["position"].searchsorted(np.uint64(messages.first)))
@@ -151,7 +151,7 @@ class Copying:
 
     # --- what they are -----------------------------------------------------------------------------------------------
 
-    def _copies(self, row: np.void, part: _Part, messages: MessageRange, done: int) -> Iterator[Copy | Lost]:
+    def _copies(self, row: np.void, part: _Part, messages: MessageRange, done: int) -> Iterator[CopiedBatch | Lost]:
         run = self._run(row)
         if run is None:
             yield Lost(messages.part(done, done + part.stop - part.start))
@@ -166,7 +166,7 @@ class Copying:
             step = max(min(_BATCH_MESSAGES, piece.count * _BATCH_BYTES // max(size, 1)), 1)
             for start in range(0, piece.count, step):
                 some = piece.slice(start, min(start + step, piece.count))
-                yield Copy(copied_batch(some, self._group, clock_us), some.count)
+                yield CopiedBatch(copied_batch(some, self._group, clock_us), some.count)
             done += piece.count
             self._size += size
 
@@ -189,7 +189,7 @@ class Copying:
 
 
 def _sound(run: Run) -> Iterator[Run | int]:
-    """Its stretches of messages that fit their checksums, and how many do not between them."""
+    """Its ranges of messages that fit their checksums, and how many do not between them."""
     bad = bad_messages(run)
     if bad is None:
         yield run.count

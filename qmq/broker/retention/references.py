@@ -14,13 +14,13 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from qmq.broker.error_log.error_log import Retry, unpacked
+from qmq.broker.error_log.error_log import RetryItem, unpacked
 from qmq.broker.groups.group_state import Ledger
-from qmq.broker.groups.in_flight import HeldRange, MessageRange
+from qmq.broker.groups.in_flight import InFlightRange, MessageRange
 from qmq.broker.groups.member import Member
 from qmq.broker.groups.message_ranges import PARTITIONS, partition_of
 from qmq.intervals import Intervals
-from qmq.storage.store import Stretches
+from qmq.storage.store import SubjectRanges
 
 #: So many that point there are told of at once.
 MOST_FOUND: Final = 256
@@ -28,13 +28,13 @@ MOST_FOUND: Final = 256
 Items = np.ndarray[Any, np.dtype[np.void]]
 
 
-class Target(NamedTuple):
+class SegmentTarget(NamedTuple):
     """A segment: positions [base, end) of a partition, and the sequences that it has."""
 
     partition: int
     base: int
     end: int
-    had: Stretches
+    had: SubjectRanges
 
     def touches(self, messages: MessageRange) -> bool:
         """Whether a range begins in it, by place, or has one of its messages, by sequence."""
@@ -50,19 +50,19 @@ class Target(NamedTuple):
     def touched(self, items: Items) -> list[Any]:
         """Those of the items of a schedule, or dead letters, of which that is so."""
         logs, firsts = items["log"], items["first"]
-        by_place = logs >= PARTITIONS
-        inside: npt.NDArray[np.bool_] = by_place & (firsts >= self.base) & (firsts < self.end)
+        by_position = logs >= PARTITIONS
+        inside: npt.NDArray[np.bool_] = by_position & (firsts >= self.base) & (firsts < self.end)
         places = self.had.subjects.searchsorted(logs)
         places[places == len(self.had.subjects)] = 0
         if len(self.had.subjects):
-            inside |= ~by_place & (self.had.subjects[places] == logs)
+            inside |= ~by_position & (self.had.subjects[places] == logs)
         return [item for item in unpacked(items[inside & (items["number"] > 0)]) if self.touches(item.messages)]
 
 
 class FoundRetry(NamedTuple):
     """``whole``: it lay in the schedule, and nothing of it has been taken."""
 
-    retry: Retry
+    retry: RetryItem
     whole: bool
 
     @property
@@ -74,7 +74,7 @@ class FoundRetry(NamedTuple):
 class FoundLetter(NamedTuple):
     """A dead letter."""
 
-    letter: Retry
+    letter: RetryItem
 
     @property
     def messages(self) -> MessageRange:
@@ -82,26 +82,26 @@ class FoundLetter(NamedTuple):
         return self.letter.messages
 
 
-class FoundHeld(NamedTuple):
-    """What a consumer holds from a pull sequence on, of one pull."""
+class FoundInFlight(NamedTuple):
+    """What a consumer holds from a delivery sequence on, of one pull."""
 
     member: Member
     start: int
-    held: HeldRange
+    in_flight: InFlightRange
 
     @property
     def messages(self) -> MessageRange:
         """What points there."""
-        return self.held.messages
+        return self.in_flight.messages
 
 
-Found = FoundRetry | FoundLetter | FoundHeld
+Found = FoundRetry | FoundLetter | FoundInFlight
 
 
 class Pointing:
     """Of one group, for one segment."""
 
-    def __init__(self, ledger: Ledger, target: Target) -> None:
+    def __init__(self, ledger: Ledger, target: SegmentTarget) -> None:
         self._ledger = ledger
         self._target = target
         self._watch = ledger.retries.look()
@@ -154,15 +154,15 @@ class Pointing:
             found += self._letters(items)
         yield from found
         for member in list(self._ledger.members.values()):
-            yield from self._held(member)
+            yield from self._in_flight(member)
 
-    def _held(self, member: Member) -> Iterator[Found]:
+    def _in_flight(self, member: Member) -> Iterator[Found]:
         unreadable = self._unreadable.get(member.number)
-        for start, end in member.held.unhandled():
-            for held in list(member.held.between(start, end)):  # others may take their place meanwhile
-                if self._target.touches(held.messages) and (unreadable is None or start not in unreadable):
-                    yield FoundHeld(member, start, held)
-                start += held.messages.total
+        for start, end in member.in_flight.unhandled():
+            for in_flight in list(member.in_flight.between(start, end)):  # others may take their place meanwhile
+                if self._target.touches(in_flight.messages) and (unreadable is None or start not in unreadable):
+                    yield FoundInFlight(member, start, in_flight)
+                start += in_flight.messages.total
 
     def is_there(self, found: Found) -> bool:
         """Whether it is still as it was found."""
@@ -172,13 +172,17 @@ class Pointing:
                 return ledger.retries.has(retry, self._watch)
             case FoundLetter(letter):
                 return ledger.dead.has(letter.number)
-            case FoundHeld(member, start, held):
-                end = start + held.messages.total
+            case FoundInFlight(member, start, in_flight):
+                end = start + in_flight.messages.total
                 is_member = ledger.members.get(member.number) is member and not member.closed
-                return is_member and member.held.holds(start, end) and list(member.held.between(start, end)) == [held]
+                return (
+                    is_member
+                    and member.in_flight.holds(start, end)
+                    and list(member.in_flight.between(start, end)) == [in_flight]
+                )
 
-    def cannot_read(self, found: FoundLetter | FoundHeld, start: int, end: int) -> None:
-        """Nobody can read that letter; or of what a consumer holds these pull sequences."""
+    def cannot_read(self, found: FoundLetter | FoundInFlight, start: int, end: int) -> None:
+        """Nobody can read that letter; or of what a consumer holds these delivery sequences."""
         if isinstance(found, FoundLetter):
             self._lost_letters.add(found.letter.number)
         else:

@@ -20,9 +20,9 @@ from qmq.broker.ports.limits import BrokerLimits
 from qmq.broker.publish.publish import Intake
 from qmq.broker.retention.advance_groups import Moving
 from qmq.broker.retention.carry_forward import Forwarding
-from qmq.broker.retention.references import Target
+from qmq.broker.retention.references import SegmentTarget
 from qmq.errors import StorageError
-from qmq.storage.store import NotAtHand, OldSegment, Read, Store, Stretches, stretches_of
+from qmq.storage.store import ColdRead, NotAtHand, OldSegment, Store, SubjectRanges, subject_ranges_of
 
 #: The number of its reads.
 LOOK_NUMBER: Final = first_number(Asker.RETENTION)
@@ -36,14 +36,14 @@ _IN_VAIN_US: Final = 600_000_000
 _TELL_US: Final = 4_000_000_000
 #: Groups that are moved past a segment between two looks at what else there is to do, and prefixes and subjects that
 #: they follow: about 50 us each.
-_FOLLOWINGS: Final = 200
+_FILTERS: Final = 200
 #: Reads for one group; what is still not in memory then is waited for.
 _MOST_READS: Final = 64
 #: Groups that are named, of those that were moved.
 _NAMED: Final = 10
 
 
-class _Look:
+class _StoredUntilRead:
     """A look at the first segment of each partition: until when it was stored; run as a read."""
 
     def __init__(self, segments: list[OldSegment]) -> None:
@@ -67,21 +67,21 @@ class _Examination:
         self._needs_archive = needs_archive
         self.may_go = False
         self.rows: Any = None
-        self.had: Stretches | None = None
+        self.had: SubjectRanges | None = None
 
     def step(self) -> bool:
         """[thread] All of it. Raises StorageError."""
         self.may_go = not self._needs_archive or self.old.is_archived()
         if self.may_go:
             self.rows = self.old.rows()
-            self.had = stretches_of(self.rows)
+            self.had = subject_ranges_of(self.rows)
         return False
 
 
 class _Leaving:
     """The segment that is about to go."""
 
-    def __init__(self, old: OldSegment, target: Target, moving: Moving, groups: list[Group]) -> None:
+    def __init__(self, old: OldSegment, target: SegmentTarget, moving: Moving, groups: list[Group]) -> None:
         self.old = old
         self.target = target
         self.moving = moving
@@ -121,7 +121,7 @@ class Dropped(NamedTuple):
         return text
 
 
-class Kept(NamedTuple):
+class UnreceiptedSegment(NamedTuple):
     """A segment that is to go, and waits for its receipt: positions [base, end) of a partition."""
 
     partition: int
@@ -151,7 +151,7 @@ class Retention:
         self._delivery = delivery
         self._effects = effects
         self._stored_until: dict[tuple[int, int], int] = {}  # by partition and base
-        self._reading: _Look | _Examination | Read | None = None
+        self._reading: _StoredUntilRead | _Examination | ColdRead | None = None
         self._put_off: dict[tuple[int, int], int] = {}  # until when, by the monotonic clock
         self._leaving: _Leaving | None = None
         self._look_us = 0
@@ -160,7 +160,7 @@ class Retention:
         self._tell_us: dict[tuple[int, int], int] = {}
         #: What has gone, and what is kept for lack of a receipt, and nobody was told of yet.
         self.dropped: list[Dropped] = []
-        self.kept: list[Kept] = []
+        self.unreceipted: list[UnreceiptedSegment] = []
         self.keep(limits.retention_ms, limits.retention_bytes, needs_archive=limits.retention_needs_archive)
 
     def keep(self, age_ms: int, size: int, *, needs_archive: bool) -> None:
@@ -205,7 +205,7 @@ class Retention:
         self._tell_us = {head: at for head, at in self._tell_us.items() if head in heads}
         unknown = [head for head in heads if head not in self._stored_until]
         if unknown:
-            self._read(_Look([self._store.old_segment(*head) for head in unknown]))
+            self._read(_StoredUntilRead([self._store.old_segment(*head) for head in unknown]))
             return
         excess = self._size() - self._bytes if self._bytes and now.monotonic_us >= self._any_size_until_us else 0
         ordered = sorted(self._stored_until, key=self._stored_until.__getitem__)
@@ -222,17 +222,17 @@ class Retention:
         sealed = sum(span.end - span.base for number in range(store.partitions) for span in store.sealed(number))
         return sealed + sum(store.written_bytes(number) for number in range(store.partitions))
 
-    def _read(self, reading: _Look | _Examination | Read) -> None:
+    def _read(self, reading: _StoredUntilRead | _Examination | ColdRead) -> None:
         self._reading = reading
         self._effects.append(ReadWanted(LOOK_NUMBER, reading))
 
     def read_done(self, done: ReadDone, now: Now) -> None:
         """What was to be known is, or cannot be read now."""
         reading, self._reading = self._reading, None
-        if isinstance(reading, _Look):
+        if isinstance(reading, _StoredUntilRead):
             self._stored_until |= reading.found
             self._look_us = now.monotonic_us + (_AGAIN_US if done.error is not None else 0)
-        elif isinstance(reading, Read):
+        elif isinstance(reading, ColdRead):
             self._delivery.finish_read(reading)
             if done.error is not None:
                 self._give_up(now)
@@ -250,7 +250,7 @@ class Retention:
         head = old.partition, old.span.base
         if now.monotonic_us >= self._tell_us.setdefault(head, now.monotonic_us + _TELL_US):
             self._tell_us[head] = now.monotonic_us + _TELL_US
-            self.kept.append(Kept(old.partition, *old.span, self._stored_until.get(head, 0)))
+            self.unreceipted.append(UnreceiptedSegment(old.partition, *old.span, self._stored_until.get(head, 0)))
 
     def copied(self, done: ReadDone, now: Now) -> None:
         """What was to be copied is in memory, or cannot be read now."""
@@ -266,8 +266,8 @@ class Retention:
         assert had is not None
         partition, (base, end) = old.partition, old.span
         self._store.leave(partition, base, had)
-        target = Target(partition, base, end, had)
-        groups = [*self._delivery.subscriptions.groups.values(), *self._delivery.subscriptions.alone()]
+        target = SegmentTarget(partition, base, end, had)
+        groups = [*self._delivery.subscriptions.groups.values(), *self._delivery.subscriptions.solo()]
         self._leaving = _Leaving(old, target, Moving(self._store, target, found.rows), groups)
 
     def _go_on(self, leaving: _Leaving, now: Now) -> None:
@@ -283,15 +283,15 @@ class Retention:
             target, store = leaving.target, self._store
             groups = list(self._delivery.subscriptions.groups.values())
             spans = [*store.sealed(target.partition), store.segment_at(target.partition, store.end(target.partition))]
-            following = next(span.base for span in spans if span is not None and span.base >= target.end)
+            subject_filter = next(span.base for span in spans if span is not None and span.base >= target.end)
             leaving.forwarding = Forwarding(
-                store, self._intake, self._delivery.handing, self._effects, leaving.old, target, following, groups
+                store, self._intake, self._delivery.handing, self._effects, leaving.old, target, subject_filter, groups
             )
         leaving.is_ready = leaving.is_ready or leaving.forwarding.tick(now)
 
     def _move_some(self, leaving: _Leaving) -> None:
         """Move the next groups past the segment, as far as what that needs is in memory. Raises StorageError."""
-        left = _FOLLOWINGS
+        left = _FILTERS
         while leaving.groups and left > 0:
             group = leaving.groups[-1]
             try:
@@ -307,7 +307,7 @@ class Retention:
                 leaving.skipped[group.name] = skipped
             leaving.groups.pop()
             leaving.reads.clear()
-            left -= 1 + len(group.followings)
+            left -= 1 + len(group.filters)
 
     def _give_up(self, now: Now) -> None:
         """It cannot go now: try again later."""

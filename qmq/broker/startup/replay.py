@@ -10,7 +10,7 @@ from qmq.broker.delivery.at_most_once import may_lack_reserves
 from qmq.broker.delivery.pull import Delivery
 from qmq.broker.delivery.wakeups import Arrivals
 from qmq.broker.groups.group import Begin, Group, Start
-from qmq.broker.journal.record_types import Kind
+from qmq.broker.journal.record_types import RecordKind
 from qmq.broker.retention import advance_groups as moving
 from qmq.broker.startup.rewind import Rewind, hand_out_unnamed
 from qmq.errors import UnknownGroup
@@ -22,7 +22,7 @@ _END: Final = 1 << 64
 _UNSEEN: Final = 1 << 26
 
 
-class Changes:
+class GroupReplay:
     """What befalls whole groups."""
 
     def __init__(self, store: Store, delivery: Delivery) -> None:
@@ -33,22 +33,22 @@ class Changes:
         self._arrivals: Arrivals = delivery.arrivals
 
     def seek(self, group: Group, begin: Begin, *, clear_retries: bool) -> None:
-        """Have a group go on elsewhere: what is held is dropped, and late verdicts on it are refused."""
+        """Have a group go on elsewhere: what is held is dropped, and late dispositions on it are refused."""
         assert group.ledger is not None
-        fields = [group.ledger.number, tuple(begin.start), begin.places, clear_retries]
-        self._store.groups.stage(Kind.SEEK, msgpack.packb(fields))
+        fields = [group.ledger.number, tuple(begin.start), begin.positions, clear_retries]
+        self._store.groups.stage(RecordKind.SEEK, msgpack.packb(fields))
         self._seek(group, begin, clear_retries)
 
     def _seek(self, group: Group, begin: Begin, clear_retries: bool) -> None:
         assert group.ledger is not None
         group.seek(begin)
         self._handing.drop(group.ledger, clear_retries=clear_retries)
-        self._arrivals.make_ready(group.followings.values())
+        self._arrivals.make_ready(group.filters.values())
 
     def delete(self, group: Group) -> None:
         """Forget a group; who waits for it is told."""
         assert group.ledger is not None
-        self._store.groups.stage(Kind.DELETE, msgpack.packb([group.ledger.number]))
+        self._store.groups.stage(RecordKind.DELETE, msgpack.packb([group.ledger.number]))
         self._delete(group)
 
     def _delete(self, group: Group) -> None:
@@ -65,15 +65,15 @@ class Changes:
         for record in records:
             rewind.pass_holes(record.position, groups.values())
             number, *fields = msgpack.unpackb(record.payload, strict_map_key=False)
-            if not record.counts and record.kind != Kind.RESERVE:
+            if not record.counts and record.kind != RecordKind.RESERVE:
                 continue  # what a block has is not handed out again even so
-            if record.kind == Kind.GROUP:
+            if record.kind == RecordKind.GROUP:
                 self._replay_group(number, *fields)
                 continue
             known = self._subscriptions.by_ledger.get(number)
             if known is None:
                 continue
-            if record.kind == Kind.REWOUND:
+            if record.kind == RecordKind.REWOUND:
                 rewind.finish(known, *fields)
             elif rewind.counts(known, record.kind):
                 self._replay_record(known, record.kind, fields)
@@ -81,34 +81,34 @@ class Changes:
         for group in groups.values():
             if group in rewind.groups:
                 assert group.ledger is not None
-                self._store.groups.stage(Kind.REWOUND, msgpack.packb([group.ledger.number, rewind.lost_bytes]))
+                self._store.groups.stage(RecordKind.REWOUND, msgpack.packb([group.ledger.number, rewind.lost_bytes]))
         if files.torn or files.holes:
             hand_out_unnamed(self._store, groups.values(), self._handing.now.wall_us)
         if files.generations_since:
             for ledger in self._handing.ledgers.values():
                 ledger.skip_sequences(files.generations_since * _UNSEEN)
         lost = files.is_rotten and may_lack_reserves(files.holes, files.torn, records)
-        self._delivery.most_once.resume(groups.values(), lost=lost)
+        self._delivery.at_most_once.resume(groups.values(), lost=lost)
         self._handing.restored()
 
     def _replay_record(self, group: Group, kind: int, fields: list[Any]) -> None:
-        if kind == Kind.SEEK:
-            start, places, clear_retries = fields
-            self._seek(group, self._begin(start, places), clear_retries)
-        elif kind == Kind.DELETE:
+        if kind == RecordKind.SEEK:
+            start, positions, clear_retries = fields
+            self._seek(group, self._begin(start, positions), clear_retries)
+        elif kind == RecordKind.DELETE:
             self._delete(group)
-        elif kind == Kind.RESERVE:
-            self._delivery.most_once.replay(group, *fields)
-        elif kind == Kind.UNFOLLOW:
-            for following in group.unfollow(*fields):
-                self._arrivals.unwatch(following)
-        elif kind == Kind.MOVED:
+        elif kind == RecordKind.RESERVE:
+            self._delivery.at_most_once.replay(group, *fields)
+        elif kind == RecordKind.UNFOLLOW:
+            for subject_filter in group.unfollow(*fields):
+                self._arrivals.unwatch(subject_filter)
+        elif kind == RecordKind.MOVED:
             moving.replay(self._store, group, *fields)
         else:
             self._handing.replay(group, kind, fields)
 
     def _replay_group(
-        self, number: int, name: str, mode: str, prefix: str, ordinal: int, start: list[Any], places: list[int],
+        self, number: int, name: str, mode: str, prefix: str, ordinal: int, start: list[Any], positions: list[int],
     ) -> None:  # fmt: skip
         """A group was made, or began to follow a prefix."""
         group = self._subscriptions.groups.get(name)
@@ -117,11 +117,11 @@ class Changes:
             group = None
         if group is None:
             group = self._subscriptions.add(name, mode)
-            self._handing.revive(group, number)
+            self._handing.redrive(group, number)
             self._subscriptions.by_ledger[number] = group
-        if prefix not in group.followings:
-            self._arrivals.watch(group.follow(prefix, self._begin(start, places), ordinal))
+        if prefix not in group.filters:
+            self._arrivals.watch(group.follow(prefix, self._begin(start, positions), ordinal))
 
-    def _begin(self, start: list[Any], places: list[int]) -> Begin:
-        scan = [self._store.row_at_position(partition, place) for partition, place in enumerate(places)]
-        return Begin(Start(*start), scan, places)
+    def _begin(self, start: list[Any], positions: list[int]) -> Begin:
+        row_cursors = [self._store.row_at_position(partition, place) for partition, place in enumerate(positions)]
+        return Begin(Start(*start), row_cursors, positions)

@@ -17,7 +17,7 @@ import numpy as np
 from qmq.broker.groups.group import Group
 from qmq.broker.groups.in_flight import MessageRange
 from qmq.broker.groups.message_ranges import PARTITIONS
-from qmq.broker.journal.record_types import Kind, Verdict
+from qmq.broker.journal.record_types import Disposition, RecordKind
 from qmq.errors import BadBatch, StorageError
 from qmq.format.batch import Header, parse_header
 from qmq.format.layout import BATCH_HEADER_SIZE, RUN_REPLAYED
@@ -25,7 +25,7 @@ from qmq.format.private import COPY_PRODUCER, private_subject
 from qmq.storage.store import Hole, Store
 
 #: A group moves on by these. (Retention drops only what a checkpoint has, so MOVED and FORWARD can be done anew.)
-_MOVES_ON: Final = frozenset((Kind.PULL, Kind.AGAIN, Kind.MOVED, Kind.FORWARD))
+_MOVES_ON: Final = frozenset((RecordKind.PULL, RecordKind.AGAIN, RecordKind.MOVED, RecordKind.FORWARD))
 _REASON: Final = "what became of it is lost"
 _CHUNK_ROWS: Final = 8_192
 
@@ -77,7 +77,7 @@ def hand_out_unnamed(store: Store, groups: Iterable[Group], now_us: int) -> None
                 if not ledger.restored.has(header.producer_id, first):
                     ledger.bring_back([messages], header.producer_id, first, first + header.messages, now_us)
             elif (name := header.producer_id + first.to_bytes(8, "little")) not in ledger.handed:
-                ledger.take_over(messages, 1, Verdict.NACK, _REASON, 0, now_us, name)
+                ledger.take_over(messages, 1, Disposition.NACK, _REASON, 0, now_us, name)
 
 
 def _stored(store: Store, own: list[int]) -> Iterator[tuple[Header, bool]]:

@@ -12,8 +12,8 @@ from qmq.broker.delivery.pull import Delivery
 from qmq.broker.groups.group_state import Ledger
 from qmq.broker.groups.in_flight import MessageRange
 from qmq.broker.groups.message_ranges import PARTITIONS
-from qmq.broker.groups.settings import MOST_ONCE
-from qmq.broker.journal.record_types import Verdict
+from qmq.broker.groups.settings import AT_MOST_ONCE
+from qmq.broker.journal.record_types import Disposition
 from qmq.broker.ports.commands import HandOver, Now, Send
 from qmq.broker.ports.effects import Effect, HandedOver, Refused, Sent
 from qmq.broker.publish.publish import Intake
@@ -40,7 +40,7 @@ class HandOvers:
     def take(self, command: HandOver, now: Now) -> None:
         """Check and stage one. Raises UnknownGroup, InvalidOption, and what a send is refused with."""
         ledger = self._ledger(command)
-        if command.verdict not in (Verdict.NACK, Verdict.REJECT):
+        if command.disposition not in (Disposition.NACK, Disposition.REJECT):
             raise InvalidOption("what is handed over was nacked or rejected")
         if not 1 <= command.attempt < 1 << 31 or (command.delay_us is not None and command.delay_us > MAX_DELAY_US):
             raise InvalidOption(
@@ -105,7 +105,13 @@ class HandOvers:
             # By place: a start may number a subject otherwise that is new since the last checkpoint.
             messages = MessageRange(PARTITIONS + sent.partition, sent.position, 0, 0, 1, sent.position)
             ledger.take_over(
-                messages, command.attempt, Verdict(command.verdict), command.reason, command.delay_us, now.wall_us, key
+                messages,
+                command.attempt,
+                Disposition(command.disposition),
+                command.reason,
+                command.delay_us,
+                now.wall_us,
+                key,
             )
             self._delivery.handing.members.look(ledger)
         self._delivery.durable.answer(HandedOver(command.connection, command.request))
@@ -114,6 +120,6 @@ class HandOvers:
         group = self._delivery.subscriptions.groups.get(check_group_or_member(command.group))
         if group is None or group.ledger is None:
             raise UnknownGroup(f"there is no group {command.group!r} here")
-        if group.mode == MOST_ONCE:
-            raise InvalidOption(f"group {command.group!r} is {MOST_ONCE}: nothing comes back to it")
+        if group.mode == AT_MOST_ONCE:
+            raise InvalidOption(f"group {command.group!r} is {AT_MOST_ONCE}: nothing comes back to it")
         return group.ledger

@@ -19,7 +19,7 @@ from qmq.broker.delivery.pull import Delivery
 from qmq.broker.groups.group_state import Ledger
 from qmq.broker.groups.in_flight import MessageRange
 from qmq.broker.groups.message_ranges import PARTITIONS
-from qmq.broker.groups.settings import MOST_ONCE, unknown_group
+from qmq.broker.groups.settings import AT_MOST_ONCE, unknown_group
 from qmq.broker.ports.commands import Administer, Now, Restore, Send
 from qmq.broker.ports.effects import Effect, Refused, Restored, Sent
 from qmq.broker.publish.publish import Intake
@@ -202,8 +202,8 @@ class Restores:
         group = groups.get(check_group_or_member(name))
         if group is None or group.ledger is None:
             raise unknown_group(name, groups)
-        if group.mode == MOST_ONCE:
-            raise InvalidOption(f"group {name!r} is {MOST_ONCE}: nothing comes to it again")
+        if group.mode == AT_MOST_ONCE:
+            raise InvalidOption(f"group {name!r} is {AT_MOST_ONCE}: nothing comes to it again")
         return group.ledger
 
 

@@ -20,9 +20,9 @@ from qmq.errors import BadBatch, InvalidOption, QmqError, StorageError
 from qmq.format.batch import parse_header
 from qmq.format.layout import BATCH_HEADER_SIZE, BATCH_MAGIC, RUN_REPLAYED
 from qmq.format.pieces import stored_runs
-from qmq.format.restored import ids_of, stretches_of
+from qmq.format.restored import id_ranges_of, ids_of
 from qmq.intervals import Intervals
-from qmq.storage.store import NotAtHand, Read, Store
+from qmq.storage.store import ColdRead, NotAtHand, Store
 
 #: The number of the one read that is under way.
 READ_NUMBER: Final = first_number(Asker.RESTORE)
@@ -58,7 +58,7 @@ class Lookups:
         self._intake = intake
         self._effects = effects
         self._waiting: deque[Lookup] = deque()
-        self._read: Read | None = None
+        self._read: ColdRead | None = None
         self._last_key: object = None
 
     def begin(self, command: Administer, run: bytes, ledger: Ledger | None, since: list[int] | None) -> None:
@@ -182,13 +182,13 @@ class Lookups:
         if lookup.ledger is not None and not lookup.ledger.restored.has(lookup.run, header.producer_sequence):
             return True
         for run in runs:
-            for store_id, number, start, stop in stretches_of(ids_of(run)):
+            for store_id, number, start, stop in id_ranges_of(ids_of(run)):
                 lookup.found.setdefault((store_id, number), Intervals()).add(start, stop)
         return True
 
     # --- reads -------------------------------------------------------------------------------------------------------
 
-    def _want(self, read: Read) -> bool:
+    def _want(self, read: ColdRead) -> bool:
         """Have that read; False when it is what was read last: it leaves memory as fast as it is read."""
         if read.key == self._last_key:
             self._last_key = None

@@ -111,12 +111,12 @@ def _object(letter: DeadLetter) -> dict[str, Any]:
 def _table(found: Sequence[DeadLetter]) -> Table:
     from rich.markup import escape
 
-    table = table_of("message\n  subject", ("died", "attempts", "lapses"), number(len(found), "dead letter"))
+    table = table_of("message\n  subject", ("died", "attempts", "expiries"), number(len(found), "dead letter"))
     table.columns[0].min_width = 32
     table.add_column("reason", overflow="fold")
     several = are_several(found)
     for letter in found:
-        counts = str(letter.attempts), str(letter.lapses)
+        counts = str(letter.attempts), str(letter.session_expiries)
         name = f"[bold]{letter.id or '(unreadable)'}[/]\n  {letter.subject or ''}{in_cell(letter, several)}"
         table.add_row(name, age_of(letter.died_at), *counts, escape(visible(letter.reason)))
     return table

@@ -58,9 +58,9 @@ def list_groups(as_json: bool, server: str, timeout: float) -> None:
 @click.argument("settings", nargs=-1, required=True, metavar="KEY=VALUE...")
 @admin_options
 def set_group(group: str, settings: tuple[str, ...], server: str, timeout: float) -> None:
-    """Change settings of GROUP: max_attempts, retry_delays (seconds, comma separated), expire_after, max_handling
-    (seconds, 0: never), max_lapses, max_unacked, max_unacked_bytes, tags (comma separated; none: all), and follows:
-    the prefixes and subjects that it takes from now on and no others (comma separated; none: everything).
+    """Change settings of GROUP: max_attempts, retry_delays (seconds, comma separated), expire_after, ack_deadline
+    (seconds, 0: never), max_session_expiries, max_unacked, max_unacked_bytes, tags (comma separated; none: all), and
+    follows: the prefixes and subjects that it takes from now on and no others (comma separated; none: everything).
 
     A group follows all that its consumers ever asked for until follows= says otherwise. What is ready under other
     prefixes is not the group's any more; what is in flight may still be acknowledged, and is dead if it comes back.
@@ -152,9 +152,9 @@ def setting_of(text: str) -> tuple[str, Any]:
     try:
         if name == "retry_delays":
             return name, [number_of(part) for part in value.split(",")]
-        return name, number_of(value) if name in ("expire_after", "max_handling") else whole_number_of(value)
+        return name, number_of(value) if name in ("expire_after", "ack_deadline") else whole_number_of(value)
     except ValueError:
-        kind = "whole number" if name.startswith("max_") and name != "max_handling" else "number of seconds"
+        kind = "whole number" if name.startswith("max_") and name != "ack_deadline" else "number of seconds"
         raise InvalidOption(f"{name}: {value!r:.80} is not a {kind}") from None
 
 

@@ -56,7 +56,7 @@ Start = Literal["first", "last"] | datetime | int | None
     show_default=True,
     help="Bodies, a line each; or all of each message as a JSON object.",
 )
-@click.option("--most-once", is_flag=True, help="A group that nothing comes again to: each message once, or never.")
+@click.option("--at-most-once", is_flag=True, help="A group that nothing comes again to: each message once, or never.")
 @click.option("--broadcast", is_flag=True, help="A group in which each consumer id gets every message.")
 @click.option("--tag", "tags", metavar="T", multiple=True, help="Of a new group: only messages with one of these tags.")
 @click.option(
@@ -75,7 +75,7 @@ def consume(
     timeout: float | None,
     start: str | None,
     form: str,
-    most_once: bool,
+    at_most_once: bool,
     broadcast: bool,
     tags: tuple[str, ...],
     no_ack: bool,
@@ -87,10 +87,10 @@ def consume(
     """
     if (group is None) is not solo:
         raise click.UsageError("give either --group G or --solo")
-    if solo and (most_once or broadcast or tags):
-        raise click.UsageError("--most-once, --broadcast and --tag go with --group G")
-    if most_once and (broadcast or no_ack):
-        raise click.UsageError("--most-once goes with neither --broadcast nor --no-ack")
+    if solo and (at_most_once or broadcast or tags):
+        raise click.UsageError("--at-at most once, --broadcast and --tag go with --group G")
+    if at_most_once and (broadcast or no_ack):
+        raise click.UsageError("--at-at most once goes with neither --broadcast nor --no-ack")
     looks = no_ack and group is not None
     if looks and (broadcast or consumer is not None or tags or start is not None):
         raise click.UsageError(
@@ -106,7 +106,7 @@ def consume(
     wanted = [text_of(tag) for tag in tags]
     lines = raw_lines if form == "raw" else json_lines
     printer = Printer(sys.stdout.buffer, lines, count, timeout, acknowledges=not no_ack)
-    mode: Mode = "most_once" if most_once else "broadcast" if broadcast else "reliable"
+    mode: Mode = "at_most_once" if at_most_once else "broadcast" if broadcast else "reliable"
 
     def subscribed(client: Client) -> Consumer:
         return client.subscribe(

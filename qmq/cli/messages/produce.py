@@ -126,7 +126,7 @@ class Production:
         async with connect(server, durability=durability) as client:
             self._connected = True
             try:
-                await self._send_all(client, Source(stream))
+                await self._send_all(client, InputSource(stream))
             except BaseException:  # whatever ends it: what was sent before is counted
                 try:
                     async with asyncio.timeout(_LAST_FLUSH_S):
@@ -135,7 +135,7 @@ class Production:
                     pass
                 raise
 
-    async def _send_all(self, client: Client, source: Source) -> None:
+    async def _send_all(self, client: Client, source: InputSource) -> None:
         with Counting("sent", shown=sys.stderr.isatty() and not source.is_terminal) as counting:
             while chunk := await source.read():
                 if not await self._send(client, self._lines.feed(chunk)):
@@ -227,7 +227,7 @@ class Production:
         click.echo(f"{self._settled - self._refused} acknowledged")
 
 
-class Source:
+class InputSource:
     """Reads a stream without keeping the loop from its work, a chunk as soon as there is one."""
 
     def __init__(self, stream: BinaryIO) -> None:

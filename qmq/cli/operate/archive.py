@@ -15,7 +15,7 @@ from qmq.cli.common.connect import admin_options
 from qmq.cli.common.progress import reading_bar
 from qmq.cli.operate.archive_seal import seal_source
 from qmq.cli.operate.archive_tables import archive_tables, summary_of_tables
-from qmq.net.client.address import shown_place
+from qmq.net.client.address import shown_location
 
 
 def _now_us() -> int:
@@ -57,12 +57,12 @@ def archive(source: Path, destination: str, form: str, seal: bool, server: str, 
             with reading_bar() as progress:
                 tables = archive_tables(run, progress)
     if as_json:
-        said = {"destination": shown_place(destination), **(asdict(done) if done is not None else {})}
+        said = {"destination": shown_location(destination), **(asdict(done) if done is not None else {})}
         click.echo(json.dumps({**said, **({"parquet": asdict(tables)} if tables is not None else {})}))
     else:
         lines = [_summary(done)] if done is not None else []
         lines += [summary_of_tables(tables)] if tables is not None else []
-        click.echo("\n".join(f"{shown_place(destination)}: {line}" for line in lines))
+        click.echo("\n".join(f"{shown_location(destination)}: {line}" for line in lines))
     if tables is not None and (tables.damages or tables.bad_files):
         click.get_current_context().exit(1)
 

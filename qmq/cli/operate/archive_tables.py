@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from qmq.archive.write import Run
+from qmq.archive.write import ArchiveRun
 from qmq.cli.common.brief import number
 from qmq.errors import InvalidOption
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from qmq_spark.parquet.archive import ArchivedTables
 
 
-def archive_tables(run: Run, progress: Callable[[int, int], None] | None) -> ArchivedTables:
+def archive_tables(run: ArchiveRun, progress: Callable[[int, int], None] | None) -> ArchivedTables:
     """Write Parquet. Raises InvalidOption without pyarrow, and as ``archive_parquet`` does."""
     try:
         from qmq_spark.parquet.archive import archive_parquet
@@ -46,5 +46,7 @@ def summary_of_tables(tables: ArchivedTables) -> str:
         bad = number(tables.bad_files, "file")
         parts.append(f"{bad} of earlier runs not as written: read the archive to see more")
     if tables.damages:
-        parts.append(f"{number(tables.damages, 'stretch', 'stretches')} of bad bytes left out: see the table of files")
+        parts.append(
+            f"{number(tables.damages, 'one_range', 'sequence_ranges')} of bad bytes left out: see the table of files"
+        )
     return ", ".join(parts)

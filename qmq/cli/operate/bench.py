@@ -123,14 +123,14 @@ def _table(summaries: Sequence[Summary], goals: bool) -> Table:
         spread = f"{shown(min(summary.values))} to {shown(max(summary.values))}" if len(summary.values) > 1 else ""
         row = [name, summary.what, shown(summary.median), spread, summary.unit]
         if goals:
-            row += [str(summary.goal or ""), _verdict(summary)]
+            row += [str(summary.goal or ""), _outcome(summary)]
         table.add_row(*row)
     if goals and not any((summary.measurement, summary.what) in GOALS for summary in summaries):
         table.caption = "none of these has a goal"
     return table
 
 
-def _verdict(summary: Summary) -> str:
+def _outcome(summary: Summary) -> str:
     if summary.reached is None:
         return ""
     return "[green]reached[/]" if summary.reached else "[red]not reached[/]"

@@ -17,14 +17,14 @@ from qmq.cli.common.connect import run, server_option
 from qmq.cli.common.errors import EXIT_FAILED
 from qmq.cli.common.progress import reading_bar
 from qmq.errors import InvalidOption
-from qmq.net.client.address import parse_url, shown_place
+from qmq.net.client.address import parse_url, shown_location
 from qmq.net.client.producer.receipts import utc_from_us
-from qmq.restore.progress import Progress
+from qmq.restore.progress import RestoreProgress
 from qmq.restore.run import Restoring
-from qmq.restore.selection import END_US, Selection
+from qmq.restore.selection import END_US, RestoreSelection
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-#: Stretches of bad bytes that are told of one by one.
+#: Ranges of bad bytes that are told of one by one.
 _TOLD = 20
 
 
@@ -73,14 +73,14 @@ def restore(
     """
     since_us = 0 if since is None else time_of(since, "--since")
     until_us = END_US if until is None else time_of(until, "--until")
-    selection = Selection(prefix, since_us, until_us, to_subject, group, with_replayed)
+    selection = RestoreSelection(prefix, since_us, until_us, to_subject, group, with_replayed)
     selection.check()
     with writable_files_at(source) as files:
         if not is_archive(files):
-            raise InvalidOption(f"{shown_place(source)} is no archive; name what `qmq archive --to` named")
+            raise InvalidOption(f"{shown_location(source)} is no archive; name what `qmq archive --to` named")
         reading = files_at(source)  # in HDFS that needs no Java, and is several times as fast
         addresses = parse_url(server)
-        does = f"send {_wanted(selection)} of {shown_place(source)} to {', '.join(map(str, addresses))} again"
+        does = f"send {_wanted(selection)} of {shown_location(source)} to {', '.join(map(str, addresses))} again"
         confirm(yes, f"this will {does}", lambda: f"{does}?")
         restoring = Restoring(files, selection, addresses, _now_us, this_process(), source=reading, again=again)
         try:
@@ -91,15 +91,15 @@ def restore(
     for damage in restoring.damages[:_TOLD]:
         click.echo(f"qmq: {damage}", err=True)
     if len(restoring.damages) > _TOLD:
-        more = number(len(restoring.damages) - _TOLD, "more stretch", "more stretches")
+        more = number(len(restoring.damages) - _TOLD, "more range", "more ranges")
         click.echo(f"qmq: {more} of bad bytes", err=True)
-    bad = restoring.bad_stretches()
+    bad = restoring.bad_ranges()
     click.echo(json.dumps(_object(source, progress, bad)) if as_json else _summary(source, progress, bad))
     if bad:
         click.get_current_context().exit(EXIT_FAILED)
 
 
-def _wanted(selection: Selection) -> str:
+def _wanted(selection: RestoreSelection) -> str:
     """Which messages, as a question says it."""
     found = [f"the messages of {selection.prefix}" if selection.prefix else "all messages"]
     if selection.since_us:
@@ -124,9 +124,9 @@ def time_of(text: str, option: str) -> int:
     return max((time - _EPOCH) // timedelta(microseconds=1), 0)
 
 
-def _object(source: str, progress: Progress, bad: int) -> dict[str, object]:
+def _object(source: str, progress: RestoreProgress, bad: int) -> dict[str, object]:
     return {
-        "source": shown_place(source),
+        "source": shown_location(source),
         "store": progress.store,
         **vars(progress.counts),
         "damages": bad,
@@ -135,7 +135,7 @@ def _object(source: str, progress: Progress, bad: int) -> dict[str, object]:
     }
 
 
-def _summary(source: str, progress: Progress, bad: int) -> str:
+def _summary(source: str, progress: RestoreProgress, bad: int) -> str:
     counts = progress.counts
     parts = [f"{number(counts.restored, 'message')} restored ({number(counts.restored_bytes, 'byte')})"]
     if counts.private:
@@ -143,5 +143,5 @@ def _summary(source: str, progress: Progress, bad: int) -> str:
     if counts.replayed:
         parts.append(f"{counts.replayed:,} left out that had been restored (--with-replayed takes them)")
     if bad:
-        parts.append(f"{number(bad, 'stretch', 'stretches')} of bad bytes left out")
-    return f"{shown_place(source)}: " + ", ".join(parts)
+        parts.append(f"{number(bad, 'one_range', 'sequence_ranges')} of bad bytes left out")
+    return f"{shown_location(source)}: " + ", ".join(parts)

@@ -17,7 +17,7 @@ from qmq.cli.common.progress import reading_bar
 from qmq.cli.common.tables import print_table
 from qmq.errors import DirectoryInUse
 from qmq.storage.disk.disk import Disk
-from qmq.storage.verify.verify import Finding, Report
+from qmq.storage.verify.verify import Finding, VerifyReport
 from qmq.storage.verify.verify import verify as verify_directory
 
 
@@ -55,7 +55,7 @@ def verify(context: click.Context, directory: Path, as_json: bool) -> None:
         context.exit(EXIT_FAILED)
 
 
-def _print_json(report: Report) -> None:
+def _print_json(report: VerifyReport) -> None:
     for finding in report.findings:
         click.echo(json.dumps({**finding._asdict(), "file": str(finding.file)}))
     counts = {
@@ -73,7 +73,7 @@ def _print_json(report: Report) -> None:
     click.echo(json.dumps(summary))
 
 
-def _print_table(report: Report, console: Console) -> None:
+def _print_table(report: VerifyReport, console: Console) -> None:
     if report.findings:
         table = Table(title=f"Found in {report.directory}", title_justify="left")
         for column in ("", "file", "at byte", "what", "what to do"):
@@ -108,7 +108,7 @@ def place_cells(finding: Finding, directory: Path) -> list[str]:
     return [escape(str(file)), "" if finding.position is None else f"{finding.position:,}"]
 
 
-def _closing_lines(report: Report) -> list[str]:
+def _closing_lines(report: VerifyReport) -> list[str]:
     files = sum(count.files for count in report.counts.values())
     lines = [f"{report.directory}: {number(files, 'file')} read, faults {report.faults:,}, notes {report.notes:,}"]
     if report.left_out:

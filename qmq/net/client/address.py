@@ -48,13 +48,13 @@ def shown_url(url: str) -> str:
     return f"{before}?..." if question else before
 
 
-def shown_place(place: str) -> str:
+def shown_location(location: str) -> str:
     """As ``shown_url``, of where an archive is: a path may have any sign, and so may that of a URL."""
-    _, is_url, rest = place.partition("://")
+    _, is_url, rest = location.partition("://")
     authority = rest.partition("/")[0]
     _, has_port, port = authority.rpartition(":")
     may_have_password = "@" in authority or (has_port and not port.isdigit())
-    return shown_url(place) if is_url and may_have_password else place
+    return shown_url(location) if is_url and may_have_password else location
 
 
 def _parse_one(part: str, url: str) -> Address:

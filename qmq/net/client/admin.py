@@ -18,7 +18,7 @@ from qmq.net.client.broker_link import Link
 from qmq.net.client.group_settings import packed_settings, shown_settings
 from qmq.net.client.options import start_of
 from qmq.net.client.producer.receipts import utc_from_us
-from qmq.net.protocol.frames import Kind
+from qmq.net.protocol.frames import FrameKind
 
 if TYPE_CHECKING:
     from qmq.net.client.cluster import Brokers
@@ -106,7 +106,7 @@ class ConsumerInfo(NamedTuple):
     """
 
     name: str
-    incarnation: int
+    epoch: int
     online: bool
     in_flight: int
     in_flight_since: datetime | None
@@ -124,7 +124,7 @@ class DeadLetter(NamedTuple):
     subject: str | None
     sequence: int | None
     attempts: int
-    lapses: int
+    session_expiries: int
     reason: str
     died_at: datetime
     broker: str = ""
@@ -148,7 +148,7 @@ class AdminOfOne:
         """Ask for *action*: what came of it. Raises InvalidName of what can't be a group's, TimeoutError."""
         if "group" in fields:
             check_group_or_member(fields["group"])
-        answer = await self._link.answer(Kind.ADMINISTER, {"action": action, **fields})
+        answer = await self._link.answer(FrameKind.ADMINISTER, {"action": action, **fields})
         found: dict[str, Any] = msgpack.unpackb(answer.payload, strict_map_key=False)
         return found
 
@@ -235,15 +235,15 @@ def _group_info(row: Mapping[str, Any]) -> GroupInfo:
 
 def _consumer_info(row: Mapping[str, Any]) -> ConsumerInfo:
     return ConsumerInfo(
-        row["consumer"], row["incarnation"], row["online"], row["in_flight"], _time(row["in_flight_since_us"]),
+        row["consumer"], row["epoch"], row["online"], row["in_flight"], _time(row["in_flight_since_us"]),
         _time(row["pulled_us"]), row["silent_us"] / 1e6, row["stalled_us"] / 1e6,
     )  # fmt: skip
 
 
 def _dead_letter(row: Mapping[str, Any]) -> DeadLetter:
     return DeadLetter(
-        row["number"], row["id"], row["subject"], row["sequence"], row["attempts"], row["lapses"], row["reason"],
-        utc_from_us(row["died_at_us"]),
+        row["number"], row["id"], row["subject"], row["sequence"], row["attempts"], row["session_expiries"],
+        row["reason"], utc_from_us(row["died_at_us"]),
     )  # fmt: skip
 
 

@@ -36,7 +36,7 @@ class Backoff:
         self.tries = 0
 
 
-class Refusals:
+class RefusalLog:
     """Tells the log now and then why something is tried again."""
 
     __slots__ = ("_told_at", "_what")

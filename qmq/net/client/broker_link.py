@@ -13,22 +13,22 @@ from typing import Any, Final, Protocol
 from qmq.errors import ConnectionLost, Fenced, InvalidOption, ProducerInUse, ProtocolError, QmqError
 from qmq.net.client.address import Address
 from qmq.net.client.backoff import Backoff
-from qmq.net.client.connection import Answer, Connection, Welcome
-from qmq.net.client.consumer.acks import Holder
+from qmq.net.client.connection import Answer, BrokerConnection, Welcome
+from qmq.net.client.consumer.acks import AckSender
 from qmq.net.client.departures import Departure, Departures
-from qmq.net.client.heartbeat import Heartbeat
+from qmq.net.client.heartbeat import HeartbeatSender
 from qmq.net.client.options import ClientOptions, producer_id_of
 from qmq.net.client.producer.accumulator import SendLimits
 from qmq.net.client.producer.window import Sending
 from qmq.net.protocol import frames as wire
-from qmq.net.protocol.frames import Kind
+from qmq.net.protocol.frames import FrameKind
 
 log = logging.getLogger("qmq.client")
 
 #: How long connecting and hello may take.
 CONNECT_TIMEOUT: Final = 5.0
 #: For so long a producer's name may still be that of a client which has ended.
-CLAIM_PATIENCE: Final = 2.0
+CLAIM_TIMEOUT: Final = 2.0
 #: A broker that owes an answer for so long is taken for dead, and connected to again.
 SILENCE: Final = 10.0
 #: A connection that lasted so long was a good one: the next one is tried for at once.
@@ -47,7 +47,7 @@ def client_name() -> str:
     return f"qmq-python/{metadata.version('qmq')}"
 
 
-class Owner(Protocol):
+class LinkOwner(Protocol):
     """Who has links, to one broker each."""
 
     def adopting(self, link: Link, welcome: Welcome) -> None:
@@ -70,15 +70,15 @@ class Link:
     """The connection to one broker, and what is written to it. In one loop; ``open`` before anything else."""
 
     def __init__(
-        self, address: Address, options: ClientOptions, sending: Sending, owner: Owner, client_id: bytes
+        self, address: Address, options: ClientOptions, sending: Sending, owner: LinkOwner, client_id: bytes
     ) -> None:
         self.address = address
         #: The connection while it is good.
-        self.connection: Connection | None = None
+        self.connection: BrokerConnection | None = None
         #: Names this client's process to the broker.
         self.client_id = client_id
-        self._heartbeat: Heartbeat | None = None
-        self._holders: set[Holder] = set()  # which lose what they hold when nobody hears of us
+        self._heartbeat: HeartbeatSender | None = None
+        self._ack_senders: set[AckSender] = set()  # which lose what they hold when nobody hears of us
         self._departures = Departures()
         self.welcome: Welcome | None = None
         self._options = options
@@ -153,25 +153,25 @@ class Link:
 
     # --- consumers of groups -----------------------------------------------------------------------------------------
 
-    def hold(self, holder: Holder, asked_at: float) -> None:
+    def hold(self, ack_sender: AckSender, asked_at: float) -> None:
         """A consumer of a group has subscribed, which it asked for then: the broker is to hear that its process lives,
         and it is told when that may not be so.
         """
         assert self._loop is not None
         assert self.welcome is not None
-        self._holders.add(holder)
+        self._ack_senders.add(ack_sender)
         if self._heartbeat is None:
-            lapse_s = self.welcome.lapse_ms / 1_000
-            self._heartbeat = Heartbeat(
-                self.client_id, lambda: self.address, lapse_s, self._out_of_touch, self._owner.left_open
+            session_timeout_s = self.welcome.session_timeout_ms / 1_000
+            self._heartbeat = HeartbeatSender(
+                self.client_id, lambda: self.address, session_timeout_s, self._out_of_touch, self._owner.left_open
             )
             self._heartbeat.start(self._loop)
         self._heartbeat.heard(self._loop.time() - asked_at)
 
-    def let_go(self, holder: Holder) -> None:
+    def let_go(self, ack_sender: AckSender) -> None:
         """It has left."""
-        self._holders.discard(holder)
-        if not self._holders and self._heartbeat is not None:
+        self._ack_senders.discard(ack_sender)
+        if not self._ack_senders and self._heartbeat is not None:
             self._heartbeat.stop()
             self._heartbeat = None
 
@@ -181,12 +181,12 @@ class Link:
 
     def _out_of_touch(self) -> None:
         error = Fenced("the broker was out of reach for so long that it may have handed what is held here to others")
-        for holder in self._holders:
-            holder.fence(error, for_good=False)
+        for ack_sender in self._ack_senders:
+            ack_sender.fence(error, for_good=False)
 
     # --- requests ----------------------------------------------------------------------------------------------------
 
-    async def connected(self) -> Connection:
+    async def connected(self) -> BrokerConnection:
         """The connection, as soon as there is one. Raises what ended the link."""
         while True:
             loop = self.ready()
@@ -200,7 +200,7 @@ class Link:
                 if future in self._waiters:
                     self._waiters.remove(future)
 
-    async def ask(self, kind: Kind, meta: dict[str, Any] | None = None, payload: bytes = b"") -> Answer:
+    async def ask(self, kind: FrameKind, meta: dict[str, Any] | None = None, payload: bytes = b"") -> Answer:
         """Ask the broker, again while that can help. Raises what it can't help."""
         backoff = Backoff()
         while True:
@@ -212,7 +212,7 @@ class Link:
                     raise
             await asyncio.sleep(backoff.next_delay())
 
-    async def answer(self, kind: Kind, meta: dict[str, Any] | None = None) -> Answer:
+    async def answer(self, kind: FrameKind, meta: dict[str, Any] | None = None) -> Answer:
         """As ``ask``, but the broker gets ``admin_timeout`` seconds. Raises TimeoutError when these are over."""
         async with asyncio.timeout(self._options.admin_timeout):
             return await self.ask(kind, meta)
@@ -308,7 +308,7 @@ class Link:
         """The connection takes more again."""
         self.want_turn()
 
-    def lost(self, connection: Connection, error: QmqError) -> None:
+    def lost(self, connection: BrokerConnection, error: QmqError) -> None:
         """A connection is gone: try for another one."""
         if connection is not self.connection:
             return
@@ -362,7 +362,7 @@ class Link:
         """Connect. Raises QmqError."""
         loop, address = self._loop, self.address
         assert loop is not None
-        connection = Connection(self, str(address), loop)
+        connection = BrokerConnection(self, str(address), loop)
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT):
                 await loop.create_connection(lambda: connection, address.host, address.port)
@@ -375,7 +375,7 @@ class Link:
                 raise ConnectionLost(f"{address}: {error.strerror or error}") from error
             raise
 
-    async def _adopt(self, connection: Connection, welcome: Welcome) -> None:
+    async def _adopt(self, connection: BrokerConnection, welcome: Welcome) -> None:
         """Use that connection from here on."""
         assert self._loop is not None
         if self._options.send_timeout >= welcome.producer_ttl_ms / 2_000:
@@ -387,7 +387,9 @@ class Link:
         if self._options.producer is not None:
             await self._claim(connection, self._options.producer)
             if welcome.store_id != self.store_id:
-                answer = await connection.request(Kind.LAST_SEQUENCE, payload=producer_id_of(self._options.producer))
+                answer = await connection.request(
+                    FrameKind.LAST_SEQUENCE, payload=producer_id_of(self._options.producer)
+                )
                 last = sequence_in(answer)
         if connection.closed:
             raise connection.end_error()
@@ -403,21 +405,21 @@ class Link:
         self._departures.connected(connection, welcome.store_id)
         self._tell(self._waiters)
         self._owner.changed()
-        for holder in self._holders:
-            if holder.on_connected is not None:
-                holder.on_connected()
+        for ack_sender in self._ack_senders:
+            if ack_sender.on_connected is not None:
+                ack_sender.on_connected()
         self.want_turn()
 
-    async def _claim(self, connection: Connection, producer: str) -> None:
+    async def _claim(self, connection: BrokerConnection, producer: str) -> None:
         """Have the broker refuse every other client of that name. Raises ProducerInUse where one is there already; one
         that has just ended may take the broker a moment.
         """
         assert self._loop is not None
-        until, backoff = self._loop.time() + CLAIM_PATIENCE, Backoff()
+        until, backoff = self._loop.time() + CLAIM_TIMEOUT, Backoff()
         payload = wire.CLAIM.pack(producer_id_of(producer), self.client_id)
         while True:
             try:
-                await connection.request(Kind.CLAIM, payload=payload)
+                await connection.request(FrameKind.CLAIM, payload=payload)
                 return
             except ProducerInUse as error:
                 if self._loop.time() >= until:

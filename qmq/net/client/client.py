@@ -36,10 +36,10 @@ from qmq.net.client.options import (
     is_flush,
     producer_id_of,
 )
-from qmq.net.client.producer.accumulator import Gathering
+from qmq.net.client.producer.accumulator import Accumulator
 from qmq.net.client.producer.batch import MESSAGE_OVERHEAD
 from qmq.net.client.producer.receipts import Receipt, Receipts
-from qmq.net.protocol.frames import Kind
+from qmq.net.protocol.frames import FrameKind
 
 log = logging.getLogger("qmq.client")
 
@@ -60,25 +60,25 @@ class SubjectInfo(NamedTuple):
     broker: str
 
 
-class Parts(NamedTuple):
+class ClientParts(NamedTuple):
     """What a client is made of."""
 
     options: ClientOptions
-    gathering: Gathering
+    accumulator: Accumulator
     brokers: Brokers
 
 
-def make_parts(options: ClientOptions) -> Parts:
+def make_parts(options: ClientOptions) -> ClientParts:
     """The parts of a client that is not connected yet; its producer id is its own, or its name's."""
-    gathering = Gathering(options.flush, options.linger, options.max_queued_bytes)
-    return Parts(options, gathering, Brokers(options, gathering))
+    accumulator = Accumulator(options.flush, options.linger, options.max_queued_bytes)
+    return ClientParts(options, accumulator, Brokers(options, accumulator))
 
 
 class Client:
     """A client of one broker or several. Made by ``qmq.connect``, used as ``async with``; not for several threads."""
 
-    def __init__(self, parts: Parts) -> None:
-        self._options, self._gathering, self._brokers = parts
+    def __init__(self, parts: ClientParts) -> None:
+        self._options, self._accumulator, self._brokers = parts
         self._flush = self._options.flush
         #: Groups, their consumers and dead letters.
         self.admin = Admin(self._brokers)
@@ -151,7 +151,7 @@ class Client:
         body = body_of(body)
         loop = self._brokers.ready()
         future: asyncio.Future[Receipt] = loop.create_future()
-        self._gathering.add(subject, body, header, flush, future, loop.time())
+        self._accumulator.add(subject, body, header, flush, future, loop.time())
         self._brokers.want_turn()
         return await future
 
@@ -177,7 +177,7 @@ class Client:
         if not packed:
             return Receipts(())
         future: asyncio.Future[Receipts] = loop.create_future()
-        self._gathering.add_many(subject, packed, flush, future, loop.time(), header)
+        self._accumulator.add_many(subject, packed, flush, future, loop.time(), header)
         self._brokers.want_turn()
         return await future
 
@@ -200,25 +200,25 @@ class Client:
         """
         plain = key is None and tags is None and properties is None and durability is None
         if plain and delay is None and deliver_at is None and expire is None and type(body) is bytes:
-            gathering = self._gathering
-            place = gathering.plain.get(subject)
+            accumulator = self._accumulator
+            place = accumulator.plain.get(subject)
             if place is not None:
-                room = gathering.room - len(body) - MESSAGE_OVERHEAD
+                room = accumulator.room - len(body) - MESSAGE_OVERHEAD
                 if room >= 0:
-                    gathering.room = room
+                    accumulator.room = room
                     bodies, tickets = place
                     bodies.append(body)
-                    gathering.ticket = ticket = gathering.ticket + 1
+                    accumulator.ticket = ticket = accumulator.ticket + 1
                     tickets.append(ticket)
                     return ticket
-            elif ticket := gathering.add_single(subject, body):
+            elif ticket := accumulator.add_single(subject, body):
                 return ticket
         flush = self._flush if durability is None else is_flush(durability)
         body = body_of(body)
         header = make_header(key, tags, properties, deliver_at_of(delay, deliver_at), expire_at_of(expire))
         loop = self._brokers.ready()
-        self._gathering.check_nowait(subject, len(body), len(header.packed))
-        ticket = self._gathering.add_nowait(subject, body, header, flush, loop.time())
+        self._accumulator.check_nowait(subject, len(body), len(header.packed))
+        ticket = self._accumulator.add_nowait(subject, body, header, flush, loop.time())
         self._brokers.want_turn()
         return ticket
 
@@ -232,10 +232,10 @@ class Client:
 
     async def drain(self) -> None:
         """Wait while so much is queued that more would not make anything faster. Call it between ``send_nowait``."""
-        if self._gathering.is_crowded():
-            while not self._gathering.is_drained():
+        if self._accumulator.is_crowded():
+            while not self._accumulator.is_drained():
                 await self._brokers.batch_end()
-        elif self._gathering.has_sealed():
+        elif self._accumulator.has_sealed():
             await asyncio.sleep(0)
 
     async def flush(self) -> None:
@@ -261,7 +261,7 @@ class Client:
         if len(self._brokers.links) > 1:
             raise InvalidOption("last_sequence needs a client of one broker: connect to the one that the job sends to")
         producer_id = self._brokers.outcomes.producer_id if producer is None else producer_id_of(producer)
-        return sequence_in(await self._brokers.ask(Kind.LAST_SEQUENCE, payload=producer_id))
+        return sequence_in(await self._brokers.ask(FrameKind.LAST_SEQUENCE, payload=producer_id))
 
     # --- consuming ---------------------------------------------------------------------------------------------------
 
@@ -282,7 +282,7 @@ class Client:
         "last" (behind the last message), an aware datetime or a sequence; without it a new group begins at the first
         message kept, a follower and a new member of a broadcast behind the last. Raises InvalidName, InvalidOption.
 
-        A group's *mode* is one for good: "reliable", "most_once" (nothing is acknowledged or comes again) or
+        A group's *mode* is one for good: "reliable", "at_most_once" (nothing is acknowledged or comes again) or
         "broadcast" (each consumer id gets every message). *tags* (a group takes only messages with one of these) and
         other *settings* are for a new group; one that has others keeps them, which is logged.
 
@@ -312,7 +312,7 @@ async def list_subjects(link: Link, prefix: str, after: int) -> tuple[list[Subje
     TimeoutError.
     """
     meta = {"prefix": check_prefix(prefix), "after": after, "limit": _SUBJECTS_AT_ONCE}
-    content = msgpack.unpackb((await link.answer(Kind.SUBJECTS, meta)).payload)
+    content = msgpack.unpackb((await link.answer(FrameKind.SUBJECTS, meta)).payload)
     where = str(link.address)
     rows = [
         SubjectInfo(name, first, following, messages, delayed, where)

@@ -19,13 +19,13 @@ from qmq.errors import ConnectionLost, InvalidOption, QmqError
 from qmq.format.layout import PRODUCER_ID_SIZE
 from qmq.net.client.admin import Listing
 from qmq.net.client.broker_link import Link
-from qmq.net.client.connection import Answer, Connection, Welcome
-from qmq.net.client.failover.handover import Elsewhere
+from qmq.net.client.connection import Answer, BrokerConnection, Welcome
+from qmq.net.client.failover.handover import HandoverClient
 from qmq.net.client.options import ClientOptions, producer_id_of
-from qmq.net.client.producer.accumulator import Gathering
+from qmq.net.client.producer.accumulator import Accumulator
 from qmq.net.client.producer.outcomes import Outcomes
 from qmq.net.client.producer.window import Sending
-from qmq.net.protocol.frames import Kind
+from qmq.net.protocol.frames import FrameKind
 
 
 class Failover:
@@ -75,13 +75,13 @@ OTHERS_WAIT: Final = 0.5
 class Brokers:
     """All brokers that a client knows, in the order of their addresses. In one loop; ``open`` before anything else."""
 
-    def __init__(self, options: ClientOptions, gathering: Gathering) -> None:
+    def __init__(self, options: ClientOptions, accumulator: Accumulator) -> None:
         producer_id = os.urandom(PRODUCER_ID_SIZE) if options.producer is None else producer_id_of(options.producer)
         self.options = options
-        self.outcomes = Outcomes(producer_id, gathering)
+        self.outcomes = Outcomes(producer_id, accumulator)
         #: Names this client's process to every broker.
         self.client_id = secrets.token_bytes(16)
-        lanes = [Sending(self.outcomes, gathering, options.send_timeout) for _ in options.addresses]
+        lanes = [Sending(self.outcomes, accumulator, options.send_timeout) for _ in options.addresses]
         self.links = [
             Link(address, options, lane, self, self.client_id)
             for address, lane in zip(options.addresses, lanes, strict=True)
@@ -96,7 +96,7 @@ class Brokers:
         self._listeners: list[asyncio.Future[None]] = []  # for batches to end
         self._moving: asyncio.TimerHandle | None = None
         #: What takes messages that failed whose broker is gone.
-        self.elsewhere = Elsewhere(self)
+        self.handover = HandoverClient(self)
         self._refused: set[Link] = set()  # by their brokers, for good, as far as these know
         self._warned_of_left_open = False
 
@@ -152,7 +152,7 @@ class Brokers:
     def close(self, error: QmqError) -> None:
         """End it: whatever is waited for raises *error*."""
         self._ended = error
-        self.elsewhere.close()
+        self.handover.close()
         if self._moving is not None:
             self._moving.cancel()
         for link in self.links:
@@ -188,12 +188,12 @@ class Brokers:
         self._listeners.append(future)
         await future
 
-    async def ask(self, kind: Kind, meta: dict[str, Any] | None = None, payload: bytes = b"") -> Answer:
+    async def ask(self, kind: FrameKind, meta: dict[str, Any] | None = None, payload: bytes = b"") -> Answer:
         """Ask the broker that sends go to, again while that can help. Raises what it can't help."""
         return await self._active.ask(kind, meta, payload)
 
     @property
-    def connection(self) -> Connection | None:
+    def connection(self) -> BrokerConnection | None:
         """To the broker that sends go to, while it is good."""
         return self._active.connection
 
@@ -243,7 +243,7 @@ class Brokers:
         if self._ended is not None:
             return
         if any(link.connection is not None for link in self.links):
-            self.elsewhere.broker_came()
+            self.handover.broker_came()
         if len(self.links) == 1:
             return
         assert self._loop is not None

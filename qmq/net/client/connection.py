@@ -21,9 +21,9 @@ import numpy as np
 import numpy.typing as npt
 
 from qmq.errors import ConnectionLost, ProtocolError, QmqError
-from qmq.format.arriving import Arriving
+from qmq.format.arriving import PartialAnswer
 from qmq.net.protocol import frames as wire
-from qmq.net.protocol.frames import FRAME, FRAME_SIZE, Frame, Kind
+from qmq.net.protocol.frames import FRAME, FRAME_SIZE, Frame, FrameKind
 
 #: Of the answer that is handled, and of the next one.
 _MOST: Final = 2
@@ -68,7 +68,7 @@ _MAX_WELCOME_BYTES: Final = 64 << 10
 #: The answer to an acknowledgement that is part of one with messages: none was refused.
 _NONE_REFUSED: Final = memoryview(wire.ACKED.pack(0))
 #: As plain numbers: an enum is asked for its members by name.
-_ACK, _SENT, _MESSAGES, _ERROR = map(int, (Kind.ACK, Kind.SENT, Kind.MESSAGES, Kind.ERROR))
+_ACK, _SENT, _MESSAGES, _ERROR = map(int, (FrameKind.ACK, FrameKind.SENT, FrameKind.MESSAGES, FrameKind.ERROR))
 _MAX_CODE_BYTES: Final = 1 << 20  # what an answer may take beside the messages that it was asked for
 
 
@@ -79,7 +79,7 @@ class Answer(NamedTuple):
     meta: dict[str, Any]
     payload: memoryview
     #: What of a large answer to a pull was read while it came.
-    begun: Arriving | None = None
+    begun: PartialAnswer | None = None
 
 
 class Welcome(NamedTuple):
@@ -94,10 +94,10 @@ class Welcome(NamedTuple):
     producer_ttl_ms: int
     max_pull_count: int
     max_pull_bytes: int
-    lapse_ms: int
+    session_timeout_ms: int
 
 
-class Owner(Protocol):
+class ConnectionOwner(Protocol):
     """Who is told what happens on a connection."""
 
     def batch_stored(self, request: int, payload: memoryview) -> None:
@@ -109,7 +109,7 @@ class Owner(Protocol):
     def writable(self) -> None:
         """The connection takes more again."""
 
-    def lost(self, connection: Connection, error: QmqError) -> None:
+    def lost(self, connection: BrokerConnection, error: QmqError) -> None:
         """It is gone; all its requests were told."""
 
 
@@ -122,10 +122,10 @@ class _Asked(NamedTuple):
     due: float | None
 
 
-class Connection(asyncio.BufferedProtocol):
+class BrokerConnection(asyncio.BufferedProtocol):
     """One connection. ``writable`` says whether more may be written now; small requests always may."""
 
-    def __init__(self, owner: Owner, address: str, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, owner: ConnectionOwner, address: str, loop: asyncio.AbstractEventLoop) -> None:
         self.address = address
         self.writable = True
         self.closed = False
@@ -145,7 +145,7 @@ class Connection(asyncio.BufferedProtocol):
         self._large: memoryview | None = None  # the one frame that is being received, when it is over SMALL_BYTES
         self._large_filled = 0
         self._buffers = Buffers()
-        self._arriving: Arriving | None = None  # where that is an answer to a pull; and where its payload begins
+        self._arriving: PartialAnswer | None = None  # where that is an answer to a pull; and where its payload begins
         self._payload_at = 0
 
     # --- requests ----------------------------------------------------------------------------------------------------
@@ -157,7 +157,7 @@ class Connection(asyncio.BufferedProtocol):
 
     async def hello(self, client: str) -> Welcome:
         """Introduce ourselves. Raises QmqError when the broker does not want us, or lies."""
-        answer = await self.request(Kind.HELLO, {"protocol": wire.PROTOCOL_VERSION, "client": client})
+        answer = await self.request(FrameKind.HELLO, {"protocol": wire.PROTOCOL_VERSION, "client": client})
         try:
             welcome = Welcome(*(answer.meta[name] for name in Welcome._fields))
         except KeyError as error:
@@ -208,7 +208,7 @@ class Connection(asyncio.BufferedProtocol):
     def send_batch(self, request: int, buffers: list[bytes], flush: bool) -> None:
         """Write a SEND frame; the owner gets its answer."""
         size = sum(map(len, buffers))
-        head = FRAME.pack(FRAME_SIZE + size, Kind.SEND, wire.FLUSH if flush else 0, 0, request)
+        head = FRAME.pack(FRAME_SIZE + size, FrameKind.SEND, wire.FLUSH if flush else 0, 0, request)
         assert self._transport is not None
         if size <= SMALL_BYTES:
             self._transport.write(b"".join((head, *buffers)))
@@ -318,7 +318,7 @@ class Connection(asyncio.BufferedProtocol):
                 self._large_filled = left
                 self._filled = 0
                 self._payload_at = FRAME_SIZE + meta_size
-                self._arriving = Arriving(self._large[self._payload_at :]) if kind == Kind.MESSAGES else None
+                self._arriving = PartialAnswer(self._large[self._payload_at :]) if kind == FrameKind.MESSAGES else None
                 return
         if used and left:
             self._buffer[:left] = bytes(self._buffer[used : used + left])
@@ -369,7 +369,7 @@ class Connection(asyncio.BufferedProtocol):
                     f"an answer says that it answers an acknowledgement (number {request}), and none is"
                 )
             del self._asked[request]
-            asked.callback(Answer(Kind.ACKED, {}, _NONE_REFUSED))
+            asked.callback(Answer(FrameKind.ACKED, {}, _NONE_REFUSED))
 
     def _take_error(self, frame: Frame) -> None:
         error = wire.decode_error(frame)

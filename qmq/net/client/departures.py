@@ -13,10 +13,10 @@ from itertools import islice
 from typing import Any, Final, NamedTuple
 
 from qmq.errors import QmqError
-from qmq.net.client.connection import ANSWER_TIMEOUT, Answer, Connection
-from qmq.net.client.consumer.in_flight import Known
+from qmq.net.client.connection import ANSWER_TIMEOUT, Answer, BrokerConnection
+from qmq.net.client.consumer.in_flight import KnownConsumer
 from qmq.net.protocol import frames as wire
-from qmq.net.protocol.frames import Kind
+from qmq.net.protocol.frames import FrameKind
 
 log = logging.getLogger("qmq.client")
 
@@ -31,7 +31,7 @@ class Departure(NamedTuple):
     group: str
     consumer: str
     nonce: bytes
-    known: Known | None
+    known: KnownConsumer | None
 
 
 class Departures:
@@ -41,25 +41,25 @@ class Departures:
         self._waiting: dict[bytes, Departure] = {}  # by nonce
         self._sent: set[bytes] = set()  # of these, on the connection that there is
 
-    def add(self, departure: Departure, connection: Connection | None) -> None:
+    def add(self, departure: Departure, connection: BrokerConnection | None) -> None:
         """Tell the broker, now if there is a *connection* to it."""
         self._waiting[departure.nonce] = departure
         if connection is not None:
             self._tell_some(connection)
 
-    def connected(self, connection: Connection, store_id: bytes) -> None:
+    def connected(self, connection: BrokerConnection, store_id: bytes) -> None:
         """There is another connection, to that store: no other has heard of its consumers."""
         self._waiting = {nonce: one for nonce, one in self._waiting.items() if one.store_id == store_id}
         self._sent.clear()
         self._tell_some(connection)
 
-    def _tell_some(self, connection: Connection) -> None:
+    def _tell_some(self, connection: BrokerConnection) -> None:
         left = (one for one in self._waiting.values() if one.nonce not in self._sent)
         for departure in list(islice(left, max(AT_ONCE - len(self._sent), 0))):
             self._sent.add(departure.nonce)
             self._tell(departure, connection)
 
-    def _tell(self, departure: Departure, connection: Connection) -> None:
+    def _tell(self, departure: Departure, connection: BrokerConnection) -> None:
         who = {"group": departure.group, "consumer": departure.consumer}
         known = departure.known
         if known is not None and known.handled:
@@ -68,7 +68,7 @@ class Departures:
         leave = {"action": "leave", **who, "nonce": departure.nonce}
         _ask(connection, leave, partial(self._told, departure, connection))
 
-    def _told(self, departure: Departure, connection: Connection, answer: Answer | QmqError) -> None:
+    def _told(self, departure: Departure, connection: BrokerConnection, answer: Answer | QmqError) -> None:
         if isinstance(answer, QmqError):
             if answer.retryable:
                 return  # on the next connection
@@ -79,6 +79,6 @@ class Departures:
             self._tell_some(connection)
 
 
-def _ask(connection: Connection, meta: dict[str, Any], callback: Callable[[Answer | QmqError], None]) -> None:
+def _ask(connection: BrokerConnection, meta: dict[str, Any], callback: Callable[[Answer | QmqError], None]) -> None:
     due = asyncio.get_running_loop().time() + ANSWER_TIMEOUT
-    connection.ask(Kind.ADMINISTER, callback, wire.pack_meta(meta), due=due)
+    connection.ask(FrameKind.ADMINISTER, callback, wire.pack_meta(meta), due=due)

@@ -10,11 +10,11 @@ from typing import Any, Final, Literal, NamedTuple, TypedDict, get_args
 from qmq.errors import InvalidOption
 from qmq.net.client.options import microseconds_of
 
-Mode = Literal["reliable", "most_once", "broadcast"]
+Mode = Literal["reliable", "at_most_once", "broadcast"]
 MODES: Final[tuple[str, ...]] = get_args(Mode)
 
-_COUNTS: Final = ("max_attempts", "max_lapses", "max_unacked", "max_unacked_bytes")
-_SECONDS: Final = {"expire_after": "expire_after_us", "max_handling": "max_handling_us"}
+_COUNTS: Final = ("max_attempts", "max_session_expiries", "max_unacked", "max_unacked_bytes")
+_SECONDS: Final = {"expire_after": "expire_after_us", "ack_deadline": "ack_deadline_us"}
 _DELAYS: Final = ("retry_delays", "retry_delays_us")
 SETTINGS: Final = (*_COUNTS, _DELAYS[0], *_SECONDS, "tags")
 
@@ -23,29 +23,29 @@ class GroupSettings(TypedDict, total=False):
     """What a new group may be given; None: the broker's default. Times are seconds, and 0 is never.
 
     A message is handed out ``max_attempts`` times at most, again after the ``retry_delays`` of its attempts; it may end
-    ``max_lapses`` processes. A consumer holds ``max_unacked`` messages of ``max_unacked_bytes`` at most, each no longer
-    than ``max_handling``. What waits longer than ``expire_after`` is dead.
+    ``max_session_expiries`` processes. A consumer holds ``max_unacked`` messages of ``max_unacked_bytes`` at most, each
+    no longer than ``ack_deadline``. What waits longer than ``expire_after`` is dead.
     """
 
     max_attempts: int | None
-    max_lapses: int | None
+    max_session_expiries: int | None
     max_unacked: int | None
     max_unacked_bytes: int | None
     retry_delays: Iterable[float] | None
     expire_after: float | None
-    max_handling: float | None
+    ack_deadline: float | None
 
 
 class ChangedSettings(TypedDict, total=False):
     """What ``set_group`` may change: as ``GroupSettings``, and ``tags``: only messages with one of these; none: all."""
 
     max_attempts: int
-    max_lapses: int
+    max_session_expiries: int
     max_unacked: int
     max_unacked_bytes: int
     retry_delays: Iterable[float]
     expire_after: float
-    max_handling: float
+    ack_deadline: float
     tags: Iterable[str]
 
 

@@ -20,7 +20,7 @@ import msgpack
 from qmq.errors import ProtocolError, QmqError
 from qmq.net.client.address import Address
 from qmq.net.protocol import frames as wire
-from qmq.net.protocol.frames import FRAME, FRAME_SIZE, Kind
+from qmq.net.protocol.frames import FRAME, FRAME_SIZE, FrameKind
 
 log = logging.getLogger("qmq.client")
 
@@ -31,14 +31,14 @@ GIVE_UP: Final = 0.8
 _MAX_ANSWER: Final = 64 << 10
 
 
-class Heartbeat:
+class HeartbeatSender:
     """The heartbeats of a client. ``start`` it in its loop, ``stop`` it there."""
 
     def __init__(
         self,
         client_id: bytes,
         address: Callable[[], Address],
-        lapse_s: float,
+        session_timeout_s: float,
         out_of_touch: Callable[[], None],
         left_open: Callable[[], None],
     ) -> None:
@@ -50,8 +50,8 @@ class Heartbeat:
         self._address = address
         self._out_of_touch = out_of_touch
         self._left_open = left_open
-        self._lapse_s = lapse_s
-        self._interval_s = lapse_s / BEATS
+        self._session_timeout_s = session_timeout_s
+        self._interval_s = session_timeout_s / BEATS
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
         self._turned_at = time.monotonic()
@@ -82,7 +82,7 @@ class Heartbeat:
 
     def _turned(self, loop: asyncio.AbstractEventLoop) -> None:
         self._turned_at = time.monotonic()
-        if self._turned_at - self._heard_at > GIVE_UP * self._lapse_s:
+        if self._turned_at - self._heard_at > GIVE_UP * self._session_timeout_s:
             self._out_of_touch()
         if self._thread is not None and not self._thread.is_alive():  # the loop had stopped for a while
             self._begin(loop, 0.0)
@@ -113,8 +113,8 @@ class Heartbeat:
         try:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             hello = msgpack.packb({"protocol": wire.PROTOCOL_VERSION, "client": "qmq heartbeat"})
-            connection.sendall(wire.encode_frame(Kind.HELLO, 1, hello))
-            self._expect(connection, Kind.WELCOME)
+            connection.sendall(wire.encode_frame(FrameKind.HELLO, 1, hello))
+            self._expect(connection, FrameKind.WELCOME)
         except BaseException:
             connection.close()
             raise
@@ -124,11 +124,11 @@ class Heartbeat:
         now = time.monotonic()
         stalled_us = max(0, int((now - self._turned_at - self._interval_s / 4) * 1_000_000))
         payload = wire.HEARTBEAT.pack(self._client_id, stalled_us)
-        connection.sendall(wire.encode_frame(Kind.HEARTBEAT, 2, b"", len(payload)) + payload)
-        self._expect(connection, Kind.HEARTBEAT_SEEN)
+        connection.sendall(wire.encode_frame(FrameKind.HEARTBEAT, 2, b"", len(payload)) + payload)
+        self._expect(connection, FrameKind.HEARTBEAT_SEEN)
         self._heard_at = max(self._heard_at, now)
 
-    def _expect(self, connection: socket.socket, kind: Kind) -> None:
+    def _expect(self, connection: socket.socket, kind: FrameKind) -> None:
         size, found, _, _, _ = FRAME.unpack(_receive(connection, FRAME_SIZE))
         if not FRAME_SIZE <= size <= _MAX_ANSWER:
             raise ProtocolError(f"the broker answered a heartbeat with {size} bytes")

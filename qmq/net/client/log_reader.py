@@ -18,7 +18,7 @@ from crc32c import crc32c
 from qmq.errors import BrokerStopping, ConnectionLost, Overloaded, ProtocolError, QmqError
 from qmq.net.client.address import Address
 from qmq.net.protocol import frames as wire
-from qmq.net.protocol.frames import FRAME, FRAME_SIZE, Frame, Kind
+from qmq.net.protocol.frames import FRAME, FRAME_SIZE, Frame, FrameKind
 
 #: Bytes that are asked for at once, and how many such requests are on their way.
 PIECE_BYTES: Final = 1 << 20
@@ -26,7 +26,7 @@ AHEAD: Final = 4
 #: A broker that lets a request wait so long, in seconds, is taken for dead.
 ANSWER_TIMEOUT: Final = 30.0
 #: How long one that is away is waited for, in seconds.
-PATIENCE: Final = 60.0
+GIVE_UP_AFTER: Final = 60.0
 _PAUSE: Final = 0.05
 _MAX_PAUSE: Final = 1.0
 _MAX_ANSWER_BYTES: Final = 64 << 20
@@ -45,9 +45,9 @@ class Span(NamedTuple):
 class LogReader:
     """Reads one broker's log. Not for several threads, nor over a fork."""
 
-    def __init__(self, address: Address, patience: float = PATIENCE) -> None:
+    def __init__(self, address: Address, give_up_after: float = GIVE_UP_AFTER) -> None:
         self._address = address
-        self._patience = patience
+        self._give_up_after = give_up_after
         self._socket: socket.socket | None = None
         self._store_id = b""
         self._request = 0
@@ -71,7 +71,7 @@ class LogReader:
         found: list[Span] = []
         while True:
             request = wire.SEGMENTS.pack(found[-1].end if found else position, partition)
-            fields = self._surely(lambda: _listed(self._ask(Kind.SEGMENTS, request)))  # noqa: B023 (called at once)
+            fields = self._surely(lambda: _listed(self._ask(FrameKind.SEGMENTS, request)))  # noqa: B023 (called at once)
             found += [Span(*row) for row in fields["rows"]]
             if not fields["more"] or not fields["rows"]:
                 return fields["partitions"], found
@@ -84,7 +84,7 @@ class LogReader:
         after: int | None = start
         while after is not None:
             request = wire.BATCHES.pack(after, end, partition)
-            frame = self._surely(lambda: _checked(self._ask(Kind.BATCHES, request)))  # noqa: B023 (called at once)
+            frame = self._surely(lambda: _checked(self._ask(FrameKind.BATCHES, request)))  # noqa: B023 (called at once)
             yield frame.payload
             after = wire.unpack_meta(frame.meta)["after"]
 
@@ -105,7 +105,7 @@ class LogReader:
         while todo or asked:
             while todo and len(asked) < AHEAD:
                 offset, wanted = todo.pop()
-                number = self._send(Kind.READ_LOG, wire.READ_LOG.pack(position + offset, wanted, partition))
+                number = self._send(FrameKind.READ_LOG, wire.READ_LOG.pack(position + offset, wanted, partition))
                 asked[number] = offset, wanted
             number, got = self._receive_bytes(asked, buffer)
             offset, wanted = asked.pop(number)
@@ -119,28 +119,28 @@ class LogReader:
         """Take one answer into its place: the number of its request, and how many bytes came."""
         size, kind, _, meta_size, number = FRAME.unpack(self._exactly(FRAME_SIZE))
         left = size - FRAME_SIZE
-        if kind == Kind.ERROR and meta_size <= left <= wire.MAX_META_BYTES:
+        if kind == FrameKind.ERROR and meta_size <= left <= wire.MAX_META_BYTES:
             raise wire.decode_error(_frame(kind, number, self._exactly(left), meta_size))
-        if kind != Kind.LOG_BYTES or meta_size or number not in asked or left > asked[number][1]:
+        if kind != FrameKind.LOG_BYTES or meta_size or number not in asked or left > asked[number][1]:
             raise ProtocolError(f"the broker at {self._address} answered a read with a frame of kind {kind}")
         offset = asked[number][0]
         self._fill(memoryview(buffer)[offset : offset + left])
         return number, left
 
-    def _ask(self, kind: Kind, payload: bytes, meta: bytes = b"") -> Frame:
+    def _ask(self, kind: FrameKind, payload: bytes, meta: bytes = b"") -> Frame:
         number = self._send(kind, payload, meta)
         size, answer, _, meta_size, request = FRAME.unpack(self._exactly(FRAME_SIZE))
         left = size - FRAME_SIZE
         if request not in (number, 0) or not meta_size <= left <= _MAX_ANSWER_BYTES:
             raise ProtocolError(f"the broker at {self._address} sent a frame that answers nothing")
         frame = _frame(answer, request, self._exactly(left), meta_size)
-        if answer == Kind.ERROR:
+        if answer == FrameKind.ERROR:
             raise wire.decode_error(frame)
         if answer != kind + 128:
             raise ProtocolError(f"the broker at {self._address} answered with a frame of kind {answer}")
         return frame
 
-    def _send(self, kind: Kind, payload: bytes, meta: bytes = b"") -> int:
+    def _send(self, kind: FrameKind, payload: bytes, meta: bytes = b"") -> int:
         self._request += 1
         assert self._socket is not None
         self._socket.sendall(wire.encode_frame(kind, self._request, meta, len(payload)) + payload)
@@ -163,7 +163,7 @@ class LogReader:
 
     def _surely(self, call: Callable[[], T]) -> T:
         """Make a call, again while the broker is away or has no room. Raises what it raised last."""
-        give_up, pause = time.monotonic() + self._patience, _PAUSE
+        give_up, pause = time.monotonic() + self._give_up_after, _PAUSE
         while True:
             try:
                 if self._socket is None:
@@ -186,7 +186,7 @@ class LogReader:
         with suppress(OSError):
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         hello = wire.pack_meta({"protocol": wire.PROTOCOL_VERSION, "client": "qmq history"})
-        store_id = wire.unpack_meta(self._ask(Kind.HELLO, b"", hello).meta).get("store_id")
+        store_id = wire.unpack_meta(self._ask(FrameKind.HELLO, b"", hello).meta).get("store_id")
         if type(store_id) is not bytes or (self._store_id and store_id != self._store_id):
             raise ProtocolError(f"the broker at {self._address} serves another store than before; look again")
         self._store_id = store_id

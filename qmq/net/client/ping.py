@@ -11,8 +11,8 @@ from qmq.errors import ConnectionLost, QmqError
 from qmq.format.layout import PRODUCER_ID_SIZE
 from qmq.net.client.address import Address
 from qmq.net.client.broker_link import client_name
-from qmq.net.client.connection import Connection
-from qmq.net.protocol.frames import Kind
+from qmq.net.client.connection import BrokerConnection
+from qmq.net.protocol.frames import FrameKind
 
 
 class Pong(NamedTuple):
@@ -27,13 +27,13 @@ async def ping(address: Address, timeout: float) -> Pong:
     *timeout* seconds, or is no broker that this client can talk to.
     """
     loop = asyncio.get_running_loop()
-    connection = Connection(_Nobody(), str(address), loop)
+    connection = BrokerConnection(_NoOwner(), str(address), loop)
     try:
         async with asyncio.timeout(timeout):
             await loop.create_connection(lambda: connection, address.host, address.port)
             welcome = await connection.hello(client_name())
             asked = time.perf_counter()
-            await connection.request(Kind.LAST_SEQUENCE, payload=os.urandom(PRODUCER_ID_SIZE))
+            await connection.request(FrameKind.LAST_SEQUENCE, payload=os.urandom(PRODUCER_ID_SIZE))
             return Pong(welcome.version, time.perf_counter() - asked)
     except TimeoutError:
         raise ConnectionLost(f"{address} did not answer within {timeout:g} s") from None
@@ -43,7 +43,7 @@ async def ping(address: Address, timeout: float) -> Pong:
         connection.abort(ConnectionLost("the question is answered"))
 
 
-class _Nobody:
+class _NoOwner:
     """Sends nothing, so is told of nothing."""
 
     def batch_stored(self, request: int, payload: memoryview) -> None:
@@ -55,5 +55,5 @@ class _Nobody:
     def writable(self) -> None:
         """As Owner."""
 
-    def lost(self, connection: Connection, error: QmqError) -> None:
+    def lost(self, connection: BrokerConnection, error: QmqError) -> None:
         """As Owner."""

@@ -10,8 +10,8 @@ import msgpack
 from qmq.errors import ConnectionLost, ProtocolError, QmqError
 from qmq.net.client.address import Address
 from qmq.net.client.broker_link import CONNECT_TIMEOUT
-from qmq.net.client.connection import Answer, Connection, Welcome
-from qmq.net.protocol.frames import FRAME_SIZE, Kind
+from qmq.net.client.connection import Answer, BrokerConnection, Welcome
+from qmq.net.protocol.frames import FRAME_SIZE, FrameKind
 
 #: Batches that one frame may bring.
 MOST_BATCHES: Final = 1_024
@@ -33,7 +33,7 @@ class Begun(NamedTuple):
 class RestoreTarget:
     """One connection to one broker. Made by ``open``; ``close`` it."""
 
-    def __init__(self, connection: Connection, welcome: Welcome) -> None:
+    def __init__(self, connection: BrokerConnection, welcome: Welcome) -> None:
         self._connection = connection
         self.welcome = welcome
 
@@ -41,7 +41,7 @@ class RestoreTarget:
     async def open(cls, address: Address) -> Self:
         """Connect. Raises QmqError."""
         loop = asyncio.get_running_loop()
-        connection = Connection(_Nobody(), str(address), loop)
+        connection = BrokerConnection(_RequestOwner(), str(address), loop)
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT):
                 await loop.create_connection(lambda: connection, address.host, address.port)
@@ -64,7 +64,7 @@ class RestoreTarget:
         (None) begin it. What another connection still sends of it is refused from then on. Raises QmqError.
         """
         fields = {"action": "restore", "run": run, "group": group, "since": since}
-        answer = await self._ask(Kind.ADMINISTER, _LOOK_TIMEOUT, fields)
+        answer = await self._ask(FrameKind.ADMINISTER, _LOOK_TIMEOUT, fields)
         try:
             said: dict[str, Any] = msgpack.unpackb(answer.payload)
             found = [(bytes(store_id), int(number), list(places)) for store_id, number, places in said["found"]]
@@ -76,18 +76,20 @@ class RestoreTarget:
         """Have batches stored and synced, of at most ``most_bytes`` together; where each partition's log ends then.
         Raises QmqError: then nobody knows, but for what ``begin`` tells.
         """
-        answer = await self._ask(Kind.RESTORE, _STORE_TIMEOUT, None, batches)
+        answer = await self._ask(FrameKind.RESTORE, _STORE_TIMEOUT, None, batches)
         ends = answer.meta.get("ends")
         if type(ends) is not list or not all(type(end) is int for end in ends):
             raise ProtocolError(f"the broker at {self._connection.address} does not say where its logs end")
         return ends
 
-    async def _ask(self, kind: Kind, patience_s: float, meta: dict[str, Any] | None, payload: bytes = b"") -> Answer:
+    async def _ask(
+        self, kind: FrameKind, timeout_s: float, meta: dict[str, Any] | None, payload: bytes = b""
+    ) -> Answer:
         try:
-            async with asyncio.timeout(patience_s):
+            async with asyncio.timeout(timeout_s):
                 return await self._connection.request(kind, meta, payload)
         except TimeoutError:
-            error = ConnectionLost(f"the broker at {self._connection.address} did not answer within {patience_s:g} s")
+            error = ConnectionLost(f"the broker at {self._connection.address} did not answer within {timeout_s:g} s")
             self._connection.abort(error)
             raise error from None
 
@@ -97,7 +99,7 @@ class RestoreTarget:
         await self._connection.wait_closed()
 
 
-class _Nobody:
+class _RequestOwner:
     """Who is told of a connection that has requests only."""
 
     def batch_stored(self, request: int, payload: memoryview) -> None:
@@ -109,5 +111,5 @@ class _Nobody:
     def writable(self) -> None:
         """One frame at a time is on its way."""
 
-    def lost(self, connection: Connection, error: QmqError) -> None:
+    def lost(self, connection: BrokerConnection, error: QmqError) -> None:
         """Its requests were told."""

@@ -28,15 +28,15 @@ MAX_HELLO_BYTES: Final = 4_096
 
 #: PULL payload: subscription u32 | max_count u32 | min_count u32 | max_bytes u32 | timeout_ms u32 | expected u64
 PULL: Final = struct.Struct("<IIIIIQ")
-#: ``expected`` of who follows alone, and so has no pull sequences.
+#: ``expected`` of who follows alone, and so has no delivery sequences.
 NOT_EXPECTED: Final = (1 << 64) - 1
-#: ACK payload: subscription u32 | crc32c u32 of pull sequences u64 that follow: start, end, start, end, ...
+#: ACK payload: subscription u32 | crc32c u32 of delivery sequences u64 that follow: start, end, start, end, ...
 ACK: Final = struct.Struct("<II")
 #: ACKED payload: how many were refused u64
 ACKED: Final = struct.Struct("<Q")
-#: HAND_BACK payload: subscription u32 | crc32c u32 of what follows: a BACK for each stretch
+#: HAND_BACK payload: subscription u32 | crc32c u32 of what follows: a BACK for each range
 HAND_BACK: Final = struct.Struct("<II")
-#: start u64 | end u64 | delay_us u64 | verdict u32 | reason u32: which of those in meta
+#: start u64 | end u64 | delay_us u64 | disposition u32 | reason u32: which of those in meta
 BACK: Final = struct.Struct("<QQQII")
 #: ``delay_us``: the group's own for that attempt.
 OWN_DELAY: Final = (1 << 64) - 1
@@ -72,7 +72,7 @@ CHECK: Final = 3
 _pack: Final = msgpack.Packer().pack
 
 
-class Kind(enum.IntEnum):
+class FrameKind(enum.IntEnum):
     """What a frame is. Requests are below 128, answers above."""
 
     HELLO = 1
@@ -115,7 +115,7 @@ class Kind(enum.IntEnum):
     ERROR = 255
 
 
-class Found(enum.StrEnum):
+class ReportOutcome(enum.StrEnum):
     """What a broker found at the place of a report."""
 
     #: All is what was written: it was damaged on the way.
@@ -183,7 +183,7 @@ def crc_of_texts(texts: Sequence[str]) -> int:
 def encode_error(request: int, error: QmqError) -> bytes:
     """An ERROR frame; request 0 means the connection itself."""
     fields = {"code": error.code, "message": str(error)[:4_000], "retryable": error.retryable}
-    return encode_frame(Kind.ERROR, request, pack_meta(fields))
+    return encode_frame(FrameKind.ERROR, request, pack_meta(fields))
 
 
 _ERRORS: Final[dict[str, type[QmqError]]] = {

@@ -19,7 +19,7 @@ log = logging.getLogger("qmq.server")
 _AT_ONCE: Final = 64
 _AT_ONCE_BUSY: Final = 2
 _PAUSE_BUSY_S: Final = 0.004
-#: While strangers have cost much, one at a time.
+#: While untrusted clients have cost much, one at a time.
 _PAUSE_SLOW_S: Final = 0.01
 #: Who was served so lately is served still.
 _SERVED_S: Final = 0.1
@@ -30,7 +30,8 @@ _PAUSE_REFUSED_S: Final = 0.1
 class Acceptor:
     """Accepts from one socket that listens.
 
-    *served* counts frames of clients: it says whether anybody is served. *slowly*: strangers have cost them much.
+    *served* counts frames of clients: it says whether anybody is served. *slowly*: untrusted clients have cost them
+    much.
     """
 
     def __init__(

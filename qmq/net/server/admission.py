@@ -5,9 +5,10 @@ way and answers that are being read are soon done with, so who goes is who stall
 
 Who sends what is wrong waits, so that all of them together cost others little.
 
-A right client hardly ever sends what must be refused. A stranger may send nothing else, as fast as it can, on as many
-connections as it likes: each such frame costs the loop that all share. So what wrong frames cost is measured, their
-connection is not read from until it is paid for, one after another, and new connections are taken slowly meanwhile.
+A right client hardly ever sends what must be refused. An untrusted client may send nothing else, as fast as it can, on
+as many connections as it likes: each such frame costs the loop that all share. So what wrong frames cost is measured,
+their connection is not read from until it is paid for, one after another, and new connections are taken slowly
+meanwhile.
 
 Pulls beyond a connection's share of a turn: they wait for the next one, so that others come in between. No I/O.
 
@@ -24,30 +25,30 @@ from typing import Final
 
 from qmq.broker.ports import commands
 from qmq.broker.ports.commands import Command
-from qmq.net.server.connection import PENANCE, Connection
+from qmq.net.server.connection import THROTTLED, ClientConnection
 
-#: What a request without an answer takes, parked pulls too.
+#: What a request without an answer takes, waiting pulls too.
 REQUEST_BYTES: Final = 1 << 10
 
 
-class Holdings:
+class Admission:
     """Bytes by connection. *measure* gives how much of a connection's answers is unread now."""
 
-    def __init__(self, limit_bytes: int, measure: Callable[[Connection], int]) -> None:
+    def __init__(self, limit_bytes: int, measure: Callable[[ClientConnection], int]) -> None:
         self._limit = limit_bytes
         self._measure = measure
         #: bytes and since when, in the order of that
-        self._frames: dict[Connection, tuple[int, float]] = {}
-        self._answers: dict[Connection, tuple[int, float]] = {}
+        self._frames: dict[ClientConnection, tuple[int, float]] = {}
+        self._answers: dict[ClientConnection, tuple[int, float]] = {}
         self._requests = 0
         #: bytes held for all together
         self.total = 0
 
-    def frame(self, connection: Connection, size: int, now: float) -> None:
+    def frame(self, connection: ClientConnection, size: int, now: float) -> None:
         """Room for *size* bytes is kept for a frame of it; 0: for none any more."""
         self._set(self._frames, connection, size, now)
 
-    def answers(self, connection: Connection, size: int, now: float) -> None:
+    def answers(self, connection: ClientConnection, size: int, now: float) -> None:
         """It has so many bytes of answers to read; 0: it has read all."""
         self._set(self._answers, connection, size, now)
 
@@ -56,7 +57,7 @@ class Holdings:
         self._requests += more
         self.total += more * REQUEST_BYTES
 
-    def forget(self, connection: Connection) -> None:
+    def forget(self, connection: ClientConnection) -> None:
         """It is gone, with its frame and its answers."""
         self._set(self._frames, connection, 0, 0)
         self._set(self._answers, connection, 0, 0)
@@ -73,7 +74,7 @@ class Holdings:
         half = self._limit // 2
         return self._requests * REQUEST_BYTES < half or requests * REQUEST_BYTES < half // connections
 
-    def over(self) -> Connection | None:
+    def over(self) -> ClientConnection | None:
         """Who has to go, now; None while there is room."""
         if self.total <= self._limit:
             return None
@@ -86,7 +87,9 @@ class Holdings:
         heads = [next(iter(held.items())) for held in (self._frames, self._answers) if held]
         return min(heads, key=lambda head: head[1][1])[0] if heads else None
 
-    def _set(self, held: dict[Connection, tuple[int, float]], connection: Connection, size: int, now: float) -> None:
+    def _set(
+        self, held: dict[ClientConnection, tuple[int, float]], connection: ClientConnection, size: int, now: float
+    ) -> None:
         before, since = held.pop(connection, (0, now)) if not size else held.get(connection, (0, now))
         if size:
             held[connection] = size, since
@@ -98,19 +101,19 @@ _SHARE: Final = 1 / 40
 #: What an answer costs beside reading its request, and a connection that is ended beside its frame.
 ANSWER_S: Final = 20e-6
 END_S: Final = 300e-6
-#: What is beyond is forgiven, or a stranger could have one wait for ever who went wrong once.
+#: What is beyond is forgiven, or an untrusted client could have one wait for ever who went wrong once.
 _MOST_S: Final = 10.0
 #: With so much to pay for, new connections are taken slowly.
 _MUCH_S: Final = 0.05
 
 
-class Penance:
+class Throttle:
     """What wrong frames cost, and whose connections wait for that."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._paid_at = 0.0
-        self._waiting: deque[tuple[float, Connection]] = deque()  # in order of time
+        self._waiting: deque[tuple[float, ClientConnection]] = deque()  # in order of time
         self._timer: asyncio.TimerHandle | None = None
 
     @property
@@ -123,9 +126,9 @@ class Penance:
         now = self._loop.time()
         self._paid_at = min(max(self._paid_at, now) + cost_s / _SHARE, now + _MOST_S)
 
-    def wait(self, connection: Connection) -> None:
+    def wait(self, connection: ClientConnection) -> None:
         """It is not read from until all is paid for that was charged before."""
-        connection.stop_reading(PENANCE)
+        connection.stop_reading(THROTTLED)
         self._waiting.append((self._paid_at, connection))
         if self._timer is None:
             self._timer = self._loop.call_later(self._paid_at - self._loop.time(), self._fire)
@@ -141,7 +144,7 @@ class Penance:
         self._timer = None
         now = self._loop.time()
         while self._waiting and self._waiting[0][0] <= now:
-            self._waiting.popleft()[1].read_on(PENANCE)
+            self._waiting.popleft()[1].read_on(THROTTLED)
         if self._waiting:
             self._timer = self._loop.call_later(self._waiting[0][0] - now, self._fire)
 
@@ -151,31 +154,31 @@ PULLS_A_TURN: Final = 8
 _PULLS: Final = frozenset((commands.Pull, commands.ListSegments, commands.ListBatches, commands.ReadLog))
 
 
-class Postponed:
+class DeferredRequests:
     """Who pulled in this turn, and whose requests wait for the next."""
 
-    def __init__(self, hand_in: Callable[[Connection, Command], None]) -> None:
+    def __init__(self, hand_in: Callable[[ClientConnection, Command], None]) -> None:
         self._hand_in = hand_in
-        self._pulling: list[Connection] = []
-        self._waiting: dict[Connection, None] = {}
+        self._pulling: list[ClientConnection] = []
+        self._waiting: dict[ClientConnection, None] = {}
 
-    def take(self, connection: Connection, command: Command) -> bool:
+    def take(self, connection: ClientConnection, command: Command) -> bool:
         """Whether the command has to wait, behind those before it. What a SEND holds can't: it never does."""
         pulls = type(command) in _PULLS
-        if pulls and not connection.postponed and connection.pulls < PULLS_A_TURN:
+        if pulls and not connection.deferred and connection.pulls < PULLS_A_TURN:
             self._count(connection)
             return False
-        if not pulls and (not connection.postponed or type(command) is commands.Send):
+        if not pulls and (not connection.deferred or type(command) is commands.Send):
             return False
-        connection.postponed.append(command)
+        connection.deferred.append(command)
         self._waiting[connection] = None
         return True
 
-    def resume(self, connection: Connection) -> bool:
+    def resume(self, connection: ClientConnection) -> bool:
         """It has read its answers; whether requests of it wait."""
-        if connection.postponed:
+        if connection.deferred:
             self._waiting[connection] = None
-        return bool(connection.postponed)
+        return bool(connection.deferred)
 
     def turn(self) -> bool:
         """Hand in the next ones; whether there are more. Who does not read its answers waits until it does."""
@@ -183,7 +186,7 @@ class Postponed:
             connection.pulls = 0
         self._pulling.clear()
         for connection in list(self._waiting):
-            waiting = connection.postponed
+            waiting = connection.deferred
             while waiting and connection.pulls < PULLS_A_TURN and not connection.slow():
                 command = waiting.popleft()
                 if type(command) in _PULLS:
@@ -193,7 +196,7 @@ class Postponed:
                 del self._waiting[connection]
         return bool(self._waiting)
 
-    def _count(self, connection: Connection) -> None:
+    def _count(self, connection: ClientConnection) -> None:
         if not connection.pulls:
             self._pulling.append(connection)
         connection.pulls += 1

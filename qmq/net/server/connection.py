@@ -23,7 +23,7 @@ log = logging.getLogger("qmq.server")
 SLOW_READER: Final = 1
 SLOW_DISK: Final = 2
 STOPPING: Final = 4
-PENANCE: Final = 8
+THROTTLED: Final = 8
 
 #: After its last word the broker reads on for so long, or a close with bytes unread would make the system take that
 #: word back (a TCP reset drops what the other side has not read yet).
@@ -47,13 +47,13 @@ class Hub(Protocol):
     max_inflight_bytes: int
     timer: Callable[[], float]
 
-    def admit(self, connection: Connection) -> None:
+    def admit(self, connection: ClientConnection) -> None:
         """A connection was made. Raises QmqError to turn it away."""
 
     def frames_begin(self) -> None:
         """Frames follow: what they share is made ready."""
 
-    def frame(self, connection: Connection, frame: Frame) -> None:
+    def frame(self, connection: ClientConnection, frame: Frame) -> None:
         """Take one frame. A QmqError that is raised breaks the connection."""
 
     def frames_end(self) -> None:
@@ -62,37 +62,37 @@ class Hub(Protocol):
     def no_frames(self) -> None:
         """Bytes came that complete no frame."""
 
-    def keeps(self, connection: Connection, size: int) -> None:
+    def keeps(self, connection: ClientConnection, size: int) -> None:
         """So many bytes are kept for a frame that is not complete."""
 
-    def unread(self, connection: Connection, size: int) -> None:
+    def unread(self, connection: ClientConnection, size: int) -> None:
         """It has so many bytes of answers to read."""
 
-    def write_soon(self, connection: Connection) -> None:
+    def write_soon(self, connection: ClientConnection) -> None:
         """Call its ``write_on`` when it is its turn."""
 
-    def greeted(self, connection: Connection) -> None:
+    def greeted(self, connection: ClientConnection) -> None:
         """Its first frame was right."""
 
-    def broke_protocol(self, connection: Connection) -> None:
+    def broke_protocol(self, connection: ClientConnection) -> None:
         """It is about to be ended for that."""
 
-    def lingers(self, connection: Connection) -> None:
+    def lingers(self, connection: ClientConnection) -> None:
         """Its last word is said: it is to be closed when the other side had time to read that."""
 
-    def leave(self, connection: Connection) -> None:
+    def leave(self, connection: ClientConnection) -> None:
         """Nothing more comes from this connection, and nothing more goes to it."""
 
-    def closed(self, connection: Connection) -> None:
+    def closed(self, connection: ClientConnection) -> None:
         """Its socket is closed."""
 
 
-class Connection(asyncio.BufferedProtocol):
+class ClientConnection(asyncio.BufferedProtocol):
     """Bytes in both directions. ``number`` is what the broker knows it by."""
 
     __slots__ = (
         "_began", "_costs_s", "_hub", "_most", "_rest", "_stops", "_transport", "_unfinished", "_unread", "acked",
-        "answers", "client", "ended", "greeted", "in_flight", "listings", "number", "peer", "postponed", "pulls",
+        "answers", "client", "ended", "greeted", "in_flight", "listings", "number", "peer", "deferred", "pulls",
         "sends", "took_s",
     )  # fmt: skip
 
@@ -115,7 +115,7 @@ class Connection(asyncio.BufferedProtocol):
         self.listings: set[int] = set()
         #: pulls of this turn, and what waits for the next one because they are many
         self.pulls = 0
-        self.postponed: deque[Command] = deque()
+        self.deferred: deque[Command] = deque()
         #: what the frames that came last have cost, and what those cost so far that are not complete
         self.took_s = 0.0
         self._costs_s = 0.0

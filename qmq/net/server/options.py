@@ -10,7 +10,7 @@ from qmq.errors import BrokerStopping, InternalError
 from qmq.net.protocol import frames as wire
 
 _NOT_ANNOUNCED: Final = (
-    "max_parked_pulls", "max_connections", "max_inflight_bytes", "max_buffered_bytes", "first_frame_timeout_ms",
+    "max_waiting_pulls", "max_connections", "max_inflight_bytes", "max_buffered_bytes", "first_frame_timeout_ms",
 )  # fmt: skip
 
 
@@ -37,8 +37,8 @@ class ServerOptions(NamedTuple):
     producer_ttl_ms: int
     max_pull_count: int
     max_pull_bytes: int
-    lapse_ms: int
-    max_parked_pulls: int
+    session_timeout_ms: int
+    max_waiting_pulls: int
     max_connections: int
     max_inflight_bytes: int
     max_buffered_bytes: int

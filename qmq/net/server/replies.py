@@ -20,9 +20,9 @@ from qmq.broker.ports import effects
 from qmq.broker.ports.effects import Effect
 from qmq.errors import BadBatch, InvalidName, InvalidOption, MessageTooLarge, UnknownSubscription
 from qmq.net.protocol import frames as wire
-from qmq.net.protocol.frames import Kind
-from qmq.net.server.admission import ANSWER_S, Holdings, Penance
-from qmq.net.server.connection import Connection
+from qmq.net.protocol.frames import FrameKind
+from qmq.net.server.admission import ANSWER_S, Admission, Throttle
+from qmq.net.server.connection import ClientConnection
 
 #: A SENT frame of a batch with one run, whole: what most answers are.
 _SENT_ONE: Final = struct.Struct("<IBBHQQQH6sIQ")
@@ -30,8 +30,8 @@ assert _SENT_ONE.size == wire.FRAME_SIZE + wire.SENT.size + 8
 
 
 #: As plain numbers: an enum is asked for its members by name.
-_MESSAGES: Final = int(Kind.MESSAGES)
-_SENT: Final = int(Kind.SENT)
+_MESSAGES: Final = int(FrameKind.MESSAGES)
+_SENT: Final = int(FrameKind.SENT)
 
 
 def sent(effect: effects.Sent, store_id: bytes) -> bytes:
@@ -43,10 +43,10 @@ def sent(effect: effects.Sent, store_id: bytes) -> bytes:
         )
     payload = wire.SENT.pack(position, stored_at_us, partition, store_id, len(firsts))
     payload += firsts.astype("<u8", copy=False).tobytes()
-    return wire.encode_frame(Kind.SENT, request, b"", len(payload)) + payload
+    return wire.encode_frame(FrameKind.SENT, request, b"", len(payload)) + payload
 
 
-def messages(effect: effects.Messages, acked: Sequence[int] = ()) -> bytes:
+def messages(effect: effects.PulledMessages, acked: Sequence[int] = ()) -> bytes:
     """The header of MESSAGES; the buffers of the effect follow. The requests *acked* are answered by it, too."""
     _, request, _, size, _, left_us, given, tags = effect
     fields: dict[str, Any] = {}
@@ -64,7 +64,7 @@ def messages(effect: effects.Messages, acked: Sequence[int] = ()) -> bytes:
 
 def reported(effect: effects.Reported) -> bytes:
     """REPORTED: what was found."""
-    return _with_meta(Kind.REPORTED, effect.request, {"found": effect.found})
+    return _with_meta(FrameKind.REPORTED, effect.request, {"found": effect.found})
 
 
 def subscribed(effect: effects.Subscribed) -> bytes:
@@ -72,87 +72,87 @@ def subscribed(effect: effects.Subscribed) -> bytes:
     fields: dict[str, Any] = {"subscription": effect.subscription}
     if effect.start_us is not None:
         fields["start_us"] = effect.start_us
-    if effect.place is not None:
-        fields["place"] = list(effect.place)
+    if effect.consumer_state is not None:
+        fields["consumer_state"] = list(effect.consumer_state)
     if effect.tags:
         fields["tags"] = list(effect.tags)
     if effect.differing:
         fields["differing"] = dict(effect.differing)
-    return _with_meta(Kind.SUBSCRIBED, effect.request, fields)
+    return _with_meta(FrameKind.SUBSCRIBED, effect.request, fields)
 
 
 def unsubscribed(effect: effects.Unsubscribed) -> bytes:
     """UNSUBSCRIBED: nothing but that."""
-    return wire.encode_frame(Kind.UNSUBSCRIBED, effect.request)
+    return wire.encode_frame(FrameKind.UNSUBSCRIBED, effect.request)
 
 
 def acked(request: int, refused: int) -> bytes:
     """ACKED: how many were refused."""
-    return wire.encode_frame(Kind.ACKED, request, b"", wire.ACKED.size) + wire.ACKED.pack(refused)
+    return wire.encode_frame(FrameKind.ACKED, request, b"", wire.ACKED.size) + wire.ACKED.pack(refused)
 
 
 def handed_back(effect: effects.HandedBack) -> bytes:
     """HANDED_BACK: which were refused."""
     payload = struct.pack(f"<{len(effect.refused)}I", *effect.refused)
-    return wire.encode_frame(Kind.HANDED_BACK, effect.request, b"", len(payload)) + payload
+    return wire.encode_frame(FrameKind.HANDED_BACK, effect.request, b"", len(payload)) + payload
 
 
 def handed_over(effect: effects.HandedOver) -> bytes:
     """HANDED_OVER: nothing but that."""
-    return wire.encode_frame(Kind.HANDED_OVER, effect.request)
+    return wire.encode_frame(FrameKind.HANDED_OVER, effect.request)
 
 
 def restored(effect: effects.Restored) -> bytes:
     """RESTORED: where the logs end."""
-    return _with_meta(Kind.RESTORED, effect.request, {"ends": list(effect.ends)})
+    return _with_meta(FrameKind.RESTORED, effect.request, {"ends": list(effect.ends)})
 
 
 def heartbeat_seen(effect: effects.HeartbeatSeen) -> bytes:
     """HEARTBEAT_SEEN: nothing but that."""
-    return wire.encode_frame(Kind.HEARTBEAT_SEEN, effect.request)
+    return wire.encode_frame(FrameKind.HEARTBEAT_SEEN, effect.request)
 
 
 def administered(effect: effects.Administered) -> bytes:
     """ADMINISTERED: fields as payload, because they may be more than a meta part holds."""
     payload: bytes = msgpack.packb(effect.fields)
-    return wire.encode_frame(Kind.ADMINISTERED, effect.request, b"", len(payload)) + payload
+    return wire.encode_frame(FrameKind.ADMINISTERED, effect.request, b"", len(payload)) + payload
 
 
 def last_sequence(effect: effects.LastSequenceIs) -> bytes:
     """LAST_SEQUENCE_IS: the number, or None."""
-    return _with_meta(Kind.LAST_SEQUENCE_IS, effect.request, {"sequence": effect.sequence})
+    return _with_meta(FrameKind.LAST_SEQUENCE_IS, effect.request, {"sequence": effect.sequence})
 
 
 def claimed(effect: effects.Claimed) -> bytes:
     """CLAIMED: nothing but that."""
-    return wire.encode_frame(Kind.CLAIMED, effect.request)
+    return wire.encode_frame(FrameKind.CLAIMED, effect.request)
 
 
 def subject_list(effect: effects.SubjectList) -> bytes:
     """SUBJECT_LIST: rows as payload, because they may be more than a meta part holds."""
     payload: bytes = msgpack.packb({"rows": effect.rows, "after": effect.after})
-    return wire.encode_frame(Kind.SUBJECT_LIST, effect.request, b"", len(payload)) + payload
+    return wire.encode_frame(FrameKind.SUBJECT_LIST, effect.request, b"", len(payload)) + payload
 
 
 def segment_list(effect: effects.SegmentList) -> bytes:
     """SEGMENT_LIST: rows as payload, because they may be more than a meta part holds."""
     payload: bytes = msgpack.packb({"partitions": effect.partitions, "rows": effect.rows, "more": effect.more})
     meta = wire.pack_meta({"crc": crc32c(payload)})
-    return wire.encode_frame(Kind.SEGMENT_LIST, effect.request, meta, len(payload)) + payload
+    return wire.encode_frame(FrameKind.SEGMENT_LIST, effect.request, meta, len(payload)) + payload
 
 
 def batch_list(effect: effects.BatchList) -> bytes:
     """BATCH_LIST: records of an index, and where to go on."""
     meta = wire.pack_meta({"crc": crc32c(effect.records), "after": effect.after})
-    return wire.encode_frame(Kind.BATCH_LIST, effect.request, meta, len(effect.records)) + effect.records
+    return wire.encode_frame(FrameKind.BATCH_LIST, effect.request, meta, len(effect.records)) + effect.records
 
 
 def log_bytes(effect: effects.LogBytes) -> bytes:
     """The header of LOG_BYTES; the data of the effect follows."""
-    return wire.encode_frame(Kind.LOG_BYTES, effect.request, b"", len(effect.data))
+    return wire.encode_frame(FrameKind.LOG_BYTES, effect.request, b"", len(effect.data))
 
 
-def _with_meta(kind: Kind, request: int, fields: dict[str, Any]) -> bytes:
+def _with_meta(kind: FrameKind, request: int, fields: dict[str, Any]) -> bytes:
     return wire.encode_frame(kind, request, wire.pack_meta(fields))
 
 
@@ -170,21 +170,21 @@ Work = effects.SyncWanted | effects.ReadWanted | effects.CheckWanted | effects.F
 class Answering:
     """The connections that the broker knows, and what the turn has for them. *work* is told what the broker wants."""
 
-    def __init__(self, store_id: bytes, holdings: Holdings, penance: Penance, work: Callable[[Work], None]) -> None:
+    def __init__(self, store_id: bytes, admission: Admission, throttle: Throttle, work: Callable[[Work], None]) -> None:
         self._store_id = store_id
-        self._holdings = holdings
-        self._penance = penance
+        self._admission = admission
+        self._throttle = throttle
         #: by number
-        self.connections: dict[int, Connection] = {}
-        self._answered: list[Connection] = []  # with answers in this turn
-        self._waited: list[Connection] = []  # those of them that get messages: they are written to first
-        self._joining: list[Connection] = []  # with acknowledgements that wait for messages of this turn
-        self._wrong: dict[Connection, int] = {}  # what was wrong of theirs in this turn
+        self.connections: dict[int, ClientConnection] = {}
+        self._answered: list[ClientConnection] = []  # with answers in this turn
+        self._waited: list[ClientConnection] = []  # those of them that get messages: they are written to first
+        self._joining: list[ClientConnection] = []  # with acknowledgements that wait for messages of this turn
+        self._wrong: dict[ClientConnection, int] = {}  # what was wrong of theirs in this turn
         #: Effects so far that changed what a checkpoint keeps.
         self.changes = 0
         self._carry_out: dict[type, Callable[[Any], object]] = {
             effects.Sent: self._sent,
-            effects.Messages: self._messages,
+            effects.PulledMessages: self._messages,
             effects.Subscribed: self._subscribed,
             effects.Unsubscribed: partial(self._answer, encode=unsubscribed),
             effects.Acked: self._acked,
@@ -215,7 +215,7 @@ class Answering:
             except Exception:
                 log.exception("could not carry out %s", type(effect).__name__)
 
-    def put(self, connection: Connection, answer: bytes) -> None:
+    def put(self, connection: ClientConnection, answer: bytes) -> None:
         """Have it written at the end of the turn."""
         if not connection.answers:
             self._answered.append(connection)
@@ -240,10 +240,10 @@ class Answering:
                 connection.abort()
         if self._wrong:
             for connection, count in self._wrong.items():
-                self._penance.charge(connection.took_s + count * ANSWER_S)
+                self._throttle.charge(connection.took_s + count * ANSWER_S)
                 if not connection.ended:
                     connection.read_little()
-                    self._penance.wait(connection)
+                    self._throttle.wait(connection)
             self._wrong.clear()
 
     # --- one kind of effect each -------------------------------------------------------------------------------------
@@ -255,7 +255,7 @@ class Answering:
             self._count_off(connection)
             self.put(connection, sent(effect, self._store_id))
 
-    def _messages(self, effect: effects.Messages) -> None:
+    def _messages(self, effect: effects.PulledMessages) -> None:
         if effect.messages:
             self.changes += 1
         connection = self.connections.get(effect.connection)
@@ -310,7 +310,7 @@ class Answering:
         self.changes += 1
         self._answer(effect, restored)
 
-    def _answer(self, effect: Any, encode: Callable[[Any], bytes]) -> Connection | None:
+    def _answer(self, effect: Any, encode: Callable[[Any], bytes]) -> ClientConnection | None:
         connection = self.connections.get(effect.connection)
         if connection is not None:
             self._count_off(connection)
@@ -318,6 +318,6 @@ class Answering:
             self.put(connection, encode(effect))
         return connection
 
-    def _count_off(self, connection: Connection) -> None:
+    def _count_off(self, connection: ClientConnection) -> None:
         connection.in_flight -= 1
-        self._holdings.requests(-1)
+        self._admission.requests(-1)

@@ -17,7 +17,7 @@ from qmq.broker.ports.commands import Command
 from qmq.errors import InvalidOption, ProtocolError, UnsupportedVersion
 from qmq.format.layout import PRODUCER_ID_SIZE
 from qmq.net.protocol import frames as wire
-from qmq.net.protocol.frames import Frame, Kind, made
+from qmq.net.protocol.frames import Frame, FrameKind, made
 
 #: Rows of one list of subjects.
 MAX_LISTED: Final = 1_000
@@ -25,12 +25,12 @@ _MAX_CLIENT_NAME: Final = 200
 _MAX_REASON: Final = 300
 _MAX_NONCE: Final = 16
 _KNOWN_NUMBERS: Final = 4
-_SEND: Final = int(Kind.SEND)
+_SEND: Final = int(FrameKind.SEND)
 
 
 def decode_hello(frame: Frame) -> str:
     """Check the first frame of a connection; returns the name that the client gives itself, for the log."""
-    if frame.kind != Kind.HELLO or len(frame.payload) or frame.flags:
+    if frame.kind != FrameKind.HELLO or len(frame.payload) or frame.flags:
         raise ProtocolError("the first frame of a connection is HELLO, without flags and payload")
     fields = wire.unpack_meta(frame.meta)
     protocol = fields.get("protocol")
@@ -69,10 +69,12 @@ def _pull(connection: int, frame: Frame) -> Command:
 def _ack(connection: int, frame: Frame) -> Command:
     count, rest = divmod(len(frame.payload) - wire.ACK.size, 16)
     if rest or count < 1 or len(frame.meta) or frame.flags not in (0, wire.MAY_WAIT):
-        raise ProtocolError(f"ACK has a subscription, pairs of pull sequences, no meta, and flags 0 or {wire.MAY_WAIT}")
+        raise ProtocolError(
+            f"ACK has a subscription, pairs of delivery sequences, no meta, and flags 0 or {wire.MAY_WAIT}"
+        )
     subscription, crc = wire.ACK.unpack_from(frame.payload)
     if crc32c(frame.payload[wire.ACK.size :]) != crc:
-        raise ProtocolError("the pull sequences of an ACK do not fit their checksum")
+        raise ProtocolError("the delivery sequences of an ACK do not fit their checksum")
     intervals = struct.unpack_from(f"<{2 * count}Q", frame.payload, wire.ACK.size)
     return commands.Ack(connection, frame.request, subscription, intervals, bool(frame.flags))
 
@@ -80,22 +82,24 @@ def _ack(connection: int, frame: Frame) -> Command:
 def _hand_back(connection: int, frame: Frame) -> Command:
     count, rest = divmod(len(frame.payload) - wire.HAND_BACK.size, wire.BACK.size)
     if rest or count < 1 or frame.flags:
-        raise ProtocolError(f"HAND_BACK has a subscription, then one stretch or more of {wire.BACK.size} bytes each")
+        raise ProtocolError(f"HAND_BACK has a subscription, then one range or more of {wire.BACK.size} bytes each")
     subscription, crc = wire.HAND_BACK.unpack_from(frame.payload)
     rows = frame.payload[wire.HAND_BACK.size :]
     if crc32c(rows) != crc:
-        raise ProtocolError("the stretches of a HAND_BACK do not fit their checksum")
+        raise ProtocolError("the ranges of a HAND_BACK do not fit their checksum")
     reasons = wire.unpack_meta(frame.meta).get("reasons")
     if type(reasons) is not list:
         raise ProtocolError("HAND_BACK has a list of texts in reasons")
     reasons = [str(reason)[:_MAX_REASON] for reason in reasons]
     try:
         backs = [
-            commands.Back(start, end, verdict, None if delay_us == wire.OWN_DELAY else delay_us, reasons[reason])
-            for start, end, delay_us, verdict, reason in wire.BACK.iter_unpack(rows)
+            commands.DispositionRange(
+                start, end, disposition, None if delay_us == wire.OWN_DELAY else delay_us, reasons[reason]
+            )
+            for start, end, delay_us, disposition, reason in wire.BACK.iter_unpack(rows)
         ]
     except IndexError:
-        raise ProtocolError(f"a HAND_BACK has {len(reasons)} reasons, and a stretch names another") from None
+        raise ProtocolError(f"a HAND_BACK has {len(reasons)} reasons, and a range names another") from None
     return commands.HandBack(connection, frame.request, subscription, backs)
 
 
@@ -106,12 +110,12 @@ def _hand_over(connection: int, frame: Frame) -> Command:
     group, delay_us = fields.get("group"), fields.get("delay_us")
     if not isinstance(group, str) or not (delay_us is None or _is_count(delay_us)):
         raise ProtocolError("HAND_OVER names a group, and a delay in microseconds or none")
-    attempt, verdict = fields.get("attempt"), fields.get("verdict")
-    if type(attempt) is not int or type(verdict) is not int:
-        raise ProtocolError("HAND_OVER has whole numbers in attempt and verdict")
+    attempt, disposition = fields.get("attempt"), fields.get("disposition")
+    if type(attempt) is not int or type(disposition) is not int:
+        raise ProtocolError("HAND_OVER has whole numbers in attempt and disposition")
     batch = memoryview(bytearray(frame.payload))
     reason = str(fields.get("reason", ""))[:_MAX_REASON]
-    return commands.HandOver(connection, frame.request, batch, group, attempt, verdict, delay_us, reason)
+    return commands.HandOver(connection, frame.request, batch, group, attempt, disposition, delay_us, reason)
 
 
 def _restore(connection: int, frame: Frame) -> Command:
@@ -168,7 +172,7 @@ def _subscribe(connection: int, frame: Frame) -> Command:
     )  # fmt: skip
 
 
-def _known_of(fields: dict[str, Any]) -> commands.Known | None:
+def _known_of(fields: dict[str, Any]) -> commands.KnownConsumer | None:
     """What a client knows of the consumer that it is."""
     numbers = fields.get("known")
     if numbers is None:
@@ -177,8 +181,8 @@ def _known_of(fields: dict[str, Any]) -> commands.Known | None:
         raise ProtocolError("SUBSCRIBE has an even number of whole numbers in known")
     if len(numbers) < _KNOWN_NUMBERS or wire.pack_numbers(numbers)[1] != fields.get("known_crc"):
         raise ProtocolError("what a SUBSCRIBE has in known is too little, or does not fit its checksum")
-    since_us, generation, incarnation, expected, *handled = numbers
-    return commands.Known(since_us, generation, incarnation, expected, tuple(handled))
+    since_us, generation, epoch, expected, *handled = numbers
+    return commands.KnownConsumer(since_us, generation, epoch, expected, tuple(handled))
 
 
 def _subjects(connection: int, frame: Frame) -> Command:
@@ -216,37 +220,37 @@ def _read_log(connection: int, frame: Frame) -> Command:
 
 
 _DECODERS: Final[dict[int, Callable[[int, Frame], Command]]] = {
-    Kind.SUBSCRIBE: _subscribe,
-    Kind.PULL: _pull,
-    Kind.WITHDRAW: _withdraw,
-    Kind.UNSUBSCRIBE: _unsubscribe,
-    Kind.LAST_SEQUENCE: _last_sequence,
-    Kind.CLAIM: _claim,
-    Kind.SUBJECTS: _subjects,
-    Kind.REPORT: _report,
-    Kind.ACK: _ack,
-    Kind.HAND_BACK: _hand_back,
-    Kind.HAND_OVER: _hand_over,
-    Kind.RESTORE: _restore,
-    Kind.HEARTBEAT: _heartbeat,
-    Kind.ADMINISTER: _administer,
-    Kind.SEGMENTS: _segments,
-    Kind.BATCHES: _batches,
-    Kind.READ_LOG: _read_log,
+    FrameKind.SUBSCRIBE: _subscribe,
+    FrameKind.PULL: _pull,
+    FrameKind.WITHDRAW: _withdraw,
+    FrameKind.UNSUBSCRIBE: _unsubscribe,
+    FrameKind.LAST_SEQUENCE: _last_sequence,
+    FrameKind.CLAIM: _claim,
+    FrameKind.SUBJECTS: _subjects,
+    FrameKind.REPORT: _report,
+    FrameKind.ACK: _ack,
+    FrameKind.HAND_BACK: _hand_back,
+    FrameKind.HAND_OVER: _hand_over,
+    FrameKind.RESTORE: _restore,
+    FrameKind.HEARTBEAT: _heartbeat,
+    FrameKind.ADMINISTER: _administer,
+    FrameKind.SEGMENTS: _segments,
+    FrameKind.BATCHES: _batches,
+    FrameKind.READ_LOG: _read_log,
 }
 
 
 def _expect_payload(frame: Frame, size: int) -> None:
     if len(frame.payload) != size or len(frame.meta) or frame.flags:
         raise ProtocolError(
-            f"{Kind(frame.kind).name} has a payload of {size} bytes and nothing else, "
+            f"{FrameKind(frame.kind).name} has a payload of {size} bytes and nothing else, "
             f"not {len(frame.payload)} with {len(frame.meta)} of meta and flags {frame.flags}"
         )
 
 
 def _fields(frame: Frame) -> dict[str, Any]:
     if len(frame.payload) or frame.flags:
-        raise ProtocolError(f"{Kind(frame.kind).name} has meta, and no payload or flags")
+        raise ProtocolError(f"{FrameKind(frame.kind).name} has meta, and no payload or flags")
     return wire.unpack_meta(frame.meta)
 
 

@@ -18,20 +18,20 @@ from qmq.broker.ports import commands, effects
 from qmq.broker.ports.commands import Command, Now
 from qmq.errors import Overloaded, ProtocolError, QmqError
 from qmq.net.protocol import frames as wire
-from qmq.net.protocol.frames import Frame, Kind, made
+from qmq.net.protocol.frames import Frame, FrameKind, made
 from qmq.net.server.accept import Acceptor
-from qmq.net.server.admission import END_S, Holdings, Penance, Postponed
-from qmq.net.server.connection import LINGER_S, SLOW_DISK, STOPPING, Connection
+from qmq.net.server.admission import END_S, Admission, DeferredRequests, Throttle
+from qmq.net.server.connection import LINGER_S, SLOW_DISK, STOPPING, ClientConnection
 from qmq.net.server.options import Rules, ServerOptions, internal_error, stopping
 from qmq.net.server.receive_buffer import Arena
 from qmq.net.server.replies import Answering, Work
 from qmq.net.server.requests import decode_hello, decode_request
-from qmq.net.server.timeouts import Patience
+from qmq.net.server.timeouts import ConnectionTimeouts
 from qmq.net.server.write_queue import Writing
 
 log = logging.getLogger("qmq.server")
 
-#: Requests, beside parked pulls, that a connection may have without an answer; a client's window keeps it far below.
+#: Requests, beside waiting pulls, that a connection may have without an answer; a client's window keeps it far below.
 MAX_REQUESTS: Final = 8_192
 #: Lists of subjects that one connection may ask for at once: they are what a small request can make large.
 MAX_LISTINGS: Final = 16
@@ -42,9 +42,9 @@ _BACKLOG: Final = 1_024
 #: What goes by time is looked at so often while the broker is busy with other things.
 _TICK_US: Final = 5_000
 #: As plain numbers: an enum is asked for its members by name.
-_SENDS: Final = frozenset((int(Kind.SEND), int(Kind.RESTORE)))
-_SUBJECTS: Final = int(Kind.SUBJECTS)
-_WITHDRAW: Final = int(Kind.WITHDRAW)
+_SENDS: Final = frozenset((int(FrameKind.SEND), int(FrameKind.RESTORE)))
+_SUBJECTS: Final = int(FrameKind.SUBJECTS)
+_WITHDRAW: Final = int(FrameKind.WITHDRAW)
 
 
 def clock() -> Now:
@@ -75,26 +75,26 @@ class Server:
         self._now = now
         self._loop = loop if loop is not None else asyncio.get_running_loop()
         self._welcome = options.welcome()
-        self._max_requests = MAX_REQUESTS + options.max_parked_pulls
+        self._max_requests = MAX_REQUESTS + options.max_waiting_pulls
         self.arena = Arena()
         self.timer = timer
         self.max_frame_bytes = options.max_frame_bytes
         self.max_inflight_bytes = options.max_inflight_bytes
         self._acceptors: list[Acceptor] = []
-        self._silent = Patience(self._loop, options.first_frame_timeout_ms / 1_000, self._no_first_frame)
-        self._lingering = Patience(self._loop, LINGER_S, Connection.abort)
-        self._holdings = Holdings(options.max_buffered_bytes, Connection.unread_bytes)
+        self._silent = ConnectionTimeouts(self._loop, options.first_frame_timeout_ms / 1_000, self._no_first_frame)
+        self._lingering = ConnectionTimeouts(self._loop, LINGER_S, ClientConnection.abort)
+        self._admission = Admission(options.max_buffered_bytes, ClientConnection.unread_bytes)
         self._served = 0  # frames of clients
-        self._postponed = Postponed(self._hand_in)
+        self._deferred = DeferredRequests(self._hand_in)
         self._writing = Writing(self._loop.call_soon)
         self._last_number = 0
-        self._open: set[Connection] = set()  # with a socket, also those that only linger
+        self._open: set[ClientConnection] = set()  # with a socket, also those that only linger
         self._all_closed = asyncio.Event()
         self._all_closed.set()
-        self._penance = Penance(self._loop)
-        self._answering = Answering(options.store_id, self._holdings, self._penance, work)
+        self._throttle = Throttle(self._loop)
+        self._answering = Answering(options.store_id, self._admission, self._throttle, work)
         self._connections = self._answering.connections  # those that the broker knows
-        self._senders: set[Connection] = set()  # with batches in this turn
+        self._senders: set[ClientConnection] = set()  # with batches in this turn
         self._time = now()
         self._due = False  # a turn is scheduled
         self._running = False  # a turn runs
@@ -116,7 +116,7 @@ class Server:
         for sock in sockets:
             sock.listen(_BACKLOG)  # the loop would keep to itself that another process listens there by now
         for sock in sockets:
-            served, slowly = lambda: self._served, lambda: self._penance.much
+            served, slowly = lambda: self._served, lambda: self._throttle.much
             self._acceptors.append(Acceptor(self._loop, sock, self.connection, served, slowly))
 
     def submit(
@@ -147,7 +147,7 @@ class Server:
         now = self._now()
         looks = now.monotonic_us >= self._tick_us  # not in every turn of a busy broker
         try:
-            if self._postponed.turn():
+            if self._deferred.turn():
                 self._turn_soon()
             self._run(self._broker.turn, now)
             self._answering.write()  # before what has time
@@ -155,7 +155,7 @@ class Server:
         finally:
             self._running = False
         self.arena.reset()
-        if self._holdings.total > self._options.max_buffered_bytes:
+        if self._admission.total > self._options.max_buffered_bytes:
             self._make_room()
         if deadline is not None and (self._timer is None or deadline < self._timer_us):
             self._arm(deadline, now)
@@ -171,14 +171,14 @@ class Server:
 
     def _make_room(self) -> None:
         """End who has been behind for longest, as long as too much is held for all together."""
-        while (connection := self._holdings.over()) is not None:
+        while (connection := self._admission.over()) is not None:
             log.debug("connection %d of %s makes room", connection.number, connection.peer)
             if connection.unread_bytes():
                 connection.abort()  # what it should be told, it would not read either
             else:
                 connection.end(self._behind())
                 connection.forget_frame()
-            self._holdings.forget(connection)
+            self._admission.forget(connection)
 
     def _behind(self) -> Overloaded:
         return Overloaded(
@@ -210,12 +210,12 @@ class Server:
             connection.stop_reading(STOPPING)
         self.turn()
 
-    async def close(self, patience_s: float) -> None:
-        """Say goodbye on every connection and close it, at the latest after *patience_s*."""
+    async def close(self, timeout_s: float) -> None:
+        """Say goodbye on every connection and close it, at the latest after *timeout_s*."""
         for connection in list(self._connections.values()):
             connection.end(stopping())
         try:
-            async with asyncio.timeout(patience_s):
+            async with asyncio.timeout(timeout_s):
                 await self._all_closed.wait()
         except TimeoutError:
             for connection in list(self._open):
@@ -223,19 +223,19 @@ class Server:
             await asyncio.sleep(0)  # the loop tells of their end now
         self._silent.close()
         self._lingering.close()
-        self._penance.close()
+        self._throttle.close()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     # --- from connections --------------------------------------------------------------------------------------------
 
-    def connection(self) -> Connection:
+    def connection(self) -> ClientConnection:
         """The protocol of a connection that is about to be made."""
         self._last_number += 1
-        return Connection(self, self._last_number)
+        return ClientConnection(self, self._last_number)
 
-    def admit(self, connection: Connection) -> None:
+    def admit(self, connection: ClientConnection) -> None:
         """Count it in; raises Overloaded and BrokerStopping."""
         self._open.add(connection)
         self._all_closed.clear()
@@ -265,36 +265,36 @@ class Server:
         """A part of a frame came: that is work for a turn only when the arena has no room left, or nobody has."""
         if self.arena.short:
             self.turn()
-        elif self._holdings.total > self._options.max_buffered_bytes:
+        elif self._admission.total > self._options.max_buffered_bytes:
             self._make_room()
 
-    def keeps(self, connection: Connection, size: int) -> None:
+    def keeps(self, connection: ClientConnection, size: int) -> None:
         """Note what is kept for a frame that is not complete."""
-        self._holdings.frame(connection, size, self._loop.time())
+        self._admission.frame(connection, size, self._loop.time())
 
-    def unread(self, connection: Connection, size: int) -> None:
+    def unread(self, connection: ClientConnection, size: int) -> None:
         """Note what it has to read; who has read all goes on."""
-        self._holdings.answers(connection, size, self._loop.time())
-        if not size and self._postponed.resume(connection):
+        self._admission.answers(connection, size, self._loop.time())
+        if not size and self._deferred.resume(connection):
             self._turn_soon()
 
-    def write_soon(self, connection: Connection) -> None:
+    def write_soon(self, connection: ClientConnection) -> None:
         """It has more to write: when it is its turn."""
         self._writing.add(connection)
 
-    def greeted(self, connection: Connection) -> None:
+    def greeted(self, connection: ClientConnection) -> None:
         """It said hello in time."""
         self._silent.discard(connection)
 
-    def broke_protocol(self, connection: Connection) -> None:
+    def broke_protocol(self, connection: ClientConnection) -> None:
         """That cost something."""
-        self._penance.charge(connection.took_s + END_S)
+        self._throttle.charge(connection.took_s + END_S)
 
-    def lingers(self, connection: Connection) -> None:
+    def lingers(self, connection: ClientConnection) -> None:
         """Close it in a moment."""
         self._lingering.add(connection)
 
-    def _no_first_frame(self, connection: Connection) -> None:
+    def _no_first_frame(self, connection: ClientConnection) -> None:
         limit = self._options.first_frame_timeout_ms / 1_000
         connection.end(ProtocolError(f"no hello within {limit:g} s of connecting (first_frame_timeout_ms)"))
 
@@ -307,13 +307,13 @@ class Server:
         if self._due:
             self.turn()
 
-    def frame(self, connection: Connection, frame: Frame) -> None:
+    def frame(self, connection: ClientConnection, frame: Frame) -> None:
         """Hand one frame to the broker. Raises the QmqError that ends the connection."""
         if not connection.greeted:
             connection.client = decode_hello(frame)
             connection.greeted = True
             log.debug("connection %d of %s is client %r", connection.number, connection.peer, connection.client)
-            self._answering.put(connection, wire.encode_frame(Kind.WELCOME, frame.request, self._welcome))
+            self._answering.put(connection, wire.encode_frame(FrameKind.WELCOME, frame.request, self._welcome))
             return
         try:
             command = decode_request(connection.number, frame)
@@ -337,19 +337,19 @@ class Server:
         self._served += 1
         if kind != _WITHDRAW:
             self._count_request(connection)
-            if self._holdings.crowded and not self._holdings.may_ask(connection.in_flight, len(self._connections)):
+            if self._admission.crowded and not self._admission.may_ask(connection.in_flight, len(self._connections)):
                 self._answering.refused(effects.Refused(connection.number, frame.request, _too_many_requests()))
                 return
-        if not self._postponed.take(connection, command):
+        if not self._deferred.take(connection, command):
             self._hand_in(connection, command)
 
-    def _count_request(self, connection: Connection) -> None:
+    def _count_request(self, connection: ClientConnection) -> None:
         connection.in_flight += 1
-        self._holdings.requests(1)
+        self._admission.requests(1)
         if connection.in_flight > self._max_requests:
             raise Overloaded(f"more than {self._max_requests} requests of this connection wait for an answer")
 
-    def _hand_in(self, connection: Connection, command: Command) -> None:
+    def _hand_in(self, connection: ClientConnection, command: Command) -> None:
         request = getattr(command, "request", 0)  # a WITHDRAW has no answer
         try:
             self._broker.handle(command, self._time)
@@ -361,22 +361,22 @@ class Server:
                 self._answering.refused(effects.Refused(connection.number, request, internal_error()))
             connection.end(internal_error())
 
-    def leave(self, connection: Connection) -> None:
+    def leave(self, connection: ClientConnection) -> None:
         """Let the broker forget it."""
         if self._connections.pop(connection.number, None) is None:
             return
         self._silent.discard(connection)
-        connection.postponed.clear()
-        self._holdings.requests(-connection.in_flight)
+        connection.deferred.clear()
+        self._admission.requests(-connection.in_flight)
         self._handle(commands.Disconnected(connection.number))
         self._turn_soon()
 
-    def closed(self, connection: Connection) -> None:
+    def closed(self, connection: ClientConnection) -> None:
         """Its place is free."""
         self._open.discard(connection)
         self._senders.discard(connection)
         self._lingering.discard(connection)
-        self._holdings.forget(connection)
+        self._admission.forget(connection)
         if not self._open:
             self._all_closed.set()
 

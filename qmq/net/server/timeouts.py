@@ -6,30 +6,32 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
-from qmq.net.server.connection import Connection
+from qmq.net.server.connection import ClientConnection
 
 #: Ten thousand that fall due together are ended in five seconds, for a tenth of the loop.
 _AT_ONCE: Final = 4
 _PAUSE_S: Final = 0.002
 
 
-class Patience:
+class ConnectionTimeouts:
     """Calls *over* for each connection that was added *wait_s* ago, unless it was discarded before."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, wait_s: float, over: Callable[[Connection], None]) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, wait_s: float, over: Callable[[ClientConnection], None]
+    ) -> None:
         self._loop = loop
         self._wait_s = wait_s
         self._over = over
-        self._due: dict[Connection, float] = {}  # in order of time
+        self._due: dict[ClientConnection, float] = {}  # in order of time
         self._timer: asyncio.TimerHandle | None = None
 
-    def add(self, connection: Connection) -> None:
+    def add(self, connection: ClientConnection) -> None:
         """It has *wait_s* from now on."""
         self._due[connection] = self._loop.time() + self._wait_s
         if self._timer is None:
             self._timer = self._loop.call_later(self._wait_s, self._fire)
 
-    def discard(self, connection: Connection) -> None:
+    def discard(self, connection: ClientConnection) -> None:
         """It need not be waited for any more."""
         self._due.pop(connection, None)
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from qmq.format.layout import ENTRY_SIZE
 from qmq.storage.consumer_log.sealed_segment import SUBJECT
-from qmq.storage.consumer_log.subject_order import Numbers, Order, Rows, Stretch, order_block, sort_block
+from qmq.storage.consumer_log.subject_order import Numbers, Order, RowRange, Rows, order_block, sort_block
 
 #: Up to this many rows that a question finds not indexed go into the dict one by one, more are sorted at once.
 FEW_ROWS: Final = 4_096
@@ -83,7 +83,7 @@ def sorted_span(order: memoryview, data: memoryview, subject: int) -> memoryview
     return order[low : bisect_right(order, subject, low, key=subject_of)]
 
 
-def touch(block: Stretch) -> None:
+def touch(block: RowRange) -> None:
     """As Block.touch, for shelves (lookup.py)."""
     assert isinstance(block, Block)
     block.touch()

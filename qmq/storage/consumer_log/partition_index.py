@@ -7,7 +7,7 @@ A row is one run of a batch; rows are numbered through the partition, in positio
 message log: deleted and fed again, the files of sealed segments are equal byte for byte. They are never synced on the
 send path; the checkpoint says how far they are good.
 
-Costs: a row added 0.6 us, in arrays 0.12; a stretch of rows 1 us; the rows of one subject 6 to 8 us where they are
+Costs: a row added 0.6 us, in arrays 0.12; a range of rows 1 us; the rows of one subject 6 to 8 us where they are
 among the last 65,536 of the partition, else 40 us and more (lookup.py), however many subjects there are. Memory: 3 MiB
 of rows, their index, 2 bytes for each row of a segment that is not sealed, and what lookup.py says.
 
@@ -31,7 +31,7 @@ from qmq.storage.consumer_log.active import Journal
 from qmq.storage.consumer_log.header import DerivedHeader, delete_others
 from qmq.storage.consumer_log.sealed_segment import NO_ROWS, PLACE, SEQUENCES, STORED_AT, SealedSegment
 from qmq.storage.consumer_log.sealed_set import Reread, SealedSegments, find_sealed, make_again, seal
-from qmq.storage.consumer_log.subject_lookup import Found, Shelves, in_stretch, no_touch, take
+from qmq.storage.consumer_log.subject_lookup import Shelves, SubjectRows, in_row_range, no_touch, take
 from qmq.storage.consumer_log.subject_order import BLOCK_ROWS, Rows
 from qmq.storage.disk.disk import Disk, failure
 from qmq.storage.disk.fsync import SureSync
@@ -197,16 +197,16 @@ class ReadableRows:
         row = self.row_at_time(stored_at_us)
         for found in self._from_row(number, row):
             index = found.span[found.start]
-            if found.stretch.first_row + index >= self.visible_row:
+            if found.row_range.first_row + index >= self.visible_row:
                 return None
-            return int(SEQUENCES.unpack_from(found.stretch.data(), index * ENTRY_SIZE)[0])
+            return int(SEQUENCES.unpack_from(found.row_range.data(), index * ENTRY_SIZE)[0])
         return None
 
     def _levels(self) -> list[Shelves]:
         self._settle()
         return [self._sealed.shelves, *(journal.shelves for journal in self._frozen), self._journal.shelves]
 
-    def _from_sequence(self, number: int, sequence: int) -> Iterator[Found]:
+    def _from_sequence(self, number: int, sequence: int) -> Iterator[SubjectRows]:
         recent = self._journal.recent
         span = recent.span(number)
         if not span or SEQUENCES.unpack_from(self._data, span[0] * ENTRY_SIZE)[0] > sequence:
@@ -216,18 +216,18 @@ class ReadableRows:
                 start -= 1
             for level in levels[start:]:
                 yield from level.from_sequence(number, sequence)
-        found = in_stretch(recent, number, sequence, no_touch)
+        found = in_row_range(recent, number, sequence, no_touch)
         if found is not None:
             yield found
 
-    def _from_row(self, number: int, row: int) -> Iterator[Found]:
+    def _from_row(self, number: int, row: int) -> Iterator[SubjectRows]:
         for level in self._levels():
             yield from level.from_row(number, row)
         recent = self._journal.recent
         span = recent.span(number)
         start = bisect_left(span, row - recent.first_row)
         if start < len(span):
-            yield Found(recent, span, start)
+            yield SubjectRows(recent, span, start)
 
 
 #: (base, rows, crc32c): how much of the current segment's file is known to be good.

@@ -25,7 +25,7 @@ from qmq.format.layout import DERIVED_HEADER_SIZE, ENTRIES_MAGIC, ENTRY_DTYPE, E
 from qmq.storage.consumer_log.header import DerivedHeader, crc_of_body, entries_path, order_path, parse_derived
 from qmq.storage.consumer_log.subject_order import Order, Rows, derive_order, open_order, write_order
 from qmq.storage.disk.disk import BAD_SECTOR, Disk, failure, read_fully
-from qmq.storage.message_log.cold_reads import Residence, Stretch
+from qmq.storage.message_log.cold_reads import FileRange, Residence
 
 #: Where a batch lies and how long it is; which sequences a run has; whose it is. Offsets are in an entry.
 PLACE: Final = struct.Struct("<8xQ28xI")
@@ -68,7 +68,7 @@ def need_rows(residence: Residence, path: Path, rows: Rows, first: int, stop: in
     offset, end = DERIVED_HEADER_SIZE + first * ENTRY_SIZE, DERIVED_HEADER_SIZE + stop * ENTRY_SIZE
     start = offset // _AROUND_BYTES * _AROUND_BYTES
     size = min(max(end - start, _AROUND_BYTES), DERIVED_HEADER_SIZE + len(rows) * ENTRY_SIZE - start)
-    residence.require(mapped, offset, end - offset, Stretch(path, start, size))
+    residence.require(mapped, offset, end - offset, FileRange(path, start, size))
 
 
 def count_before(rows: Rows, position: int) -> int:
@@ -237,7 +237,7 @@ class SealedSegment:
         mapped = self._order_map
         if self.residence is not None and mapped is not None and first < stop:
             offset, end = DERIVED_HEADER_SIZE + 4 * first, DERIVED_HEADER_SIZE + 4 * stop
-            self.residence.require(mapped, offset, end - offset, Stretch(self.order_path, 0, len(mapped)))
+            self.residence.require(mapped, offset, end - offset, FileRange(self.order_path, 0, len(mapped)))
 
     def distrust(self) -> None:
         """A part of the files cannot be read: they are checked again before they are used, and made again."""

@@ -18,10 +18,10 @@ from qmq.storage.consumer_log.active import Journal
 from qmq.storage.consumer_log.header import DerivedHeader
 from qmq.storage.consumer_log.sealed_segment import SealedSegment
 from qmq.storage.consumer_log.subject_lookup import Shelves
+from qmq.storage.consumer_log.subject_order import RowRange as RowRange
 from qmq.storage.consumer_log.subject_order import Rows
-from qmq.storage.consumer_log.subject_order import Stretch as RowStretch
 from qmq.storage.disk.disk import BAD_SECTOR, Disk, failure
-from qmq.storage.message_log.cold_reads import NotAtHand, Read, Residence, Stretch
+from qmq.storage.message_log.cold_reads import ColdRead, FileRange, NotAtHand, Residence
 
 #: Sealed segments that are mapped at a time.
 MAPPED_SEGMENTS: Final = 64
@@ -87,13 +87,13 @@ def seal(disk: Disk, directory: Path, journal: Journal, reread: Reread | None) -
     journal.sealed = make_again(disk, directory, journal.owner, journal.covered, reread)
 
 
-class SegmentRead(Read):
+class SegmentRead(ColdRead):
     """A sealed segment's files to be checked, and made again if need be, before they are used for the first time."""
 
     __slots__ = ("_segment", "_segments")
 
     def __init__(self, disk: Disk, partition: int, segments: SealedSegments, segment: SealedSegment) -> None:
-        super().__init__(disk, partition, [Stretch(segment.path, -1, 0)])
+        super().__init__(disk, partition, [FileRange(segment.path, -1, 0)])
         self._segments = segments
         self._segment = segment
 
@@ -170,13 +170,13 @@ class SealedSegments:
             self._repair(segment)
             segment.make_ready()
 
-    def _touch_order(self, stretch: RowStretch) -> None:
+    def _touch_order(self, row_range: RowRange) -> None:
         """As _touch, for who looks up subjects."""
-        self._touch(stretch)
-        assert isinstance(stretch, SealedSegment)
-        if not self._waits() and not stretch.opens_order():
-            stretch.distrust()
-            self._touch(stretch)
+        self._touch(row_range)
+        assert isinstance(row_range, SealedSegment)
+        if not self._waits() and not row_range.opens_order():
+            row_range.distrust()
+            self._touch(row_range)
 
     def _waits(self) -> bool:
         """Whether whoever asks may wait for the disk."""
@@ -187,19 +187,19 @@ class SealedSegments:
         while self._mapped:
             self._mapped.pop().unmap()
 
-    def _touch(self, stretch: RowStretch) -> None:
+    def _touch(self, row_range: RowRange) -> None:
         """Map a segment that is about to be used, in the place of the one that has been mapped longest."""
-        assert isinstance(stretch, SealedSegment)
-        if stretch.is_mapped:
+        assert isinstance(row_range, SealedSegment)
+        if row_range.is_mapped:
             return
-        if self.residence is not None and not self.residence.may_wait and not stretch.is_ready:
-            raise NotAtHand(SegmentRead(self._disk, self.residence.partition, self, stretch))
+        if self.residence is not None and not self.residence.may_wait and not row_range.is_ready:
+            raise NotAtHand(SegmentRead(self._disk, self.residence.partition, self, row_range))
         try:
-            stretch.rows()
+            row_range.rows()
         except BadBytes:
-            self._repair(stretch)
-            stretch.rows()
-        self._mapped.append(stretch)
+            self._repair(row_range)
+            row_range.rows()
+        self._mapped.append(row_range)
         if len(self._mapped) > MAPPED_SEGMENTS:
             self._mapped.popleft().unmap()
 

@@ -1,9 +1,9 @@
-"""Where the rows of one subject are, over many stretches of rows.
+"""Where the rows of one subject are, over many ranges of rows.
 
-Stretches (sealed segments, and blocks of segments that are being written) stand on shelves of 64, in row order. A
-shelf keeps one u64 a subject: which of its stretches have rows of it. So a question costs one look a shelf, and a
-binary search over the stretches that have the subject; never a look at a stretch without it, and nothing for each
-subject that there is. The words of a shelf are made when it is first asked: 0.5 ms a stretch of 100,000 subjects, and 8
+Ranges (sealed segments, and blocks of segments that are being written) stand on shelves of 64, in row order. A
+shelf keeps one u64 a subject: which of its ranges have rows of it. So a question costs one look a shelf, and a
+binary search over the ranges that have the subject; never a look at a range without it, and nothing for each
+subject that there is. The words of a shelf are made when it is first asked: 0.5 ms a range of 100,000 subjects, and 8
 bytes of memory a subject and shelf.
 """
 
@@ -19,75 +19,75 @@ import numpy.typing as npt
 
 from qmq.format.layout import ENTRY_SIZE
 from qmq.storage.consumer_log.sealed_segment import SEQUENCES
-from qmq.storage.consumer_log.subject_order import Rows, Stretch
+from qmq.storage.consumer_log.subject_order import RowRange, Rows
 
-SHELF_STRETCHES: Final = 64
+SHELF_RANGES: Final = 64
 #: Rows that lie closer than this are asked about together.
 _NEAR_ROWS: Final = 4_096
 
-#: Called with a stretch before its rows are used, so that its owner can bound what is mapped.
-Touch = Callable[[Stretch], None]
+#: Called with a range before its rows are used, so that its owner can bound what is mapped.
+Touch = Callable[[RowRange], None]
 
 
-def no_touch(stretch: Stretch) -> None:
-    """For stretches that are always at hand."""
+def no_touch(row_range: RowRange) -> None:
+    """For ranges that are always at hand."""
 
 
-class Found(NamedTuple):
-    """Rows of one subject in one stretch: the indexes of ``span`` from ``start`` on."""
+class SubjectRows(NamedTuple):
+    """Rows of one subject in one range: the indexes of ``span`` from ``start`` on."""
 
-    stretch: Stretch
+    row_range: RowRange
     span: Sequence[int]
     start: int
 
 
 class Shelf:
-    """Up to 64 stretches."""
+    """Up to 64 ranges."""
 
-    __slots__ = ("_gone", "_left", "_marked", "_words", "stretches")
+    __slots__ = ("_gone", "_left", "_marked", "_words", "row_ranges")
 
     def __init__(self) -> None:
-        self.stretches: list[Stretch] = []
-        self._left = self.stretches  # those that are not gone
+        self.row_ranges: list[RowRange] = []
+        self._left = self.row_ranges  # those that are not gone
         self._gone = 0  # a bit each
         self._marked = 0
         self._words: npt.NDArray[np.uint64] = np.zeros(0, np.uint64)
 
-    def add(self, stretch: Stretch) -> None:
-        """Put a stretch behind the others."""
-        if self._left is not self.stretches:
-            self._left.append(stretch)
-        self.stretches.append(stretch)
+    def add(self, row_range: RowRange) -> None:
+        """Put a range behind the others."""
+        if self._left is not self.row_ranges:
+            self._left.append(row_range)
+        self.row_ranges.append(row_range)
 
-    def holding(self, subject: int, touch: Touch) -> list[Stretch]:
-        """The stretches that have rows of a subject, in order."""
-        while self._marked < len(self.stretches):
+    def with_subject(self, subject: int, touch: Touch) -> list[RowRange]:
+        """The ranges that have rows of a subject, in order."""
+        while self._marked < len(self.row_ranges):
             if self._gone >> self._marked & 1:
                 self._marked += 1
                 continue
-            touch(self.stretches[self._marked])
-            self._mark(self.stretches[self._marked].subjects())
+            touch(self.row_ranges[self._marked])
+            self._mark(self.row_ranges[self._marked].subjects())
         if subject >= len(self._words):
             return []
         word = int(self._words[subject]) & ~self._gone
-        if word == (1 << len(self.stretches)) - 1 & ~self._gone:
+        if word == (1 << len(self.row_ranges)) - 1 & ~self._gone:
             return self._left
         found = []
         while word:
             lowest = word & -word
-            found.append(self.stretches[lowest.bit_length() - 1])
+            found.append(self.row_ranges[lowest.bit_length() - 1])
             word ^= lowest
         return found
 
-    def remove(self, stretch: Stretch) -> None:
+    def remove(self, row_range: RowRange) -> None:
         """Leave that one out from now on."""
-        self._gone |= 1 << self.stretches.index(stretch)
-        self._left = [one for place, one in enumerate(self.stretches) if not self._gone >> place & 1]
+        self._gone |= 1 << self.row_ranges.index(row_range)
+        self._left = [one for place, one in enumerate(self.row_ranges) if not self._gone >> place & 1]
 
     @property
     def is_over(self) -> bool:
         """It had all that it takes, and all are gone."""
-        return len(self.stretches) == SHELF_STRETCHES and not self._left
+        return len(self.row_ranges) == SHELF_RANGES and not self._left
 
     def _mark(self, subjects: npt.NDArray[np.uint32]) -> None:
         top = int(subjects.max()) + 1
@@ -100,7 +100,7 @@ class Shelf:
 
 
 class Shelves:
-    """Any number of stretches; none is empty."""
+    """Any number of ranges; none is empty."""
 
     __slots__ = ("_shelves", "_touch")
 
@@ -108,100 +108,100 @@ class Shelves:
         self._touch = touch
         self._shelves: list[Shelf] = []
 
-    def add(self, stretch: Stretch) -> None:
-        """Put a stretch behind the others."""
-        if not self._shelves or len(self._shelves[-1].stretches) == SHELF_STRETCHES:
+    def add(self, row_range: RowRange) -> None:
+        """Put a range behind the others."""
+        if not self._shelves or len(self._shelves[-1].row_ranges) == SHELF_RANGES:
             self._shelves.append(Shelf())
-        self._shelves[-1].add(stretch)
+        self._shelves[-1].add(row_range)
 
-    def remove(self, stretch: Stretch) -> None:
+    def remove(self, row_range: RowRange) -> None:
         """Leave that one out from now on."""
-        shelf = next(shelf for shelf in self._shelves if stretch in shelf.stretches)
-        shelf.remove(stretch)
+        shelf = next(shelf for shelf in self._shelves if row_range in shelf.row_ranges)
+        shelf.remove(row_range)
         if shelf.is_over:
             self._shelves.remove(shelf)
 
     def starts_by(self, subject: int, sequence: int) -> bool:
         """Whether the first row of a subject here begins at or before *sequence*."""
         for shelf in self._shelves:
-            holding = shelf.holding(subject, self._touch)
-            if holding:
-                return first_sequence(holding[0], subject, self._touch) <= sequence
+            with_subject = shelf.with_subject(subject, self._touch)
+            if with_subject:
+                return first_sequence(with_subject[0], subject, self._touch) <= sequence
         return False
 
-    def from_sequence(self, subject: int, sequence: int) -> Iterator[Found]:
-        """The rows of a subject from the one that contains or follows *sequence*, stretch by stretch.
+    def from_sequence(self, subject: int, sequence: int) -> Iterator[SubjectRows]:
+        """The rows of a subject from the one that contains or follows *sequence*, range by range.
 
         Looks at shelves from the last one back to the one where *sequence* lies, then forward.
         """
         place = len(self._shelves)
         while place > 0:
             place -= 1
-            holding = self._shelves[place].holding(subject, self._touch)
-            if holding and first_sequence(holding[0], subject, self._touch) <= sequence:
+            with_subject = self._shelves[place].with_subject(subject, self._touch)
+            if with_subject and first_sequence(with_subject[0], subject, self._touch) <= sequence:
                 break
         for number in range(place, len(self._shelves)):
-            holding = self._shelves[number].holding(subject, self._touch)
+            with_subject = self._shelves[number].with_subject(subject, self._touch)
             skip = 0
-            if number == place and len(holding) > 1:
-                skip = bisect_right(holding, sequence, key=lambda s: first_sequence(s, subject, self._touch))
-            for stretch in holding[max(0, skip - 1) :]:
-                found = in_stretch(stretch, subject, sequence, self._touch)
+            if number == place and len(with_subject) > 1:
+                skip = bisect_right(with_subject, sequence, key=lambda s: first_sequence(s, subject, self._touch))
+            for row_range in with_subject[max(0, skip - 1) :]:
+                found = in_row_range(row_range, subject, sequence, self._touch)
                 if found is not None:
                     yield found
 
-    def from_row(self, subject: int, row: int) -> Iterator[Found]:
-        """The rows of a subject from row number *row* on, stretch by stretch."""
+    def from_row(self, subject: int, row: int) -> Iterator[SubjectRows]:
+        """The rows of a subject from row number *row* on, range by range."""
         for shelf in self._shelves:
-            last = shelf.stretches[-1]
+            last = shelf.row_ranges[-1]
             if last.first_row + last.count <= row:
                 continue
-            for stretch in shelf.holding(subject, self._touch):
-                if stretch.first_row + stretch.count > row:
-                    self._touch(stretch)
-                    span = stretch.span(subject)
-                    start = bisect_left(span, row - stretch.first_row)
+            for row_range in shelf.with_subject(subject, self._touch):
+                if row_range.first_row + row_range.count > row:
+                    self._touch(row_range)
+                    span = row_range.span(subject)
+                    start = bisect_left(span, row - row_range.first_row)
                     if start < len(span):
-                        yield Found(stretch, span, start)
+                        yield SubjectRows(row_range, span, start)
 
 
-def first_sequence(stretch: Stretch, subject: int, touch: Touch) -> int:
-    """The first sequence of a subject in a stretch that has rows of it."""
-    touch(stretch)
-    index = stretch.span(subject)[0]
-    stretch.need(index, index + 1)
-    return int(SEQUENCES.unpack_from(stretch.data(), index * ENTRY_SIZE)[0])
+def first_sequence(row_range: RowRange, subject: int, touch: Touch) -> int:
+    """The first sequence of a subject in a range that has rows of it."""
+    touch(row_range)
+    index = row_range.span(subject)[0]
+    row_range.need(index, index + 1)
+    return int(SEQUENCES.unpack_from(row_range.data(), index * ENTRY_SIZE)[0])
 
 
-def in_stretch(stretch: Stretch, subject: int, sequence: int, touch: Touch) -> Found | None:
-    """The rows of a subject in one stretch from the one that contains or follows *sequence* on."""
-    touch(stretch)
-    span, data, unpack = stretch.span(subject), stretch.data(), SEQUENCES.unpack_from
+def in_row_range(row_range: RowRange, subject: int, sequence: int, touch: Touch) -> SubjectRows | None:
+    """The rows of a subject in one range from the one that contains or follows *sequence* on."""
+    touch(row_range)
+    span, data, unpack = row_range.span(subject), row_range.data(), SEQUENCES.unpack_from
 
     def end_of(index: int) -> int:
-        stretch.need(index, index + 1)
+        row_range.need(index, index + 1)
         first, count = unpack(data, index * ENTRY_SIZE)
         return int(first + count)
 
     start = bisect_right(span, sequence, key=end_of)
-    return Found(stretch, span, start) if start < len(span) else None
+    return SubjectRows(row_range, span, start) if start < len(span) else None
 
 
-def take(found: Found, stop_row: int, limit: int) -> Rows | None:
+def take(found: SubjectRows, stop_row: int, limit: int) -> Rows | None:
     """At most *limit* of the rows found, those before row number *stop_row*: a view when they lie together."""
-    stretch, span, start = found
+    row_range, span, start = found
     stop = min(len(span), start + limit)
-    if stretch.first_row + span[stop - 1] >= stop_row:
-        stop = bisect_left(span, stop_row - stretch.first_row, start, stop)
+    if row_range.first_row + span[stop - 1] >= stop_row:
+        stop = bisect_left(span, stop_row - row_range.first_row, start, stop)
     if stop <= start:
         return None
     first, last = span[start], span[stop - 1]
-    rows = stretch.rows()
+    rows = row_range.rows()
     if last - first == stop - 1 - start:
-        stretch.need(first, last + 1)
+        row_range.need(first, last + 1)
         return rows[first : last + 1]
     indexes = np.asarray(span[start:stop], np.intp)
     heads = [0, *(np.flatnonzero(indexes[1:] - indexes[:-1] > _NEAR_ROWS) + 1).tolist(), len(indexes)]
     for head, tail in pairwise(heads):
-        stretch.need(int(indexes[head]), int(indexes[tail - 1]) + 1)
+        row_range.need(int(indexes[head]), int(indexes[tail - 1]) + 1)
     return rows.take(indexes)

@@ -38,7 +38,7 @@ _SUBJECT_SHIFT: Final = np.uint64(32)
 _LANE_SHIFT: Final = np.uint64(16)
 
 
-class Stretch(Protocol):
+class RowRange(Protocol):
     """Consecutive rows of a partition that can be asked for one subject's."""
 
     @property

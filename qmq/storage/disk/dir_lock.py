@@ -48,7 +48,7 @@ class DirectoryLock:
             raise
         return cls(disk, fd, path)
 
-    def check_held(self) -> None:
+    def check_in_flight(self) -> None:
         """[thread] Check that the directory that was locked is still the one of its name. Raises SyncFailed."""
         try:
             held = self._disk.is_at(self._fd, self._path)

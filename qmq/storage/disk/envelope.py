@@ -33,7 +33,7 @@ class FileState(enum.Enum):
     NEWER = "newer"
 
 
-class Opened(NamedTuple):
+class OpenedFile(NamedTuple):
     """A file that was looked at: ``content`` is set when it is good, ``reason`` when it is not."""
 
     state: FileState
@@ -70,19 +70,19 @@ def unpack_envelope(data: bytes, magic: bytes, version: int, name: str) -> dict[
     return content
 
 
-def read_envelope(disk: Disk, path: Path, magic: bytes, version: int) -> Opened:
+def read_envelope(disk: Disk, path: Path, magic: bytes, version: int) -> OpenedFile:
     """Look at the file at *path*; a bad sector is rot. Raises StorageFailed when the system refuses to read it."""
     try:
         data = read_whole(disk, path)
     except FileNotFoundError:
-        return Opened(FileState.MISSING, None, f"{path} is missing")
+        return OpenedFile(FileState.MISSING, None, f"{path} is missing")
     except OSError as error:
         if error.errno in BAD_SECTOR:
-            return Opened(FileState.ROTTEN, None, str(failure(error, "read", path)))
+            return OpenedFile(FileState.ROTTEN, None, str(failure(error, "read", path)))
         raise failure(error, "read", path) from error
     try:
-        return Opened(FileState.GOOD, unpack_envelope(data, magic, version, str(path)), "")
+        return OpenedFile(FileState.GOOD, unpack_envelope(data, magic, version, str(path)), "")
     except ForeignFile as error:
-        return Opened(FileState.NEWER, None, str(error))
+        return OpenedFile(FileState.NEWER, None, str(error))
     except (BadBytes, ValueError) as error:
-        return Opened(FileState.ROTTEN, None, str(error))
+        return OpenedFile(FileState.ROTTEN, None, str(error))

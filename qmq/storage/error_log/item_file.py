@@ -17,7 +17,7 @@ import numpy as np
 from qmq.errors import StorageError
 from qmq.intervals import Intervals
 from qmq.storage.disk.disk import Disk
-from qmq.storage.error_log.sorted_runs import Items, Run, RunClaim, RunOwner, seal
+from qmq.storage.error_log.sorted_runs import Items, RunClaim, RunOwner, SortedRun, seal
 
 #: So many items are in memory before they become a run.
 MEMORY_ITEMS: Final = 4_096
@@ -30,7 +30,7 @@ class NumberedRun(NamedTuple):
 
     first: int
     end: int
-    run: Run
+    run: SortedRun
 
 
 class ItemLogClaim(NamedTuple):
@@ -58,7 +58,7 @@ class ItemLog(RunOwner):
         self._next_number = 1
         self._spill_at = MEMORY_ITEMS
 
-    def _all_runs(self) -> list[Run]:
+    def _all_runs(self) -> list[SortedRun]:
         return [one.run for one in self._runs]
 
     def __len__(self) -> int:

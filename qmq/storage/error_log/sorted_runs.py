@@ -146,7 +146,7 @@ def _remove(disk: Disk, directory: Path, number: int) -> None:
             disk.unlink(path)
 
 
-class Run:
+class SortedRun:
     """One run as it is read: items [0, items), of which ``taken`` are gone."""
 
     def __init__(
@@ -249,10 +249,10 @@ class RunOwner(ABC):
         self._unsynced: list[int] = []
 
     @abstractmethod
-    def _all_runs(self) -> Iterable[Run]:
+    def _all_runs(self) -> Iterable[SortedRun]:
         """Those that have items left."""
 
-    def _add_run(self, items: Items) -> Run:
+    def _add_run(self, items: Items) -> SortedRun:
         """Make a run of items. Raises StorageFull or StorageFailed; no file is left then."""
         number = self._next_run
         self._unsynced.append(number)  # before there are files of it: ``unclaimed`` is asked in another thread
@@ -264,8 +264,8 @@ class RunOwner(ABC):
         self._next_run += 1
         return self._run(RunClaim(number, len(items), 0))
 
-    def _run(self, claim: RunClaim) -> Run:
-        return Run(self._disk, self._directory, self._dtype, claim, self._damaged)
+    def _run(self, claim: RunClaim) -> SortedRun:
+        return SortedRun(self._disk, self._directory, self._dtype, claim, self._damaged)
 
     @property
     def item_size(self) -> int:

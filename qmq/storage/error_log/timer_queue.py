@@ -15,7 +15,7 @@ import numpy as np
 
 from qmq.errors import StorageError
 from qmq.storage.disk.disk import Disk
-from qmq.storage.error_log.sorted_runs import Items, Run, RunClaim, RunOwner, seal
+from qmq.storage.error_log.sorted_runs import Items, RunClaim, RunOwner, SortedRun, seal
 
 #: Items that may be in memory only: more become a run. With more items altogether a run is a part of them in RUNS, so
 #: that runs grow in number with the logarithm of it.
@@ -46,12 +46,12 @@ class Schedule(RunOwner):
         """As of every owner of runs."""
         super().__init__(disk, directory, store_id, dtype, damaged)
         self._heap: list[tuple[int, int, bytes]] = []
-        self._runs: list[Run] = []
+        self._runs: list[SortedRun] = []
         self._heads: list[tuple[int, int, int]] = []  # due, number, index of the run
         self._blocks_read = 0
         self._spill_at = 0  # so many items in memory, after a run could not be written
 
-    def _all_runs(self) -> list[Run]:
+    def _all_runs(self) -> list[SortedRun]:
         return self._runs
 
     def __len__(self) -> int:
@@ -89,7 +89,7 @@ class Schedule(RunOwner):
         self._find_heads()
 
     def _find_heads(self) -> None:
-        kept = list[Run]()
+        kept = list[SortedRun]()
         self._heads = []
         for run in self._runs:
             key = self._key(run, 0)
@@ -99,7 +99,7 @@ class Schedule(RunOwner):
         self._runs = kept
         heapq.heapify(self._heads)
 
-    def _key(self, run: Run, again_us: int) -> tuple[int, int] | None:
+    def _key(self, run: SortedRun, again_us: int) -> tuple[int, int] | None:
         """When the next item of a run is due, and its number; None when none is left. Where it cannot be read now, the
         number is _UNKNOWN, and it is tried again at *again_us*.
         """

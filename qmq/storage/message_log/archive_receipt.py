@@ -13,7 +13,7 @@ from typing import Final
 from qmq.errors import BadBytes
 from qmq.format.checked import pack_checked, parse_checked
 from qmq.storage.disk.disk import SHARED_FILE, Disk, failure, read_whole, write_atomically
-from qmq.storage.message_log.segment import Owner
+from qmq.storage.message_log.segment import SegmentOwner
 
 SUFFIX: Final = ".receipt"
 VERSION: Final = 1
@@ -21,7 +21,7 @@ _ADVICE: Final = "remove it: the next run of qmq archive verifies its segment's 
 
 
 @dataclass(frozen=True)
-class Receipt:
+class ArchiveReceipt:
     """What was verified, and where. Positions; times in microseconds."""
 
     #: Hex.
@@ -37,7 +37,7 @@ class Receipt:
     destination: str
     verified_at_us: int
 
-    def covers(self, owner: Owner, base: int, end: int) -> bool:
+    def covers(self, owner: SegmentOwner, base: int, end: int) -> bool:
         """Whether this is about that segment, and about all of it up to *end*."""
         own = (bytes.fromhex(self.store_id), self.partition, self.base)
         return own == (*owner, base) and self.end >= end and bool(self.destination)
@@ -48,14 +48,14 @@ def receipt_path(directory: Path, base: int) -> Path:
     return directory / f"{base:016x}{SUFFIX}"
 
 
-def write_receipt(disk: Disk, directory: Path, receipt: Receipt) -> None:
+def write_receipt(disk: Disk, directory: Path, receipt: ArchiveReceipt) -> None:
     """Put a receipt beside its segment, on disk when this returns. Raises StorageFull or StorageFailed."""
     # Whoever runs qmq archive, the broker reads it.
     path, data = receipt_path(directory, receipt.base), pack_checked(VERSION, asdict(receipt))
     write_atomically(disk, path, data, SHARED_FILE)
 
 
-def read_receipt(disk: Disk, directory: Path, base: int) -> Receipt | None:
+def read_receipt(disk: Disk, directory: Path, base: int) -> ArchiveReceipt | None:
     """The receipt of a segment; None when it has none.
 
     Raises BadBytes when it is not what was written, ForeignFile for a newer version, StorageFailed.
@@ -70,11 +70,11 @@ def read_receipt(disk: Disk, directory: Path, base: int) -> Receipt | None:
     return parse_receipt(data, path)
 
 
-def parse_receipt(data: bytes, path: Path) -> Receipt:
+def parse_receipt(data: bytes, path: Path) -> ArchiveReceipt:
     """The receipt that these bytes of a file are. Raises BadBytes, ForeignFile."""
     content = parse_checked(data, VERSION, str(path), _ADVICE)
     try:
-        receipt = Receipt(**{field.name: content[field.name] for field in fields(Receipt)})
+        receipt = ArchiveReceipt(**{field.name: content[field.name] for field in fields(ArchiveReceipt)})
         numbers = (receipt.partition, receipt.base, receipt.end, receipt.messages_bytes, receipt.messages_crc)
         if len(bytes.fromhex(receipt.store_id)) != 6 or not all(isinstance(number, int) for number in numbers):
             raise ValueError("fields of another kind")

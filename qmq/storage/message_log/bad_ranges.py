@@ -15,7 +15,7 @@ from qmq.errors import BadBytes
 RANGES_KEPT: Final = 4_096
 
 
-Places = npt.NDArray[np.int64]
+Positions = npt.NDArray[np.int64]
 
 
 class KnownBad(BadBytes):
@@ -33,7 +33,7 @@ class UnreadableRanges:
         self._ranges: list[tuple[int, int]] = []  # (start, end), ascending
         self._longest: deque[tuple[int, int]] = deque()  # the same, known longest first
         self._size = 0  # of the largest
-        self._columns: tuple[Places, Places] | None = None  # starts and ends, each ascending
+        self._columns: tuple[Positions, Positions] | None = None  # starts and ends, each ascending
 
     def __len__(self) -> int:
         return len(self._ranges)
@@ -61,7 +61,7 @@ class UnreadableRanges:
         """The ranges, as (start, end), with bytes in [start, end), ascending."""
         return [found for found in self._near(start, end) if start < found[1] and found[0] < end]
 
-    def count_in(self, starts: Places, ends: Places) -> Places:
+    def count_in(self, starts: Positions, ends: Positions) -> Positions:
         """How many of the ranges have bytes in each [start, end): i64[n]."""
         if self._columns is None:
             columns = np.array(self._ranges, np.int64).reshape(-1, 2)

@@ -1,8 +1,8 @@
 """Bytes that are on disk and not in memory: how they are noticed, and how a thread brings them in.
 
 Logs are read through maps. To touch a page that is not in memory stops the whole process until the disk has answered,
-and a bad sector ends it. So whoever serves others meanwhile asks first, is told NotAtHand, has its Read run in a thread
-and asks again. The thread reads with preadv, where a bad sector is an exception.
+and a bad sector ends it. So whoever serves others meanwhile asks first, is told NotAtHand, has its ColdRead run in a
+thread and asks again. The thread reads with preadv, where a bad sector is an exception.
 
 Bytes of the message log as they lie, for who reads history: a part of a file, read in a thread by ``preadv``.
 """
@@ -51,11 +51,11 @@ class Fetch:
 
 #: What a thread reads before others get their turn.
 STEP_BYTES: Final = 1 << 20
-#: What one Read brings in, beyond one batch that is larger, and has the system go on with.
+#: What one ColdRead brings in, beyond one batch that is larger, and has the system go on with.
 READ_BYTES: Final = 4 << 20
 
 
-class Stretch(NamedTuple):
+class FileRange(NamedTuple):
     """Bytes of a file; *position* is that of the first one, in a file of the message log."""
 
     path: Path
@@ -63,41 +63,41 @@ class Stretch(NamedTuple):
     size: int
     position: int | None = None
 
-    def part(self, start: int, size: int) -> Stretch:
+    def part(self, start: int, size: int) -> FileRange:
         """*size* bytes of the file from offset *start* on."""
         position = self.position
-        return Stretch(self.path, start, size, None if position is None else position + start - self.offset)
+        return FileRange(self.path, start, size, None if position is None else position + start - self.offset)
 
 
 class Unreadable(NamedTuple):
-    """A stretch that the disk does not give, and what it said."""
+    """A range that the disk does not give, and what it said."""
 
-    stretch: Stretch
+    file_range: FileRange
     error: StorageError
 
 
 class NotAtHand(Exception):
     """What was asked for is not in memory: run ``read`` in a thread, and ask again."""
 
-    def __init__(self, read: Read) -> None:
+    def __init__(self, read: ColdRead) -> None:
         super().__init__(f"{read.key} is not in memory")
         self.read = read
 
 
-class Read:
+class ColdRead:
     """Parts of files to be brought into memory. Call ``step`` in a thread until nothing is left."""
 
     __slots__ = ("_ahead", "_disk", "_left", "_unadvised", "key", "partition", "unreadable")
 
-    def __init__(self, disk: Disk, partition: int, stretches: list[Stretch], ahead: int = 0) -> None:
-        """*ahead*: so many bytes behind the last stretch will be wanted next."""
+    def __init__(self, disk: Disk, partition: int, file_ranges: list[FileRange], ahead: int = 0) -> None:
+        """*ahead*: so many bytes behind the last range will be wanted next."""
         self._disk = disk
-        self._left = stretches[::-1]
-        self._unadvised = stretches
+        self._left = file_ranges[::-1]
+        self._unadvised = file_ranges
         self._ahead = ahead
         self.partition = partition
         #: The same for the same bytes.
-        self.key = stretches[0].path, stretches[0].offset, stretches[-1].path, stretches[-1].offset
+        self.key = file_ranges[0].path, file_ranges[0].offset, file_ranges[-1].path, file_ranges[-1].offset
         #: What was found on the way.
         self.unreadable: list[Unreadable] = []
 
@@ -105,13 +105,13 @@ class Read:
         """[thread] Read up to 1 MiB; True while more is left. Raises StorageFailed when nothing can be read."""
         if self._unadvised:
             self._advise()
-        stretch = self._left.pop()
-        taken = min(stretch.size, STEP_BYTES)
-        if taken < stretch.size:
-            self._left.append(stretch.part(stretch.offset + taken, stretch.size - taken))
-        fd = self._open(stretch.path)
+        file_range = self._left.pop()
+        taken = min(file_range.size, STEP_BYTES)
+        if taken < file_range.size:
+            self._left.append(file_range.part(file_range.offset + taken, file_range.size - taken))
+        fd = self._open(file_range.path)
         try:
-            self._bring(fd, stretch.part(stretch.offset, taken))
+            self._bring(fd, file_range.part(file_range.offset, taken))
         finally:
             self._disk.close(fd)
         return bool(self._left)
@@ -124,34 +124,34 @@ class Read:
 
     def _advise(self) -> None:
         """Have the disk see at once all that it is to read."""
-        stretches, self._unadvised = self._unadvised, []
-        last = stretches[-1]
-        stretches[-1] = last._replace(size=last.size + self._ahead)
-        for path, group in groupby(stretches, key=lambda stretch: stretch.path):
+        file_ranges, self._unadvised = self._unadvised, []
+        last = file_ranges[-1]
+        file_ranges[-1] = last._replace(size=last.size + self._ahead)
+        for path, group in groupby(file_ranges, key=lambda file_range: file_range.path):
             fd = self._open(path)
             try:
                 with suppress(OSError):
-                    for stretch in group:
-                        self._disk.will_need(fd, stretch.offset, stretch.size)
+                    for file_range in group:
+                        self._disk.will_need(fd, file_range.offset, file_range.size)
             finally:
                 self._disk.close(fd)
 
-    def _bring(self, fd: int, stretch: Stretch) -> None:
+    def _bring(self, fd: int, file_range: FileRange) -> None:
         try:
-            if len(read_fully(self._disk, fd, stretch.size, stretch.offset)) < stretch.size:
-                self._narrow(fd, stretch)
+            if len(read_fully(self._disk, fd, file_range.size, file_range.offset)) < file_range.size:
+                self._narrow(fd, file_range)
         except OSError as error:
             if error.errno not in BAD_SECTOR:
-                raise failure(error, "read", stretch.path, stretch.position) from error
-            if self._narrow(fd, stretch) or stretch.position is None:
+                raise failure(error, "read", file_range.path, file_range.position) from error
+            if self._narrow(fd, file_range) or file_range.position is None:
                 return  # what is derived is made again
-            if not self._reads_elsewhere(fd, stretch):
+            if not self._reads_elsewhere(fd, file_range):
                 self.unreadable.clear()
-                raise failure(error, "read", stretch.path, stretch.position) from error
+                raise failure(error, "read", file_range.path, file_range.position) from error
 
-    def _narrow(self, fd: int, stretch: Stretch) -> bool:
+    def _narrow(self, fd: int, file_range: FileRange) -> bool:
         """Note the pages that cannot be read; False when that is each of them."""
-        start, end = stretch.offset // PAGE * PAGE, stretch.offset + stretch.size
+        start, end = file_range.offset // PAGE * PAGE, file_range.offset + file_range.size
         pages = range(start, end, PAGE)
         bad = 0
         for offset in pages:
@@ -162,28 +162,28 @@ class Read:
             except OSError as refused:
                 error = refused
             bad += 1
-            self._note(stretch.part(offset, PAGE), error)
+            self._note(file_range.part(offset, PAGE), error)
         return bad < len(pages)
 
-    def _note(self, page: Stretch, error: OSError) -> None:
+    def _note(self, page: FileRange, error: OSError) -> None:
         """Pages that lie together are told of together."""
         last = self.unreadable[-1] if self.unreadable else None
         if (
             last is not None
-            and last.stretch.path == page.path
-            and last.stretch.offset + last.stretch.size == page.offset
+            and last.file_range.path == page.path
+            and last.file_range.offset + last.file_range.size == page.offset
         ):
-            self.unreadable[-1] = Unreadable(last.stretch._replace(size=last.stretch.size + PAGE), last.error)
+            self.unreadable[-1] = Unreadable(last.file_range._replace(size=last.file_range.size + PAGE), last.error)
         else:
             self.unreadable.append(Unreadable(page, failure(error, "read", page.path, page.position)))
 
-    def _reads_elsewhere(self, fd: int, stretch: Stretch) -> bool:
+    def _reads_elsewhere(self, fd: int, file_range: FileRange) -> bool:
         """Whether other parts of the file can be read: else it is the disk that fails, not some of its sectors."""
         with suppress(OSError):
             size = self._disk.size(fd)
             for part in range(5):
                 offset = size // 5 * part // PAGE * PAGE
-                if not stretch.offset - PAGE < offset < stretch.offset + stretch.size:
+                if not file_range.offset - PAGE < offset < file_range.offset + file_range.size:
                     self._disk.pread(fd, PAGE, offset)
                     return True
         return False
@@ -213,14 +213,14 @@ class Residence:
         """Whether all of these bytes of a map are in memory."""
         return 0 not in self.disk.residency(mapped, offset, size)
 
-    def require(self, mapped: mmap.mmap, offset: int, size: int, stretch: Stretch) -> None:
-        """Return when these bytes of a map are in memory. Raises NotAtHand, with *stretch* to be read, when not.
+    def require(self, mapped: mmap.mmap, offset: int, size: int, file_range: FileRange) -> None:
+        """Return when these bytes of a map are in memory. Raises NotAtHand, with *file_range* to be read, when not.
 
         With ``may_wait`` that is read here. Raises StorageFailed when it cannot be.
         """
         if self.holds(mapped, offset, size):
             return
-        read = Read(self.disk, self.partition, [stretch])
+        read = ColdRead(self.disk, self.partition, [file_range])
         if not self.may_wait:
             raise NotAtHand(read)
         while read.step():

@@ -23,7 +23,7 @@ from qmq.storage.consumer_log.sealed_set import SealedSegments
 from qmq.storage.consumer_log.subject_order import Rows
 from qmq.storage.disk.disk import Disk, failure, read_fully
 from qmq.storage.message_log.archive_receipt import read_receipt, receipt_path
-from qmq.storage.message_log.segment import Owner, segment_path
+from qmq.storage.message_log.segment import SegmentOwner, segment_path
 from qmq.storage.message_log.sparse_index import index_path
 from qmq.storage.meta.checkpoint import Hole, SegmentSpan
 
@@ -90,7 +90,7 @@ Sequences = npt.NDArray[np.uint64]
 _NO_STAMP: Final = 0
 
 
-class Stretches(NamedTuple):
+class SubjectRanges(NamedTuple):
     """Sequences [start, end) of subjects, by number, ascending by (subject, start); those that touch are one."""
 
     subjects: Numbers
@@ -98,7 +98,7 @@ class Stretches(NamedTuple):
     ends: Sequences
 
 
-def stretches_of(rows: Rows) -> Stretches:
+def subject_ranges_of(rows: Rows) -> SubjectRanges:
     """The sequences that rows of one partition, ENTRY_DTYPE[n] in position order, have."""
     order = np.argsort(rows["subject"], kind="stable")
     subjects, starts = rows["subject"][order], rows["first_sequence"][order]
@@ -106,15 +106,15 @@ def stretches_of(rows: Rows) -> Stretches:
     heads = np.ones(len(rows), np.bool_)
     heads[1:] = (subjects[1:] != subjects[:-1]) | (starts[1:] != ends[:-1])
     tails = np.append(heads[1:], np.ones(min(len(rows), 1), np.bool_))
-    return Stretches(subjects[heads], starts[heads], ends[tails])
+    return SubjectRanges(subjects[heads], starts[heads], ends[tails])
 
 
-class Leaving(NamedTuple):
+class SegmentToDrop(NamedTuple):
     """The first segment of a partition, that nobody is to begin in any more."""
 
     partition: int
     end_row: int
-    had: Stretches
+    had: SubjectRanges
 
     def sequence_behind(self, number: int) -> int:
         """The sequence behind the last that it has of a subject; 0 when it has none."""
@@ -127,7 +127,13 @@ class OldSegment:
     """One of them. Made by ``Store.old_segment``."""
 
     def __init__(
-        self, disk: Disk, directory: Path, owner: Owner, span: SegmentSpan, files: SealedSegments, mine: SealedSegment
+        self,
+        disk: Disk,
+        directory: Path,
+        owner: SegmentOwner,
+        span: SegmentSpan,
+        files: SealedSegments,
+        mine: SealedSegment,
     ) -> None:
         self._disk = disk
         self._files = files

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from qmq.errors import BadBytes, StorageError
 from qmq.storage.disk.disk import PAGE, Disk, failure, read_fully
-from qmq.storage.message_log.cold_reads import READ_BYTES, Read, Stretch
+from qmq.storage.message_log.cold_reads import READ_BYTES, ColdRead, FileRange
 from qmq.storage.message_log.partition_log import MessageLog
 from qmq.storage.message_log.segment import segment_path
 
@@ -26,7 +26,7 @@ _JOIN_BYTES: Final = 64 << 10
 #: are full of, and the system lets go first of what nobody has looked at for long.
 _FOUND_US: Final = 100_000
 
-Places = npt.NDArray[np.int64]
+Positions = npt.NDArray[np.int64]
 
 
 class AtHand:
@@ -77,7 +77,7 @@ class AtHand:
         """These bytes, from the map where that waits for no disk, else by a read. Raises as ``view`` does."""
         if self.has(position, size):
             return self._log.view(position, size)
-        place = self._log.place_of(position)
+        place = self._log.file_offset_of(position)
         try:
             fd = self._disk.open(place.path, os.O_RDONLY)
             try:
@@ -90,7 +90,7 @@ class AtHand:
             raise BadBytes(f"{place} has {len(found)} bytes of {size}; run qmq verify")
         return memoryview(found)
 
-    def count(self, positions: Places, sizes: Places, now_us: int | None = None) -> int:
+    def count(self, positions: Positions, sizes: Positions, now_us: int | None = None) -> int:
         """How many of these batches, ascending, come before the first that is not in memory. *now_us*: see ``has``."""
         log, count = self._log, len(positions)
         hot = log.hot_from()
@@ -119,7 +119,7 @@ class AtHand:
                 done = stop
         return count
 
-    def _first_cold(self, mapped: mmap.mmap, base: int, starts: Places, ends: Places) -> int | None:
+    def _first_cold(self, mapped: mmap.mmap, base: int, starts: Positions, ends: Positions) -> int | None:
         """The first of these batches of one segment that is not in memory, but for those known to be unreadable."""
         start = int(starts[0]) - base
         pages = self._disk.residency(mapped, start, int(ends.max()) - base - start)
@@ -134,7 +134,7 @@ class AtHand:
                 return int(place)
         return None
 
-    def read(self, positions: Places, sizes: Places, *, onward: bool) -> Read:
+    def read(self, positions: Positions, sizes: Positions, *, onward: bool) -> ColdRead:
         """What brings the first of these batches in, and as many as make up READ_BYTES. *onward*: what lies behind
         them will be wanted too, so where they lie close together everything is read.
         """
@@ -146,14 +146,14 @@ class AtHand:
         if onward and 4 * int(sizes[:near].sum()) >= int(positions[near - 1] + sizes[near - 1]) - first:
             end = max(window, first + int(sizes[0]))
             ahead = min(READ_BYTES, span.end - end)
-            return Read(self._disk, log.owner.partition, [self._stretch(span.base, first, end)], ahead)
+            return ColdRead(self._disk, log.owner.partition, [self._range(span.base, first, end)], ahead)
         count = min(int(np.searchsorted(positions, span.end)), int(np.searchsorted(np.cumsum(sizes), READ_BYTES)))
         positions, sizes = positions[: max(1, count)], sizes[: max(1, count)]
         ends = positions + sizes
         heads = np.concatenate(([0], np.flatnonzero(positions[1:] - ends[:-1] > _JOIN_BYTES) + 1))
         tops = np.maximum.reduceat(ends, heads)
         parts = zip(positions[heads].tolist(), tops.tolist(), strict=True)
-        return Read(self._disk, log.owner.partition, [self._stretch(span.base, *part) for part in parts])
+        return ColdRead(self._disk, log.owner.partition, [self._range(span.base, *part) for part in parts])
 
-    def _stretch(self, base: int, start: int, end: int) -> Stretch:
-        return Stretch(segment_path(self._log.directory, base), start - base, end - start, start)
+    def _range(self, base: int, start: int, end: int) -> FileRange:
+        return FileRange(segment_path(self._log.directory, base), start - base, end - start, start)

@@ -23,7 +23,7 @@ from qmq.format.layout import BATCH_HEADER_SIZE, SEGMENT_HEADER_SIZE
 from qmq.storage.disk.disk import Buffer, Disk, failure, read_fully
 from qmq.storage.message_log.bad_ranges import KnownBad, UnreadableRanges
 from qmq.storage.message_log.cold_reads import Residence
-from qmq.storage.message_log.segment import Owner, Place, Segment, segment_path
+from qmq.storage.message_log.segment import FileOffset, Segment, SegmentOwner, segment_path
 from qmq.storage.meta.checkpoint import SegmentSpan
 
 #: Sealed segments that stay mapped, the most lately read ones.
@@ -52,7 +52,7 @@ class MessageLog:
         self,
         disk: Disk,
         directory: Path,
-        owner: Owner,
+        owner: SegmentOwner,
         *,
         segment_bytes: int,
         sealed: list[SegmentSpan],
@@ -363,10 +363,10 @@ class MessageLog:
         at = bisect_right(self.sealed, position, key=lambda span: span.base) - 1
         return self.sealed[at] if at >= 0 and position < self.sealed[at].end else None
 
-    def place_of(self, position: int) -> Place:
+    def file_offset_of(self, position: int) -> FileOffset:
         """In which file a position lies, and where."""
         base = self._base_at(position)
-        return Place(segment_path(self.directory, base), position - base, self.owner.partition, position)
+        return FileOffset(segment_path(self.directory, base), position - base, self.owner.partition, position)
 
     def hot_from(self) -> int:
         """What was stored from here on is taken to be in memory: it was written a moment ago."""

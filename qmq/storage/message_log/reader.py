@@ -24,13 +24,13 @@ WINDOW_BYTES: Final = 8 << 20
 
 _FIRST_SEARCH_BYTES: Final = 64 << 10
 _POSITION_OFFSET: Final = 24
-_PLACE_BYTES: Final = _POSITION_OFFSET + 8
+_POSITION_BYTES: Final = _POSITION_OFFSET + 8
 
 Feed = Callable[[Header, memoryview], None]
 
 
 @dataclass(slots=True)
-class Found:
+class ScanResult:
     """What a scan of one segment found. Positions."""
 
     #: Behind the last batch that stands; where the scan began when there is none.
@@ -69,7 +69,7 @@ class Scanner:
 
     def scan(
         self, segment: Segment, start: int, stop: int, rewrite_from: int | None = None, *, vouched: bool = False
-    ) -> Found:
+    ) -> ScanResult:
         """Read positions [start, stop) of *segment*, where *start* is a batch's place or the segment's first.
 
         Valid batches at or after *rewrite_from* are written again in place; the caller syncs. With *vouched*, because
@@ -81,13 +81,13 @@ class Scanner:
         except OSError as error:
             raise failure(error, "read or write again", segment.path, start) from error
 
-    def _scan(self, segment: Segment, start: int, stop: int, rewrite_from: int | None, vouched: bool) -> Found:
+    def _scan(self, segment: Segment, start: int, stop: int, rewrite_from: int | None, vouched: bool) -> ScanResult:
         start = max(start, segment.base + SEGMENT_HEADER_SIZE)
         stop = min(stop, segment.base + self._disk.data_end(segment.fd))
         if len(self._buffer) < (size := min(WINDOW_BYTES, stop - start)):
             self._buffer = bytearray(size)
-        window = _Window(self._disk, segment, self._buffer, stop)
-        found = Found(start)
+        window = _SegmentWindow(self._disk, segment, self._buffer, stop)
+        found = ScanResult(start)
         position, blind, known_blind, known, known_end = start, 0, 0, list[bytes](), start
         self._foreign = 0
         while position < stop:
@@ -107,7 +107,7 @@ class Scanner:
                     position = known_end = position + right.size
                     continue
                 else:
-                    place = self._next_place(window, position + 1)
+                    place = self._next_position(window, position + 1)
                     blind += place - position
                     position = place
                     continue
@@ -137,7 +137,7 @@ class Scanner:
         self._buffer = window.buffer
         return found
 
-    def _next_place(self, window: _Window, position: int) -> int:
+    def _next_position(self, window: _SegmentWindow, position: int) -> int:
         """The first place from *position* on where a good header stands; the end when there is none."""
         step = _FIRST_SEARCH_BYTES
         while position + BATCH_HEADER_SIZE <= window.stop:
@@ -148,7 +148,7 @@ class Scanner:
                 window.need(place, _wanted(window.at(place), place))
                 if self._right_header(window.at(place), place) is not None:
                     return place
-            position += len(view) - _PLACE_BYTES + 1
+            position += len(view) - _POSITION_BYTES + 1
             step = min(2 * step, WINDOW_BYTES)
         return window.stop
 
@@ -165,7 +165,7 @@ class Scanner:
 
 def candidates(view: memoryview, position: int) -> list[int]:
     """Places in *view*, which begins at *position*, where the magic of a batch and its own position stand."""
-    count = len(view) - _PLACE_BYTES + 1
+    count = len(view) - _POSITION_BYTES + 1
     if count <= 0:
         return []
     # Every byte offset seen as the start of an integer, because batches are not aligned.
@@ -187,7 +187,7 @@ def _wanted(batch: memoryview, position: int) -> int:
     return BATCH_HEADER_SIZE
 
 
-class _Window:
+class _SegmentWindow:
     """The part of a segment that is in memory. Positions, all below ``stop``."""
 
     def __init__(self, disk: Disk, segment: Segment, buffer: bytearray, stop: int) -> None:

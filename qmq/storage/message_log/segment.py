@@ -38,14 +38,14 @@ class ForeignSegment(ForeignFile):
     code = "foreign_segment"
 
 
-class Owner(NamedTuple):
+class SegmentOwner(NamedTuple):
     """Whose segments these are."""
 
     store_id: bytes
     partition: int
 
 
-class Place(NamedTuple):
+class FileOffset(NamedTuple):
     """Where a position lies: in which file of which partition, at what offset."""
 
     path: Path
@@ -91,7 +91,7 @@ def remove_unfinished(disk: Disk, directory: Path) -> None:
         raise failure(error, "remove", path) from error
 
 
-def pack_header(owner: Owner, base: int, previous_end: int, created_at_us: int) -> bytes:
+def pack_header(owner: SegmentOwner, base: int, previous_end: int, created_at_us: int) -> bytes:
     """The 64 bytes that a segment begins with."""
     rest = _PREVIOUS_END.pack(previous_end)
     draft = SEGMENT_HEADER.pack(
@@ -100,7 +100,7 @@ def pack_header(owner: Owner, base: int, previous_end: int, created_at_us: int) 
     return draft[:_CHECKED] + crc32c(draft[:_CHECKED]).to_bytes(4, "little")
 
 
-def check_header(data: bytes, path: Path, owner: Owner, base: int) -> int | None:
+def check_header(data: bytes, path: Path, owner: SegmentOwner, base: int) -> int | None:
     """Judge the first 64 bytes of the file at *path*: previous_end, or None when they are not what was written.
 
     Raises ForeignSegment when they are whole, but of another store or another place; else ForeignFile when they are of
@@ -125,7 +125,7 @@ def check_header(data: bytes, path: Path, owner: Owner, base: int) -> int | None
     return int(previous_end)
 
 
-def is_of(disk: Disk, directory: Path, owner: Owner, base: int) -> bool:
+def is_of(disk: Disk, directory: Path, owner: SegmentOwner, base: int) -> bool:
     """Whether the header of the segment at *base* says that it is *owner*'s. Raises OSError, and ForeignFile for a
     newer version.
     """
@@ -156,7 +156,14 @@ class Segment:
 
     @classmethod
     def create(
-        cls, disk: Disk, directory: Path, owner: Owner, base: int, previous_end: int, capacity: int, created_at_us: int
+        cls,
+        disk: Disk,
+        directory: Path,
+        owner: SegmentOwner,
+        base: int,
+        previous_end: int,
+        capacity: int,
+        created_at_us: int,
     ) -> Segment:
         """Make the file, extended to *capacity* and mapped. The directory is not synced.
 
@@ -192,7 +199,7 @@ class Segment:
             raise failure(error, "open", path) from error
         return cls(disk, fd, path, base, capacity)
 
-    def previous_end(self, owner: Owner) -> int | None:
+    def previous_end(self, owner: SegmentOwner) -> int | None:
         """Judge the header, see check_header. Raises ForeignFile or StorageFailed."""
         try:
             data = read_fully(self._disk, self.fd, SEGMENT_HEADER_SIZE, 0)

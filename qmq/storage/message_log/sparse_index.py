@@ -28,7 +28,7 @@ from qmq.format.layout import (
 from qmq.storage.consumer_log.header import crc_of_body
 from qmq.storage.disk.disk import Disk, failure, read_fully, write_fully
 from qmq.storage.disk.fsync import SureSync
-from qmq.storage.message_log.segment import Owner
+from qmq.storage.message_log.segment import SegmentOwner
 
 SUFFIX: Final = ".index"
 #: Records that gather in memory before they are written.
@@ -57,7 +57,9 @@ def derive_index(rows: npt.NDArray[Any]) -> Records:
     return records
 
 
-def pack_index_header(owner: Owner, base: int, *, sealed: bool, covered: int, count: int, body_crc: int) -> bytes:
+def pack_index_header(
+    owner: SegmentOwner, base: int, *, sealed: bool, covered: int, count: int, body_crc: int
+) -> bytes:
     """The 64 bytes that an index begins with; covered, count and body_crc are 0 until it is sealed."""
     draft = DERIVED_HEADER.pack(
         INDEX_MAGIC, DERIVED_VERSION, owner.partition, owner.store_id, sealed, b"", base, covered, count, 0, body_crc, 0
@@ -65,7 +67,9 @@ def pack_index_header(owner: Owner, base: int, *, sealed: bool, covered: int, co
     return draft[:_CHECKED] + crc32c(draft[:_CHECKED]).to_bytes(4, "little")
 
 
-def is_sealed_index(disk: Disk, directory: Path, owner: Owner, base: int, covered: int, *, check: bool = True) -> bool:
+def is_sealed_index(
+    disk: Disk, directory: Path, owner: SegmentOwner, base: int, covered: int, *, check: bool = True
+) -> bool:
     """Whether a sealed index of that segment, up to position *covered*, is there: header and size are looked at, with
     *check* the checksum of all of it, too.
     """
@@ -93,7 +97,7 @@ def is_sealed_index(disk: Disk, directory: Path, owner: Owner, base: int, covere
 class SegmentIndex:
     """The index of a segment, being written. Records gather in memory; ``flush`` and ``seal`` write them."""
 
-    def __init__(self, disk: Disk, directory: Path, owner: Owner, base: int) -> None:
+    def __init__(self, disk: Disk, directory: Path, owner: SegmentOwner, base: int) -> None:
         self._disk = disk
         self._path = index_path(directory, base)
         self.owner = owner

@@ -77,7 +77,7 @@ class SubjectsClaim:
 
 
 @dataclass(frozen=True, slots=True)
-class Claims:
+class CheckpointClaims:
     """The content of a checkpoint."""
 
     number: int
@@ -95,7 +95,7 @@ class CheckpointFile(NamedTuple):
 
     number: int
     state: FileState
-    claims: Claims | None
+    claims: CheckpointClaims | None
     reason: str
 
 
@@ -126,7 +126,7 @@ def read_checkpoint(disk: Disk, directory: Path, number: int) -> CheckpointFile:
         return CheckpointFile(number, FileState.ROTTEN, None, f"{path} lacks a field: {error!r}")
 
 
-def write_checkpoint(disk: Disk, directory: Path, claims: Claims) -> None:
+def write_checkpoint(disk: Disk, directory: Path, claims: CheckpointClaims) -> None:
     """[thread] Write a checkpoint, on disk when this returns, and remove those older than the one before.
 
     What it claims must be on disk already. Raises StorageFull or StorageFailed; the older checkpoints stand then.
@@ -163,7 +163,7 @@ def write_checkpoint(disk: Disk, directory: Path, claims: Claims) -> None:
             disk.unlink(checkpoint_path(directory, number))
 
 
-def _from_content(content: dict[str, Any]) -> Claims:
+def _from_content(content: dict[str, Any]) -> CheckpointClaims:
     subjects = _subjects(content["subjects"])
     if len(subjects.ends) != 8 * subjects.count or len(subjects.firsts) != 8 * subjects.count:
         raise ValueError("subjects")
@@ -171,7 +171,7 @@ def _from_content(content: dict[str, Any]) -> Claims:
     state = {str(name): bytes(blob) for name, blob in content["state"].items()}
     if GROUP_STATE in state:
         GroupClaim.unpack(state[GROUP_STATE])
-    return Claims(
+    return CheckpointClaims(
         number=int(content["number"]),
         created_at_us=int(content["created_at_us"]),
         store_id=bytes(content["store_id"]),

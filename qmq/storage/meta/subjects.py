@@ -48,14 +48,14 @@ assert RECORD.size == RECORD_SIZE
 
 
 class DamagedRecord(NamedTuple):
-    """A stretch of the registry that does not fit its checksum: from subject *number* on, at a byte of the file."""
+    """A range of the registry that does not fit its checksum: from subject *number* on, at a byte of the file."""
 
     number: int
     position: int
     reason: str
 
 
-class Records(NamedTuple):
+class RegistryContent(NamedTuple):
     """What the bytes of a registry hold: a name by number (None: its record is bad), and where the good bytes end."""
 
     names: list[str | None]
@@ -91,7 +91,7 @@ def pack_record(name: str, number: int) -> bytes:
     return RECORD.pack(size, 0, (crc32c(raw, size) + number) % _MODULUS) + raw
 
 
-def parse_records(data: bytes) -> Records:
+def parse_records(data: bytes) -> RegistryContent:
     """Read a registry's bytes, header and all. Bad records are skipped and told, a bad end is left off."""
     names: list[str | None] = []
     damaged: list[DamagedRecord] = []
@@ -113,7 +113,7 @@ def parse_records(data: bytes) -> Records:
         position, next_number = found
         names.extend([None] * (next_number - number))
         number = next_number
-    return Records(names, position, damaged)
+    return RegistryContent(names, position, damaged)
 
 
 def _next_record(data: bytes, start: int, number: int) -> tuple[int, int] | None:
@@ -141,7 +141,7 @@ class SubjectTable:
         "has_private", "length_bytes", "path", "sequence_base", "sync",
     )  # fmt: skip
 
-    def __init__(self, disk: Disk, path: Path, fd: int, header: bytes, records: Records) -> None:
+    def __init__(self, disk: Disk, path: Path, fd: int, header: bytes, records: RegistryContent) -> None:
         self._disk = disk
         self._header = header
         self._fd = fd

@@ -17,12 +17,12 @@ from qmq.storage.disk.dir_lock import DirectoryLock
 from qmq.storage.disk.disk import Disk, failure
 from qmq.storage.disk.fsync import SureSync
 from qmq.storage.error_log.group_files import GroupSync
-from qmq.storage.message_log.drop import OldSegment, Removals, Stretches
+from qmq.storage.message_log.drop import OldSegment, Removals, SubjectRanges
 from qmq.storage.message_log.partition_log import MessageLog
 from qmq.storage.message_log.sparse_index import SegmentIndex
 from qmq.storage.meta.checkpoint import (
     GROUP_STATE,
-    Claims,
+    CheckpointClaims,
     PartitionClaim,
     SegmentSpan,
     SubjectsClaim,
@@ -31,7 +31,7 @@ from qmq.storage.meta.checkpoint import (
 from qmq.storage.meta.gaps import Gaps
 from qmq.storage.meta.identity import IdentityFile
 from qmq.storage.meta.subjects import SubjectTable
-from qmq.storage.opened import CONSUMER_LOG_NAME, Opened
+from qmq.storage.opened import CONSUMER_LOG_NAME, OpenedStore
 from qmq.storage.partition import Partition
 from qmq.storage.readable import Readable
 
@@ -55,7 +55,7 @@ class Checkpoint:
         self,
         disk: Disk,
         directory: Path,
-        claims: Claims,
+        claims: CheckpointClaims,
         *,
         logs: list[MessageLog],
         sync_log: Callable[[MessageLog], None],
@@ -124,7 +124,7 @@ class Checkpoint:
 class Checkpointed(Readable):
     """The part of a Store that takes checkpoints."""
 
-    def __init__(self, opened: Opened) -> None:
+    def __init__(self, opened: OpenedStore) -> None:
         super().__init__(opened)
         self._identity: IdentityFile = opened.identity
         self._lock: DirectoryLock = opened.lock
@@ -155,7 +155,7 @@ class Checkpointed(Readable):
         Raises SyncFailed when the data directory was removed or replaced, StorageFailed when nobody can tell.
         """
         try:
-            self._lock.check_held()
+            self._lock.check_in_flight()
         except SyncFailed as error:
             self.is_lost = True
             for part in self._partitions:
@@ -183,7 +183,7 @@ class Checkpointed(Readable):
         groups_claim, groups = self.groups.begin_checkpoint()
         self._checkpoint_number += 1
         self._checkpointed_bytes = sum(part.log.end for part in self._partitions)
-        content = Claims(
+        content = CheckpointClaims(
             number=self._checkpoint_number,
             created_at_us=self.last_stored_at_us if now_us is None else now_us,
             store_id=self.store_id,
@@ -238,7 +238,7 @@ class Checkpointed(Readable):
         span = next(span for span in part.log.sealed if span.base == base)
         return OldSegment(self._disk, part.log.directory, part.log.owner, span, *part.consumer.sealed_at(base))
 
-    def drop_segment(self, partition: int, base: int, had: Stretches) -> None:
+    def drop_segment(self, partition: int, base: int, had: SubjectRanges) -> None:
         """As ``remove_segment``, of a segment that has messages which are gone then: *had* are theirs. What is kept of
         a subject begins behind what is missing at its beginning.
         """

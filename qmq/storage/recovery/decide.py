@@ -56,7 +56,7 @@ class Action(enum.Enum):
     REFUSE_LOST = "refuse: the identity is lost"
 
 
-class Source(enum.Enum):
+class RecoverySource(enum.Enum):
     """Where recovery begins."""
 
     CHECKPOINT = "the checkpoint"
@@ -68,7 +68,7 @@ class Plan(NamedTuple):
     """What to do."""
 
     action: Action
-    source: Source
+    source: RecoverySource
     #: Write the valid batches behind the checkpoint again and sync them: a page whose sync failed reads well.
     rewrite: bool
     #: Cut what follows the last valid batch.
@@ -85,13 +85,13 @@ def decide(facts: Facts) -> Plan:
     """The table. Rules are in order of precedence."""
     action = _action(facts)
     if action is not Action.OPEN:
-        return Plan(action, Source.WHOLE_LOG, False, False, False, False, False)
+        return Plan(action, RecoverySource.WHOLE_LOG, False, False, False, False, False)
     if facts.checkpoint is FileState.GOOD:
-        source = Source.CHECKPOINT
+        source = RecoverySource.CHECKPOINT
     elif facts.checkpoint_before is FileState.GOOD:
-        source = Source.CHECKPOINT_BEFORE
+        source = RecoverySource.CHECKPOINT_BEFORE
     else:
-        source = Source.WHOLE_LOG
+        source = RecoverySource.WHOLE_LOG
     lost = (not facts.clean and not facts.same_boot) or bool(facts.tail & (Tail.SHORT | Tail.SEVERED))
     return Plan(
         action,
@@ -141,7 +141,7 @@ class RecoveryReport:
     clean: bool
     #: The machine may have lost power: positions and sequences went on past the reserve.
     power_loss: bool
-    source: Source
+    source: RecoverySource
     #: How far sequences were raised.
     raised_by: int = 0
     partitions: list[PartitionReport] = field(default_factory=list)

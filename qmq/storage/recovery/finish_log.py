@@ -9,7 +9,7 @@ from typing import NamedTuple
 from qmq.format.layout import BATCH_HEADER_SIZE, SEGMENT_HEADER_SIZE
 from qmq.storage.disk.disk import Disk, failure, write_fully
 from qmq.storage.message_log.partition_log import MessageLog
-from qmq.storage.message_log.segment import Owner, Segment, pack_header, remove_unfinished
+from qmq.storage.message_log.segment import Segment, SegmentOwner, pack_header, remove_unfinished
 from qmq.storage.meta.checkpoint import SegmentSpan
 
 
@@ -22,14 +22,14 @@ class SegmentFile(NamedTuple):
     previous_end: int | None
 
 
-class ReadLog:
+class RecoveredLog:
     """What has been read of a log, and what its files still need."""
 
     def __init__(
         self,
         disk: Disk,
         directory: Path,
-        owner: Owner,
+        owner: SegmentOwner,
         files: list[SegmentFile],
         spans: list[SegmentSpan],
         end: int,

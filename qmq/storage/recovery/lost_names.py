@@ -21,7 +21,7 @@ from qmq.storage.meta.subjects import INTERNAL, SubjectTable
 LOST_PREFIX: Final = f"{INTERNAL}lost-"
 
 
-class LogReader:
+class NameLookupLog:
     """One partition as the checkpoint knows it, to look names up. Its consumer log is for reading only."""
 
     def __init__(
@@ -59,7 +59,7 @@ class LogReader:
         return stored_names(batch, header)[int(runs_of(batch, header)["subject"][run])]
 
 
-def restore_names(table: SubjectTable, count: int, readers: list[LogReader]) -> tuple[list[int], list[str]]:
+def restore_names(table: SubjectTable, count: int, readers: list[NameLookupLog]) -> tuple[list[int], list[str]]:
     """Give every damaged record of *table*, and those that are missing of *count*, a name again; on disk when this
     returns. Gives the subjects whose names are lost (who is told of them by the log gets a new number, and must get new
     sequences), and a sentence on what was done, none when nothing was wrong. Raises StorageFull or StorageFailed.

@@ -22,11 +22,11 @@ from qmq.storage.disk.disk import Disk, failure, make_directory
 from qmq.storage.disk.envelope import FileState
 from qmq.storage.error_log.group_files import GroupFiles
 from qmq.storage.message_log.partition_log import MessageLog
-from qmq.storage.message_log.segment import Owner
+from qmq.storage.message_log.segment import SegmentOwner
 from qmq.storage.message_log.sparse_index import SegmentIndex, derive_index, is_sealed_index
 from qmq.storage.meta.checkpoint import (
     GROUP_STATE,
-    Claims,
+    CheckpointClaims,
     checkpoint_path,
     list_checkpoints,
     read_checkpoint,
@@ -40,12 +40,12 @@ from qmq.storage.meta.identity import (
     read_copies,
 )
 from qmq.storage.meta.subjects import SubjectTable
-from qmq.storage.opened import CONSUMER_LOG_NAME, SUBJECTS_NAME, Opened, OpenedPartition, StoreOptions
+from qmq.storage.opened import CONSUMER_LOG_NAME, SUBJECTS_NAME, OpenedPartition, OpenedStore, StoreOptions
 from qmq.storage.pull_log.log import FILE_BYTES
 from qmq.storage.recovery.create import make_identity, with_partitions
 from qmq.storage.recovery.decide import Action, Facts, RecoveryReport, Tail, decide
 from qmq.storage.recovery.facts import facts_of
-from qmq.storage.recovery.lost_names import LogReader, restore_names
+from qmq.storage.recovery.lost_names import NameLookupLog, restore_names
 from qmq.storage.recovery.replay import PartitionReplay
 from qmq.storage.recovery.sequences import SequenceReplay, missing_sequences, rows_in_order
 
@@ -55,7 +55,7 @@ CHECKED_LOG_BYTES: Final = 1 << 30
 
 def open_directory(
     directory: Path, options: StoreOptions, disk: Disk, now_us: int, discarded: Iterable[Path] = ()
-) -> Opened:
+) -> OpenedStore:
     """Do all of it; the files in *discarded* are removed first: derived ones, which are made again, or checkpoints.
 
     Raises StorageError and what is below it, or InvalidOption; nothing stays open or locked then.
@@ -118,7 +118,7 @@ class _Opening:
         if self._groups is not None:
             self._groups.close()
 
-    def run(self) -> Opened:
+    def run(self) -> OpenedStore:
         copies = read_copies(self._disk, self._directory)
         numbers = list_checkpoints(self._disk, self._directory)
         checkpoints = [read_checkpoint(self._disk, self._directory, number) for number in numbers[:2]]
@@ -155,8 +155,8 @@ class _Opening:
     # --- recovery ----------------------------------------------------------------------------------------------------
 
     def _recover(
-        self, facts: Facts, before: Identity, claims: Claims | None, number: int, report: RecoveryReport
-    ) -> Opened:
+        self, facts: Facts, before: Identity, claims: CheckpointClaims | None, number: int, report: RecoveryReport
+    ) -> OpenedStore:
         if not facts.clean:
             self._sync_directory(self._directory)  # the identity that was read may not have its name on disk yet
         identity = with_partitions(self._disk, self._directory, self._options, before)
@@ -177,7 +177,7 @@ class _Opening:
         indexes = [self._indexes(*opened) for opened in zip(self._logs, self._consumers, strict=True)]
         report.notes += self._notes + groups.notes
         stamps = [replay.last_stored_at_us for replay in replays]
-        return Opened(
+        return OpenedStore(
             disk=self._disk,
             directory=self._directory,
             options=self._options,
@@ -237,12 +237,12 @@ class _Opening:
         )  # fmt: skip
         return self._groups
 
-    def _open_subjects(self, identity: Identity, claims: Claims | None) -> SubjectTable:
+    def _open_subjects(self, identity: Identity, claims: CheckpointClaims | None) -> SubjectTable:
         claim = claims.subjects if claims is not None else None
         path = self._directory / SUBJECTS_NAME
         length = claim.length_bytes if claim is not None else None
         self._subjects = table = SubjectTable.open(self._disk, path, identity.store_id, length)
-        lost, readers = list[int](), list[LogReader]()
+        lost, readers = list[int](), list[NameLookupLog]()
         if table.damaged or (claim is not None and table.count < claim.count):
             readers = self._readers(identity, claims) if claims is not None else []
             lost, notes = restore_names(table, claim.count if claim is not None else 0, readers)
@@ -257,13 +257,13 @@ class _Opening:
                     table.firsts[number] = table.ends[number]  # what there was has another number now
         return table
 
-    def _readers(self, identity: Identity, claims: Claims) -> list[LogReader]:
+    def _readers(self, identity: Identity, claims: CheckpointClaims) -> list[NameLookupLog]:
         readers = []
         for number, (partition, claim) in enumerate(zip(identity.partitions, claims.partitions, strict=False)):
             consumer = self._open_consumer(identity, number)
             directory = self._directory / partition.directory
             if claim.segments:
-                readers.append(LogReader(self._disk, directory, consumer, identity.secret, claim))
+                readers.append(NameLookupLog(self._disk, directory, consumer, identity.secret, claim))
         return readers
 
     def _open_consumer(self, identity: Identity, number: int) -> ConsumerLog:
@@ -272,7 +272,9 @@ class _Opening:
         self._consumers.append(consumer)
         return consumer
 
-    def _load(self, identity: Identity, claims: Claims | None, subjects: SubjectTable) -> list[PartitionReplay]:
+    def _load(
+        self, identity: Identity, claims: CheckpointClaims | None, subjects: SubjectTable
+    ) -> list[PartitionReplay]:
         for consumer in self._consumers:
             consumer.close()
         self._consumers.clear()
@@ -286,7 +288,7 @@ class _Opening:
             replay = PartitionReplay(
                 self._disk,
                 directory,
-                Owner(identity.store_id, number),
+                SegmentOwner(identity.store_id, number),
                 identity.secret,
                 consumer,
                 subjects,
@@ -311,7 +313,11 @@ class _Opening:
             consumer.publish(log.end)
 
     def _replay_sequences(
-        self, identity: Identity, claims: Claims | None, subjects: SubjectTable, replays: list[PartitionReplay]
+        self,
+        identity: Identity,
+        claims: CheckpointClaims | None,
+        subjects: SubjectTable,
+        replays: list[PartitionReplay],
     ) -> None:
         sequences = SequenceReplay(subjects, claims.subjects.count if claims is not None else 0)
         raised = identity.sequence_base - (claims.sequence_base if claims is not None else 0)
@@ -358,7 +364,7 @@ class _Opening:
                 index.extend(records)
         return index
 
-    def _remove_rotten_checkpoints(self, claims: Claims | None) -> None:
+    def _remove_rotten_checkpoints(self, claims: CheckpointClaims | None) -> None:
         """One that is rotten must not take the place of a good one among the two that are kept."""
         for number in list_checkpoints(self._disk, self._directory):
             if claims is None or number > claims.number:

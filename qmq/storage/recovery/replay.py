@@ -21,18 +21,18 @@ from qmq.storage.consumer_log.rebuild import Damaged, RowMaker
 from qmq.storage.consumer_log.subject_order import Rows
 from qmq.storage.disk.disk import Disk, failure, read_fully, write_fully
 from qmq.storage.message_log.partition_log import MessageLog
-from qmq.storage.message_log.reader import Found, Scanner
+from qmq.storage.message_log.reader import Scanner, ScanResult
 from qmq.storage.message_log.segment import (
     ForeignSegment,
-    Owner,
     Segment,
+    SegmentOwner,
     list_bases,
     segment_path,
 )
 from qmq.storage.meta.checkpoint import Hole, PartitionClaim, SegmentSpan
 from qmq.storage.meta.subjects import SubjectTable
 from qmq.storage.recovery.decide import PartitionReport, Tail
-from qmq.storage.recovery.finish_log import ReadLog, SegmentFile
+from qmq.storage.recovery.finish_log import RecoveredLog, SegmentFile
 
 _GATHER_ROWS: Final = 4_096
 
@@ -44,7 +44,7 @@ class PartitionReplay:
         self,
         disk: Disk,
         directory: Path,
-        owner: Owner,
+        owner: SegmentOwner,
         secret: bytes,
         consumer: ConsumerLog,
         subjects: SubjectTable,
@@ -61,7 +61,7 @@ class PartitionReplay:
         self._secret = secret
         self._scanner = Scanner(disk, secret, owner.store_id, self._feed)
         self._files: list[SegmentFile] = []
-        self._strangers: list[SegmentFile] = []
+        self._foreign_segments: list[SegmentFile] = []
         self._spans: list[SegmentSpan] = []
         self._base = -1  # of the segment that the consumer log adds to
         self._changed = False
@@ -96,7 +96,7 @@ class PartitionReplay:
             return
         self.claimed = claim.position
         if claim.segments and not any(span.base in bases for span in claim.segments):
-            if self._strangers:
+            if self._foreign_segments:
                 raise ForeignFile("; ".join(self.notes))
             raise StorageError(
                 f"{self._directory} has none of the {len(claim.segments)} segments that the checkpoint knows; is its "
@@ -124,13 +124,13 @@ class PartitionReplay:
             try:
                 files.append(SegmentFile(base, segment.size(), segment.previous_end(self._owner)))
             except ForeignSegment as error:
-                self._strangers.append(SegmentFile(base, segment.size(), None))
+                self._foreign_segments.append(SegmentFile(base, segment.size(), None))
                 self.notes.append(f"{error}; until then it is left alone and not read")
             finally:
                 segment.close()
         claim = self._claim
         if claim is None:
-            if self._strangers and not files:
+            if self._foreign_segments and not files:
                 raise ForeignFile("; ".join(self.notes))
             return files
         claimed = {span.base for span in claim.segments}
@@ -158,7 +158,7 @@ class PartitionReplay:
             self.report.damaged.append(hole)
             self.holes.append(hole)
 
-    def _lose_claimed(self, found: Found, end: int) -> None:
+    def _lose_claimed(self, found: ScanResult, end: int) -> None:
         """Record what a scan of claimed bytes up to *end* has not found."""
         self.report.damaged += found.rotten
         for hole in found.holes:
@@ -256,7 +256,7 @@ class PartitionReplay:
 
     def blocked_until(self, reserve: int) -> int:
         """Where the last foreign file ends that stands where the log would go on, below its reserve; 0 without one."""
-        blocking = (file for file in self._strangers if self.claimed <= file.base < reserve)
+        blocking = (file for file in self._foreign_segments if self.claimed <= file.base < reserve)
         return max((file.base + file.size for file in blocking), default=0)
 
     def _current_base(self) -> int:
@@ -299,7 +299,7 @@ class PartitionReplay:
                 raise failure(error, "remove", path) from error
         self._changed = True
 
-    def _note(self, found: Found) -> None:
+    def _note(self, found: ScanResult) -> None:
         self.report.holes += found.holes
         self.report.replayed_batches += found.batches
         self.report.rewritten_bytes += found.rewritten_bytes
@@ -320,7 +320,7 @@ class PartitionReplay:
 
     def _scan(
         self, base: int, start: int, stop: int, rewrite_from: int | None = None, *, vouched: bool = False
-    ) -> Found:
+    ) -> ScanResult:
         segment = Segment.open(self._disk, self._directory, base, 0, writable=rewrite_from is not None)
         try:
             found = self._scanner.scan(segment, start, stop, rewrite_from, vouched=vouched)
@@ -366,7 +366,7 @@ class PartitionReplay:
         """Cut the tail and open the log at its end, in a new segment when that lies below *floor*. All is on disk when
         this returns, with *sync* also what was there before. Raises StorageFull or StorageFailed.
         """
-        read = ReadLog(
+        read = RecoveredLog(
             self._disk,
             self._directory,
             self._owner,

@@ -34,7 +34,7 @@ from qmq.format.layout import (
 )
 from qmq.format.table import TABLE_BYTES, TABLE_BYTES_A_RUN, names_of
 from qmq.storage.consumer_log.subject_order import Rows
-from qmq.storage.message_log.segment import Owner
+from qmq.storage.message_log.segment import SegmentOwner
 
 #: Batches below this many bytes on average are cut from a copy of the piece: slices of bytes cost half.
 _SMALL_BATCH: Final = 4_096
@@ -63,7 +63,7 @@ class Prefix(NamedTuple):
 class BatchColumns:
     """Checks the batches of one partition."""
 
-    def __init__(self, owner: Owner, secret: bytes, number_of: Callable[[str], int]) -> None:
+    def __init__(self, owner: SegmentOwner, secret: bytes, number_of: Callable[[str], int]) -> None:
         self._owner = owner
         self._store_id = np.void(owner.store_id)
         self._keyed = blake2b(digest_size=MARK_SIZE, key=secret)  # copied for each mark: the key is mixed in once

@@ -27,7 +27,7 @@ from qmq.storage.consumer_log.header import DerivedHeader, parse_derived
 from qmq.storage.consumer_log.subject_order import derive_order
 from qmq.storage.disk.disk import Disk, read_fully
 from qmq.storage.meta.checkpoint import Hole
-from qmq.storage.verify.report import Report
+from qmq.storage.verify.report import VerifyReport
 
 #: What order files are derived from: 6 bytes a row, kept for one segment at a time.
 KEY_DTYPE: Final = np.dtype([("subject", "<u4"), ("lane", "<u2")])
@@ -48,7 +48,7 @@ class DerivedCheck:
         self,
         disk: Disk,
         path: Path,
-        report: Report,
+        report: VerifyReport,
         owner: DerivedHeader,
         *,
         first_row: int | None = None,
@@ -199,7 +199,7 @@ def _outside(found: Records, holes: list[Hole]) -> Records:
     return found
 
 
-def check_order(disk: Disk, path: Path, report: Report, entries: DerivedCheck) -> None:
+def check_order(disk: Disk, path: Path, report: VerifyReport, entries: DerivedCheck) -> None:
     """Hold the order file of a sealed segment against its entries, which have been read."""
     try:
         fd = disk.open(path, os.O_RDONLY)

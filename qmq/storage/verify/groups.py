@@ -19,7 +19,7 @@ from qmq.storage.meta.checkpoint import (
     GROUP_STATE,
     GROUPS_NAME,
     KEPT,
-    Claims,
+    CheckpointClaims,
     GroupClaim,
     list_checkpoints,
     read_checkpoint,
@@ -33,7 +33,7 @@ from qmq.storage.pull_log.records import (
     pull_file_path,
     read_pull_log,
 )
-from qmq.storage.verify.report import Report
+from qmq.storage.verify.report import VerifyReport
 
 #: What repair puts the bytes of a rotten run under.
 SET_ASIDE: Final = ".set-aside"
@@ -46,7 +46,7 @@ _BOTH: Final = "run qmq repair: it takes out what is rotten, whose messages are 
 _CRC_SIZE: Final = 4
 
 
-class Copy(NamedTuple):
+class RunFile(NamedTuple):
     """One file of a run as it is read: the items' bytes (short ones are missing), which are good, what is wrong with
     its header, whether it is there.
     """
@@ -57,12 +57,12 @@ class Copy(NamedTuple):
     exists: bool
 
 
-def group_claims(checkpoints: Sequence[Claims]) -> list[GroupClaim]:
+def group_claims(checkpoints: Sequence[CheckpointClaims]) -> list[GroupClaim]:
     """What checkpoints say of the files of groups, for those that say anything. Raises BadBytes."""
     return [GroupClaim.unpack(one.state[GROUP_STATE]) for one in checkpoints if GROUP_STATE in one.state]
 
 
-def good_checkpoints(disk: Disk, directory: Path) -> list[Claims]:
+def good_checkpoints(disk: Disk, directory: Path) -> list[CheckpointClaims]:
     """What the good ones of the checkpoints that are kept say, the last one first. Raises StorageFailed."""
     numbers = list_checkpoints(disk, directory)[:KEPT]
     return [claims for number in numbers if (claims := read_checkpoint(disk, directory, number).claims) is not None]
@@ -72,7 +72,7 @@ class GroupsCheck:
     """One check of them; *claims* of the checkpoints, the last one first."""
 
     def __init__(
-        self, disk: Disk, directory: Path, report: Report, identity: Identity, claims: Sequence[GroupClaim]
+        self, disk: Disk, directory: Path, report: VerifyReport, identity: Identity, claims: Sequence[GroupClaim]
     ) -> None:
         self._disk = disk
         self._directory = directory
@@ -89,7 +89,7 @@ class GroupsCheck:
                 for number, items in runs.items.items():
                     if number not in known:
                         self._check_run(self._directory / name, number, runs.item_size, items, is_fault=not place)
-        self._look_for_strangers()
+        self._look_for_foreign_files()
 
     # --- the pull log ------------------------------------------------------------------------------------------------
 
@@ -156,9 +156,9 @@ class GroupsCheck:
                 position = SCHEDULE_HEADER_SIZE + item * item_size
                 self._report.tell(is_fault, path, position, what, _BOTH if both else _OTHER_COPY)
 
-    # --- strangers ---------------------------------------------------------------------------------------------------
+    # --- untrusted clients --------------------------------------------------------------------------------------------
 
-    def _look_for_strangers(self) -> None:
+    def _look_for_foreign_files(self) -> None:
         known = {
             path
             for claim in self._claims
@@ -201,7 +201,7 @@ class GroupsCheck:
         self._report.note(path, None, "is a foreign file", "nothing: it is not QMQ's, and is left alone")
 
 
-def read_copy(disk: Disk, path: Path, store_id: bytes, number: int, item_size: int, items: int) -> Copy:
+def read_copy(disk: Disk, path: Path, store_id: bytes, number: int, item_size: int, items: int) -> RunFile:
     """One file of a run. Raises OSError, ForeignFile for a newer version."""
     size = SCHEDULE_HEADER_SIZE + items * item_size
     try:
@@ -209,7 +209,7 @@ def read_copy(disk: Disk, path: Path, store_id: bytes, number: int, item_size: i
     except OSError as error:
         if error.errno not in BAD_SECTOR and not isinstance(error, FileNotFoundError):
             raise
-        return Copy(b"", np.zeros(items, np.bool_), "is missing", False)
+        return RunFile(b"", np.zeros(items, np.bool_), "is missing", False)
     try:
         whole, lost = read_around(disk, fd, size, 0)
     finally:
@@ -222,7 +222,7 @@ def read_copy(disk: Disk, path: Path, store_id: bytes, number: int, item_size: i
     except BadBytes as error:
         problem = str(error)
     data = whole[SCHEDULE_HEADER_SIZE:]
-    return Copy(data, _good_items(data, item_size, items), problem, True)
+    return RunFile(data, _good_items(data, item_size, items), problem, True)
 
 
 def _good_items(data: bytes, item_size: int, items: int) -> npt.NDArray[np.bool_]:

@@ -34,23 +34,23 @@ from qmq.storage.opened import StoreOptions
 from qmq.storage.recovery.decide import RecoveryReport
 from qmq.storage.recovery.open import open_directory
 from qmq.storage.store import Store
-from qmq.storage.verify.groups import SET_ASIDE, Copy, good_checkpoints, group_claims, read_copy
-from qmq.storage.verify.report import Finding, Report
+from qmq.storage.verify.groups import SET_ASIDE, RunFile, good_checkpoints, group_claims, read_copy
+from qmq.storage.verify.report import Finding, VerifyReport
 from qmq.storage.verify.verify import Progress, verify_one
 
 _CRC_SIZE: Final = 4
 
 
 #: A file, and a byte of it.
-Place = tuple[Path, int]
+FilePosition = tuple[Path, int]
 
 
-def repair_runs(disk: Disk, directory: Path, store_id: bytes, claims: list[GroupClaim]) -> set[Place]:
+def repair_runs(disk: Disk, directory: Path, store_id: bytes, claims: list[GroupClaim]) -> set[FilePosition]:
     """Write again what is rotten of the runs that checkpoints know; returns where items could not be brought back.
 
     Doing it again, after a crash too, changes nothing more. Raises StorageFull, StorageFailed, ForeignFile.
     """
-    lost = set[Place]()
+    lost = set[FilePosition]()
     known = {
         (name, number): (runs.item_size, items)
         for claim in claims
@@ -69,8 +69,8 @@ def repair_runs(disk: Disk, directory: Path, store_id: bytes, claims: list[Group
 
 
 def _mend(
-    disk: Disk, store_id: bytes, number: int, item_size: int, paths: tuple[Path, Path], copies: list[Copy]
-) -> set[Place]:
+    disk: Disk, store_id: bytes, number: int, item_size: int, paths: tuple[Path, Path], copies: list[RunFile]
+) -> set[FilePosition]:
     first, second = copies
     rotten = {int(item) for item in (~first.good & ~second.good).nonzero()[0]}
     void = bytes(item_size - _CRC_SIZE)
@@ -199,7 +199,7 @@ def _is_derived(finding: Finding) -> bool:
     return finding.file.suffix in _DERIVED
 
 
-def _wrong(report: Report, disk: Disk) -> Iterator[Finding]:
+def _wrong(report: VerifyReport, disk: Disk) -> Iterator[Finding]:
     """The faults, and derived files that are missing, which is none."""
     for finding in report.findings:
         if finding.severity == "fault" or (_is_derived(finding) and not disk.exists(finding.file)):
@@ -240,7 +240,7 @@ def _size(disk: Disk, path: Path) -> int:
         raise failure(error, "look at", path) from error
 
 
-def _compared(disk: Disk, wrong: list[Finding], after: Report, lost: set[Place]) -> Iterator[Treated]:
+def _compared(disk: Disk, wrong: list[Finding], after: VerifyReport, lost: set[FilePosition]) -> Iterator[Treated]:
     left = {(finding.file, finding.position) for finding in _wrong(after, disk)}
     known = {(finding.file, finding.position) for finding in after.findings} - left
     for finding in wrong:

@@ -43,7 +43,7 @@ class Count:
 
 
 @dataclass(slots=True)
-class Report:
+class VerifyReport:
     """The outcome: ``findings`` in the order they were found, at most 20 a file; ``left_out`` counts the others."""
 
     directory: Path

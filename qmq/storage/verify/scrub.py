@@ -25,7 +25,7 @@ from qmq.format.layout import (
 from qmq.format.salvage import Marks, marks_of, undecodable_in
 from qmq.storage.disk.disk import BAD_SECTOR, Disk, failure
 from qmq.storage.message_log.reader import candidates
-from qmq.storage.message_log.segment import Owner, check_header, segment_path
+from qmq.storage.message_log.segment import SegmentOwner, check_header, segment_path
 from qmq.storage.meta.checkpoint import Hole, SegmentSpan
 
 #: Read at once. Checking so much takes the interpreter for 0.1 ms where batches are large, for 2 ms where each has one
@@ -38,7 +38,7 @@ _SECTOR: Final = 4_096
 _SHORTER: Final = "the file is shorter than it was"
 
 
-class Damage(NamedTuple):
+class PartitionDamage(NamedTuple):
     """Bytes of a partition that are not what was written, or cannot be read: positions [start, end).
 
     ``marks`` are what of it is to be served no more, as (position, size).
@@ -64,11 +64,11 @@ class Pace:
         return self._free_us
 
 
-class Step(NamedTuple):
+class ScrubStep(NamedTuple):
     """What one read brought; ``is_last``: the segment is through."""
 
     size: int
-    found: tuple[Damage, ...]
+    found: tuple[PartitionDamage, ...]
     is_last: bool
 
 
@@ -76,7 +76,13 @@ class SegmentReader:
     """Reads one segment. Its descriptor is opened by the first read, and stays open until ``close``."""
 
     def __init__(
-        self, disk: Disk, directory: Path, span: SegmentSpan, owner: Owner, secret: bytes, holes: Sequence[Hole] = ()
+        self,
+        disk: Disk,
+        directory: Path,
+        span: SegmentSpan,
+        owner: SegmentOwner,
+        secret: bytes,
+        holes: Sequence[Hole] = (),
     ) -> None:
         """*holes* were reported before, and are passed over."""
         self.path = segment_path(directory, span.base)
@@ -89,21 +95,21 @@ class SegmentReader:
         self._fd = -1
         self._walk = self._walked()
 
-    def step(self) -> Step:
+    def step(self) -> ScrubStep:
         """Read on a little, from the segment's beginning to its end.
 
         Raises StorageFailed when the system refuses to read, for another reason than what is on the disk.
         """
-        found = list[Damage]()
+        found = list[PartitionDamage]()
         for item in self._walk:
             if isinstance(item, int):
-                return Step(item, tuple(found), False)
+                return ScrubStep(item, tuple(found), False)
             found.append(item)
-        return Step(0, tuple(found), True)
+        return ScrubStep(0, tuple(found), True)
 
     def read_batch(
         self, position: int, size: int, first: int = 0, messages: int = 0
-    ) -> tuple[memoryview, Damage | None]:
+    ) -> tuple[memoryview, PartitionDamage | None]:
         """The *size* bytes of the batch that begins at *position*, and what is bad in them. Raises as ``step``.
 
         Of so many messages from ordinal *first* on (0: all) the headers are unpacked as well: what nobody can decode is
@@ -134,7 +140,7 @@ class SegmentReader:
 
     # --- a whole segment ---------------------------------------------------------------------------------------------
 
-    def _walked(self) -> Generator[int | Damage]:
+    def _walked(self) -> Generator[int | PartitionDamage]:
         """Numbers of bytes that were read, and what is bad in those before."""
         if not self._disk.exists(self.path):
             yield self._unmarked(f"{self.path} is not there any more; put it back, or restart the broker")
@@ -153,7 +159,7 @@ class SegmentReader:
             sound = self._sound_size(view, position)
             position = position + sound if sound else (yield from self._one_batch(position))
 
-    def _check_file(self) -> Iterator[int | Damage]:
+    def _check_file(self) -> Iterator[int | PartitionDamage]:
         """The file's own header. What it says is not needed to serve what follows, so nothing is marked."""
         reason = f"the header of {self.path} is not what was written"
         try:
@@ -178,7 +184,7 @@ class SegmentReader:
             pass  # it is bad, or goes on behind the view: it is looked at by itself
         return offset
 
-    def _one_batch(self, position: int) -> Generator[int | Damage, None, int]:
+    def _one_batch(self, position: int) -> Generator[int | PartitionDamage, None, int]:
         """Look at what begins at *position*: a batch of any size, or bad bytes; returns where the next one begins."""
         reason = "no batch begins here"
         try:
@@ -195,7 +201,7 @@ class SegmentReader:
             reason = str(failure(error, "read", self.path))
         if self._limit < self._end:
             reason = _SHORTER
-        following = yield from self._next_place(position + 1)
+        following = yield from self._next_position(position + 1)
         if following == self._limit:
             following = self._end
         yield self._bad(position, following, reason)
@@ -240,7 +246,7 @@ class SegmentReader:
             start += len(view)
         return crc
 
-    def _next_place(self, position: int) -> Generator[int, None, int]:
+    def _next_position(self, position: int) -> Generator[int, None, int]:
         """The first place from *position* on where a right header stands; the file's end when there is none."""
         while position + BATCH_HEADER_SIZE <= self._limit:
             try:
@@ -260,23 +266,23 @@ class SegmentReader:
 
     # --- findings ----------------------------------------------------------------------------------------------------
 
-    def _bad(self, start: int, end: int, reason: str) -> Damage:
-        return Damage(self._owner.partition, start, end, reason, ((start, end - start),))
+    def _bad(self, start: int, end: int, reason: str) -> PartitionDamage:
+        return PartitionDamage(self._owner.partition, start, end, reason, ((start, end - start),))
 
-    def _unmarked(self, reason: str) -> Damage:
+    def _unmarked(self, reason: str) -> PartitionDamage:
         """Something about the file that keeps nobody from reading what is in it."""
-        return Damage(self._owner.partition, self._base, self._base + SEGMENT_HEADER_SIZE, reason, ())
+        return PartitionDamage(self._owner.partition, self._base, self._base + SEGMENT_HEADER_SIZE, reason, ())
 
-    def _examined(self, view: memoryview, position: int, reason: str) -> Damage:
+    def _examined(self, view: memoryview, position: int, reason: str) -> PartitionDamage:
         """Which messages are bad of a batch with a right header whose data does not fit its checksum."""
         header = parse_header(view)
         if len(view) < header.size:
             return self._bad(position, position + header.size, _SHORTER)
         return self._marked(view, position, marks_of(view, header), reason)
 
-    def _marked(self, view: memoryview, position: int, marks: Marks, reason: str) -> Damage:
+    def _marked(self, view: memoryview, position: int, marks: Marks, reason: str) -> PartitionDamage:
         places = tuple((position + low, high - low) for low, high in marks)
-        return Damage(self._owner.partition, position, position + parse_header(view).size, reason, places)
+        return PartitionDamage(self._owner.partition, position, position + parse_header(view).size, reason, places)
 
     def _read(self, position: int, size: int) -> memoryview:
         """*size* bytes from *position* on, fewer where the segment ends.

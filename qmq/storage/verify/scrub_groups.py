@@ -135,7 +135,7 @@ class RunReader(_Reader):
         for path, other, mine, is_there in zip(self._paths, reversed(self._paths), bad, there, strict=True):
             if not is_there:
                 self._tell(f"{path} is gone; {other.name} has its items, and qmq repair makes it again")
-            for start, end in _stretches(mine & ~both) if is_there else ():
+            for start, end in _ranges(mine & ~both) if is_there else ():
                 self._tell(
                     f"{path} is rotten at bytes {self._offset(start)} to {self._offset(end)}; {other.name} has what "
                     "stood there, and qmq repair mends it; see what the disk says"
@@ -214,7 +214,7 @@ class PullReader(_Reader):
         return offset
 
 
-def _stretches(chosen: npt.NDArray[np.bool_]) -> list[tuple[int, int]]:
+def _ranges(chosen: npt.NDArray[np.bool_]) -> list[tuple[int, int]]:
     """Where True stands, as [start, end)."""
     edges = np.flatnonzero(np.diff(chosen, prepend=np.False_, append=np.False_)).tolist()
     return list(zip(edges[::2], edges[1::2], strict=True))

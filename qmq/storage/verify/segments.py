@@ -39,12 +39,12 @@ from qmq.storage.consumer_log.header import DerivedHeader, entries_path, order_p
 from qmq.storage.consumer_log.subject_order import Rows
 from qmq.storage.disk.disk import Disk, read_fully
 from qmq.storage.message_log.reader import candidates
-from qmq.storage.message_log.segment import ForeignSegment, Owner, check_header, is_of, list_bases, segment_path
+from qmq.storage.message_log.segment import ForeignSegment, SegmentOwner, check_header, is_of, list_bases, segment_path
 from qmq.storage.message_log.sparse_index import derive_index, index_path
 from qmq.storage.meta.checkpoint import Hole, PartitionClaim
 from qmq.storage.verify.batches import BatchColumns
 from qmq.storage.verify.derived import DerivedCheck, check_order
-from qmq.storage.verify.report import Report
+from qmq.storage.verify.report import VerifyReport
 
 _READ_BYTES: Final = 8 << 20
 _SEARCH_OVERLAP: Final = 32
@@ -113,11 +113,11 @@ class PartitionCheck:
     def __init__(
         self,
         disk: Disk,
-        report: Report,
+        report: VerifyReport,
         *,
         directory: Path,
         consumer_directory: Path,
-        owner: Owner,
+        owner: SegmentOwner,
         secret: bytes,
         claim: PartitionClaim | None,
         number_of: Callable[[str], int],

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from qmq.storage.consumer_log.subject_order import Rows
 from qmq.storage.meta.gaps import Gaps
-from qmq.storage.verify.report import Report
+from qmq.storage.verify.report import VerifyReport
 from qmq.storage.verify.segments import Stored
 
 _KEEP: Final = "keep a copy of the directory and report it: this must not happen"
@@ -25,7 +25,7 @@ Indexes = npt.NDArray[np.intp]
 class SequenceCheck:
     """Takes every batch of the store by stamp; 24 bytes a subject."""
 
-    def __init__(self, report: Report, names: list[str], gaps: Gaps, is_whole: Callable[[], bool]) -> None:
+    def __init__(self, report: VerifyReport, names: list[str], gaps: Gaps, is_whole: Callable[[], bool]) -> None:
         """*names* are the subjects by number, and grow as new ones are met. Once *is_whole* says that batches may be
         missing, so may sequences.
         """

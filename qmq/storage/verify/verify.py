@@ -21,7 +21,7 @@ from qmq.storage.disk.envelope import FileState
 from qmq.storage.message_log.archive_receipt import SUFFIX as RECEIPT_SUFFIX
 from qmq.storage.message_log.archive_receipt import parse_receipt
 from qmq.storage.message_log.segment import SUFFIX as SEGMENT_SUFFIX
-from qmq.storage.message_log.segment import Owner, is_of, list_bases, segment_path
+from qmq.storage.message_log.segment import SegmentOwner, is_of, list_bases, segment_path
 from qmq.storage.message_log.sparse_index import SUFFIX as INDEX_SUFFIX
 from qmq.storage.meta import identity as identities
 from qmq.storage.meta.checkpoint import (
@@ -30,22 +30,22 @@ from qmq.storage.meta.checkpoint import (
     GROUPS_NAME,
     KEPT,
     PREFIX,
-    Claims,
+    CheckpointClaims,
     checkpoint_path,
     list_checkpoints,
     read_checkpoint,
 )
 from qmq.storage.meta.gaps import Gaps
 from qmq.storage.meta.identity import COPY_NAMES, Identity, PartitionIdentity, read_copies
-from qmq.storage.meta.subjects import Records, check_header, parse_records
+from qmq.storage.meta.subjects import RegistryContent, check_header, parse_records
 from qmq.storage.opened import CONSUMER_LOG_NAME, SUBJECTS_NAME
 from qmq.storage.pull_log.records import PULL_LOG_NAME
 from qmq.storage.verify.groups import GroupsCheck, group_claims
-from qmq.storage.verify.report import Count, Finding, Report
+from qmq.storage.verify.report import Count, Finding, VerifyReport
 from qmq.storage.verify.segments import PartitionCheck
 from qmq.storage.verify.sequences import SequenceCheck, in_stored_order
 
-__all__ = ["Count", "Finding", "Report", "verify"]
+__all__ = ["Count", "Finding", "VerifyReport", "verify"]
 
 #: Called with the bytes that have been read, and how many there are.
 Progress = Callable[[int, int], None]
@@ -57,7 +57,7 @@ _MOVE: Final = "move it away; if there was a file of that name, put that back; t
 _RESTORE: Final = "put back a good copy of the file; without it the next start reads the whole log"
 
 
-def verify(directory: Path, disk: Disk, progress: Progress | None = None) -> Report:
+def verify(directory: Path, disk: Disk, progress: Progress | None = None) -> VerifyReport:
     """Check the data directory of a stopped broker, or a copy of any, with its delay log.
 
     Raises DirectoryInUse while a broker has it, also when one takes it meanwhile; StorageFailed when the system
@@ -79,10 +79,12 @@ def _is_being_made(disk: Disk, directory: Path) -> bool:
     return not any(name in (*COPY_NAMES, SUBJECTS_NAME, CONSUMER_LOG_NAME) or _is_checkpoint(name) for name in names)
 
 
-def verify_one(directory: Path, disk: Disk, progress: Progress | None, report: Report | None = None) -> Report:
+def verify_one(
+    directory: Path, disk: Disk, progress: Progress | None, report: VerifyReport | None = None
+) -> VerifyReport:
     """As ``verify``, without the delay log; *report* is gone on with."""
     _check_free(disk, directory)
-    report = Report(directory) if report is None else report
+    report = VerifyReport(directory) if report is None else report
     try:
         _Verification(disk, directory, report, progress).run()
     except OSError as error:
@@ -100,14 +102,14 @@ def _check_free(disk: Disk, directory: Path) -> None:
 class _Verification:
     """One run."""
 
-    def __init__(self, disk: Disk, directory: Path, report: Report, progress: Progress | None) -> None:
+    def __init__(self, disk: Disk, directory: Path, report: VerifyReport, progress: Progress | None) -> None:
         self._disk = disk
         self._directory = directory
         self._report = report
         self._progress = progress
         self._done = self._total = 0
-        self._claims: Claims | None = None
-        self._good_checkpoints: list[Claims] = []  # the last one first
+        self._claims: CheckpointClaims | None = None
+        self._good_checkpoints: list[CheckpointClaims] = []  # the last one first
         self._claims_path = directory
         self._names: list[str] = []
         self._numbers: dict[str, int] = {}
@@ -122,7 +124,7 @@ class _Verification:
             return
         self._check_checkpoints(identity)
         self._read_subjects(identity)
-        self._look_for_strangers(names, identity)
+        self._look_for_foreign_files(names, identity)
         self._check_logs(identity)
         self._check_groups(identity)
 
@@ -239,7 +241,7 @@ class _Verification:
             self._report.note(path, records.end, what, "nothing: the next start cuts them and reads them from the log")
         self._take_names(path, records)
 
-    def _take_names(self, path: Path, records: Records) -> None:
+    def _take_names(self, path: Path, records: RegistryContent) -> None:
         for number, name in enumerate(records.names):
             if name is not None and name in self._numbers:
                 what = f"subject {number} has the name of subject {self._numbers[name]}, {name}"
@@ -286,7 +288,7 @@ class _Verification:
                     self._report,
                     directory=path,
                     consumer_directory=self._directory / CONSUMER_LOG_NAME / str(number),
-                    owner=Owner(identity.store_id, number),
+                    owner=SegmentOwner(identity.store_id, number),
                     secret=identity.secret,
                     claim=claim,
                     number_of=self._number_of,
@@ -317,7 +319,7 @@ class _Verification:
             shared |= {self._path_of(identity.partitions[number]) for number in several}
             bases = list_bases(self._disk, path) if self._disk.exists(path) else []
             for number in several[1:]:
-                owner = Owner(identity.store_id, number)
+                owner = SegmentOwner(identity.store_id, number)
                 own = [segment_path(path, base).name for base in bases if is_of(self._disk, path, owner, base)]
                 what = f"is the directory of partition {several[0]} and of partition {number}"
                 advice = (
@@ -327,7 +329,7 @@ class _Verification:
                 self._report.fault(path, None, what, advice)
         return shared
 
-    def _check_claims(self, claims: Claims, sequences: SequenceCheck) -> None:
+    def _check_claims(self, claims: CheckpointClaims, sequences: SequenceCheck) -> None:
         if sequences.last_claimed_us > claims.last_stored_at_us:
             what = f"knows stamps up to {claims.last_stored_at_us}, its log has {sequences.last_claimed_us}"
             self._report.fault(self._claims_path, None, what, "delete it: the one before counts then")
@@ -352,16 +354,16 @@ class _Verification:
         if self._progress is not None:
             self._progress(min(self._done, self._total), self._total)
 
-    # --- strangers ---------------------------------------------------------------------------------------------------
+    # --- untrusted clients --------------------------------------------------------------------------------------------
 
-    def _look_for_strangers(self, names: list[str], identity: Identity) -> None:
+    def _look_for_foreign_files(self, names: list[str], identity: Identity) -> None:
         own = {*COPY_NAMES, LOCK_NAME, SUBJECTS_NAME, CONSUMER_LOG_NAME, PULL_LOG_NAME, GROUPS_NAME}
         own |= {DELAYED_NAME, DUE_NAME}
         own |= {Path(partition.directory).parts[0] for partition in identity.partitions}
         for name in names:
             whole = name.removesuffix(".tmp")
             if name not in own and not _is_checkpoint(name):
-                self._tell_stranger(self._directory / name, whole in own or _is_checkpoint(whole))
+                self._tell_foreign_file(self._directory / name, whole in own or _is_checkpoint(whole))
         for number, partition in enumerate(identity.partitions):
             for directory in (self._path_of(partition), self._directory / CONSUMER_LOG_NAME / str(number)):
                 if self._disk.exists(directory):
@@ -371,7 +373,7 @@ class _Verification:
         for name in self._disk.listdir(directory):
             known = _is_log_file_name(name.removesuffix(".tmp"))
             if not known or name.endswith(".tmp"):
-                self._tell_stranger(directory / name, known)
+                self._tell_foreign_file(directory / name, known)
             elif name.endswith(RECEIPT_SUFFIX):
                 self._check_receipt(directory / name)
 
@@ -385,7 +387,7 @@ class _Verification:
         else:
             self._report.count("receipt", len(data), 1)
 
-    def _tell_stranger(self, path: Path, is_own: bool) -> None:
+    def _tell_foreign_file(self, path: Path, is_own: bool) -> None:
         if is_own:
             self._report.note(path, None, "was left by a write that was interrupted", _REPLACED)
         else:
@@ -413,7 +415,7 @@ def _is_base(stem: str) -> bool:
     return len(stem) == 16 and all(digit in "0123456789abcdef" for digit in stem)
 
 
-def _contradiction(claims: Claims, number: int, identity: Identity) -> str | None:
+def _contradiction(claims: CheckpointClaims, number: int, identity: Identity) -> str | None:
     """What is wrong with a checkpoint whose bytes are good."""
     if claims.number != number:
         return f"says that it is number {claims.number}"

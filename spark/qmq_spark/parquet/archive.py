@@ -35,7 +35,7 @@ from qmq.format.layout import SEGMENT_HEADER_SIZE
 from qmq_spark.parquet.files import DayFiles, ParquetFile, directory_of
 from qmq_spark.parquet.merge import merge_small
 from qmq_spark.parquet.put import give_names, put
-from qmq_spark.read import Damage, Stretch, StretchReader, Wanted
+from qmq_spark.read import RangeReader, SegmentDamage, SegmentRange, Wanted
 from qmq_spark.schema import SCHEMA
 
 #: A round ends once it has read so many bytes of segments.
@@ -59,7 +59,7 @@ class ArchivedTables:
     messages: int = 0
     files: int = 0
     file_bytes: int = 0
-    #: Stretches of bad bytes; the table lists them.
+    #: Ranges of bad bytes; the table lists them.
     damages: int = 0
     #: Files of earlier runs that are in others now; and those that should be, and are not what was written.
     merged: int = 0
@@ -73,11 +73,11 @@ class _Piece(NamedTuple):
 
     day: int
     key: SegmentKey
-    stretch: Stretch
+    segment_range: SegmentRange
 
     @property
     def size(self) -> int:
-        return self.stretch.end - self.stretch.start
+        return self.segment_range.end - self.segment_range.start
 
 
 def archive_parquet(
@@ -130,11 +130,11 @@ def _pieces(source: Files, segments: list[SegmentSource], table: FileTable, done
         else:
             done.segments += 1
             start = ends.get(key, segment.base + SEGMENT_HEADER_SIZE)
-            found += [_Piece(day, key, stretch) for day, stretch in _days_of(source, segment, start)]
-    return sorted(found, key=lambda piece: (piece.day, piece.key, piece.stretch.start))
+            found += [_Piece(day, key, segment_range) for day, segment_range in _days_of(source, segment, start)]
+    return sorted(found, key=lambda piece: (piece.day, piece.key, piece.segment_range.start))
 
 
-def _days_of(source: Files, segment: SegmentSource, start: int) -> Iterator[tuple[int, Stretch]]:
+def _days_of(source: Files, segment: SegmentSource, start: int) -> Iterator[tuple[int, SegmentRange]]:
     """A segment from *start* on, cut where a batch is of another day than the one before."""
     day: int | None = None
     first = start
@@ -143,10 +143,10 @@ def _days_of(source: Files, segment: SegmentSource, start: int) -> Iterator[tupl
         days = (later["stored_at_us"] // _DAY_US).astype(np.int64)
         for at in np.flatnonzero(np.diff(days, prepend=days[:1] if day is None else day)).tolist():
             cut = int(later["position"][at])
-            yield int(days[at - 1]) if at else day or 0, Stretch(segment, first, cut)
+            yield int(days[at - 1]) if at else day or 0, SegmentRange(segment, first, cut)
             first = cut
         day = int(days[-1]) if len(days) else day
-    yield day or 0, Stretch(segment, first, segment.end)
+    yield day or 0, SegmentRange(segment, first, segment.end)
 
 
 def _rounds(pieces: list[_Piece]) -> Iterator[list[_Piece]]:
@@ -186,7 +186,7 @@ class _Round:
 
     def run(self, table: FileTable, pieces: list[_Piece]) -> FileTable:
         """Write the files, then the table; gives that."""
-        reader = StretchReader(self._source, Wanted(private=True), SCHEMA, self._note)
+        reader = RangeReader(self._source, Wanted(private=True), SCHEMA, self._note)
         segments = list[ListedSegment]()
         for day, of_day in groupby(pieces, key=lambda piece: piece.day):
             self._day = (_EPOCH + timedelta(days=day)).date().isoformat()
@@ -198,18 +198,18 @@ class _Round:
                 day_files.close()
         return self._commit(table, segments)
 
-    def _copy(self, reader: StretchReader, piece: _Piece, day_files: DayFiles) -> ListedSegment:
+    def _copy(self, reader: RangeReader, piece: _Piece, day_files: DayFiles) -> ListedSegment:
         self._store_id = piece.key.store_id
         messages = 0
-        for batch in reader.record_batches(piece.stretch):
+        for batch in reader.record_batches(piece.segment_range):
             messages += batch.num_rows
             day_files.add(batch)
-            self._read(batch["position"][-1].as_py() - piece.stretch.start)
+            self._read(batch["position"][-1].as_py() - piece.segment_range.start)
         self._done.read_bytes += piece.size
         self._read(0)
-        return ListedSegment(*piece.key, end=piece.stretch.end, messages=messages)
+        return ListedSegment(*piece.key, end=piece.segment_range.end, messages=messages)
 
-    def _note(self, damage: Damage) -> None:
+    def _note(self, damage: SegmentDamage) -> None:
         told = ListedDamage(
             self._store_id, damage.partition, damage.start, damage.end, damage.messages, damage.reason
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Reading the Parquet files of an archive, those that its table lists, as ``StretchReader`` reads segments."""
+"""Reading the Parquet files of an archive, those that its table lists, as ``RangeReader`` reads segments."""
 
 from __future__ import annotations
 

@@ -7,14 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qmq.broker.delay import items
-from qmq.broker.delay.items import Places
+from qmq.broker.delay.items import PositionSet
 
 NUMBERS = st.integers(0, (1 << 64) - 3) | st.integers(0, 50)
 
 
 @given(st.lists(st.tuples(st.sampled_from(["add", "extend", "discard", "pack"]), NUMBERS, st.integers(0, 20))))
 def test_it_is_a_set(steps: list[tuple[str, int, int]]) -> None:
-    made, known = Places(), set[int]()
+    made, known = PositionSet(), set[int]()
     for what, number, count in steps:
         stop = min(number + count, (1 << 64) - 1)
         if what == "add":
@@ -27,14 +27,14 @@ def test_it_is_a_set(steps: list[tuple[str, int, int]]) -> None:
             made.discard(number, stop)
             known -= set(range(number, stop))
         else:
-            made = Places.unpack(made.pack())
+            made = PositionSet.unpack(made.pack())
         assert len(made) == len(known)
         assert (number in made) == (number in known)
         assert made.within(number, stop).tolist() == sorted(n for n in known if number <= n < stop)
 
 
 def test_many_are_kept_small() -> None:
-    made = Places()
+    made = PositionSet()
     for number in range(3 * items._LOOSE):
         made.add(number * 7)
     assert len(made._loose) <= items._LOOSE

@@ -9,7 +9,7 @@ import pytest
 
 from qmq.broker.delivery import ack_deadline as overdue
 from qmq.broker.ports.commands import Administer, Heartbeat, Now
-from qmq.broker.ports.effects import Messages
+from qmq.broker.ports.effects import PulledMessages
 from tests.broker.delivery.test_filters import dead
 from tests.broker.harness import Driven
 from tests.broker.test_consuming import Consumer, filled, killed, many
@@ -22,7 +22,7 @@ def beat(driven: Driven, milliseconds: int, *names: str) -> None:
 
 def test_what_takes_too_long_comes_again_to_anyone(tmp_path: Path) -> None:
     driven = filled(tmp_path, 4)
-    one = Consumer(driven, "one", connection=1, max_handling_us=10_000_000, retry_delays_us=[0], max_attempts=2)
+    one = Consumer(driven, "one", connection=1, ack_deadline_us=10_000_000, retry_delays_us=[0], max_attempts=2)
     two = Consumer(driven, "two", connection=2)
     assert one.pull(2) == many(2)
     beat(driven, 6_000, "one", "two")
@@ -38,7 +38,7 @@ def test_what_takes_too_long_comes_again_to_anyone(tmp_path: Path) -> None:
     beat(driven, 10_000, "one", "two")
     assert dead(driven) == [("not handled within 10 s", 0)]
     assert two.pull() == one.pull() == []
-    assert driven.broker._delivery.handing.overdue.next_deadline_us() is None
+    assert driven.broker._delivery.handing.ack_deadlines.next_deadline_us() is None
     driven.close()
 
 
@@ -50,7 +50,7 @@ def test_after_a_start_the_time_goes_on_but_acknowledgements_may_come_first(
     tmp_path: Path, before_ms: int, after_ms: int, checkpointed: bool
 ) -> None:
     driven = filled(tmp_path, 1)
-    one = Consumer(driven, "one", connection=1, max_handling_us=10_000_000, retry_delays_us=[0])
+    one = Consumer(driven, "one", connection=1, ack_deadline_us=10_000_000, retry_delays_us=[0])
     assert one.pull() == many(1)
     if checkpointed:
         driven.checkpoint()
@@ -63,12 +63,12 @@ def test_after_a_start_the_time_goes_on_but_acknowledgements_may_come_first(
     assert driven.advance(after_ms - 1) == []
     driven.advance(1)
     said = driven.do()
-    assert two.take([effect for effect in said if isinstance(effect, Messages)]) == many(1)
+    assert two.take([effect for effect in said if isinstance(effect, PulledMessages)]) == many(1)
     driven.close()
 
 
 def set_time(driven: Driven, most_us: int) -> None:
-    fields = {"group": "g", "settings": {"max_handling_us": most_us}}
+    fields = {"group": "g", "settings": {"ack_deadline_us": most_us}}
     driven.do(Administer(1, driven.request(), "set_group", fields))
 
 
@@ -95,7 +95,7 @@ def test_of_many_that_are_overdue_some_are_taken_back_in_each_turn(
 ) -> None:
     monkeypatch.setattr(overdue, "MOST_RANGES", 4)
     driven = filled(tmp_path, 30)
-    one = Consumer(driven, "one", connection=1, max_handling_us=10_000_000, retry_delays_us=[0])
+    one = Consumer(driven, "one", connection=1, ack_deadline_us=10_000_000, retry_delays_us=[0])
     assert one.pull(12) == many(12)
     assert one.pull() == many(30)[12:]
     one.ack(*range(0, 30, 2))

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from qmq.broker.ports.commands import Ack, Administer, Back, HandBack, Subscribe
-from qmq.broker.ports.effects import Administered, Messages, Refused, Subscribed
+from qmq.broker.ports.commands import Ack, Administer, DispositionRange, HandBack, Subscribe
+from qmq.broker.ports.effects import Administered, PulledMessages, Refused, Subscribed
 from qmq.errors import InvalidOption, SyncFailed
 from tests.broker.harness import Driven, bodies_of, runs_of_answer
 from tests.broker.test_consuming import filled, killed, many
@@ -21,14 +21,14 @@ from tests.fake_disk import FakeDisk
 def joining(driven: Driven, *prefixes: str, connection: int = 1, **settings: Any) -> Subscribe:
     return Subscribe(
         connection, driven.request(), "g", prefixes or ("",), f"c{connection}", None,
-        settings=tuple(settings.items()), mode="most_once",
+        settings=tuple(settings.items()), mode="at_most_once",
     )  # fmt: skip
 
 
 def joined(driven: Driven, *prefixes: str, connection: int = 1, **settings: Any) -> int:
     answer = driven.do(joining(driven, *prefixes, connection=connection, **settings))[-1]
     assert isinstance(answer, Subscribed), answer
-    assert answer.place is None
+    assert answer.consumer_state is None
     return answer.subscription
 
 
@@ -92,7 +92,7 @@ def test_what_arrives_while_a_consumer_waits_is_given_to_one(tmp_path: Path) -> 
     got = Counter[bytes]()
     for body in many(2):
         for effect in driven.do(driven.send_command({"a.x": [body]})):
-            if isinstance(effect, Messages):
+            if isinstance(effect, PulledMessages):
                 got.update(bodies_of(runs_of_answer(effect)))
     assert got == Counter(many(2))
     killed(driven)
@@ -143,7 +143,7 @@ def test_there_is_nothing_to_hand_back(tmp_path: Path) -> None:
     assert taken(driven, subscription) == [b"0"]
     for command in (
         Ack(1, driven.request(), subscription, (0, 1)),
-        HandBack(1, driven.request(), subscription, [Back(0, 1, 1, None, "")]),
+        HandBack(1, driven.request(), subscription, [DispositionRange(0, 1, 1, None, "")]),
     ):
         (answer,) = driven.do(command)
         assert isinstance(answer, Refused)

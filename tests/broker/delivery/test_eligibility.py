@@ -10,9 +10,9 @@ from qmq.broker.delivery.eligibility import share_of
 from qmq.broker.error_log import error_log as retries
 from qmq.broker.error_log.error_log import Failure
 from qmq.broker.groups.in_flight import MessageRange
-from qmq.broker.journal.record_types import Verdict
+from qmq.broker.journal.record_types import Disposition
 from qmq.broker.ports.commands import HandOver
-from qmq.broker.ports.effects import Messages
+from qmq.broker.ports.effects import PulledMessages
 from qmq.broker.ports.limits import BrokerLimits
 from qmq.format.private import private_batch
 from tests.broker.harness import Driven
@@ -20,12 +20,12 @@ from tests.broker.test_consuming import Consumer, killed
 from tests.fake_disk import FakeDisk
 from tests.format.test_private import run_of
 
-LAPSE_MS = 30_000
+SESSION_TIMEOUT_MS = 30_000
 
 
 def filled(tmp_path: Path, count: int = 6) -> Driven:
     """Messages of a.x and b.x in turn, a message a batch; bodies say which."""
-    driven = Driven(tmp_path, BrokerLimits(lapse_ms=LAPSE_MS))
+    driven = Driven(tmp_path, BrokerLimits(session_timeout_ms=SESSION_TIMEOUT_MS))
     for number in range(count):
         subject = "ab"[number % 2]
         driven.send(f"{subject}.x", b"%s%d" % (subject.encode(), number))
@@ -90,7 +90,7 @@ def test_who_waits_is_woken_by_its_own_only(tmp_path: Path) -> None:
     assert other.pull() == [b"b1"]
     of_a.back(1, 2, delay_us=1_000_000)
     said = driven.advance(1_000) + driven.do()
-    assert of_a.take([one for one in said if isinstance(one, Messages)]) == [b"a2"]
+    assert of_a.take([one for one in said if isinstance(one, PulledMessages)]) == [b"a2"]
     driven.close()
 
 
@@ -98,9 +98,9 @@ def test_what_goes_out_alone_goes_to_who_follows_it(tmp_path: Path) -> None:
     driven = filled(tmp_path, 20)
     of_a, of_b = Consumer(driven, "a", "a.", connection=1), Consumer(driven, "b", "b.", connection=2)
     assert len(of_b.pull()) == 10
-    driven.advance(LAPSE_MS // 2)
+    driven.advance(SESSION_TIMEOUT_MS // 2)
     assert len(of_a.pull(2)) == 2
-    driven.advance(LAPSE_MS // 2 + 1)  # b is silent
+    driven.advance(SESSION_TIMEOUT_MS // 2 + 1)  # b is silent
     assert len(of_a.pull(1)) == 1, "it need not be done before it gets more"
     assert of_a.ack() == 0
     assert of_a.pull() == [b"a%d" % number for number in range(6, 20, 2)]
@@ -127,13 +127,13 @@ def test_nobody_waits_behind_what_only_others_take(
     assert len(of_a.pull()) == 51
     of_a.back(50, 51, delay_us=0)
     if alone:
-        driven.advance(LAPSE_MS + 1)
+        driven.advance(SESSION_TIMEOUT_MS + 1)
         of_a, number = Consumer(driven, "a2", "a.", connection=3), 0
     waits = driven.pull_command(of_a.subscription, timeout_ms=60_000, connection=of_a.connection)
     said = driven.do(waits._replace(expected=of_a.expected))
     for _ in range(20):
         said += driven.advance(100)
-    assert of_a.take([one for one in said if isinstance(one, Messages)])[-1][:1] == b"a"
+    assert of_a.take([one for one in said if isinstance(one, PulledMessages)])[-1][:1] == b"a"
     driven.advance(2_000)
     again = Consumer(driven, "b2", "b.", connection=4)
     for _ in range(60):
@@ -150,7 +150,7 @@ def test_what_was_handed_over_goes_by_the_subject_that_it_was_sent_to(tmp_path: 
     mine = Consumer(driven, "mine", others.subject, connection=1)
     of_b = Consumer(driven, "b", "b.", connection=2)
     batch = memoryview(bytearray(private_batch(others, 0, "g", b"q" * 16, 0)))
-    driven.do(HandOver(9, driven.request(), batch, "g", 1, Verdict.NACK, 0, "broke"))
+    driven.do(HandOver(9, driven.request(), batch, "g", 1, Disposition.NACK, 0, "broke"))
     assert len(of_b.pull()) == 3
     assert of_b.pull() == []
     assert mine.pull() == [b"from elsewhere"]
@@ -185,7 +185,7 @@ def test_a_wider_prefix_takes_what_narrower_ones_of_its_group_do(tmp_path: Path)
     assert share is not None
     number = driven.store.subject_number("b.x")
     assert number is not None
-    assert share.stretches(share.finding(), MessageRange(number, 0, 0, 0, 3)) == [(3, False)]
+    assert share.share_ranges(share.finding(), MessageRange(number, 0, 0, 0, 3)) == [(3, False)]
     driven.close()
 
 
@@ -201,7 +201,7 @@ def test_pieces_of_one_retry_are_put_back_whole(tmp_path: Path) -> None:
     assert found.count == 6
     taken = found.take(3)
     found.put_back(taken)
-    assert [one.held.messages for one in found.take(100)] == [
+    assert [one.in_flight.messages for one in found.take(100)] == [
         MessageRange(0, 0, 0, 0, 3),
         MessageRange(0, 0, 0, 6, 3),
     ]

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from qmq.broker.delivery import fast_path as straight
-from qmq.broker.delivery.fast_path import Straight
+from qmq.broker.delivery.fast_path import FastPath
 from qmq.broker.ports.commands import Ack, Subscribe, Withdraw
-from qmq.broker.ports.effects import Effect, Messages, Subscribed
+from qmq.broker.ports.effects import Effect, PulledMessages, Subscribed
 from tests.broker.harness import Driven, bodies_of, runs_of_answer
 
 SUBJECTS = ("a.x", "a.y", "b.z")
@@ -71,7 +71,7 @@ class Life:
 
     def hear(self, said: list[Effect]) -> None:
         for effect in said:
-            if isinstance(effect, Messages):
+            if isinstance(effect, PulledMessages):
                 self.waits = None
                 self.seen.append((bodies_of(runs_of_answer(effect)), effect.ranges))
                 self.open += [first + at for first, count, _ in effect.ranges for at in range(count)]
@@ -116,14 +116,14 @@ def test_it_hands_out_what_selection_would(
     tmp_path: Path, seed: int, said: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taken = []
-    take = Straight.take
+    take = FastPath.take
 
     def counted(*args: Any) -> Any:
         found = take(*args)
         taken.append(found is not None)
         return found
 
-    monkeypatch.setattr(Straight, "take", counted)
+    monkeypatch.setattr(FastPath, "take", counted)
     found = lived(tmp_path / "straight", seed, *said)
     assert any(taken) == (len(said) == 2)  # a group whose messages expire never gets them so
     monkeypatch.setattr(straight, "MOST_ROWS", 0)
@@ -140,9 +140,9 @@ def test_what_was_taken_back_comes_first(tmp_path: Path) -> None:
     assert bodies_of(driven.pull(subscription)) == [b"0"]
     driven.send("a.x", b"1")
     driven.send("a.x", b"2")
-    parked = driven.pull_command(subscription, min_count=4, timeout_ms=60_000)
-    assert driven.do(parked) == []
-    driven.do(Withdraw(1, parked.request))
+    waiting_pulls = driven.pull_command(subscription, min_count=4, timeout_ms=60_000)
+    assert driven.do(waiting_pulls) == []
+    driven.do(Withdraw(1, waiting_pulls.request))
     driven.send("a.x", b"3")
     assert bodies_of(driven.pull(subscription)) == [b"1", b"2", b"3"]
     driven.close()

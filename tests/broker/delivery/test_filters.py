@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from qmq.broker.journal.record_types import Verdict
+from qmq.broker.journal.record_types import Disposition
 from qmq.broker.ports.commands import Administer, Send, Subscribe
 from qmq.broker.ports.effects import Administered, Refused, Subscribed
 from qmq.format.build import RunContent, build_batch, make_header
@@ -103,7 +103,7 @@ def test_after_the_clock_was_ahead_expiry_counts_from_what_it_says(tmp_path: Pat
     consumer = Consumer(driven, "c", "a.")
     assert consumer.pull(1) + consumer.pull(1) == [b"plain", b"0"]
     driven.advance(29_000)
-    consumer.back(1, 2, Verdict.RELEASE)
+    consumer.back(1, 2, Disposition.RELEASE)
     assert consumer.pull(1) == [b"0"]
     driven.advance(1_000)
     assert consumer.pull() == []
@@ -192,7 +192,7 @@ def test_a_group_may_have_all_expire(tmp_path: Path) -> None:
 def test_as_one_message_at_a_time(tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)
     driven = Driven(tmp_path, partitions=1 + seed % 2)
-    mode = chance.choice(["reliable", "most_once"])
+    mode = chance.choice(["reliable", "at_most_once"])
     tags = chance.choice([(), ("a",), ("a", "b")])
     bits, expected, late = tag_bits(tags), set[bytes](), set[bytes]()
     number, now = 0, driven.now.wall_us
@@ -218,7 +218,7 @@ def test_as_one_message_at_a_time(tmp_path: Path, seed: int) -> None:
         assert sum(run.count for run in runs) <= limits["max_count"]
         got += bodies_of(runs)
     assert sorted(got) == sorted(expected), f"seed {seed}"
-    lost = (len(late), 0) if mode == "most_once" else (0, len(late))
+    lost = (len(late), 0) if mode == "at_most_once" else (0, len(late))
     assert (row(driven)["skipped"], row(driven)["dead"]) == lost
     assert row(driven)["filtered"] == number - len(expected) - len(late)
     driven.close()

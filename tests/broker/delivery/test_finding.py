@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from qmq.broker.delivery import finding
-from qmq.broker.delivery.finding import Finding
+from qmq.broker.delivery.finding import RangeLookup
 from qmq.broker.groups.group import Group
 from qmq.broker.groups.in_flight import MessageRange
 from qmq.broker.groups.message_ranges import Parts, parts_of, ranges_of
@@ -24,7 +24,7 @@ def test_each_range_is_found_where_it_lies(tmp_path: Path, prefix: str, seed: in
     store = driven.store
     following = followed(store, prefix)
     ranges = ranges_of(store, chosen(store, following, 1_000), [following])
-    found, group = Finding(store, following.group), following.group
+    found, group = RangeLookup(store, following.group), following.group
     for _ in range(300):
         messages = chance.choice(ranges)
         start = chance.randrange(messages.total)
@@ -46,7 +46,7 @@ def test_messages_of_one_run_are_looked_for_once(tmp_path: Path, monkeypatch: py
         return parts_of(store, group, one)
 
     monkeypatch.setattr(finding, "parts_of", counted)
-    found = Finding(store, following.group)
+    found = RangeLookup(store, following.group)
     for at in range(0, 100, 10):
         (part,) = found.parts(messages.part(at, at + 1))
         assert places_of([part]) == places_of(parts_of(store, following.group, messages.part(at, at + 1)))

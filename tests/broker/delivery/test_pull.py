@@ -9,7 +9,7 @@ import pytest
 
 from qmq.broker import broker
 from qmq.broker.ports.commands import Disconnected, ListSubjects, Subscribe, Unsubscribe, Withdraw
-from qmq.broker.ports.effects import Messages, Refused, SubjectList, Unsubscribed
+from qmq.broker.ports.effects import PulledMessages, Refused, SubjectList, Unsubscribed
 from qmq.errors import (
     BrokerStopping,
     InvalidName,
@@ -63,7 +63,7 @@ def test_whole_batches_go_as_they_lie(tmp_path: Path) -> None:
         driven.do(driven.send_command({"a": many(f"{number}a", 3), "b": many(f"{number}b", 2)}))
     subscription = driven.subscribe("")
     (answer,) = driven.do(driven.pull_command(subscription))
-    assert isinstance(answer, Messages)
+    assert isinstance(answer, PulledMessages)
     assert len(answer.buffers) == 1  # five neighbours, one slice
     assert answer.messages == 25
     driven.close()
@@ -74,11 +74,11 @@ def test_max_bytes_bounds_an_answer_but_never_to_nothing(tmp_path: Path) -> None
     driven.send("a", *[bytes(1_000)] * 20)
     subscription = driven.subscribe("a")
     (answer,) = driven.do(driven.pull_command(subscription, max_bytes=5_000))
-    assert isinstance(answer, Messages)
+    assert isinstance(answer, PulledMessages)
     assert 1 <= answer.messages <= 5
     assert answer.size <= 5_000 + 352
     (answer,) = driven.do(driven.pull_command(subscription, max_bytes=1))
-    assert isinstance(answer, Messages)
+    assert isinstance(answer, PulledMessages)
     assert answer.messages == 1
     driven.close()
 
@@ -159,21 +159,21 @@ def test_solo_starts_at_the_end_and_leaves_nothing(tmp_path: Path) -> None:
     driven.close()
 
 
-# --- parked ----------------------------------------------------------------------------------------------------------
+# --- waiting ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_parked_pull_is_answered_by_an_arrival(tmp_path: Path) -> None:
+def test_a_waiting_pull_is_answered_by_an_arrival(tmp_path: Path) -> None:
     driven = Driven(tmp_path)
     for prefix in ("a.b", "a.", ""):
         subscription = driven.subscribe(prefix, group=f"g{len(prefix)}")
         pull = driven.pull_command(subscription, timeout_ms=10_000)
         assert driven.do(pull) == []
     said = driven.do(driven.send_command({"other": [b"o"]}, flush=False))
-    assert [runs_of_answer(effect)[0].subject for effect in said if isinstance(effect, Messages)] == ["other"]
+    assert [runs_of_answer(effect)[0].subject for effect in said if isinstance(effect, PulledMessages)] == ["other"]
     said = driven.do(driven.send_command({"a.b": [b"x"]}, flush=False))
-    answers = [effect for effect in said if isinstance(effect, Messages)]
+    answers = [effect for effect in said if isinstance(effect, PulledMessages)]
     assert [bodies_of(runs_of_answer(answer)) for answer in answers] == [[b"x"], [b"x"]]
-    assert driven.broker.parked_pulls() == 0
+    assert driven.broker.waiting_pulls() == 0
     driven.close()
 
 
@@ -187,7 +187,7 @@ def test_the_one_that_waits_longest_is_served_first(tmp_path: Path) -> None:
     answered = []
     for body in many("m", 3):
         said = driven.do(driven.send_command({"a": [body]}, flush=False))
-        answered += [effect.connection for effect in said if isinstance(effect, Messages)]
+        answered += [effect.connection for effect in said if isinstance(effect, PulledMessages)]
     assert answered == [1, 2, 3]
     driven.close()
 
@@ -198,7 +198,7 @@ def test_one_arrival_of_many_serves_many(tmp_path: Path) -> None:
         subscription = driven.subscribe("a", connection=connection)
         driven.do(driven.pull_command(subscription, max_count=2, timeout_ms=10_000, connection=connection))
     said = driven.do(driven.send_command({"a": many("m", 5)}, flush=False))
-    answers = [effect for effect in said if isinstance(effect, Messages)]
+    answers = [effect for effect in said if isinstance(effect, PulledMessages)]
     assert [answer.messages for answer in answers] == [2, 2, 1]
     assert [body for answer in answers for body in bodies_of(runs_of_answer(answer))] == many("m", 5)
     driven.close()
@@ -209,11 +209,11 @@ def test_min_count_waits_and_takes_nothing_meanwhile(tmp_path: Path) -> None:
     waiting = driven.subscribe("a")
     driven.do(driven.pull_command(waiting, min_count=3, timeout_ms=1_000))
     driven.send("a", b"1", b"2")
-    assert driven.broker.parked_pulls() == 1
+    assert driven.broker.waiting_pulls() == 1
     other = driven.subscribe("a", connection=2)
     assert bodies_of(driven.pull(other, max_count=1, connection=2)) == [b"1"]
     said = driven.do(driven.send_command({"a": [b"3", b"4"]}, flush=False))
-    (answer,) = [effect for effect in said if isinstance(effect, Messages)]
+    (answer,) = [effect for effect in said if isinstance(effect, PulledMessages)]
     assert bodies_of(runs_of_answer(answer)) == [b"2", b"3", b"4"]
     driven.close()
 
@@ -238,7 +238,7 @@ def test_at_the_deadline_a_pull_gets_what_is_there(tmp_path: Path) -> None:
     assert bodies_of(runs_of_answer(answer)) == [b"1"]
     driven.do(driven.pull_command(subscription, timeout_ms=500))
     (answer,) = driven.advance(500)
-    assert isinstance(answer, Messages)
+    assert isinstance(answer, PulledMessages)
     assert answer.messages == 0
     driven.close()
 
@@ -247,8 +247,8 @@ def test_tick_names_the_next_deadline(tmp_path: Path) -> None:
     driven = Driven(tmp_path)
     assert driven.broker.tick(driven.now) is None
     subscription = driven.subscribe("a")
-    lapse_us = driven.limits.lapse_ms * 1_000
-    assert driven.broker.tick(driven.now) == driven.now.monotonic_us + lapse_us
+    session_timeout_us = driven.limits.session_timeout_ms * 1_000
+    assert driven.broker.tick(driven.now) == driven.now.monotonic_us + session_timeout_us
     driven.do(driven.pull_command(subscription, timeout_ms=700), driven.pull_command(subscription, timeout_ms=300))
     assert driven.broker.tick(driven.now) == driven.now.monotonic_us + 300_000
     driven.advance(300)
@@ -261,7 +261,7 @@ def test_withdraw_answers_at_once(tmp_path: Path) -> None:
     pull = driven.pull_command(driven.subscribe("a"), timeout_ms=1_000)
     driven.do(pull)
     (answer,) = driven.do(Withdraw(1, pull.request))
-    assert answer == Messages(1, pull.request, [], 0, 0)
+    assert answer == PulledMessages(1, pull.request, [], 0, 0)
     assert driven.do(Withdraw(1, pull.request)) == []
     assert driven.advance(2_000) == []
     driven.close()
@@ -274,7 +274,7 @@ def test_a_lost_connection_takes_its_pulls_along(tmp_path: Path) -> None:
     driven.do(driven.pull_command(stays, timeout_ms=1_000, connection=2))
     driven.do(Disconnected(1))
     said = driven.do(driven.send_command({"a": [b"1"]}, flush=False))
-    assert [effect.connection for effect in said if isinstance(effect, Messages)] == [2]
+    assert [effect.connection for effect in said if isinstance(effect, PulledMessages)] == [2]
     driven.close()
 
 
@@ -284,14 +284,14 @@ def test_unsubscribe_ends_its_pulls(tmp_path: Path) -> None:
     pull = driven.pull_command(subscription, timeout_ms=1_000)
     driven.do(pull)
     said = driven.do(Unsubscribe(1, 77, subscription))
-    assert said == [Messages(1, pull.request, [], 0, 0), Unsubscribed(1, 77)]
+    assert said == [PulledMessages(1, pull.request, [], 0, 0), Unsubscribed(1, 77)]
     (refused,) = driven.do(driven.pull_command(subscription))
     assert isinstance(refused, Refused)
     assert isinstance(refused.error, UnknownSubscription)
     driven.close()
 
 
-def test_a_broker_that_stops_answers_parked_pulls(tmp_path: Path) -> None:
+def test_a_broker_that_stops_answers_waiting_pulls(tmp_path: Path) -> None:
     driven = Driven(tmp_path)
     subscription = driven.subscribe("a")
     driven.do(driven.pull_command(subscription, timeout_ms=1_000))
@@ -312,7 +312,7 @@ def refusal(driven: Driven, command: object) -> type[QmqError]:
 
 
 def test_what_is_out_of_bounds_is_refused(tmp_path: Path) -> None:
-    driven = Driven(tmp_path, BrokerLimits(max_groups=2, max_parked_pulls=2, max_consumers_per_connection=4))
+    driven = Driven(tmp_path, BrokerLimits(max_groups=2, max_waiting_pulls=2, max_consumers_per_connection=4))
     subscription = driven.subscribe("a", group="one")
     driven.subscribe("a", group="two")
     assert refusal(driven, Subscribe(1, 50, "three", ("a",), "c", None)) is TooManyGroups
@@ -437,15 +437,15 @@ def test_the_same_subscription_again_takes_the_place_of_the_one_before(tmp_path:
     for _ in range(5):
         waits = driven.pull_command(consumer.subscription, timeout_ms=60_000)._replace(expected=consumer.expected)
         assert driven.do(waits) == []
-        before, place = consumer.subscription, consumer.place
+        before, consumer_state = consumer.subscription, consumer.consumer_state
         consumer.join()
-        assert consumer.place.incarnation == place.incarnation
-        consumer.expected = consumer.place.next_sequence
+        assert consumer.consumer_state.epoch == consumer_state.epoch
+        consumer.expected = consumer.consumer_state.next_sequence
         assert refusal(driven, Unsubscribe(1, driven.request(), before)) is UnknownSubscription
         consumers.append(consumer.subscription)
     assert len(set(consumers)) == 5
     Consumer(driven, "another", "a")
     assert refusal(driven, Subscribe(1, driven.request(), "g", ("a",), "third", None, b"n")) is TooManyConsumers
-    consumer.expected = consumer.place.frontier
+    consumer.expected = consumer.consumer_state.ack_floor
     assert consumer.pull() == [b"1"]
     driven.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from qmq.broker.ports.effects import Messages, Refused
+from qmq.broker.ports.effects import PulledMessages, Refused
 from qmq.errors import Overloaded
 from tests.broker.harness import Driven
 from tests.broker.test_consuming import Consumer, filled, many
@@ -15,7 +15,7 @@ def test_a_pull_that_does_not_wait_gets_less_than_it_asked_for_at_least(tmp_path
     subscription = driven.subscribe("a.", group="g")
     command = driven.pull_command(subscription, max_count=9)._replace(min_count=5)
     (answer,) = driven.do(command)
-    assert isinstance(answer, Messages)
+    assert isinstance(answer, PulledMessages)
     assert (answer.messages, answer.ranges) == (3, ((0, 3, 1),))
 
 
@@ -25,12 +25,12 @@ def test_one_that_waits_gets_what_it_asked_for_or_what_is_there_in_the_end(tmp_p
     command = driven.pull_command(subscription, max_count=9)._replace(min_count=5, timeout_ms=100)
     assert driven.do(command) == []
     (answer,) = driven.advance(200)
-    assert isinstance(answer, Messages)
+    assert isinstance(answer, PulledMessages)
     assert answer.messages == 3
     command = driven.pull_command(subscription, max_count=9)._replace(min_count=2, timeout_ms=100)
     assert driven.do(command) == []
     driven.send("a.x", b"4", b"5")
-    assert driven.broker.parked_pulls() == 0
+    assert driven.broker.waiting_pulls() == 0
 
 
 def test_it_is_answered_with_what_is_held_before_anything_else(tmp_path: Path) -> None:
@@ -42,14 +42,14 @@ def test_it_is_answered_with_what_is_held_before_anything_else(tmp_path: Path) -
     assert one.pull(9) == many(6)[4:]
 
 
-def test_parked_pulls_of_a_connection_are_bounded_and_refused_by_name(tmp_path: Path) -> None:
+def test_waiting_pulls_of_a_connection_are_bounded_and_refused_by_name(tmp_path: Path) -> None:
     driven = Driven(tmp_path)
     subscription = driven.subscribe("a.", group="g")
     answers = []
-    for _ in range(driven.limits.max_parked_pulls + 1):
+    for _ in range(driven.limits.max_waiting_pulls + 1):
         answers += driven.do(driven.pull_command(subscription)._replace(timeout_ms=1_000))
     (answer,) = answers
     assert isinstance(answer, Refused)
     assert isinstance(answer.error, Overloaded)
-    driven.broker._delivery.refuse_parked(Overloaded("the broker stops"))
-    assert driven.broker.parked_pulls() == 0
+    driven.broker._delivery.refuse_waiting_pulls(Overloaded("the broker stops"))
+    assert driven.broker.waiting_pulls() == 0

@@ -9,26 +9,28 @@ import pytest
 
 from qmq.broker.error_log.dead_letters import chosen, letters_of, numbers_between
 from qmq.broker.error_log.error_log import unpacked
-from qmq.broker.groups.in_flight import HeldRange, MessageRange
+from qmq.broker.groups.in_flight import InFlightRange, MessageRange
 from qmq.format.layout import RETRY_DTYPE
 from qmq.storage.disk.disk import Disk
 from qmq.storage.store import ItemLog
 from tests.fake_disk import FakeDisk
 
-HELD = HeldRange(MessageRange(5, 100, 0, 7, 3), 4, 1)
+IN_FLIGHT = InFlightRange(MessageRange(5, 100, 0, 7, 3), 4, 1)
 
 
-def test_each_message_of_a_range_is_a_letter_with_its_pull_sequence() -> None:
-    letters = unpacked(letters_of(9, 40, HELD, "why", 77))
+def test_each_message_of_a_range_is_a_letter_with_its_delivery_sequence() -> None:
+    letters = unpacked(letters_of(9, 40, IN_FLIGHT, "why", 77))
     assert [letter.messages for letter in letters] == [MessageRange(5, 100, 0, 7 + at, 1) for at in range(3)]
-    assert [letter.pull_sequence for letter in letters] == [40, 41, 42]
-    assert {(letter.consumer, letter.attempt, letter.lapses, letter.reason) for letter in letters} == {(9, 4, 1, "why")}
+    assert [letter.delivery_sequence for letter in letters] == [40, 41, 42]
+    assert {(letter.consumer, letter.attempt, letter.session_expiries, letter.reason) for letter in letters} == {
+        (9, 4, 1, "why")
+    }
 
 
 def filled(tmp_path: Path) -> ItemLog:
     made = ItemLog(Disk(), tmp_path, b"store!", RETRY_DTYPE, [])
     for at in range(0, 300, 3):
-        made.add(letters_of(1, at, HELD, "why", 77))
+        made.add(letters_of(1, at, IN_FLIGHT, "why", 77))
     made.take_out(10, 20)
     return made
 
@@ -68,7 +70,7 @@ def test_only_blocks_that_have_some_are_read(tmp_path: Path, monkeypatch: pytest
     disk = FakeDisk("boot-1")
     made = ItemLog(disk, tmp_path, b"store!", RETRY_DTYPE, [])
     for at in range(0, 3_000, 3):
-        made.add(letters_of(1, at, HELD, "why", 77))
+        made.add(letters_of(1, at, IN_FLIGHT, "why", 77))
     before = disk.calls["pread"]
     assert len(chosen(made, [7, 2_990])) == 2
     assert disk.calls["pread"] - before == 2

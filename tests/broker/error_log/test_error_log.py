@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from qmq.broker.error_log.error_log import PIECES, Retry, packed, rest_of, split, taken_of, unpacked, without
-from qmq.broker.groups.in_flight import HeldRange, MessageRange
+from qmq.broker.error_log.error_log import PIECES, RetryItem, packed, rest_of, split, taken_of, unpacked, without
+from qmq.broker.groups.in_flight import InFlightRange, MessageRange
 
 MESSAGES = MessageRange(3, 100, 2, 5, 40, 900)
 
@@ -18,8 +18,8 @@ def ids_of(messages: MessageRange) -> list[int]:
 
 def test_a_retry_is_the_same_as_an_item() -> None:
     retries = [
-        Retry(7, 50, MESSAGES, 3, 1, True, 9, 11, 40, "broke"),
-        Retry(8, 60, MESSAGES._replace(log=1 << 31), 1, 0, False, 0, 0, 0, ""),
+        RetryItem(7, 50, MESSAGES, 3, 1, True, 9, 11, 40, "broke"),
+        RetryItem(8, 60, MESSAGES._replace(log=1 << 31), 1, 0, False, 0, 0, 0, ""),
     ]
     assert unpacked(packed(retries)) == retries
     assert unpacked(packed([])) == []
@@ -27,7 +27,7 @@ def test_a_retry_is_the_same_as_an_item() -> None:
 
 @pytest.mark.parametrize(("reason", "kept"), [("x" * 60, "x" * 52), ("\u00e4" * 27, "\u00e4" * 26), ("a\0b", "ab")])
 def test_a_reason_is_cut_where_a_letter_ends(reason: str, kept: str) -> None:
-    (found,) = unpacked(packed([Retry(7, 50, MESSAGES, 3, 1, True, 9, 11, 40, reason)]))
+    (found,) = unpacked(packed([RetryItem(7, 50, MESSAGES, 3, 1, True, 9, 11, 40, reason)]))
     assert found.reason == kept
 
 
@@ -55,5 +55,5 @@ def test_what_was_taken_is_left_out() -> None:
 
 
 def test_what_is_taken_is_the_first_messages_as_they_were_tried() -> None:
-    retry = Retry(7, 50, MESSAGES, 3, 1, True, 9, 11, 40, "broke")
-    assert taken_of(retry, 4) == (retry, 4, HeldRange(MESSAGES.part(0, 4), 3, 1))
+    retry = RetryItem(7, 50, MESSAGES, 3, 1, True, 9, 11, 40, "broke")
+    assert taken_of(retry, 4) == (retry, 4, InFlightRange(MESSAGES.part(0, 4), 3, 1))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from qmq.broker.error_log import reviving
-from qmq.broker.journal.record_types import Verdict
+from qmq.broker.journal.record_types import Disposition
 from qmq.broker.ports.commands import Administer
 from qmq.broker.ports.effects import Administered, Effect
 from tests.broker.harness import Driven
@@ -31,7 +31,7 @@ def buried(tmp_path: Path) -> tuple[Driven, Consumer]:
     while len(consumer.got) < DEAD + 10:
         consumer.pull()
     for number in range(DEAD):
-        consumer.back(number, number + 1, Verdict.REJECT)
+        consumer.back(number, number + 1, Disposition.REJECT)
     return driven, consumer
 
 
@@ -69,7 +69,7 @@ def test_all_are_handed_out_again_in_many_turns_and_then_it_is_answered(tmp_path
 def test_what_dies_meanwhile_stays_dead(tmp_path: Path) -> None:
     driven, consumer = buried(tmp_path)
     said = begin(driven)
-    consumer.back(DEAD, DEAD + 3, Verdict.REJECT)
+    consumer.back(DEAD, DEAD + 3, Disposition.REJECT)
     while not answers(said):
         said += driven.advance(0)
     assert answers(said) == [DEAD]

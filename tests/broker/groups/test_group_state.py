@@ -13,9 +13,9 @@ from qmq.broker.error_log.error_log import LOADED_ITEMS, MOST_TAKEN, unpacked
 from qmq.broker.groups.group_state import Ledger
 from qmq.broker.groups.in_flight import MessageRange
 from qmq.broker.groups.member import Member
-from qmq.broker.groups.settings import GroupSettings
-from qmq.broker.journal.record_types import Kind, Leaving, Verdict
-from qmq.broker.ports.commands import Back
+from qmq.broker.groups.settings import ResolvedSettings
+from qmq.broker.journal.record_types import Disposition, LeaveReason, RecordKind
+from qmq.broker.ports.commands import DispositionRange
 from qmq.errors import Fenced
 from qmq.format.layout import RETRY_DTYPE
 from qmq.storage.disk.disk import Disk
@@ -29,7 +29,7 @@ class Driven:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.records: list[tuple[Kind, bytes]] = []
+        self.records: list[tuple[RecordKind, bytes]] = []
         self.ledger = self.made()
         self.kept: dict[str, Any] = self.packed()
 
@@ -62,12 +62,12 @@ def ids_of(messages: MessageRange) -> list[int]:
     return list(range(messages.first + messages.skip, messages.first + messages.skip + messages.total))
 
 
-def held_ids(member: Member) -> list[int]:
+def in_flight_ids(member: Member) -> list[int]:
     return [
         message
-        for start, end in member.held.unhandled()
-        for held in member.held.between(start, end)
-        for message in ids_of(held.messages)
+        for start, end in member.in_flight.unhandled()
+        for in_flight in member.in_flight.between(start, end)
+        for message in ids_of(in_flight.messages)
     ]
 
 
@@ -77,9 +77,9 @@ def everything_else(ledger: Ledger) -> tuple[list[int], list[int]]:
     waiting = []
     while ledger.retries.load(NEVER):
         taken = ledger.retries.take(1_000_000)
-        while ledger.retries.is_due_alone:
-            taken.append(ledger.retries.take_alone(NEVER))
-        waiting += [message for one in taken for message in ids_of(one.held.messages)]
+        while ledger.retries.is_quarantined_due:
+            taken.append(ledger.retries.take_quarantined(NEVER))
+        waiting += [message for one in taken for message in ids_of(one.in_flight.messages)]
     dead = [
         message
         for items in ledger.dead.after(0)
@@ -96,15 +96,15 @@ def alone_until_dead(driven: Driven, poison: int) -> tuple[int, list[int], list[
     while ledger.retries.load(now) or deaths == 0:
         now += 1
         member = ledger.join("worker", now.to_bytes(4), transient=False, now_us=now)
-        if ledger.retries.is_due_alone:
-            pull = ledger.pulled_again(member, [ledger.retries.take_alone(NEVER)], 1, now)
+        if ledger.retries.is_quarantined_due:
+            pull = ledger.pulled_again(member, [ledger.retries.take_quarantined(NEVER)], 1, now)
         elif ledger.retries.is_due:
             pull = ledger.pulled_again(member, ledger.retries.take(1_000), 1, now)
         else:
             pull = ledger.pulled(member, [MessageRange(3, 0, 0, 0, 1_000)], 1, now, [])
-        got = held_ids(member)
+        got = in_flight_ids(member)
         if poison in got:
-            ledger.leave(member, Leaving.LAPSED, now)
+            ledger.leave(member, LeaveReason.EXPIRED, now)
             deaths += 1
         else:
             ledger.ack(member, [pull.first, pull.first + pull.total])
@@ -120,22 +120,22 @@ def test_one_message_that_kills_is_dead_within_six_deaths(tmp_path: Path, poison
     assert deaths == 6
 
 
-def test_who_takes_over_resumes_and_the_second_time_in_a_row_is_a_lapse(tmp_path: Path) -> None:
+def test_who_takes_over_resumes_and_the_second_time_in_a_row_is_an_expired_session(tmp_path: Path) -> None:
     ledger = Driven(tmp_path).ledger
     first = ledger.join("a", b"1", transient=False, now_us=0)
     ledger.pulled(first, [MessageRange(3, 0, 0, 0, 20)], 1, 0, [])
-    incarnation = first.incarnation
+    epoch = first.epoch
     second = ledger.join("a", b"2", transient=False, now_us=1)
-    assert second.incarnation == incarnation + 1
-    assert held_ids(second) == list(range(20))
-    with pytest.raises(Fenced, match="incarnation 2 now, not 1"):
-        ledger.member(first.number, incarnation)
+    assert second.epoch == epoch + 1
+    assert in_flight_ids(second) == list(range(20))
+    with pytest.raises(Fenced, match="epoch 2 now, not 1"):
+        ledger.member(first.number, epoch)
     ledger.ack(second, [0, 1])
-    assert held_ids(ledger.join("a", b"3", transient=False, now_us=2)) == list(range(1, 20)), "there was progress"
-    assert held_ids(ledger.join("a", b"4", transient=False, now_us=3)) == list(range(1, 20))
-    assert held_ids(ledger.join("a", b"5", transient=False, now_us=4)) == []
+    assert in_flight_ids(ledger.join("a", b"3", transient=False, now_us=2)) == list(range(1, 20)), "there was progress"
+    assert in_flight_ids(ledger.join("a", b"4", transient=False, now_us=3)) == list(range(1, 20))
+    assert in_flight_ids(ledger.join("a", b"5", transient=False, now_us=4)) == []
     assert ledger.retries.count == 19
-    assert ledger.retries.is_due_alone or ledger.retries.load(4)
+    assert ledger.retries.is_quarantined_due or ledger.retries.load(4)
 
 
 @pytest.mark.parametrize("leaves", [False, True])
@@ -144,35 +144,35 @@ def test_takeovers_of_who_held_nothing_or_left_in_between_are_not_in_a_row(tmp_p
     for nonce in (b"1", b"2", b"3"):
         member = ledger.join("a", nonce, transient=False, now_us=0)
     ledger.pulled(member, [MessageRange(3, 0, 0, 0, 20)], 1, 0, [])
-    assert held_ids(ledger.join("a", b"4", transient=False, now_us=1)) == list(range(20))
+    assert in_flight_ids(ledger.join("a", b"4", transient=False, now_us=1)) == list(range(20))
     if leaves:
-        ledger.leave(member, Leaving.LEFT, 2)
+        ledger.leave(member, LeaveReason.LEFT, 2)
         ledger.join("a", b"5", transient=False, now_us=3)
         ledger.pulled_again(member, ledger.retries.take(100), 1, 3)
-        assert held_ids(ledger.join("a", b"6", transient=False, now_us=4)) == list(range(20))
-    assert held_ids(ledger.join("a", b"7", transient=False, now_us=5)) == []
+        assert in_flight_ids(ledger.join("a", b"6", transient=False, now_us=4)) == list(range(20))
+    assert in_flight_ids(ledger.join("a", b"7", transient=False, now_us=5)) == []
 
 
-def test_what_lapses_as_one_of_several_comes_no_nearer_to_max_lapses(tmp_path: Path) -> None:
+def test_what_expires_as_one_of_several_comes_no_nearer_to_max_session_expiries(tmp_path: Path) -> None:
     driven = Driven(tmp_path)
     ledger = driven.ledger
-    ledger.set(GroupSettings(max_lapses=1))
+    ledger.set(ResolvedSettings(max_session_expiries=1))
     member = ledger.join("a", b"1", transient=False, now_us=0)
     ledger.pulled(member, [MessageRange(3, 0, 0, 0, 30)], 1, 0, [])
-    ledger.leave(member, Leaving.LAPSED, 1)
+    ledger.leave(member, LeaveReason.EXPIRED, 1)
     member = ledger.join("a", b"2", transient=False, now_us=2)
-    first = ledger.pulled_again(member, [ledger.retries.take_alone(3)], 1, 2).first
+    first = ledger.pulled_again(member, [ledger.retries.take_quarantined(3)], 1, 2).first
     ledger.ack(member, [first + 1, first + 2])  # two are left, not next to each other
-    ledger.leave(member, Leaving.LAPSED, 3)
+    ledger.leave(member, LeaveReason.EXPIRED, 3)
     assert len(ledger.dead) == 0
     while ledger.retries.count > 2:
-        ledger.retries.take_alone(100)
+        ledger.retries.take_quarantined(100)
     for count in (1, 2):
         member = ledger.join("a", b"3%d" % count, transient=False, now_us=4)
-        ledger.pulled_again(member, [ledger.retries.take_alone(100)], 1, 4)
-        ledger.leave(member, Leaving.LAPSED, 5)
+        ledger.pulled_again(member, [ledger.retries.take_quarantined(100)], 1, 4)
+        ledger.leave(member, LeaveReason.EXPIRED, 5)
         assert len(ledger.dead) == count
-    assert [letter.lapses for items in ledger.dead.after(0) for letter in unpacked(items)] == [1, 1]
+    assert [letter.session_expiries for items in ledger.dead.after(0) for letter in unpacked(items)] == [1, 1]
 
 
 def test_the_same_nonce_is_the_same_consumer(tmp_path: Path) -> None:
@@ -181,18 +181,20 @@ def test_the_same_nonce_is_the_same_consumer(tmp_path: Path) -> None:
     count = len(driven.records)
     assert driven.ledger.join("a", b"1", transient=True, now_us=1) is member
     assert len(driven.records) == count
-    driven.ledger.leave(member, Leaving.LEFT, 2)
+    driven.ledger.leave(member, LeaveReason.LEFT, 2)
     assert driven.ledger.members == {}
 
 
 def test_out_of_attempts_is_dead_with_the_last_reason(tmp_path: Path) -> None:
     ledger = Driven(tmp_path).ledger
-    ledger.set(GroupSettings(max_attempts=3, retry_delays_us=(10, 20)))
+    ledger.set(ResolvedSettings(max_attempts=3, retry_delays_us=(10, 20)))
     member, now, delays = ledger.join("a", b"1", transient=False, now_us=0), 0, []
     ledger.pulled(member, [MessageRange(3, 5, 0, 0, 1)], 1, 0, [])
     for attempt in (1, 2, 3):
-        sequence = member.held.next_sequence - 1
-        ledger.hand_back(member, [Back(sequence, sequence + 1, Verdict.NACK, None, f"broke {attempt}")], now)
+        sequence = member.in_flight.next_sequence - 1
+        ledger.hand_back(
+            member, [DispositionRange(sequence, sequence + 1, Disposition.NACK, None, f"broke {attempt}")], now
+        )
         due = ledger.retries.next_due_us()
         if due is None:
             break
@@ -201,7 +203,7 @@ def test_out_of_attempts_is_dead_with_the_last_reason(tmp_path: Path) -> None:
         assert ledger.retries.load(due)
         now = due
         (taken,) = ledger.retries.take(5)
-        assert (taken.held.attempt, taken.retry.reason) == (attempt + 1, f"broke {attempt}")
+        assert (taken.in_flight.attempt, taken.retry.reason) == (attempt + 1, f"broke {attempt}")
         ledger.pulled_again(member, [taken], 1, now)
     assert delays == [10, 20]
     (items,) = ledger.dead.after(0)
@@ -214,13 +216,13 @@ def test_what_waits_in_memory_is_bounded_and_all_of_it_comes_back(tmp_path: Path
     count = 3 * LOADED_ITEMS
     driven.ledger.pulled(member, [MessageRange(3, 0, 0, 0, count)], 1, 0, [])
     for at in range(count):
-        driven.ledger.hand_back(member, [Back(at, at + 1, Verdict.NACK, 0, "")], 5)
+        driven.ledger.hand_back(member, [DispositionRange(at, at + 1, Disposition.NACK, 0, "")], 5)
     assert len(driven.ledger.packed()["retries"]["due"]) == LOADED_ITEMS * RETRY_DTYPE.itemsize
     driven.restart()
     came = list[int]()
     while driven.ledger.retries.load(5):
         taken = driven.ledger.retries.take(100)
-        came += [message for one in taken for message in ids_of(one.held.messages)]
+        came += [message for one in taken for message in ids_of(one.in_flight.messages)]
     assert sorted(came) == list(range(count))
     assert driven.ledger.retries.count == 0
 
@@ -229,12 +231,12 @@ def test_a_piece_that_goes_out_alone_is_cut_to_what_a_pull_takes(tmp_path: Path)
     ledger = Driven(tmp_path).ledger
     member = ledger.join("a", b"1", transient=False, now_us=0)
     ledger.pulled(member, [MessageRange(3, 0, 0, 0, 100)], 1, 0, [])
-    ledger.leave(member, Leaving.LAPSED, 1)
-    first, second = ledger.retries.take_alone(4), ledger.retries.take_alone(100)
-    assert (ids_of(first.held.messages), ids_of(second.held.messages)) == (list(range(4)), list(range(4, 10)))
+    ledger.leave(member, LeaveReason.EXPIRED, 1)
+    first, second = ledger.retries.take_quarantined(4), ledger.retries.take_quarantined(100)
+    assert (ids_of(first.in_flight.messages), ids_of(second.in_flight.messages)) == (list(range(4)), list(range(4, 10)))
     ledger.retries.put_back([second])
     ledger.retries.put_back([first])
-    assert ids_of(ledger.retries.take_alone(100).held.messages) == list(range(10))
+    assert ids_of(ledger.retries.take_quarantined(100).in_flight.messages) == list(range(10))
 
 
 def test_what_a_checkpoint_keeps_is_packed_anew_whenever_it_has_changed(tmp_path: Path) -> None:
@@ -253,23 +255,23 @@ def test_what_a_checkpoint_keeps_is_packed_anew_whenever_it_has_changed(tmp_path
     is_new()
     ledger.ack(member, [0, 10])
     is_new()
-    ledger.hand_back(member, [Back(20, 30, Verdict.NACK, 1_000, "")], 0)
+    ledger.hand_back(member, [DispositionRange(20, 30, Disposition.NACK, 1_000, "")], 0)
     is_new()
     assert ledger.retries.load(1_000)
     is_new()
     ledger.pulled_again(member, ledger.retries.take(5), 1, 1_000)
     is_new()
-    ledger.hand_back(member, [Back(30, 40, Verdict.REJECT, None, "")], 1_000)
+    ledger.hand_back(member, [DispositionRange(30, 40, Disposition.REJECT, None, "")], 1_000)
     is_new()
     ledger.set(ledger.settings._replace(max_unacked=7))
     is_new()
-    ledger.leave(member, Leaving.LAPSED, 2_000)
+    ledger.leave(member, LeaveReason.EXPIRED, 2_000)
     is_new()
-    ledger.revive(numbers_between(ledger.dead, 0, 1 << 62, 100), 3_000)
+    ledger.redrive(numbers_between(ledger.dead, 0, 1 << 62, 100), 3_000)
     is_new()
-    ledger.replay(Kind.JOIN, [[1, 1, 1], "d", b"m", False, 4_000, b"", 0, 0])
+    ledger.replay(RecordKind.JOIN, [[1, 1, 1], "d", b"m", False, 4_000, b"", 0, 0])
     is_new()
-    ledger.drop_held(5_000, clear_retries=False)
+    ledger.drop_in_flight(5_000, clear_retries=False)
     is_new()
 
 
@@ -279,7 +281,9 @@ def test_one_answer_has_so_many_retries_at_most(tmp_path: Path) -> None:
     member = ledger.join("c", b"n", False, 0)
     count = MOST_TAKEN + 100
     ledger.pulled(member, [MessageRange(3, 0, 0, 0, 2 * count)], 1, 0, [])
-    ledger.hand_back(member, [Back(number, number + 1, Verdict.NACK, 0, "") for number in range(0, 2 * count, 2)], 0)
+    ledger.hand_back(
+        member, [DispositionRange(number, number + 1, Disposition.NACK, 0, "") for number in range(0, 2 * count, 2)], 0
+    )
     took = []
     while ledger.retries.load(0, count):
         took.append(len(ledger.retries.take(2 * count)))

@@ -8,50 +8,57 @@ import pytest
 
 from qmq.broker.error_log.error_log import unpacked
 from qmq.broker.groups.in_flight import MessageRange
-from qmq.broker.journal.record_types import Leaving, Verdict
-from qmq.broker.ports.commands import Back
+from qmq.broker.journal.record_types import Disposition, LeaveReason
+from qmq.broker.ports.commands import DispositionRange
 from tests.broker.groups.test_group_state import Driven
 
 DELAYS_US = (10, 20)
 
 
-def holding(tmp_path: Path, count: int = 3, *, max_lapses: int = 3) -> Driven:
+def in_flight(tmp_path: Path, count: int = 3, *, max_session_expiries: int = 3) -> Driven:
     """Consumer "c" holds messages 100 and so on, each for the first time."""
     driven = Driven(tmp_path)
-    driven.ledger.set(driven.ledger.settings._replace(max_attempts=2, retry_delays_us=DELAYS_US, max_lapses=max_lapses))
+    driven.ledger.set(
+        driven.ledger.settings._replace(
+            max_attempts=2, retry_delays_us=DELAYS_US, max_session_expiries=max_session_expiries
+        )
+    )
     member = driven.ledger.join("c", b"1", transient=False, now_us=0)
     driven.ledger.pulled(member, [MessageRange(3, 100, 0, 0, count)], 1, 0, [])
     return driven
 
 
 def state(driven: Driven) -> tuple[list[tuple[int, int, int, int, bool]], list[tuple[int, str]]]:
-    """(message, attempt, lapses, due, alone) of what is to be handed out again; (message, reason) of the dead."""
+    """(message, attempt, session_expiries, due, alone) of what is to be handed out again; (message, reason) of the
+    dead.
+    """
     retries = driven.ledger.retries
     again = [*retries.waiting(), *(one for items in retries.scheduled() for one in unpacked(items))]
     dead = [letter for items in driven.ledger.dead.after(0) for letter in unpacked(items)]
     return (
         sorted(
-            (one.messages.first + one.messages.skip, one.attempt, one.lapses, one.due_us, one.isolated) for one in again
+            (one.messages.first + one.messages.skip, one.attempt, one.session_expiries, one.due_us, one.quarantined)
+            for one in again
         ),
         sorted((one.messages.first + one.messages.skip, one.reason) for one in dead),
     )
 
 
 @pytest.mark.parametrize(
-    ("verdict", "delay_us", "again", "dead"),
+    ("disposition", "delay_us", "again", "dead"),
     [
-        (Verdict.NACK, None, [(101, 2, 0, 1_010, False)], []),
-        (Verdict.NACK, 500, [(101, 2, 0, 1_500, False)], []),
-        (Verdict.RELEASE, None, [(101, 1, 0, 1_000, False)], []),
-        (Verdict.REJECT, None, [], [(101, "broke")]),
+        (Disposition.NACK, None, [(101, 2, 0, 1_010, False)], []),
+        (Disposition.NACK, 500, [(101, 2, 0, 1_500, False)], []),
+        (Disposition.RELEASE, None, [(101, 1, 0, 1_000, False)], []),
+        (Disposition.REJECT, None, [], [(101, "broke")]),
     ],
 )
-def test_a_verdict_says_what_becomes_of_a_message(
-    tmp_path: Path, verdict: Verdict, delay_us: int | None, again: list[object], dead: list[object]
+def test_a_disposition_says_what_becomes_of_a_message(
+    tmp_path: Path, disposition: Disposition, delay_us: int | None, again: list[object], dead: list[object]
 ) -> None:
-    driven = holding(tmp_path)
+    driven = in_flight(tmp_path)
     member = driven.ledger.by_name["c"]
-    assert driven.ledger.hand_back(member, [Back(1, 2, verdict, delay_us, "broke")], 1_000) == []
+    assert driven.ledger.hand_back(member, [DispositionRange(1, 2, disposition, delay_us, "broke")], 1_000) == []
     assert state(driven) == (again, dead)
     driven.restart()
     assert state(driven) == (again, dead)
@@ -60,37 +67,39 @@ def test_a_verdict_says_what_becomes_of_a_message(
 @pytest.mark.parametrize(
     ("why", "again"),
     [
-        (Leaving.LEFT, [(100, 1, 0, 1_000, False)]),
-        (Leaving.LAPSED, [(100, 1, 0, 1_000, True), (101, 1, 0, 1_000, True), (102, 1, 0, 1_000, True)]),
-        (Leaving.CLOSED, []),
+        (LeaveReason.LEFT, [(100, 1, 0, 1_000, False)]),
+        (LeaveReason.EXPIRED, [(100, 1, 0, 1_000, True), (101, 1, 0, 1_000, True), (102, 1, 0, 1_000, True)]),
+        (LeaveReason.CLOSED, []),
     ],
 )
 def test_why_a_consumer_leaves_says_what_becomes_of_what_it_held(
-    tmp_path: Path, why: Leaving, again: list[object]
+    tmp_path: Path, why: LeaveReason, again: list[object]
 ) -> None:
-    driven = holding(tmp_path)
+    driven = in_flight(tmp_path)
     driven.ledger.leave(driven.ledger.by_name["c"], why, 1_000)
     assert state(driven) == (again, [])
 
 
-def test_one_message_alone_lapses_so_often_and_is_dead_then(tmp_path: Path) -> None:
-    driven = holding(tmp_path, 1, max_lapses=2)
+def test_one_message_alone_expires_so_often_and_is_dead_then(tmp_path: Path) -> None:
+    driven = in_flight(tmp_path, 1, max_session_expiries=2)
     ledger = driven.ledger
-    ledger.leave(ledger.by_name["c"], Leaving.LAPSED, 1)
-    for now_us, lapses in ((2, 1), (3, 2)):
+    ledger.leave(ledger.by_name["c"], LeaveReason.EXPIRED, 1)
+    for now_us, session_expiries in ((2, 1), (3, 2)):
         member = ledger.join("c", b"%d" % now_us, transient=False, now_us=now_us)
-        ledger.pulled_again(member, [ledger.retries.take_alone(1)], 1, now_us)
-        ledger.leave(member, Leaving.LAPSED, now_us)
-        alive = [(100, 1, lapses, now_us, True)] if lapses < 2 else []
+        ledger.pulled_again(member, [ledger.retries.take_quarantined(1)], 1, now_us)
+        ledger.leave(member, LeaveReason.EXPIRED, now_us)
+        alive = [(100, 1, session_expiries, now_us, True)] if session_expiries < 2 else []
         assert state(driven) == (alive, [] if alive else [(100, "its consumer fell silent 2 times")])
 
 
-def test_dead_letters_are_revived_as_if_for_the_first_time(tmp_path: Path) -> None:
-    driven = holding(tmp_path)
+def test_dead_letters_are_redriven_as_if_for_the_first_time(tmp_path: Path) -> None:
+    driven = in_flight(tmp_path)
     ledger = driven.ledger
     ledger.hand_back(
-        ledger.by_name["c"], [Back(number, number + 1, Verdict.REJECT, None, "no") for number in (0, 2)], 5
+        ledger.by_name["c"],
+        [DispositionRange(number, number + 1, Disposition.REJECT, None, "no") for number in (0, 2)],
+        5,
     )
     assert state(driven)[1] == [(100, "no"), (102, "no")]
-    assert ledger.revive([2], 9) == 1
+    assert ledger.redrive([2], 9) == 1
     assert state(driven) == ([(102, 1, 0, 9, False)], [(100, "no")])

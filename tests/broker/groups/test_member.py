@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from qmq.broker.groups.member import Consumers
-from qmq.broker.journal.record_types import Leaving
+from qmq.broker.journal.record_types import LeaveReason
 from qmq.errors import Fenced, TooManyConsumers
 from tests.broker.groups.test_group_state import Driven
 
@@ -20,11 +20,11 @@ def test_who_is_longest_away_is_forgotten_where_there_are_too_many(
     _, b, _ = (driven.ledger.join(name, b"1", transient=False, now_us=0) for name in "abc")
     with pytest.raises(TooManyConsumers, match="are there, the most it may have"):
         driven.ledger.join("d", b"1", transient=False, now_us=0)
-    driven.ledger.leave(b, Leaving.LEFT, 1)
+    driven.ledger.leave(b, LeaveReason.LEFT, 1)
     driven.ledger.join("d", b"1", transient=False, now_us=2)
     assert list(driven.ledger.by_name) == ["a", "c", "d"]
     with pytest.raises(Fenced):
-        driven.ledger.member(b.number, b.incarnation)
+        driven.ledger.member(b.number, b.epoch)
     driven.restart()
     assert list(driven.ledger.by_name) == ["a", "c", "d"]
 
@@ -32,11 +32,11 @@ def test_who_is_longest_away_is_forgotten_where_there_are_too_many(
 def test_who_follows_on_has_the_name_and_the_numbers_of_before_and_holds_nothing() -> None:
     consumers = Consumers()
     leaving = consumers.make("a", False, 7)
-    leaving.incarnation, leaving.closed = 4, False
-    leaving.held.skip_to(100)
+    leaving.epoch, leaving.closed = 4, False
+    leaving.in_flight.skip_to(100)
     following = consumers.follow_on(leaving)
-    assert (following.number, following.incarnation, following.since_us) == (2, 4, 7)
-    assert (following.held.next_sequence, following.held.count) == (100, 0)
+    assert (following.number, following.epoch, following.since_us) == (2, 4, 7)
+    assert (following.in_flight.next_sequence, following.in_flight.count) == (100, 0)
     assert consumers.by_name["a"] is following
     consumers.forget(leaving)
     assert consumers.by_name == {"a": following}
@@ -47,11 +47,11 @@ def test_who_follows_on_has_the_name_and_the_numbers_of_before_and_holds_nothing
     assert again.packed() == consumers.packed()
 
 
-def test_only_who_is_there_as_that_incarnation_may_call() -> None:
+def test_only_who_is_there_as_that_epoch_may_call() -> None:
     consumers = Consumers()
     member = consumers.make("a", False, 0)
-    member.incarnation = 2
-    with pytest.raises(Fenced, match="consumer 'a' is incarnation 2 now, not 1"):
+    member.epoch = 2
+    with pytest.raises(Fenced, match="consumer 'a' is epoch 2 now, not 1"):
         consumers.caller(member.number, 1)
     for closed, leaving in ((True, 0), (False, 1)):
         member.closed, member.leaving = closed, leaving

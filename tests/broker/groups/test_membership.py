@@ -7,11 +7,11 @@ from pathlib import Path
 from qmq.broker.groups.group_state import Ledger
 from qmq.broker.groups.in_flight import MessageRange
 from qmq.broker.groups.membership import MOST_LOOKS, Members
-from qmq.broker.journal.record_types import Leaving, Verdict
-from qmq.broker.ports.commands import Back, Now
+from qmq.broker.journal.record_types import Disposition, LeaveReason
+from qmq.broker.ports.commands import DispositionRange, Now
 from tests.broker.groups.test_group_state import Driven
 
-LAPSE_US = 30_000_000
+SESSION_TIMEOUT_US = 30_000_000
 
 
 def at(us: int) -> Now:
@@ -23,7 +23,7 @@ class Woken:
 
     def __init__(self, tmp_path: Path) -> None:
         self.ledger = Driven(tmp_path).ledger
-        self.members = Members(LAPSE_US, self.wake)
+        self.members = Members(SESSION_TIMEOUT_US, self.wake)
         self.times = 0
 
     def wake(self, ledger: Ledger) -> None:
@@ -35,30 +35,30 @@ def test_who_comes_again_and_again_leaves_nothing_behind(tmp_path: Path) -> None
     for us in range(100):
         member = woken.ledger.join("a", b"1", transient=True, now_us=us)
         woken.members.joined(woken.ledger, member, b"client %d" % us, at(us))
-    assert len(woken.members._lapses) == 1
+    assert len(woken.members._session_deadlines) == 1
     assert list(woken.members._clients) == [b"client 99"]
-    woken.ledger.leave(member, Leaving.LEFT, 100)
+    woken.ledger.leave(member, LeaveReason.LEFT, 100)
     woken.members.left(woken.ledger, member)
     assert woken.members._clients == {}
-    assert woken.members.tick(at(LAPSE_US + 100)) == []
-    assert woken.members._lapses == []
+    assert woken.members.tick(at(SESSION_TIMEOUT_US + 100)) == []
+    assert woken.members._session_deadlines == []
 
 
-def test_who_was_away_and_is_there_again_lapses_when_it_falls_silent(tmp_path: Path) -> None:
+def test_who_was_away_and_is_there_again_expires_when_it_falls_silent(tmp_path: Path) -> None:
     woken = Woken(tmp_path)
     member = woken.ledger.join("a", b"1", transient=False, now_us=0)
     woken.members.joined(woken.ledger, member, b"c", at(0))
-    woken.ledger.leave(member, Leaving.LEFT, 1)
+    woken.ledger.leave(member, LeaveReason.LEFT, 1)
     woken.members.left(woken.ledger, member)
     again = woken.ledger.join("a", b"2", transient=False, now_us=2)
     woken.members.joined(woken.ledger, again, b"c", at(2))
-    assert woken.members.tick(at(LAPSE_US + 1)) == []
-    woken.members.heartbeat(b"c", 0, at(LAPSE_US + 1))
-    assert woken.members.tick(at(2 * LAPSE_US)) == []
-    assert woken.members.tick(at(2 * LAPSE_US + 1)) == [(woken.ledger, again)]
-    third = woken.ledger.join("a", b"3", transient=False, now_us=3 * LAPSE_US)
-    woken.members.joined(woken.ledger, third, b"c", at(3 * LAPSE_US))
-    assert woken.members.tick(at(4 * LAPSE_US)) == [(woken.ledger, third)]
+    assert woken.members.tick(at(SESSION_TIMEOUT_US + 1)) == []
+    woken.members.heartbeat(b"c", 0, at(SESSION_TIMEOUT_US + 1))
+    assert woken.members.tick(at(2 * SESSION_TIMEOUT_US)) == []
+    assert woken.members.tick(at(2 * SESSION_TIMEOUT_US + 1)) == [(woken.ledger, again)]
+    third = woken.ledger.join("a", b"3", transient=False, now_us=3 * SESSION_TIMEOUT_US)
+    woken.members.joined(woken.ledger, third, b"c", at(3 * SESSION_TIMEOUT_US))
+    assert woken.members.tick(at(4 * SESSION_TIMEOUT_US)) == [(woken.ledger, third)]
 
 
 def test_a_group_is_looked_at_when_its_first_retry_falls_due_however_many_it_has(tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ def test_a_group_is_looked_at_when_its_first_retry_falls_due_however_many_it_has
     woken.members.joined(woken.ledger, member, b"c", at(0))
     woken.ledger.pulled(member, [MessageRange(3, 0, 0, 0, 100)], 1, 0, [])
     for number in range(100):
-        woken.ledger.hand_back(member, [Back(number, number + 1, Verdict.NACK, 1_000 - number, "")], 0)
+        woken.ledger.hand_back(member, [DispositionRange(number, number + 1, Disposition.NACK, 1_000 - number, "")], 0)
         woken.members.look(woken.ledger)
     assert len(woken.members._due) == 100
     for _ in range(100):
@@ -86,22 +86,22 @@ def test_after_a_takeover_only_the_new_process_keeps_the_consumer_alive(tmp_path
     for us, (nonce, client) in enumerate(((b"1", b"old"), (b"2", b"new"))):
         member = woken.ledger.join("a", nonce, transient=False, now_us=us, client=client)
         woken.members.joined(woken.ledger, member, client, at(us))
-    woken.members.heartbeat(b"old", 0, at(LAPSE_US))
-    assert woken.members.tick(at(LAPSE_US + 1)) == [(woken.ledger, member)]
+    woken.members.heartbeat(b"old", 0, at(SESSION_TIMEOUT_US))
+    assert woken.members.tick(at(SESSION_TIMEOUT_US + 1)) == [(woken.ledger, member)]
     assert woken.members._clients == woken.members._client_of == {}
 
 
 def test_of_many_groups_a_few_are_looked_at_in_one_turn(tmp_path: Path) -> None:
     groups = 3 * MOST_LOOKS + 1
     woken = list[Ledger]()
-    members = Members(LAPSE_US, woken.append)
+    members = Members(SESSION_TIMEOUT_US, woken.append)
     for number in range(groups):
         (tmp_path / str(number)).mkdir()
         ledger = Driven(tmp_path / str(number)).ledger
         ledger.number = number
         member = ledger.join("a", b"1", transient=False, now_us=0)
         ledger.pulled(member, [MessageRange(0, 0, 0, 0, 1)], 1, 0, [])
-        ledger.hand_back(member, [Back(0, 1, Verdict.NACK, 1_000, "broke")], 0)
+        ledger.hand_back(member, [DispositionRange(0, 1, Disposition.NACK, 1_000, "broke")], 0)
         members.look(ledger)
     woken.clear()
     turns = 0

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from qmq.broker.journal.record_types import LEAVING_RANGES, Leaving
+from qmq.broker.journal.record_types import LEAVING_RANGES, LeaveReason
 from qmq.broker.ports.commands import Administer, Unsubscribe
 from qmq.broker.ports.effects import Administered
 from qmq.broker.ports.limits import BrokerLimits
@@ -17,7 +17,7 @@ from qmq.errors import Fenced
 from qmq.storage.disk.disk import Disk
 from qmq.storage.verify.verify import verify
 from tests.broker.harness import Driven
-from tests.broker.long_turns import LAPSE_MS, lapse, leave
+from tests.broker.long_turns import SESSION_TIMEOUT_MS, expire_session, leave
 from tests.broker.test_consuming import Consumer, killed
 
 MESSAGES = 90
@@ -29,13 +29,13 @@ def _few(monkeypatch: pytest.MonkeyPatch) -> None:
     set_ranges(monkeypatch, 4, 5)
 
 
-def set_ranges(monkeypatch: pytest.MonkeyPatch, lapsed: int, left: int) -> None:
-    monkeypatch.setitem(LEAVING_RANGES, Leaving.LAPSED, lapsed)
-    monkeypatch.setitem(LEAVING_RANGES, Leaving.LEFT, left)
+def set_ranges(monkeypatch: pytest.MonkeyPatch, expired: int, left: int) -> None:
+    monkeypatch.setitem(LEAVING_RANGES, LeaveReason.EXPIRED, expired)
+    monkeypatch.setitem(LEAVING_RANGES, LeaveReason.LEFT, left)
 
 
-def holding(tmp_path: Path) -> tuple[Driven, Consumer]:
-    driven = Driven(tmp_path, BrokerLimits(lapse_ms=LAPSE_MS))
+def in_flight(tmp_path: Path) -> tuple[Driven, Consumer]:
+    driven = Driven(tmp_path, BrokerLimits(session_timeout_ms=SESSION_TIMEOUT_MS))
     for number in range(0, MESSAGES, 2):
         driven.do(driven.send_command({"a": [b"%d" % number, b"%d" % (number + 1)]}))
     consumer = Consumer(driven, "one", "a")
@@ -50,7 +50,7 @@ def go(driven: Driven, consumer: Consumer, why: str) -> None:
     if why == "leaves":
         driven.do(Unsubscribe(1, driven.request(), consumer.subscription))
     else:
-        driven.advance(LAPSE_MS + 1)
+        driven.advance(SESSION_TIMEOUT_MS + 1)
 
 
 def ledger_of(driven: Driven) -> Any:
@@ -89,7 +89,7 @@ LEFT = Counter(b"%d" % number for number in range(MESSAGES) if number not in ACK
 
 @pytest.mark.parametrize("why", ["leaves", "falls silent"])
 def test_in_parts_it_comes_to_the_same(tmp_path: Path, why: str) -> None:
-    driven, consumer = holding(tmp_path)
+    driven, consumer = in_flight(tmp_path)
     go(driven, consumer, why)
     assert finish(driven) > 2
     assert ledger_of(driven).retries.count == sum(LEFT.values())
@@ -101,7 +101,7 @@ def test_in_parts_it_comes_to_the_same(tmp_path: Path, why: str) -> None:
 @pytest.mark.parametrize("why", ["leaves", "falls silent"])
 @pytest.mark.parametrize("parts", [1, 3])
 def test_a_start_goes_on_where_it_was(tmp_path: Path, why: str, stop: str, parts: int) -> None:
-    driven, consumer = holding(tmp_path)
+    driven, consumer = in_flight(tmp_path)
     driven.checkpoint()
     go(driven, consumer, why)
     for _ in range(parts - 1):
@@ -122,7 +122,7 @@ def test_a_start_goes_on_where_it_was(tmp_path: Path, why: str, stop: str, parts
 
 
 def test_who_falls_silent_is_fenced_from_the_first_part_on(tmp_path: Path) -> None:
-    driven, consumer = holding(tmp_path)
+    driven, consumer = in_flight(tmp_path)
     go(driven, consumer, "falls silent")
     with pytest.raises(Fenced):
         consumer.ack(MESSAGES - 1)
@@ -139,15 +139,15 @@ def test_who_falls_silent_is_fenced_from_the_first_part_on(tmp_path: Path) -> No
 def test_who_comes_back_meanwhile_begins_anew_and_the_rest_goes_on_a_part_a_turn(
     tmp_path: Path, why: str, nonce: bytes, stop: Callable[[Driven], None] | None
 ) -> None:
-    driven, consumer = holding(tmp_path)
-    before = consumer.place
+    driven, consumer = in_flight(tmp_path)
+    before = consumer.consumer_state
     go(driven, consumer, why)
     waits = ledger_of(driven).retries.count
     consumer.nonce = nonce
     consumer.join()
     assert ledger_of(driven).retries.count == waits, "all of it in one turn"
-    assert consumer.place.incarnation == before.incarnation + 1
-    assert consumer.place.frontier == consumer.place.next_sequence == MESSAGES
+    assert consumer.consumer_state.epoch == before.epoch + 1
+    assert consumer.consumer_state.ack_floor == consumer.consumer_state.next_sequence == MESSAGES
     assert listed(driven) == [("one", True, 0)]
     if stop is not None:
         stop(driven)
@@ -166,7 +166,7 @@ def test_who_comes_back_meanwhile_begins_anew_and_the_rest_goes_on_a_part_a_turn
 
 
 def test_who_has_left_before_what_it_held_is_all_handed_out(tmp_path: Path) -> None:
-    driven, consumer = holding(tmp_path)
+    driven, consumer = in_flight(tmp_path)
     ledger_of(driven).by_name["one"].transient = True
     go(driven, consumer, "leaves")
     consumer.join()
@@ -179,10 +179,10 @@ def test_who_has_left_before_what_it_held_is_all_handed_out(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("stop", [None, Driven.restart, killed])
-def test_the_second_takeover_of_one_that_held_much_is_a_lapse_a_part_a_turn(
+def test_the_second_takeover_of_one_that_held_much_is_an_expired_session_a_part_a_turn(
     tmp_path: Path, stop: Callable[[Driven], None] | None
 ) -> None:
-    driven, consumer = holding(tmp_path)
+    driven, consumer = in_flight(tmp_path)
     consumer.nonce = b"second"
     consumer.join()
     consumer.nonce = b"third"
@@ -191,18 +191,18 @@ def test_the_second_takeover_of_one_that_held_much_is_a_lapse_a_part_a_turn(
     consumer.nonce = b"fourth"
     consumer.join()
     assert ledger_of(driven).retries.count == 0, "all of it in one turn"
-    assert consumer.place.frontier == consumer.place.next_sequence == MESSAGES
+    assert consumer.consumer_state.ack_floor == consumer.consumer_state.next_sequence == MESSAGES
     if stop is not None:
         stop(driven)
         consumer.join()
     assert finish(driven) > 1
-    assert ledger_of(driven).retries.is_due_alone
+    assert ledger_of(driven).retries.is_quarantined_due
     assert again(driven) == LEFT
     driven.close()
 
 
 def test_a_group_that_goes_elsewhere_ends_it(tmp_path: Path) -> None:
-    driven, consumer = holding(tmp_path)
+    driven, consumer = in_flight(tmp_path)
     go(driven, consumer, "falls silent")
     group = driven.broker.groups["g"]
     assert group.ledger is not None
@@ -213,7 +213,7 @@ def test_a_group_that_goes_elsewhere_ends_it(tmp_path: Path) -> None:
     driven.close()
 
 
-@pytest.mark.parametrize("work", [lapse, leave])
+@pytest.mark.parametrize("work", [expire_session, leave])
 def test_no_turn_has_more_than_its_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, work: Any) -> None:
     set_ranges(monkeypatch, 16, 32)
     found = work(tmp_path / "data", 10_000, 1_000)

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from qmq.broker.delivery.encode import Many, Some
-from qmq.broker.delivery.select import Selection
-from qmq.broker.groups.group import Begin, Following, Group, Start
+from qmq.broker.delivery.select import PullSelection
+from qmq.broker.groups.group import Begin, Group, Start, SubjectFilter
 from qmq.broker.groups.in_flight import MessageRange
 from qmq.broker.groups.message_ranges import PARTITIONS, Parts, parts_of, ranges_of
 from qmq.storage.store import Store
@@ -40,14 +40,14 @@ def places_of(parts: Parts) -> list[Place]:
     return found
 
 
-def followed(store: Store, prefix: str) -> Following:
+def followed(store: Store, prefix: str) -> SubjectFilter:
     rows = [store.first_row(partition) for partition in range(store.partitions)]
     return Group("g").follow(prefix, Begin(Start("first", 0, store.subject_count), rows, [0] * store.partitions))
 
 
-def chosen(store: Store, following: Following, max_count: int) -> Parts:
-    selection = Selection(store, max_count, 1 << 20, 1, undo=False)
-    selection.take(following)
+def chosen(store: Store, subject_filter: SubjectFilter, max_count: int) -> Parts:
+    selection = PullSelection(store, max_count, 1 << 20, 1, undo=False)
+    selection.take(subject_filter)
     return selection.parts
 
 
@@ -57,15 +57,15 @@ def chosen(store: Store, following: Following, max_count: int) -> Parts:
 def test_they_lead_back_to_what_was_chosen(tmp_path: Path, prefix: str, partitions: int, seed: int) -> None:
     driven, chance = filled(tmp_path, seed, partitions), random.Random(seed)
     store = driven.store
-    following = followed(store, prefix)
+    subject_filter = followed(store, prefix)
     pulls = whole = 0
-    while parts := chosen(store, following, chance.randrange(1, 40)):
+    while parts := chosen(store, subject_filter, chance.randrange(1, 40)):
         pulls += 1
         wanted = places_of(parts)
-        ranges = ranges_of(store, parts, [following])
+        ranges = ranges_of(store, parts, [subject_filter])
         assert sum(messages.total for messages in ranges) == len(wanted)
         assert [
-            place for messages in ranges for place in places_of(parts_of(store, following.group, messages))
+            place for messages in ranges for place in places_of(parts_of(store, subject_filter.group, messages))
         ] == wanted
         whole += any(isinstance(part, Many) for part in parts)
         at = 0
@@ -73,7 +73,8 @@ def test_they_lead_back_to_what_was_chosen(tmp_path: Path, prefix: str, partitio
             start = chance.randrange(messages.total)
             end = chance.randrange(start, messages.total) + 1
             assert (
-                places_of(parts_of(store, following.group, messages.part(start, end))) == wanted[at + start : at + end]
+                places_of(parts_of(store, subject_filter.group, messages.part(start, end)))
+                == wanted[at + start : at + end]
             )
             at += messages.total
     assert pulls > 2
@@ -85,16 +86,18 @@ def test_what_lies_in_a_row_is_one_range(tmp_path: Path) -> None:
     for _ in range(10):
         driven.do(driven.send_command({f"a.{number}": [b"m"] * 5 for number in range(20)}))
     store = driven.store
-    following = followed(store, "")
-    (messages,) = ranges_of(store, chosen(store, following, 10_000), [following])
+    subject_filter = followed(store, "")
+    (messages,) = ranges_of(store, chosen(store, subject_filter, 10_000), [subject_filter])
     assert (messages.log, messages.run, messages.skip, messages.total) == (PARTITIONS, 0, 0, 1_000)
-    following = followed(store, "a.7")
-    number = following.subject(store)
+    subject_filter = followed(store, "a.7")
+    number = subject_filter.subject(store)
     assert number is not None
-    parts = chosen(store, following, 10_000)
-    assert {messages.log for messages in ranges_of(store, parts, [following])} == {PARTITIONS}, "its number may change"
+    parts = chosen(store, subject_filter, 10_000)
+    assert {messages.log for messages in ranges_of(store, parts, [subject_filter])} == {PARTITIONS}, (
+        "its number may change"
+    )
     driven.checkpoint()
-    assert ranges_of(store, parts, [following]) == [MessageRange(number, 0, 0, 0, 50)]
+    assert ranges_of(store, parts, [subject_filter]) == [MessageRange(number, 0, 0, 0, 50)]
     driven.close()
 
 
@@ -109,19 +112,19 @@ def test_what_a_prefix_takes_among_others_is_one_range(tmp_path: Path) -> None:
     driven = Driven(tmp_path)
     spread(driven, 40, 50)
     store = driven.store
-    following = followed(store, "b.")
-    parts = chosen(store, following, 10_000)
+    subject_filter = followed(store, "b.")
+    parts = chosen(store, subject_filter, 10_000)
     wanted = places_of(parts)
     assert len(wanted) == 1_000
-    (messages,) = ranges_of(store, parts, [following])
+    (messages,) = ranges_of(store, parts, [subject_filter])
     assert messages.total == 1_000
-    assert places_of(parts_of(store, following.group, messages)) == wanted
+    assert places_of(parts_of(store, subject_filter.group, messages)) == wanted
     for start in range(0, 1_000, 37):
         part = messages.part(start, start + 29 if start < 970 else 1_000)
-        assert places_of(parts_of(store, following.group, part)) == wanted[start : start + part.total]
+        assert places_of(parts_of(store, subject_filter.group, part)) == wanted[start : start + part.total]
     # What comes later to its subjects is not in it, nor what comes to others between.
     spread(driven, 3, 50)
-    assert places_of(parts_of(store, following.group, messages)) == wanted
+    assert places_of(parts_of(store, subject_filter.group, messages)) == wanted
     driven.close()
 
 
@@ -129,16 +132,16 @@ def test_what_was_handed_out_before_is_not_in_the_range_around_it(tmp_path: Path
     driven = Driven(tmp_path)
     spread(driven, 40, 50)
     store = driven.store
-    following = followed(store, "b.")
+    subject_filter = followed(store, "b.")
     number = store.subject_number("b.7")
     assert number is not None
-    following.group.cursors.upto(number + 1)[number] = 12
-    parts = chosen(store, following, 10_000)
+    subject_filter.group.cursors.upto(number + 1)[number] = 12
+    parts = chosen(store, subject_filter, 10_000)
     wanted = places_of(parts)
     assert len(wanted) == 1_000 - 12
-    ranges = ranges_of(store, parts, [following])
+    ranges = ranges_of(store, parts, [subject_filter])
     assert len(ranges) > 12
-    assert [place for one in ranges for place in places_of(parts_of(store, following.group, one))] == wanted
+    assert [place for one in ranges for place in places_of(parts_of(store, subject_filter.group, one))] == wanted
     driven.close()
 
 
@@ -149,13 +152,13 @@ def test_of_many_subjects_each_is_a_range(tmp_path: Path) -> None:
     store, group = driven.store, Group("g")
     rows = [store.first_row(partition) for partition in range(store.partitions)]
     begin = Begin(Start("first", 0, store.subject_count), rows, [0] * store.partitions)
-    followings = [group.follow(f"a.{number}", begin) for number in range(10)]
-    selection = Selection(store, 10_000, 1 << 20, 1, undo=False)
-    for following in followings:
-        selection.take(following)
+    filters = [group.follow(f"a.{number}", begin) for number in range(10)]
+    selection = PullSelection(store, 10_000, 1 << 20, 1, undo=False)
+    for subject_filter in filters:
+        selection.take(subject_filter)
     wanted = places_of(selection.parts)
     assert len(wanted) == 200
-    ranges = ranges_of(store, selection.parts, followings)
+    ranges = ranges_of(store, selection.parts, filters)
     assert [messages.total for messages in ranges] == [20] * 10
     assert [place for one in ranges for place in places_of(parts_of(store, group, one))] == wanted
     driven.close()
@@ -166,12 +169,12 @@ def test_with_several_prefixes_each_has_its_range(tmp_path: Path) -> None:
     spread(driven, 40, 50)
     store, group = driven.store, Group("g")
     begin = Begin(Start("first", 0, store.subject_count), [store.first_row(0)], [0])
-    followings = [group.follow(prefix, begin) for prefix in ("b.", "a.")]
-    selection = Selection(store, 10_000, 1 << 20, 1, undo=False)
-    for following in followings:
-        selection.take(following)
+    filters = [group.follow(prefix, begin) for prefix in ("b.", "a.")]
+    selection = PullSelection(store, 10_000, 1 << 20, 1, undo=False)
+    for subject_filter in filters:
+        selection.take(subject_filter)
     wanted = places_of(selection.parts)
-    ranges = ranges_of(store, selection.parts, followings)
+    ranges = ranges_of(store, selection.parts, filters)
     assert [messages.total for messages in ranges] == [1_000, 1_000]
     assert [place for one in ranges for place in places_of(parts_of(store, group, one))] == wanted
     driven.close()
@@ -190,8 +193,8 @@ def test_a_run_far_back_in_its_batch_is_found(tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", range(4))  # directories begin at random positions, half of them far enough
 def test_a_range_ends_at_its_last_batch_and_not_at_one_that_lies_close_behind(tmp_path: Path, number: int) -> None:
     driven = Driven(tmp_path)
-    places = [driven.send("a", b"m").position for _ in range(8)]
+    row_partitions = [driven.send("a", b"m").position for _ in range(8)]
     group = followed(driven.store, "").group
-    for place in places:
+    for place in row_partitions:
         found = parts_of(driven.store, group, MessageRange(PARTITIONS, place, 0, 0, 2, place))  # of two one is missing
         assert [one[1] for one in places_of(found)] == [place], number

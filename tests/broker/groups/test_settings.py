@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from qmq.broker.groups.settings import GroupSettings, differing, settings_of
+from qmq.broker.groups.settings import ResolvedSettings, differing, settings_of
 from qmq.broker.ports.commands import Administer
-from qmq.broker.ports.effects import Administered, Messages, Refused
+from qmq.broker.ports.effects import Administered, PulledMessages, Refused
 from qmq.errors import InvalidOption
 from qmq.format.layout import MAX_DELAY_US
 from tests.broker.harness import Driven
@@ -18,14 +18,14 @@ from tests.broker.test_consuming import Consumer, filled, killed
 GOOD: list[tuple[str, Any]] = [
     ("max_attempts", 1),
     ("max_attempts", 65_535),
-    ("max_lapses", 255),
+    ("max_session_expiries", 255),
     ("max_unacked", 1_000_000),
     ("max_unacked_bytes", 1 << 40),
     ("retry_delays_us", [0]),
     ("retry_delays_us", [MAX_DELAY_US] * 64),
     ("expire_after_us", 0),
     ("expire_after_us", MAX_DELAY_US),
-    ("max_handling_us", 1),
+    ("ack_deadline_us", 1),
     ("tags", []),
     ("tags", ["a", "\u00e4" * 127]),
 ]
@@ -35,7 +35,7 @@ BAD: list[tuple[str, Any, str]] = [
     ("max_attempts", True, "whole number"),
     ("max_attempts", "3", "whole number"),
     ("max_attempts", 3.0, "whole number"),
-    ("max_lapses", 256, "from 1 to 255"),
+    ("max_session_expiries", 256, "from 1 to 255"),
     ("max_unacked", -1, "from 1 to 1000000"),
     ("max_unacked_bytes", 1 << 63, "whole number"),
     ("retry_delays_us", [], "1 to 64 delays"),
@@ -45,7 +45,7 @@ BAD: list[tuple[str, Any, str]] = [
     ("retry_delays_us", 5, "1 to 64 delays"),
     ("expire_after_us", -1, r"expire_after must be 0 seconds to 731 days \(two years\)"),
     ("expire_after_us", None, "seconds"),
-    ("max_handling_us", MAX_DELAY_US + 1, r"max_handling must be 0 seconds to 731 days \(two years\)"),
+    ("ack_deadline_us", MAX_DELAY_US + 1, r"ack_deadline must be 0 seconds to 731 days \(two years\)"),
     ("tags", "vip", "up to 32 texts"),
     ("tags", [""], "1 to 255 bytes"),
     ("tags", ["x" * 256], "1 to 255 bytes"),
@@ -57,20 +57,20 @@ BAD: list[tuple[str, Any, str]] = [
 
 @pytest.mark.parametrize(("name", "value"), GOOD)
 def test_what_fits_is_taken(name: str, value: Any) -> None:
-    found = settings_of(GroupSettings(), {name: value})
+    found = settings_of(ResolvedSettings(), {name: value})
     assert getattr(found, name) == (tuple(value) if isinstance(value, list) else value)
-    assert GroupSettings.kept(list(found)) == found
+    assert ResolvedSettings.kept(list(found)) == found
 
 
 @pytest.mark.parametrize(("name", "value", "advice"), BAD)
 def test_what_does_not_fit_is_refused_with_what_it_may_be(name: str, value: Any, advice: str) -> None:
     with pytest.raises(InvalidOption, match=advice):
-        settings_of(GroupSettings(), {name: value})
+        settings_of(ResolvedSettings(), {name: value})
 
 
 def test_which_settings_are_not_as_asked_for() -> None:
-    actual = GroupSettings(max_attempts=3, tags=("a",))
-    assert differing({"max_attempts": 3, "tags": ["a"], "max_lapses": 3}, actual) == {}
+    actual = ResolvedSettings(max_attempts=3, tags=("a",))
+    assert differing({"max_attempts": 3, "tags": ["a"], "max_session_expiries": 3}, actual) == {}
     assert differing({"max_attempts": 4, "tags": ["b"]}, actual) == {"max_attempts": 3, "tags": ("a",)}
 
 
@@ -88,7 +88,7 @@ def test_settings_last_and_the_brokers_win(tmp_path: Path, stop: Any) -> None:
     driven = filled(tmp_path)
     one = Consumer(driven, "one", max_attempts=3, tags=["vip"])
     assert (one.answer.tags, one.answer.differing) == (("vip",), ())
-    two = Consumer(driven, "two", connection=2, max_attempts=9, max_lapses=3)
+    two = Consumer(driven, "two", connection=2, max_attempts=9, max_session_expiries=3)
     assert (two.answer.tags, two.answer.differing) == (("vip",), (("max_attempts", 3),))
     assert set_group(driven, {"max_attempts": 5, "retry_delays_us": [7]})["max_attempts"] == 5
     stop(driven)
@@ -114,7 +114,7 @@ def test_a_wider_window_wakes_the_pull_that_waits_for_it(
     waiting = driven.pull_command(one.subscription, 1, timeout_ms=60_000)._replace(expected=one.expected)
     assert driven.do(waiting) == []
     said = driven.do(Administer(1, driven.request(), "set_group", {"group": "g", "settings": wide}))
-    assert one.take([effect for effect in said if isinstance(effect, Messages)]) == [b"1"]
+    assert one.take([effect for effect in said if isinstance(effect, PulledMessages)]) == [b"1"]
     driven.close()
 
 
@@ -130,7 +130,7 @@ def test_a_wrong_setting_changes_nothing_and_no_replay_meets_it(tmp_path: Path) 
             set_group(driven, value)
     killed(driven)
     assert Consumer(driven, "one").pull(1) == [b"0"]
-    assert set_group(driven, {"max_lapses": 3}) == GroupSettings()._asdict()
+    assert set_group(driven, {"max_session_expiries": 3}) == ResolvedSettings()._asdict()
     driven.close()
 
 

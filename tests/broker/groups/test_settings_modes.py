@@ -87,9 +87,12 @@ def test_a_broadcast_is_changed_as_a_whole_and_a_member_alone(tmp_path: Path) ->
         Consumer(driven, name, connection=n, mode="broadcast") for n, name in enumerate(("one", "two"), start=1)
     )
     ask(driven, "set_group", group="g", settings={"max_attempts": 5})
-    ask(driven, "set_group", group="g@two", settings={"max_lapses": 7})
+    ask(driven, "set_group", group="g@two", settings={"max_session_expiries": 7})
     rows = ask(driven, "groups")["rows"]
-    assert [(row["settings"]["max_attempts"], row["settings"]["max_lapses"]) for row in rows] == [(5, 3), (5, 7)]
+    assert [(row["settings"]["max_attempts"], row["settings"]["max_session_expiries"]) for row in rows] == [
+        (5, 3),
+        (5, 7),
+    ]
     ask(driven, "seek_group", group="g", to="first")
     one.join()
     two.join()
@@ -105,13 +108,13 @@ def test_a_broadcast_is_changed_as_a_whole_and_a_member_alone(tmp_path: Path) ->
 
 @pytest.mark.parametrize("stop", [Driven.restart, killed, None])
 def test_a_member_that_is_away_for_a_week_is_deleted(tmp_path: Path, stop: Any) -> None:
-    driven = filled(tmp_path, 1, BrokerLimits(lapse_ms=30_000))
-    for number, name in enumerate(("away", "lapsed", "there"), start=1):
+    driven = filled(tmp_path, 1, BrokerLimits(session_timeout_ms=30_000))
+    for number, name in enumerate(("away", "expired", "there"), start=1):
         Consumer(driven, name, connection=number, mode="broadcast")
     gone = Consumer(driven, "gone", connection=4, mode="broadcast", transient=True)
     driven.do(Unsubscribe(1, driven.request(), 1), Unsubscribe(4, driven.request(), gone.subscription))
     driven.advance(0)
-    assert [name for name, _ in names(driven)] == ["g@away", "g@lapsed", "g@there"]
+    assert [name for name, _ in names(driven)] == ["g@away", "g@expired", "g@there"]
     driven.advance(60_000)  # by now the others have been silent for too long
     if stop is not None:
         stop(driven)
@@ -121,7 +124,7 @@ def test_a_member_that_is_away_for_a_week_is_deleted(tmp_path: Path, stop: Any) 
     driven.advance(7 * DAY_MS - 60_001)
     assert len(names(driven)) == 3
     driven.advance(1)
-    assert [name for name, _ in names(driven)] == ["g@lapsed", "g@there"]
+    assert [name for name, _ in names(driven)] == ["g@expired", "g@there"]
     driven.advance(60_000)
     assert [name for name, _ in names(driven)] == ["g@there"]
     there.join()
@@ -131,7 +134,7 @@ def test_a_member_that_is_away_for_a_week_is_deleted(tmp_path: Path, stop: Any) 
 
 @pytest.mark.parametrize("stop", [Driven.restart, killed, None])
 def test_a_killed_member_whose_id_was_made_up_goes_after_a_few_session_timeouts(tmp_path: Path, stop: Any) -> None:
-    driven = filled(tmp_path, 1, BrokerLimits(lapse_ms=30_000))
+    driven = filled(tmp_path, 1, BrokerLimits(session_timeout_ms=30_000))
     _, made_up = (
         Consumer(driven, f"made-up-{number}", connection=number, mode="broadcast", transient=True) for number in (1, 2)
     )

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from qmq.broker.journal.durable_replies import SYNC_NUMBER
-from qmq.broker.journal.record_types import Verdict
+from qmq.broker.journal.record_types import Disposition
 from qmq.broker.ports.commands import Administer, Now, ReadDone, Subscribe
 from qmq.broker.ports.effects import Administered, Effect, Refused, Subscribed
 from qmq.errors import SyncFailed, UnknownGroup
@@ -59,7 +59,7 @@ def group_row(driven: Driven) -> dict[str, object]:
     return row
 
 
-@pytest.mark.parametrize("mode", ["reliable", "most_once", "broadcast"])
+@pytest.mark.parametrize("mode", ["reliable", "at_most_once", "broadcast"])
 @pytest.mark.parametrize("start", ["last", "first", "time"])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_new_group_gets_what_was_sent_after_it_was_told_yes(mode: str, start: str, seed: int) -> None:
@@ -91,8 +91,8 @@ def test_a_group_follows_one_prefix_more_from_where_it_was_told(seed: int) -> No
     assert bodies_of(driven.pull(driven.subscribe("a.", start="last"))) == [b"new"]
 
 
-def set_lapses(driven: Driven) -> None:
-    (answer,) = administer(driven, "set_group", settings={"max_lapses": 9})
+def set_session_expiries(driven: Driven) -> None:
+    (answer,) = administer(driven, "set_group", settings={"max_session_expiries": 9})
     assert isinstance(answer, Administered)
 
 
@@ -124,7 +124,7 @@ def delete_dead(driven: Driven) -> None:
 def is_set(driven: Driven) -> None:
     settings = group_row(driven)["settings"]
     assert isinstance(settings, dict)
-    assert settings["max_lapses"] == 9
+    assert settings["max_session_expiries"] == 9
 
 
 def is_at_the_end(driven: Driven) -> None:
@@ -149,7 +149,7 @@ def is_gone(driven: Driven) -> None:
 @pytest.mark.parametrize(
     ("change", "is_so"),
     [
-        (set_lapses, is_set),
+        (set_session_expiries, is_set),
         (seek, is_at_the_end),
         (delete, is_deleted),
         (retry_dead, is_tried_again),
@@ -165,7 +165,7 @@ def test_a_change_that_was_confirmed_is_not_forgotten(
     driven = driven_on(disk)
     consumer = Consumer(driven, "c")
     assert consumer.pull(1) == [b"old"]
-    consumer.back(0, 1, Verdict.REJECT)
+    consumer.back(0, 1, Disposition.REJECT)
     driven.checkpoint()
     change(driven)
     lose_power(driven, disk)

@@ -6,13 +6,13 @@ from pathlib import Path
 
 from qmq.broker.journal.write_gate import LATER_US
 from qmq.broker.ports.commands import Ack, Disconnected
-from qmq.broker.ports.effects import Acked, Effect, Messages, Refused, Sent
+from qmq.broker.ports.effects import Acked, Effect, PulledMessages, Refused, Sent
 from tests.broker.harness import Driven
 from tests.fake_disk import FakeDisk
 
 
 class Kept:
-    """A consumer that holds two messages, and has another pull parked."""
+    """A consumer that holds two messages, and has another pull waiting."""
 
     def __init__(self, tmp_path: Path) -> None:
         self.disk = FakeDisk()
@@ -20,7 +20,7 @@ class Kept:
         driven.send("a.x", b"1", b"2")
         self.subscription = driven.subscribe("a.")
         (answer,) = driven.do(driven.pull_command(self.subscription))
-        assert isinstance(answer, Messages)
+        assert isinstance(answer, PulledMessages)
         assert answer.ranges == ((0, 2, 1),)
         self.pull = driven.pull_command(self.subscription, timeout_ms=60_000)
 
@@ -36,14 +36,14 @@ def test_one_that_may_wait_is_answered_with_the_next_messages_and_written_with_t
     assert kept.disk.calls["pwritev"] == written
     assert kept.driven.store.groups.staged == 1
     said = kept.driven.do(kept.driven.send_command({"a.x": [b"3"]}, flush=False, connection=2))
-    assert [type(one) for one in said] == [Acked, Sent, Messages]
+    assert [type(one) for one in said] == [Acked, Sent, PulledMessages]
     assert said[0] == Acked(1, kept.request, 0, joins=True)
     assert kept.disk.calls["pwritev"] == written + 2  # a batch, and two records
     kept.driven.store.close(clean=False)
     kept.driven.open()
-    held = kept.driven.broker.groups["g"].ledger
-    assert held is not None
-    assert [(one.held.frontier, one.held.next_sequence) for one in held.members.values()] == [(2, 3)]
+    in_flight = kept.driven.broker.groups["g"].ledger
+    assert in_flight is not None
+    assert [(one.in_flight.ack_floor, one.in_flight.next_sequence) for one in in_flight.members.values()] == [(2, 3)]
     kept.driven.close()
 
 
@@ -75,13 +75,13 @@ def test_what_another_connection_is_given_meanwhile_is_written_first(tmp_path: P
     driven = kept.driven
     other = driven.subscribe("a.", group="other", connection=2)
     waits = driven.pull_command(other, timeout_ms=60_000, connection=2)
-    assert [type(one) for one in driven.do(waits)] == [Messages]
+    assert [type(one) for one in driven.do(waits)] == [PulledMessages]
     assert kept.ack(0, 2) == []
     assert driven.store.groups.staged == 1
     assert driven.do(driven.pull_command(other, timeout_ms=60_000, connection=2)) == []
     assert driven.store.groups.staged == 1
     said = driven.do(driven.send_command({"a.x": [b"3"]}, flush=False, connection=3))
-    assert [(type(one), getattr(one, "connection", 0)) for one in said] == [(Sent, 3), (Messages, 2)]
+    assert [(type(one), getattr(one, "connection", 0)) for one in said] == [(Sent, 3), (PulledMessages, 2)]
     assert driven.store.groups.staged == 0
     driven.close()
 

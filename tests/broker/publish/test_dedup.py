@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from qmq.broker.ports.commands import Send
 from qmq.broker.ports.effects import Sent
-from qmq.broker.publish.dedup import Known, Producers
+from qmq.broker.publish.dedup import Producers, RememberedBatch
 from qmq.errors import BadBatch, SequenceForgotten, TooManyProducers
 from tests.broker.harness import Driven, batch_of
 
@@ -26,7 +26,7 @@ def test_a_repeat_is_told_and_the_next_batch_is_new() -> None:
     known = producers()
     assert known.lookup(ME, 0, 10, 77) is None
     known.remember(ME, 0, 10, 77, 1, 4_096, 0)
-    assert known.lookup(ME, 0, 10, 77) == Known(1, 4_096)
+    assert known.lookup(ME, 0, 10, 77) == RememberedBatch(1, 4_096)
     assert known.lookup(ME, 10, 1, 77) is None
 
 
@@ -44,7 +44,7 @@ def test_a_refused_batch_may_come_after_later_ones() -> None:
     known.remember(ME, 2, 1, 3, 0, 300, 0)
     assert known.lookup(ME, 1, 1, 2) is None
     known.remember(ME, 1, 1, 2, 0, 400, 0)
-    assert known.lookup(ME, 1, 1, 2) == Known(0, 400)
+    assert known.lookup(ME, 1, 1, 2) == RememberedBatch(0, 400)
     assert known.lookup(ME, 3, 1, 4) is None
 
 
@@ -54,7 +54,7 @@ def test_a_batch_older_than_the_window_can_not_be_told() -> None:
         known.remember(ME, number, 1, number, 0, number * 100, 0)
     with pytest.raises(SequenceForgotten, match="last 4 batches"):
         known.lookup(ME, 0, 1, 0)
-    assert known.lookup(ME, 1, 1, 1) == Known(0, 100)
+    assert known.lookup(ME, 1, 1, 1) == RememberedBatch(0, 100)
 
 
 def test_forget_takes_back_the_last_batch() -> None:
@@ -63,7 +63,7 @@ def test_forget_takes_back_the_last_batch() -> None:
     known.remember(ME, 5, 5, 2, 0, 200, 0)
     known.forget(ME, 5)
     assert known.lookup(ME, 5, 5, 2) is None
-    assert known.last(ME) == (4, Known(0, 100))
+    assert known.last(ME) == (4, RememberedBatch(0, 100))
     known.forget(ME, 0)
     assert known.last(ME) is None
     assert len(known) == 0
@@ -99,7 +99,7 @@ def test_a_send_renews_the_time() -> None:
     known.remember(b"a" * 16, 1, 1, 1, 0, 3, now_us=20)
     known.expire(HOUR_US + 15)
     assert known.last(b"b" * 16) is None
-    assert known.last(b"a" * 16) == (1, Known(0, 3))
+    assert known.last(b"a" * 16) == (1, RememberedBatch(0, 3))
 
 
 @given(
@@ -119,13 +119,13 @@ def test_what_is_restored_answers_as_before(window: int, new_window: int, batche
     restored.restore(known.packed({}, 50), 1_000)
     for name, entries in told.items():
         for first, messages, position in entries[-min(window, new_window) :]:
-            assert restored.lookup(name, first, messages, position) == Known(0, position)
+            assert restored.lookup(name, first, messages, position) == RememberedBatch(0, position)
         for first, messages, position in entries[: -min(window, new_window)]:
             with pytest.raises(SequenceForgotten):
                 restored.lookup(name, first, messages, position)
         end = sum(entry[1] for entry in entries)
         assert restored.lookup(name, end, 1, 99) is None
-        assert restored.last(name) == (end - 1, Known(0, entries[-1][2]))
+        assert restored.last(name) == (end - 1, RememberedBatch(0, entries[-1][2]))
 
 
 def test_many_producers_are_kept_by_a_broker_that_starts_as_its_machine_does(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from qmq.broker.ports.effects import Messages, Refused, Sent
+from qmq.broker.ports.effects import PulledMessages, Refused, Sent
 from tests.broker.harness import Driven, bodies_of, runs_of_answer
 from tests.fake_disk import FakeDisk
 
@@ -54,7 +54,7 @@ def test_batches_that_are_wanted_whole_go_as_they_lie(tmp_path: Path, partitions
         sum(run.count for run in driven.pull(begun, max_count=4, min_count=4, timeout_ms=1)) == 4
     )  # a run and a third
     for subscription, pieces in ((whole, 0), (begun, 7)):
-        (answer,) = [said for said in driven.do(driven.pull_command(subscription)) if isinstance(said, Messages)]
+        (answer,) = [said for said in driven.do(driven.pull_command(subscription)) if isinstance(said, PulledMessages)]
         assert answer.messages == 12 * 24 - 4 * (pieces > 0)
         starts = [bytes(buffer[:4]) for buffer in answer.buffers if bytes(buffer[:3]) == b"QMQ"]
         assert starts.count(b"QMQp") == pieces

@@ -9,8 +9,8 @@ import pytest
 
 from qmq.broker.delivery.serve import waits
 from qmq.broker.retention.advance_groups import Moving
-from qmq.broker.retention.references import Target
-from qmq.storage.store import stretches_of
+from qmq.broker.retention.references import SegmentTarget
+from qmq.storage.store import subject_ranges_of
 from tests.broker.harness import Driven
 from tests.broker.retention.test_retention import numbers
 from tests.broker.test_consuming import Consumer
@@ -39,9 +39,9 @@ def test_it_is_what_it_would_have_been_given(tmp_path: Path, follows: tuple[str,
         given = set(numbers(consumer.pull(pulled))) if pulled else set()
         all_of_it = set[int]()
         group = driven.broker.groups["g"]
-        had = stretches_of(rows)
+        had = subject_ranges_of(rows)
         driven.store.leave(0, base, had)
-        moving = Moving(driven.store, Target(0, base, end, had), rows)
+        moving = Moving(driven.store, SegmentTarget(0, base, end, had), rows)
         with waits(driven.store):
             skipped = moving.move(group)
             assert moving.move(group) == 0, "once"

@@ -12,7 +12,7 @@ from qmq.broker.error_log.error_log import unpacked
 from qmq.broker.groups.group import Group
 from qmq.broker.groups.in_flight import MessageRange
 from qmq.broker.groups.message_ranges import parts_of
-from qmq.broker.journal.record_types import Verdict
+from qmq.broker.journal.record_types import Disposition
 from qmq.broker.ports.commands import Administer
 from qmq.broker.ports.limits import BrokerLimits
 from qmq.broker.retention.carry_forward import COPY_NUMBER
@@ -25,7 +25,7 @@ from tests.broker.test_admin import ask, group_row
 from tests.broker.test_consuming import Consumer, killed
 
 DAY_US = 24 * HOUR_MS * 1_000
-LIMITS = BrokerLimits(retention_ms=HOUR_MS, lapse_ms=100 * HOUR_MS)
+LIMITS = BrokerLimits(retention_ms=HOUR_MS, session_timeout_ms=100 * HOUR_MS)
 
 
 class One(NamedTuple):
@@ -38,37 +38,41 @@ class One(NamedTuple):
     rest: tuple[Any, ...]
 
 
-def standing(driven: Driven) -> tuple[dict[tuple[str, int], One], list[One], list[One]]:
-    """What consumers of the group hold by pull sequence, what waits to be handed out again, what is dead."""
+def content(driven: Driven) -> tuple[dict[tuple[str, int], One], list[One], list[One]]:
+    """What consumers of the group hold by delivery sequence, what waits to be handed out again, what is dead."""
     group = driven.broker.groups["g"]
     ledger = group.ledger
     assert ledger is not None
-    held = dict[tuple[str, int], One]()
+    in_flight = dict[tuple[str, int], One]()
     driven.store.may_wait(True)
     for member in ledger.members.values():
-        for start, end in member.held.unhandled():
-            for one in member.held.between(start, end):
+        for start, end in member.in_flight.unhandled():
+            for one in member.in_flight.between(start, end):
                 for found in named(driven, group, one.messages):
-                    held[member.name, start] = One(*found, one.attempt, (one.lapses,))
+                    in_flight[member.name, start] = One(*found, one.attempt, (one.session_expiries,))
                     start += 1
     scheduled = [
         left for items in ledger.retries.scheduled() for one in unpacked(items) for left in ledger.retries.left_of(one)
     ]
     waiting = [
-        One(*found, one.attempt, (one.lapses, one.due_us, one.isolated, one.reason, one.failed_at_us, one.consumer))
+        One(
+            *found,
+            one.attempt,
+            (one.session_expiries, one.due_us, one.quarantined, one.reason, one.failed_at_us, one.consumer),
+        )
         for one in [*ledger.retries.waiting(), *scheduled]
         for found in named(driven, group, one.messages)
     ]
     dead = [
-        One(*found, one.attempt, (one.lapses, one.due_us, one.reason, one.consumer, one.pull_sequence))
+        One(*found, one.attempt, (one.session_expiries, one.due_us, one.reason, one.consumer, one.delivery_sequence))
         for items in ledger.dead.after(0)
         for one in unpacked(items)
         for found in named(driven, group, one.messages)
     ]
     driven.store.may_wait(False)
     row = group_row(driven)
-    assert (row["in_flight"], row["in_retry"], row["dead"]) == (len(held), len(waiting), len(dead))
-    return held, sorted(waiting), sorted(dead)
+    assert (row["in_flight"], row["in_retry"], row["dead"]) == (len(in_flight), len(waiting), len(dead))
+    return in_flight, sorted(waiting), sorted(dead)
 
 
 def named(driven: Driven, group: Group, messages: MessageRange) -> list[tuple[str, str, bytes]]:
@@ -108,34 +112,34 @@ def test_nothing_that_is_pointed_at_changes(
         got += some
     consumer.ack(*range(0, got, 4))
     for number in range(1, got, 4):
-        consumer.back(number, number + 1, Verdict.NACK, delay_us=DAY_US + number)
+        consumer.back(number, number + 1, Disposition.NACK, delay_us=DAY_US + number)
     for number in range(2, got, 8):
-        consumer.back(number, number + 1, Verdict.REJECT)
+        consumer.back(number, number + 1, Disposition.REJECT)
     send(driven, 20, first=40, subjects=3)
-    before = standing(driven)
+    before = content(driven)
     assert all(before)
     carried = drop_all(driven)
     assert carried
-    assert standing(driven) == before
+    assert content(driven) == before
     stop(driven)
-    assert standing(driven) == before
+    assert content(driven) == before
     consumer.join()
-    consumer.expected = consumer.place.frontier
-    held = [one.body for one in before[0].values()]
+    consumer.expected = consumer.consumer_state.ack_floor
+    in_flight = [one.body for one in before[0].values()]
     again = list[bytes]()
-    while len(again) < len(held):
+    while len(again) < len(in_flight):
         again += consumer.pull(100)
-    assert again == held, "who held it gets it again, in the same order"
+    assert again == in_flight, "who held it gets it again, in the same order"
     send(driven, 16, first=100)
     for partition in range(partitions):
         driven.store.seal(partition)
     assert drop_all(driven) >= carried, "copies are carried on as well"
-    assert standing(driven) == before
+    assert content(driven) == before
     driven.do(Administer(9, driven.request(), "retry_dead", {"group": "g", "numbers": None}))
-    revived = list[bytes]()
-    while len(revived) < len(before[2]):
-        revived += consumer.pull(100)
-    assert sorted(revived) == sorted(one.body for one in before[2])
+    redriven = list[bytes]()
+    while len(redriven) < len(before[2]):
+        redriven += consumer.pull(100)
+    assert sorted(redriven) == sorted(one.body for one in before[2])
     consumer.ack()
     driven.advance(25 * HOUR_MS)
     late = list[bytes]()
@@ -154,15 +158,15 @@ def test_large_batches_and_parts_of_them(tmp_path: Path) -> None:
     while len(consumer.got) < 80:
         consumer.pull(80 - len(consumer.got))
     consumer.ack(*range(5, 11), 40)
-    consumer.back(11, 40, Verdict.NACK, delay_us=DAY_US)
-    consumer.back(60, 75, Verdict.REJECT)
-    before = standing(driven)
+    consumer.back(11, 40, Disposition.NACK, delay_us=DAY_US)
+    consumer.back(60, 75, Disposition.REJECT)
+    before = content(driven)
     send(driven, 10, first=500)
     drop_all(driven)
-    after = standing(driven)
+    after = content(driven)
     assert after == before
     killed(driven)
-    assert standing(driven) == before
+    assert content(driven) == before
     driven.close()
 
 
@@ -175,9 +179,9 @@ def test_a_kill_between_any_two_steps_costs_nothing(tmp_path: Path, steps: int) 
         consumer.pull(24 - len(consumer.got))
     consumer.ack(*range(0, 24, 3))
     for number in range(1, 24, 3):
-        consumer.back(number, number + 1, Verdict.NACK, delay_us=DAY_US)
-    consumer.back(2, 3, Verdict.REJECT)
-    before = standing(driven)
+        consumer.back(number, number + 1, Disposition.NACK, delay_us=DAY_US)
+    consumer.back(2, 3, Disposition.REJECT)
+    before = content(driven)
     driven.checkpoint()
     driven.advance(HOUR_MS)
     for _ in range(steps):
@@ -185,11 +189,11 @@ def test_a_kill_between_any_two_steps_costs_nothing(tmp_path: Path, steps: int) 
         if steps % 2:
             driven.checkpoint()
     killed(driven)
-    assert standing(driven) == before
+    assert content(driven) == before
     drop_all(driven)
-    assert standing(driven) == before
+    assert content(driven) == before
     killed(driven)
-    assert standing(driven) == before
+    assert content(driven) == before
     driven.close()
 
 
@@ -198,8 +202,8 @@ def test_what_cannot_be_read_any_more_is_dead_and_told_of(tmp_path: Path) -> Non
     send(driven, 20)
     consumer = Consumer(driven, "c", "a.")
     consumer.pull(6)
-    consumer.back(0, 3, Verdict.NACK, delay_us=DAY_US)
-    consumer.back(5, 6, Verdict.REJECT)
+    consumer.back(0, 3, Disposition.NACK, delay_us=DAY_US)
+    consumer.back(5, 6, Disposition.REJECT)
     driven.checkpoint()
     for number in (1, 4, 5):
         position = driven.store.read_entry(0, number)[1]
@@ -228,8 +232,8 @@ def test_what_changes_while_it_is_carried_is_as_it_was_changed(tmp_path: Path, c
     send(driven, 20)
     consumer = Consumer(driven, "c", "a.")
     consumer.pull(6)
-    consumer.back(0, 2, Verdict.NACK, delay_us=DAY_US)
-    consumer.back(5, 6, Verdict.REJECT)
+    consumer.back(0, 2, Disposition.NACK, delay_us=DAY_US)
+    consumer.back(5, 6, Disposition.REJECT)
     driven.checkpoint()
     driven.advance(HOUR_MS)
     driven.auto_read = False
@@ -243,7 +247,7 @@ def test_what_changes_while_it_is_carried_is_as_it_was_changed(tmp_path: Path, c
         case "ack":
             assert consumer.ack(2, 3, 4) == 0
         case "nack":
-            consumer.back(2, 5, Verdict.NACK, delay_us=2 * DAY_US)
+            consumer.back(2, 5, Disposition.NACK, delay_us=2 * DAY_US)
         case "seek":
             driven.broker.handle(
                 Administer(9, driven.request(), "seek_group", fields | {"to": "last", "clear_retries": True}),
@@ -259,15 +263,15 @@ def test_what_changes_while_it_is_carried_is_as_it_was_changed(tmp_path: Path, c
         assert ask(driven, "groups", after="")["rows"] == []
         driven.close()
         return
-    before = standing(driven) if change != "seek" else None
+    before = content(driven) if change != "seek" else None
     settle(driven)
-    after = standing(driven)
+    after = content(driven)
     assert before is None or after == before
     assert tuple(map(len, after)) == {
         "ack": (0, 2, 1), "nack": (0, 5, 1), "seek": (0, 0, 1), "retry_dead": (3, 3, 0), "delete_dead": (3, 2, 0)
     }[change]  # fmt: skip
     killed(driven)
-    assert standing(driven) == after
+    assert content(driven) == after
     driven.close()
 
 
@@ -288,33 +292,35 @@ def test_any_history(tmp_path: Path, seed: int) -> None:
             case 2 | 3:
                 consumer.pull(rng.randrange(1, 9))
             case 4:
-                held = [seq for (_, seq), _ in standing(driven)[0].items()]
-                if held:
-                    consumer.ack(*rng.sample(held, rng.randrange(1, len(held) + 1)))
+                in_flight = [seq for (_, seq), _ in content(driven)[0].items()]
+                if in_flight:
+                    consumer.ack(*rng.sample(in_flight, rng.randrange(1, len(in_flight) + 1)))
             case 5:
-                held = [seq for (_, seq), _ in standing(driven)[0].items()]
-                for number in rng.sample(held, len(held) // 2):
-                    verdict = rng.choice([Verdict.NACK, Verdict.NACK, Verdict.REJECT, Verdict.RELEASE])
-                    consumer.back(number, number + 1, verdict, rng.choice([0, HOUR_MS * 1_000, DAY_US]))
+                in_flight = [seq for (_, seq), _ in content(driven)[0].items()]
+                for number in rng.sample(in_flight, len(in_flight) // 2):
+                    disposition = rng.choice(
+                        [Disposition.NACK, Disposition.NACK, Disposition.REJECT, Disposition.RELEASE]
+                    )
+                    consumer.back(number, number + 1, disposition, rng.choice([0, HOUR_MS * 1_000, DAY_US]))
             case 6:
-                before = standing(driven)
+                before = content(driven)
                 driven.checkpoint()
                 driven.advance(HOUR_MS)
                 carried += sum(one.carried for one in settle(driven, rng.randrange(1, 12)))
                 assert [sorted(one[:4] for one in part) for part in (before[0].values(), *before[1:])] == [
-                    sorted(one[:4] for one in part) for part in (standing(driven)[0].values(), *standing(driven)[1:])
+                    sorted(one[:4] for one in part) for part in (content(driven)[0].values(), *content(driven)[1:])
                 ]
             case 7:
                 rng.choice([Driven.restart, killed])(driven)
                 consumer.join()
-                consumer.expected = consumer.place.frontier
+                consumer.expected = consumer.consumer_state.ack_floor
     assert carried
     assert segments(driven)
     driven.close()
 
 
 def test_by_size_it_is_not_carried_round_and_round(tmp_path: Path) -> None:
-    driven = driven_in(tmp_path, BrokerLimits(retention_bytes=1_000, lapse_ms=100 * HOUR_MS))
+    driven = driven_in(tmp_path, BrokerLimits(retention_bytes=1_000, session_timeout_ms=100 * HOUR_MS))
     send(driven, 40)
     consumer = Consumer(driven, "c", "a.")
     while len(consumer.got) < 40:
@@ -343,7 +349,7 @@ def test_nothing_stands_for_the_old_place_before_the_new_one_is_on_disk(tmp_path
     driven.auto_sync = True
     driven.sync()
     assert settle(driven)
-    assert len(standing(driven)[0]) == 6
+    assert len(content(driven)[0]) == 6
     driven.close()
 
 
@@ -355,7 +361,7 @@ def test_a_message_over_limits_that_were_lowered_since_is_carried_on(tmp_path: P
     driven.restart()
     consumer = Consumer(driven, "c")
     assert consumer.pull(1) == [bytes(5 << 20)]
-    consumer.back(0, 1, Verdict.NACK, delay_us=DAY_US)
+    consumer.back(0, 1, Disposition.NACK, delay_us=DAY_US)
     send(driven, 20)
     assert drop_all(driven) == 1
     driven.advance(25 * HOUR_MS)

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from qmq.broker.error_log.error_log import Retry
+from qmq.broker.error_log.error_log import RetryItem
 from qmq.broker.groups.in_flight import MessageRange
 from qmq.broker.groups.message_ranges import prefix_of
-from qmq.broker.retention.copy import Asked, Copy, Copying, Lost
-from qmq.broker.retention.references import FoundLetter, Target
+from qmq.broker.retention.copy import Asked, CopiedBatch, Copying, Lost
+from qmq.broker.retention.references import FoundLetter, SegmentTarget
 from qmq.format.batch import parse_header
 from qmq.format.pieces import stored_runs
-from qmq.storage.store import stretches_of
+from qmq.storage.store import subject_ranges_of
 from tests.broker.harness import Driven
 from tests.broker.retention.test_carry_forward import named
 
@@ -41,14 +41,14 @@ def test_copies_and_what_lies_elsewhere_are_the_range_in_order(
     driven.do(command)
     assert group.ledger is not None
     (member,) = group.ledger.members.values()
-    ranges = [one.messages for pull in member.held.pulls for one in pull.ranges]
+    ranges = [one.messages for pull in member.in_flight.pulls for one in pull.ranges]
     base, end = driven.store.sealed(0)[0]
     old = driven.store.old_segment(0, base)
-    target = Target(0, base, end, stretches_of(old.rows()))
+    target = SegmentTarget(0, base, end, subject_ranges_of(old.rows()))
     driven.store.may_wait(True)
     cut = [part for one in ranges for part in _cut(rng, one) if target.touches(part)]
     assert cut
-    asked = [Asked(FoundLetter(Retry(1, 1, one, 1, 0, False, 0, 0, 1, "")), _matches(driven, one)) for one in cut]
+    asked = [Asked(FoundLetter(RetryItem(1, 1, one, 1, 0, False, 0, 0, 1, "")), _matches(driven, one)) for one in cut]
     copying = Copying(old, target, driven.store.sealed(0)[1].base, "g", asked)
     assert not copying.step()
     for (found, pieces), messages in zip(copying.made, cut, strict=True):
@@ -56,7 +56,7 @@ def test_copies_and_what_lies_elsewhere_are_the_range_in_order(
         got = list[tuple[str, bytes]]()
         for piece in pieces:
             assert not isinstance(piece, Lost)
-            if isinstance(piece, Copy):
+            if isinstance(piece, CopiedBatch):
                 (run,) = stored_runs(memoryview(piece.batch), parse_header(memoryview(piece.batch)))
                 got += [(str(run.id(at)), run.body(at)) for at in range(piece.messages)]
             else:
@@ -74,5 +74,5 @@ def _cut(rng: random.Random, messages: MessageRange) -> list[MessageRange]:
 
 def _matches(driven: Driven, messages: MessageRange) -> Any:
     group = driven.broker.groups["g"]
-    following = group.following(prefix_of(messages)) if prefix_of(messages) else None
+    following = group.filter_of(prefix_of(messages)) if prefix_of(messages) else None
     return None if following is None else following.matches(driven.store)

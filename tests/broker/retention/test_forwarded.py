@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from qmq.broker.error_log.error_log import Failure, Retry, packed, unpacked
+from qmq.broker.error_log.error_log import Failure, RetryItem, packed, unpacked
 from qmq.broker.groups.group_state import Ledger
-from qmq.broker.groups.in_flight import HeldRange, MessageRange, flat
+from qmq.broker.groups.in_flight import InFlightRange, MessageRange, flat
 from qmq.broker.groups.message_ranges import PARTITIONS
 from tests.broker.harness import START_US, Driven
 
@@ -37,7 +37,7 @@ def test_a_retry_is_replaced_wherever_it_lies(tmp_path: Path) -> None:
         assert one == found._replace(number=number + 1, messages=NEW.part(0, left))
 
 
-def _scheduled(made: Ledger) -> Retry:
+def _scheduled(made: Ledger) -> RetryItem:
     return next(retry for items in made.retries.scheduled() for retry in unpacked(items))
 
 
@@ -48,11 +48,11 @@ def test_who_is_not_known_or_does_not_hold_it_is_passed_over(tmp_path: Path) -> 
     made.ack(member, [pull.first, pull.first + 1])
     rows = [[9, 0, flat([NEW])], [member.number, pull.first, flat([NEW])]]
     made.forward([], [], rows, START_US)
-    assert list(member.held.between(0, 3)) == [HeldRange(OLD, 1, 0)]
+    assert list(member.in_flight.between(0, 3)) == [InFlightRange(OLD, 1, 0)]
     made.forward([], [], [[member.number, pull.first + 1, flat([NEW.part(1, 2), NEW.part(2, 3)])]], START_US)
-    assert [one.messages for one in member.held.between(1, 3)] == [NEW.part(1, 2), NEW.part(2, 3)]
+    assert [one.messages for one in member.in_flight.between(1, 3)] == [NEW.part(1, 2), NEW.part(2, 3)]
     assert made.ack(member, [pull.first + 1, pull.first + 3]) == 0
-    assert not member.held.pulls
+    assert not member.in_flight.pulls
 
 
 def test_of_what_is_lost_letters_are_left(tmp_path: Path) -> None:

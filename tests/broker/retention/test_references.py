@@ -5,17 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from qmq.broker.error_log.error_log import Retry, packed
+from qmq.broker.error_log.error_log import RetryItem, packed
 from qmq.broker.groups.in_flight import MessageRange
 from qmq.broker.groups.message_ranges import PARTITIONS
-from qmq.broker.retention.references import Target
-from qmq.storage.store import Stretches
+from qmq.broker.retention.references import SegmentTarget
+from qmq.storage.store import SubjectRanges
 
 BASE = 1 << 60
-HAD = Stretches(
+HAD = SubjectRanges(
     np.array([1, 1, 4], np.uint32), np.array([10, 30, 5], np.uint64), np.array([20, 35, 6], np.uint64)
 )  # fmt: skip
-TARGET = Target(2, BASE, BASE + 100, HAD)
+TARGET = SegmentTarget(2, BASE, BASE + 100, HAD)
 
 
 @pytest.mark.parametrize(
@@ -41,13 +41,13 @@ TARGET = Target(2, BASE, BASE + 100, HAD)
 )
 def test_one_and_many_are_judged_alike(messages: MessageRange, touches: bool) -> None:
     assert TARGET.touches(messages) is touches
-    retry = Retry(7, 1, messages, 1, 0, False, 0, 0, 1, "")
+    retry = RetryItem(7, 1, messages, 1, 0, False, 0, 0, 1, "")
     assert TARGET.touched(packed([retry, retry._replace(number=0)])) == ([retry] if touches else [])
 
 
 def test_a_segment_without_messages_has_none_by_sequence() -> None:
-    empty = Stretches(np.empty(0, np.uint32), np.empty(0, np.uint64), np.empty(0, np.uint64))
+    empty = SubjectRanges(np.empty(0, np.uint32), np.empty(0, np.uint64), np.empty(0, np.uint64))
     target = TARGET._replace(had=empty)
-    retry = Retry(7, 1, MessageRange(0, 10, 0, 0, 100), 1, 0, False, 0, 0, 1, "")
+    retry = RetryItem(7, 1, MessageRange(0, 10, 0, 0, 100), 1, 0, False, 0, 0, 1, "")
     assert target.touched(packed([retry])) == []
     assert not target.touches(retry.messages)

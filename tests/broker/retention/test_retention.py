@@ -18,7 +18,7 @@ from qmq.broker.retention.retention import Dropped
 from qmq.errors import StorageFailed
 from qmq.format.layout import NO_SEQUENCE
 from qmq.storage.disk.disk import Disk
-from qmq.storage.message_log.archive_receipt import Receipt, write_receipt
+from qmq.storage.message_log.archive_receipt import ArchiveReceipt, write_receipt
 from tests.broker.harness import Driven, bodies_of
 from tests.broker.test_admin import group_row
 from tests.broker.test_consuming import Consumer, killed
@@ -26,7 +26,7 @@ from tests.fake_disk import FakeDisk
 
 SMALL = {"segment_bytes": 8 << 10, "max_frame_bytes": 4 << 10}
 HOUR_MS = 3_600_000
-BY_AGE = BrokerLimits(retention_ms=HOUR_MS, lapse_ms=10 * HOUR_MS)
+BY_AGE = BrokerLimits(retention_ms=HOUR_MS, session_timeout_ms=10 * HOUR_MS)
 
 
 def driven_in(path: Path, limits: BrokerLimits = BY_AGE, **options: Any) -> Driven:
@@ -55,7 +55,7 @@ def settle(driven: Driven, rounds: int = 30) -> list[Dropped]:
     return gone
 
 
-def kept(driven: Driven, name: str = "a.0") -> tuple[int, int, int]:
+def unreceipted(driven: Driven, name: str = "a.0") -> tuple[int, int, int]:
     """First and next sequence of a subject, and how many messages it has."""
     (answer,) = driven.do(ListSubjects(1, driven.request(), name, 0, 10))
     assert isinstance(answer, SubjectList)
@@ -77,7 +77,7 @@ def test_what_is_old_goes_and_what_is_young_stays(tmp_path: Path, partitions: in
     before = segments(driven)
     gone = settle(driven)
     assert len(gone) == before - segments(driven) >= 4
-    assert sum(one.messages for one in gone) == 60 - kept(driven)[2] - kept(driven, "a.1")[2]
+    assert sum(one.messages for one in gone) == 60 - unreceipted(driven)[2] - unreceipted(driven, "a.1")[2]
     assert {one.carried for one in gone} == {0}
     assert "messages stored until 2023-11-14 22:13:" in str(gone[0])
     subscription = driven.subscribe("a.", group=None, start="first")
@@ -87,7 +87,7 @@ def test_what_is_old_goes_and_what_is_young_stays(tmp_path: Path, partitions: in
     exact = driven.subscribe("a.1", group=None, start="first")
     assert numbers(bodies_of(driven.pull(exact))) == [n for n in left if n % 2]
     driven.restart()
-    assert kept(driven)[1] == 30
+    assert unreceipted(driven)[1] == 30
     subscription = driven.subscribe("a.", group=None, start="first")
     assert numbers(bodies_of(driven.pull(subscription))) == left
     driven.close()
@@ -109,7 +109,7 @@ def test_by_default_all_is_kept(tmp_path: Path) -> None:
     send(driven, 60)
     driven.advance(100_000 * HOUR_MS)
     assert settle(driven, 5) == []
-    assert kept(driven) == (0, 60, 60)
+    assert unreceipted(driven) == (0, 60, 60)
     driven.close()
 
 
@@ -118,22 +118,23 @@ def test_without_a_receipt_nothing_goes_where_an_archive_is_asked_for(tmp_path: 
     send(driven, 40)
     driven.advance(HOUR_MS)
     assert settle(driven, 15) == []
-    assert driven.broker.take_kept() == []
+    assert driven.broker.take_unreceipted() == []
     log = tmp_path / "log-0"
     sealed = driven.store.sealed(0)
     driven.advance(2 * HOUR_MS)
     assert settle(driven, 15) == []
-    (told,) = driven.broker.take_kept()
+    (told,) = driven.broker.take_unreceipted()
     assert (told.partition, told.base, told.end) == (0, *sealed[0])
     assert f"segment {told.base:016x} has no receipt" in str(told)
     assert settle(driven, 15) == []
-    assert driven.broker.take_kept() == []
+    assert driven.broker.take_unreceipted() == []
     receipts = [
-        Receipt(driven.store.store_id.hex(), 0, base, end, end - base, 1, "/archive", 1) for base, end in sealed[:3]
+        ArchiveReceipt(driven.store.store_id.hex(), 0, base, end, end - base, 1, "/archive", 1)
+        for base, end in sealed[:3]
     ]
     write_receipt(Disk(), log, receipts[0])
     write_receipt(
-        Disk(), log, Receipt(*(*(receipts[1].store_id, 0, receipts[1].base, receipts[1].end - 1), 1, 1, "/a", 1))
+        Disk(), log, ArchiveReceipt(*(*(receipts[1].store_id, 0, receipts[1].base, receipts[1].end - 1), 1, 1, "/a", 1))
     )
     write_receipt(Disk(), log, receipts[2])
     gone = settle(driven, 15)
@@ -192,9 +193,9 @@ def test_it_is_counted_once_whatever_crash_comes_between(tmp_path: Path) -> None
     killed(driven)
     assert group_row(driven)["skipped"] == moved
     settle(driven)
-    assert group_row(driven)["skipped"] == kept(driven)[0]
+    assert group_row(driven)["skipped"] == unreceipted(driven)[0]
     consumer = Consumer(driven, "c", "a.0", nonce=b"x")
-    assert numbers(consumer.pull(100)) == list(range(kept(driven)[0], 40))
+    assert numbers(consumer.pull(100)) == list(range(unreceipted(driven)[0], 40))
     driven.close()
 
 
@@ -252,12 +253,12 @@ def test_a_repeat_of_what_has_gone_is_stored_already_and_its_sequences_are_not_k
     send(driven, 40)
     driven.advance(HOUR_MS)
     assert settle(driven)
-    had = kept(driven)
+    had = unreceipted(driven)
     (repeated,) = driven.do(again)
     assert isinstance(repeated, Sent)
     assert (repeated.request, repeated.position) == (again.request, sent.position)
     assert np.asarray(repeated.first_sequences).tolist() == [NO_SEQUENCE] * 2
-    assert kept(driven) == had
+    assert unreceipted(driven) == had
     driven.close()
 
 
@@ -287,6 +288,6 @@ def test_who_is_moved_on_waits_for_no_disk(tmp_path: Path, follows: tuple[str, .
     assert beside
     driven.auto_read = True
     gone = settle(driven)
-    left = sum(kept(driven, name)[2] for name in follows)
+    left = sum(unreceipted(driven, name)[2] for name in follows)
     assert sum(one.skipped.get("g", 0) for one in gone) == group_row(driven)["skipped"] == wanted - left > 0
     driven.close()

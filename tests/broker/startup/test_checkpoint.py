@@ -62,7 +62,7 @@ def _with_a_text_for_a_count(fields: Fields) -> None:
     fields["retries"]["count"] = "many"
 
 
-def _with_a_negative_frontier(fields: Fields) -> None:
+def _with_a_negative_ack_floor(fields: Fields) -> None:
     fields["members"][0][-1][0] = -1
 
 
@@ -83,7 +83,7 @@ FORGERIES = (
     of_ledger(_with_half_an_item),
     of_ledger(_with_members_of_another_shape),
     of_ledger(_with_a_text_for_a_count),
-    of_ledger(_with_a_negative_frontier),
+    of_ledger(_with_a_negative_ack_floor),
     _without_producers,
     _with_no_map,
 )

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import pytest
 
-from qmq.broker.journal.record_types import Kind, Verdict
+from qmq.broker.journal.record_types import Disposition, RecordKind
 from qmq.broker.ports.commands import Administer
 from qmq.broker.ports.effects import Administered
 from qmq.errors import Fenced
@@ -27,7 +27,7 @@ from tests.storage.histories import quick_directory
 from tests.storage.stores import identity_of
 
 FOLLOWED: Final = ((("",), 1), (("a.1", "b."), 2), (("a.", "b.x"), 1))
-SETTINGS: Final = {"max_attempts": 3, "retry_delays_us": (1_000_000, 2_000_000), "max_lapses": 3}
+SETTINGS: Final = {"max_attempts": 3, "retry_delays_us": (1_000_000, 2_000_000), "max_session_expiries": 3}
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +83,7 @@ def lived(path: Path, seed: int) -> Killed:
         except Fenced:
             one.join()
             one.got.clear()
-            one.expected = one.place.frontier
+            one.expected = one.consumer_state.ack_floor
     driven.store.close(clean=False)
     return Killed(path, prefixes, options, sent, places, acked, _records(path))
 
@@ -99,7 +99,7 @@ def _act(chance: random.Random, driven: Driven, one: Consumer, acked: set[bytes]
         acked |= {one.got.pop(number)[0] for number in chosen}
     elif what < 0.8 and mine:
         number = chance.choice(mine)
-        one.back(number, number + 1, chance.choice(list(Verdict)))
+        one.back(number, number + 1, chance.choice(list(Disposition)))
         del one.got[number]
     elif what < 0.84:
         one.nonce = chance.randbytes(4)
@@ -188,13 +188,13 @@ def test_a_rotten_record_loses_nothing(quick: Path, seed: int) -> None:
     print(f"seed {seed}: {len(killed.sent)} sent, {len(killed.acked)} acknowledged, {len(killed.records)} records")
     check(killed, quick / "case", [], chance)
     for number, record in enumerate(killed.records):
-        if number % 3 == seed % 3 or record.kind in (Kind.PULL, Kind.ACK):
+        if number % 3 == seed % 3 or record.kind in (RecordKind.PULL, RecordKind.ACK):
             try:
                 check(killed, quick / "case", [record], chance)
             except BaseException as error:
-                error.add_note(f"seed {seed}, record {number} of {len(killed.records)}, {Kind(record.kind).name}")
+                error.add_note(f"seed {seed}, record {number} of {len(killed.records)}, {RecordKind(record.kind).name}")
                 raise
-            struck[Kind(record.kind).name] += 1
+            struck[RecordKind(record.kind).name] += 1
     print(dict(struck))
     assert len(struck) >= 4, struck
 
@@ -214,7 +214,7 @@ def test_many_rotten_records_lose_nothing(quick: Path, seed: int) -> None:
             raise
 
 
-def started_without(driven: Driven, kind: Kind, number: int = 0) -> None:
+def started_without(driven: Driven, kind: RecordKind, number: int = 0) -> None:
     """The broker is killed, one record rots, and it starts again."""
     driven.store.close(clean=False)
     spoil(driven.directory, [one for one in _records(driven.directory) if one.kind == kind][number], 100)
@@ -229,7 +229,7 @@ def test_a_group_gets_again_what_it_was_given_behind_the_bad_bytes_and_older_ack
     assert consumer.ack(0) == 0
     assert consumer.pull(3) == many(6)[3:]
     assert consumer.ack(1, 3) == 0
-    started_without(driven, Kind.PULL, 1)
+    started_without(driven, RecordKind.PULL, 1)
     consumer = Consumer(driven, "c", connection=2)
     assert consumer.pull() + consumer.pull() == [b"2", *many(9)[3:]], "0 and 1 were given before, 3 behind"
 
@@ -241,7 +241,7 @@ def test_a_late_ack_is_not_one_of_the_message_that_is_handed_out_again(tmp_path:
     assert consumer.pull(2) == many(2)
     assert consumer.pull(2) == many(4)[2:]
     late = list(consumer.got)
-    started_without(driven, Kind.PULL)
+    started_without(driven, RecordKind.PULL)
     consumer.join()
     consumer.got.clear()
     assert consumer.pull() == many(4)
@@ -259,7 +259,7 @@ def test_records_of_a_start_that_rewound_count_unless_more_rots(tmp_path: Path) 
     assert consumer.pull(1) == [b"0"]
     assert consumer.pull(1) == [b"1"]
     assert consumer.pull(1) == [b"2"]
-    started_without(driven, Kind.PULL, 1)
+    started_without(driven, RecordKind.PULL, 1)
     consumer = Consumer(driven, "c", connection=2)
     assert consumer.pull() == [b"0"]
     assert consumer.pull(3) == [b"1", b"2", b"3"]
@@ -272,7 +272,7 @@ def test_records_of_a_start_that_rewound_count_unless_more_rots(tmp_path: Path) 
     driven.close()
     shutil.rmtree(driven.directory)
     shutil.copytree(kept, driven.directory)
-    (pull, *_) = [one for one in _records(driven.directory) if one.kind == Kind.PULL]
+    (pull, *_) = [one for one in _records(driven.directory) if one.kind == RecordKind.PULL]
     spoil(driven.directory, pull, 100)
     driven.open()
     assert Consumer(driven, "c", connection=3).pull() == many(6), "the start had read the record that is rotten now"

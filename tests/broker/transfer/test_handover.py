@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from qmq.broker.journal.record_types import Verdict
+from qmq.broker.journal.record_types import Disposition
 from qmq.broker.ports.commands import Administer, HandOver, ListSubjects, ReadDone
 from qmq.broker.ports.effects import Administered, HandedOver, Refused, SubjectList
 from qmq.broker.ports.limits import BrokerLimits
@@ -27,7 +27,7 @@ def over(
     driven: Driven,
     number: int = 0,
     attempt: int = 1,
-    verdict: Verdict = Verdict.NACK,
+    disposition: Disposition = Disposition.NACK,
     delay_us: int | None = 0,
     sequence: int = 0,
     group: str = "g",
@@ -35,7 +35,7 @@ def over(
 ) -> HandOver:
     if batch is None:
         batch = memoryview(bytearray(private_batch(OTHERS, number, group, b"q" * 16, sequence)))
-    return HandOver(9, driven.request(), batch, group, attempt, verdict, delay_us, "broke")
+    return HandOver(9, driven.request(), batch, group, attempt, disposition, delay_us, "broke")
 
 
 def done(driven: Driven, command: HandOver) -> None:
@@ -106,7 +106,7 @@ def test_each_is_itself_after_a_start_that_numbers_their_subjects_otherwise(tmp_
         run = run_of(b"from " + subject.encode())
         run.subject = subject
         batch = memoryview(bytearray(private_batch(run, 0, "g", b"q" * 16, sequence)))
-        done(driven, over(driven, verdict=Verdict.REJECT if subject == "b" else Verdict.NACK, batch=batch))
+        done(driven, over(driven, disposition=Disposition.REJECT if subject == "b" else Disposition.NACK, batch=batch))
     killed(driven)
     consumer.join()
     assert sorted(consumer.pull()) == [b"from a.x", b"from a.y", b"from c"]
@@ -222,7 +222,7 @@ def test_out_of_attempts_or_rejected_it_is_a_dead_letter_under_its_own_subject(t
     driven = filled(tmp_path, 0)
     Consumer(driven, "c")
     done(driven, over(driven, attempt=16))
-    done(driven, over(driven, number=1, verdict=Verdict.REJECT, sequence=1))
+    done(driven, over(driven, number=1, disposition=Disposition.REJECT, sequence=1))
     assert [(row["subject"], row["reason"]) for row in letters(driven)] == [("a.b", "broke")] * 2
     assert [row["id"] for row in letters(driven)] == [str(OTHERS.id(0)), str(OTHERS.id(1))], "those they came under"
 
@@ -243,7 +243,7 @@ def test_what_is_wrong_is_refused(tmp_path: Path) -> None:
     driven = filled(tmp_path, 1)
     Consumer(driven, "c")
     assert isinstance(refused(driven, over(driven, group="none")), UnknownGroup)
-    assert isinstance(refused(driven, over(driven, verdict=Verdict.RELEASE)), InvalidOption)
+    assert isinstance(refused(driven, over(driven, disposition=Disposition.RELEASE)), InvalidOption)
     assert isinstance(refused(driven, over(driven, attempt=0)), InvalidOption)
     assert isinstance(refused(driven, over(driven, delay_us=1 << 60)), InvalidOption)
     due = private_batch(OTHERS, 0, "g", DUE_PRODUCER, 0)

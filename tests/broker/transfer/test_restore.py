@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from qmq.broker.journal.durable_replies import SYNC_NUMBER
-from qmq.broker.journal.record_types import Kind
+from qmq.broker.journal.record_types import RecordKind
 from qmq.broker.ports.commands import Administer, Disconnected, ListSubjects, Restore, Subscribe
-from qmq.broker.ports.effects import Administered, Effect, Messages, Refused, Restored, SubjectList
+from qmq.broker.ports.effects import Administered, Effect, PulledMessages, Refused, Restored, SubjectList
 from qmq.errors import BadBatch, Fenced, InvalidOption, QmqError, UnknownGroup
 from qmq.format.due import DUE_PRODUCER
 from qmq.format.private import private_subject
@@ -305,7 +305,7 @@ def test_an_answer_for_a_group_waits_for_the_pull_log(tmp_path: Path) -> None:
     driven.auto_read = False
     assert not [one for one in driven.do(Restore(9, driven.request(), group_frame(b"x"))) if isinstance(one, Restored)]
     assert [wanted.number for wanted in driven.reads] == [SYNC_NUMBER]
-    assert [type(one) for one in driven.sync_records() if not isinstance(one, Messages)] == [Restored]
+    assert [type(one) for one in driven.sync_records() if not isinstance(one, PulledMessages)] == [Restored]
 
 
 def test_what_a_lost_record_named_is_named_again(tmp_path: Path) -> None:
@@ -314,7 +314,7 @@ def test_what_a_lost_record_named_is_named_again(tmp_path: Path) -> None:
     driven.checkpoint()
     begun = begin(driven, group="g")
     store(driven, group_frame(b"x", b"y", batches=2))
-    rotten(driven, records(driven, Kind.RESTORED)[0])
+    rotten(driven, records(driven, RecordKind.RESTORED)[0])
     assert found_in(begin(driven, begun["ends"], "g")) == [0, 1]
     consumer.join()
     assert sorted(consumer.pull()) == [b"x", b"y"]
@@ -328,7 +328,7 @@ def test_one_of_several_records_is_lost(tmp_path: Path) -> None:
     begin(driven, group="g")
     store(driven, group_frame(b"x"))
     store(driven, group_frame(b"y", number=1))
-    rotten(driven, records(driven, Kind.RESTORED)[0])
+    rotten(driven, records(driven, RecordKind.RESTORED)[0])
     consumer.join()
     assert sorted(consumer.pull()) == [b"x", b"y"]
     assert consumer.pull() == []
@@ -349,8 +349,8 @@ def test_there_must_be_the_group_and_names_must_be_its_own(tmp_path: Path) -> No
         store(driven, group_frame(b"x"))
 
 
-def test_for_a_most_once_group_it_is_refused(tmp_path: Path) -> None:
+def test_for_an_at_most_once_group_it_is_refused(tmp_path: Path) -> None:
     driven = filled(tmp_path, 0)
-    driven.do(Subscribe(1, driven.request(), "g", ("",), "c", None, b"n", b"c", mode="most_once"))
-    with pytest.raises(InvalidOption, match="most_once"):
+    driven.do(Subscribe(1, driven.request(), "g", ("",), "c", None, b"n", b"c", mode="at_most_once"))
+    with pytest.raises(InvalidOption, match="at_most_once"):
         begin(driven, group="g")

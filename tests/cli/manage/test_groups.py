@@ -59,7 +59,7 @@ def test_groups_and_consumers_show_where_messages_are(broker: BrokerProcess, cli
         assert (row["follows"], row["mode"]) == (["shown."], "reliable")
         assert abs(datetime.now(UTC) - datetime.fromisoformat(row["oldest"])) < timedelta(minutes=10)
         (one,) = lines("consumers", "shown", server=broker)
-        assert one | {"consumer": "shown-1", "online": True, "in_flight": 3, "incarnation": 1} == one
+        assert one | {"consumer": "shown-1", "online": True, "in_flight": 3, "epoch": 1} == one
         assert datetime.fromisoformat(one["last_pull"]) >= datetime.fromisoformat(one["in_flight_since"])
         assert 0 <= one["silent"] < 600
         listed = run("groups", "list", server=broker.url).stdout.splitlines()
@@ -178,10 +178,10 @@ def test_a_bad_name_and_no_broker_end_with_one_line(command: list[str]) -> None:
         (["set", "g", "max_attempts"], "KEY=VALUE"),
         (["set", "g", "max_attempts=many"], "number"),
         (["set", "g", "colour=1"], "colour"),
-        (["set", "g", "foo=abc"], "a group has no setting 'foo'; there are max_attempts, max_lapses,"),
+        (["set", "g", "foo=abc"], "a group has no setting 'foo'; there are max_attempts, max_session_expiries,"),
         (["set", "g", "max_attemps=3"], "a group has no setting 'max_attemps'; did you mean max_attempts?"),
         (["set", "g", "max_attempts=1.5"], "max_attempts: '1.5' is not a whole number"),
-        (["set", "g", "max_handling=abc"], "max_handling: 'abc' is not a number of seconds"),
+        (["set", "g", "ack_deadline=abc"], "ack_deadline: 'abc' is not a number of seconds"),
         (["set", "g", "retry_delays=1,x"], "retry_delays: '1,x' is not a number of seconds"),
         (["set", "g", "max_attempts=" + "9" * 30], "2^63"),
         (["nonsense"], "nonsense"),
@@ -199,7 +199,7 @@ def test_tables_fit_80_columns(capsys: pytest.CaptureFixture[str], monkeypatch: 
     infos = [
         GroupInfo("hotel-billing", "reliable", ["hotel.order."], 12, many, LONG_AGO, many, many, many, 0, {}),
         GroupInfo("solo", "broadcast", [""], 0, 0, None, 0, 0, 0, many, {}),
-        GroupInfo("late", "most_once", ["a."], 1, 42, None, 0, 0, 0, 0, {}, ready_exact=False),
+        GroupInfo("late", "at_most_once", ["a."], 1, 42, None, 0, 0, 0, 0, {}, ready_exact=False),
     ]
     console = Console()
     console.print(groups._table(infos))
@@ -331,8 +331,8 @@ def test_what_expires_in_less_than_a_microsecond_does_expire(broker: BrokerProce
         for seconds in ("1e-7", "0.0000001"):
             done = run("groups", "set", "tiny", f"expire_after={seconds}", "retry_delays=1e-9,0", server=broker.url)
             assert {"expire_after=1e-06", "retry_delays=1e-06,0"} <= set(done.stdout.splitlines())
-        done = run("groups", "set", "tiny", "expire_after=0", "max_handling=1.1", server=broker.url)
-        assert {"expire_after=0", "max_handling=1.1"} <= set(done.stdout.splitlines())
+        done = run("groups", "set", "tiny", "expire_after=0", "ack_deadline=1.1", server=broker.url)
+        assert {"expire_after=0", "ack_deadline=1.1"} <= set(done.stdout.splitlines())
 
 
 ISO = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z")

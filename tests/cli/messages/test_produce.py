@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from qmq.cli.messages.produce import Source
+from qmq.cli.messages.produce import InputSource
 from tests.broker_process import BrokerProcess, broker_process
 from tests.cli.commands import qmq, qmq_process
 
@@ -188,7 +188,7 @@ def test_what_was_sent_before_stdin_failed_is_counted(broker: BrokerProcess, mon
         except StopIteration:
             raise OSError(5, "Input/output error") from None
 
-    monkeypatch.setattr(Source, "_reader", staticmethod(lambda stream: read))
+    monkeypatch.setattr(InputSource, "_reader", staticmethod(lambda stream: read))
     done = qmq("produce", "broken.a", server=broker.url)
     assert (done.exit_code, done.stdout) == (2, "2 acknowledged\n")
     assert done.stderr == "qmq: stdin cannot be read: Input/output error\n"

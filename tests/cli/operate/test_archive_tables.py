@@ -45,7 +45,7 @@ def test_bad_bytes_are_told_of_once(tmp_path: Path) -> None:
     sent = write_orders(source, 20)
     damage(source, sent[4], len(sent[4].data) - 1)
     first = qmq("archive", str(source), "--to", str(to), "--as", "parquet")
-    assert (first.exit_code, "1 stretch of bad bytes left out" in first.output) == (1, True)
+    assert (first.exit_code, "1 range of bad bytes left out" in first.output) == (1, True)
     assert qmq("archive", str(source), "--to", str(to), "--as", "parquet").exit_code == 0
 
 

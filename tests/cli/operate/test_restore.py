@@ -60,7 +60,7 @@ def test_bad_bytes_are_told_of_and_the_rest_is_restored(tmp_path: Path) -> None:
         bad = qmq("restore", "--from", str(tmp_path / "archive"), "--yes", server=broker.url)
         assert bad.exit_code == 1
         assert f"qmq: {path}, positions" in bad.output
-        assert "1 stretch of bad bytes left out" in bad.output
+        assert "1 range of bad bytes left out" in bad.output
         qmq("restore", "--from", str(tmp_path / "archive"), "--yes", server=broker.url)
         assert broker.stop() == 0
     with pytest.raises(AssertionError, match="are not there"):

@@ -18,7 +18,7 @@ from qmq.daemon.main import RunningBroker
 from qmq.settings import Settings
 from qmq.storage.disk.dir_lock import DirectoryLock
 from qmq.storage.disk.disk import Disk
-from qmq.storage.verify.report import Report
+from qmq.storage.verify.report import VerifyReport
 
 BODY = b"something that is easy to find"
 
@@ -111,7 +111,7 @@ def test_an_empty_directory_is_no_store(tmp_path: Path) -> None:
 
 
 def test_on_a_terminal_it_is_a_table() -> None:
-    report = Report(Path("/data"))
+    report = VerifyReport(Path("/data"))
     report.count("messages", 4096, 3)
     report.fault(Path("/data/log-0/00.messages"), 1_234, "the [checksum] is wrong", "keep a copy")
     report.note(Path("/elsewhere/x.tmp"), None, "a temporary file", "nothing")

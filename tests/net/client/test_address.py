@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qmq.errors import InvalidOption
-from qmq.net.client.address import Address, parse_url, shown_place, shown_url
+from qmq.net.client.address import Address, parse_url, shown_location, shown_url
 
 
 @pytest.mark.parametrize(
@@ -52,9 +52,9 @@ def test_what_is_printed_reads_back(host: str, port: int) -> None:
 @pytest.mark.parametrize(
     "url",
     [
-        "qmq://me:secret@a", "me:secret@a:1", "qmq://a,qmq://me:se,cret@b", "qmq://me:x://secret@b", "qmq://me:s@cret@b",
-        "http://me:secret@a", "secret@a", "qmq://me:secret@[::1", "qmq://a?password=secret", "qmq://me:secret@a/path",
-        "secret://x@a", "qmq://me:\uff0fsecret@a",
+        "qmq://me:secret@a", "me:secret@a:1", "qmq://a,qmq://me:se,cret@b", "qmq://me:x://secret@b",
+        "qmq://me:s@cret@b", "http://me:secret@a", "secret@a",
+        "qmq://me:secret@[::1", "qmq://a?password=secret", "qmq://me:secret@a/path", "secret://x@a", "qmq://me:\uff0fsecret@a",
     ],
 )  # fmt: skip
 def test_no_user_and_no_password_is_shown(url: str) -> None:
@@ -78,7 +78,7 @@ def test_what_is_shown_of_a_url(url: str, shown: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("place", "shown"),
+    ("location", "shown"),
     [
         ("/path/a@b?c", "/path/a@b?c"),
         ("hdfs://name:8020/a@b", "hdfs://name:8020/a@b"),
@@ -87,5 +87,5 @@ def test_what_is_shown_of_a_url(url: str, shown: str) -> None:
         ("hdfs://me:se/cret@name/a", "hdfs://...@name/a"),
     ],
 )
-def test_what_is_shown_of_the_place_of_an_archive(place: str, shown: str) -> None:
-    assert shown_place(place) == shown
+def test_what_is_shown_of_the_place_of_an_archive(location: str, shown: str) -> None:
+    assert shown_location(location) == shown

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from qmq.errors import ConnectionLost, Overloaded
-from qmq.net.client.backoff import FIRST_DELAY, LONGEST_DELAY, Backoff, Refusals
+from qmq.net.client.backoff import FIRST_DELAY, LONGEST_DELAY, Backoff, RefusalLog
 
 
 def test_delays_double_from_50_ms_to_1_s_with_jitter() -> None:
@@ -29,7 +29,7 @@ def test_clients_do_not_come_back_together() -> None:
 
 
 def test_the_log_is_told_now_and_then_why_something_is_tried_again(caplog: pytest.LogCaptureFixture) -> None:
-    refusals = Refusals("this can't be done yet")
+    refusals = RefusalLog("this can't be done yet")
     refusals.came(ConnectionLost("gone"))  # of which the link tells
     for _ in range(3):
         refusals.came(Overloaded("too much"))

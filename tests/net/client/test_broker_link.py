@@ -14,7 +14,7 @@ from qmq.errors import BrokerStopping, ConnectionLost, InvalidOption, ProtocolEr
 from qmq.net.client import broker_link as link_module
 from qmq.net.client.backoff import FIRST_DELAY
 from qmq.net.protocol import frames as wire
-from qmq.net.protocol.frames import Kind
+from qmq.net.protocol.frames import FrameKind
 from tests.net.scripted import STORE, scripted_broker
 
 
@@ -193,13 +193,13 @@ async def test_a_request_is_asked_again_while_that_can_help() -> None:
     async with scripted_broker() as broker, qmq.connect(broker.url) as client:
         asking = asyncio.ensure_future(client.last_sequence("job"))
         peer = await broker.peer()
-        frame = await peer.frame(Kind.LAST_SEQUENCE)
+        frame = await peer.frame(FrameKind.LAST_SEQUENCE)
         peer.refuse(frame.request, BrokerStopping("in a moment"))
-        frame = await peer.frame(Kind.LAST_SEQUENCE)
+        frame = await peer.frame(FrameKind.LAST_SEQUENCE)
         peer.drop()
         peer = await broker.peer()
-        frame = await peer.frame(Kind.LAST_SEQUENCE)
-        peer.answer(Kind.LAST_SEQUENCE_IS, frame.request, {"sequence": 7})
+        frame = await peer.frame(FrameKind.LAST_SEQUENCE)
+        peer.answer(FrameKind.LAST_SEQUENCE_IS, frame.request, {"sequence": 7})
         assert await asking == 7
 
 
@@ -223,8 +223,8 @@ async def test_an_answer_of_another_kind_is_refused(answer: dict[str, Any]) -> N
     async with scripted_broker() as broker, qmq.connect(broker.url) as client:
         asking = asyncio.ensure_future(client.last_sequence("job"))
         peer = await broker.peer()
-        frame = await peer.frame(Kind.LAST_SEQUENCE)
-        peer.answer(Kind.LAST_SEQUENCE_IS, frame.request, answer)
+        frame = await peer.frame(FrameKind.LAST_SEQUENCE)
+        peer.answer(FrameKind.LAST_SEQUENCE_IS, frame.request, answer)
         with pytest.raises(ProtocolError, match="last sequence"):
             await asking
 
@@ -234,7 +234,7 @@ async def test_an_answer_to_a_batch_that_is_too_short_ends_the_connection() -> N
         sending = asyncio.ensure_future(client.send("a", b"x"))
         peer = await broker.peer()
         frame, _ = await peer.batch()
-        peer.answer(Kind.SENT, frame.request, payload=wire.SENT.pack(1, 1, 0, b"store1", 2) + bytes(8))
+        peer.answer(FrameKind.SENT, frame.request, payload=wire.SENT.pack(1, 1, 0, b"store1", 2) + bytes(8))
         await peer.gone()
         peer = await broker.peer()
         frame, _ = await peer.batch()

@@ -31,7 +31,7 @@ from qmq.net.client import client as client_module
 from qmq.net.client.consumer.message import each_message
 from qmq.net.client.options import producer_id_of
 from qmq.net.protocol import frames as wire
-from qmq.net.protocol.frames import Frame, Kind
+from qmq.net.protocol.frames import Frame, FrameKind
 from tests.broker_process import broker_process, running_broker
 from tests.net.frames import on_uvloop
 from tests.net.scripted import STORE, Peer, scripted_broker
@@ -178,12 +178,12 @@ async def test_a_named_producer_goes_on_with_its_sequence() -> None:
 
         async def play() -> None:
             peer = await broker.peer()
-            frame = await peer.frame(Kind.CLAIM)
+            frame = await peer.frame(FrameKind.CLAIM)
             assert bytes(frame.payload[:16]) == producer_id_of("job-7")
-            peer.answer(Kind.CLAIMED, frame.request)
-            frame = await peer.frame(Kind.LAST_SEQUENCE)
+            peer.answer(FrameKind.CLAIMED, frame.request)
+            frame = await peer.frame(FrameKind.LAST_SEQUENCE)
             assert bytes(frame.payload) == producer_id_of("job-7")
-            peer.answer(Kind.LAST_SEQUENCE_IS, frame.request, {"sequence": 41})
+            peer.answer(FrameKind.LAST_SEQUENCE_IS, frame.request, {"sequence": 41})
             frame, batch = await peer.batch()
             assert (batch.header.producer_id, batch.header.producer_sequence) == (producer_id_of("job-7"), 42)
             peer.stored(frame)
@@ -421,8 +421,8 @@ async def test_draining_in_a_loop_lets_batches_go_out_on_the_way() -> None:
         for _ in range(8_000):
             client.send_nowait("a", bytes(1_000))
             await client.drain()
-        assert not client._gathering.has_sealed()
-        assert client._gathering.queued_bytes > 0
+        assert not client._accumulator.has_sealed()
+        assert client._accumulator.queued_bytes > 0
         await client.flush()
         answering.cancel()
 
@@ -454,11 +454,11 @@ async def test_subjects_are_listed_page_by_page() -> None:
 
         async def play() -> None:
             for after, rows, following in ((0, [["a.x", 0, 5, 5, 0]], 17), (17, [["a.y", 2, 9, 6, 1]], None)):
-                frame = await peer.frame(Kind.SUBJECTS)
+                frame = await peer.frame(FrameKind.SUBJECTS)
                 meta = wire.unpack_meta(frame.meta)
                 assert (meta["prefix"], meta["after"]) == ("a.", after)
                 payload = msgpack.packb({"rows": rows, "after": following})
-                peer.answer(Kind.SUBJECT_LIST, frame.request, payload=payload)
+                peer.answer(FrameKind.SUBJECT_LIST, frame.request, payload=payload)
 
         playing = asyncio.ensure_future(play())
         where = broker.url.removeprefix("qmq://")

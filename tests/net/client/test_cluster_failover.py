@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from qmq.errors import ConnectionLost, StorageFull
 from qmq.net.client.cluster import Failover
-from qmq.net.client.producer.accumulator import Gathering, SendLimits, Sort
+from qmq.net.client.producer.accumulator import Accumulator, SendLimits, Sort
 from qmq.net.client.producer.batch import Outgoing
 from qmq.net.client.producer.outcomes import Outcomes
 from qmq.net.client.producer.receipts import Receipts
@@ -20,9 +20,9 @@ class Driven:
     """Sends to several brokers, driven by hand."""
 
     def __init__(self, brokers: int = 2, failover_after: float | None = 5.0) -> None:
-        self.gathering = Gathering(True, 0.0, 64 << 20)
-        self.outcomes = Outcomes(b"p" * 16, self.gathering)
-        self.lanes = [Sending(self.outcomes, self.gathering, 30.0) for _ in range(brokers)]
+        self.accumulator = Accumulator(True, 0.0, 64 << 20)
+        self.outcomes = Outcomes(b"p" * 16, self.accumulator)
+        self.lanes = [Sending(self.outcomes, self.accumulator, 30.0) for _ in range(brokers)]
         self.failover = Failover(self.lanes, failover_after)
         self.requests = 0
         for number in range(brokers):
@@ -43,8 +43,8 @@ class Driven:
     def send(self, body: bytes = b"x") -> Waiting:
         """One batch of its own, that somebody awaits."""
         waiting = Waiting()
-        self.gathering.add_many("a", [body], True, waiting, 0.0)
-        self.gathering._seal(Sort(True, False))
+        self.accumulator.add_many("a", [body], True, waiting, 0.0)
+        self.accumulator._seal(Sort(True, False))
         return waiting
 
     def write(self, number: int, now: float) -> tuple[int, Outgoing] | None:
@@ -181,7 +181,7 @@ def test_the_order_within_one_broker_is_that_of_the_calls() -> None:
 def test_limits_are_those_of_the_broker_that_sends_go_to() -> None:
     driven = Driven()
     driven.lanes[1].connected(STORES[1], SendLimits(max_message_bytes=100))
-    driven.gathering.check("a", 1_000, 0)
+    driven.accumulator.check("a", 1_000, 0)
     driven.lose(0, 1.0)
     assert driven.failover.active == 1
-    assert driven.gathering._limits.max_message_bytes == 100
+    assert driven.accumulator._limits.max_message_bytes == 100

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qmq.errors import ConnectionLost, Overloaded, ProtocolError, QmqError, StorageFull, UnsupportedVersion
-from qmq.net.client.connection import SMALL_BYTES, WRITE_HIGH_BYTES, Answer, Connection
+from qmq.net.client.connection import SMALL_BYTES, WRITE_HIGH_BYTES, Answer, BrokerConnection
 from qmq.net.protocol import frames as wire
-from qmq.net.protocol.frames import FRAME_SIZE, Frame, Kind
+from qmq.net.protocol.frames import FRAME_SIZE, Frame, FrameKind
 from tests.net.scripted import STORE, WELCOME, scripted_broker, stored_batch
 
 #: The number of a connection's first request.
@@ -35,14 +35,14 @@ class Owner:
     def writable(self) -> None:
         self.told.append("writable")
 
-    def lost(self, connection: Connection, error: QmqError) -> None:
+    def lost(self, connection: BrokerConnection, error: QmqError) -> None:
         self.told.append(("lost", error))
 
 
 class HeldTransport(asyncio.Transport):
     """Keeps what is written."""
 
-    def __init__(self, protocol: Connection) -> None:
+    def __init__(self, protocol: BrokerConnection) -> None:
         super().__init__()
         self._protocol = protocol
         self.written = b""
@@ -75,12 +75,12 @@ class Held:
     def __init__(self) -> None:
         self.owner = Owner()
         self.loop = asyncio.new_event_loop()
-        self.connection = Connection(self.owner, "broker:1", self.loop)
+        self.connection = BrokerConnection(self.owner, "broker:1", self.loop)
         self.transport = HeldTransport(self.connection)
         self.connection.connection_made(self.transport)
         self.answers: list[Answer | QmqError] = []
 
-    def ask(self, kind: Kind = Kind.PULL) -> int:
+    def ask(self, kind: FrameKind = FrameKind.PULL) -> int:
         return self.connection.ask(kind, self.answers.append)
 
     def receive(self, data: bytes, chunk: int = 1 << 30) -> None:
@@ -101,27 +101,32 @@ def held() -> Any:
     made.loop.close()
 
 
-def answer(kind: Kind, request: int, payload: bytes = b"", meta: dict[str, Any] | None = None) -> bytes:
+def answer(kind: FrameKind, request: int, payload: bytes = b"", meta: dict[str, Any] | None = None) -> bytes:
     packed = wire.pack_meta(meta) if meta else b""
     return wire.encode_frame(kind, request, packed, len(payload)) + payload
 
 
 def test_requests_are_numbered_and_answered_by_number(held: Held) -> None:
-    first, second = held.ask(Kind.PULL), held.ask(Kind.SUBSCRIBE)
+    first, second = held.ask(FrameKind.PULL), held.ask(FrameKind.SUBSCRIBE)
     assert [(frame.kind, frame.request) for frame in held.transport.frames()] == [
-        (Kind.PULL, first),
-        (Kind.SUBSCRIBE, second),
+        (FrameKind.PULL, first),
+        (FrameKind.SUBSCRIBE, second),
     ]
-    held.receive(answer(Kind.SUBSCRIBED, second, meta={"subscription": 3}) + answer(Kind.MESSAGES, first, b"abc"))
-    assert held.answers == [(Kind.SUBSCRIBED, {"subscription": 3}, b"", None), (Kind.MESSAGES, {}, b"abc", None)]
+    held.receive(
+        answer(FrameKind.SUBSCRIBED, second, meta={"subscription": 3}) + answer(FrameKind.MESSAGES, first, b"abc")
+    )
+    assert held.answers == [
+        (FrameKind.SUBSCRIBED, {"subscription": 3}, b"", None),
+        (FrameKind.MESSAGES, {}, b"abc", None),
+    ]
 
 
 def test_an_answer_with_messages_may_answer_acknowledgements_too(held: Held) -> None:
-    acks, pull = [held.ask(Kind.ACK), held.ask(Kind.ACK)], held.ask(Kind.PULL)
+    acks, pull = [held.ask(FrameKind.ACK), held.ask(FrameKind.ACK)], held.ask(FrameKind.PULL)
     meta = {"acked": acks, "acked_crc": wire.pack_numbers(acks)[1]}
-    held.receive(answer(Kind.MESSAGES, pull, b"abc", meta))
-    none_refused = (Kind.ACKED, {}, wire.ACKED.pack(0), None)
-    assert held.answers == [none_refused, none_refused, (Kind.MESSAGES, meta, b"abc", None)]
+    held.receive(answer(FrameKind.MESSAGES, pull, b"abc", meta))
+    none_refused = (FrameKind.ACKED, {}, wire.ACKED.pack(0), None)
+    assert held.answers == [none_refused, none_refused, (FrameKind.MESSAGES, meta, b"abc", None)]
 
 
 @pytest.mark.parametrize(
@@ -138,8 +143,8 @@ def test_an_answer_with_messages_may_answer_acknowledgements_too(held: Held) -> 
     ],
 )
 def test_one_that_does_not_say_which_ends_the_connection(held: Held, change: Any) -> None:
-    acks, pull = [held.ask(Kind.ACK)], held.ask(Kind.PULL)
-    held.receive(answer(Kind.MESSAGES, pull, b"abc", change(acks, pull)))
+    acks, pull = [held.ask(FrameKind.ACK)], held.ask(FrameKind.PULL)
+    held.receive(answer(FrameKind.MESSAGES, pull, b"abc", change(acks, pull)))
     assert held.transport.aborted
     assert [type(told) for told in held.answers] == [ProtocolError, ProtocolError]
 
@@ -149,15 +154,15 @@ def test_answers_of_any_size_come_whole_in_any_pieces(sizes: list[int], chunk: i
     held = Held()
     held.connection._max_frame_bytes = 1 << 20
     payloads = [bytes([number]) * size for number, size in enumerate(sizes)]
-    data = b"".join(answer(Kind.MESSAGES, held.ask(), payload) for payload in payloads)
+    data = b"".join(answer(FrameKind.MESSAGES, held.ask(), payload) for payload in payloads)
     held.receive(data, max(chunk, len(data) // 2_000))
     assert [bytes(reply.payload) for reply in held.answers if isinstance(reply, Answer)] == payloads
     held.loop.close()
 
 
 def test_payloads_outlive_the_buffer_they_came_in(held: Held) -> None:
-    held.receive(answer(Kind.MESSAGES, held.ask(), b"first"))
-    held.receive(answer(Kind.MESSAGES, held.ask(), b"other"))
+    held.receive(answer(FrameKind.MESSAGES, held.ask(), b"first"))
+    held.receive(answer(FrameKind.MESSAGES, held.ask(), b"other"))
     (first, other) = held.answers
     assert isinstance(first, Answer)
     assert isinstance(other, Answer)
@@ -167,7 +172,7 @@ def test_payloads_outlive_the_buffer_they_came_in(held: Held) -> None:
 def test_a_large_answer_is_received_into_a_buffer_of_its_size(held: Held) -> None:
     held.connection._max_frame_bytes = 16 << 20
     size = 5 << 20
-    held.receive(wire.encode_frame(Kind.MESSAGES, held.ask(), b"", size))
+    held.receive(wire.encode_frame(FrameKind.MESSAGES, held.ask(), b"", size))
     assert len(held.connection.get_buffer(-1)) == size
     held.receive(bytes(size))
     assert len(held.connection.get_buffer(-1)) > SMALL_BYTES
@@ -180,7 +185,7 @@ def test_a_large_answer_to_a_pull_is_read_while_it_comes(held: Held) -> None:
     """A batch that was good when it came is not looked at again."""
     held.connection._max_frame_bytes = 16 << 20
     batches = [stored_batch({"a": [b"x" * SMALL_BYTES] * 2}, position=at) for at in (1 << 20, 2 << 20)]
-    frame = answer(Kind.MESSAGES, held.ask(), b"".join(batches), {"left_us": 7})
+    frame = answer(FrameKind.MESSAGES, held.ask(), b"".join(batches), {"left_us": 7})
     held.receive(frame[: -len(batches[1])], 40_000)
     held.connection.get_buffer(-1)[-1:] = b"?"  # nobody minds what is not there yet
     assert held.connection._large is not None
@@ -198,9 +203,9 @@ def test_batches_and_their_answers_go_to_the_owner(held: Held) -> None:
         request = held.connection.next_request()
         held.connection.send_batch(request, [b"h" * 5, b"d" * size], flush)
         (frame,) = held.transport.frames()
-        assert (frame.kind, frame.flags, frame.request) == (Kind.SEND, wire.FLUSH if flush else 0, request)
+        assert (frame.kind, frame.flags, frame.request) == (FrameKind.SEND, wire.FLUSH if flush else 0, request)
         assert frame.payload == b"h" * 5 + b"d" * size
-        held.receive(answer(Kind.SENT, request, b"where"))
+        held.receive(answer(FrameKind.SENT, request, b"where"))
         assert held.owner.told.pop() == ("stored", request, b"where")
     held.receive(wire.encode_error(9, StorageFull("full")))
     assert held.owner.told == [("refused", 9, StorageFull)]
@@ -225,13 +230,13 @@ def test_an_error_of_the_connection_ends_it_with_that_error(held: Held) -> None:
 @pytest.mark.parametrize(
     "nonsense",
     [
-        answer(Kind.MESSAGES, 77),
-        answer(Kind.SUBSCRIBED, FIRST),
+        answer(FrameKind.MESSAGES, 77),
+        answer(FrameKind.SUBSCRIBED, FIRST),
         b"\xff" * 16,
-        wire.FRAME.pack(8, Kind.MESSAGES, 0, 0, FIRST),
-        wire.FRAME.pack(1 << 20, Kind.MESSAGES, 0, 0, FIRST),
-        wire.FRAME.pack(20, Kind.MESSAGES, 0, 4, FIRST) + b"\xc1\xc1\xc1\xc1",
-        wire.FRAME.pack(20, Kind.ERROR, 0, 4, FIRST) + b"\xc1\xc1\xc1\xc1",
+        wire.FRAME.pack(8, FrameKind.MESSAGES, 0, 0, FIRST),
+        wire.FRAME.pack(1 << 20, FrameKind.MESSAGES, 0, 0, FIRST),
+        wire.FRAME.pack(20, FrameKind.MESSAGES, 0, 4, FIRST) + b"\xc1\xc1\xc1\xc1",
+        wire.FRAME.pack(20, FrameKind.ERROR, 0, 4, FIRST) + b"\xc1\xc1\xc1\xc1",
     ],
 )
 def test_nonsense_ends_the_connection(held: Held, nonsense: bytes) -> None:
@@ -250,11 +255,11 @@ def test_no_flipped_bit_of_a_header_answers_another_request() -> None:
         held = Held()
         others = list[Answer | QmqError]()
         for _ in range(20):
-            held.connection.ask(Kind.PULL, others.append)
+            held.connection.ask(FrameKind.PULL, others.append)
         request = held.ask()
         for _ in range(20):
-            held.connection.ask(Kind.PULL, others.append)
-        frame = bytearray(answer(Kind.MESSAGES, request, b"QMQB" * 100))
+            held.connection.ask(FrameKind.PULL, others.append)
+        frame = bytearray(answer(FrameKind.MESSAGES, request, b"QMQB" * 100))
         frame[bit // 8] ^= 1 << bit % 8
         held.receive(bytes(frame))
         assert not any(isinstance(other, Answer) for other in others)
@@ -304,7 +309,7 @@ def test_writing_pauses_and_goes_on(held: Held) -> None:
 
 
 def test_an_answer_can_be_overdue(held: Held) -> None:
-    held.connection.ask(Kind.PULL, held.answers.append, due=5.0)
+    held.connection.ask(FrameKind.PULL, held.answers.append, due=5.0)
     held.ask()
     assert not held.connection.is_overdue(5.0)
     assert held.connection.is_overdue(5.1)
@@ -314,9 +319,9 @@ async def test_a_request_is_overdue_after_a_while(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("qmq.net.client.connection.ANSWER_TIMEOUT", 5.0)
     async with scripted_broker() as broker:
         loop = asyncio.get_running_loop()
-        connection = Connection(Owner(), "broker", loop)
+        connection = BrokerConnection(Owner(), "broker", loop)
         await loop.create_connection(lambda: connection, "127.0.0.1", int(broker.url.rpartition(":")[2]))
-        asking = asyncio.ensure_future(connection.request(Kind.SUBJECTS, {"prefix": ""}))
+        asking = asyncio.ensure_future(connection.request(FrameKind.SUBJECTS, {"prefix": ""}))
         await asyncio.sleep(0)
         assert not connection.is_overdue(loop.time())
         assert connection.is_overdue(loop.time() + 5.1)
@@ -330,7 +335,7 @@ async def test_closing_does_not_wait_for_a_broker_that_does_not_read(monkeypatch
     async with scripted_broker() as broker:
         loop = asyncio.get_running_loop()
         owner = Owner()
-        connection = Connection(owner, "broker", loop)
+        connection = BrokerConnection(owner, "broker", loop)
         await connection.wait_closed()  # never opened
         await loop.create_connection(lambda: connection, "127.0.0.1", int(broker.url.rpartition(":")[2]))
         await connection.hello("test")
@@ -347,7 +352,7 @@ async def test_closing_does_not_wait_for_a_broker_that_does_not_read(monkeypatch
 async def test_hello_says_who_is_there() -> None:
     async with scripted_broker(max_message_bytes=77) as broker:
         loop = asyncio.get_running_loop()
-        connection = Connection(Owner(), "broker", loop)
+        connection = BrokerConnection(Owner(), "broker", loop)
         host, port = "127.0.0.1", int(broker.url.rpartition(":")[2])
         await loop.create_connection(lambda: connection, host, port)
         welcome = await connection.hello("qmq-python/test")
@@ -363,7 +368,7 @@ async def test_a_welcome_that_does_not_say_all_is_refused(missing: str) -> None:
     async with scripted_broker() as broker:
         del broker.welcome[missing]
         loop = asyncio.get_running_loop()
-        connection = Connection(Owner(), "broker", loop)
+        connection = BrokerConnection(Owner(), "broker", loop)
         await loop.create_connection(lambda: connection, "127.0.0.1", int(broker.url.rpartition(":")[2]))
         with pytest.raises(ProtocolError, match=missing):
             await connection.hello("test")
@@ -374,7 +379,7 @@ async def test_a_welcome_that_does_not_say_all_is_refused(missing: str) -> None:
 async def test_a_welcome_of_other_types_is_refused(wrong: dict[str, Any]) -> None:
     async with scripted_broker(**wrong) as broker:
         loop = asyncio.get_running_loop()
-        connection = Connection(Owner(), "broker", loop)
+        connection = BrokerConnection(Owner(), "broker", loop)
         await loop.create_connection(lambda: connection, "127.0.0.1", int(broker.url.rpartition(":")[2]))
         with pytest.raises(ProtocolError, match="welcome"):
             await connection.hello("test")
@@ -385,7 +390,7 @@ async def test_a_refused_hello_is_raised() -> None:
     async with scripted_broker() as broker:
         broker.refusal = UnsupportedVersion("speak version 2")
         loop = asyncio.get_running_loop()
-        connection = Connection(Owner(), "broker", loop)
+        connection = BrokerConnection(Owner(), "broker", loop)
         await loop.create_connection(lambda: connection, "127.0.0.1", int(broker.url.rpartition(":")[2]))
         with pytest.raises(UnsupportedVersion, match="speak version 2"):
             await connection.hello("test")

@@ -17,14 +17,14 @@ GIVEN: dict[str, Any] = {
     "max_attempts": 3,
     "retry_delays": (0.5, 2),
     "expire_after": 3600,
-    "max_handling": 0.1,
+    "ack_deadline": 0.1,
     "tags": ["a", "b"],
 }
 PACKED = {
     "max_attempts": 3,
     "retry_delays_us": [500_000, 2_000_000],
     "expire_after_us": 3_600_000_000,
-    "max_handling_us": 100_000,
+    "ack_deadline_us": 100_000,
     "tags": ["a", "b"],
 }
 
@@ -46,8 +46,8 @@ def test_times_are_seconds_here_and_microseconds_there() -> None:
         ("retry_delays", ["1"]),
         ("expire_after", float("nan")),
         ("expire_after", float("inf")),
-        ("max_handling", -0.1),
-        ("max_handling", 1e9),
+        ("ack_deadline", -0.1),
+        ("ack_deadline", 1e9),
         ("tags", "vip"),
         ("tags", [1]),
         ("colour", 1),
@@ -60,10 +60,10 @@ def test_what_no_setting_can_be_is_refused(name: str, value: Any) -> None:
 
 def test_who_follows_alone_has_neither_mode_nor_settings() -> None:
     assert terms_of(None, "reliable", {"tags": None}).settings == {}
-    for mode, settings in (("most_once", {}), ("broadcast", {}), ("reliable", {"tags": ["a"]})):
+    for mode, settings in (("at_most_once", {}), ("broadcast", {}), ("reliable", {"tags": ["a"]})):
         with pytest.raises(InvalidOption, match="give a group"):
             terms_of(None, mode, settings)
-    with pytest.raises(InvalidOption, match="reliable, most_once, broadcast"):
+    with pytest.raises(InvalidOption, match="reliable, at_most_once, broadcast"):
         terms_of("g", "often", {})
 
 
@@ -81,7 +81,7 @@ async def test_a_new_group_is_as_asked_for_and_others_are_warned_once(
                 (info,) = await client.admin.groups("g")
                 assert {name: info.settings[name] for name in GIVEN} == GIVEN | {"retry_delays": [0.5, 2]}
             assert not warned(caplog)
-            async with client.subscribe("a.", group="g", max_attempts=4, max_lapses=3):
+            async with client.subscribe("a.", group="g", max_attempts=4, max_session_expiries=3):
                 pass
         assert ["max_attempts=3" in message and "qmq groups set" in message for message in warned(caplog)] == [True]
         with pytest.raises(InvalidOption, match="from 1 to 65535"):
@@ -117,12 +117,12 @@ def test_a_group_of_the_plain_client_has_settings_too(tmp_path: Path) -> None:
         assert [message.body for message in consumer.pull(timeout=30)] == [b"1"]
 
 
-async def test_a_most_once_group_gets_each_message_once_and_acknowledges_none(tmp_path: Path) -> None:
+async def test_an_at_most_once_group_gets_each_message_once_and_acknowledges_none(tmp_path: Path) -> None:
     async with running_broker(tmp_path) as url, qmq.connect(url) as client:
         await client.send_many("a.x", [b"%d" % number for number in range(10)])
         async with (
-            client.subscribe("a.", group="g", mode="most_once") as one,
-            client.subscribe("a.", group="g", mode="most_once") as two,
+            client.subscribe("a.", group="g", mode="at_most_once") as one,
+            client.subscribe("a.", group="g", mode="at_most_once") as two,
         ):
             got = []
             for consumer in (one, two):

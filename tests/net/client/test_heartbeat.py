@@ -14,12 +14,14 @@ import qmq
 from tests.broker_process import BrokerProcess, broker_process
 from tests.net.several import until
 
-LAPSE_MS = 600
+SESSION_TIMEOUT_MS = 600
 
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    with broker_process(tmp_path_factory.mktemp("heartbeat") / "data", lapse_ms=LAPSE_MS) as started:
+    with broker_process(
+        tmp_path_factory.mktemp("heartbeat") / "data", session_timeout_ms=SESSION_TIMEOUT_MS
+    ) as started:
         yield started
 
 

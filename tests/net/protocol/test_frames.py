@@ -16,7 +16,7 @@ from qmq.net.protocol import frames as wire
 from qmq.net.protocol.frames import (
     FRAME_SIZE,
     Frame,
-    Kind,
+    FrameKind,
     decode_error,
     encode_error,
     encode_frame,
@@ -27,7 +27,7 @@ from qmq.net.protocol.frames import (
 LIMIT = 4_096
 
 frames = st.tuples(
-    st.sampled_from(list(Kind)),
+    st.sampled_from(list(FrameKind)),
     st.integers(0, 255),
     st.integers(0, 2**64 - 1),
     st.binary(max_size=40),
@@ -63,17 +63,17 @@ def test_every_split_point_gives_the_frames_before_it(content: list[tuple[int, i
 @pytest.mark.parametrize(
     "header",
     [
-        wire.FRAME.pack(0, Kind.HELLO, 0, 0, 1),
-        wire.FRAME.pack(FRAME_SIZE - 1, Kind.HELLO, 0, 0, 1),
-        wire.FRAME.pack(FRAME_SIZE + 9, Kind.HELLO, 0, 10, 1),
-        wire.FRAME.pack(LIMIT + 1, Kind.SEND, 0, 0, 1),
+        wire.FRAME.pack(0, FrameKind.HELLO, 0, 0, 1),
+        wire.FRAME.pack(FRAME_SIZE - 1, FrameKind.HELLO, 0, 0, 1),
+        wire.FRAME.pack(FRAME_SIZE + 9, FrameKind.HELLO, 0, 10, 1),
+        wire.FRAME.pack(LIMIT + 1, FrameKind.SEND, 0, 0, 1),
         b"GET / HTTP/1.1\r\n",
         bytes.fromhex("16030102000100 01fc0303 aabbccddee"),
         b"\xff" * FRAME_SIZE,
     ],
 )
 def test_headers_that_lie_are_refused_after_the_frames_before(header: bytes) -> None:
-    good = encoded(Kind.PULL, 0, 7, b"", b"x" * wire.PULL.size)
+    good = encoded(FrameKind.PULL, 0, 7, b"", b"x" * wire.PULL.size)
     got = split_frames(memoryview(good + header), LIMIT)
     assert next(got).request == 7
     with pytest.raises(ProtocolError):
@@ -81,7 +81,7 @@ def test_headers_that_lie_are_refused_after_the_frames_before(header: bytes) -> 
 
 
 def test_the_largest_frame_passes() -> None:
-    largest = encoded(Kind.SEND, wire.FLUSH, 1, b"", bytes(LIMIT - FRAME_SIZE))
+    largest = encoded(FrameKind.SEND, wire.FLUSH, 1, b"", bytes(LIMIT - FRAME_SIZE))
     assert [len(frame.payload) for frame in split_frames(memoryview(largest), LIMIT)] == [LIMIT - FRAME_SIZE]
 
 
@@ -147,7 +147,7 @@ def every_error() -> list[type[QmqError]]:
 @pytest.mark.parametrize("kind", every_error())
 def test_errors_keep_their_class_over_the_wire(kind: type[QmqError]) -> None:
     frame = next(split_frames(memoryview(encode_error(9, kind("what, where, what to do"))), LIMIT))
-    assert (frame.kind, frame.request) == (Kind.ERROR, 9)
+    assert (frame.kind, frame.request) == (FrameKind.ERROR, 9)
     back = decode_error(frame)
     assert type(back) is kind
     assert str(back) == "what, where, what to do"
@@ -161,7 +161,7 @@ def test_codes_of_errors_are_told_apart() -> None:
 
 def test_an_error_nobody_here_knows_keeps_its_words() -> None:
     meta = wire.pack_meta({"code": "from_the_future", "message": "too new", "retryable": True})
-    error = decode_error(next(split_frames(memoryview(encode_frame(Kind.ERROR, 3, meta)), LIMIT)))
+    error = decode_error(next(split_frames(memoryview(encode_frame(FrameKind.ERROR, 3, meta)), LIMIT)))
     assert type(error) is RemoteError
     assert error.retryable
     assert str(error) == "from_the_future: too new"
@@ -174,12 +174,14 @@ def test_a_long_message_is_cut_so_that_it_fits() -> None:
 
 @pytest.mark.parametrize("meta", [b"", msgpack.packb({"code": 5}), msgpack.packb({"message": None})])
 def test_errors_without_their_fields_are_errors_even_so(meta: bytes) -> None:
-    frame = Frame(Kind.ERROR, 0, 1, memoryview(meta), memoryview(b""))
+    frame = Frame(FrameKind.ERROR, 0, 1, memoryview(meta), memoryview(b""))
     assert isinstance(decode_error(frame), QmqError)
 
 
 def test_layouts_are_those_of_the_contract() -> None:
-    assert encode_frame(Kind.SEND, 0x0102, b"", 4, wire.FLUSH) == bytes.fromhex("14000000 02 03 0000 0201000000000000")
+    assert encode_frame(FrameKind.SEND, 0x0102, b"", 4, wire.FLUSH) == bytes.fromhex(
+        "14000000 02 03 0000 0201000000000000"
+    )
     assert (wire.PULL.size, wire.WITHDRAW.size, wire.UNSUBSCRIBE.size, wire.SENT.size) == (28, 8, 4, 28)
     assert (wire.ACK.size, wire.ACKED.size, wire.HAND_BACK.size, wire.BACK.size, wire.HEARTBEAT.size) == (
         8,

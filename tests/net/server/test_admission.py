@@ -6,8 +6,8 @@ from typing import Any, cast
 
 import pytest
 
-from qmq.net.server.admission import REQUEST_BYTES, Holdings
-from qmq.net.server.connection import Connection
+from qmq.net.server.admission import REQUEST_BYTES, Admission
+from qmq.net.server.connection import ClientConnection
 
 
 class Peers:
@@ -15,20 +15,20 @@ class Peers:
 
     def __init__(self, limit: int) -> None:
         self.unread: dict[Any, int] = {}
-        self.holdings = Holdings(limit, lambda connection: self.unread[connection])
+        self.admission = Admission(limit, lambda connection: self.unread[connection])
 
     def frame(self, who: str, size: int, now: float) -> None:
-        self.holdings.frame(cast(Connection, who), size, now)
+        self.admission.frame(cast(ClientConnection, who), size, now)
 
     def answers(self, who: str, size: int, now: float) -> None:
         self.unread[who] = size
-        self.holdings.answers(cast(Connection, who), size, now)
+        self.admission.answers(cast(ClientConnection, who), size, now)
 
     def over(self) -> str | None:
         """Who has to go; then it has gone."""
-        gone = self.holdings.over()
+        gone = self.admission.over()
         if gone is not None:
-            self.holdings.forget(gone)
+            self.admission.forget(gone)
         return cast(str | None, gone)
 
 
@@ -40,7 +40,7 @@ def test_the_limit_itself_is_allowed() -> None:
     peers.frame("c", 1, 3)
     assert peers.over() == "a"
     assert peers.over() is None
-    assert peers.holdings.total == 41
+    assert peers.admission.total == 41
 
 
 @pytest.mark.parametrize("first", ["frame", "answers"])
@@ -72,20 +72,20 @@ def test_what_was_read_meanwhile_counts_no_more() -> None:
     peers.frame("b", 50, 2)
     peers.unread["a"] = 30
     assert peers.over() is None
-    assert peers.holdings.total == 80
+    assert peers.admission.total == 80
 
 
 def test_requests_take_half_the_room_at_most_and_then_each_has_its_share() -> None:
     peers = Peers(100 * REQUEST_BYTES)
-    holdings = peers.holdings
-    holdings.requests(49)
-    assert holdings.may_ask(49, 10)
-    holdings.requests(1)
-    assert not holdings.crowded
-    assert holdings.may_ask(4, 10)
-    assert not holdings.may_ask(5, 10)
-    holdings.requests(1)
-    assert holdings.crowded
-    holdings.requests(-51)
-    assert holdings.total == 0
-    assert holdings.may_ask(49, 10)
+    admission = peers.admission
+    admission.requests(49)
+    assert admission.may_ask(49, 10)
+    admission.requests(1)
+    assert not admission.crowded
+    assert admission.may_ask(4, 10)
+    assert not admission.may_ask(5, 10)
+    admission.requests(1)
+    assert admission.crowded
+    admission.requests(-51)
+    assert admission.total == 0
+    assert admission.may_ask(49, 10)

@@ -8,12 +8,12 @@ from typing import Any, cast
 from fuzz.core import Core, TurnLoop, Wire
 from fuzz.wire import GoodClient
 from qmq.net.protocol import frames as wire
-from qmq.net.protocol.frames import Kind
-from qmq.net.server.admission import Penance
-from qmq.net.server.connection import PENANCE, READ_S, Connection
+from qmq.net.protocol.frames import FrameKind
+from qmq.net.server.admission import Throttle
+from qmq.net.server.connection import READ_S, THROTTLED, ClientConnection
 from tests.net.frames import HELLO, batch, frame
 
-WRONG = frame(Kind.SEND, 2, bytes(100))
+WRONG = frame(FrameKind.SEND, 2, bytes(100))
 
 
 class Waiting:
@@ -31,32 +31,32 @@ class Waiting:
 
 def test_each_waits_until_what_was_charged_before_is_paid() -> None:
     loop = TurnLoop()
-    penance = Penance(cast(asyncio.AbstractEventLoop, loop))
+    throttle = Throttle(cast(asyncio.AbstractEventLoop, loop))
     one, other = Waiting(), Waiting()
-    penance.charge(0.000_5)
-    penance.wait(cast(Connection, one))
-    assert not penance.much
-    penance.charge(0.002)
-    penance.wait(cast(Connection, other))
-    assert penance.much
+    throttle.charge(0.000_5)
+    throttle.wait(cast(ClientConnection, one))
+    assert not throttle.much
+    throttle.charge(0.002)
+    throttle.wait(cast(ClientConnection, other))
+    assert throttle.much
     loop.advance(0.021)  # a fortieth of the time is theirs
-    assert (one.reasons, other.reasons) == (0, PENANCE)
+    assert (one.reasons, other.reasons) == (0, THROTTLED)
     loop.advance(0.08)
-    assert (other.reasons, penance.much) == (0, False)
+    assert (other.reasons, throttle.much) == (0, False)
     loop.advance(100)
-    penance.charge(0.000_5)
-    penance.wait(cast(Connection, one))
+    throttle.charge(0.000_5)
+    throttle.wait(cast(ClientConnection, one))
     loop.advance(0.021)
     assert one.reasons == 0
 
 
 def test_what_costs_much_is_forgiven_in_the_end() -> None:
     loop = TurnLoop()
-    penance = Penance(cast(asyncio.AbstractEventLoop, loop))
+    throttle = Throttle(cast(asyncio.AbstractEventLoop, loop))
     one = Waiting()
     for _ in range(100):
-        penance.charge(1.0)
-    penance.wait(cast(Connection, one))
+        throttle.charge(1.0)
+    throttle.wait(cast(ClientConnection, one))
     loop.advance(10.01)
     assert one.reasons == 0
 
@@ -65,7 +65,7 @@ def test_a_connection_is_read_from_again_after_what_was_wrong_and_others_all_the
     core = Core()
     good = GoodClient(core)
     liar = Wire(core)
-    liar.send(wire.encode_frame(Kind.HELLO, 1, HELLO) + WRONG * 1_000)
+    liar.send(wire.encode_frame(FrameKind.HELLO, 1, HELLO) + WRONG * 1_000)
     for _ in range(100):
         core.run()
         assert not liar.reading
@@ -74,15 +74,15 @@ def test_a_connection_is_read_from_again_after_what_was_wrong_and_others_all_the
         if liar.reading:
             break
     answers: list[Any] = list(liar.frames())
-    assert [answer.kind for answer in answers] == [Kind.WELCOME] + [Kind.ERROR] * 1_000
+    assert [answer.kind for answer in answers] == [FrameKind.WELCOME] + [FrameKind.ERROR] * 1_000
     core.close()
 
 
 def test_what_comes_in_parts_costs_each_read() -> None:
     core = Core()
     liar = Wire(core)
-    liar.send(wire.encode_frame(Kind.HELLO, 1, HELLO))
-    lie = frame(Kind.SEND, 2, bytes(40_000))
+    liar.send(wire.encode_frame(FrameKind.HELLO, 1, HELLO))
+    lie = frame(FrameKind.SEND, 2, bytes(40_000))
     for start in range(0, len(lie), 1_000):
         liar.send(lie[start : start + 1_000])
     assert liar.protocol.took_s >= len(lie) // 1_000 * READ_S
@@ -100,15 +100,15 @@ def test_who_is_new_sends_much_that_is_small_or_is_wrong_is_read_from_in_small_p
     def part() -> int:
         return len(one.protocol.get_buffer(-1))
 
-    one.send(wire.encode_frame(Kind.HELLO, 1, HELLO))
+    one.send(wire.encode_frame(FrameKind.HELLO, 1, HELLO))
     assert part() == 4_096
-    one.send(frame(Kind.SEND, 2, batch(*[bytes(1_000)] * 200)))
+    one.send(frame(FrameKind.SEND, 2, batch(*[bytes(1_000)] * 200)))
     core.run()
     assert part() >= 65_536
-    one.send(frame(Kind.WITHDRAW, 2, bytes(8)) * 20_000)
+    one.send(frame(FrameKind.WITHDRAW, 2, bytes(8)) * 20_000)
     assert 4_096 <= part() <= 16_384
     one.send(WRONG)
     core.run()
     assert part() == 4_096
-    assert [answer.kind for answer in one.frames()] == [Kind.WELCOME, Kind.SENT, Kind.ERROR]
+    assert [answer.kind for answer in one.frames()] == [FrameKind.WELCOME, FrameKind.SENT, FrameKind.ERROR]
     core.close()

@@ -1,4 +1,4 @@
-"""qmq/net/server/connection.py: what strangers and slow ones may do, and that nobody else notices."""
+"""qmq/net/server/connection.py: what untrusted clients and slow ones may do, and that nobody else notices."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 
 from qmq.broker.ports import commands, effects
 from qmq.net.protocol import frames as wire
-from qmq.net.protocol.frames import FRAME_SIZE, MAX_HELLO_BYTES, Kind
-from qmq.net.server.connection import Connection
+from qmq.net.protocol.frames import FRAME_SIZE, MAX_HELLO_BYTES, FrameKind
+from qmq.net.server.connection import ClientConnection
 from tests.net.frames import HELLO, RawClient, batch, frame, on_uvloop, pull, sent_fields
 from tests.net.server.rules import serving
 
@@ -23,11 +23,11 @@ JUNK = {
     "redis": b"*1\r\n$4\r\nPING\r\n*1\r\n$4\r\nPING\r\n",
     "zeros": bytes(64),
     "ones": b"\xff" * 64,
-    "a size below the header's": wire.FRAME.pack(3, Kind.HELLO, 0, 0, 1),
-    "a hello that is too large": wire.FRAME.pack(MAX_HELLO_BYTES + 1, Kind.HELLO, 0, 0, 1),
+    "a size below the header's": wire.FRAME.pack(3, FrameKind.HELLO, 0, 0, 1),
+    "a hello that is too large": wire.FRAME.pack(MAX_HELLO_BYTES + 1, FrameKind.HELLO, 0, 0, 1),
     "no hello first": pull(1, 1),
-    "an answer first": frame(Kind.WELCOME, 1, meta={"protocol": 1}),
-    "meta that is no msgpack": wire.encode_frame(Kind.HELLO, 1, b"\xc1\xc1"),
+    "an answer first": frame(FrameKind.WELCOME, 1, meta={"protocol": 1}),
+    "meta that is no msgpack": wire.encode_frame(FrameKind.HELLO, 1, b"\xc1\xc1"),
 }
 
 
@@ -36,12 +36,12 @@ JUNK = {
 async def test_who_speaks_nonsense_is_told_and_closed_and_nobody_else_notices(junk: bytes) -> None:
     async with serving() as s:
         other = await RawClient.connect(s.address)
-        stranger = await RawClient.connect(s.address, hello=False)
-        stranger.send(junk)
-        assert await stranger.error() == (0, "protocol_error")
-        assert await stranger.ended()
-        await stranger.close()
-        other.send(frame(Kind.SEND, 5, batch(b"x")))
+        untrusted = await RawClient.connect(s.address, hello=False)
+        untrusted.send(junk)
+        assert await untrusted.error() == (0, "protocol_error")
+        assert await untrusted.ended()
+        await untrusted.close()
+        other.send(frame(FrameKind.SEND, 5, batch(b"x")))
         assert (await other.read()).request == 5
         await other.close()
 
@@ -50,7 +50,7 @@ async def test_who_speaks_nonsense_is_told_and_closed_and_nobody_else_notices(ju
 async def test_another_version_is_told_so() -> None:
     async with serving() as s:
         client = await RawClient.connect(s.address, hello=False)
-        client.send(frame(Kind.HELLO, 1, meta={"protocol": 99}))
+        client.send(frame(FrameKind.HELLO, 1, meta={"protocol": 99}))
         assert await client.error() == (0, "unsupported_version")
         assert await client.ended()
         await client.close()
@@ -61,7 +61,7 @@ async def test_who_says_nothing_is_closed_after_the_first_frame_timeout() -> Non
     async with serving(first_frame_timeout_ms=400) as s:
         silent = await RawClient.connect(s.address, hello=False)
         slow = await RawClient.connect(s.address, hello=False)
-        slow.send(wire.encode_frame(Kind.HELLO, 1, HELLO)[:10])
+        slow.send(wire.encode_frame(FrameKind.HELLO, 1, HELLO)[:10])
         for client in (silent, slow):
             assert await client.error() == (0, "protocol_error")
             assert await client.ended()
@@ -70,15 +70,17 @@ async def test_who_says_nothing_is_closed_after_the_first_frame_timeout() -> Non
         start = time.monotonic()
         s.rules.answer = lambda command: effects.Unsubscribed(command.connection, 2)
         while time.monotonic() < start + 0.5:
-            greeted.send(frame(Kind.UNSUBSCRIBE, 2, wire.UNSUBSCRIBE.pack(1)))
-            assert (await greeted.read()).kind == Kind.UNSUBSCRIBED
+            greeted.send(frame(FrameKind.UNSUBSCRIBE, 2, wire.UNSUBSCRIBE.pack(1)))
+            assert (await greeted.read()).kind == FrameKind.UNSUBSCRIBED
         await greeted.close()
 
 
 @on_uvloop
 async def test_a_hello_and_what_follows_it_may_come_in_one_piece_or_byte_by_byte() -> None:
     stream = (
-        wire.encode_frame(Kind.HELLO, 1, HELLO) + frame(Kind.SEND, 2, batch(b"x")) + frame(Kind.SEND, 3, batch(b"y"))
+        wire.encode_frame(FrameKind.HELLO, 1, HELLO)
+        + frame(FrameKind.SEND, 2, batch(b"x"))
+        + frame(FrameKind.SEND, 3, batch(b"y"))
     )
     async with serving() as s:
         for step in (len(stream), 100, 1):
@@ -89,21 +91,21 @@ async def test_a_hello_and_what_follows_it_may_come_in_one_piece_or_byte_by_byte
                 client.send(stream[start : start + step])
                 await asyncio.sleep(0)
             kinds = [(await client.read())[0:3:2] for _ in range(3)]
-            assert kinds == [(Kind.WELCOME, 1), (Kind.SENT, 2), (Kind.SENT, 3)]
+            assert kinds == [(FrameKind.WELCOME, 1), (FrameKind.SENT, 2), (FrameKind.SENT, 3)]
             await client.close()
         assert s.rules.batches == [batch(b"x"), batch(b"y")] * 3
 
 
 BROKEN = {
-    "a frame over the limit": wire.FRAME.pack((1 << 20) + 1, Kind.SEND, 0, 0, 9),
-    "meta over the frame": wire.FRAME.pack(FRAME_SIZE + 5, Kind.SUBSCRIBE, 0, 6, 9),
+    "a frame over the limit": wire.FRAME.pack((1 << 20) + 1, FrameKind.SEND, 0, 0, 9),
+    "meta over the frame": wire.FRAME.pack(FRAME_SIZE + 5, FrameKind.SUBSCRIBE, 0, 6, 9),
     "an unknown kind": frame(77, 9),
-    "an answer": frame(Kind.SENT, 9),
-    "request 0": frame(Kind.SEND, 0, batch(b"x")),
-    "a second hello": wire.encode_frame(Kind.HELLO, 9, HELLO),
-    "a pull of 19 bytes": frame(Kind.PULL, 9, bytes(19)),
-    "unknown flags": frame(Kind.SEND, 9, batch(b"x"), flags=128),
-    "meta that is no map": wire.encode_frame(Kind.SUBSCRIBE, 9, b"\x93\x01\x02\x03"),
+    "an answer": frame(FrameKind.SENT, 9),
+    "request 0": frame(FrameKind.SEND, 0, batch(b"x")),
+    "a second hello": wire.encode_frame(FrameKind.HELLO, 9, HELLO),
+    "a pull of 19 bytes": frame(FrameKind.PULL, 9, bytes(19)),
+    "unknown flags": frame(FrameKind.SEND, 9, batch(b"x"), flags=128),
+    "meta that is no map": wire.encode_frame(FrameKind.SUBSCRIBE, 9, b"\x93\x01\x02\x03"),
 }
 
 
@@ -112,7 +114,7 @@ BROKEN = {
 async def test_who_breaks_the_protocol_later_is_told_and_closed(broken: bytes) -> None:
     async with serving() as s:
         client = await RawClient.connect(s.address)
-        client.send(frame(Kind.SEND, 5, batch(b"before")), broken, frame(Kind.SEND, 10, batch(b"after")))
+        client.send(frame(FrameKind.SEND, 5, batch(b"before")), broken, frame(FrameKind.SEND, 10, batch(b"after")))
         assert await client.error() == (0, "protocol_error")
         assert await client.ended()
         await client.close()
@@ -138,11 +140,11 @@ class Wire(asyncio.Transport):
 @on_uvloop
 async def test_batches_of_a_connection_that_ends_stay_whole_until_the_turn() -> None:
     async with serving() as s:
-        first, second = (Connection(s.server, number) for number in (1, 2))
+        first, second = (ClientConnection(s.server, number) for number in (1, 2))
         for connection in (first, second):
             connection.connection_made(Wire())
-        hello = wire.encode_frame(Kind.HELLO, 1, HELLO)
-        sends = [frame(Kind.SEND, 2, batch(bytes([number]) * 1_000)) for number in (1, 2)]
+        hello = wire.encode_frame(FrameKind.HELLO, 1, HELLO)
+        sends = [frame(FrameKind.SEND, 2, batch(bytes([number]) * 1_000)) for number in (1, 2)]
         for connection, sent in ((first, hello + sends[0] + frame(77, 9)), (second, hello + sends[1])):
             connection.get_buffer(-1)[: len(sent)] = sent
             connection.buffer_updated(len(sent))
@@ -165,12 +167,12 @@ async def test_connections_over_the_limit_are_told_and_closed_and_a_place_is_fre
         await first.close()
         for _ in range(100):
             again = await RawClient.connect(s.address, hello=False)
-            again.send(wire.encode_frame(Kind.HELLO, 1, HELLO))
+            again.send(wire.encode_frame(FrameKind.HELLO, 1, HELLO))
             answer = await again.read()
-            if answer.kind == Kind.WELCOME:
+            if answer.kind == FrameKind.WELCOME:
                 break
             await again.close()
-        assert answer.kind == Kind.WELCOME
+        assert answer.kind == FrameKind.WELCOME
         await again.close()
         await second.close()
 
@@ -182,7 +184,7 @@ async def test_large_frames_of_several_connections_arrive_whole() -> None:
         large = [batch(bytes([number]) * 900_000) for number in range(4)]
         for start in range(0, len(large[0]) + 100, 100_000):
             for client, payload in zip(clients, large, strict=True):
-                client.send(frame(Kind.SEND, 5, payload)[start : start + 100_000])
+                client.send(frame(FrameKind.SEND, 5, payload)[start : start + 100_000])
         for client in clients:
             sent_fields(await client.read())
             await client.close()
@@ -194,7 +196,7 @@ async def test_who_does_not_read_is_not_read_from_and_others_go_on() -> None:
     answer = bytes(256 << 10)
     async with serving() as s:
         s.rules.answer = lambda command: (
-            effects.Messages(command.connection, command.request, [answer], len(answer), 1)
+            effects.PulledMessages(command.connection, command.request, [answer], len(answer), 1)
             if isinstance(command, commands.Pull)
             else None
         )
@@ -204,7 +206,7 @@ async def test_who_does_not_read_is_not_read_from_and_others_go_on() -> None:
         while len(s.rules.of(commands.Pull)) == asked and asked < 1_000:
             asked += 1
             slow.send(pull(asked, 1))
-            quick.send(frame(Kind.SEND, asked, batch(b"x")))
+            quick.send(frame(FrameKind.SEND, asked, batch(b"x")))
             assert (await quick.read()).request == asked
         taken = len(s.rules.of(commands.Pull))
         assert (
@@ -213,7 +215,7 @@ async def test_who_does_not_read_is_not_read_from_and_others_go_on() -> None:
         slow.writer.transport.resume_reading()
         for request in range(1, asked + 1):
             got = await slow.read()
-            assert (got.kind, got.request, len(got.payload)) == (Kind.MESSAGES, request, len(answer))
+            assert (got.kind, got.request, len(got.payload)) == (FrameKind.MESSAGES, request, len(answer))
         await slow.close()
         await quick.close()
 
@@ -222,13 +224,13 @@ async def test_who_does_not_read_is_not_read_from_and_others_go_on() -> None:
 async def test_a_connection_that_is_reset_is_forgotten() -> None:
     async with serving() as s:
         gone, other = await RawClient.connect(s.address), await RawClient.connect(s.address)
-        gone.send(frame(Kind.SEND, 1, bytes(500_000))[:300_000])
+        gone.send(frame(FrameKind.SEND, 1, bytes(500_000))[:300_000])
         sock = gone.writer.get_extra_info("socket")
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
         gone.writer.transport.abort()
         request = 0
         while not s.rules.of(commands.Disconnected):
             request += 1
-            other.send(frame(Kind.SEND, request, batch(b"x")))
+            other.send(frame(FrameKind.SEND, request, batch(b"x")))
             await other.read()
         await other.close()

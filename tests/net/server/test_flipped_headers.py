@@ -11,18 +11,24 @@ from qmq.broker.ports import commands
 from qmq.broker.transfer.restore import batches_of
 from qmq.errors import BadBatch, ProtocolError
 from qmq.format.batch import BatchLimits, check_batch
-from qmq.net.client.consumer.in_flight import Back, Verdict
+from qmq.net.client.consumer.in_flight import Disposition, PendingDisposition
 from qmq.net.client.consumer.nacks import packed
 from qmq.net.protocol import frames as wire
-from qmq.net.protocol.frames import FRAME_SIZE, Kind
+from qmq.net.protocol.frames import FRAME_SIZE, FrameKind
 from qmq.net.server.requests import decode_request
 from tests.broker.transfer.test_restore import RUN, frame_of
 from tests.net.frames import batch, frame
 
 REQUEST: Final = 7
-HANDED_OVER: Final = {"group": "g", "attempt": 1, "verdict": 1, "delay_us": None, "reason": "broke"}
+HANDED_OVER: Final = {"group": "g", "attempt": 1, "disposition": 1, "delay_us": None, "reason": "broke"}
 SUBSCRIBED: Final = {"group": "g", "prefixes": ["a."], "consumer": "c", "start": None, "nonce": bytes(16)}
-BACK_META, BACK_ROWS = packed([Back(4, 9, Verdict.NACK, None, "broke"), Back(10, 11, Verdict.REJECT, None, "no")], 5)
+BACK_META, BACK_ROWS = packed(
+    [
+        PendingDisposition(4, 9, Disposition.NACK, None, "broke"),
+        PendingDisposition(10, 11, Disposition.REJECT, None, "no"),
+    ],
+    5,
+)
 
 
 def ack(*numbers: int) -> bytes:
@@ -35,31 +41,31 @@ def of(kind: int, payload: bytes = b"", meta: dict[str, Any] | None = None, flag
 
 
 FRAMES: Final = {
-    "send, append": of(Kind.SEND, batch(b"x" * 50, b"y")),
-    "send, flush": of(Kind.SEND, batch(b"x" * 50, b"y"), flags=wire.FLUSH),
-    "subscribe": of(Kind.SUBSCRIBE, meta=SUBSCRIBED),
-    "pull": of(Kind.PULL, wire.PULL.pack(1, 100, 1, 1 << 20, 2_000, 50)),
-    "pull, checked": of(Kind.PULL, wire.PULL.pack(1, 100, 1, 1 << 20, 2_000, 50), flags=wire.CHECK),
-    "withdraw": of(Kind.WITHDRAW, wire.WITHDRAW.pack(9)),
-    "unsubscribe": of(Kind.UNSUBSCRIBE, wire.UNSUBSCRIBE.pack(4)),
-    "last sequence": of(Kind.LAST_SEQUENCE, bytes(16)),
-    "claim": of(Kind.CLAIM, bytes(32)),
-    "subjects": of(Kind.SUBJECTS, meta={"prefix": "a.", "after": 5, "limit": 9}),
-    "all subjects": of(Kind.SUBJECTS),
-    "report": of(Kind.REPORT, wire.REPORT.pack(5, 6, 7, 8), meta={"reason": "rot"}),
-    "report without a reason": of(Kind.REPORT, wire.REPORT.pack(5, 6, 7, 8)),
-    "ack": of(Kind.ACK, ack(1, 4)),
-    "ack that may wait": of(Kind.ACK, ack(1, 4), flags=wire.MAY_WAIT),
-    "ack of two": of(Kind.ACK, ack(1, 4, 9, 10)),
-    "ack of four": of(Kind.ACK, ack(1, 4, 9, 10, 12, 13, 15, 16)),
-    "hand back": of(Kind.HAND_BACK, BACK_ROWS, BACK_META),
-    "heartbeat": of(Kind.HEARTBEAT, wire.HEARTBEAT.pack(bytes(16), 5)),
-    "administer": of(Kind.ADMINISTER, meta={"action": "delete_group", "group": "g"}),
-    "hand over": of(Kind.HAND_OVER, batch(b"x" * 50), HANDED_OVER),
-    "segments": of(Kind.SEGMENTS, wire.SEGMENTS.pack(5, 1)),
-    "batches": of(Kind.BATCHES, wire.BATCHES.pack(5, 6, 1)),
-    "read log": of(Kind.READ_LOG, wire.READ_LOG.pack(5, 6, 1)),
-    "restore": of(Kind.RESTORE, bytes(frame_of(b"x" * 50, b"y", b"z", batches=3))),
+    "send, append": of(FrameKind.SEND, batch(b"x" * 50, b"y")),
+    "send, flush": of(FrameKind.SEND, batch(b"x" * 50, b"y"), flags=wire.FLUSH),
+    "subscribe": of(FrameKind.SUBSCRIBE, meta=SUBSCRIBED),
+    "pull": of(FrameKind.PULL, wire.PULL.pack(1, 100, 1, 1 << 20, 2_000, 50)),
+    "pull, checked": of(FrameKind.PULL, wire.PULL.pack(1, 100, 1, 1 << 20, 2_000, 50), flags=wire.CHECK),
+    "withdraw": of(FrameKind.WITHDRAW, wire.WITHDRAW.pack(9)),
+    "unsubscribe": of(FrameKind.UNSUBSCRIBE, wire.UNSUBSCRIBE.pack(4)),
+    "last sequence": of(FrameKind.LAST_SEQUENCE, bytes(16)),
+    "claim": of(FrameKind.CLAIM, bytes(32)),
+    "subjects": of(FrameKind.SUBJECTS, meta={"prefix": "a.", "after": 5, "limit": 9}),
+    "all subjects": of(FrameKind.SUBJECTS),
+    "report": of(FrameKind.REPORT, wire.REPORT.pack(5, 6, 7, 8), meta={"reason": "rot"}),
+    "report without a reason": of(FrameKind.REPORT, wire.REPORT.pack(5, 6, 7, 8)),
+    "ack": of(FrameKind.ACK, ack(1, 4)),
+    "ack that may wait": of(FrameKind.ACK, ack(1, 4), flags=wire.MAY_WAIT),
+    "ack of two": of(FrameKind.ACK, ack(1, 4, 9, 10)),
+    "ack of four": of(FrameKind.ACK, ack(1, 4, 9, 10, 12, 13, 15, 16)),
+    "hand back": of(FrameKind.HAND_BACK, BACK_ROWS, BACK_META),
+    "heartbeat": of(FrameKind.HEARTBEAT, wire.HEARTBEAT.pack(bytes(16), 5)),
+    "administer": of(FrameKind.ADMINISTER, meta={"action": "delete_group", "group": "g"}),
+    "hand over": of(FrameKind.HAND_OVER, batch(b"x" * 50), HANDED_OVER),
+    "segments": of(FrameKind.SEGMENTS, wire.SEGMENTS.pack(5, 1)),
+    "batches": of(FrameKind.BATCHES, wire.BATCHES.pack(5, 6, 1)),
+    "read log": of(FrameKind.READ_LOG, wire.READ_LOG.pack(5, 6, 1)),
+    "restore": of(FrameKind.RESTORE, bytes(frame_of(b"x" * 50, b"y", b"z", batches=3))),
 }
 
 

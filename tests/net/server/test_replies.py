@@ -6,13 +6,13 @@ from typing import Any
 
 from qmq.broker.ports import effects
 from qmq.net.protocol import frames as wire
-from qmq.net.protocol.frames import Frame, Kind
-from qmq.net.server.admission import Holdings, Penance
-from qmq.net.server.connection import Connection
+from qmq.net.protocol.frames import Frame, FrameKind
+from qmq.net.server.admission import Admission, Throttle
+from qmq.net.server.connection import ClientConnection
 from qmq.net.server.replies import Answering
 
 
-class Noting(Connection):
+class Noting(ClientConnection):
     """Notes when it is written to, and how much."""
 
     def __init__(self, number: int, written: list[tuple[int, int]]) -> None:
@@ -29,27 +29,27 @@ class Noting(Connection):
 
 
 def answering(loop: Any = None) -> tuple[Answering, list[tuple[int, int]]]:
-    made = Answering(b"store!", Holdings(1 << 20, Connection.unread_bytes), Penance(loop), lambda work: None)
+    made = Answering(b"store!", Admission(1 << 20, ClientConnection.unread_bytes), Throttle(loop), lambda work: None)
     written: list[tuple[int, int]] = []
     for number in (1, 2, 3):
         made.connections[number] = Noting(number, written)
     return made, written
 
 
-def frames_of(connection: Connection) -> list[Frame]:
+def frames_of(connection: ClientConnection) -> list[Frame]:
     return list(wire.split_frames(memoryview(b"".join(connection.answers)), 1 << 20))
 
 
 def test_messages_leave_before_receipts() -> None:
     made, written = answering()
-    made.carry_out([effects.Sent(1, 1, 0, 1, 0, 0), effects.Messages(2, 1, [b"message"], 7, 1)])
+    made.carry_out([effects.Sent(1, 1, 0, 1, 0, 0), effects.PulledMessages(2, 1, [b"message"], 7, 1)])
     made.write()
     assert written == [(2, 2), (1, 1)]
 
 
 def test_who_gets_several_answers_gets_them_in_one_write_and_in_their_order() -> None:
     made, written = answering()
-    receipt, messages = effects.Sent(1, 1, 0, 1, 0, 0), effects.Messages(1, 2, [b"message"], 7, 1)
+    receipt, messages = effects.Sent(1, 1, 0, 1, 0, 0), effects.PulledMessages(1, 2, [b"message"], 7, 1)
     made.carry_out([receipt, messages, effects.Sent(3, 1, 0, 1, 0, 0)])
     assert bytes(made.connections[1].answers[-1]) == b"message"
     made.write()
@@ -60,25 +60,25 @@ def test_who_gets_several_answers_gets_them_in_one_write_and_in_their_order() ->
 def test_an_acknowledgement_that_joins_is_part_of_the_messages_that_follow_it() -> None:
     made, written = answering()
     acked = [effects.Acked(1, 6, 0, joins=True), effects.Acked(1, 9, 0, joins=True), effects.Acked(1, 10, 1)]
-    made.carry_out([*acked, effects.Messages(1, 2, [], 0, 0), effects.Messages(1, 3, [], 0, 0)])
+    made.carry_out([*acked, effects.PulledMessages(1, 2, [], 0, 0), effects.PulledMessages(1, 3, [], 0, 0)])
     refused, first, second = frames_of(made.connections[1])
-    assert (refused.kind, refused.request) == (Kind.ACKED, 10)
+    assert (refused.kind, refused.request) == (FrameKind.ACKED, 10)
     fields = wire.unpack_meta(first.meta)
-    assert (first.kind, fields) == (Kind.MESSAGES, {"acked": [6, 9], "acked_crc": wire.pack_numbers([6, 9])[1]})
-    assert (second.kind, len(second.meta)) == (Kind.MESSAGES, 0)
+    assert (first.kind, fields) == (FrameKind.MESSAGES, {"acked": [6, 9], "acked_crc": wire.pack_numbers([6, 9])[1]})
+    assert (second.kind, len(second.meta)) == (FrameKind.MESSAGES, 0)
     made.write()
     assert written == [(1, 3)]
 
 
 def test_one_that_no_messages_follow_is_an_answer_of_its_own_at_the_end_of_the_turn() -> None:
     made, written = answering()
-    made.carry_out([effects.Acked(1, 6, 0, joins=True), effects.Messages(2, 2, [], 0, 0)])
+    made.carry_out([effects.Acked(1, 6, 0, joins=True), effects.PulledMessages(2, 2, [], 0, 0)])
     assert not made.connections[1].answers
     made.write()
     assert written == [(2, 1), (1, 1)]
     assert not made.connections[1].acked
     many = [effects.Acked(3, number, 0, joins=True) for number in range(1, 101)]
-    made.carry_out([*many, effects.Messages(3, 101, [], 0, 0)])
+    made.carry_out([*many, effects.PulledMessages(3, 101, [], 0, 0)])
     *alone, messages = frames_of(made.connections[3])
-    assert [frame.kind for frame in alone] == [Kind.ACKED] * 36
+    assert [frame.kind for frame in alone] == [FrameKind.ACKED] * 36
     assert len(wire.unpack_meta(messages.meta)["acked"]) == 64

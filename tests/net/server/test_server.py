@@ -14,22 +14,22 @@ import pytest
 from qmq.broker.ports import commands, effects
 from qmq.errors import StorageFull
 from qmq.net.protocol import frames as wire
-from qmq.net.protocol.frames import Kind
+from qmq.net.protocol.frames import FrameKind
 from qmq.net.server.admission import REQUEST_BYTES
 from qmq.net.server.server import MAX_LISTINGS, MAX_REQUESTS
 from tests.net.frames import RawClient, batch, frame, on_uvloop, pull, sent_fields
 from tests.net.server.rules import OPTIONS, STORE, serving
 
-LIST = frame(Kind.SUBJECTS, 6, meta={"prefix": "a."})
+LIST = frame(FrameKind.SUBJECTS, 6, meta={"prefix": "a."})
 
 
 @on_uvloop
 async def test_a_welcome_says_what_a_client_must_know() -> None:
     async with serving() as s:
         client = await RawClient.connect(s.address, hello=False)
-        client.send(frame(Kind.HELLO, 3, meta={"protocol": 1, "client": "test 1"}))
+        client.send(frame(FrameKind.HELLO, 3, meta={"protocol": 1, "client": "test 1"}))
         welcome = await client.read()
-        assert (welcome.kind, welcome.request) == (Kind.WELCOME, 3)
+        assert (welcome.kind, welcome.request) == (FrameKind.WELCOME, 3)
         assert wire.unpack_meta(welcome.meta) == {
             "protocol": 1,
             "store_id": STORE,
@@ -41,36 +41,44 @@ async def test_a_welcome_says_what_a_client_must_know() -> None:
             "producer_ttl_ms": 3_600_000,
             "max_pull_count": 1_000,
             "max_pull_bytes": 1 << 20,
-            "lapse_ms": 30_000,
+            "session_timeout_ms": 30_000,
         }
         await client.close()
 
 
 ANSWERS: list[tuple[bytes, Any, int]] = [
-    (pull(6, 1), lambda c: effects.Messages(c.connection, c.request, [b"ab", memoryview(b"c")], 3, 1), Kind.MESSAGES),
-    (frame(Kind.UNSUBSCRIBE, 6, bytes(4)), lambda c: effects.Unsubscribed(c.connection, c.request), Kind.UNSUBSCRIBED),
     (
-        frame(Kind.SUBSCRIBE, 6, meta={"group": "g", "prefixes": ["a."], "consumer": "c"}),
+        pull(6, 1),
+        lambda c: effects.PulledMessages(c.connection, c.request, [b"ab", memoryview(b"c")], 3, 1),
+        FrameKind.MESSAGES,
+    ),
+    (
+        frame(FrameKind.UNSUBSCRIBE, 6, bytes(4)),
+        lambda c: effects.Unsubscribed(c.connection, c.request),
+        FrameKind.UNSUBSCRIBED,
+    ),
+    (
+        frame(FrameKind.SUBSCRIBE, 6, meta={"group": "g", "prefixes": ["a."], "consumer": "c"}),
         lambda c: effects.Subscribed(c.connection, c.request, 4),
-        Kind.SUBSCRIBED,
+        FrameKind.SUBSCRIBED,
     ),
     (
-        frame(Kind.LAST_SEQUENCE, 6, bytes(16)),
+        frame(FrameKind.LAST_SEQUENCE, 6, bytes(16)),
         lambda c: effects.LastSequenceIs(c.connection, c.request, 5),
-        Kind.LAST_SEQUENCE_IS,
+        FrameKind.LAST_SEQUENCE_IS,
     ),
-    (frame(Kind.CLAIM, 6, bytes(32)), lambda c: effects.Claimed(c.connection, c.request), Kind.CLAIMED),
+    (frame(FrameKind.CLAIM, 6, bytes(32)), lambda c: effects.Claimed(c.connection, c.request), FrameKind.CLAIMED),
     (
-        frame(Kind.REPORT, 6, wire.REPORT.pack(1, 2, 3, 4)),
+        frame(FrameKind.REPORT, 6, wire.REPORT.pack(1, 2, 3, 4)),
         lambda c: effects.Reported(c.connection, c.request, "bad"),
-        Kind.REPORTED,
+        FrameKind.REPORTED,
     ),
-    (LIST, lambda c: effects.SubjectList(c.connection, c.request, [("a.b", 0, 1, 1, 0)], None), Kind.SUBJECT_LIST),
-    (LIST, lambda c: effects.Refused(c.connection, c.request, StorageFull("no room")), Kind.ERROR),
+    (LIST, lambda c: effects.SubjectList(c.connection, c.request, [("a.b", 0, 1, 1, 0)], None), FrameKind.SUBJECT_LIST),
+    (LIST, lambda c: effects.Refused(c.connection, c.request, StorageFull("no room")), FrameKind.ERROR),
 ]
 
 
-@pytest.mark.parametrize(("request_", "answer", "kind"), ANSWERS, ids=[Kind(kind).name for _, _, kind in ANSWERS])
+@pytest.mark.parametrize(("request_", "answer", "kind"), ANSWERS, ids=[FrameKind(kind).name for _, _, kind in ANSWERS])
 @on_uvloop
 async def test_each_request_gets_its_answer(request_: bytes, answer: Any, kind: int) -> None:
     async with serving(max_buffered_bytes=400 * REQUEST_BYTES) as s:
@@ -89,7 +97,7 @@ async def test_batches_that_arrive_together_are_one_turn_and_answered_in_order()
     async with serving() as s:
         client = await RawClient.connect(s.address)
         client.send(
-            *(frame(Kind.SEND, number, batch(b"x"), flags=wire.FLUSH * (number % 2)) for number in range(1, 101))
+            *(frame(FrameKind.SEND, number, batch(b"x"), flags=wire.FLUSH * (number % 2)) for number in range(1, 101))
         )
         answers = [sent_fields(await client.read())[0] for _ in range(100)]
         assert answers == list(range(1, 101))
@@ -105,7 +113,7 @@ async def test_more_than_the_arena_holds_goes_through_in_several_turns() -> None
         client = await RawClient.connect(s.address)
         payloads = [batch(bytes([number]) * 300_000) for number in range(60)]
         for number, payload in enumerate(payloads):
-            client.send(frame(Kind.SEND, number + 1, payload))
+            client.send(frame(FrameKind.SEND, number + 1, payload))
         for number in range(60):
             assert (await client.read()).request == number + 1
         assert s.rules.batches == payloads
@@ -121,7 +129,7 @@ async def test_a_batch_of_several_runs_gets_the_sequences_of_all() -> None:
             else None
         )
         client = await RawClient.connect(s.address)
-        client.send(frame(Kind.SEND, 1, batch(b"x")))
+        client.send(frame(FrameKind.SEND, 1, batch(b"x")))
         assert sent_fields(await client.read())[4] == (4, 5)
         await client.close()
 
@@ -133,11 +141,11 @@ async def test_a_batch_of_several_runs_gets_the_sequences_of_all() -> None:
 async def test_requests_without_an_answer_are_bounded() -> None:
     async with serving() as s:
         client, other = await RawClient.connect(s.address), await RawClient.connect(s.address)
-        most = MAX_REQUESTS + OPTIONS.max_parked_pulls
+        most = MAX_REQUESTS + OPTIONS.max_waiting_pulls
         client.send(*(pull(number, 1) for number in range(1, most + 1)))
-        other.send(frame(Kind.SEND, 5, batch(b"x")))
+        other.send(frame(FrameKind.SEND, 5, batch(b"x")))
         assert (await other.read()).request == 5
-        client.send(frame(Kind.WITHDRAW, 1, wire.WITHDRAW.pack(1)))  # has no answer, so it does not count
+        client.send(frame(FrameKind.WITHDRAW, 1, wire.WITHDRAW.pack(1)))  # has no answer, so it does not count
         client.send(pull(most + 1, 1))
         assert await client.error() == (0, "overloaded")
         assert await client.ended()
@@ -150,7 +158,7 @@ async def test_requests_without_an_answer_are_bounded() -> None:
 async def test_lists_of_subjects_under_way_are_bounded() -> None:
     async with serving() as s:
         client = await RawClient.connect(s.address)
-        client.send(*(frame(Kind.SUBJECTS, number) for number in range(1, MAX_LISTINGS + 2)))
+        client.send(*(frame(FrameKind.SUBJECTS, number) for number in range(1, MAX_LISTINGS + 2)))
         assert await client.error() == (0, "overloaded")
         assert len(s.rules.of(commands.ListSubjects)) == MAX_LISTINGS
         await client.close()
@@ -160,21 +168,21 @@ async def test_lists_of_subjects_under_way_are_bounded() -> None:
 async def test_while_sends_are_held_only_senders_wait() -> None:
     async with serving() as s:
         s.rules.answer = lambda command: (
-            effects.Messages(command.connection, command.request, [], 0, 0)
+            effects.PulledMessages(command.connection, command.request, [], 0, 0)
             if isinstance(command, commands.Pull)
             else None
         )
         sender, fresh, reader = [await RawClient.connect(s.address) for _ in range(3)]
-        sender.send(frame(Kind.SEND, 1, batch(b"1")))
+        sender.send(frame(FrameKind.SEND, 1, batch(b"1")))
         await sender.read()
         s.server.hold_sends(True)
-        sender.send(frame(Kind.SEND, 2, batch(b"2")))
-        fresh.send(frame(Kind.SEND, 1, batch(b"3")))  # not known as a sender: its first batch passes
+        sender.send(frame(FrameKind.SEND, 2, batch(b"2")))
+        fresh.send(frame(FrameKind.SEND, 1, batch(b"3")))  # not known as a sender: its first batch passes
         assert (await fresh.read()).request == 1
-        fresh.send(frame(Kind.SEND, 2, batch(b"4")))
+        fresh.send(frame(FrameKind.SEND, 2, batch(b"4")))
         for request in range(1, 20):
             reader.send(pull(request, 1))
-            assert (await reader.read()).kind == Kind.MESSAGES
+            assert (await reader.read()).kind == FrameKind.MESSAGES
         assert s.rules.batches == [batch(b"1"), batch(b"3")]
         s.server.hold_sends(False)
         assert (await sender.read()).request == 2
@@ -196,7 +204,7 @@ async def test_a_refusal_answers_the_request_and_the_connection_lives() -> None:
 
         s.rules.answer = refuse
         client = await RawClient.connect(s.address)
-        client.send(pull(4, 1), frame(Kind.SEND, 5, batch(b"x")))
+        client.send(pull(4, 1), frame(FrameKind.SEND, 5, batch(b"x")))
         assert await client.error() == (4, "storage_full")
         assert (await client.read()).request == 5
         await client.close()
@@ -207,10 +215,10 @@ async def test_a_request_of_a_bad_value_is_refused_and_the_connection_lives() ->
     async with serving() as s:
         client = await RawClient.connect(s.address)
         for _ in range(5):
-            client.send(frame(Kind.SUBSCRIBE, 4, meta={"prefixes": ["a."], "start": "now"}) * 200)
+            client.send(frame(FrameKind.SUBSCRIBE, 4, meta={"prefixes": ["a."], "start": "now"}) * 200)
             for _ in range(200):
                 assert await client.error() == (4, "invalid_option")
-        client.send(frame(Kind.SEND, 5, batch(b"x")))
+        client.send(frame(FrameKind.SEND, 5, batch(b"x")))
         assert (await client.read()).request == 5
         assert not s.rules.of(commands.Subscribe)
         await client.close()
@@ -231,7 +239,7 @@ async def test_a_failure_nobody_foresaw_ends_that_connection_only(caplog: pytest
         assert await client.error() == (0, "internal_error")
         assert await client.ended()
         assert "ZeroDivisionError: a bug" in caplog.text
-        other.send(frame(Kind.SEND, 5, batch(b"x")))
+        other.send(frame(FrameKind.SEND, 5, batch(b"x")))
         assert (await other.read()).request == 5
         await client.close()
         await other.close()
@@ -248,10 +256,10 @@ async def test_a_turn_that_fails_ends_those_whose_batches_were_in_it(caplog: pyt
             raise ZeroDivisionError("a bug")
 
         s.rules.on_turn = fail
-        sender.send(frame(Kind.SEND, 1, batch(b"x")))
+        sender.send(frame(FrameKind.SEND, 1, batch(b"x")))
         assert await sender.error() == (0, "internal_error")
         assert await sender.ended()
-        other.send(frame(Kind.SEND, 5, batch(b"x")))
+        other.send(frame(FrameKind.SEND, 5, batch(b"x")))
         assert (await other.read()).request == 5
         assert "the broker failed in a turn" in caplog.text
         await sender.close()
@@ -262,10 +270,10 @@ async def test_a_turn_that_fails_ends_those_whose_batches_were_in_it(caplog: pyt
 async def test_nothing_is_logged_per_message(caplog: pytest.LogCaptureFixture) -> None:
     async with serving() as s:
         client = await RawClient.connect(s.address)
-        client.send(frame(Kind.SEND, 1, batch(b"x")))
+        client.send(frame(FrameKind.SEND, 1, batch(b"x")))
         await client.read()
         caplog.clear()
-        client.send(*(frame(Kind.SEND, number, batch(b"x")) for number in range(2, 50)))
+        client.send(*(frame(FrameKind.SEND, number, batch(b"x")) for number in range(2, 50)))
         for _ in range(48):
             await client.read()
         assert caplog.records == []
@@ -286,7 +294,7 @@ async def test_a_turn_comes_when_the_rules_asked_for_it() -> None:
 
         def on_turn() -> None:
             if deadlines and time.monotonic_ns() // 1_000 >= deadlines[0]:
-                s.rules.effects.append(effects.Messages(1, 7, [], 0, 0))
+                s.rules.effects.append(effects.PulledMessages(1, 7, [], 0, 0))
                 answered.set()
 
         s.rules.on_turn = on_turn
@@ -306,7 +314,7 @@ async def test_what_goes_by_time_comes_after_the_answers_and_not_in_every_turn()
         ticks: list[int] = []
         s.rules.tick = lambda now: ticks.append(now.monotonic_us)  # type: ignore[method-assign,func-returns-value]
         for number in range(1, 201):
-            client.send(frame(Kind.SEND, number, batch(b"x")))
+            client.send(frame(FrameKind.SEND, number, batch(b"x")))
             await client.read()
         assert len(s.rules.turns) == 200
         assert all(later - earlier >= 5_000 for earlier, later in pairwise(ticks))
@@ -323,7 +331,7 @@ async def test_an_earlier_deadline_wins_over_a_timer_that_runs() -> None:
     async with serving() as s:
         client = await RawClient.connect(s.address)
         s.rules.deadline_us = time.monotonic_ns() // 1_000 + 3_600_000_000
-        client.send(frame(Kind.SEND, 1, batch(b"x")))
+        client.send(frame(FrameKind.SEND, 1, batch(b"x")))
         await client.read()
         turned = asyncio.Event()
         s.rules.deadline_us = time.monotonic_ns() // 1_000 + 2_000
@@ -367,7 +375,7 @@ async def test_answers_for_connections_that_are_gone_are_dropped() -> None:
     async with serving() as s:
         s.rules.effects += [
             effects.Sent(77, 1, 1, 1, 0, 0),
-            effects.Messages(77, 1, [b"x"], 1, 1),
+            effects.PulledMessages(77, 1, [b"x"], 1, 1),
             effects.Subscribed(77, 1, 1),
             effects.Refused(77, 1, StorageFull("no room")),
         ]
@@ -384,10 +392,10 @@ async def test_answers_for_connections_that_are_gone_are_dropped() -> None:
 async def test_a_stop_says_goodbye_and_closes() -> None:
     async with serving() as s:
         client, idle = await RawClient.connect(s.address), await RawClient.connect(s.address)
-        client.send(frame(Kind.SEND, 1, batch(b"x")))
+        client.send(frame(FrameKind.SEND, 1, batch(b"x")))
         await client.read()
         s.server.stop_reading()
-        client.send(frame(Kind.SEND, 2, batch(b"late")))
+        client.send(frame(FrameKind.SEND, 2, batch(b"late")))
         closing = asyncio.create_task(s.server.close(5))
         for peer in (client, idle):
             assert await peer.error() == (0, "broker_stopping")

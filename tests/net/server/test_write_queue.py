@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from qmq.broker.ports import commands, effects
 from qmq.errors import ProtocolError
-from qmq.net.protocol.frames import Kind
-from qmq.net.server.connection import Connection, Hub
+from qmq.net.protocol.frames import FrameKind
+from qmq.net.server.connection import ClientConnection, Hub
 from qmq.net.server.write_queue import PIECE_BYTES, Rest, Writing
 from tests.net.frames import RawClient, batch, frame, on_uvloop, pull
 from tests.net.server.rules import serving
@@ -96,18 +96,18 @@ class Hubs:
         self.written: list[int] = []
         self.unread_sizes: list[int] = []
         self.turns = Turns()
-        self.connection = Connection(cast(Hub, self), 1)
+        self.connection = ClientConnection(cast(Hub, self), 1)
         self.connection._transport = cast(Any, self)
 
     # --- of a server ---
 
-    def write_soon(self, connection: Connection) -> None:
+    def write_soon(self, connection: ClientConnection) -> None:
         self.turns.writing.add(connection)
 
-    def unread(self, connection: Connection, size: int) -> None:
+    def unread(self, connection: ClientConnection, size: int) -> None:
         self.unread_sizes.append(size)
 
-    def leave(self, connection: Connection) -> None:
+    def leave(self, connection: ClientConnection) -> None:
         pass
 
     lingers = leave
@@ -171,16 +171,16 @@ async def test_who_waits_for_little_is_served_beside_a_large_answer() -> None:
     answer = bytes(8 << 20)
     async with serving() as s:
         s.rules.answer = lambda command: (
-            effects.Messages(command.connection, command.request, [answer], len(answer), 1)
+            effects.PulledMessages(command.connection, command.request, [answer], len(answer), 1)
             if isinstance(command, commands.Pull)
             else None
         )
         large, small = await RawClient.connect(s.address), await RawClient.connect(s.address)
         large.send(pull(1, 1))
         for request in range(1, 30):
-            small.send(frame(Kind.SEND, request, batch(b"x")))
+            small.send(frame(FrameKind.SEND, request, batch(b"x")))
             assert (await small.read()).request == request
         got = await large.read()
-        assert (got.kind, got.request, len(got.payload)) == (Kind.MESSAGES, 1, len(answer))
+        assert (got.kind, got.request, len(got.payload)) == (FrameKind.MESSAGES, 1, len(answer))
         await large.close()
         await small.close()

@@ -65,7 +65,7 @@ def test_full_buffers_are_written_and_leave_memory(tmp_path: Path) -> None:
         assert found[index - start] == rows[index]
     assert np.array_equal(early, rows[:5])
     for each in journal.shelves.from_sequence(17, 0):
-        assert list(each.span) == np.flatnonzero(each.stretch.rows()["subject"] == 17).tolist()
+        assert list(each.span) == np.flatnonzero(each.one_range.rows()["subject"] == 17).tolist()
     journal.close()
 
 

@@ -139,7 +139,7 @@ def test_against_lists(tmp_path_factory: pytest.TempPathFactory, steps: list[Any
 @given(steps=STEPS, lag=st.integers(0, 20))
 @settings(max_examples=40)
 def test_publish_goes_batch_by_batch(tmp_path_factory: pytest.TempPathFactory, steps: list[Any], lag: int) -> None:
-    """The frontier may lag over blocks and segments; nothing at or after it shows in any way to read."""
+    """The ack floor may lag over blocks and segments; nothing at or after it shows in any way to read."""
     feed = Feed()
     log = start(tmp_path_factory.mktemp("log") / "0", feed)
     for step in steps:
@@ -336,7 +336,7 @@ def test_rot_found_at_first_use(directory: Path, monkeypatch: pytest.MonkeyPatch
     log.close()
 
 
-def test_files_of_other_segments_are_deleted_and_strangers_left_alone(directory: Path) -> None:
+def test_files_of_other_segments_are_deleted_and_untrusted_clients_left_alone(directory: Path) -> None:
     feed = mixed(20)
     log = filled(directory, feed)
     state = log.journal_state()

@@ -1,4 +1,4 @@
-"""Shelves of stretches against a plain list of rows."""
+"""Shelves of ranges against a plain list of rows."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qmq.storage.consumer_log.subject_lookup import Found, Shelves, no_touch, take
-from qmq.storage.consumer_log.subject_order import Rows, Stretch
+from qmq.storage.consumer_log.subject_lookup import Shelves, SubjectRows, no_touch, take
+from qmq.storage.consumer_log.subject_order import RowRange, Rows
 from tests.storage.rows import Feed, Row, as_array
 
 
 class Listed:
-    """A stretch of given rows."""
+    """A range of given rows."""
 
     def __init__(self, first_row: int, rows: list[Row]) -> None:
         self.first_row = first_row
@@ -40,10 +40,10 @@ class Listed:
         assert 0 <= first < stop <= self.count
 
 
-def shelved(pieces: list[list[int]]) -> tuple[Shelves, list[Row], list[Stretch]]:
-    """Stretches with a row of 3 messages for each subject named."""
+def shelved(pieces: list[list[int]]) -> tuple[Shelves, list[Row], list[RowRange]]:
+    """Ranges with a row of 3 messages for each subject named."""
     feed = Feed()
-    touched: list[Stretch] = []
+    touched: list[RowRange] = []
     shelves = Shelves(touched.append)
     for piece in pieces:
         first = len(feed.rows)
@@ -52,7 +52,7 @@ def shelved(pieces: list[list[int]]) -> tuple[Shelves, list[Row], list[Stretch]]
     return shelves, feed.rows, touched
 
 
-def gather(found: list[Found]) -> list[Row]:
+def gather(found: list[SubjectRows]) -> list[Row]:
     parts = [take(each, 1 << 40, 1_000) for each in found]
     return [row for part in parts if part is not None for row in part.tolist()]
 
@@ -64,7 +64,7 @@ PIECES = st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=5), max_size=
 @given(pieces=PIECES, repeats=st.sampled_from([1, 1, 8, 20]))
 @settings(max_examples=40)
 def test_rows_of_a_subject(pieces: list[list[int]], repeats: int) -> None:
-    """Up to 240 stretches, so that shelves fill and some subjects are only on some of them."""
+    """Up to 240 ranges, so that shelves fill and some subjects are only on some of them."""
     shelves, rows, _ = shelved(pieces * repeats)
     for subject in range(7):
         mine = [row for row in rows if row[3] == subject]
@@ -77,16 +77,16 @@ def test_rows_of_a_subject(pieces: list[list[int]], repeats: int) -> None:
             assert gather(list(shelves.from_row(subject, number))) == wanted
 
 
-def test_only_stretches_that_have_the_subject_are_looked_at() -> None:
+def test_only_ranges_that_have_the_subject_are_looked_at() -> None:
     shelves, _, touched = shelved([[0]] * 100 + [[1]] + [[0]] * 100)
     list(shelves.from_sequence(1, 0))
-    assert len({id(stretch) for stretch in touched}) == 201, "every stretch is read once, for the words"
+    assert len({id(row_range) for row_range in touched}) == 201, "every range is read once, for the words"
     touched.clear()
     assert len(list(shelves.from_sequence(1, 0))) == 1
-    assert {stretch.first_row for stretch in touched} == {100}
+    assert {row_range.first_row for row_range in touched} == {100}
 
 
-def test_a_search_over_many_stretches_takes_few_steps() -> None:
+def test_a_search_over_many_ranges_takes_few_steps() -> None:
     shelves, rows, touched = shelved([[0]] * 1_000)
     list(shelves.from_sequence(0, 0))
     touched.clear()
@@ -94,7 +94,7 @@ def test_a_search_over_many_stretches_takes_few_steps() -> None:
     assert len(touched) < 40
 
 
-def test_stretches_may_be_added_between_questions() -> None:
+def test_ranges_may_be_added_between_questions() -> None:
     shelves = Shelves(no_touch)
     feed = Feed()
     for number in range(130):
@@ -108,13 +108,13 @@ def test_stretches_may_be_added_between_questions() -> None:
 def test_take_stops_at_the_row_and_the_limit() -> None:
     feed = Feed()
     rows = [row for subject in (0, 1, 0, 0, 0) for row in feed.batch([(subject, 1)])]
-    stretch = Listed(100, rows)
-    found = Found(stretch, [0, 2, 3, 4], 1)
+    row_range = Listed(100, rows)
+    found = SubjectRows(row_range, [0, 2, 3, 4], 1)
     part = take(found, 104, 10)
     assert part is not None
     assert part.tolist() == rows[2:4]
     assert part.base is not None, "rows that lie together are a view"
     assert take(found, 102, 10) is None
-    part = take(Found(stretch, [0, 2, 3, 4], 0), 200, 2)
+    part = take(SubjectRows(row_range, [0, 2, 3, 4], 0), 200, 2)
     assert part is not None
     assert part.tolist() == [rows[0], rows[2]]

@@ -15,7 +15,7 @@ from qmq.storage.disk.disk import Disk
 from tests.broker.harness import Driven
 from tests.fake_disk import FakeDisk
 
-PATIENCE_MS = 60_000
+TIMEOUT_MS = 60_000
 
 
 def done(aside: Aside, count: int) -> dict[int, OSError | None]:
@@ -23,7 +23,7 @@ def done(aside: Aside, count: int) -> dict[int, OSError | None]:
     watch = select.poll()
     watch.register(aside.descriptor, select.POLLIN)
     while len(found) < count:
-        assert watch.poll(PATIENCE_MS)
+        assert watch.poll(TIMEOUT_MS)
         found |= dict(aside.finished())
     return found
 

@@ -1,4 +1,4 @@
-"""Receipts beside segments: read as they were written, of one segment only, and no stranger to anybody."""
+"""Receipts beside segments: read as they were written, of one segment only, and no untrusted client to anybody."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import pytest
 
 from qmq.errors import BadBytes, ForeignFile, StorageFailed, StorageFull
 from qmq.format.checked import pack_checked
-from qmq.storage.message_log.archive_receipt import Receipt, read_receipt, receipt_path, write_receipt
-from qmq.storage.message_log.segment import Owner, base_of
+from qmq.storage.message_log.archive_receipt import ArchiveReceipt, read_receipt, receipt_path, write_receipt
+from qmq.storage.message_log.segment import SegmentOwner, base_of
 from qmq.storage.verify.repair import repair
 from tests.fake_disk import FakeDisk
 from tests.storage.stores import NOW_US, Sender, close_cleanly, open_store, segment_files, verified
 from tests.storage.verify.test_verify import notes
 
 STORE = bytes.fromhex("7f0000015191")
-MADE = Receipt(STORE.hex(), 3, 1 << 60, (1 << 60) + 1_000, 1_000, 0xFFFF_FFFF, "hdfs://host:8020/qmq", NOW_US)
+MADE = ArchiveReceipt(STORE.hex(), 3, 1 << 60, (1 << 60) + 1_000, 1_000, 0xFFFF_FFFF, "hdfs://host:8020/qmq", NOW_US)
 
 
 def test_written_and_read_again(tmp_path: Path) -> None:
@@ -32,13 +32,13 @@ def test_written_and_read_again(tmp_path: Path) -> None:
 
 
 def test_is_about_one_segment_up_to_its_end() -> None:
-    owner = Owner(STORE, 3)
+    owner = SegmentOwner(STORE, 3)
     assert MADE.covers(owner, MADE.base, MADE.end)
     assert MADE.covers(owner, MADE.base, MADE.end - 1)
     assert not MADE.covers(owner, MADE.base, MADE.end + 1)
     assert not MADE.covers(owner, MADE.base + 1, MADE.end)
-    assert not MADE.covers(Owner(STORE, 4), MADE.base, MADE.end)
-    assert not MADE.covers(Owner(bytes(6), 3), MADE.base, MADE.end)
+    assert not MADE.covers(SegmentOwner(STORE, 4), MADE.base, MADE.end)
+    assert not MADE.covers(SegmentOwner(bytes(6), 3), MADE.base, MADE.end)
     assert not replace(MADE, destination="").covers(owner, MADE.base, MADE.end)
 
 

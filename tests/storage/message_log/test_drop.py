@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from qmq.errors import BadBytes
-from qmq.storage.message_log.drop import stretches_of
+from qmq.storage.message_log.drop import subject_ranges_of
 from qmq.storage.store import Store
 from tests.fake_disk import FakeDisk
 from tests.storage.stores import Sender, checkpoint, close_cleanly, kill, open_store, verified
@@ -34,7 +34,7 @@ def drop(store: Store, partition: int = 0) -> None:
     assert int(rows["stored_at_us"][-1]) == old.stored_until_us()
     for row in rows[:2]:
         assert bytes(old.read(int(row["position"]), 4)) == b"QMQb"
-    store.drop_segment(partition, span.base, stretches_of(rows))
+    store.drop_segment(partition, span.base, subject_ranges_of(rows))
 
 
 def left(store: Store, name: str) -> list[int]:
@@ -146,7 +146,7 @@ def test_what_is_about_to_go_is_not_offered_and_is_still_read(tmp_path: Path) ->
     sender = filled(tmp_path)
     store = sender.store
     span = store.removable(0)[0]
-    had = stretches_of(store.old_segment(0, span.base).rows())
+    had = subject_ranges_of(store.old_segment(0, span.base).rows())
     behind = store.leave(0, span.base, had)
     assert store.read_entry(0, behind)[1] > span.end
     assert store.offered_row(0) == behind > store.first_row(0)
@@ -163,13 +163,13 @@ def test_what_is_about_to_go_is_not_offered_and_is_still_read(tmp_path: Path) ->
     kill(store)
 
 
-def test_stretches_are_one_where_sequences_go_on() -> None:
+def test_ranges_are_one_where_sequences_go_on() -> None:
     from qmq.format.layout import ENTRY_DTYPE
 
     rows = np.zeros(5, ENTRY_DTYPE)
     rows["subject"] = [1, 0, 1, 1, 0]
     rows["first_sequence"] = [10, 5, 12, 20, 6]
     rows["count"] = [2, 1, 3, 1, 4]
-    found = stretches_of(rows)
+    found = subject_ranges_of(rows)
     assert list(zip(*(column.tolist() for column in found), strict=True)) == [(0, 5, 10), (1, 10, 15), (1, 20, 21)]
-    assert not len(stretches_of(rows[:0]).subjects)
+    assert not len(subject_ranges_of(rows[:0]).subjects)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from qmq.broker.ports.effects import Messages
+from qmq.broker.ports.effects import PulledMessages
 from tests.broker.harness import Driven, bodies_of, runs_of_answer
 from tests.fake_disk import FakeDisk
 
@@ -40,7 +40,7 @@ def test_what_was_found_in_memory_is_not_asked_about_again_for_a_tenth_of_a_seco
     driven.advance(1)
     assert driven.do(driven.pull_command(subscription, max_count=1)) == []
     (answer,) = driven.read()
-    assert isinstance(answer, Messages)
+    assert isinstance(answer, PulledMessages)
     assert bodies_of(runs_of_answer(answer)) == [b"6"]
     driven.auto_read = True
     driven.close()

@@ -14,12 +14,12 @@ from qmq.format.batch import BatchLimits, Header, check_batch, mark_of, parse_he
 from qmq.format.build import RunContent, build_batch
 from qmq.format.layout import BATCH_MAGIC, SEGMENT_HEADER_SIZE
 from qmq.storage.message_log import reader as scan
-from qmq.storage.message_log.reader import Found, Scanner, candidates
-from qmq.storage.message_log.segment import Owner, Segment
+from qmq.storage.message_log.reader import Scanner, ScanResult, candidates
+from qmq.storage.message_log.segment import Segment, SegmentOwner
 from qmq.storage.meta.checkpoint import Hole
 from tests.fake_disk import FakeDisk, Operation
 
-OWNER = Owner(b"store1", 0)
+OWNER = SegmentOwner(b"store1", 0)
 SECRET = b"sixteen bytes of"
 BASE = 1_000_000
 FIRST = BASE + SEGMENT_HEADER_SIZE
@@ -49,7 +49,7 @@ def log_of(bodies: list[bytes]) -> tuple[bytearray, list[tuple[int, int]]]:
 
 def scan_bytes(
     path: Path, data: bytes, *, rewrite_from: int | None = None, disk: FakeDisk | None = None, start: int = BASE
-) -> tuple[Found, list[tuple[int, int]]]:
+) -> tuple[ScanResult, list[tuple[int, int]]]:
     """Scan a segment that holds *data*; gives what was found and (position, size) of every batch that was fed."""
     disk = disk if disk is not None else FakeDisk("boot-1")
     segment = Segment.create(disk, path, OWNER, BASE, BASE, CAPACITY, 1)
@@ -73,11 +73,11 @@ def test_a_whole_log(tmp_path: Path) -> None:
     data, places = log_of([b"x" * size for size in (0, 1, 5_000, 20)])
     found, fed = scan_bytes(tmp_path, data)
     assert fed == places
-    assert found == Found(BASE + len(data), batches=4)
+    assert found == ScanResult(BASE + len(data), batches=4)
 
 
 def test_an_empty_segment(tmp_path: Path) -> None:
-    assert scan_bytes(tmp_path, bytes(SEGMENT_HEADER_SIZE)) == (Found(FIRST), [])
+    assert scan_bytes(tmp_path, bytes(SEGMENT_HEADER_SIZE)) == (ScanResult(FIRST), [])
 
 
 def test_it_begins_where_it_is_told(tmp_path: Path) -> None:

@@ -12,10 +12,18 @@ from hypothesis import strategies as st
 from qmq.errors import ForeignFile, StorageFailed, StorageFull
 from qmq.format.layout import SEGMENT_HEADER_SIZE
 from qmq.storage.disk.disk import Disk
-from qmq.storage.message_log.segment import Owner, Segment, base_of, check_header, list_bases, pack_header, segment_path
+from qmq.storage.message_log.segment import (
+    Segment,
+    SegmentOwner,
+    base_of,
+    check_header,
+    list_bases,
+    pack_header,
+    segment_path,
+)
 from tests.fake_disk import FakeDisk
 
-OWNER = Owner(b"\1\2\3\4\5\6", 3)
+OWNER = SegmentOwner(b"\1\2\3\4\5\6", 3)
 POSITIONS = st.integers(0, 2**64 - 1)
 
 
@@ -29,7 +37,7 @@ def test_golden_header() -> None:
 
 @given(POSITIONS, POSITIONS, st.integers(0, 65_535), st.binary(min_size=6, max_size=6))
 def test_a_header_comes_back(base: int, previous_end: int, partition: int, store_id: bytes) -> None:
-    owner = Owner(store_id, partition)
+    owner = SegmentOwner(store_id, partition)
     assert check_header(pack_header(owner, base, previous_end, 1), Path("f"), owner, base) == previous_end
 
 
@@ -56,12 +64,12 @@ def test_what_is_no_header(data: bytes) -> None:
 @pytest.mark.parametrize(
     ("owner", "base", "says"),
     [
-        (Owner(b"\0\0\0\0\0\0", 3), 8, "belongs to store 010203040506, this is store 000000000000"),
-        (Owner(OWNER.store_id, 4), 8, "was written as partition 3, position 0x8"),
+        (SegmentOwner(b"\0\0\0\0\0\0", 3), 8, "belongs to store 010203040506, this is store 000000000000"),
+        (SegmentOwner(OWNER.store_id, 4), 8, "was written as partition 3, position 0x8"),
         (OWNER, 9, "was written as partition 3, position 0x8"),
     ],
 )
-def test_a_whole_header_of_another_file_is_refused(owner: Owner, base: int, says: str) -> None:
+def test_a_whole_header_of_another_file_is_refused(owner: SegmentOwner, base: int, says: str) -> None:
     with pytest.raises(ForeignFile, match=says):
         check_header(pack_header(OWNER, 8, 8, 1), Path("f"), owner, base)
 

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from qmq.errors import StorageFull
 from qmq.format.layout import DERIVED_HEADER, DERIVED_HEADER_SIZE, ENTRY_DTYPE, INDEX_DTYPE, INDEX_ENTRY
-from qmq.storage.message_log.segment import Owner
+from qmq.storage.message_log.segment import SegmentOwner
 from qmq.storage.message_log.sparse_index import BUFFER_RECORDS, SegmentIndex, derive_index, index_path, is_sealed_index
 from tests.fake_disk import FakeDisk
 
-OWNER = Owner(b"\1\2\3\4\5\6", 3)
+OWNER = SegmentOwner(b"\1\2\3\4\5\6", 3)
 
 
 def records_of(path: Path) -> list[tuple[int, int]]:
@@ -73,7 +73,7 @@ def test_an_index_that_is_not_what_it_should_be_is_made_again(tmp_path: Path) ->
     good = path.read_bytes()
     disk = FakeDisk()
     assert not is_sealed_index(disk, tmp_path, OWNER, 64, 10_000)
-    assert not is_sealed_index(disk, tmp_path, Owner(OWNER.store_id, 4), 64, 9_999)
+    assert not is_sealed_index(disk, tmp_path, SegmentOwner(OWNER.store_id, 4), 64, 9_999)
     for bad in (b"", good[:-1], good + b"x", good[:50], good[:20] + b"\x07" + good[21:]):
         path.write_bytes(bad)
         assert not is_sealed_index(disk, tmp_path, OWNER, 64, 9_999)

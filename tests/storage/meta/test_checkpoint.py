@@ -14,7 +14,7 @@ from qmq.format.layout import CHECKPOINT_MAGIC, CHECKPOINT_VERSION
 from qmq.storage.disk.disk import Disk
 from qmq.storage.disk.envelope import FileState, pack_envelope, read_envelope
 from qmq.storage.meta.checkpoint import (
-    Claims,
+    CheckpointClaims,
     Hole,
     PartitionClaim,
     SegmentSpan,
@@ -45,7 +45,7 @@ SUBJECTS = st.integers(0, 5).flatmap(
     )
 )
 CLAIMS = st.builds(
-    Claims,
+    CheckpointClaims,
     number=st.integers(1, 10**9),
     created_at_us=U64,
     store_id=st.binary(min_size=6, max_size=6),
@@ -57,12 +57,12 @@ CLAIMS = st.builds(
 )
 
 
-def claims(number: int) -> Claims:
-    return Claims(number, 5, b"store1", 0, 7, (), SubjectsClaim(32, 0, b"", b"", Gaps().pack()), {})
+def claims(number: int) -> CheckpointClaims:
+    return CheckpointClaims(number, 5, b"store1", 0, 7, (), SubjectsClaim(32, 0, b"", b"", Gaps().pack()), {})
 
 
 @given(CLAIMS)
-def test_what_is_written_is_read(tmp_path_factory: pytest.TempPathFactory, content: Claims) -> None:
+def test_what_is_written_is_read(tmp_path_factory: pytest.TempPathFactory, content: CheckpointClaims) -> None:
     path = tmp_path_factory.mktemp("checkpoint")
     write_checkpoint(FakeDisk(), path, content)
     found = read_checkpoint(Disk(), path, content.number)

@@ -24,8 +24,8 @@ def test_against_a_set(batches: list[list[tuple[int, int, int]]], first: int, le
         assert gaps.missing(subject, first, first + length) == wanted
     again = Gaps.unpack(gaps.pack())
     assert again.pack() == gaps.pack()
-    stretches = sum((subject, n - 1) not in model for subject, n in model)
-    assert len(again) == stretches
+    sequence_ranges = sum((subject, n - 1) not in model for subject, n in model)
+    assert len(again) == sequence_ranges
 
 
 @given(added=st.lists(GAP, max_size=8), removed=st.lists(GAP, max_size=8))

@@ -9,7 +9,7 @@ import pytest
 
 from qmq.errors import StorageError
 from qmq.storage.disk.disk import Disk
-from qmq.storage.message_log.segment import Owner
+from qmq.storage.message_log.segment import SegmentOwner
 from qmq.storage.message_log.sparse_index import is_sealed_index
 from qmq.storage.meta.checkpoint import list_checkpoints, read_checkpoint
 from tests.fake_disk import FakeDisk
@@ -77,7 +77,7 @@ def test_indexes_of_sealed_segments_are_sealed_with_it(tmp_path: Path) -> None:
     disk = FakeDisk("boot-1")
     sender = Sender(open_store(tmp_path, disk))
     fill(sender)
-    owner = Owner(sender.store.store_id, 0)
+    owner = SegmentOwner(sender.store.store_id, 0)
     bases = [int(file.stem, 16) for file in segment_files(tmp_path)]
     made = sender.store.begin_checkpoint({})
     fill(sender)  # these come with the next one

@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 
 from qmq.storage.disk.envelope import FileState
-from qmq.storage.recovery.decide import Action, Facts, Plan, Source, Tail, decide
+from qmq.storage.recovery.decide import Action, Facts, Plan, RecoverySource, Tail, decide
 
 STATES = list(FileState)
 TAILS = [Tail(bits) for bits in range(32)]
@@ -50,11 +50,11 @@ def test_a_directory_is_made_only_where_nothing_is() -> None:
 def test_recovery_begins_at_the_latest_good_checkpoint_else_at_the_beginning() -> None:
     for facts, plan in opened():
         if facts.checkpoint is FileState.GOOD:
-            assert plan.source is Source.CHECKPOINT
+            assert plan.source is RecoverySource.CHECKPOINT
         elif facts.checkpoint_before is FileState.GOOD:
-            assert plan.source is Source.CHECKPOINT_BEFORE
+            assert plan.source is RecoverySource.CHECKPOINT_BEFORE
         else:
-            assert plan.source is Source.WHOLE_LOG
+            assert plan.source is RecoverySource.WHOLE_LOG
 
 
 def test_what_to_read_does_not_depend_on_the_tail_that_is_read_later() -> None:

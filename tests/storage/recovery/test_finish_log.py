@@ -6,11 +6,11 @@ from pathlib import Path
 
 from qmq.storage.disk.disk import Disk
 from qmq.storage.message_log.partition_log import MessageLog
-from qmq.storage.message_log.segment import Owner, Segment, check_header, segment_path
+from qmq.storage.message_log.segment import Segment, SegmentOwner, check_header, segment_path
 from qmq.storage.meta.checkpoint import SegmentSpan
-from qmq.storage.recovery.finish_log import ReadLog, SegmentFile
+from qmq.storage.recovery.finish_log import RecoveredLog, SegmentFile
 
-OWNER = Owner(b"store!", 0)
+OWNER = SegmentOwner(b"store!", 0)
 FIRST, SECOND, FLOOR, SIZE = 4_096, 12_288, 40_960, 8_192
 
 
@@ -25,7 +25,7 @@ def made(directory: Path, *bases: int) -> list[SegmentFile]:
 
 def opened(directory: Path, files: list[SegmentFile], end: int, *, floor: int = 0, has_junk: bool) -> MessageLog:
     spans = [SegmentSpan(file.base, min(file.base + SIZE, end)) for file in files]
-    read = ReadLog(Disk(), directory, OWNER, files, spans, end, claimed=0, has_junk=has_junk, changed=False)
+    read = RecoveredLog(Disk(), directory, OWNER, files, spans, end, claimed=0, has_junk=has_junk, changed=False)
     log = read.open(floor=floor, reserve=1 << 20, segment_bytes=SIZE, now_us=5, sync=True)
     assert len(read.notes) == sum(file.previous_end is None for file in files)
     return log

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from qmq.storage.consumer_log.partition_index import ConsumerLog
 from qmq.storage.disk.disk import Disk
-from qmq.storage.meta.checkpoint import Claims, list_checkpoints, read_checkpoint
+from qmq.storage.meta.checkpoint import CheckpointClaims, list_checkpoints, read_checkpoint
 from qmq.storage.meta.identity import read_copies
 from qmq.storage.meta.subjects import SubjectTable, parse_records
-from qmq.storage.recovery.lost_names import LOST_PREFIX, LogReader, restore_names
+from qmq.storage.recovery.lost_names import LOST_PREFIX, NameLookupLog, restore_names
 from tests.fake_disk import FakeDisk
 from tests.storage.stores import Sender, close_cleanly, damage, open_store
 
@@ -30,7 +30,7 @@ def make(path: Path) -> Sender:
     return sender
 
 
-def open_parts(path: Path) -> tuple[SubjectTable, Claims, list[LogReader], list[ConsumerLog]]:
+def open_parts(path: Path) -> tuple[SubjectTable, CheckpointClaims, list[NameLookupLog], list[ConsumerLog]]:
     disk = FakeDisk()
     identity = read_copies(disk, path)[0].identity
     claims = read_checkpoint(disk, path, list_checkpoints(disk, path)[0]).claims
@@ -38,7 +38,7 @@ def open_parts(path: Path) -> tuple[SubjectTable, Claims, list[LogReader], list[
     assert claims is not None
     consumers = [ConsumerLog.open(disk, path / "consumer-log" / str(n), n, identity.store_id) for n in range(2)]
     readers = [
-        LogReader(disk, path / f"log-{number}", consumer, identity.secret, claims.partitions[number])
+        NameLookupLog(disk, path / f"log-{number}", consumer, identity.secret, claims.partitions[number])
         for number, consumer in enumerate(consumers)
     ]
     table = SubjectTable.open(disk, path / "subjects", identity.store_id, claims.subjects.length_bytes)

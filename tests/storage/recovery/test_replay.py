@@ -11,7 +11,7 @@ from qmq.errors import StorageError
 from qmq.storage.consumer_log.partition_index import ConsumerLog
 from qmq.storage.consumer_log.rebuild import Damaged
 from qmq.storage.disk.disk import Disk
-from qmq.storage.message_log.segment import Owner
+from qmq.storage.message_log.segment import SegmentOwner
 from qmq.storage.meta.checkpoint import Hole, list_checkpoints, read_checkpoint
 from qmq.storage.meta.identity import read_copies
 from qmq.storage.meta.subjects import SubjectTable
@@ -59,7 +59,7 @@ class Replayed:
         self.replay = PartitionReplay(
             disk,
             path / "log-0",
-            Owner(identity.store_id, 0),
+            SegmentOwner(identity.store_id, 0),
             identity.secret,
             self.consumer,
             self.subjects,

@@ -11,12 +11,12 @@ from crc32c import crc32c
 from qmq.format.batch import BatchLimits, check_batch, header_crc_of, mark_of, parse_header, stamp
 from qmq.format.build import RunContent, build_batch
 from qmq.format.layout import BATCH_HEADER_SIZE
-from qmq.storage.message_log.segment import Owner
+from qmq.storage.message_log.segment import SegmentOwner
 from qmq.storage.verify.batches import BatchColumns
 from tests.storage.stores import NOW_US, PRODUCER
 
 SECRET = b"sixteen bytes of"
-OWNER = Owner(b"store1", 3)
+OWNER = SegmentOwner(b"store1", 3)
 COUNTS = [1, 2, 63, 1_023, 1_024, 1_500]
 
 

@@ -11,7 +11,7 @@ import pytest
 from qmq.errors import DirectoryInUse, InvalidOption, StorageError
 from qmq.storage.disk.dir_lock import DirectoryLock
 from qmq.storage.disk.disk import Disk
-from qmq.storage.message_log.segment import Owner, pack_header
+from qmq.storage.message_log.segment import SegmentOwner, pack_header
 from qmq.storage.meta.checkpoint import checkpoint_path, list_checkpoints
 from qmq.storage.verify.repair import Outcome, Repair, repair
 from qmq.storage.verify.verify import verify
@@ -193,7 +193,7 @@ def _shorter(file: Path) -> None:
 
 def _foreign(file: Path) -> None:
     with file.open("r+b") as opened:
-        opened.write(pack_header(Owner(b"other!", 0), int(file.stem, 16), int(file.stem, 16), NOW_US))
+        opened.write(pack_header(SegmentOwner(b"other!", 0), int(file.stem, 16), int(file.stem, 16), NOW_US))
 
 
 @pytest.mark.parametrize("change", [_gone, _shorter, _foreign])

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from qmq.storage.verify.report import KEPT_PER_FILE, Count, Report
+from qmq.storage.verify.report import KEPT_PER_FILE, Count, VerifyReport
 
 
 def test_findings_are_counted_and_bounded_by_file() -> None:
-    report = Report(Path("d"))
+    report = VerifyReport(Path("d"))
     assert report.is_good
     for position in range(KEPT_PER_FILE + 5):
         report.note(Path("d/a"), position, "is odd", "nothing")
@@ -20,7 +20,7 @@ def test_findings_are_counted_and_bounded_by_file() -> None:
 
 
 def test_files_are_counted_by_kind() -> None:
-    report = Report(Path("d"))
+    report = VerifyReport(Path("d"))
     report.count("order", 10)
     report.count("order", 20, 3)
     assert report.counts == {"order": Count(2, 30, 3)}

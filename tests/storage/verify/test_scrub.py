@@ -16,11 +16,11 @@ from qmq.format.batch import parse_header, validate_stored_header
 from qmq.format.layout import SEGMENT_HEADER_SIZE
 from qmq.format.pieces import read_answer
 from qmq.storage.disk.disk import Disk
-from qmq.storage.message_log.segment import Owner
+from qmq.storage.message_log.segment import SegmentOwner
 from qmq.storage.meta.checkpoint import Hole, SegmentSpan
 from qmq.storage.store import Store
 from qmq.storage.verify import scrub
-from qmq.storage.verify.scrub import Damage, Pace, SegmentReader
+from qmq.storage.verify.scrub import Pace, PartitionDamage, SegmentReader
 from tests.fake_disk import FakeDisk
 from tests.storage.stops import fill
 from tests.storage.stores import Sender, Sent, checkpoint, close_cleanly, damage, file_of, kill, open_store, verified
@@ -38,12 +38,14 @@ def spans(store: Store) -> list[SegmentSpan]:
     return store.sealed(0)
 
 
-def scrubbed(store: Store, span: SegmentSpan, disk: Disk | None = None, holes: tuple[Hole, ...] = ()) -> list[Damage]:
+def scrubbed(
+    store: Store, span: SegmentSpan, disk: Disk | None = None, holes: tuple[Hole, ...] = ()
+) -> list[PartitionDamage]:
     """All that is found in a segment."""
-    directory = store.place_of(0, span.base).path.parent
-    owner = Owner(store.store_id, 0)
+    directory = store.file_offset_of(0, span.base).path.parent
+    owner = SegmentOwner(store.store_id, 0)
     reader = SegmentReader(disk if disk is not None else Disk(), directory, span, owner, store.secret, holes)
-    found = list[Damage]()
+    found = list[PartitionDamage]()
     try:
         while not (step := reader.step()).is_last:
             found += step.found
@@ -79,8 +81,8 @@ def test_nothing_is_found_in_what_is_sound(tmp_path: Path, monkeypatch: pytest.M
 def test_a_step_reads_little(sender: Sender, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scrub, "READ_BYTES", 1_000)
     store, span = sender.store, spans(sender.store)[0]
-    directory = store.place_of(0, span.base).path.parent
-    reader = SegmentReader(Disk(), directory, span, Owner(store.store_id, 0), store.secret)
+    directory = store.file_offset_of(0, span.base).path.parent
+    reader = SegmentReader(Disk(), directory, span, SegmentOwner(store.store_id, 0), store.secret)
     sizes = []
     while not (step := reader.step()).is_last:
         sizes.append(step.size)
@@ -98,10 +100,10 @@ def test_a_file_that_is_cut_while_it_is_read(
     store, span = sender.store, spans(sender.store)[0]
     last = sealed_batches(sender, span)[-1]
     path, start = file_of(tmp_path, last)
-    reader = SegmentReader(Disk(), path.parent, span, Owner(store.store_id, 0), store.secret)
+    reader = SegmentReader(Disk(), path.parent, span, SegmentOwner(store.store_id, 0), store.secret)
     assert not reader.step().is_last
     os.truncate(path, start + left)
-    found = list[Damage]()
+    found = list[PartitionDamage]()
     while not (step := reader.step()).is_last:
         found += step.found
     reader.close()
@@ -143,7 +145,7 @@ def read_byte(path: Path, sent: Sent, offset: int) -> int:
         return opened.read(1)[0]
 
 
-def check_marks(sent: Sent, bit: int, found: Damage) -> str:
+def check_marks(sent: Sent, bit: int, found: PartitionDamage) -> str:
     """What is marked is what a reader of the batch would leave out; returns what that is."""
     bad = bytearray(sent.data)
     bad[bit // 8] ^= 1 << bit % 8
@@ -207,7 +209,7 @@ def test_holes_are_known(sender: Sender, tmp_path: Path) -> None:
 def test_a_segment_that_is_short_missing_or_foreign(sender: Sender, tmp_path: Path) -> None:
     span = spans(sender.store)[0]
     batches = sealed_batches(sender, span)
-    path = sender.store.place_of(0, span.base).path
+    path = sender.store.file_offset_of(0, span.base).path
     whole = path.read_bytes()
     path.write_bytes(whole[: batches[7].position - span.base + 50])
     (found,) = scrubbed(sender.store, span)
@@ -226,7 +228,7 @@ def test_a_segment_that_is_short_missing_or_foreign(sender: Sender, tmp_path: Pa
 def test_bad_sectors_cost_what_they_hold(sender: Sender, sectors: int) -> None:
     span = spans(sender.store)[0]
     batches = sealed_batches(sender, span)
-    disk, path = FakeDisk("boot-1"), sender.store.place_of(0, span.base).path
+    disk, path = FakeDisk("boot-1"), sender.store.file_offset_of(0, span.base).path
     for sector in range(sectors):
         disk.spoil(path, 8_192 + 4_096 * sector)
     found = scrubbed(sender.store, span, disk)
@@ -244,12 +246,12 @@ def test_bad_sectors_cost_what_they_hold(sender: Sender, sectors: int) -> None:
 
 def test_one_batch_is_read_and_judged(sender: Sender, tmp_path: Path) -> None:
     store, span = sender.store, spans(sender.store)[0]
-    directory = store.place_of(0, span.base).path.parent
+    directory = store.file_offset_of(0, span.base).path.parent
     sent = sealed_batches(sender, span)[4]
     size = len(sent.data)
 
-    def read(disk: Disk) -> tuple[bytes, Damage | None]:
-        reader = SegmentReader(disk, directory, span, Owner(store.store_id, 0), store.secret)
+    def read(disk: Disk) -> tuple[bytes, PartitionDamage | None]:
+        reader = SegmentReader(disk, directory, span, SegmentOwner(store.store_id, 0), store.secret)
         try:
             view, found = reader.read_batch(sent.position, size)
             return bytes(view), found

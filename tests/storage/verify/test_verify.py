@@ -31,13 +31,13 @@ from qmq.storage.disk.disk import Disk
 from qmq.storage.meta.identity import IdentityFile, latest, read_copies
 from qmq.storage.store import Store
 from qmq.storage.verify.repair import Outcome, repair
-from qmq.storage.verify.verify import Report, verify
+from qmq.storage.verify.verify import VerifyReport, verify
 from tests.fake_disk import FakeDisk
 from tests.storage import stores
 from tests.storage.stores import Sender, checkpoint, close_cleanly, kill, open_store
 
 
-def check(directory: Path) -> Report:
+def check(directory: Path) -> VerifyReport:
     return verify(directory, FakeDisk(is_read_only=True))
 
 

@@ -32,7 +32,7 @@ import msgpack
 from crc32c import crc32c
 
 from qmq.format.packed import unpack
-from qmq.net.client.consumer.in_flight import MOST_INTERVALS, Known
+from qmq.net.client.consumer.in_flight import MOST_INTERVALS, KnownConsumer
 from qmq.net.client.sync.threads import taken_in_thread
 
 MAGIC: Final = b"QMQSTA1\n"
@@ -66,7 +66,7 @@ class StateFile:
         path = directory / f"{store_id.hex()}-{group[:60]}-{consumer[:60]}-{digest}.state"
         return cls(path, [store_id, group, consumer], _locked(path.with_suffix(".lock")))
 
-    def read(self) -> Known | None:
+    def read(self) -> KnownConsumer | None:
         """What it says; None when there is none, or it is not whole. Raises OSError."""
         try:
             with open(self.path, "rb") as file:
@@ -85,9 +85,9 @@ class StateFile:
             return None
         if len(handled) % 2 or handled != sorted(handled):
             return None
-        return Known(since_us, generation, 0, expected, tuple(handled))
+        return KnownConsumer(since_us, generation, 0, expected, tuple(handled))
 
-    def write(self, known: Known) -> None:
+    def write(self, known: KnownConsumer) -> None:
         """Replace it; does nothing once it is closed: another process may have it. Raises OSError."""
         body = msgpack.packb([*self._key, known.since_us, known.generation, known.expected, list(known.handled)])
         beside = self.path.with_suffix(".new")
@@ -154,10 +154,10 @@ WRITE_DELAY: Final = 0.2
 WRITE_COUNT: Final = 10_000
 
 
-class Keeping:
+class AckFile:
     """Of one consumer that was given its id. Without a file nothing is kept, which is said once."""
 
-    def __init__(self, group: str, consumer: str, snapshot: Callable[[], tuple[Known | None, int]]) -> None:
+    def __init__(self, group: str, consumer: str, snapshot: Callable[[], tuple[KnownConsumer | None, int]]) -> None:
         """*snapshot* gives what to write, and how many acknowledgements are not confirmed."""
         self._group = group
         self._consumer = consumer
@@ -166,9 +166,9 @@ class Keeping:
         self._file: StateFile | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._writing: asyncio.Task[None] | None = None
-        self._written: Known | None = None
+        self._written: KnownConsumer | None = None
 
-    async def open(self, store_id: bytes) -> Known | None:
+    async def open(self, store_id: bytes) -> KnownConsumer | None:
         """Have the file of a store; what the process before has left there."""
         if self._store_id == store_id:
             return None

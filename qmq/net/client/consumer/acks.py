@@ -1,6 +1,6 @@
 """Acknowledgements of a program's threads, brought to the loop many at a time: each call into a loop costs far more.
 
-The verdicts of a consumer of a group, brought to the broker: acknowledgements in the background, others at once.
+The dispositions of a consumer of a group, brought to the broker: acknowledgements in the background, others at once.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ from typing import TYPE_CHECKING, Final
 
 from qmq.errors import Fenced, InvalidOption, QmqError, Retry, UnknownSubscription
 from qmq.intervals import Intervals
-from qmq.net.client.connection import Answer, Connection
-from qmq.net.client.consumer.ack_file import WRITE_COUNT, Keeping
+from qmq.net.client.connection import Answer, BrokerConnection
+from qmq.net.client.consumer.ack_file import WRITE_COUNT, AckFile
 from qmq.net.client.consumer.in_flight import (
     MOST_INTERVALS,
-    Back,
-    Holding,
-    Known,
-    Place,
-    Verdict,
+    ConsumerState,
+    Disposition,
+    InFlightWindow,
+    KnownConsumer,
+    PendingDisposition,
     Whole,
     check_delay,
     reason_of,
 )
 from qmq.net.client.consumer.nacks import HandingBack, left
 from qmq.net.protocol import frames as wire
-from qmq.net.protocol.frames import Kind
+from qmq.net.protocol.frames import FrameKind
 
 if TYPE_CHECKING:
-    from qmq.net.client.consumer.in_flight import Holding
+    from qmq.net.client.consumer.in_flight import InFlightWindow
 
 log = logging.getLogger("qmq.client")
 
@@ -42,25 +42,25 @@ ACK_DELAY: Final = 0.05
 ACK_COUNT: Final = 1_000
 _WARN_EVERY: Final = 10.0
 
-Subscribed = tuple[Connection, int]
+Subscribed = tuple[BrokerConnection, int]
 
 
-class Holder:
+class AckSender:
     """Of one consumer. *subscribed* gives connection and subscription, as soon as there are any."""
 
     def __init__(self, consumer: str, subscribed: Callable[[], Awaitable[Subscribed]]) -> None:
         #: What it holds; None until the broker has said who it is.
-        self.holding: Holding | None = None
+        self.in_flight: InFlightWindow | None = None
         #: Where all of this runs, once it does.
         self.loop: asyncio.AbstractEventLoop | None = None
-        #: Acknowledgements that were refused, as what they were for is not held any more.
+        #: Acknowledgements that were refused, as what they were for is not in flight any more.
         self.refused = 0
         #: Called with what a handler raised.
         self.on_error: Callable[[Exception], object] | None = None
         #: Called when nothing that was held is held any more.
         self.on_dropped: list[Callable[[], None]] = []
         #: Keeps acknowledgements in a file, too.
-        self.keeping: Keeping | None = None
+        self.ack_file: AckFile | None = None
         #: Called on a new connection.
         self.on_connected: Callable[[], None] | None = None
         #: Brings acknowledgements of other threads here.
@@ -73,7 +73,7 @@ class Holder:
         self._hurries = False
         self._sending: asyncio.Task[None] | None = None
         self._waiters: list[asyncio.Future[None]] = []
-        #: Other verdicts on their way.
+        #: Other dispositions on their way.
         self.backs = HandingBack(consumer, subscribed)
         self._warned_at = -_WARN_EVERY
         self._warned_of_dropped = False
@@ -83,57 +83,64 @@ class Holder:
 
     # --- who we are --------------------------------------------------------------------------------------------------
 
-    def known(self) -> Known | None:
+    def known(self) -> KnownConsumer | None:
         """What to tell the broker of the consumer at hello; None at first."""
-        holding = self.holding
-        if holding is None:
+        in_flight = self.in_flight
+        if in_flight is None:
             return None
-        place, handled = holding.place, [number for pair in self._undecided for number in pair][: 2 * MOST_INTERVALS]
-        return Known(place.since_us, place.generation, place.incarnation, holding.expected, tuple(handled))
+        consumer_state, handled = (
+            in_flight.consumer_state,
+            [number for pair in self._undecided for number in pair][: 2 * MOST_INTERVALS],
+        )
+        return KnownConsumer(
+            consumer_state.since_us, consumer_state.generation, consumer_state.epoch, in_flight.expected, tuple(handled)
+        )
 
-    def snapshot(self) -> tuple[Known | None, int]:
+    def snapshot(self) -> tuple[KnownConsumer | None, int]:
         """What the next process under this id should know, and how many acknowledgements are not confirmed."""
-        holding, unconfirmed = self.holding, self.unconfirmed
-        if holding is None:
+        in_flight, unconfirmed = self.in_flight, self.unconfirmed
+        if in_flight is None:
             return None, 0
         handled = Intervals()
-        flat = holding.acknowledged(MOST_INTERVALS)
+        flat = in_flight.acknowledged(MOST_INTERVALS)
         for start, end in (*self._undecided, *zip(flat[::2], flat[1::2], strict=True)):
             handled.add(start, end)
         numbers = [number for pair in handled for number in pair][: 2 * MOST_INTERVALS]
-        place = holding.place
-        return Known(place.since_us, place.generation, 0, holding.expected, tuple(numbers)), unconfirmed
+        consumer_state = in_flight.consumer_state
+        return KnownConsumer(
+            consumer_state.since_us, consumer_state.generation, 0, in_flight.expected, tuple(numbers)
+        ), unconfirmed
 
-    def joined(self, place: Place) -> None:
+    def joined(self, consumer_state: ConsumerState) -> None:
         """The broker has said who we are: what was held still is, or other things are."""
         self.loop = asyncio.get_running_loop()
-        before = self.holding
-        same = before is not None and before.place.is_that_of(place)
+        before = self.in_flight
+        same = before is not None and before.consumer_state.is_that_of(consumer_state)
         if before is not None and same and before.fenced is None:
-            before.rejoined(place)
+            before.rejoined(consumer_state)
             return
         if before is not None and before.fenced is None:
-            forgot = before.place.generation != place.generation
+            forgot = before.consumer_state.generation != consumer_state.generation
             why = "the broker has lost power, and may not know of it" if forgot else "the broker had not heard of it"
             self.fence(Fenced(f"what this consumer held is dropped, and handed out again: {why}"))
         if not same:
             self.refused += self._undecided.size
         self._undecided = Intervals()
-        self.holding = Holding(self, place)
+        self.in_flight = InFlightWindow(self, consumer_state)
         if not self.unconfirmed:
             self._tell()
 
     @property
     def fenced(self) -> Fenced | None:
         """Why nothing is held."""
-        return self.holding.fenced if self.holding is not None else None
+        return self.in_flight.fenced if self.in_flight is not None else None
 
     def fence(self, error: Fenced, *, for_good: bool = True) -> None:
         """Nothing is held any more; *for_good*: the broker has said so, else it may yet take acknowledgements."""
-        if self.holding is None or self.holding.fenced is not None:
+        if self.in_flight is None or self.in_flight.fenced is not None:
             return
         log.warning("consumer %s: %s", self._consumer, error)
-        for start, end in self.holding.fence(error):
+        for start, end in self.in_flight.fence(error):
             if for_good:
                 self.refused += end - start
             else:
@@ -150,18 +157,18 @@ class Holder:
     @property
     def unconfirmed(self) -> int:
         """Acknowledgements that the broker has neither confirmed nor refused."""
-        return self._undecided.size + (self.holding.unconfirmed if self.holding is not None else 0)
+        return self._undecided.size + (self.in_flight.unconfirmed if self.in_flight is not None else 0)
 
     def want_send(self) -> None:
         """Send acknowledgements soon; at once, when there are many."""
         assert self.loop is not None
-        if self.keeping is not None:
-            self.keeping.want_write()
-            if self.holding is not None and self.holding.pending >= WRITE_COUNT:
-                self.keeping.hurry()
+        if self.ack_file is not None:
+            self.ack_file.want_write()
+            if self.in_flight is not None and self.in_flight.pending >= WRITE_COUNT:
+                self.ack_file.hurry()
         if self._timer is None:
             self._timer = self.loop.call_later(ACK_DELAY, self._due)
-        elif not self._hurries and self.holding is not None and self.holding.pending >= ACK_COUNT:
+        elif not self._hurries and self.in_flight is not None and self.in_flight.pending >= ACK_COUNT:
             timer, self._timer = self._timer, self.loop.call_soon(self._due)
             self._hurries = True
             timer.cancel()
@@ -184,26 +191,26 @@ class Holder:
     def send(self, subscribed: Subscribed, *, with_pull: bool = False) -> None:
         """Send what is acknowledged and was not sent yet; *with_pull*: one follows, whose answer may bring theirs."""
         connection, subscription = subscribed
-        holding = self.holding
-        while holding is not None and holding.fenced is None and (intervals := holding.take_acks()):
+        in_flight = self.in_flight
+        while in_flight is not None and in_flight.fenced is None and (intervals := in_flight.take_acks()):
             packed, crc = wire.pack_numbers(intervals)
             payload = wire.ACK.pack(subscription, crc) + packed
             flags = wire.MAY_WAIT if with_pull else 0
-            connection.ask(Kind.ACK, self._confirmer(holding, intervals), payload=payload, flags=flags)
+            connection.ask(FrameKind.ACK, self._confirmer(in_flight, intervals), payload=payload, flags=flags)
 
-    def _confirmer(self, holding: Holding, intervals: list[int]) -> Callable[[Answer | QmqError], None]:
+    def _confirmer(self, in_flight: InFlightWindow, intervals: list[int]) -> Callable[[Answer | QmqError], None]:
         def answered(answer: Answer | QmqError) -> None:
-            if holding.fenced is not None:
+            if in_flight.fenced is not None:
                 return  # it is known already what becomes of them
             if isinstance(answer, Answer):
                 (refused,) = wire.ACKED.unpack(answer.payload)
-                holding.confirm(intervals, refused)
+                in_flight.confirm(intervals, refused)
             elif isinstance(answer, Fenced):
                 self.fence(answer)
             elif type(answer) is UnknownSubscription or answer.retryable:
                 self._due_again()  # with the next connection, or as soon as the disk takes it
             else:
-                holding.confirm(intervals, sum(intervals[1::2]) - sum(intervals[::2]))
+                in_flight.confirm(intervals, sum(intervals[1::2]) - sum(intervals[::2]))
                 log.warning("consumer %s: acknowledgements were refused: %s", self._consumer, answer)
             if not self.unconfirmed:
                 self._tell()
@@ -211,8 +218,8 @@ class Holder:
         return answered
 
     def _due_again(self) -> None:
-        assert self.holding is not None
-        self.holding.rejoined(self.holding.place)
+        assert self.in_flight is not None
+        self.in_flight.rejoined(self.in_flight.consumer_state)
 
     def _tell(self) -> None:
         waiters, self._waiters = self._waiters, []
@@ -236,37 +243,39 @@ class Holder:
                 "by it any more, and is handed out again"
             )
 
-    # --- other verdicts ----------------------------------------------------------------------------------------------
+    # --- other dispositions -------------------------------------------------------------------------------------------
 
-    async def hand_back(self, holding: Holding, back: Back) -> None:
+    async def hand_back(self, in_flight: InFlightWindow, back: PendingDisposition) -> None:
         """Hand messages back; returns once the broker has that durably, or another one has the message as a whole.
         Raises Fenced.
         """
-        await self.backs.hand_back(holding, back)
+        await self.backs.hand_back(in_flight, back)
 
-    def release(self, holding: Holding, start: int, end: int) -> None:
+    def release(self, in_flight: InFlightWindow, start: int, end: int) -> None:
         """Hand messages back unstarted, in the background."""
-        self.backs.release(holding, start, end)
+        self.backs.release(in_flight, start, end)
 
-    async def failed(self, holding: Holding, sequence: int, error: Exception, whole: Whole | None = None) -> None:
+    async def failed(
+        self, in_flight: InFlightWindow, sequence: int, error: Exception, whole: Whole | None = None
+    ) -> None:
         """A handler has raised: its message comes again."""
         delay_us, error = _delay_of(error)
         if not isinstance(error, Retry):
             self._warn(error)
         try:
-            back = Back(sequence, sequence + 1, Verdict.NACK, delay_us, reason_of(error), whole)
-            await self.backs.hand_back(holding, back)
+            back = PendingDisposition(sequence, sequence + 1, Disposition.NACK, delay_us, reason_of(error), whole)
+            await self.backs.hand_back(in_flight, back)
         except Fenced as fenced:
             log.debug("consumer %s: %s", self._consumer, fenced)
-            holding.late(
+            in_flight.late(
                 "the failure", sequence, sequence + 1, f"message {whole[0].id(whole[1])}" if whole else "a message"
             )
 
     def fail_open(self, error: Exception) -> None:
         """Nack all messages that came and have no disposition: the program ends its work on them by *error*."""
-        holding = self.holding
-        ranges = [] if holding is None else holding.open()
-        if holding is None or not ranges:
+        in_flight = self.in_flight
+        ranges = [] if in_flight is None else in_flight.open()
+        if in_flight is None or not ranges:
             return
         delay_us, error = _delay_of(error)
         reason = reason_of(error)
@@ -275,7 +284,7 @@ class Holder:
             type(error).__name__, sum(end - start for start, end in ranges),
         )  # fmt: skip
         for start, end in ranges:
-            self.backs.hand_back_soon(holding, Back(start, end, Verdict.NACK, delay_us, reason))
+            self.backs.hand_back_soon(in_flight, PendingDisposition(start, end, Disposition.NACK, delay_us, reason))
 
     @property
     def has_left(self) -> bool:
@@ -292,17 +301,17 @@ class Holder:
                 self._consumer, call, shown,
             )  # fmt: skip
 
-    def dropped(self, holding: Holding, stretches: list[tuple[int, int]]) -> None:
+    def dropped(self, in_flight: InFlightWindow, sequence_ranges: list[tuple[int, int]]) -> None:
         """[any thread] The program can't come to these messages any more."""
         if not self._warned_of_dropped and self.loop is not None and not self.loop.is_closed():
-            self.loop.call_soon_threadsafe(self._warn_of_dropped, holding, stretches)
+            self.loop.call_soon_threadsafe(self._warn_of_dropped, in_flight, sequence_ranges)
 
-    def _warn_of_dropped(self, holding: Holding, stretches: list[tuple[int, int]]) -> None:
-        count = holding.count_open(stretches)
+    def _warn_of_dropped(self, in_flight: InFlightWindow, sequence_ranges: list[tuple[int, int]]) -> None:
+        count = in_flight.count_open(sequence_ranges)
         if count and not self._warned_of_dropped and not self._closed:
             self._warned_of_dropped = True
             log.warning(
-                "consumer %s: the program let go of %d messages without a verdict: they stay held until it leaves; "
+                "consumer %s: the program let go of %d messages without a disposition: they stay held until it leaves; "
                 "ack(), nack() or release() each, or use `async with message`", self._consumer, count,
             )  # fmt: skip
 
@@ -329,24 +338,24 @@ class Holder:
         except (QmqError, TimeoutError) as error:
             log.debug("consumer %s: %s", self._consumer, error)
             await self._keep_acks()
-        if self.keeping is not None:
-            await self.keeping.save()
+        if self.ack_file is not None:
+            await self.ack_file.save()
 
     def close(self) -> None:
-        """End it, without waiting for anything: later verdicts are refused, as no subscription would take them."""
+        """End it, without waiting for anything: later dispositions are refused, as no subscription would take them."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self.keeping is not None:
-            self.keeping.close()
+        if self.ack_file is not None:
+            self.ack_file.close()
         self.backs.cancel()
         if self._sending is not None:
             self._sending.cancel()
         self.refused += self._undecided.size
         self._undecided = Intervals()
-        if self.holding is not None and self.holding.fenced is None:
-            self.refused += self.holding.leave(left(self._consumer)).size
+        if self.in_flight is not None and self.in_flight.fenced is None:
+            self.refused += self.in_flight.leave(left(self._consumer)).size
         self._tell()
 
     async def _keep_acks(self) -> None:
@@ -354,10 +363,10 @@ class Holder:
         in that.
         """
         known, unconfirmed = self.snapshot()
-        may_not = self.keeping is not None and self.keeping.has_file
-        if known is None or not unconfirmed or may_not or self.holding is None:
+        may_not = self.ack_file is not None and self.ack_file.has_file
+        if known is None or not unconfirmed or may_not or self.in_flight is None:
             return
-        if await self.backs.keep(self.holding, list(known.handled)):
+        if await self.backs.keep(self.in_flight, list(known.handled)):
             log.warning(
                 "consumer %s: %d acknowledgements could not be brought to its broker: they are kept on this machine "
                 "until a client here reaches it again", self._consumer, unconfirmed,
@@ -382,14 +391,14 @@ class Crossing:
     """Of one consumer."""
 
     def __init__(self) -> None:
-        self._waiting: deque[tuple[Holding, int]] = deque()
+        self._waiting: deque[tuple[InFlightWindow, int]] = deque()
         self._due = False  # the loop is about to take them
 
     def ack(
-        self, holding: Holding, sequence: int, call_soon_threadsafe: Callable[[Callable[[], None]], object]
+        self, in_flight: InFlightWindow, sequence: int, call_soon_threadsafe: Callable[[Callable[[], None]], object]
     ) -> None:
         """[any thread] A message is handled. Raises RuntimeError when the loop is closed."""
-        self._waiting.append((holding, sequence))
+        self._waiting.append((in_flight, sequence))
         if self._due:
             return
         self._due = True
@@ -403,14 +412,14 @@ class Crossing:
         """Acknowledge what waits; what comes one after another in one go."""
         self._due = False  # before it looks: who comes now may be too late for this time, and calls again
         waiting = self._waiting
-        current: Holding | None = None
+        current: InFlightWindow | None = None
         start = end = 0
         for _ in range(len(waiting)):
-            holding, sequence = waiting.popleft()
-            if sequence != end or holding is not current:
+            in_flight, sequence = waiting.popleft()
+            if sequence != end or in_flight is not current:
                 if current is not None:
                     current.ack(start, end)
-                current, start = holding, sequence
+                current, start = in_flight, sequence
             end = sequence + 1
         if current is not None:
             current.ack(start, end)

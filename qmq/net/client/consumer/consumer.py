@@ -32,13 +32,13 @@ class Feed(Generic[M]):
         self.ready: Iterator[M] = iter(())
         self._puller = puller
         self._kind = kind
-        self._prefetch = Prefetch(puller.is_alone)
+        self._prefetch = Prefetch(puller.is_solo)
         self._runs: deque[Run] = deque()
         # The run that is handed out, and which of its messages come next. A loop in another thread may be at it.
         self._current: tuple[Run | None, Iterator[int]] = None, iter(())
         self._timer: asyncio.TimerHandle | None = None
-        for holder in puller.holders:
-            holder.on_dropped.append(self._drop)
+        for ack_sender in puller.ack_senders:
+            ack_sender.on_dropped.append(self._drop)
 
     async def refill(self) -> None:
         """Wait for the next messages and put them into ``ready``: fewer when those before took long to handle."""
@@ -47,7 +47,7 @@ class Feed(Generic[M]):
         self._prefetch.came(sum(run.count for run in runs), loop.time())
         self._runs += runs
         self.ready = chain.from_iterable(self._views())
-        if self._timer is None and not self._puller.is_alone:
+        if self._timer is None and not self._puller.is_solo:
             self._watch(loop)
 
     async def pull(self, max_count: int, min_count: int, timeout: float | None, max_bytes: int) -> list[Run]:
@@ -59,7 +59,7 @@ class Feed(Generic[M]):
 
     async def leave(self, error: BaseException | None) -> None:
         """Have the puller leave. An Exception as *error* fails what was handed out and has no disposition."""
-        if isinstance(error, Exception) and not self._puller.is_alone:
+        if isinstance(error, Exception) and not self._puller.is_solo:
             release(self.take_rest())
         await self._puller.leave(error)
 
@@ -69,7 +69,7 @@ class Feed(Generic[M]):
         left = list(coming)
         rest = []
         if run is not None and left:
-            rest.append(run.slice(left[0] - run.pull_sequence, run.count))
+            rest.append(run.slice(left[0] - run.delivery_sequence, run.count))
         while self._runs:
             rest.append(self._runs.popleft())
         return rest
@@ -77,16 +77,16 @@ class Feed(Generic[M]):
     def _views(self) -> Iterator[Iterator[M]]:
         while self._runs:
             run = self._runs.popleft()
-            if run.holder is not None and run.holder.fenced is not None:
+            if run.in_flight is not None and run.in_flight.fenced is not None:
                 continue
             coming = iter(numbers(run))
             self._current = run, coming
             yield map(self._kind, repeat(run), coming, run.bodies())
 
     def _drop(self) -> None:
-        """Something is not held any more: it does not come."""
+        """Something is not in flight any more: it does not come."""
         run, coming = self._current
-        if run is not None and run.holder.fenced is not None:
+        if run is not None and run.in_flight.fenced is not None:
             deque(coming, maxlen=0)
 
     def _left(self) -> int:
@@ -100,7 +100,7 @@ class Feed(Generic[M]):
         """Hand back what the loop has not come to, when it has come to nothing of it."""
         self._timer = None
         if self._left() == before:
-            release([run for run in self.take_rest() if run.holder.fenced is None])
+            release([run for run in self.take_rest() if run.in_flight.fenced is None])
         self._watch(loop)
 
 
@@ -185,7 +185,7 @@ class Consumer:
 
         They are taken from the broker some at a time, about as many as are handled in a tenth of a second. Those that
         the loop was left before come with the next pull; what it has not come to for a second is handed back.
-        A message that is not held any more stops its handler inside ``async with message`` only.
+        A message that is not in flight any more stops its handler inside ``async with message`` only.
         """
         feed = self._feed
         while True:

@@ -3,51 +3,52 @@
 from __future__ import annotations
 
 from qmq.errors import BadBatch, ProtocolError
-from qmq.format.arriving import Arriving
-from qmq.format.pieces import Damage, Run, read_answer
+from qmq.format.arriving import PartialAnswer
+from qmq.format.pieces import AnswerDamage, Run, read_answer
 from qmq.format.run import undecodable, why_undecodable
 from qmq.net.protocol import frames as wire
 
 
-def read_checked(answer: memoryview, begun: Arriving | None = None) -> tuple[list[Run], list[Damage]]:
+def read_checked(answer: memoryview, begun: PartialAnswer | None = None) -> tuple[list[Run], list[AnswerDamage]]:
     """As ``read_answer``, and messages whose headers cannot be decoded are damage too. *begun*: what of it was read."""
     return _decodable(*(read_answer(answer) if begun is None else begun.all()))
 
 
-def _decodable(runs: list[Run], damaged: list[Damage]) -> tuple[list[Run], list[Damage]]:
-    bad = {place: indexes for place, run in enumerate(runs) if (indexes := undecodable(run))}
+def _decodable(runs: list[Run], damaged: list[AnswerDamage]) -> tuple[list[Run], list[AnswerDamage]]:
+    bad = {run_index: indexes for run_index, run in enumerate(runs) if (indexes := undecodable(run))}
     if not bad:
         return runs, damaged
-    kept, all_damaged = list[Run](), list[Damage]()
+    kept, all_damaged = list[Run](), list[AnswerDamage]()
     waiting = damaged[::-1]
-    for place, run in enumerate(runs):
-        while waiting and waiting[-1].place == place:
-            all_damaged.append(waiting.pop()._replace(place=len(kept)))
+    for run_index, run in enumerate(runs):
+        while waiting and waiting[-1].run_index == run_index:
+            all_damaged.append(waiting.pop()._replace(run_index=len(kept)))
         last = 0
-        for index in bad.get(place, ()):
+        for index in bad.get(run_index, ()):
             if index > last:
                 kept.append(run.slice(last, index))
             reason = why_undecodable(run, index)
-            all_damaged.append(Damage(reason, run.partition, run.position, run.ordinal + index, 1, len(kept)))
+            all_damaged.append(AnswerDamage(reason, run.partition, run.position, run.ordinal + index, 1, len(kept)))
             last = index + 1
         if last < run.count:
             kept.append(run if not last else run.slice(last, run.count))
-    return kept, all_damaged + [damage._replace(place=len(kept)) for damage in reversed(waiting)]
+    return kept, all_damaged + [damage._replace(run_index=len(kept)) for damage in reversed(waiting)]
 
 
-def pack_report(damage: Damage) -> tuple[bytes, bytes]:
-    """Return meta and payload of a REPORT of messages whose place is known."""
+def pack_report(damage: AnswerDamage) -> tuple[bytes, bytes]:
+    """Return meta and payload of a REPORT of messages whose run_index is known."""
     payload = wire.REPORT.pack(damage.position, damage.first, damage.messages, damage.partition)
     return wire.pack_meta({"reason": damage.reason[:300]}), payload
 
 
-def sequences_of(runs: list[Run], damaged: list[Damage], number: int, ranges: list[int]) -> list[tuple[int, int]]:
-    """Return the pull sequences [start, end) of damage *number* of an answer whose messages are numbered by *ranges*.
+def sequences_of(runs: list[Run], damaged: list[AnswerDamage], number: int, ranges: list[int]) -> list[tuple[int, int]]:
+    """Return the delivery sequences [start, end) of damage *number* of an answer whose messages are numbered by
+    *ranges*.
 
     Raises ProtocolError when these number fewer messages. Every damage must be one whose messages are counted.
     """
     damage = damaged[number]
-    skip = sum(run.count for run in runs[: damage.place]) + sum(before.messages for before in damaged[:number])
+    skip = sum(run.count for run in runs[: damage.run_index]) + sum(before.messages for before in damaged[:number])
     left, found = damage.messages, list[tuple[int, int]]()
     for first, count in zip(ranges[::3], ranges[1::3], strict=False):
         start = first + min(skip, count)
@@ -61,7 +62,7 @@ def sequences_of(runs: list[Run], damaged: list[Damage], number: int, ranges: li
     return found
 
 
-def error_of(lost: Damage) -> BadBatch:
+def error_of(lost: AnswerDamage) -> BadBatch:
     """What a consumer is told of messages that nobody can read."""
     if lost.size:
         return BadBatch(f"{lost.size} bytes of an answer were left out, and nobody knows what they were: {lost.reason}")

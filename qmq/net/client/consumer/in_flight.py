@@ -1,8 +1,8 @@
-"""What a consumer of a group holds, as its client knows it: verdicts on the way to the broker. Without I/O.
+"""What a consumer of a group holds, as its client knows it: dispositions on the way to the broker. Without I/O.
 
-Messages are named by their pull sequences. Each is open until it has a verdict; an acknowledgement waits until it is
-sent, then until it is confirmed; if the connection is lost before, it is sent again. When the broker may have handed
-what is held to others, it is held no more, for good: what comes after that is another Holding.
+Messages are named by their delivery sequences. Each is open until it has a disposition; an acknowledgement waits until
+it is sent, then until it is confirmed; if the connection is lost before, it is sent again. When the broker may have
+handed what is held to others, it is held no more, for good: what comes after that is another InFlightWindow.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from qmq.format.run import Run
 from qmq.intervals import Intervals
 from qmq.net.client.options import microseconds_of
 
-#: So many stretches of acknowledgements go in one frame.
+#: So many ranges of acknowledgements go in one frame.
 MOST_INTERVALS: Final = 2_000
 
 
-class Verdict(enum.IntEnum):
+class Disposition(enum.IntEnum):
     """How messages are handed back; as in HAND_BACK."""
 
     NACK = 1
@@ -37,12 +37,12 @@ class Task(Protocol):
     def __hash__(self) -> int: ...
 
 
-class Owner(Protocol):
-    """Who brings verdicts to the broker."""
+class DispositionOwner(Protocol):
+    """Who brings dispositions to the broker."""
 
     #: Where that is done.
     loop: Any
-    #: Acknowledgements that were refused, as what they were for is not held any more.
+    #: Acknowledgements that were refused, as what they were for is not in flight any more.
     refused: int
 
     @property
@@ -52,18 +52,20 @@ class Owner(Protocol):
     def want_send(self) -> None:
         """There is something to send."""
 
-    async def hand_back(self, holding: Holding, back: Back) -> None:
+    async def hand_back(self, in_flight: InFlightWindow, back: PendingDisposition) -> None:
         """Hand messages back; returns once the broker has that durably, or another one has the message as a whole.
         Raises Fenced.
         """
 
-    def release(self, holding: Holding, start: int, end: int) -> None:
+    def release(self, in_flight: InFlightWindow, start: int, end: int) -> None:
         """Hand messages back unstarted, in the background."""
 
-    async def failed(self, holding: Holding, sequence: int, error: Exception, whole: Whole | None = None) -> None:
+    async def failed(
+        self, in_flight: InFlightWindow, sequence: int, error: Exception, whole: Whole | None = None
+    ) -> None:
         """A handler has raised: its message comes again."""
 
-    def dropped(self, holding: Holding, stretches: list[tuple[int, int]]) -> None:
+    def dropped(self, in_flight: InFlightWindow, sequence_ranges: list[tuple[int, int]]) -> None:
         """[any thread] The program can't come to these messages any more."""
 
     def late(self, call: str, shown: object) -> None:
@@ -74,14 +76,14 @@ class Owner(Protocol):
 Whole = tuple[Run, int]
 
 
-class Back(NamedTuple):
-    """The pull sequences [start, end) are handed back. ``delay_us`` None: after the group's delay. ``whole``: the one
-    message that it is, which another broker may have.
+class PendingDisposition(NamedTuple):
+    """The delivery sequences [start, end) are handed back. ``delay_us`` None: after the group's delay. ``whole``: the
+    one message that it is, which another broker may have.
     """
 
     start: int
     end: int
-    verdict: Verdict
+    disposition: Disposition
     delay_us: int | None = None
     reason: str = ""
     whole: Whole | None = None
@@ -90,70 +92,70 @@ class Back(NamedTuple):
 class Lease:
     """What all messages of one answer share: when it is gone, they are."""
 
-    __slots__ = ("_holding", "_ranges")
+    __slots__ = ("_in_flight_window", "_ranges")
 
-    def __init__(self, holding: Holding, ranges: Sequence[int]) -> None:
-        self._holding = holding
+    def __init__(self, in_flight: InFlightWindow, ranges: Sequence[int]) -> None:
+        self._in_flight_window = in_flight
         self._ranges = ranges
 
     def __del__(self) -> None:
         if not sys.is_finalizing():
-            self._holding.let_go(self._ranges)
+            self._in_flight_window.let_go(self._ranges)
 
 
-class Place(NamedTuple):
+class ConsumerState(NamedTuple):
     """What the broker said that this consumer is."""
 
     consumer: int
-    incarnation: int
-    frontier: int
+    epoch: int
+    ack_floor: int
     next_sequence: int
     generation: int
     since_us: int
 
-    def is_that_of(self, other: Place) -> bool:
-        """Pull sequences mean the same, and what was held still is."""
+    def is_that_of(self, other: ConsumerState) -> bool:
+        """Delivery sequences mean the same, and what was held still is."""
         return self[:2] == other[:2] and self[4:] == other[4:]
 
 
-class Known(NamedTuple):
-    """What a client tells of the consumer that it is; ``handled`` are pull sequences start, end, start, end, ...
+class KnownConsumer(NamedTuple):
+    """What a client tells of the consumer that it is; ``handled`` are delivery sequences start, end, start, end, ...
 
-    ``incarnation``: as which this very subscription was there, 0: not yet.
+    ``epoch``: as which this very subscription was there, 0: not yet.
     """
 
     since_us: int
     generation: int
-    incarnation: int
+    epoch: int
     expected: int
     handled: tuple[int, ...]
 
 
-class Holding:
-    """What one incarnation of a consumer holds at one broker, from a hello on that gave it *place*."""
+class InFlightWindow:
+    """What one epoch of a consumer holds at one broker, from a hello on that gave it *consumer_state*."""
 
-    def __init__(self, owner: Owner, place: Place) -> None:
+    def __init__(self, owner: DispositionOwner, consumer_state: ConsumerState) -> None:
         self.owner = owner
-        self.place = place
+        self.consumer_state = consumer_state
         self._pending = Intervals()  # acknowledged by the program, not sent
         self._sent = Intervals()  # sent, not confirmed
-        self._done = Intervals()  # whatever has a verdict, above the floor
-        self._floor = place.frontier
-        #: The pull sequence that the next pull expects.
-        self.expected = place.frontier
-        #: A message with this pull sequence goes on where the last acknowledgement was: who acknowledges it may just
-        #: count on.
+        self._done = Intervals()  # whatever has a disposition, above the floor
+        self._floor = consumer_state.ack_floor
+        #: The delivery sequence that the next pull expects.
+        self.expected = consumer_state.ack_floor
+        #: A message with this delivery sequence goes on where the last acknowledgement was: who acknowledges it may
+        #: just count on.
         self.tail = -1
         self._streak = 0
         #: Why nothing is held any more: another has taken over, or it was silent for too long.
         self.fenced: Fenced | None = None
         self._handling: dict[Task, int] = {}  # who is at work on how many messages of it
-        self._stopped: set[Task] = set()  # who was stopped at that, as it is not held any more
+        self._stopped: set[Task] = set()  # who was stopped at that, as it is not in flight any more
 
     # --- messages ----------------------------------------------------------------------------------------------------
 
     def number(self, runs: Sequence[Run], ranges: Sequence[int]) -> list[Run]:
-        """Give runs their pull sequences: *ranges* are (first, count, attempt) flat, in the order of the messages.
+        """Give runs their delivery sequences: *ranges* are (first, count, attempt) flat, in the order of the messages.
 
         Raises ProtocolError when they do not fit.
         """
@@ -171,7 +173,9 @@ class Holding:
         run, at = None, 0
         for first, count, attempt in zip(ranges[::3], ranges[1::3], ranges[2::3], strict=True):
             if first < self.expected:
-                raise ProtocolError(f"the broker gives pull sequence {first} again, and {self.expected} was expected")
+                raise ProtocolError(
+                    f"the broker gives delivery sequence {first} again, and {self.expected} was expected"
+                )
             if first > self.expected:  # those between had a disposition before, and do not come any more
                 self._done.add(self.expected, first)
             sequence, end = first, first + count
@@ -195,12 +199,12 @@ class Holding:
     def _name(self, run: Run, sequence: int, attempt: int, lease: Lease) -> None:
         if run.subject[:1] == PRIVATE:
             run.subject = origin_subject(run.subject)
-        run.holder, run.pull_sequence, run.attempt, run.lease = self, sequence, attempt, lease
+        run.in_flight, run.delivery_sequence, run.attempt, run.lease = self, sequence, attempt, lease
 
-    # --- verdicts ----------------------------------------------------------------------------------------------------
+    # --- dispositions -------------------------------------------------------------------------------------------------
 
     def ack(self, start: int, end: int) -> None:
-        """These are handled. What has a verdict already keeps it."""
+        """These are handled. What has a disposition already keeps it."""
         self._settle()
         if self.fenced is not None:
             lost = sum(high - low for low, high in self._done.missing(max(start, self._floor), end))
@@ -227,7 +231,7 @@ class Holding:
             self._pending.add(low, high)
 
     def is_open(self, sequence: int) -> bool:
-        """It has no verdict yet."""
+        """It has no disposition yet."""
         self._settle()
         return self.fenced is None and sequence >= self._floor and sequence not in self._done
 
@@ -237,7 +241,7 @@ class Holding:
         return [] if self.fenced is not None else self._done.missing(self._floor, self.expected)
 
     def take_back(self, start: int, end: int) -> None:
-        """These are about to be handed back. Raises Fenced when one has a verdict, or is not held any more."""
+        """These are about to be handed back. Raises Fenced when one has a disposition, or is not in flight any more."""
         self._settle()
         if self.fenced is not None:
             raise Fenced(str(self.fenced))
@@ -299,18 +303,18 @@ class Holding:
         """Acknowledgements that were not sent."""
         return self._pending.size + max(self.tail - self._streak, 0)
 
-    def rejoined(self, place: Place) -> None:
+    def rejoined(self, consumer_state: ConsumerState) -> None:
         """The connection is another one: what was not confirmed is sent again."""
-        self.place = place
+        self.consumer_state = consumer_state
         for start, end in self._sent:
             self._pending.add(start, end)
         self._sent = Intervals()
-        self._drop_below(place.frontier)
+        self._drop_below(consumer_state.ack_floor)
         if self._pending.size:
             self.owner.want_send()
 
     def acknowledged(self, most: int) -> list[int]:
-        """What is acknowledged and not confirmed, up to so many stretches: start, end, start, end, ..."""
+        """What is acknowledged and not confirmed, up to so many ranges: start, end, start, end, ..."""
         self._settle()
         both = Intervals()
         for start, end in (*self._sent, *self._pending):
@@ -360,12 +364,12 @@ class Holding:
 
     def let_go(self, ranges: Sequence[int]) -> None:
         """[any thread] The program has let go of all messages of an answer."""
-        if self.fenced is None and not self._has_verdicts(ranges):
+        if self.fenced is None and not self._has_dispositions(ranges):
             self.owner.dropped(
                 self, [(first, first + count) for first, count in zip(ranges[::3], ranges[1::3], strict=True)]
             )
 
-    def _has_verdicts(self, ranges: Sequence[int]) -> bool:
+    def _has_dispositions(self, ranges: Sequence[int]) -> bool:
         """Whether all of them surely have one: nothing is changed, and what is just being changed may say no."""
         floor, tail = self._floor, self.tail
         for first, count in zip(ranges[::3], ranges[1::3], strict=True):
@@ -375,18 +379,18 @@ class Holding:
                 return False
         return True
 
-    def count_open(self, stretches: Sequence[tuple[int, int]]) -> int:
-        """How many of these messages have no verdict and are held."""
+    def count_open(self, sequence_ranges: Sequence[tuple[int, int]]) -> int:
+        """How many of these messages have no disposition and are held."""
         if self.fenced is not None:
             return 0
         self._settle()
-        missing = [pair for low, high in stretches for pair in self._done.missing(max(low, self._floor), high)]
+        missing = [pair for low, high in sequence_ranges for pair in self._done.missing(max(low, self._floor), high)]
         return sum(high - low for low, high in missing)
 
-    def _drop_below(self, frontier: int) -> None:
-        if frontier > self._floor:
-            self._floor = frontier
-            self._done.drop_below(frontier)
+    def _drop_below(self, ack_floor: int) -> None:
+        if ack_floor > self._floor:
+            self._floor = ack_floor
+            self._done.drop_below(ack_floor)
 
     def compact(self) -> None:
         """Forget what lies below everything that is open or unconfirmed."""

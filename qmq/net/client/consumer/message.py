@@ -21,7 +21,7 @@ import numpy as np
 from qmq.errors import InvalidOption, ProtocolError, QmqError
 from qmq.format.layout import HAS_CREATED_AT, HAS_ORIGIN_ID, MESSAGE_ID, RUN_REPLAYED
 from qmq.format.run import Run
-from qmq.net.client.consumer.in_flight import Back, Verdict, check_delay, check_reason
+from qmq.net.client.consumer.in_flight import Disposition, PendingDisposition, check_delay, check_reason
 from qmq.net.client.producer.receipts import utc_from_us
 from qmq.net.protocol import frames as wire
 
@@ -52,8 +52,8 @@ def with_tags(runs: list[Run], tags: frozenset[str]) -> list[Run]:
             start, stop = indexes[0], indexes[-1] + 1
             if is_wanted:
                 found.append(run.slice(start, stop))
-            elif run.holder is not None:
-                run.holder.ack(run.pull_sequence + start, run.pull_sequence + stop)
+            elif run.in_flight is not None:
+                run.in_flight.ack(run.delivery_sequence + start, run.delivery_sequence + stop)
     return found
 
 
@@ -65,7 +65,7 @@ class Message:
     body: bytes
 
     def __init__(self, run: Run, number: int, body: bytes) -> None:
-        """*number* is its pull sequence: one of *run*, whose body that is."""
+        """*number* is its delivery sequence: one of *run*, whose body that is."""
         self._run = run
         self._number = number
         self.body = body
@@ -73,7 +73,7 @@ class Message:
     @property
     def _index(self) -> int:
         """Which message of its run it is."""
-        return self._number - self._run.pull_sequence
+        return self._number - self._run.delivery_sequence
 
     @property
     def id(self) -> str:
@@ -136,59 +136,59 @@ class Message:
         """When the broker stored it, UTC."""
         return utc_from_us(self._run.stored_at_us)
 
-    # --- verdicts ----------------------------------------------------------------------------------------------------
+    # --- dispositions -------------------------------------------------------------------------------------------------
 
     def ack(self) -> None:
         """It is handled: the group does not see it again. Confirmed in the background; ``Consumer.flush`` waits for it.
 
-        Does nothing for who follows alone, and when it has a verdict already. After the consumer's block it changes
+        Does nothing for who follows alone, and when it has a disposition already. After the consumer's block it changes
         nothing, as the message was handed back when that ended: the first such call is warned of in the log.
         """
-        holder = self._run.holder
-        if holder is not None:
+        in_flight = self._run.in_flight
+        if in_flight is not None:
             number = self._number
-            if holder.tail == number:
-                holder.tail = number + 1
+            if in_flight.tail == number:
+                in_flight.tail = number + 1
             else:
-                if holder.fenced is not None:
-                    holder.late("ack()", number, number + 1, self)
-                holder.ack(number, number + 1)
+                if in_flight.fenced is not None:
+                    in_flight.late("ack()", number, number + 1, self)
+                in_flight.ack(number, number + 1)
 
     async def nack(self, delay: float | None = None, reason: str = "") -> None:
         """It could not be handled: the group gets it again after *delay* seconds (None: the group's own for this
         attempt). Returns once the broker has that durably. Raises InvalidOption, and Fenced where it is not held any
         more, as after the consumer's block.
         """
-        await self._hand_back(Verdict.NACK, delay, reason)
+        await self._hand_back(Disposition.NACK, delay, reason)
 
     async def reject(self, reason: str) -> None:
         """Nobody can handle it: it goes to the dead letters at once, with the reason. Raises Fenced."""
-        await self._hand_back(Verdict.REJECT, None, reason)
+        await self._hand_back(Disposition.REJECT, None, reason)
 
     def release(self) -> None:
         """Hand it back unstarted: somebody gets it at once, and it does not count as an attempt. After the consumer's
         block as ``ack``.
         """
-        holder = self._run.holder
-        if holder is not None:
-            if holder.fenced is not None:
-                holder.late("release()", self._number, self._number + 1, self)
-            holder.owner.release(holder, self._number, self._number + 1)
+        in_flight = self._run.in_flight
+        if in_flight is not None:
+            if in_flight.fenced is not None:
+                in_flight.late("release()", self._number, self._number + 1, self)
+            in_flight.owner.release(in_flight, self._number, self._number + 1)
 
-    async def _hand_back(self, verdict: Verdict, delay: float | None, reason: str) -> None:
-        holder = self._run.holder
-        if holder is None:
-            raise InvalidOption("who follows alone, or takes part in a most_once group, has nothing to hand back")
+    async def _hand_back(self, disposition: Disposition, delay: float | None, reason: str) -> None:
+        in_flight = self._run.in_flight
+        if in_flight is None:
+            raise InvalidOption("who follows alone, or takes part in an at_most_once group, has nothing to hand back")
         number, whole = self._number, (self._run, self._index)
-        back = Back(number, number + 1, verdict, check_delay(delay), check_reason(reason), whole)
-        await holder.owner.hand_back(holder, back)
+        back = PendingDisposition(number, number + 1, disposition, check_delay(delay), check_reason(reason), whole)
+        await in_flight.owner.hand_back(in_flight, back)
 
     async def __aenter__(self) -> Self:
-        holder = self._run.holder
-        if holder is not None:
-            if holder.fenced is not None:
-                holder.late("`async with message`", self._number, self._number + 1, self)
-            holder.begin(asyncio.current_task())
+        in_flight = self._run.in_flight
+        if in_flight is not None:
+            if in_flight.fenced is not None:
+                in_flight.late("`async with message`", self._number, self._number + 1, self)
+            in_flight.begin(asyncio.current_task())
         return self
 
     async def __aexit__(
@@ -197,22 +197,22 @@ class Message:
         """Acknowledge it; or hand it back, when the block has raised: an Exception counts as an attempt, and is
         swallowed. ``raise qmq.Retry(after=...)`` picks the delay. What ends tasks and programs releases it.
 
-        When it is not held any more, the block is cancelled and left, and the program goes on behind it.
+        When it is not in flight any more, the block is cancelled and left, and the program goes on behind it.
         """
-        holder = self._run.holder
-        if holder is None:
+        in_flight = self._run.in_flight
+        if in_flight is None:
             return False
         task = asyncio.current_task()
         assert task is not None
-        if holder.end(task):
+        if in_flight.end(task):
             return await _go_on(task, error)
         if error is None:
             self.ack()
             return False
         if not isinstance(error, Exception):
-            holder.owner.release(holder, self._number, self._number + 1)
+            in_flight.owner.release(in_flight, self._number, self._number + 1)
             return False
-        await holder.owner.failed(holder, self._number, error, (self._run, self._index))
+        await in_flight.owner.failed(in_flight, self._number, error, (self._run, self._index))
         return True
 
     def __repr__(self) -> str:
@@ -220,7 +220,9 @@ class Message:
 
 
 async def _go_on(task: asyncio.Task[Any], error: BaseException | None) -> bool:
-    """A task was cancelled because the message is not held any more: take that back; whether *error* is swallowed."""
+    """A task was cancelled because the message is not in flight any more: take that back; whether *error* is
+    swallowed.
+    """
     if error is not None and not isinstance(error, Exception | asyncio.CancelledError):
         return False
     is_cancelled = isinstance(error, asyncio.CancelledError)
@@ -238,8 +240,8 @@ M = TypeVar("M", bound=Message)
 
 
 def numbers(run: Run) -> range:
-    """The pull sequences of its messages."""
-    return range(run.pull_sequence, run.pull_sequence + run.count)
+    """The delivery sequences of its messages."""
+    return range(run.delivery_sequence, run.delivery_sequence + run.count)
 
 
 def messages_of(runs: Sequence[Run], kind: type[M] = Message) -> list[M]:  # type: ignore[assignment]  # M is Message then
@@ -293,22 +295,22 @@ class MessageBatch(Sequence[Message]):
             self._starts = (np.cumsum(counts) - counts).tolist()
         number = bisect_right(self._starts, index) - 1
         run, index = self._runs[number], index - self._starts[number]
-        return self._kind(run, run.pull_sequence + index, run.body(index))
+        return self._kind(run, run.delivery_sequence + index, run.body(index))
 
     def __iter__(self) -> Iterator[Message]:
         return each_message(self._runs, self._kind)
 
     def ack(self) -> None:
         """All of them are handled, as ``Message.ack``."""
-        holder, start, end = None, 0, 0
+        in_flight, start, end = None, 0, 0
         for run in self._runs:  # what goes on from the run before is acknowledged with it
-            if run.holder is not holder or run.pull_sequence != end:
-                if holder is not None:
-                    holder.ack(start, end)
-                holder, start = run.holder, run.pull_sequence
-            end = run.pull_sequence + run.count
-        if holder is not None:
-            holder.ack(start, end)
+            if run.in_flight is not in_flight or run.delivery_sequence != end:
+                if in_flight is not None:
+                    in_flight.ack(start, end)
+                in_flight, start = run.in_flight, run.delivery_sequence
+            end = run.delivery_sequence + run.count
+        if in_flight is not None:
+            in_flight.ack(start, end)
 
     @property
     def subjects(self) -> list[str]:

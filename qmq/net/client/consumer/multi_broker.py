@@ -1,7 +1,7 @@
 """One consumer at several brokers: pulls from all of them, as if they were one.
 
 A pull first asks one broker after another for what is missing, beginning behind the one that gave something last, so
-that no more is taken than is wanted. When all have given what they had, it is kept parked at each of them. What comes
+that no more is taken than is wanted. When all have given what they had, it is kept waiting at each of them. What comes
 beyond what was wanted stays with the puller of its broker, and is first in the next pull.
 """
 
@@ -16,15 +16,16 @@ from typing import Final
 from qmq.errors import Fenced, QmqError, UnknownGroup
 from qmq.format.run import Run
 from qmq.net.client.cluster import Brokers
-from qmq.net.client.consumer.acks import Holder
+from qmq.net.client.consumer.acks import AckSender
 from qmq.net.client.consumer.pull import Puller, release
 from qmq.net.client.group_settings import DEFAULT_TERMS, Terms
 from qmq.net.client.options import PULL_BYTES, Start, check_pull, make_consumer_id
 
 #: So long (seconds) a broker that is asked for what it has at hand is waited for before the next one is asked.
-PATIENCE: Final = 0.05
+TURN_TIMEOUT: Final = 0.05
 
-#: So long (seconds) some brokers are waited for where others get no share, before it is their turn (most_once groups).
+#: So long (seconds) some brokers are waited for where others get no share, before it is their turn (at_most_once
+#: groups).
 TURN: Final = 0.25
 
 
@@ -43,14 +44,14 @@ def make_puller(
     consumer = make_consumer_id() if consumer is None else consumer
     pullers = [Puller(link, prefixes, group, consumer, start, terms, is_transient) for link in brokers.links]
     guarded = [_guarded(puller, brokers, group, terms) for puller in pullers]
-    return MergedPuller(guarded, terms.mode == "most_once", looks=terms.looks)
+    return MergedPuller(guarded, terms.mode == "at_most_once", looks=terms.looks)
 
 
 def _guarded(puller: Puller, brokers: Brokers, group: str | None, terms: Terms) -> Puller:
     """With somewhere for what fails when its broker is gone."""
-    if puller.holder is not None and group is not None and brokers.elsewhere.after is not None:
+    if puller.ack_sender is not None and group is not None and brokers.handover.after is not None:
         name = f"{group}@{puller.id}" if terms.mode == "broadcast" else group  # of which each member has its own
-        puller.holder.backs.elsewhere = brokers.elsewhere, name
+        puller.ack_sender.backs.handover = brokers.handover, name
     return puller
 
 
@@ -65,8 +66,8 @@ class MergedPuller:
         self._looks = looks
         self._unknown: list[UnknownGroup] = []
         self._pullers = list(pullers)
-        for holder in self.holders[1:]:
-            holder.warned_of = self.holders[0].warned_of
+        for ack_sender in self.ack_senders[1:]:
+            ack_sender.warned_of = self.ack_senders[0].warned_of
         self._is_exact = is_exact
         self._entering: set[asyncio.Task[None]] = set()
         self._entered: set[Puller] = set()
@@ -90,9 +91,9 @@ class MergedPuller:
         return sum(puller.damaged for puller in self._pullers)
 
     @property
-    def holders(self) -> list[Holder]:
-        """Who takes verdicts."""
-        return [holder for puller in self._pullers for holder in puller.holders]
+    def ack_senders(self) -> list[AckSender]:
+        """Who takes dispositions."""
+        return [ack_sender for puller in self._pullers for ack_sender in puller.ack_senders]
 
     @property
     def on_error(self) -> Callable[[Exception], object] | None:
@@ -105,9 +106,9 @@ class MergedPuller:
             puller.on_error = call
 
     @property
-    def is_alone(self) -> bool:
+    def is_solo(self) -> bool:
         """Nothing is held of what it is given."""
-        return self._pullers[0].is_alone
+        return self._pullers[0].is_solo
 
     # --- life --------------------------------------------------------------------------------------------------------
 
@@ -118,7 +119,7 @@ class MergedPuller:
         try:
             done, self._entering = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             if self._entering:  # those that are there shall be asked from the first pull on
-                more, self._entering = await asyncio.wait(self._entering, timeout=PATIENCE)
+                more, self._entering = await asyncio.wait(self._entering, timeout=TURN_TIMEOUT)
                 done |= more
             for task in done:
                 task.result()
@@ -145,7 +146,7 @@ class MergedPuller:
 
     async def leave(self, error: BaseException | None = None) -> None:
         """Unsubscribe everywhere; whoever waits for messages gets UnknownSubscription. See ``Puller.leave``."""
-        if isinstance(error, Exception) and not self.is_alone:
+        if isinstance(error, Exception) and not self.is_solo:
             release(self._on_the_way())
         try:
             for task in self._entering:
@@ -210,7 +211,7 @@ class MergedPuller:
                 break
             if puller not in self._tasks:
                 self._ask(puller, max_count - _count(taken), 0.0)
-            await self._wait({puller}, 0.0 if puller in self._slow else PATIENCE, taken)
+            await self._wait({puller}, 0.0 if puller in self._slow else TURN_TIMEOUT, taken)
             if puller in self._tasks:
                 self._slow.add(puller)
                 if self._is_exact:
@@ -260,7 +261,7 @@ class MergedPuller:
         waiting: set[asyncio.Task[list[Run]] | asyncio.Task[None]] = {self._tasks[puller] for puller in pullers}
         waiting |= self._entering
         if not waiting:
-            await asyncio.sleep(PATIENCE if timeout is None else min(PATIENCE, timeout))
+            await asyncio.sleep(TURN_TIMEOUT if timeout is None else min(TURN_TIMEOUT, timeout))
             return
         await asyncio.wait(waiting, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
         self._collect(taken)
@@ -303,7 +304,11 @@ class MergedPuller:
         """These were not handed out after all: they come first in the next pull."""
         for run in reversed(runs):
             for puller in self._pullers:
-                if puller.holder is not None and run.holder is not None and puller.holder is run.holder.owner:
+                if (
+                    puller.ack_sender is not None
+                    and run.in_flight is not None
+                    and puller.ack_sender is run.in_flight.owner
+                ):
                     puller.put_back([run])
                     break
             else:

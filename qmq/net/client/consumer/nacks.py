@@ -1,4 +1,6 @@
-"""Verdicts of a consumer other than acknowledgements, brought to the broker: those of one turn of the loop together."""
+"""Dispositions of a consumer other than acknowledgements, brought to the broker: those of one turn of the loop
+together.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +14,12 @@ from typing import Any, Final, NamedTuple
 from crc32c import crc32c
 
 from qmq.errors import Fenced, QmqError, UnknownSubscription
-from qmq.net.client.connection import Connection
-from qmq.net.client.consumer.in_flight import Back, Holding, Verdict
-from qmq.net.client.failover.handover import Elsewhere
+from qmq.net.client.connection import BrokerConnection
+from qmq.net.client.consumer.in_flight import Disposition, InFlightWindow, PendingDisposition
+from qmq.net.client.failover.handover import HandoverClient
 from qmq.net.client.failover.spool import Late
 from qmq.net.protocol import frames as wire
-from qmq.net.protocol.frames import Kind
+from qmq.net.protocol.frames import FrameKind
 
 log = logging.getLogger("qmq.client")
 
@@ -28,14 +30,14 @@ _REASONS_BYTES: Final = 60_000
 #: After a refusal that can pass it is tried again.
 AGAIN_AFTER: Final = 0.05
 
-Subscribed = tuple[Connection, int]
+Subscribed = tuple[BrokerConnection, int]
 
 
 class _Waiting(NamedTuple):
     """What is handed back, and who waits for that."""
 
-    holding: Holding
-    back: Back
+    in_flight: InFlightWindow
+    back: PendingDisposition
     waiter: asyncio.Future[None] | None
 
     def tell(self, error: Exception | None = None) -> None:
@@ -58,39 +60,39 @@ class HandingBack:
         #: The store that the last subscription is at.
         self.store_id = b""
         #: What takes whole messages of this group when their broker is gone.
-        self.elsewhere: tuple[Elsewhere, str] | None = None
+        self.handover: tuple[HandoverClient, str] | None = None
         self._consumer = consumer
         self._subscribed = subscribed
         self._gathered: list[_Waiting] = []
         self._sender: asyncio.Task[None] | None = None  # which brings these, in the next turn
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def hand_back(self, holding: Holding, back: Back) -> None:
+    async def hand_back(self, in_flight: InFlightWindow, back: PendingDisposition) -> None:
         """Returns once the broker has it durably, or another one has the message as a whole. Raises Fenced.
 
         Begun it is ended, also when who waits for it is stopped: the message would be nobody's otherwise.
         """
         waiter = asyncio.get_running_loop().create_future()
-        holding.take_back(back.start, back.end)
-        self._gather(_Waiting(holding, back, waiter))
+        in_flight.take_back(back.start, back.end)
+        self._gather(_Waiting(in_flight, back, waiter))
         await waiter
 
-    def release(self, holding: Holding, start: int, end: int) -> None:
+    def release(self, in_flight: InFlightWindow, start: int, end: int) -> None:
         """Hand messages back unstarted, in the background."""
-        self.hand_back_soon(holding, Back(start, end, Verdict.RELEASE))
+        self.hand_back_soon(in_flight, PendingDisposition(start, end, Disposition.RELEASE))
 
-    def hand_back_soon(self, holding: Holding, back: Back) -> None:
+    def hand_back_soon(self, in_flight: InFlightWindow, back: PendingDisposition) -> None:
         """Hand messages back in the background; does nothing when one has a disposition, or is not in flight."""
         try:
-            holding.take_back(back.start, back.end)
+            in_flight.take_back(back.start, back.end)
         except Fenced:
             return
-        self._gather(_Waiting(holding, back, None))
+        self._gather(_Waiting(in_flight, back, None))
 
     def _gather(self, waiting: _Waiting) -> None:
         self._gathered.append(waiting)
         if self._sender is None:
-            self._sender = self._spawn(self._send(), waiting.holding.owner.loop)
+            self._sender = self._spawn(self._send(), waiting.in_flight.owner.loop)
 
     async def _send(self) -> None:
         """What was gathered in the turn before."""
@@ -98,7 +100,7 @@ class HandingBack:
         gathered, self._gathered = self._gathered, []
         parts = dict[tuple[int, bool], list[_Waiting]]()
         for one in gathered:
-            parts.setdefault((id(one.holding), one.back.whole is None), []).append(one)
+            parts.setdefault((id(one.in_flight), one.back.whole is None), []).append(one)
         for part in parts.values():
             for at in range(0, len(part), MOST_BACKS):
                 some = part[at : at + MOST_BACKS]
@@ -109,7 +111,7 @@ class HandingBack:
         """Of one holding, all of them with their whole messages or none."""
         for some in _by_reasons(several):
             try:
-                refused = await self._bring_some(some[0].holding, some)
+                refused = await self._bring_some(some[0].in_flight, some)
             except QmqError as error:
                 for one in some:
                     one.tell(error)
@@ -136,19 +138,19 @@ class HandingBack:
         for one in several:
             one.tell(left(self._consumer))
 
-    async def _bring_some(self, holding: Holding, several: Sequence[_Waiting]) -> dict[int, Exception]:
+    async def _bring_some(self, in_flight: InFlightWindow, several: Sequence[_Waiting]) -> dict[int, Exception]:
         """What became of each, by its number, where it is not handed back. Raises QmqError when that is all of them."""
         tried = False
         while True:
             subscribed = await self._subscribed_unless_gone(several)
-            if holding.fenced is not None:
-                raise Fenced(str(holding.fenced))
+            if in_flight.fenced is not None:
+                raise Fenced(str(in_flight.fenced))
             if subscribed is None:
-                return await self._hand_over(holding, several)
+                return await self._hand_over(in_flight, several)
             connection, subscription = subscribed
             meta, payload = packed([one.back for one in several], subscription)
             try:
-                answer = await connection.request(Kind.HAND_BACK, meta, payload)
+                answer = await connection.request(FrameKind.HAND_BACK, meta, payload)
             except Fenced:
                 if tried:  # the answer to the first try was lost, and that try had been taken
                     return {}
@@ -164,41 +166,41 @@ class HandingBack:
 
     async def _subscribed_unless_gone(self, several: Sequence[_Waiting]) -> Subscribed | None:
         """Connection and subscription; None when the broker stays away, and others can have the whole messages."""
-        if self.elsewhere is None or several[0].back.whole is None:
+        if self.handover is None or several[0].back.whole is None:
             return await self._subscribed()
         try:
-            async with asyncio.timeout(self.elsewhere[0].after):
+            async with asyncio.timeout(self.handover[0].after):
                 return await self._subscribed()
         except TimeoutError:
             return None
 
-    async def _hand_over(self, holding: Holding, several: Sequence[_Waiting]) -> dict[int, Exception]:
+    async def _hand_over(self, in_flight: InFlightWindow, several: Sequence[_Waiting]) -> dict[int, Exception]:
         """Have other brokers take the messages, or this machine; what could not be, by number."""
-        errors = await asyncio.gather(*(self._hand_one_over(holding, one.back) for one in several))
+        errors = await asyncio.gather(*(self._hand_one_over(in_flight, one.back) for one in several))
         return {number: error for number, error in enumerate(errors) if error is not None}
 
-    async def _hand_one_over(self, holding: Holding, back: Back) -> QmqError | None:
-        assert self.elsewhere is not None
+    async def _hand_one_over(self, in_flight: InFlightWindow, back: PendingDisposition) -> QmqError | None:
+        assert self.handover is not None
         assert back.whole is not None
-        elsewhere, group = self.elsewhere
-        late = self._late(holding, group, [back.start, back.end])
+        handover, group = self.handover
+        late = self._late(in_flight, group, [back.start, back.end])
         try:
-            await elsewhere.take(*back.whole, group, back.verdict, back.delay_us, back.reason, late)
+            await handover.take(*back.whole, group, back.disposition, back.delay_us, back.reason, late)
         except QmqError as error:
             return error
-        holding.moved(back.start, back.end)
+        in_flight.moved(back.start, back.end)
         return None
 
-    async def keep(self, holding: Holding, handled: list[int]) -> bool:
+    async def keep(self, in_flight: InFlightWindow, handled: list[int]) -> bool:
         """Have acknowledgements wait on this machine until their broker is back; whether they do."""
-        if self.elsewhere is None:
+        if self.handover is None:
             return False
-        elsewhere, group = self.elsewhere
-        return await elsewhere.keep(self._late(holding, group, handled))
+        handover, group = self.handover
+        return await handover.keep(self._late(in_flight, group, handled))
 
-    def _late(self, holding: Holding, group: str, handled: list[int]) -> Late:
-        place = holding.place
-        return Late(self.store_id, group, self._consumer, place.since_us, place.generation, handled)
+    def _late(self, in_flight: InFlightWindow, group: str, handled: list[int]) -> Late:
+        consumer_state = in_flight.consumer_state
+        return Late(self.store_id, group, self._consumer, consumer_state.since_us, consumer_state.generation, handled)
 
     def _spawn(self, work: Coroutine[Any, Any, None], loop: asyncio.AbstractEventLoop) -> asyncio.Task[None]:
         try:
@@ -225,22 +227,22 @@ class HandingBack:
 
 
 def left(consumer: str) -> Fenced:
-    """Why no verdict is taken any more."""
+    """Why no disposition is taken any more."""
     return Fenced(
         f"consumer {consumer} has left the block of its subscription: what had no disposition then was handed back; "
         "call nack and reject inside the block of `client.subscribe(...)`"
     )
 
 
-def packed(backs: Sequence[Back], subscription: int) -> tuple[dict[str, Any], bytes]:
+def packed(backs: Sequence[PendingDisposition], subscription: int) -> tuple[dict[str, Any], bytes]:
     """Meta and payload of HAND_BACK."""
     reasons: dict[str, int] = {}
     rows = b"".join(
         wire.BACK.pack(
-            start, end, wire.OWN_DELAY if delay_us is None else delay_us, verdict,
+            start, end, wire.OWN_DELAY if delay_us is None else delay_us, disposition,
             reasons.setdefault(reason[:MOST_REASON], len(reasons)),
         )
-        for start, end, verdict, delay_us, reason, _ in backs
+        for start, end, disposition, delay_us, reason, _ in backs
     )  # fmt: skip
     return {"reasons": list(reasons)}, wire.HAND_BACK.pack(subscription, crc32c(rows)) + rows
 

@@ -11,15 +11,15 @@ from typing import Final
 #: Seconds of work that are taken at a time.
 WORK: Final = 0.1
 #: Who follows alone takes nothing from others.
-FIRST_ALONE: Final = 16
+FIRST_SOLO: Final = 16
 MOST: Final = 32_768
 
 
 class Prefetch:
     """Of one loop."""
 
-    def __init__(self, is_alone: bool) -> None:
-        self._count = FIRST_ALONE if is_alone else 1
+    def __init__(self, is_solo: bool) -> None:
+        self._count = FIRST_SOLO if is_solo else 1
         self._came = 0
         self._came_at = 0.0
 

@@ -23,24 +23,24 @@ from qmq.errors import (
     QmqError,
     UnknownSubscription,
 )
-from qmq.format.pieces import Damage
+from qmq.format.pieces import AnswerDamage
 from qmq.format.run import Run
-from qmq.net.client.backoff import Backoff, Refusals
+from qmq.net.client.backoff import Backoff, RefusalLog
 from qmq.net.client.broker_link import Link
-from qmq.net.client.connection import Answer, Connection
-from qmq.net.client.consumer.acks import Holder
+from qmq.net.client.connection import Answer, BrokerConnection
+from qmq.net.client.consumer.acks import AckSender
 from qmq.net.client.consumer.corrupt_reads import error_of, pack_report, read_checked, sequences_of
-from qmq.net.client.consumer.in_flight import Back, Holding, Verdict
+from qmq.net.client.consumer.in_flight import Disposition, InFlightWindow, PendingDisposition
 from qmq.net.client.consumer.message import tags_of, with_tags
 from qmq.net.client.consumer.pull_request import Asking, numbers_of
 from qmq.net.client.consumer.subscribe import MOST_DOUBTS, Subscribing
 from qmq.net.client.group_settings import DEFAULT_TERMS, Terms
 from qmq.net.client.options import PULL_BYTES, Start, check_pull
 from qmq.net.protocol import frames as wire
-from qmq.net.protocol.frames import Found, Kind
+from qmq.net.protocol.frames import FrameKind, ReportOutcome
 
 
-class Kept:
+class ReceivedRuns:
     """Runs in order, of which the first may be handed out in part."""
 
     def __init__(self) -> None:
@@ -93,14 +93,14 @@ class Kept:
 
 def release(runs: Sequence[Run]) -> None:
     """Hand messages of a group back, of which nobody has begun with any."""
-    stretches = list[tuple[Holding, int, int]]()
+    sequence_ranges = list[tuple[InFlightWindow, int, int]]()
     for run in runs:
-        start, end = run.pull_sequence, run.pull_sequence + run.count
-        if stretches and stretches[-1][0] is run.holder and stretches[-1][2] == start:
-            start = stretches.pop()[1]
-        stretches.append((run.holder, start, end))
-    for holding, start, end in stretches:
-        holding.owner.release(holding, start, end)
+        start, end = run.delivery_sequence, run.delivery_sequence + run.count
+        if sequence_ranges and sequence_ranges[-1][0] is run.in_flight and sequence_ranges[-1][2] == start:
+            start = sequence_ranges.pop()[1]
+        sequence_ranges.append((run.in_flight, start, end))
+    for in_flight, start, end in sequence_ranges:
+        in_flight.owner.release(in_flight, start, end)
 
 
 log = logging.getLogger("qmq.client")
@@ -143,8 +143,8 @@ class Puller:
         self._subscribing = Subscribing(link, prefixes, group, consumer, start, terms, is_transient)
         #: The consumer's id.
         self.id = self._subscribing.id
-        #: What is held, and verdicts on it; None for who follows alone.
-        self.holder = self._subscribing.holder
+        #: What is held, and dispositions on it; None for who follows alone.
+        self.ack_sender = self._subscribing.ack_sender
         #: Pieces of answers that were left out because nobody can read them; and who is told of each.
         self.damaged = 0
         self._on_error: Callable[[Exception], object] | None = None
@@ -152,9 +152,9 @@ class Puller:
         self._warned_at = -_WARN_EVERY
         self._inside = False
         self._backoff = Backoff()
-        self._refusals = Refusals(f"consumer {self.id} can't pull for now")
+        self._refusals = RefusalLog(f"consumer {self.id} can't pull for now")
         self._doubts = 0
-        self._kept = Kept()
+        self._received = ReceivedRuns()
         self._capped = self._full = False  # its answer had as many, or as many bytes: there may be more
         self._passed = False  # its answer had messages with none of the group's tags
         self._max_bytes = PULL_BYTES
@@ -165,8 +165,8 @@ class Puller:
         self._sound = Counter[tuple[int, int, int]]()
         self._lock = asyncio.Lock()
         self._unused: asyncio.TimerHandle | None = None
-        if self.holder is not None:
-            self.holder.on_dropped.append(self._kept.clear)
+        if self.ack_sender is not None:
+            self.ack_sender.on_dropped.append(self._received.clear)
 
     @property
     def on_error(self) -> Callable[[Exception], object] | None:
@@ -176,23 +176,23 @@ class Puller:
     @on_error.setter
     def on_error(self, call: Callable[[Exception], object] | None) -> None:
         self._on_error = call
-        if self.holder is not None:
-            self.holder.on_error = call
+        if self.ack_sender is not None:
+            self.ack_sender.on_error = call
 
     @property
-    def holders(self) -> list[Holder]:
-        """Who takes verdicts."""
-        return [self.holder] if self.holder is not None else []
+    def ack_senders(self) -> list[AckSender]:
+        """Who takes dispositions."""
+        return [self.ack_sender] if self.ack_sender is not None else []
 
     @property
-    def is_alone(self) -> bool:
+    def is_solo(self) -> bool:
         """Nothing is held of what it is given."""
-        return self.holder is None
+        return self.ack_sender is None
 
     @property
     def has_kept(self) -> bool:
         """There is something that was received and not handed out."""
-        return bool(self._kept.count)
+        return bool(self._received.count)
 
     # --- life --------------------------------------------------------------------------------------------------------
 
@@ -215,12 +215,12 @@ class Puller:
         ``part`` is done in any case.
         """
         self._stop()
-        if self.holder is not None and isinstance(error, Exception):
-            release(self._kept.take(self._kept.count))
-            self.holder.fail_open(error)
+        if self.ack_sender is not None and isinstance(error, Exception):
+            release(self._received.take(self._received.count))
+            self.ack_sender.fail_open(error)
         try:
-            if self.holder is not None:
-                await self.holder.settle(FLUSH_TIMEOUT)
+            if self.ack_sender is not None:
+                await self.ack_sender.settle(FLUSH_TIMEOUT)
         finally:
             unsubscribed = self.part()
         await asyncio.wait({unsubscribed}, timeout=LEAVE_TIMEOUT)
@@ -231,13 +231,13 @@ class Puller:
         """
         self._stop()
         known = None
-        if self.holder is not None:
+        if self.ack_sender is not None:
             current = self._subscribing.current
             if current is not None and not current[0].closed:
-                self.holder.send(current)
-            known, _ = self.holder.snapshot()
-            self.holder.close()
-            self._link.let_go(self.holder)
+                self.ack_sender.send(current)
+            known, _ = self.ack_sender.snapshot()
+            self.ack_sender.close()
+            self._link.let_go(self.ack_sender)
         return self._subscribing.leave(known)
 
     def _stop(self) -> None:
@@ -254,8 +254,8 @@ class Puller:
 
     async def flush(self) -> None:
         """Wait until every acknowledgement so far is confirmed. Raises Fenced with how many were not."""
-        if self.holder is not None:
-            await self.holder.flush()
+        if self.ack_sender is not None:
+            await self.ack_sender.flush()
 
     def _check_inside(self) -> None:
         if not self._inside:
@@ -289,12 +289,12 @@ class Puller:
             return await self._pull_alone(max_count, min_count, deadline)
         finally:
             self._lock.release()
-            if self._kept.count or self._asking.answer is not None:
+            if self._received.count or self._asking.answer is not None:
                 self._watch_unused()
 
     def put_back(self, runs: Sequence[Run]) -> None:
         """These were not handed out after all: they come first in the next pull."""
-        self._kept.put_back([run for run in runs if run.holder is None or run.holder.fenced is None])
+        self._received.put_back([run for run in runs if run.in_flight is None or run.in_flight.fenced is None])
         if not self._lock.locked():
             self._watch_unused()
 
@@ -302,7 +302,7 @@ class Puller:
 
     def _watch_unused(self) -> None:
         """What came and nobody took is for the next pull; when none comes soon, it is for others."""
-        if self.holder is not None and self._unused is None and self._inside:
+        if self.ack_sender is not None and self._unused is None and self._inside:
             self._unused = asyncio.get_running_loop().call_later(UNUSED_AFTER, self._release_unused)
 
     def _release_unused(self) -> None:
@@ -316,7 +316,7 @@ class Puller:
                 self._asking.take()
                 with suppress(ProtocolError):  # the same comes again
                     self._keep(answer, runs)
-        release(self._kept.take(self._kept.count))
+        release(self._received.take(self._received.count))
 
     async def _pull_alone(self, max_count: int, min_count: int, deadline: float | None) -> list[Run]:
         clock = asyncio.get_running_loop().time
@@ -324,8 +324,8 @@ class Puller:
             self._check_inside()
             asked_until = None
             if not self._asking.waits and self._asking.answer is None:
-                enough = self._kept.count >= min_count
-                if enough and (self._kept.count >= max_count or not self._capped):
+                enough = self._received.count >= min_count
+                if enough and (self._received.count >= max_count or not self._capped):
                     break
                 subscribed = await self._subscribing.by(deadline)
                 if subscribed is None:
@@ -340,43 +340,48 @@ class Puller:
                 continue  # it was an earlier pull's: see whether it is enough
             now = clock()
             if deadline is not None and now >= deadline:
-                if self._passed and self._kept.count < min_count and now < deadline + GRACE:
+                if self._passed and self._received.count < min_count and now < deadline + GRACE:
                     continue  # what is there may lie behind what was passed
                 break
             if came and now < asked_until:
                 break  # fewer than min_count, because they are many bytes
-        taken = self._kept.take(max_count)
+        taken = self._received.take(max_count)
         if self._full and self._progress is not None:
             self._ask_ahead(max_count, clock())
         return taken
 
     def _ask(
-        self, subscribed: tuple[Connection, int], max_count: int, min_count: int, deadline: float | None, now: float
+        self,
+        subscribed: tuple[BrokerConnection, int],
+        max_count: int,
+        min_count: int,
+        deadline: float | None,
+        now: float,
     ) -> float:
         """Send a pull; returns until when the broker may wait."""
         connection, subscription = subscribed
         welcome = self._link.welcome
         assert welcome is not None
         timeout = ROUND if deadline is None else min(max(deadline - now, 0.0), ROUND)
-        most = min(max_count - self._kept.count, welcome.max_pull_count)
-        least = max(min(min_count - self._kept.count, most), 1)
-        holding, expected = None, wire.NOT_EXPECTED
-        if self.holder is not None:
-            self.holder.send(subscribed, with_pull=True)  # what is handled makes room for more
-            holding = self.holder.holding
-            assert holding is not None
-            expected = holding.expected
+        most = min(max_count - self._received.count, welcome.max_pull_count)
+        least = max(min(min_count - self._received.count, most), 1)
+        in_flight, expected = None, wire.NOT_EXPECTED
+        if self.ack_sender is not None:
+            self.ack_sender.send(subscribed, with_pull=True)  # what is handled makes room for more
+            in_flight = self.ack_sender.in_flight
+            assert in_flight is not None
+            expected = in_flight.expected
         size = min(self._max_bytes, welcome.max_pull_bytes)
         payload = wire.PULL.pack(subscription, most, least, size, int(timeout * 1_000 + 0.999), expected)
         flags = wire.CHECK if self._checks else 0
-        self._asking.ask(connection, payload, most, holding, now + timeout + LATE, flags)
+        self._asking.ask(connection, payload, most, in_flight, now + timeout + LATE, flags)
         self._capped = self._full = False
         return now + timeout
 
     def _ask_ahead(self, max_count: int, now: float) -> None:
         """For one who follows alone and is behind: get the next messages while the last ones are handled."""
         subscribed = self._subscribing.current
-        if subscribed is not None and self._subscribing.is_current and not (self._asking.waits or self._kept.count):
+        if subscribed is not None and self._subscribing.is_current and not (self._asking.waits or self._received.count):
             self._ask(subscribed, max_count, 1, now, now)
 
     def _answered(self) -> None:
@@ -393,8 +398,8 @@ class Puller:
         """Keep what the last pull brought; False when that is nothing. Raises what trying again can't help."""
         answer, self._passed = self._asking.take(), False
         if isinstance(answer, QmqError):
-            if isinstance(answer, Fenced) and self.holder is not None:
-                self.holder.fence(answer)  # and subscribe again: unless another has taken over, it goes on
+            if isinstance(answer, Fenced) and self.ack_sender is not None:
+                self.ack_sender.fence(answer)  # and subscribe again: unless another has taken over, it goes on
                 self._subscribing.forget()
                 return False
             if not answer.retryable:
@@ -433,12 +438,12 @@ class Puller:
     def _keep(self, answer: Answer, runs: list[Run]) -> bool:
         if self._progress is not None:
             runs = self._progress.take(runs, answer.meta.get("left_us"))
-        elif self.holder is not None:
-            holding = self._asking.holding
-            if holding is None or holding.fenced is not None:
+        elif self.ack_sender is not None:
+            in_flight = self._asking.in_flight
+            if in_flight is None or in_flight.fenced is not None:
                 return False  # what it brought went to others, or comes again
             try:
-                runs = holding.number(runs, numbers_of(answer.meta))
+                runs = in_flight.number(runs, numbers_of(answer.meta))
             except ProtocolError as error:  # damaged on the way: the same is pulled again
                 self._doubt(error)
                 return False
@@ -450,7 +455,7 @@ class Puller:
                 self._doubt(error)
                 return False
         self._doubts = 0
-        kept = self._kept.add(runs)
+        kept = self._received.add(runs)
         self._passed = kept < whole
         self._capped = kept >= self._asking.most
         self._full = self._capped or len(answer.payload) > self._max_bytes // 2
@@ -459,15 +464,15 @@ class Puller:
     # --- damage ------------------------------------------------------------------------------------------------------
 
     async def _take_damaged(
-        self, answer: Answer, runs: list[Run], damaged: list[Damage], deadline: float | None
+        self, answer: Answer, runs: list[Run], damaged: list[AnswerDamage], deadline: float | None
     ) -> bool:
         """Report what is bad in an answer, and drop the answer: the same is pulled again, without what is bad on disk.
 
-        A most_once group gets nothing again: what can be read is kept. False when nothing is.
+        An at_most_once group gets nothing again: what can be read is kept. False when nothing is.
         """
         connection = self._asking.connection
         assert connection is not None
-        comes_again = self.holder is not None or self._progress is not None
+        comes_again = self.ack_sender is not None or self._progress is not None
         came = not comes_again and self._keep(answer, runs)
         self._checks = comes_again
         try:
@@ -491,7 +496,7 @@ class Puller:
                 connection.abort(ConnectionLost("an answer was damaged on its way; it is asked for again"))
         return came
 
-    async def _report(self, connection: Connection, damaged: list[Damage]) -> list[int]:
+    async def _report(self, connection: BrokerConnection, damaged: list[AnswerDamage]) -> list[int]:
         """Have the broker read again what is bad, and count what it finds bad on disk.
 
         Returns the numbers of those that are given up, since the broker finds them sound again and again.
@@ -504,7 +509,9 @@ class Puller:
             elif not damage.size and reports:
                 reports -= 1
                 self._reporting = waiter = asyncio.get_running_loop().create_future()
-                connection.ask(Kind.REPORT, partial(_settle, waiter), *pack_report(damage))  # a slow disk is not dead
+                connection.ask(
+                    FrameKind.REPORT, partial(_settle, waiter), *pack_report(damage)
+                )  # a slow disk is not dead
                 try:
                     reported = await waiter
                 finally:
@@ -512,22 +519,22 @@ class Puller:
                 self._check_inside()
                 found = None if isinstance(reported, QmqError) else reported.meta.get("found")
                 log.debug("consumer %s: the broker says of a bad piece: %s", self.id, found or reported)
-                self._sound[place] += found == Found.SOUND
-                if found == Found.BAD and (self.holder is not None or self._progress is not None):
+                self._sound[place] += found == ReportOutcome.SOUND
+                if found == ReportOutcome.BAD and (self.ack_sender is not None or self._progress is not None):
                     self._lose(error_of(damage))
         return given_up
 
-    def _nack(self, answer: Answer, runs: list[Run], damaged: list[Damage], given_up: list[int]) -> None:
+    def _nack(self, answer: Answer, runs: list[Run], damaged: list[AnswerDamage], given_up: list[int]) -> None:
         """Fail the messages that nobody here can read, though the broker finds them sound."""
-        holding = self._asking.holding
-        assert self.holder is not None
-        assert holding is not None
+        in_flight = self._asking.in_flight
+        assert self.ack_sender is not None
+        assert in_flight is not None
         try:
             ranges = numbers_of(answer.meta)
             for number in given_up:
                 for start, end in sequences_of(runs, damaged, number, ranges):
-                    back = Back(start, end, Verdict.NACK, None, damaged[number].reason)
-                    self.holder.backs.hand_back_soon(holding, back)
+                    back = PendingDisposition(start, end, Disposition.NACK, None, damaged[number].reason)
+                    self.ack_sender.backs.hand_back_soon(in_flight, back)
         except ProtocolError as error:
             self._doubt(error)
             return

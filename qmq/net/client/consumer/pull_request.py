@@ -8,10 +8,10 @@ from collections.abc import Callable
 from typing import Any
 
 from qmq.errors import ProtocolError, QmqError
-from qmq.net.client.connection import Answer, Connection
-from qmq.net.client.consumer.in_flight import Holding
+from qmq.net.client.connection import Answer, BrokerConnection
+from qmq.net.client.consumer.in_flight import InFlightWindow
 from qmq.net.protocol import frames as wire
-from qmq.net.protocol.frames import Kind
+from qmq.net.protocol.frames import FrameKind
 
 
 class Asking:
@@ -21,11 +21,11 @@ class Asking:
         #: What the last pull brought, not looked at yet.
         self.answer: Answer | QmqError | None = None
         #: The connection it was asked on; who is to hold that, and how many messages it was to bring at most.
-        self.connection: Connection | None = None
-        self.holding: Holding | None = None
+        self.connection: BrokerConnection | None = None
+        self.in_flight: InFlightWindow | None = None
         self.most = 0
         self._answered = answered
-        self._on_its_way: tuple[Connection, int] | None = None  # connection, request
+        self._on_its_way: tuple[BrokerConnection, int] | None = None  # connection, request
         self._waiter: asyncio.Future[None] | None = None
 
     @property
@@ -34,11 +34,17 @@ class Asking:
         return self._on_its_way is not None
 
     def ask(
-        self, connection: Connection, pull: bytes, most: int, holding: Holding | None, due: float, flags: int = 0
+        self,
+        connection: BrokerConnection,
+        pull: bytes,
+        most: int,
+        in_flight: InFlightWindow | None,
+        due: float,
+        flags: int = 0,
     ) -> None:
         """Send a *pull*, for *most* messages. With no answer at *due* the connection is taken for dead."""
-        self.connection, self.most, self.holding = connection, most, holding
-        request = connection.ask(Kind.PULL, self._came, payload=pull, due=due, flags=flags)
+        self.connection, self.most, self.in_flight = connection, most, in_flight
+        request = connection.ask(FrameKind.PULL, self._came, payload=pull, due=due, flags=flags)
         self._on_its_way = connection, request
 
     def _came(self, answer: Answer | QmqError) -> None:
@@ -71,7 +77,7 @@ class Asking:
         """Have the pull that is on its way answered now: what it brings is for the next one."""
         if self._on_its_way is not None:
             connection, request = self._on_its_way
-            connection.tell(Kind.WITHDRAW, wire.WITHDRAW.pack(request))
+            connection.tell(FrameKind.WITHDRAW, wire.WITHDRAW.pack(request))
 
     def take(self) -> Answer | QmqError:
         """The answer, which is looked at now."""
@@ -81,8 +87,8 @@ class Asking:
 
 
 def numbers_of(meta: dict[str, Any]) -> list[int]:
-    """What an answer says of its messages: first pull sequence, count, attempt; again and again. Raises ProtocolError
-    when that is not what the broker has said.
+    """What an answer says of its messages: first delivery sequence, count, attempt; again and again. Raises
+    ProtocolError when that is not what the broker has said.
     """
     ranges = meta.get("ranges", [])
     try:

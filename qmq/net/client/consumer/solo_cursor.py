@@ -53,7 +53,7 @@ class _Track:
         return run.slice(skip, run.count) if skip > 0 else run
 
 
-class Progress:
+class SoloCursor:
     """What a consumer received, in constant memory: for each prefix the last stamp, and how far in that batch."""
 
     def __init__(self, prefixes: Sequence[str], start_us: int | None) -> None:

@@ -11,25 +11,25 @@ from typing import Any, Final
 
 from qmq.errors import ConnectionLost, InvalidName, ProtocolError, QmqError, UnknownSubscription
 from qmq.names import check_consumer, check_group, check_prefix
-from qmq.net.client.backoff import Backoff, Refusals
+from qmq.net.client.backoff import Backoff, RefusalLog
 from qmq.net.client.broker_link import Link
-from qmq.net.client.connection import ANSWER_TIMEOUT, Answer, Connection
-from qmq.net.client.consumer.ack_file import Keeping
-from qmq.net.client.consumer.acks import Holder
-from qmq.net.client.consumer.in_flight import Known, Place
-from qmq.net.client.consumer.solo_cursor import Progress, without_covered
+from qmq.net.client.connection import ANSWER_TIMEOUT, Answer, BrokerConnection
+from qmq.net.client.consumer.ack_file import AckFile
+from qmq.net.client.consumer.acks import AckSender
+from qmq.net.client.consumer.in_flight import ConsumerState, KnownConsumer
+from qmq.net.client.consumer.solo_cursor import SoloCursor, without_covered
 from qmq.net.client.departures import Departure
 from qmq.net.client.group_settings import Terms, shown_settings
 from qmq.net.client.options import Start, make_consumer_id, start_of
 from qmq.net.protocol import frames as wire
-from qmq.net.protocol.frames import Kind
+from qmq.net.protocol.frames import FrameKind
 
 log = logging.getLogger("qmq.client")
 
 #: So often in a row a request is made that the broker finds fault with, though it was made well.
 MOST_DOUBTS: Final = 3
 
-Subscribed = tuple[Connection, int]
+Subscribed = tuple[BrokerConnection, int]
 
 
 class Subscribing:
@@ -54,11 +54,11 @@ class Subscribing:
         names = [check_prefix(prefix) for prefix in prefixes]
         #: The consumer's id.
         self.id = check_consumer(consumer) if consumer is not None else make_consumer_id()
-        #: What is held, and verdicts on it; None for who has nothing to hand back.
-        self.holder = Holder(self.id, self.now) if group is not None and terms.mode != "most_once" else None
+        #: What is held, and dispositions on it; None for who has nothing to hand back.
+        self.ack_sender = AckSender(self.id, self.now) if group is not None and terms.mode != "at_most_once" else None
         self._prefixes = names if group is not None else without_covered(names)
         #: What came to who follows alone.
-        self.progress = Progress(self._prefixes, None) if group is None else None
+        self.progress = SoloCursor(self._prefixes, None) if group is None else None
         #: The store of the last subscription.
         self.store_id: bytes | None = None
         #: Connection and number of the subscription, maybe of a connection that is lost.
@@ -72,24 +72,24 @@ class Subscribing:
         self._transient = consumer is None if is_transient is None else is_transient
         self._nonce = secrets.token_bytes(16)  # who we are over reconnects
         #: What is known from before this process, if anything.
-        self._before: Known | None = None
+        self._before: KnownConsumer | None = None
         self._task: asyncio.Task[None] | None = None
         self._asking: asyncio.Future[Answer] | None = None  # a SUBSCRIBE on its way
         self._asked_at: bytes | None = None  # the store whose broker may take the consumer for there
         self._backoff = Backoff()
-        self._refusals = Refusals(f"consumer {self.id} can't subscribe yet")
-        if self.holder is not None:
-            self.holder.on_connected = self._begin
+        self._refusals = RefusalLog(f"consumer {self.id} can't subscribe yet")
+        if self.ack_sender is not None:
+            self.ack_sender.on_connected = self._begin
             if not self._transient and group is not None:
-                self.holder.keeping = Keeping(group, self.id, self.holder.snapshot)
-            self.holder.on_dropped.append(self.forget)
+                self.ack_sender.ack_file = AckFile(group, self.id, self.ack_sender.snapshot)
+            self.ack_sender.on_dropped.append(self.forget)
 
     async def enter(self) -> None:
         """Subscribe; waits while no broker can be reached. Raises what the broker refuses it with."""
         await self._subscribe()
         self.inside = True
 
-    def leave(self, known: Known | None = None) -> asyncio.Future[None]:
+    def leave(self, known: KnownConsumer | None = None) -> asyncio.Future[None]:
         """Nobody subscribes any more; what is there is unsubscribed, without waiting for that. Done when it is.
 
         *known* is told to the broker where it can't be told by then that the consumer is gone.
@@ -111,7 +111,7 @@ class Subscribing:
         return done
 
     def _unsubscribe(
-        self, connection: Connection, subscription: int, departure: Departure | None
+        self, connection: BrokerConnection, subscription: int, departure: Departure | None
     ) -> asyncio.Future[None]:
         """Write that; the broker hears of the *departure* if the connection does not last for so long."""
         done = asyncio.get_running_loop().create_future()
@@ -125,12 +125,12 @@ class Subscribing:
                 done.set_result(None)
 
         due = asyncio.get_running_loop().time() + ANSWER_TIMEOUT
-        connection.ask(Kind.UNSUBSCRIBE, answered, payload=wire.UNSUBSCRIBE.pack(subscription), due=due)
+        connection.ask(FrameKind.UNSUBSCRIBE, answered, payload=wire.UNSUBSCRIBE.pack(subscription), due=due)
         return done
 
-    def _departure(self, store_id: bytes, known: Known | None) -> Departure | None:
+    def _departure(self, store_id: bytes, known: KnownConsumer | None) -> Departure | None:
         """What that broker is to hear where its connection is gone; None: it has forgotten the consumer with that."""
-        if self.holder is None or self._group is None:
+        if self.ack_sender is None or self._group is None:
             return None
         group = f"{self._group}@{self.id}" if self._terms.mode == "broadcast" else self._group
         return Departure(store_id, group, self.id, self._nonce, known)
@@ -205,10 +205,10 @@ class Subscribing:
                 self._refusals.came(error)
             await asyncio.sleep(self._backoff.next_delay())
 
-    async def _subscribe_on(self, connection: Connection) -> None:
+    async def _subscribe_on(self, connection: BrokerConnection) -> None:
         store_id, asked_at = self._link.store_id, asyncio.get_running_loop().time()
-        if self.holder is not None and self.holder.keeping is not None:
-            self._before = await self.holder.keeping.open(store_id) or self._before
+        if self.ack_sender is not None and self.ack_sender.ack_file is not None:
+            self._before = await self.ack_sender.ack_file.open(store_id) or self._before
         answer = await self._ask(connection, self._said(store_id))
         subscription = _subscription_in(answer)
         if subscription is None:
@@ -218,17 +218,17 @@ class Subscribing:
             raise connection.end_error()
         self.current = connection, subscription
         self._warn_of(answer.meta.get("differing", {}))
-        if self.holder is not None:
-            self.holder.backs.store_id = store_id
-            self.holder.joined(_place_in(answer))
-            self._link.hold(self.holder, asked_at)
+        if self.ack_sender is not None:
+            self.ack_sender.backs.store_id = store_id
+            self.ack_sender.joined(_consumer_state_in(answer))
+            self._link.hold(self.ack_sender, asked_at)
         self.store_id = store_id
         self._backoff.reset()
         start_us = answer.meta.get("start_us")
         if self.progress is not None and self.progress.floor_us is None and isinstance(start_us, int):
             self.progress.begin_at(start_us)
 
-    async def _ask(self, connection: Connection, meta: dict[str, Any]) -> Answer:
+    async def _ask(self, connection: BrokerConnection, meta: dict[str, Any]) -> Answer:
         """Send SUBSCRIBE. Where nobody waits for the answer any more when it comes, what it brings is undone."""
         loop = asyncio.get_running_loop()
         self._asking = asking = loop.create_future()
@@ -239,7 +239,7 @@ class Subscribing:
             else:
                 asking.set_result(answer)
 
-        connection.ask(Kind.SUBSCRIBE, answered, wire.pack_meta(meta), due=loop.time() + ANSWER_TIMEOUT)
+        connection.ask(FrameKind.SUBSCRIBE, answered, wire.pack_meta(meta), due=loop.time() + ANSWER_TIMEOUT)
         store_id = self._link.store_id
         was_asked_at, self._asked_at = self._asked_at, store_id
         try:
@@ -255,7 +255,7 @@ class Subscribing:
         self._asking = None
         return answer
 
-    def _undo(self, connection: Connection, departure: Departure | None, asking: asyncio.Future[Answer]) -> None:
+    def _undo(self, connection: BrokerConnection, departure: Departure | None, asking: asyncio.Future[Answer]) -> None:
         """Nobody waits any more for a subscription that was asked for."""
         if asking.cancelled():
             return
@@ -290,9 +290,9 @@ class Subscribing:
         if self._group is not None:
             asks = "look" if self._terms.looks else "again" if self.store_id == store_id else "follow"
             meta |= {"mode": self._terms.mode, "settings": dict(self._terms.settings), "asks": asks}
-        if self.holder is not None:
+        if self.ack_sender is not None:
             meta |= {"nonce": self._nonce, "client": self._link.client_id, "transient": self._transient}
-            known = self.holder.known() or self._before
+            known = self.ack_sender.known() or self._before
             if known is not None:
                 numbers = [*known[:4], *known.handled]
                 meta |= {"known": numbers, "known_crc": wire.pack_numbers(numbers)[1]}
@@ -305,9 +305,13 @@ def _subscription_in(answer: Answer) -> int | None:
     return number if type(number) is int and 0 <= number < 1 << 32 else None
 
 
-def _place_in(answer: Answer) -> Place:
+def _consumer_state_in(answer: Answer) -> ConsumerState:
     """What the broker says that a consumer is. Raises ProtocolError."""
-    numbers = answer.meta.get("place")
-    if type(numbers) is not list or len(numbers) < len(Place._fields) or not all(type(one) is int for one in numbers):
+    numbers = answer.meta.get("consumer_state")
+    if (
+        type(numbers) is not list
+        or len(numbers) < len(ConsumerState._fields)
+        or not all(type(one) is int for one in numbers)
+    ):
         raise ProtocolError("the broker does not say what a consumer of a group is")
-    return Place(*numbers[: len(Place._fields)])
+    return ConsumerState(*numbers[: len(ConsumerState._fields)])

@@ -17,10 +17,10 @@ from qmq.errors import QmqError, StorageFailed
 from qmq.format.layout import PRODUCER_ID_SIZE
 from qmq.format.private import private_batch
 from qmq.format.run import Run
-from qmq.net.client.connection import Connection
-from qmq.net.client.failover.spool import Late, Record, Spool, Waiting
+from qmq.net.client.connection import BrokerConnection
+from qmq.net.client.failover.spool import Late, Record, Spool, WaitingSpool
 from qmq.net.client.sync.threads import taken_in_thread
-from qmq.net.protocol.frames import FRAME_SIZE, Kind, pack_meta
+from qmq.net.protocol.frames import FRAME_SIZE, FrameKind, pack_meta
 
 if TYPE_CHECKING:
     from qmq.net.client.broker_link import Link
@@ -35,7 +35,7 @@ LONGEST_AFTER: Final = 30.0
 AT_ONCE: Final = 100
 
 
-class Elsewhere:
+class HandoverClient:
     """Of one client: hands messages over to whatever broker is there, and what was spooled once one is."""
 
     def __init__(self, brokers: Brokers) -> None:
@@ -52,7 +52,7 @@ class Elsewhere:
         return self._brokers.options.failover_after
 
     async def take(
-        self, run: Run, index: int, group: str, verdict: int, delay_us: int | None, reason: str, late: Late
+        self, run: Run, index: int, group: str, disposition: int, delay_us: int | None, reason: str, late: Late
     ) -> None:
         """Have a broker or the spool take message *index* of a run, and the spool that it is handled then (*late*).
 
@@ -60,8 +60,9 @@ class Elsewhere:
         """
         number, self._next_number = self._next_number, self._next_number + 1
         record: Record = {
-            "group": group, "attempt": run.attempt, "verdict": verdict, "delay_us": delay_us, "reason": reason[:300],
-            "at_us": time.time_ns() // 1_000, "batch": private_batch(run, index, group, self._producer_id, number),
+            "group": group, "attempt": run.attempt, "disposition": disposition, "delay_us": delay_us,
+            "reason": reason[:300], "at_us": time.time_ns() // 1_000,
+            "batch": private_batch(run, index, group, self._producer_id, number),
             "ack": late._asdict(),
         }  # fmt: skip
         if await self._handed_over(record):
@@ -90,8 +91,10 @@ class Elsewhere:
                 return True
         return False
 
-    async def _took(self, link: Link, connection: Connection, record: Record) -> bool:
-        meta: dict[str, Any] = {name: record[name] for name in ("group", "attempt", "verdict", "delay_us", "reason")}
+    async def _took(self, link: Link, connection: BrokerConnection, record: Record) -> bool:
+        meta: dict[str, Any] = {
+            name: record[name] for name in ("group", "attempt", "disposition", "delay_us", "reason")
+        }
         if meta["delay_us"] is not None:  # the time it has waited here counts
             meta["delay_us"] = max(0, meta["delay_us"] - max(0, time.time_ns() // 1_000 - record["at_us"]))
         assert link.welcome is not None
@@ -103,7 +106,7 @@ class Elsewhere:
             )  # fmt: skip
             return False
         try:
-            await connection.request(Kind.HAND_OVER, meta, record["batch"])
+            await connection.request(FrameKind.HAND_OVER, meta, record["batch"])
         except QmqError as error:
             log.debug("a message of group %s could not be handed over: %s", record["group"], error)
             return False
@@ -117,7 +120,7 @@ class Elsewhere:
             if link.connection is None or link.store_id != store:
                 continue
             try:
-                await link.connection.request(Kind.ADMINISTER, {"action": "handled", **fields})
+                await link.connection.request(FrameKind.ADMINISTER, {"action": "handled", **fields})
             except QmqError as error:
                 if error.retryable:
                     return False
@@ -154,11 +157,11 @@ class Elsewhere:
             self._put_back(todo)
         return done
 
-    def _put_back(self, files: Iterable[Waiting]) -> None:
+    def _put_back(self, files: Iterable[WaitingSpool]) -> None:
         for waiting in files:
             self._spool.kept(waiting, waiting.records)
 
-    def _let_go(self, waiting: Waiting, left: Sequence[Record]) -> None:
+    def _let_go(self, waiting: WaitingSpool, left: Sequence[Record]) -> None:
         if left:
             self._spool.kept(waiting, left)
         else:

@@ -73,7 +73,7 @@ class Late(NamedTuple):
     handled: list[int]
 
 
-class Waiting(NamedTuple):
+class WaitingSpool(NamedTuple):
     """A file whose process has ended or that is this client's own, held by a lock: what waits in it."""
 
     path: Path
@@ -141,7 +141,7 @@ class Spool:
             finally:
                 self._mutex.release()
 
-    def take(self) -> list[Waiting]:
+    def take(self) -> list[WaitingSpool]:
         """The files that wait for a broker of this client: its own, and those of processes that have ended.
 
         Each is to be ``removed`` or ``kept``. What cannot be read is left alone, and logged.
@@ -149,9 +149,9 @@ class Spool:
         with self._mutex:
             return self._take()
 
-    def _take(self) -> list[Waiting]:
+    def _take(self) -> list[WaitingSpool]:
         own, own_fd, self._path = self._path, self._fd, None
-        found = list[Waiting]()
+        found = list[WaitingSpool]()
         try:
             names = sorted(path for path in self._directory.iterdir() if path.suffix == SUFFIX)
         except OSError:
@@ -172,7 +172,7 @@ class Spool:
         return found
 
     @staticmethod
-    def removed(waiting: Waiting) -> None:
+    def removed(waiting: WaitingSpool) -> None:
         """A broker has all of it; a file with bad bytes is set aside."""
         with suppress(OSError):
             if waiting.is_damaged:
@@ -183,7 +183,7 @@ class Spool:
         os.close(waiting.fd)
 
     @staticmethod
-    def kept(waiting: Waiting, left: Sequence[Record]) -> None:
+    def kept(waiting: WaitingSpool, left: Sequence[Record]) -> None:
         """No broker takes these of its records now: they wait on."""
         try:
             if len(left) < len(waiting.records) or any(a is not b for a, b in zip(left, waiting.records, strict=True)):
@@ -218,7 +218,7 @@ def _made(path: Path, addresses: Sequence[str], records: Sequence[Record]) -> in
     return fd
 
 
-def _replace(waiting: Waiting, left: Sequence[Record]) -> None:
+def _replace(waiting: WaitingSpool, left: Sequence[Record]) -> None:
     """Write what is left in its place; where that cannot be, or bytes are bad, all of it stays: brokers know what they
     have had.
     """
@@ -243,7 +243,7 @@ def _locked(path: Path) -> int | None:
     return None
 
 
-def _read(path: Path, fd: int, addresses: set[str]) -> Waiting | None:
+def _read(path: Path, fd: int, addresses: set[str]) -> WaitingSpool | None:
     """What is in a file; None when it is not for a client of these brokers."""
     data = os.pread(fd, os.fstat(fd).st_size, 0)
     if len(data) < _HEADER.size or _HEADER.unpack_from(data)[:2] != (_MAGIC, _VERSION):
@@ -265,7 +265,7 @@ def _read(path: Path, fd: int, addresses: set[str]) -> Waiting | None:
         return None
     if not addresses & set(contents[0]):
         return None
-    return Waiting(path, fd, contents[0], contents[1:], is_damaged or at < len(data))
+    return WaitingSpool(path, fd, contents[0], contents[1:], is_damaged or at < len(data))
 
 
 def _unpacked(body: bytes) -> Any:

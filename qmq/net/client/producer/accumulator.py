@@ -56,7 +56,7 @@ class SendLimits(NamedTuple):
     producer_window: int = 64
 
 
-class Gathering:
+class Accumulator:
     """Takes messages, gives batches. ``flush`` is the durability that most messages will have."""
 
     def __init__(self, flush: bool, linger: float, max_queued_bytes: int) -> None:

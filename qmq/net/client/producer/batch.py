@@ -304,24 +304,24 @@ class ManyWaiter:
 
     def __init__(self, waiter: Waiter) -> None:
         self._waiter = waiter
-        self._parts: list[Part] = []
+        self._parts: list[SpanWaiter] = []
         self._left = 1  # seal takes the last one
 
     def part(self, count: int) -> Waiter:
         """The waiter for the next *count* messages."""
         start = self._parts[-1].start + self._parts[-1].count if self._parts else 0
-        part = Part(self, start, count)
+        part = SpanWaiter(self, start, count)
         self._parts.append(part)
         self._left += 1
         return part
 
-    def cut(self, part: Part, start: int, stop: int) -> Waiter:
+    def cut(self, part: SpanWaiter, start: int, stop: int) -> Waiter:
         """The waiter for messages [start, stop) of a part of which the others have waiters of their own. Cuts of a part
         come in order, and cover it.
         """
         if start == 0 and stop == part.count:
             return part
-        cut = Part(self, part.start + start, stop - start)
+        cut = SpanWaiter(self, part.start + start, stop - start)
         at = self._parts.index(part)
         if stop == part.count:
             self._parts[at] = cut
@@ -350,7 +350,7 @@ class ManyWaiter:
             self._waiter.set_result(Receipts([part.span for part in self._parts if part.span is not None]))
 
 
-class Part:
+class SpanWaiter:
     """The waiter for one span of a ManyWaiter: messages [start, start + count) of the call."""
 
     __slots__ = ("_many", "count", "failures", "span", "start")

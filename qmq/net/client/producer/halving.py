@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from qmq.format.build import cut_batch
-from qmq.net.client.producer.batch import BATCH_OVERHEAD, Outgoing, OutgoingRun, Part, Waiter
+from qmq.net.client.producer.batch import BATCH_OVERHEAD, Outgoing, OutgoingRun, SpanWaiter, Waiter
 
 #: Those who wait for messages of a run: the index of the first message, how many (0: one send), who.
 _Waiting = dict[OutgoingRun, list[tuple[int, int, Waiter]]]
@@ -59,6 +59,6 @@ def _share(batch: Outgoing, half: Outgoing, start: int, stop: int, waiting: _Wai
             if low >= high:
                 continue
             if many:
-                assert isinstance(waiter, Part)
+                assert isinstance(waiter, SpanWaiter)
                 waiter = waiter.cut(low - index, high - index)
             half.waiters.append((part, low - first, high - low if many else 0, waiter))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from qmq.errors import QmqError, SendFailed, SendFailure
-from qmq.net.client.producer.accumulator import Gathering
+from qmq.net.client.producer.accumulator import Accumulator
 from qmq.net.client.producer.batch import Outgoing, Waiter, failure_of
 
 log = logging.getLogger("qmq.client")
@@ -26,13 +26,13 @@ class _Flusher(NamedTuple):
 class Outcomes:
     """Of all batches of one client. Not for several threads."""
 
-    def __init__(self, producer_id: bytes, gathering: Gathering) -> None:
+    def __init__(self, producer_id: bytes, accumulator: Accumulator) -> None:
         self.producer_id = producer_id
         #: The producer sequence of the next message. No number is used at two brokers.
         self.next_sequence = 0
         #: When a batch was last stored, anywhere.
         self.progress_at = 0.0
-        self._gathering = gathering
+        self._accumulator = accumulator
         self._flushers: list[_Flusher] = []
         self._failures: list[SendFailure] = []
         self._more_failures = 0
@@ -59,7 +59,7 @@ class Outcomes:
 
     def replaced(self, batch: Outgoing, parts: Sequence[Outgoing]) -> None:
         """The messages of a batch go as these from now on: who waits for it waits for them."""
-        self._gathering.replaced(batch, parts)
+        self._accumulator.replaced(batch, parts)
         for flusher in self._flushers:
             if batch in flusher.batches:
                 flusher.batches.discard(batch)
@@ -67,7 +67,7 @@ class Outcomes:
 
     def ended(self, batch: Outgoing) -> None:
         """A batch is stored, or has failed: it is not queued any more."""
-        self._gathering.ended(batch)
+        self._accumulator.ended(batch)
         if self._flushers:
             for flusher in self._flushers:
                 flusher.batches.discard(batch)
@@ -82,7 +82,7 @@ class Outcomes:
 
     def flush(self, waiter: Waiter) -> None:
         """Give *waiter* None once all batches that there are now have ended."""
-        self._flushers.append(_Flusher(set(self._gathering.unfinished), waiter))
+        self._flushers.append(_Flusher(set(self._accumulator.unfinished), waiter))
         self._end_flushers()
 
     def _end_flushers(self) -> None:

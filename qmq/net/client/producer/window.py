@@ -27,7 +27,7 @@ from qmq.errors import (
     TooManySubjects,
 )
 from qmq.net.client.backoff import Backoff
-from qmq.net.client.producer.accumulator import Gathering, SendLimits
+from qmq.net.client.producer.accumulator import Accumulator, SendLimits
 from qmq.net.client.producer.batch import Outgoing
 from qmq.net.client.producer.halving import halves_of
 from qmq.net.client.producer.outcomes import Outcomes
@@ -48,14 +48,14 @@ AT_ONCE: Final = 2
 class Sending:
     """What becomes of the batches that one broker gets. Not for several threads."""
 
-    def __init__(self, outcomes: Outcomes, gathering: Gathering, send_timeout: float) -> None:
+    def __init__(self, outcomes: Outcomes, accumulator: Accumulator, send_timeout: float) -> None:
         #: Why nothing goes out at the moment.
         self.last_error: QmqError | None = None
         #: New batches go to this broker.
         self.takes_new = True
         self.is_connected = False
         self._outcomes = outcomes
-        self._gathering = gathering
+        self._accumulator = accumulator
         self._send_timeout = send_timeout
         self._limits = SendLimits()
         self._store_id = b""
@@ -77,7 +77,7 @@ class Sending:
         self._limits = limits
         self.is_connected = True
         if self.takes_new:
-            self._gathering.set_limits(limits)
+            self._accumulator.set_limits(limits)
         self.last_error = None
         self._retry_at = 0.0
         self._backoff.reset()
@@ -114,7 +114,7 @@ class Sending:
     def take_new(self, does: bool) -> None:
         """New batches go to this broker from now on, or to another one."""
         if does and not self.takes_new:
-            self._gathering.set_limits(self._limits)
+            self._accumulator.set_limits(self._limits)
         self.takes_new = does
 
     def is_fit(self, now: float) -> bool:
@@ -175,9 +175,9 @@ class Sending:
         return batch
 
     def _gather(self, now: float) -> Outgoing | None:
-        if len(self._in_flight) >= AT_ONCE and not self._gathering.has_sealed():
+        if len(self._in_flight) >= AT_ONCE and not self._accumulator.has_sealed():
             return None
-        return self._gathering.take(now, self._outcomes.is_flushing)
+        return self._accumulator.take(now, self._outcomes.is_flushing)
 
     def wake_at(self) -> float | None:
         """When ``next_batch`` has something (maybe in the past); None: only after an answer or a new message."""
@@ -187,13 +187,13 @@ class Sending:
             return None
         if self._retries:
             return self._retry_at
-        if len(self._in_flight) >= AT_ONCE and not self._gathering.has_sealed():
+        if len(self._in_flight) >= AT_ONCE and not self._accumulator.has_sealed():
             return None
-        return self._gathering.next_at() if self.takes_new else None
+        return self._accumulator.next_at() if self.takes_new else None
 
     def has_waiting(self) -> bool:
         """There is something to write, now or later."""
-        return bool(self._retries) or (self.takes_new and self._gathering.has_any())
+        return bool(self._retries) or (self.takes_new and self._accumulator.has_any())
 
     def silent_since(self) -> float | None:
         """Since when the broker owes an answer; None when it does not."""
@@ -273,7 +273,7 @@ class Sending:
             self._fail(batch, self._timed_out(batch), batch.answer_lost)
         if self.takes_new:
             progress_at, timeout = self._outcomes.progress_at, self._send_timeout
-            for batch in self._gathering.remove(lambda since: now >= max(since, progress_at) + timeout):
+            for batch in self._accumulator.remove(lambda since: now >= max(since, progress_at) + timeout):
                 self._fail(batch, self._timed_out(batch), unknown=False)
 
     def _timed_out(self, batch: Outgoing) -> QmqError:
@@ -291,7 +291,7 @@ class Sending:
         for batch in retries:
             self._fail(batch, error, batch.answer_lost)
         if self.takes_new:
-            for batch in self._gathering.remove(lambda since: True):
+            for batch in self._accumulator.remove(lambda since: True):
                 self._fail(batch, error, unknown=False)
 
     def _fail(self, batch: Outgoing, error: QmqError, unknown: bool) -> None:

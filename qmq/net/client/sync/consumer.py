@@ -23,21 +23,21 @@ log = logging.getLogger("qmq.client")
 
 
 class SyncMessage(Message):
-    """A message of a ``SyncConsumer``: the same, but its verdicts are plain calls, and it is used as ``with``."""
+    """A message of a ``SyncConsumer``: the same, but its dispositions are plain calls, and it is used as ``with``."""
 
     __slots__ = ()
 
     def ack(self) -> None:
         """As ``Message.ack``."""
-        holder = self._run.holder
-        if holder is not None:
-            owner = holder.owner
-            if holder.fenced is not None:
-                holder.late("ack()", self._number, self._number + 1, self)
+        in_flight = self._run.in_flight
+        if in_flight is not None:
+            owner = in_flight.owner
+            if in_flight.fenced is not None:
+                in_flight.late("ack()", self._number, self._number + 1, self)
             try:
-                owner.crossing.ack(holder, self._number, owner.loop.call_soon_threadsafe)
+                owner.crossing.ack(in_flight, self._number, owner.loop.call_soon_threadsafe)
             except RuntimeError:  # the client is closed
-                holder.late("ack()", self._number, self._number + 1, self)
+                in_flight.late("ack()", self._number, self._number + 1, self)
 
     def nack(self, delay: float | None = None, reason: str = "") -> None:  # type: ignore[override]  # waits by itself
         """As ``Message.nack``."""
@@ -49,28 +49,30 @@ class SyncMessage(Message):
 
     def release(self) -> None:
         """As ``Message.release``."""
-        holder = self._run.holder
-        if holder is not None:
-            if holder.fenced is not None:
-                holder.late("release()", self._number, self._number + 1, self)
+        in_flight = self._run.in_flight
+        if in_flight is not None:
+            if in_flight.fenced is not None:
+                in_flight.late("release()", self._number, self._number + 1, self)
             self._release()
 
     def _release(self) -> None:
-        holder = self._run.holder
+        in_flight = self._run.in_flight
         try:
-            holder.owner.loop.call_soon_threadsafe(holder.owner.release, holder, self._number, self._number + 1)
+            in_flight.owner.loop.call_soon_threadsafe(
+                in_flight.owner.release, in_flight, self._number, self._number + 1
+            )
         except RuntimeError:  # the client is closed
-            holder.late("release()", self._number, self._number + 1, self)
+            in_flight.late("release()", self._number, self._number + 1, self)
 
-    def _wait(self, verdict: Coroutine[Any, Any, None]) -> None:
-        holder = self._run.holder
-        if holder is None:
-            verdict.close()
-            raise InvalidOption("who follows alone, or takes part in a most_once group, has nothing to hand back")
+    def _wait(self, disposition: Coroutine[Any, Any, None]) -> None:
+        in_flight = self._run.in_flight
+        if in_flight is None:
+            disposition.close()
+            raise InvalidOption("who follows alone, or takes part in an at_most_once group, has nothing to hand back")
         try:
-            waiting = asyncio.run_coroutine_threadsafe(verdict, holder.owner.loop)
+            waiting = asyncio.run_coroutine_threadsafe(disposition, in_flight.owner.loop)
         except RuntimeError:
-            verdict.close()
+            disposition.close()
             raise Fenced(
                 "the client is closed: what had no disposition then was handed back; call nack and reject inside "
                 "the block of `client.subscribe(...)`"
@@ -87,16 +89,16 @@ class SyncMessage(Message):
         if error is None:
             self.ack()
             return False
-        holder = self._run.holder
-        if holder is None:
+        in_flight = self._run.in_flight
+        if in_flight is None:
             return False
         if not isinstance(error, Exception):
             self._release()
             return False
         try:
-            self._wait(holder.owner.failed(holder, self._number, error, (self._run, self._index)))
+            self._wait(in_flight.owner.failed(in_flight, self._number, error, (self._run, self._index)))
         except Fenced:  # the client is closed
-            holder.late("the failure", self._number, self._number + 1, self)
+            in_flight.late("the failure", self._number, self._number + 1, self)
         return True
 
 
@@ -122,14 +124,14 @@ class SyncMessageBatch(MessageBatch):
 
     def ack(self) -> None:
         """As ``MessageBatch.ack``; for any thread."""
-        runs = [run for run in self._runs if run.holder is not None]
+        runs = [run for run in self._runs if run.in_flight is not None]
         if not runs:
             return
         try:
-            runs[0].holder.owner.loop.call_soon_threadsafe(super().ack)
+            runs[0].in_flight.owner.loop.call_soon_threadsafe(super().ack)
         except RuntimeError:  # the client is closed
             for run in runs:
-                run.holder.late("ack()", run.pull_sequence, run.pull_sequence + run.count, self)
+                run.in_flight.late("ack()", run.delivery_sequence, run.delivery_sequence + run.count, self)
 
 
 class SyncConsumer:

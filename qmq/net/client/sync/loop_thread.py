@@ -72,7 +72,7 @@ class Session:
         size = len(body) + len(header.packed) + MESSAGE_OVERHEAD
         with self._lock:
             self.parts.brokers.ready()
-            self.parts.gathering.check_nowait(subject, len(body), len(header.packed), self._queued_bytes)
+            self.parts.accumulator.check_nowait(subject, len(body), len(header.packed), self._queued_bytes)
             self._ticket += 1
             ticket = self._ticket
             self._queued.append((subject, body, header, flush))
@@ -88,12 +88,12 @@ class Session:
             # Under the lock, so that no message is in neither of the two counts.
             now = self._loop.time()
             for message in queued:
-                self.parts.gathering.add_nowait(*message, now)
+                self.parts.accumulator.add_nowait(*message, now)
         self.parts.brokers.want_turn()
 
     def drain(self) -> None:
         """As Client.drain."""
-        if self._queued_bytes > BATCH_BYTES or self.parts.gathering.is_crowded(self._queued_bytes):
+        if self._queued_bytes > BATCH_BYTES or self.parts.accumulator.is_crowded(self._queued_bytes):
             self.run(self.client.drain())
 
     def close(

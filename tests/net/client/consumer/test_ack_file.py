@@ -12,9 +12,9 @@ import qmq
 from qmq.net.client.consumer import ack_file as keeping
 from qmq.net.client.consumer import pull as pulling
 from qmq.net.client.consumer.ack_file import StateFile, state_directory
-from qmq.net.client.consumer.in_flight import Known
+from qmq.net.client.consumer.in_flight import KnownConsumer
 from qmq.net.protocol import frames as wire
-from qmq.net.protocol.frames import Kind
+from qmq.net.protocol.frames import FrameKind
 from tests.net.client.consumer.test_pull import batch
 from tests.net.scripted import START_US, STORE, Peer, scripted_broker
 
@@ -43,10 +43,10 @@ async def test_what_was_not_confirmed_is_told_to_the_broker_by_the_next_process(
             messages = await pulling_task
             messages[1].ack()
             messages[2].ack()
-            await peer.frame(Kind.ACK)  # which is not answered
+            await peer.frame(FrameKind.ACK)  # which is not answered
             await consumer.__aexit__(None, None, None)
         file = StateFile.open(state_directory(), STORE, "g", "c1")
-        assert file.read() == Known(START_US, 1, 0, 3, (1, 3))
+        assert file.read() == KnownConsumer(START_US, 1, 0, 3, (1, 3))
         file.close()
         async with qmq.connect(broker.url) as client:
             peer = await broker.peer()

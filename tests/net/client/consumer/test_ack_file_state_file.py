@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from qmq.net.client.consumer.ack_file import StateFile, state_directory
-from qmq.net.client.consumer.in_flight import Known
+from qmq.net.client.consumer.in_flight import KnownConsumer
 
 STORE = b"store1"
-KNOWN = Known(1_700_000_000_000_000, 3, 0, 500, (1, 5, 7, 8, 400, 500))
+KNOWN = KnownConsumer(1_700_000_000_000_000, 3, 0, 500, (1, 5, 7, 8, 400, 500))
 
 
 def opened(path: Path, consumer: str = "c1") -> StateFile:
@@ -176,7 +176,7 @@ def test_what_is_written_after_it_is_closed_is_not(tmp_path: Path) -> None:
     file = opened(tmp_path)
     file.close()
     file.close()
-    file.write(Known(1, 1, 0, 3, (1, 3)))
+    file.write(KnownConsumer(1, 1, 0, 3, (1, 3)))
     again = opened(tmp_path)
     assert again.read() is None
     again.close()

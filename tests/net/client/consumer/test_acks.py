@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from qmq.net.client.consumer.acks import Crossing
-from qmq.net.client.consumer.in_flight import Holding
+from qmq.net.client.consumer.in_flight import InFlightWindow
 
 
 class Noting:
@@ -23,20 +23,20 @@ class Noting:
         self.acked.append((start, end))
 
 
-def holding(noting: Noting) -> Holding:
-    return cast(Holding, noting)
+def in_flight(noting: Noting) -> InFlightWindow:
+    return cast(InFlightWindow, noting)
 
 
 def test_one_after_another_they_are_acknowledged_in_one_go() -> None:
     crossing, calls = Crossing(), list[Callable[[], None]]()
     first, second = Noting(), Noting()
     for noting, sequence in ((first, 5), (first, 6), (first, 7), (first, 9), (second, 10), (second, 11), (first, 10)):
-        crossing.ack(holding(noting), sequence, calls.append)
+        crossing.ack(in_flight(noting), sequence, calls.append)
     assert len(calls) == 1
     calls.pop()()
     assert first.acked == [(5, 8), (9, 10), (10, 11)]
     assert second.acked == [(10, 12)]
-    crossing.ack(holding(first), 0, calls.append)
+    crossing.ack(in_flight(first), 0, calls.append)
     assert len(calls) == 1
 
 
@@ -47,7 +47,7 @@ def test_a_closed_loop_is_told_each_time() -> None:
     crossing = Crossing()
     for sequence in range(2):
         with pytest.raises(RuntimeError, match="closed"):
-            crossing.ack(holding(Noting()), sequence, closed)
+            crossing.ack(in_flight(Noting()), sequence, closed)
 
 
 async def test_none_is_left_behind_whatever_threads_do() -> None:
@@ -55,7 +55,7 @@ async def test_none_is_left_behind_whatever_threads_do() -> None:
 
     def work(first: int) -> None:
         for sequence in range(first, first + each):
-            crossing.ack(holding(noting), sequence, loop.call_soon_threadsafe)
+            crossing.ack(in_flight(noting), sequence, loop.call_soon_threadsafe)
 
     threads = [threading.Thread(target=work, args=(number * each,)) for number in range(3)]
     for thread in threads:

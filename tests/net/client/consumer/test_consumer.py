@@ -55,7 +55,7 @@ class Bringing(Puller):
 
     def __init__(self) -> None:
         self.asked: list[int] = []
-        self.holder = None
+        self.ack_sender = None
 
     async def pull(self, max_count: int, min_count: int, timeout: float | None, max_bytes: int = 0) -> list[Run]:
         self.asked.append(max_count)
@@ -185,14 +185,14 @@ async def test_a_follower_misses_and_doubles_nothing_over_kills(tmp_path: Path, 
     with broker_process(tmp_path / "data") as broker:
         async with qmq.connect(broker.url, durability="append") as client, client.subscribe(*prefixes) as consumer:
             came: list[bytes] = []
-            for stretch in range(3):
-                sent = [b"%d %d" % (stretch, number) for number in range(400)]
+            for one_range in range(3):
+                sent = [b"%d %d" % (one_range, number) for number in range(400)]
                 await asyncio.gather(
                     *(client.send("a.x" if number % 3 else "b.y", body) for number, body in enumerate(sent))
                 )
-                wanted = len(came) + (200 if stretch < 2 else 400) + (200 if stretch else 0)
+                wanted = len(came) + (200 if one_range < 2 else 400) + (200 if one_range else 0)
                 while len(came) < wanted:
                     came += bodies(await consumer.pull(wanted - len(came)))
                 broker.kill()
                 broker.start()
-        assert sorted(came) == sorted(b"%d %d" % (stretch, number) for stretch in range(3) for number in range(400))
+        assert sorted(came) == sorted(b"%d %d" % (one_range, number) for one_range in range(3) for number in range(400))

@@ -11,19 +11,19 @@ import pytest
 from qmq.errors import Fenced
 from qmq.net.client.consumer import consumer as feed_module
 from qmq.net.client.consumer import pull as pulling_module
-from qmq.net.client.consumer.in_flight import Verdict
+from qmq.net.client.consumer.in_flight import Disposition
 from qmq.net.client.consumer.prefetch import Prefetch
-from qmq.net.protocol.frames import Kind
+from qmq.net.protocol.frames import FrameKind
 from tests.net.client.consumer.test_pull import Subscribed, batch, bodies, subscribed
 from tests.net.scripted import Peer, backs_of
 
 
 async def released(peer: Peer) -> tuple[int, int]:
-    """The next frame, which hands messages back unstarted: their pull sequences."""
-    frame = await peer.frame(Kind.HAND_BACK)
+    """The next frame, which hands messages back unstarted: their delivery sequences."""
+    frame = await peer.frame(FrameKind.HAND_BACK)
     (back,) = backs_of(frame)
-    assert back.verdict == Verdict.RELEASE
-    peer.answer(Kind.HANDED_BACK, frame.request)
+    assert back.disposition == Disposition.RELEASE
+    peer.answer(FrameKind.HANDED_BACK, frame.request)
     return back.start, back.end
 
 
@@ -62,11 +62,11 @@ async def test_what_a_stuck_loop_has_not_come_to_is_handed_back(monkeypatch: pyt
 
 async def acked_then_pulled(peer: Peer) -> tuple[int, tuple[int, ...]]:
     """The next frames: an acknowledgement, and a pull."""
-    await peer.frame(Kind.ACK)
+    await peer.frame(FrameKind.ACK)
     return await peer.pulled()
 
 
-async def test_what_is_not_held_any_more_does_not_come() -> None:
+async def test_what_is_not_in_flight_any_more_does_not_come() -> None:
     async with looping(4) as (s, came, _):
         holder = s.consumer._puller.holders[0]
         holder.fence(Fenced("silent for too long"))  # the handler is stopped, and the loop goes on
@@ -82,7 +82,7 @@ async def test_what_a_cancelled_pull_brings_is_handed_back_when_no_pull_comes(mo
         pulling = asyncio.ensure_future(s.consumer.pull(5))
         request, _ = await s.peer.pulled()
         pulling.cancel()
-        await s.peer.frame(Kind.WITHDRAW)
+        await s.peer.frame(FrameKind.WITHDRAW)
         s.peer.messages(request, batch(b"1", b"2", b"3"))
         assert await released(s.peer) == (0, 3)
         pulling = asyncio.ensure_future(s.consumer.pull(5))

@@ -10,10 +10,10 @@ import pytest
 import qmq
 from qmq.errors import Overloaded, QmqError, UnknownSubscription
 from qmq.format.build import MessageHeader
-from qmq.format.pieces import Damage, read_answer
+from qmq.format.pieces import AnswerDamage, read_answer
 from qmq.net.client.consumer.corrupt_reads import sequences_of
 from qmq.net.protocol import frames as wire
-from qmq.net.protocol.frames import Kind
+from qmq.net.protocol.frames import FrameKind
 from tests.net.client.consumer.test_pull import batch, bodies, subscribed
 from tests.net.scripted import Peer, ScriptedBroker, backs_of, stored_batch
 
@@ -25,7 +25,7 @@ def _connect_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def pulled(peer: Peer, *, checks: bool, expected: int | None = None) -> int:
     """Take a PULL; returns its request."""
-    frame = await peer.frame(Kind.PULL)
+    frame = await peer.frame(FrameKind.PULL)
     assert frame.flags == (wire.CHECK if checks else 0)
     if expected is not None:
         assert wire.PULL.unpack(frame.payload)[-1] == expected
@@ -34,10 +34,10 @@ async def pulled(peer: Peer, *, checks: bool, expected: int | None = None) -> in
 
 async def reported(peer: Peer, place: tuple[int, int, int, int], found: object) -> None:
     """Take a REPORT of (position, first, messages, partition), and say what was found."""
-    frame = await peer.frame(Kind.REPORT)
+    frame = await peer.frame(FrameKind.REPORT)
     assert wire.REPORT.unpack(frame.payload) == place
     assert wire.unpack_meta(frame.meta)["reason"]
-    peer.answer(Kind.REPORTED, frame.request, {"found": found})
+    peer.answer(FrameKind.REPORTED, frame.request, {"found": found})
 
 
 async def subscribed_again(peer: Peer, broker: ScriptedBroker) -> Peer:
@@ -122,7 +122,7 @@ async def test_a_report_that_gets_no_answer_is_made_again_with_the_pull() -> Non
     async with subscribed(group="g") as s:
         pulling = asyncio.ensure_future(s.consumer.pull())
         s.peer.messages(await pulled(s.peer, checks=False), last_flipped(sound), count=1)
-        frame = await s.peer.frame(Kind.REPORT)
+        frame = await s.peer.frame(FrameKind.REPORT)
         s.peer.refuse(frame.request, Overloaded("too many reports"))
         again(s.peer, await pulled(s.peer, checks=True, expected=0), sound)
         assert bodies(await pulling) == [b"1"]
@@ -133,7 +133,7 @@ async def test_a_cancelled_pull_loses_nothing() -> None:
     async with subscribed(group="g") as s:
         pulling = asyncio.ensure_future(s.consumer.pull())
         s.peer.messages(await pulled(s.peer, checks=False), last_flipped(sound), batch(b"2", at=1), count=2)
-        await s.peer.frame(Kind.REPORT)
+        await s.peer.frame(FrameKind.REPORT)
         pulling.cancel()
         with pytest.raises(asyncio.CancelledError):
             await pulling
@@ -147,7 +147,7 @@ async def test_a_pull_ends_in_time_without_an_answer_to_its_report(monkeypatch: 
     async with subscribed(group="g") as s:
         pulling = asyncio.ensure_future(s.consumer.pull(timeout=0.01))
         s.peer.messages(await pulled(s.peer, checks=False), last_flipped(batch(b"1")), count=1)
-        await s.peer.frame(Kind.REPORT)
+        await s.peer.frame(FrameKind.REPORT)
         assert await pulling == []
 
 
@@ -166,12 +166,12 @@ async def test_a_message_that_only_this_client_cannot_read_is_failed() -> None:
         came = {
             frame.kind: frame for frame in (await s.peer.any_frame(), await s.peer.any_frame()) if frame is not None
         }
-        (back,) = backs_of(came[Kind.HAND_BACK])
-        assert (back.start, back.end, back.verdict) == (1, 2, 1)
-        s.peer.answer(Kind.HANDED_BACK, came[Kind.HAND_BACK].request)
+        (back,) = backs_of(came[FrameKind.HAND_BACK])
+        assert (back.start, back.end, back.disposition) == (1, 2, 1)
+        s.peer.answer(FrameKind.HANDED_BACK, came[FrameKind.HAND_BACK].request)
         ranges = [0, 1, 1, 2, 1, 1]
         meta = {"ranges": ranges, "ranges_crc": wire.pack_numbers(ranges)[1]}
-        s.peer.answer(Kind.MESSAGES, came[Kind.PULL].request, meta, batch(b"0", at=1) + batch(b"2", at=2))
+        s.peer.answer(FrameKind.MESSAGES, came[FrameKind.PULL].request, meta, batch(b"0", at=1) + batch(b"2", at=2))
         assert bodies(await pulling) == [b"0", b"2"]
         assert s.consumer.damaged == len(told) == 1
 
@@ -180,7 +180,7 @@ async def test_leaving_waits_for_no_report() -> None:
     async with subscribed(group="g") as s:
         pulling = asyncio.ensure_future(s.consumer.pull())
         s.peer.messages(await pulled(s.peer, checks=False), last_flipped(batch(b"1")), count=1)
-        await s.peer.frame(Kind.REPORT)
+        await s.peer.frame(FrameKind.REPORT)
         leaving = asyncio.ensure_future(s.consumer.__aexit__(None, None, None))
         await s.peer.unsubscribed()
         await leaving
@@ -220,9 +220,9 @@ async def test_the_reports_of_an_answer_are_bounded(monkeypatch: pytest.MonkeyPa
         assert s.consumer.damaged == 5
 
 
-def test_the_pull_sequences_of_damage_are_found_over_ranges() -> None:
+def test_the_delivery_sequences_of_damage_are_found_over_ranges() -> None:
     runs, _ = read_answer(memoryview(batch(b"0") + batch(b"3", b"4", at=1)))
-    damaged = [Damage("", 0, 5_000, 1, 2, 1), Damage("", 0, 7_000, 0, 3, 2)]
+    damaged = [AnswerDamage("", 0, 5_000, 1, 2, 1), AnswerDamage("", 0, 7_000, 0, 3, 2)]
     ranges = [10, 2, 1, 20, 4, 1, 30, 2, 2]
     assert sequences_of(runs, damaged, 0, ranges) == [(11, 12), (20, 21)]
     assert sequences_of(runs, damaged, 1, ranges) == [(23, 24), (30, 32)]
@@ -265,7 +265,7 @@ async def test_who_follows_alone_passes_what_only_it_cannot_read() -> None:
 
 async def test_at_most_once_the_rest_is_kept_and_no_second_answer_asked_for() -> None:
     told = list[QmqError]()
-    async with subscribed(group="g", mode="most_once") as s:
+    async with subscribed(group="g", mode="at_most_once") as s:
         s.peer.numbers = False
         s.consumer.on_error = told.append
         pulling = asyncio.ensure_future(s.consumer.pull())

@@ -13,10 +13,10 @@ from qmq.errors import Fenced, InvalidOption, ProtocolError
 from qmq.format.pieces import read_answer
 from qmq.format.run import Run
 from qmq.intervals import Intervals
-from qmq.net.client.consumer.in_flight import Back, Holding, Place, check_delay
+from qmq.net.client.consumer.in_flight import ConsumerState, InFlightWindow, PendingDisposition, check_delay
 from tests.net.scripted import stored_batch
 
-PLACE = Place(1, 1, 10, 10, 1, 1_700_000_000_000_000)
+PLACE = ConsumerState(1, 1, 10, 10, 1, 1_700_000_000_000_000)
 
 
 class Desk:
@@ -32,17 +32,17 @@ class Desk:
     def want_send(self) -> None:
         self.sends += 1
 
-    async def hand_back(self, holding: Holding, back: Back) -> None:
+    async def hand_back(self, in_flight: InFlightWindow, back: PendingDisposition) -> None:
         raise AssertionError
 
-    def release(self, holding: Holding, start: int, end: int) -> None:
+    def release(self, in_flight: InFlightWindow, start: int, end: int) -> None:
         raise AssertionError
 
-    async def failed(self, holding: Holding, sequence: int, error: Exception) -> None:
+    async def failed(self, in_flight: InFlightWindow, sequence: int, error: Exception) -> None:
         raise AssertionError
 
-    def dropped(self, holding: Holding, stretches: list[tuple[int, int]]) -> None:
-        self.let_go += stretches
+    def dropped(self, in_flight: InFlightWindow, sequence_ranges: list[tuple[int, int]]) -> None:
+        self.let_go += sequence_ranges
 
     def late(self, call: str, shown: object) -> None:
         raise AssertionError
@@ -58,9 +58,9 @@ class Worker:
         self.cancelled += 1
 
 
-def made() -> tuple[Holding, Desk]:
+def made() -> tuple[InFlightWindow, Desk]:
     desk = Desk()
-    return Holding(desk, PLACE), desk
+    return InFlightWindow(desk, PLACE), desk
 
 
 def runs(*sizes: int) -> list[Run]:
@@ -69,127 +69,127 @@ def runs(*sizes: int) -> list[Run]:
 
 
 def numbers(found: list[Run]) -> list[tuple[int, int, int]]:
-    return [(run.pull_sequence, run.count, run.attempt) for run in found]
+    return [(run.delivery_sequence, run.count, run.attempt) for run in found]
 
 
 def test_messages_are_numbered_across_runs_and_gaps() -> None:
-    holding, _ = made()
-    assert numbers(holding.number(runs(3, 4), [10, 5, 1, 20, 2, 3])) == [(10, 3, 1), (13, 2, 1), (20, 2, 3)]
-    assert holding.expected == 22
-    assert holding.open() == [(10, 15), (20, 22)]
-    holding.ack(12, 21)
-    assert holding.open() == [(10, 12), (21, 22)]
-    (run,) = holding.number(runs(2), [30, 2, 1])
-    assert (run.pull_sequence, holding.open()) == (30, [(10, 12), (21, 22), (30, 32)])
-    holding.fence(Fenced("silent"))
-    assert holding.open() == []
+    in_flight, _ = made()
+    assert numbers(in_flight.number(runs(3, 4), [10, 5, 1, 20, 2, 3])) == [(10, 3, 1), (13, 2, 1), (20, 2, 3)]
+    assert in_flight.expected == 22
+    assert in_flight.open() == [(10, 15), (20, 22)]
+    in_flight.ack(12, 21)
+    assert in_flight.open() == [(10, 12), (21, 22)]
+    (run,) = in_flight.number(runs(2), [30, 2, 1])
+    assert (run.delivery_sequence, in_flight.open()) == (30, [(10, 12), (21, 22), (30, 32)])
+    in_flight.fence(Fenced("silent"))
+    assert in_flight.open() == []
 
 
 @pytest.mark.parametrize("ranges", [[10, 2, 1], [10, 4, 1], [10, 3], [10, 1, 1, 10, 2, 1], [9, 3, 1], []])
 def test_numbers_that_do_not_fit_are_refused(ranges: list[int]) -> None:
-    holding, _ = made()
+    in_flight, _ = made()
     with pytest.raises(ProtocolError):
-        holding.number(runs(3), ranges)
+        in_flight.number(runs(3), ranges)
 
 
 @given(st.lists(st.tuples(st.sampled_from("avstcr"), st.integers(10, 60), st.integers(1, 9)), max_size=60))
 def test_every_acknowledgement_is_sent_until_it_is_confirmed(steps: list[tuple[str, int, int]]) -> None:
     """Acknowledged in any order and more than once, with lost connections: against plain sets."""
-    holding, _ = made()
+    in_flight, _ = made()
     acked, back, confirmed = set[int](), set[int](), set[int]()
     flights: list[list[int]] = []
     for what, start, count in steps:
         span = set(range(start, start + count))
         match what:
             case "a":
-                holding.ack(start, start + count)
+                in_flight.ack(start, start + count)
                 acked |= span - back
             case "v":  # one by one, by the short way that messages take
                 for number in sorted(span):
-                    if holding.tail == number:
-                        holding.tail = number + 1
+                    if in_flight.tail == number:
+                        in_flight.tail = number + 1
                     else:
-                        holding.ack(number, number + 1)
+                        in_flight.ack(number, number + 1)
                 acked |= span - back
             case "t" if not span & (acked | back):
-                holding.take_back(start, start + count)
+                in_flight.take_back(start, start + count)
                 back |= span
             case "s":
-                flights.append(holding.take_acks())
+                flights.append(in_flight.take_acks())
             case "c" if flights:
                 flight = flights.pop(0)
-                holding.confirm(flight, 0)
+                in_flight.confirm(flight, 0)
                 confirmed |= expanded(flight)
             case "r":
                 flights.clear()
-                holding.rejoined(PLACE)
-        assert holding.unconfirmed == len(acked - confirmed)
-        assert all(holding.is_open(number) == (number not in acked | back) for number in range(10, 70))
-    assert expanded(holding.acknowledged(1_000)) == acked - confirmed
-    while flight := holding.take_acks():
+                in_flight.rejoined(PLACE)
+        assert in_flight.unconfirmed == len(acked - confirmed)
+        assert all(in_flight.is_open(number) == (number not in acked | back) for number in range(10, 70))
+    assert expanded(in_flight.acknowledged(1_000)) == acked - confirmed
+    while flight := in_flight.take_acks():
         flights.append(flight)
     for flight in flights:
-        holding.confirm(flight, 0)
-    assert holding.unconfirmed == 0
+        in_flight.confirm(flight, 0)
+    assert in_flight.unconfirmed == 0
 
 
 def expanded(flat: list[int]) -> set[int]:
     return {number for low, high in zip(flat[::2], flat[1::2], strict=True) for number in range(low, high)}
 
 
-def test_what_has_a_verdict_takes_no_other() -> None:
-    holding, _ = made()
-    holding.ack(10, 12)
+def test_what_has_a_disposition_takes_no_other() -> None:
+    in_flight, _ = made()
+    in_flight.ack(10, 12)
     with pytest.raises(Fenced, match="before"):
-        holding.take_back(11, 12)
-    holding.take_back(12, 13)
+        in_flight.take_back(11, 12)
+    in_flight.take_back(12, 13)
     with pytest.raises(Fenced, match="before"):
-        holding.take_back(12, 13)
-    holding.ack(12, 14)
-    assert holding.take_acks() == [10, 12, 13, 14], "what was handed back is not acknowledged"
+        in_flight.take_back(12, 13)
+    in_flight.ack(12, 14)
+    assert in_flight.take_acks() == [10, 12, 13, 14], "what was handed back is not acknowledged"
 
 
 def test_after_a_fence_nothing_is_held_and_all_is_refused() -> None:
-    holding, desk = made()
-    holding.ack(10, 12)
-    holding.take_acks()
-    holding.ack(15, 16)
-    assert list(holding.fence(Fenced("silent"))) == [(10, 12), (15, 16)]
-    holding.ack(10, 13)
-    holding.ack(12, 14)
-    assert desk.refused == 2, "12 and 13, which had no verdict"
-    assert (holding.take_acks(), holding.unconfirmed) == ([], 0)
+    in_flight, desk = made()
+    in_flight.ack(10, 12)
+    in_flight.take_acks()
+    in_flight.ack(15, 16)
+    assert list(in_flight.fence(Fenced("silent"))) == [(10, 12), (15, 16)]
+    in_flight.ack(10, 13)
+    in_flight.ack(12, 14)
+    assert desk.refused == 2, "12 and 13, which had no disposition"
+    assert (in_flight.take_acks(), in_flight.unconfirmed) == ([], 0)
     with pytest.raises(Fenced, match="silent"):
-        holding.take_back(20, 21)
+        in_flight.take_back(20, 21)
 
 
 def test_who_is_at_work_is_stopped_once_and_who_begins_late_at_once() -> None:
-    holding, _ = made()
+    in_flight, _ = made()
     one, two, late = Worker(), Worker(), Worker()
-    holding.begin(one)
-    holding.begin(two)
-    holding.begin(two)  # on two messages
-    assert not holding.end(two)
-    holding.fence(Fenced("silent"))
-    holding.begin(late)
+    in_flight.begin(one)
+    in_flight.begin(two)
+    in_flight.begin(two)  # on two messages
+    assert not in_flight.end(two)
+    in_flight.fence(Fenced("silent"))
+    in_flight.begin(late)
     assert [worker.cancelled for worker in (one, two, late)] == [1, 1, 1]
-    assert [holding.end(worker) for worker in (one, two, late)] == [True, True, True]
-    assert not holding.end(one)
+    assert [in_flight.end(worker) for worker in (one, two, late)] == [True, True, True]
+    assert not in_flight.end(one)
 
 
 def test_who_is_through_is_not_stopped() -> None:
-    holding, _ = made()
+    in_flight, _ = made()
     worker = Worker()
-    holding.begin(worker)
-    assert not holding.end(worker)
-    holding.fence(Fenced("silent"))
+    in_flight.begin(worker)
+    assert not in_flight.end(worker)
+    in_flight.fence(Fenced("silent"))
     assert worker.cancelled == 0
 
 
-def test_messages_that_are_let_go_without_a_verdict_are_counted() -> None:
-    holding, desk = made()
-    found: Any = holding.number(runs(4, 2), [10, 6, 1])
-    holding.ack(10, 11)
+def test_messages_that_are_let_go_without_a_disposition_are_counted() -> None:
+    in_flight, desk = made()
+    found: Any = in_flight.number(runs(4, 2), [10, 6, 1])
+    in_flight.ack(10, 11)
     part = found[0].slice(2, 3)
     del found
     gc.collect()
@@ -197,20 +197,20 @@ def test_messages_that_are_let_go_without_a_verdict_are_counted() -> None:
     del part
     gc.collect()
     assert desk.let_go == [(10, 16)]
-    assert holding.count_open(desk.let_go) == 5
-    holding.fence(Fenced("silent"))
-    assert holding.count_open(desk.let_go) == 0
+    assert in_flight.count_open(desk.let_go) == 5
+    in_flight.fence(Fenced("silent"))
+    assert in_flight.count_open(desk.let_go) == 0
 
 
-def test_of_messages_that_all_have_a_verdict_nothing_is_said() -> None:
-    holding, desk = made()
-    first: Any = holding.number(runs(4), [10, 4, 1])
-    second: Any = holding.number(runs(4), [14, 4, 1])
-    third: Any = holding.number(runs(2), [18, 2, 1])
-    holding.ack(10, 14)
-    holding.ack(14, 15)
-    assert holding.tail == 15
-    holding.tail = 18  # as Message.ack counts on
+def test_of_messages_that_all_have_a_disposition_nothing_is_said() -> None:
+    in_flight, desk = made()
+    first: Any = in_flight.number(runs(4), [10, 4, 1])
+    second: Any = in_flight.number(runs(4), [14, 4, 1])
+    third: Any = in_flight.number(runs(2), [18, 2, 1])
+    in_flight.ack(10, 14)
+    in_flight.ack(14, 15)
+    assert in_flight.tail == 15
+    in_flight.tail = 18  # as Message.ack counts on
     del first, second
     gc.collect()
     assert desk.let_go == []
@@ -219,9 +219,9 @@ def test_of_messages_that_all_have_a_verdict_nothing_is_said() -> None:
     assert desk.let_go == [(18, 20)]
 
 
-def test_places_of_other_incarnations_generations_and_times_are_others() -> None:
-    assert PLACE.is_that_of(PLACE._replace(frontier=50, next_sequence=70))
-    for field in ("consumer", "incarnation", "generation", "since_us"):
+def test_places_of_other_epochs_generations_and_times_are_others() -> None:
+    assert PLACE.is_that_of(PLACE._replace(ack_floor=50, next_sequence=70))
+    for field in ("consumer", "epoch", "generation", "since_us"):
         assert not PLACE.is_that_of(PLACE._replace(**{field: 99}))
 
 
@@ -235,13 +235,13 @@ def test_delays_are_microseconds() -> None:
     assert (check_delay(None), check_delay(0), check_delay(1.5)) == (None, 0, 1_500_000)
 
 
-def test_many_stretches_go_in_several_frames() -> None:
-    holding, _ = made()
+def test_many_ranges_go_in_several_frames() -> None:
+    in_flight, _ = made()
     for number in range(10, 10_010, 2):
-        holding.ack(number, number + 1)
+        in_flight.ack(number, number + 1)
     sent = Intervals()
     frames = 0
-    while flat := holding.take_acks():
+    while flat := in_flight.take_acks():
         frames += 1
         for low, high in zip(flat[::2], flat[1::2], strict=True):
             sent.add(low, high)

@@ -116,7 +116,7 @@ def test_to_arrow_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
         MessageBatch([]).to_arrow()
 
 
-def test_a_batch_is_acknowledged_by_stretches() -> None:
+def test_a_batch_is_acknowledged_by_ranges() -> None:
     class Holder:
         def __init__(self) -> None:
             self.acked: list[tuple[int, int]] = []
@@ -127,7 +127,7 @@ def test_a_batch_is_acknowledged_by_stretches() -> None:
     holder, other = Holder(), Holder()
     found = [*runs(stored_batch({f"a.{number}": [b"", b""] for number in range(5)}))]
     for run, owner, sequence in zip(found, (holder, holder, holder, other, None), (10, 12, 15, 17, 19), strict=True):
-        run.holder, run.pull_sequence = owner, sequence
+        run.in_flight, run.delivery_sequence = owner, sequence
     MessageBatch(found).ack()
     assert holder.acked == [(10, 14), (15, 17)]
     assert other.acked == [(17, 19)]

@@ -26,7 +26,7 @@ async def test_names_with_the_same_bits_are_told_apart(tmp_path: Path) -> None:
             tags = [(WANTED,), (TWIN,), (TWIN, WANTED), ()][number % 4]
             client.send_nowait("a.x", b"%d" % number, tags=tags)
         await client.flush()
-        for mode in ("reliable", "most_once"):
+        for mode in ("reliable", "at_most_once"):
             async with client.subscribe("a.", group=f"g-{mode}", mode=mode, tags=[WANTED]) as consumer:  # type: ignore[arg-type]
                 messages = await consumer.pull(6, 6, timeout=30)
                 assert [int(message.body) for message in messages] == [0, 2, 4, 6, 8, 10]

@@ -45,7 +45,7 @@ async def test_what_each_broker_refused_is_told(tmp_path: Path) -> None:
         await consumer.flush()
 
 
-async def test_an_arrival_at_any_broker_ends_a_parked_pull(tmp_path: Path) -> None:
+async def test_an_arrival_at_any_broker_ends_a_waiting_pull(tmp_path: Path) -> None:
     async with (
         several(tmp_path, 3) as brokers,
         qmq.connect(brokers.url) as client,
@@ -53,7 +53,7 @@ async def test_an_arrival_at_any_broker_ends_a_parked_pull(tmp_path: Path) -> No
     ):
         for number in (2, 0, 1, 1):
             pulling = asyncio.ensure_future(consumer.pull())
-            await until(lambda: len(consumer._puller._tasks) == 3, "it is parked everywhere")  # type: ignore[union-attr]
+            await until(lambda: len(consumer._puller._tasks) == 3, "it waits everywhere")  # type: ignore[union-attr]
             await put(brokers.one(number), "a", [b"%d" % number])
             (message,) = await pulling
             assert message.body == b"%d" % number
@@ -78,7 +78,7 @@ async def test_what_comes_beyond_what_was_asked_for_is_first_in_the_next_pull(tm
         client.subscribe("a", group="g") as consumer,
     ):
         pulling = asyncio.ensure_future(consumer.pull(max_count=5, min_count=5))
-        await until(lambda: len(consumer._puller._tasks) == 2, "it is parked everywhere")  # type: ignore[union-attr]
+        await until(lambda: len(consumer._puller._tasks) == 2, "it waits everywhere")  # type: ignore[union-attr]
         await asyncio.gather(*(put(brokers.one(number), "a", [b"%d" % number] * 4) for number in range(2)))
         first = await pulling
         assert len(first) == 5
@@ -87,16 +87,16 @@ async def test_what_comes_beyond_what_was_asked_for_is_first_in_the_next_pull(tm
         assert len({message.id for message in first + rest}) == 8
 
 
-async def test_a_most_once_group_is_never_given_more_than_was_asked_for(tmp_path: Path) -> None:
+async def test_an_at_most_once_group_is_never_given_more_than_was_asked_for(tmp_path: Path) -> None:
     """What lies beyond would be lost when the consumer leaves."""
     async with several(tmp_path, 3) as brokers, qmq.connect(brokers.url) as client:
         for count in (1, 2, 4):
-            async with client.subscribe("a", group="g", mode="most_once") as consumer:
+            async with client.subscribe("a", group="g", mode="at_most_once") as consumer:
                 pulling = asyncio.ensure_future(consumer.pull(max_count=count, min_count=count))
-                await until(lambda: bool(consumer._puller._tasks), "it is parked")  # type: ignore[union-attr]
+                await until(lambda: bool(consumer._puller._tasks), "it waits")  # type: ignore[union-attr]
                 await asyncio.gather(*(put(brokers.one(number), "a", [b"%d" % number] * 4) for number in range(3)))
                 assert len(await pulling) == count
-            async with client.subscribe("a", group="g", mode="most_once") as consumer:
+            async with client.subscribe("a", group="g", mode="at_most_once") as consumer:
                 rest = 12 - count
                 assert len(await consumer.pull(max_count=100, min_count=rest, timeout=30)) == rest
                 assert await consumer.pull(timeout=0) == []

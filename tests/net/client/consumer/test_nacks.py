@@ -1,4 +1,4 @@
-"""Verdicts other than acknowledgements: those of one turn are one frame, and each is answered by itself."""
+"""Dispositions other than acknowledgements: those of one turn are one frame, and each is answered by itself."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ import pytest
 import qmq
 from qmq.broker.ports import commands
 from qmq.errors import Fenced, Overloaded
-from qmq.net.client.consumer.in_flight import Verdict
+from qmq.net.client.consumer.in_flight import Disposition
 from qmq.net.client.consumer.nacks import MOST_BACKS, MOST_REASON
-from qmq.net.protocol.frames import Frame, Kind
+from qmq.net.protocol.frames import Frame, FrameKind
 from tests.net.client.consumer.test_pull import Subscribed
 from tests.net.scripted import backs_of
 from tests.net.test_handlers import given
 
 
-async def handed_back(s: Subscribed) -> tuple[Frame, list[commands.Back]]:
-    frame = await s.peer.frame(Kind.HAND_BACK)
+async def handed_back(s: Subscribed) -> tuple[Frame, list[commands.DispositionRange]]:
+    frame = await s.peer.frame(FrameKind.HAND_BACK)
     return frame, backs_of(frame)
 
 
 def answer(s: Subscribed, frame: Frame, *refused: int) -> None:
-    s.peer.answer(Kind.HANDED_BACK, frame.request, payload=struct.pack(f"<{len(refused)}I", *refused))
+    s.peer.answer(FrameKind.HANDED_BACK, frame.request, payload=struct.pack(f"<{len(refused)}I", *refused))
 
 
 async def test_what_is_handed_back_in_one_turn_is_one_frame() -> None:
@@ -35,10 +35,10 @@ async def test_what_is_handed_back_in_one_turn_is_one_frame() -> None:
         )  # fmt: skip
         frame, backs = await handed_back(s)
         assert backs == [
-            (0, 1, Verdict.NACK, None, "broke"),
-            (1, 2, Verdict.NACK, 2_500_000, ""),
-            (2, 3, Verdict.REJECT, None, "bad address"),
-            (4, 5, Verdict.NACK, None, "broke"),
+            (0, 1, Disposition.NACK, None, "broke"),
+            (1, 2, Disposition.NACK, 2_500_000, ""),
+            (2, 3, Disposition.REJECT, None, "bad address"),
+            (4, 5, Disposition.NACK, None, "broke"),
         ]
         answer(s, frame, 1, 3)
         said = await waiting
@@ -46,7 +46,7 @@ async def test_what_is_handed_back_in_one_turn_is_one_frame() -> None:
         messages[3].release()
         messages[5].release()
         frame, backs = await handed_back(s)
-        assert backs == [(number, number + 1, Verdict.RELEASE, None, "") for number in (3, 5)]
+        assert backs == [(number, number + 1, Disposition.RELEASE, None, "") for number in (3, 5)]
         answer(s, frame)
 
 
@@ -88,7 +88,7 @@ async def test_many_are_several_frames(reason: str, frames: int) -> None:
         reasons = [reason if reason == "broke" else f"{number} {reason}" for number in range(count)]
         pairs = zip(messages, reasons, strict=True)
         waiting = asyncio.gather(*(message.nack(reason=why) for message, why in pairs))
-        found = list[commands.Back]()
+        found = list[commands.DispositionRange]()
         for _ in range(frames):
             frame, backs = await handed_back(s)
             found += backs
@@ -121,7 +121,7 @@ def broken(*_: object) -> None:
     raise ZeroDivisionError
 
 
-async def test_a_message_has_one_verdict_only() -> None:
+async def test_a_message_has_one_disposition_only() -> None:
     async with given(b"1") as (s, (message,)):
         waiting = asyncio.ensure_future(message.nack())
         frame, _ = await handed_back(s)

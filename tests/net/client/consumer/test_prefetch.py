@@ -22,7 +22,7 @@ class Outcome(NamedTuple):
 
 def work_off(seconds: list[float], tasks: int, round_trip: float) -> Outcome:
     """Consumers, each with its seconds a task, take from one queue by the rule, handle, and take again."""
-    rules = [Prefetch(is_alone=False) for _ in seconds]
+    rules = [Prefetch(is_solo=False) for _ in seconds]
     turns = [(0.0, number) for number in range(len(seconds))]
     ended, waiting = 0.0, 0
     while turns and tasks:
@@ -48,7 +48,7 @@ def test_one_that_is_a_hundred_times_slower_holds_nobody_up(seconds: float) -> N
 
 
 def test_fast_ones_take_many_and_what_they_take_is_a_tenth_of_a_second_of_work() -> None:
-    rule, now, most = Prefetch(is_alone=False), 0.0, 0
+    rule, now, most = Prefetch(is_solo=False), 0.0, 0
     for _ in range(20):
         count = rule.wanted(now)
         rule.came(count, now)
@@ -58,7 +58,7 @@ def test_fast_ones_take_many_and_what_they_take_is_a_tenth_of_a_second_of_work()
 
 
 def test_who_gets_slow_takes_few_at_once() -> None:
-    rule, now = Prefetch(is_alone=False), 0.0
+    rule, now = Prefetch(is_solo=False), 0.0
     while rule.wanted(now) < 1_000:
         rule.came(rule.wanted(now), now)
         now += 0.0001
@@ -68,14 +68,14 @@ def test_who_gets_slow_takes_few_at_once() -> None:
 
 def test_one_at_a_time_is_no_reason_to_take_more() -> None:
     """Messages that come one by one say little of how many a loop could take."""
-    rule = Prefetch(is_alone=True)
+    rule = Prefetch(is_solo=True)
     for now in range(100):
         rule.came(1, now)
         assert rule.wanted(now + 0.000_1) == 16
 
 
 def test_no_more_than_the_most_are_taken() -> None:
-    rule = Prefetch(is_alone=False)
+    rule = Prefetch(is_solo=False)
     for _ in range(100):
         rule.came(rule.wanted(1.0), 1.0)
     assert rule.wanted(1.0) == MOST

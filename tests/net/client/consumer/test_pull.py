@@ -26,7 +26,7 @@ from qmq.names import check_consumer
 from qmq.net.client.consumer import pull as pulling_module
 from qmq.net.client.options import check_pull, make_consumer_id, start_of
 from qmq.net.protocol import frames as wire
-from qmq.net.protocol.frames import Kind
+from qmq.net.protocol.frames import FrameKind
 from tests.net.scripted import START_US, Peer, ScriptedBroker, scripted_broker, stored_batch
 from tests.net.several import several
 
@@ -98,9 +98,9 @@ async def test_alone_no_prefix_stands_twice() -> None:
 async def test_leaving_unsubscribes() -> None:
     async with subscribed() as s:
         leaving = asyncio.ensure_future(s.consumer.__aexit__(None, None, None))
-        frame = await s.peer.frame(Kind.UNSUBSCRIBE)
+        frame = await s.peer.frame(FrameKind.UNSUBSCRIBE)
         assert wire.UNSUBSCRIBE.unpack(frame.payload) == (7,)
-        s.peer.answer(Kind.UNSUBSCRIBED, frame.request)
+        s.peer.answer(FrameKind.UNSUBSCRIBED, frame.request)
         await leaving
         with pytest.raises(UnknownSubscription, match="async with"):
             await s.consumer.pull()
@@ -117,7 +117,7 @@ async def test_leaving_ends_a_pull_that_waits() -> None:
         pulling = asyncio.ensure_future(s.consumer.pull())
         request, _ = await s.peer.pulled()
         leaving = asyncio.ensure_future(s.consumer.__aexit__(None, None, None))
-        frame = await s.peer.frame(Kind.WITHDRAW)
+        frame = await s.peer.frame(FrameKind.WITHDRAW)
         assert wire.WITHDRAW.unpack(frame.payload) == (request,)
         await s.peer.unsubscribed()
         await leaving
@@ -131,9 +131,9 @@ async def test_a_refused_subscription_is_raised_and_one_that_can_pass_is_tried_a
     async with scripted_broker() as broker, qmq.connect(broker.url) as client:
         peer = await broker.peer()
         entering = asyncio.ensure_future(client.subscribe("a.", group="g").__aenter__())
-        frame = await peer.frame(Kind.SUBSCRIBE)
+        frame = await peer.frame(FrameKind.SUBSCRIBE)
         peer.refuse(frame.request, Overloaded("too many subscriptions"))
-        frame = await peer.frame(Kind.SUBSCRIBE)
+        frame = await peer.frame(FrameKind.SUBSCRIBE)
         peer.refuse(frame.request, GroupMismatch("another mode"))
         with pytest.raises(GroupMismatch, match="another mode"):
             await entering
@@ -247,7 +247,7 @@ async def test_a_broker_that_overruns_the_time_is_not_waited_for(monkeypatch: py
         pulling = asyncio.ensure_future(s.consumer.pull(timeout=0.01))
         request, _ = await s.peer.pulled()
         assert await pulling == []
-        await s.peer.frame(Kind.WITHDRAW)
+        await s.peer.frame(FrameKind.WITHDRAW)
         pulling = asyncio.ensure_future(s.consumer.pull(timeout=5))
         s.peer.messages(request, batch(b"late"))
         assert bodies(await pulling) == [b"late"]
@@ -258,7 +258,7 @@ async def test_what_a_cancelled_pull_brings_comes_first_with_the_next() -> None:
         pulling = asyncio.ensure_future(s.consumer.pull(5))
         request, _ = await s.peer.pulled()
         pulling.cancel()
-        frame = await s.peer.frame(Kind.WITHDRAW)
+        frame = await s.peer.frame(FrameKind.WITHDRAW)
         assert wire.WITHDRAW.unpack(frame.payload) == (request,)
         s.peer.messages(request, batch(b"1", b"2", b"3"))
         assert bodies(await s.consumer.pull(2)) == [b"1", b"2"]
@@ -274,7 +274,7 @@ async def test_a_withdrawn_pull_that_brings_nothing_is_followed_by_another() -> 
         pulling = asyncio.ensure_future(s.consumer.pull())
         withdrawn, _ = await s.peer.pulled()
         pulling.cancel()
-        await s.peer.frame(Kind.WITHDRAW)
+        await s.peer.frame(FrameKind.WITHDRAW)
         pulling = asyncio.ensure_future(s.consumer.pull())
         s.peer.messages(withdrawn)
         request, _ = await s.peer.pulled()
@@ -346,7 +346,7 @@ async def test_a_refusal_that_can_pass_is_waited_out_and_another_is_raised() -> 
     async with subscribed() as s:
         pulling = asyncio.ensure_future(s.consumer.pull())
         request, _ = await s.peer.pulled()
-        s.peer.refuse(request, Overloaded("too many parked pulls"))
+        s.peer.refuse(request, Overloaded("too many waiting pulls"))
         request, _ = await s.peer.pulled()
         s.peer.refuse(request, GroupMismatch("another mode"))
         with pytest.raises(GroupMismatch, match="another mode"):
@@ -376,12 +376,12 @@ async def test_an_answer_that_leaves_open_what_is_still_to_come_is_asked_for_aga
     async with subscribed() as s:
         pulling = asyncio.ensure_future(s.consumer.pull())
         request, _ = await s.peer.pulled()
-        s.peer.answer(Kind.MESSAGES, request, {"left_us": 1.5e300}, batch(b"1"))
+        s.peer.answer(FrameKind.MESSAGES, request, {"left_us": 1.5e300}, batch(b"1"))
         await s.peer.gone()
         peer = await s.broker.peer()
         await peer.subscribed()
         request, _ = await peer.pulled()
-        peer.answer(Kind.MESSAGES, request, {"left_us": START_US}, batch(b"1"))
+        peer.answer(FrameKind.MESSAGES, request, {"left_us": START_US}, batch(b"1"))
         assert bodies(await pulling) == [b"1"]
 
 
@@ -392,8 +392,8 @@ async def test_a_subscription_without_a_number_is_made_again() -> None:
         s.peer.drop()
         peer = await s.broker.peer()
         for meta in ({"subscriptiom": 7}, {"subscription": "7"}):
-            frame = await peer.frame(Kind.SUBSCRIBE)
-            peer.answer(Kind.SUBSCRIBED, frame.request, meta)
+            frame = await peer.frame(FrameKind.SUBSCRIBE)
+            peer.answer(FrameKind.SUBSCRIBED, frame.request, meta)
             peer = await s.broker.peer()
         await peer.subscribed()
         request, _ = await peer.pulled()
@@ -417,8 +417,8 @@ async def test_a_pull_and_a_flush_wait_for_the_same_subscription() -> None:
         peer.next_sequence = s.peer.next_sequence
         await peer.subscribed()
         peer.next_sequence = s.peer.next_sequence
-        ack = await peer.frame(Kind.ACK)
-        peer.answer(Kind.ACKED, ack.request, payload=wire.ACKED.pack(0))
+        ack = await peer.frame(FrameKind.ACK)
+        peer.answer(FrameKind.ACKED, ack.request, payload=wire.ACKED.pack(0))
         await flushing
         request, _ = await peer.pulled()
         peer.messages(request, batch(b"n", at=1))
@@ -433,17 +433,17 @@ async def test_the_answer_to_acknowledgements_may_wait_where_a_pull_follows() ->
         first, second = await pulling
         first.ack()
         pulling = asyncio.ensure_future(s.consumer.pull())
-        waits = await s.peer.frame(Kind.ACK)
+        waits = await s.peer.frame(FrameKind.ACK)
         assert waits.flags == wire.MAY_WAIT
         request, _ = await s.peer.pulled()
         s.peer.messages(request, batch(b"3", at=2))
-        s.peer.answer(Kind.ACKED, waits.request, payload=wire.ACKED.pack(0))
+        s.peer.answer(FrameKind.ACKED, waits.request, payload=wire.ACKED.pack(0))
         await pulling
         second.ack()
         flushing = asyncio.ensure_future(s.consumer.flush())
-        frame = await s.peer.frame(Kind.ACK)
+        frame = await s.peer.frame(FrameKind.ACK)
         assert frame.flags == 0
-        s.peer.answer(Kind.ACKED, frame.request, payload=wire.ACKED.pack(0))
+        s.peer.answer(FrameKind.ACKED, frame.request, payload=wire.ACKED.pack(0))
         await flushing
 
 
@@ -457,7 +457,7 @@ async def test_a_fault_of_another_request_ends_no_pull() -> None:
             peer.refuse(0, ProtocolError("what is that"))
             await peer.gone()
             peer = await s.broker.peer()
-            await peer.frame(Kind.SUBSCRIBE)
+            await peer.frame(FrameKind.SUBSCRIBE)
         peer.refuse(0, ProtocolError("what is that"))
         peer = await s.broker.peer()
         await peer.subscribed()
@@ -473,7 +473,7 @@ async def test_a_subscription_that_ends_each_connection_is_given_up() -> None:
         s.peer.drop()
         for _ in range(3):
             peer = await s.broker.peer()
-            await peer.frame(Kind.SUBSCRIBE)
+            await peer.frame(FrameKind.SUBSCRIBE)
             peer.refuse(0, ProtocolError("what is that"))
         with pytest.raises(ProtocolError, match="what is that"):
             await pulling
@@ -483,7 +483,7 @@ async def test_a_frame_that_is_none_ends_the_connection_and_not_the_pull() -> No
     async with subscribed(group="g") as s:
         pulling = asyncio.ensure_future(s.consumer.pull())
         request, _ = await s.peer.pulled()
-        s.peer.transport.write(wire.encode_frame(Kind.MESSAGES, request, b"\xc1"))
+        s.peer.transport.write(wire.encode_frame(FrameKind.MESSAGES, request, b"\xc1"))
         await s.peer.gone()
         peer = await s.broker.peer()
         await peer.subscribed()
@@ -502,7 +502,7 @@ async def test_a_pull_waits_while_no_broker_can_be_reached_and_goes_on() -> None
         peer = await s.broker.peer()
         said = await peer.subscribed(9)
         numbers = said.pop("known")
-        assert numbers == [START_US, 1, 1, 0], "since when, generation, incarnation, what is expected"
+        assert numbers == [START_US, 1, 1, 0], "since when, generation, epoch, what is expected"
         assert said.pop("known_crc") == wire.pack_numbers(numbers)[1]
         assert said == s.said | {"asks": "again"}
         request, (subscription, *_) = await peer.pulled()
@@ -607,13 +607,13 @@ async def test_numbers_that_do_not_fit_their_checksum_are_asked_for_again() -> N
         task = asyncio.ensure_future(s.consumer.pull())
         request, _ = await s.peer.pulled()
         _, crc = wire.pack_numbers([0, 1, 1])
-        s.peer.answer(Kind.MESSAGES, request, {"ranges": [4, 1, 1], "ranges_crc": crc}, batch(b"1"))
+        s.peer.answer(FrameKind.MESSAGES, request, {"ranges": [4, 1, 1], "ranges_crc": crc}, batch(b"1"))
         request, _ = await s.peer.pulled()
         s.peer.messages(request, batch(b"1"))
         (message,) = await task
         message.ack()
         flushing = asyncio.ensure_future(s.consumer.flush())
-        frame = await s.peer.frame(Kind.ACK)
+        frame = await s.peer.frame(FrameKind.ACK)
         assert frame.payload[wire.ACK.size :] == wire.pack_numbers([0, 1])[0]
-        s.peer.answer(Kind.ACKED, frame.request, payload=wire.ACKED.pack(0))
+        s.peer.answer(FrameKind.ACKED, frame.request, payload=wire.ACKED.pack(0))
         await flushing

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from qmq.format.pieces import read_answer
 from qmq.net.client.consumer.message import messages_of
-from qmq.net.client.consumer.pull import Kept
+from qmq.net.client.consumer.pull import ReceivedRuns
 from tests.net.client.consumer.test_pull import batch, bodies
 
 
@@ -15,7 +15,7 @@ from tests.net.client.consumer.test_pull import batch, bodies
 def test_kept_messages_are_handed_out_in_order_in_any_parts(takes: list[tuple[bool, int]], sizes: list[int]) -> None:
     wanted = [b"%d %d" % (run, number) for run, size in enumerate(sizes) for number in range(size)]
     answer = b"".join(batch(*(b"%d %d" % (run, number) for number in range(size))) for run, size in enumerate(sizes))
-    kept = Kept()
+    kept = ReceivedRuns()
     kept.put_back(read_answer(memoryview(answer))[0])
     came: list[bytes] = []
     for back, count in takes:

@@ -9,12 +9,12 @@ from typing import Any, cast
 import pytest
 
 from qmq.errors import ConnectionLost, ProtocolError, QmqError
-from qmq.net.client.connection import Answer, Connection
+from qmq.net.client.connection import Answer, BrokerConnection
 from qmq.net.client.consumer.pull_request import Asking, numbers_of
 from qmq.net.protocol import frames as wire
-from qmq.net.protocol.frames import Kind
+from qmq.net.protocol.frames import FrameKind
 
-ANSWER = Answer(Kind.MESSAGES, {}, memoryview(b""))
+ANSWER = Answer(FrameKind.MESSAGES, {}, memoryview(b""))
 
 
 class Line:
@@ -42,14 +42,14 @@ class Line:
 
 def asking(line: Line, calls: list[str]) -> Asking:
     made = Asking(lambda: calls.append("answered"))
-    made.ask(cast(Connection, line), b"pull", 10, None, 5.0, wire.CHECK)
+    made.ask(cast(BrokerConnection, line), b"pull", 10, None, 5.0, wire.CHECK)
     return made
 
 
 async def test_an_answer_waits_until_it_is_looked_at() -> None:
     line, calls = Line(), list[str]()
     made = asking(line, calls)
-    assert (made.waits, made.most, line.asked) == (True, 10, [(Kind.PULL, b"pull", 5.0, wire.CHECK)])
+    assert (made.waits, made.most, line.asked) == (True, 10, [(FrameKind.PULL, b"pull", 5.0, wire.CHECK)])
     waiting = asyncio.ensure_future(made.wait(None))
     await asyncio.sleep(0)
     line.answer(ANSWER)
@@ -88,7 +88,7 @@ async def test_a_cancelled_wait_withdraws_the_pull() -> None:
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
-    assert line.told == [(Kind.WITHDRAW, wire.WITHDRAW.pack(6))]
+    assert line.told == [(FrameKind.WITHDRAW, wire.WITHDRAW.pack(6))]
 
 
 def test_numbers_of_an_answer() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from qmq.format.pieces import piece_of_run, read_answer
 from qmq.format.run import Run
 from qmq.net.client.consumer.message import each_message
-from qmq.net.client.consumer.solo_cursor import Progress, without_covered
+from qmq.net.client.consumer.solo_cursor import SoloCursor, without_covered
 from tests.net.scripted import START_US, stored_batch
 
 
@@ -45,7 +45,7 @@ def test_names_that_others_cover_are_left_out() -> None:
 
 
 def test_it_begins_where_the_subscription_says_until_something_came() -> None:
-    progress = Progress([""], None)
+    progress = SoloCursor([""], None)
     assert progress.floor_us is None
     progress.begin_at(77)
     assert progress.floor_us == 77
@@ -55,7 +55,7 @@ def test_it_begins_where_the_subscription_says_until_something_came() -> None:
 
 def test_what_came_is_dropped_when_it_comes_again() -> None:
     log = log_of([{"a": 2}, {"a": 1, "b": 3}, {"b": 2}])
-    progress = Progress([""], None)
+    progress = SoloCursor([""], None)
     first = progress.take([*read(log[0]), *read(log[1])])
     assert progress.floor_us == START_US + 1
     progress.resume(same_store=True)
@@ -66,7 +66,7 @@ def test_what_came_is_dropped_when_it_comes_again() -> None:
 def test_a_run_that_came_in_part_comes_on() -> None:
     (batch,) = log_of([{"a": 2, "b": 10}])
     part = piece_of_run(memoryview(batch), 1, 0, 4)[0]
-    progress = Progress([""], None)
+    progress = SoloCursor([""], None)
     first = progress.take([*read(batch)[:1], *read(b"".join(part))])
     progress.resume(same_store=True)
     assert bodies(first) + bodies(progress.take(read(batch))) == bodies(read(batch))
@@ -74,7 +74,7 @@ def test_a_run_that_came_in_part_comes_on() -> None:
 
 def test_another_store_gives_all_from_the_last_stamp_on() -> None:
     log = log_of([{"a": 1}, {"a": 1}])
-    progress = Progress([""], None)
+    progress = SoloCursor([""], None)
     progress.take(read(log[1]))
     progress.resume(same_store=False)
     assert progress.floor_us == START_US + 1
@@ -83,7 +83,7 @@ def test_another_store_gives_all_from_the_last_stamp_on() -> None:
 
 def test_prefixes_at_different_places_begin_at_the_earlier_one() -> None:
     log = log_of([{"a.x": 1}, {"b.x": 1}, {"a.x": 1}, {"b.x": 1}])
-    progress = Progress(["a.", "b."], None)
+    progress = SoloCursor(["a.", "b."], None)
     progress.take(read(log[0]) + read(log[2]))
     assert progress.floor_us is None  # b had no turn yet
     progress.take(read(log[1]))
@@ -94,7 +94,7 @@ def test_prefixes_at_different_places_begin_at_the_earlier_one() -> None:
 
 def test_a_prefix_without_messages_does_not_hold_the_others_back() -> None:
     log = log_of([{"a.x": 1}, {"a.x": 1}, {"a.x": 1}])
-    progress = Progress(["a.", "b"], None)
+    progress = SoloCursor(["a.", "b"], None)
     progress.begin_at(5)
     progress.take(read(log[0]))
     assert progress.floor_us == 5
@@ -107,7 +107,7 @@ def test_a_prefix_without_messages_does_not_hold_the_others_back() -> None:
 def test_what_one_partition_holds_back_comes_after_the_reconnect() -> None:
     late = stored_batch({"a.x": [b"late"]}, stored_at_us=START_US)
     quick = stored_batch({"a.x": [b"quick"]}, stored_at_us=START_US + 1, partition=1)
-    progress = Progress(["a."], None)
+    progress = SoloCursor(["a."], None)
     assert bodies(progress.take(read(quick), START_US)) == [b"quick"]
     assert progress.floor_us == START_US
     progress.resume(same_store=True)
@@ -127,7 +127,7 @@ def test_over_any_reconnects_each_message_comes_once_and_in_order(prefixes: list
             st.lists(st.dictionaries(st.sampled_from(subjects), st.integers(1, 4), min_size=1), min_size=1, max_size=8)
         )
     )
-    progress = Progress(prefixes, None)
+    progress = SoloCursor(prefixes, None)
     came: dict[str, list[bytes]] = {}
     tracks = [
         [run for batch in log for run in read(batch) if run.subject == name or run.subject.startswith(name or ".")]
@@ -153,7 +153,7 @@ def test_over_any_reconnects_each_message_comes_once_and_in_order(prefixes: list
 
 
 def take(
-    progress: Progress, track: list[Run], places: list[int], number: int, count: int, came: dict[str, list[bytes]]
+    progress: SoloCursor, track: list[Run], places: list[int], number: int, count: int, came: dict[str, list[bytes]]
 ) -> None:
     """Serve the next *count* messages of a prefix, cut as a broker cuts."""
     served, at = [], 0

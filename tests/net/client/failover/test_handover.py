@@ -34,7 +34,7 @@ async def main(url):
 
 asyncio.run(main(sys.argv[1]))
 """
-LAPSE_MS = 600_000  # nothing lapses here: what comes again was handed over
+SESSION_TIMEOUT_MS = 600_000  # nothing expires here: what comes again was handed over
 
 
 @pytest.fixture(autouse=True)
@@ -61,7 +61,7 @@ def started(url: str) -> subprocess.Popen[str]:
 
 async def test_another_broker_gets_the_whole_message_and_gives_it_to_its_group_only(tmp_path: Path) -> None:
     async with (
-        several(tmp_path, lapse_ms=LAPSE_MS) as brokers,
+        several(tmp_path, session_timeout_ms=SESSION_TIMEOUT_MS) as brokers,
         qmq.connect(brokers.url, failover_after=0.2) as client,
         client.subscribe("", group="g", consumer="c") as consumer,
         client.subscribe("", group="other") as other,
@@ -91,7 +91,7 @@ async def test_another_broker_gets_the_whole_message_and_gives_it_to_its_group_o
 
 async def test_a_handler_that_fails_and_one_that_rejects_go_there_too(tmp_path: Path) -> None:
     async with (
-        several(tmp_path, lapse_ms=LAPSE_MS) as brokers,
+        several(tmp_path, session_timeout_ms=SESSION_TIMEOUT_MS) as brokers,
         qmq.connect(brokers.url, failover_after=0.2) as client,
         client.subscribe("a", group="g") as consumer,
     ):
@@ -113,7 +113,7 @@ async def test_what_is_too_large_for_the_other_broker_waits_here_and_disturbs_no
     tmp_path: Path, directory: Path
 ) -> None:
     large = bytes(200 << 10)
-    async with several(tmp_path, lapse_ms=LAPSE_MS) as brokers:
+    async with several(tmp_path, session_timeout_ms=SESSION_TIMEOUT_MS) as brokers:
         settings = brokers._settings
         await brokers.stop(1)
         brokers._settings = settings | {"max_frame_bytes": 64 << 10, "max_message_bytes": 1 << 10}
@@ -142,7 +142,7 @@ async def test_what_is_too_large_for_the_other_broker_waits_here_and_disturbs_no
 
 async def test_a_short_absence_moves_nothing(tmp_path: Path, directory: Path) -> None:
     async with (
-        several(tmp_path, lapse_ms=LAPSE_MS) as brokers,
+        several(tmp_path, session_timeout_ms=SESSION_TIMEOUT_MS) as brokers,
         qmq.connect(brokers.url, failover_after=60) as client,
         client.subscribe("a", group="g", consumer="c") as consumer,
     ):
@@ -164,7 +164,7 @@ async def test_with_no_broker_there_it_is_kept_here_and_handed_over_once(
     tmp_path: Path, directory: Path, count: int
 ) -> None:
     async with (
-        several(tmp_path, count, lapse_ms=LAPSE_MS) as brokers,
+        several(tmp_path, count, session_timeout_ms=SESSION_TIMEOUT_MS) as brokers,
         qmq.connect(brokers.url, failover_after=0.1) as client,
         client.subscribe("a", group="g", consumer="c") as consumer,
     ):
@@ -192,7 +192,7 @@ async def test_with_no_broker_there_it_is_kept_here_and_handed_over_once(
 
 async def test_what_a_killed_process_kept_is_handed_over_by_another(tmp_path: Path, directory: Path) -> None:
     """The broker is killed, then a consumer that has nacked; a second consumer's client finds what that kept."""
-    broker = BrokerProcess(tmp_path / "data", lapse_ms=LAPSE_MS)
+    broker = BrokerProcess(tmp_path / "data", session_timeout_ms=SESSION_TIMEOUT_MS)
     try:
         broker.start()
         await put(broker.url, "a", [b"body"])
@@ -214,7 +214,7 @@ async def test_what_a_killed_process_kept_is_handed_over_by_another(tmp_path: Pa
 
 async def test_a_group_that_is_nowhere_keeps_its_messages_here(tmp_path: Path, directory: Path) -> None:
     async with (
-        several(tmp_path, lapse_ms=LAPSE_MS) as brokers,
+        several(tmp_path, session_timeout_ms=SESSION_TIMEOUT_MS) as brokers,
         qmq.connect(brokers.one(0)) as alone,
         qmq.connect(brokers.url, failover_after=0.1) as client,
     ):
@@ -235,7 +235,7 @@ async def test_its_own_broker_hears_that_it_is_handled_though_the_consumer_was_k
     tmp_path: Path, directory: Path
 ) -> None:
     """Without an id of its own a consumer never comes back: what it handed over would come again from its broker."""
-    async with several(tmp_path, lapse_ms=LAPSE_MS) as brokers:
+    async with several(tmp_path, session_timeout_ms=SESSION_TIMEOUT_MS) as brokers:
         await put(brokers.one(0), "a", [b"body"])
         consumer = started(brokers.url)
         assert consumer.stdout is not None
@@ -258,7 +258,7 @@ async def test_acknowledgements_that_could_not_be_brought_to_the_broker_wait_for
     tmp_path: Path, directory: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(pulling, "FLUSH_TIMEOUT", 0.05)
-    async with several(tmp_path, 1, lapse_ms=LAPSE_MS) as brokers:
+    async with several(tmp_path, 1, session_timeout_ms=SESSION_TIMEOUT_MS) as brokers:
         async with qmq.connect(brokers.url) as client, client.subscribe("a", group="g") as consumer:
             await client.send_many("a", [b"1", b"2", b"3"])
             messages = await consumer.pull(min_count=3, timeout=30)
@@ -296,7 +296,7 @@ async def test_acknowledgements_of_a_consumer_that_the_broker_forgot_do_not_wait
 
 async def test_a_spool_that_is_handed_over_again_after_a_kill_doubles_nothing(tmp_path: Path, directory: Path) -> None:
     """The client is killed between the hand-over and the removal of its file, the broker right after it."""
-    broker = BrokerProcess(tmp_path / "data", lapse_ms=LAPSE_MS)
+    broker = BrokerProcess(tmp_path / "data", session_timeout_ms=SESSION_TIMEOUT_MS)
     try:
         broker.start()
         await put(broker.url, "a", [b"body"])
@@ -325,7 +325,7 @@ async def test_a_spool_that_is_handed_over_again_after_a_kill_doubles_nothing(tm
 
 async def test_a_member_of_a_broadcast_gets_its_own_again(tmp_path: Path, directory: Path) -> None:
     async with (
-        several(tmp_path, lapse_ms=LAPSE_MS) as brokers,
+        several(tmp_path, session_timeout_ms=SESSION_TIMEOUT_MS) as brokers,
         qmq.connect(brokers.url, failover_after=0.1) as client,
         client.subscribe("a", group="g", consumer="one", mode="broadcast") as one,
         client.subscribe("a", group="g", consumer="two", mode="broadcast") as two,

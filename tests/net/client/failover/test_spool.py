@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from qmq.errors import StorageFailed
-from qmq.net.client.failover.spool import Late, Record, Spool, Waiting
+from qmq.net.client.failover.spool import Late, Record, Spool, WaitingSpool
 
 HERE = ["127.0.0.1:1", "127.0.0.1:2"]
 
@@ -43,7 +43,7 @@ def filled(count: int = 3, addresses: list[str] = HERE) -> Spool:
     return spool
 
 
-def taken(spool: Spool) -> Waiting:
+def taken(spool: Spool) -> WaitingSpool:
     (waiting,) = spool.take()
     return waiting
 

@@ -9,18 +9,18 @@ from hypothesis import strategies as st
 from qmq.errors import InvalidName, MessageTooLarge, QueueFull
 from qmq.format.batch import BatchLimits, check_batch
 from qmq.format.build import NO_HEADER, make_header
-from qmq.net.client.producer.accumulator import BATCH_BYTES, Gathering, SendLimits
+from qmq.net.client.producer.accumulator import BATCH_BYTES, Accumulator, SendLimits
 from qmq.net.client.producer.batch import MESSAGE_OVERHEAD, Outgoing
 from tests.net.client.producer.test_batch import Waiting
 
 
-def gathering(linger: float = 0.0, max_queued_bytes: int = 64 << 20, limits: SendLimits | None = None) -> Gathering:
-    made = Gathering(True, linger, max_queued_bytes)
+def accumulator(linger: float = 0.0, max_queued_bytes: int = 64 << 20, limits: SendLimits | None = None) -> Accumulator:
+    made = Accumulator(True, linger, max_queued_bytes)
     made.set_limits(limits or SendLimits())
     return made
 
 
-def nowait(into: Gathering, subject: str, body: bytes, flush: bool = True, now: float = 0.0) -> int:
+def nowait(into: Accumulator, subject: str, body: bytes, flush: bool = True, now: float = 0.0) -> int:
     """As Client.send_nowait does it, short cut and all."""
     place = into.plain.get(subject)
     if place is not None and flush and into.room >= len(body) + MESSAGE_OVERHEAD:
@@ -43,7 +43,7 @@ def contents(batch: Outgoing) -> dict[str, list[bytes]]:
     return found
 
 
-def all_batches(of: Gathering) -> list[Outgoing]:
+def all_batches(of: Accumulator) -> list[Outgoing]:
     batches = []
     while (batch := of.take(0.0, hurry=True)) is not None:
         batches.append(batch)
@@ -51,7 +51,7 @@ def all_batches(of: Gathering) -> list[Outgoing]:
 
 
 def test_messages_gather_by_subject_in_their_order() -> None:
-    g = gathering()
+    g = accumulator()
     tickets = [nowait(g, subject, body) for subject, body in [("a", b"1"), ("b", b"2"), ("a", b"3")]]
     waiting = Waiting()
     g.add("a", b"4", make_header("k"), True, waiting, 0.0)
@@ -64,7 +64,7 @@ def test_messages_gather_by_subject_in_their_order() -> None:
 
 
 def test_a_batch_never_mixes_durabilities_and_a_subject_keeps_its_order() -> None:
-    g = gathering()
+    g = accumulator()
     for number, flush in enumerate([True, True, False, True]):
         nowait(g, "a", b"%d" % number, flush)
         nowait(g, f"other{flush}", b"%d" % number, flush)
@@ -74,14 +74,14 @@ def test_a_batch_never_mixes_durabilities_and_a_subject_keeps_its_order() -> Non
 
 
 def test_durabilities_of_other_subjects_do_not_disturb_each_other() -> None:
-    g = gathering()
+    g = accumulator()
     for number in range(100):
         nowait(g, f"s{number % 2}", b"x", flush=bool(number % 2))
     assert [sum(map(len, contents(batch).values())) for batch in all_batches(g)] == [50, 50]
 
 
 def test_full_batches_are_sealed() -> None:
-    g = gathering()
+    g = accumulator()
     for _ in range(3_000):
         nowait(g, "a", bytes(1_000))
     assert g.has_sealed()
@@ -94,14 +94,14 @@ def test_full_batches_are_sealed() -> None:
 
 
 def test_a_batch_has_at_most_65535_subjects() -> None:
-    g = gathering(limits=SendLimits(max_frame_bytes=1 << 28))
+    g = accumulator(limits=SendLimits(max_frame_bytes=1 << 28))
     for number in range(65_540):
         nowait(g, f"s{number}", b"")
     assert max(len(batch.runs) for batch in all_batches(g)) <= 65_535
 
 
 def test_send_many_takes_as_few_batches_as_fit() -> None:
-    g = gathering()
+    g = accumulator()
     waiting = Waiting()
     bodies = [b"%06d" % number + bytes(94) for number in range(20_000)]
     g.add_many("a", bodies, True, waiting, 0.0)
@@ -115,7 +115,7 @@ def test_send_many_takes_as_few_batches_as_fit() -> None:
 
 
 def test_uneven_sizes_stay_below_a_frame() -> None:
-    g = gathering(limits=SendLimits(max_frame_bytes=1 << 20, max_message_bytes=1 << 19))
+    g = accumulator(limits=SendLimits(max_frame_bytes=1 << 20, max_message_bytes=1 << 19))
     bodies = [b"x"] * 5_000 + [bytes(500_000)] * 5 + [b"y"] * 5_000
     g.add_many("a", bodies, True, Waiting(), 0.0)
     batches = all_batches(g)
@@ -127,7 +127,7 @@ def test_uneven_sizes_stay_below_a_frame() -> None:
 
 
 def test_what_is_too_large_is_refused_before_anything_is_queued() -> None:
-    g = gathering(limits=SendLimits(max_frame_bytes=1 << 16, max_message_bytes=2_000))
+    g = accumulator(limits=SendLimits(max_frame_bytes=1 << 16, max_message_bytes=2_000))
     for bad in (
         lambda: g.add("a", bytes(2_001), NO_HEADER, True, Waiting(), 0.0),
         lambda: nowait(g, "a", bytes(2_001)),
@@ -146,7 +146,7 @@ def test_what_is_too_large_is_refused_before_anything_is_queued() -> None:
 
 def test_a_message_of_a_whole_frame_fits_or_is_refused() -> None:
     limits = SendLimits(max_frame_bytes=1 << 16, max_message_bytes=1 << 20)
-    g = gathering(limits=limits)
+    g = accumulator(limits=limits)
     largest = 0
     for size in range((1 << 16) - 400, 1 << 16):
         try:
@@ -165,7 +165,7 @@ def test_a_message_of_a_whole_frame_fits_or_is_refused() -> None:
 
 @pytest.mark.parametrize("subject", ["", "a..b", "a b", "ä", "~g", "a.", "a" * 201, 7])
 def test_bad_subjects_are_refused(subject: str) -> None:
-    g = gathering()
+    g = accumulator()
     for bad in (
         lambda: g.add(subject, b"", NO_HEADER, True, Waiting(), 0.0),
         lambda: nowait(g, subject, b""),
@@ -177,7 +177,7 @@ def test_bad_subjects_are_refused(subject: str) -> None:
 
 
 def test_a_message_to_each_of_many_subjects_is_only_its_body_until_another_comes() -> None:
-    g = gathering()
+    g = accumulator()
     g.check("b", 0, 0)
     g.check("c", 0, 0)
     assert [nowait(g, subject, body) for subject, body in (("a", b"1"), ("b", b"2"), ("c", b"3"), ("b", b"4"))] == [
@@ -201,7 +201,7 @@ def test_a_message_to_each_of_many_subjects_is_only_its_body_until_another_comes
 
 
 def test_a_second_message_keeps_both_tickets_and_its_size() -> None:
-    g = gathering()
+    g = accumulator()
     for subject in ("a", "b"):
         g.check(subject, 0, 0)
         nowait(g, subject, b"1")
@@ -216,7 +216,7 @@ def test_a_second_message_keeps_both_tickets_and_its_size() -> None:
 
 
 def test_a_second_message_that_does_not_fit_goes_another_way() -> None:
-    g = gathering()
+    g = accumulator()
     nowait(g, "a", b"0")
     g.check("b", 0, 0)
     assert g.add_single("b", b"1") == 2
@@ -226,7 +226,7 @@ def test_a_second_message_that_does_not_fit_goes_another_way() -> None:
 
 
 def test_the_queue_is_bounded_and_takes_more_once_batches_end() -> None:
-    g = gathering(max_queued_bytes=10_000)
+    g = accumulator(max_queued_bytes=10_000)
     for _ in range(81):
         nowait(g, "a", bytes(100))
     with pytest.raises(QueueFull, match=r"max_queued_bytes is 10000; drain\(\)"):
@@ -246,7 +246,7 @@ def test_the_queue_is_bounded_and_takes_more_once_batches_end() -> None:
 
 
 def test_messages_linger_until_their_time_or_a_hurry() -> None:
-    g = gathering(linger=5.0)
+    g = accumulator(linger=5.0)
     nowait(g, "a", b"1", now=100.0)
     nowait(g, "b", b"2", flush=False, now=101.0)
     assert g.take(104.9, hurry=False) is None
@@ -263,7 +263,7 @@ def test_messages_linger_until_their_time_or_a_hurry() -> None:
 
 
 def test_batches_that_wait_too_long_can_be_removed() -> None:
-    g = gathering(linger=1.0)
+    g = accumulator(linger=1.0)
     for now in (0.0, 10.0, 20.0):
         nowait(g, "a", bytes(1 << 20), now=now)
     assert [batch.opened_at for batch in g.remove(lambda since: since <= 10.0)] == [0.0, 10.0]
@@ -287,7 +287,7 @@ SUBJECTS = st.sampled_from(["a", "b", "c.d"])
     )
 )
 def test_nothing_is_lost_or_reordered_and_the_books_balance(steps: list[tuple[str, str, bool, int]]) -> None:
-    g = gathering()
+    g = accumulator()
     sent: dict[str, list[tuple[int, bool]]] = {}
     came: dict[str, list[tuple[int, bool]]] = {}
     number = 0

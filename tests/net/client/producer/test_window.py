@@ -33,7 +33,7 @@ from qmq.errors import (
 from qmq.format.batch import BatchLimits, check_batch
 from qmq.format.build import NO_HEADER
 from qmq.format.pieces import stored_runs
-from qmq.net.client.producer.accumulator import Gathering, SendLimits, Sort
+from qmq.net.client.producer.accumulator import Accumulator, SendLimits, Sort
 from qmq.net.client.producer.batch import Outgoing
 from qmq.net.client.producer.outcomes import Outcomes
 from qmq.net.client.producer.window import Sending
@@ -46,12 +46,12 @@ FULL = StorageFull("the disk is full")
 
 
 class Driven:
-    """A Sending with its Gathering, driven by hand."""
+    """A Sending with its Accumulator, driven by hand."""
 
     def __init__(self, linger: float = 0.0, connected: bool = True, window: int = 64) -> None:
-        self.gathering = Gathering(True, linger, 64 << 20)
-        self.outcomes = Outcomes(b"p" * 16, self.gathering)
-        self.sending = Sending(self.outcomes, self.gathering, TIMEOUT)
+        self.accumulator = Accumulator(True, linger, 64 << 20)
+        self.outcomes = Outcomes(b"p" * 16, self.accumulator)
+        self.sending = Sending(self.outcomes, self.accumulator, TIMEOUT)
         self.limits = SendLimits(producer_window=window)
         self.requests = 0
         if connected:
@@ -60,8 +60,8 @@ class Driven:
     def send(self, *bodies: bytes, subject: str = "a", now: float = 0.0) -> Waiting:
         """One batch of its own, that somebody awaits."""
         waiting = Waiting()
-        self.gathering.add_many(subject, bodies, True, waiting, now)
-        self.gathering._seal(Sort(True, False))
+        self.accumulator.add_many(subject, bodies, True, waiting, now)
+        self.accumulator._seal(Sort(True, False))
         return waiting
 
     def write(self, now: float = 0.0) -> tuple[int, Outgoing] | None:
@@ -92,7 +92,7 @@ def test_batches_go_out_in_order_with_rising_sequences() -> None:
     for request, _ in written:
         driven.store(request)
     assert [len(each.result) for each in waiting] == [2, 1, 1]
-    assert driven.gathering.queued_bytes == 0
+    assert driven.accumulator.queued_bytes == 0
 
 
 def test_no_more_are_in_flight_than_the_window() -> None:
@@ -110,11 +110,11 @@ def test_no_more_are_in_flight_than_the_window() -> None:
 def test_while_answers_are_awaited_messages_gather_until_one_comes() -> None:
     driven = Driven()
     for subject in ("a", "b"):  # one by one, at once
-        driven.gathering.add_nowait(subject, b"x", NO_HEADER, True, 0.0)
+        driven.accumulator.add_nowait(subject, b"x", NO_HEADER, True, 0.0)
         assert driven.sending.wake_at() == 0.0
         assert driven.written()[1].count == 1
     for _ in range(3):
-        driven.gathering.add_nowait("c", b"x", NO_HEADER, True, 0.0)
+        driven.accumulator.add_nowait("c", b"x", NO_HEADER, True, 0.0)
         assert driven.write() is None
         assert driven.sending.wake_at() is None
     driven.store(1)
@@ -125,7 +125,7 @@ def test_while_answers_are_awaited_messages_gather_until_one_comes() -> None:
 def test_full_batches_wait_for_no_answer() -> None:
     driven = Driven()
     for number in range(5):
-        driven.gathering.add_nowait("a", bytes(600_000), NO_HEADER, True, 0.0)
+        driven.accumulator.add_nowait("a", bytes(600_000), NO_HEADER, True, 0.0)
         assert (driven.write() is not None) == (number != 2)  # what does not fit any more seals a batch
 
 
@@ -278,10 +278,10 @@ def test_a_refusal_for_good_fails_its_batch_only(error: QmqError) -> None:
     assert first.error.failures[0].outcome == "refused"
     assert first.error.__cause__ is error
     assert second.result is not None
-    assert driven.gathering.queued_bytes == 0
+    assert driven.accumulator.queued_bytes == 0
 
 
-def sift(driven: Driven, bad: set[bytes], error: QmqError) -> list[tuple[int, bytes]]:
+def filter_parts(driven: Driven, bad: set[bytes], error: QmqError) -> list[tuple[int, bytes]]:
     """Play a broker that refuses each batch with one of these bodies; the producer sequences and bodies it stored."""
     stored = list[tuple[int, bytes]]()
     while (written := driven.write()) is not None:
@@ -304,13 +304,13 @@ REFUSALS = [InvalidOption("too late"), MessageTooLarge("too large"), TooManySubj
 @pytest.mark.parametrize("lost", [False, True])
 def test_a_message_that_is_refused_fails_alone(error: QmqError, lost: bool) -> None:
     driven = Driven()
-    gathering, waiters = driven.gathering, {b"w%d" % number: Waiting() for number in range(30)}
+    accumulator, waiters = driven.accumulator, {b"w%d" % number: Waiting() for number in range(30)}
     tickets = dict[int, bytes]()
     for number in range(30):
         for subject in ("a", "b", f"single-{number}"):
-            ticket = gathering.add_nowait(subject, b"%s %d" % (subject.encode(), number), NO_HEADER, True, 0.0)
+            ticket = accumulator.add_nowait(subject, b"%s %d" % (subject.encode(), number), NO_HEADER, True, 0.0)
             tickets[ticket] = b"%s %d" % (subject.encode(), number)
-        gathering.add(f"awaited-{number}", b"w%d" % number, NO_HEADER, True, waiters[b"w%d" % number], 0.0)
+        accumulator.add(f"awaited-{number}", b"w%d" % number, NO_HEADER, True, waiters[b"w%d" % number], 0.0)
     bad = {b"w7", b"w8", b"w29", b"single-0 0", b"single-28 28"}
     if not isinstance(error, TooManySubjects):
         bad |= {b"a 5", b"b 29"}
@@ -320,7 +320,7 @@ def test_a_message_that_is_refused_fails_alone(error: QmqError, lost: bool) -> N
         driven.sending.connected(STORE, driven.limits)
     flushed = Waiting()
     driven.outcomes.flush(flushed)
-    stored = sift(driven, bad, error)
+    stored = filter_parts(driven, bad, error)
     assert len(dict(stored)) == len(stored) == 120 - len(bad)
     if lost:
         assert max(stored)[0] < 120, "what may be on its way still must not be stored under other numbers"
@@ -332,27 +332,27 @@ def test_a_message_that_is_refused_fails_alone(error: QmqError, lost: bool) -> N
     assert {tickets[one.ticket] for one in failed.failures} == bad - waiters.keys()
     assert {one.error for one in failed.failures} == {error}
     assert {one.outcome for one in failed.failures} == {"unknown" if lost else "refused"}
-    assert not gathering.unfinished
-    assert gathering.queued_bytes == 0
+    assert not accumulator.unfinished
+    assert accumulator.queued_bytes == 0
 
 
 def test_of_a_call_with_many_messages_those_that_were_refused_are_named() -> None:
     driven = Driven()
     waiting = driven.send(*(b"%d" % number for number in range(10)))
-    assert sorted(body for _, body in sift(driven, {b"3", b"8"}, InvalidOption("no"))) == [
+    assert sorted(body for _, body in filter_parts(driven, {b"3", b"8"}, InvalidOption("no"))) == [
         b"%d" % number for number in range(10) if number not in (3, 8)
     ]
     assert type(waiting.error) is SendFailed
     assert [failure.ticket for failure in waiting.error.failures] == [3, 8]
-    assert driven.gathering.queued_bytes == 0
+    assert driven.accumulator.queued_bytes == 0
 
 
 def test_receipts_of_messages_whose_neighbour_was_refused() -> None:
     driven = Driven()
     waiting, bad = Waiting(), Waiting()
-    driven.gathering.add("a", b"bad", NO_HEADER, True, bad, 0.0)
-    driven.gathering.add_many("a", [b"1", b"2", b"3"], True, waiting, 0.0)
-    sift(driven, {b"bad"}, InvalidOption("no"))
+    driven.accumulator.add("a", b"bad", NO_HEADER, True, bad, 0.0)
+    driven.accumulator.add_many("a", [b"1", b"2", b"3"], True, waiting, 0.0)
+    filter_parts(driven, {b"bad"}, InvalidOption("no"))
     assert type(bad.error) is SendFailed
     assert len(waiting.result) == 3
     assert len({receipt.id for receipt in waiting.result}) > 1
@@ -434,7 +434,7 @@ def test_messages_never_written_fail_as_not_sent_when_nothing_moves() -> None:
     driven = Driven(connected=False)
     early, late = driven.send(b"1", now=0.0), driven.send(b"2", now=10.0)
     gathered = Waiting()
-    driven.gathering.add("a", b"3", NO_HEADER, True, gathered, 20.0)
+    driven.accumulator.add("a", b"3", NO_HEADER, True, gathered, 20.0)
     driven.sending.last_error = Overloaded("too many connections")
     driven.sending.expire(TIMEOUT)
     assert type(early.error) is SendFailed
@@ -445,7 +445,7 @@ def test_messages_never_written_fail_as_not_sent_when_nothing_moves() -> None:
     assert not gathered.done()
     driven.sending.expire(TIMEOUT + 20.0)
     assert type(gathered.error) is SendFailed
-    assert driven.gathering.queued_bytes == 0
+    assert driven.accumulator.queued_bytes == 0
 
 
 def test_a_long_queue_does_not_time_out_while_it_moves() -> None:
@@ -463,12 +463,12 @@ def test_flush_waits_for_what_is_there_and_hurries_it() -> None:
     flushed, later = Waiting(), Waiting()
     driven.outcomes.flush(flushed)
     assert flushed.told
-    driven.gathering.add_nowait("a", b"1", NO_HEADER, True, 0.0)
+    driven.accumulator.add_nowait("a", b"1", NO_HEADER, True, 0.0)
     assert driven.write(0.0) is None
     assert driven.sending.wake_at() == 5.0
     driven.outcomes.flush(later)
     request, _ = driven.written(0.0)
-    driven.gathering.add_nowait("a", b"2", NO_HEADER, True, 0.0)
+    driven.accumulator.add_nowait("a", b"2", NO_HEADER, True, 0.0)
     driven.store(request)
     assert later.told
 
@@ -476,7 +476,7 @@ def test_flush_waits_for_what_is_there_and_hurries_it() -> None:
 def test_failures_of_messages_nobody_awaits_are_reported_once(caplog: pytest.LogCaptureFixture) -> None:
     driven = Driven()
     assert driven.outcomes.take_failure() is None
-    tickets = [driven.gathering.add_nowait("a", b"1", NO_HEADER, True, 0.0) for _ in range(3)]
+    tickets = [driven.accumulator.add_nowait("a", b"1", NO_HEADER, True, 0.0) for _ in range(3)]
     with caplog.at_level(logging.ERROR, "qmq.client"):
         driven.sending.refused(driven.written()[0], TooManySubjects("no"), 0.0)
     assert "3 messages sent without waiting were not stored: no" in caplog.text
@@ -491,7 +491,7 @@ def test_failures_kept_for_flush_are_bounded(monkeypatch: pytest.MonkeyPatch) ->
     driven = Driven()
     for _ in range(3):
         for _ in range(3):
-            driven.gathering.add_nowait("a", b"1", NO_HEADER, True, 0.0)
+            driven.accumulator.add_nowait("a", b"1", NO_HEADER, True, 0.0)
         driven.sending.refused(driven.written()[0], TooManySubjects("no"), 0.0)
     error = driven.outcomes.take_failure()
     assert error is not None
@@ -504,12 +504,12 @@ def test_abandon_fails_everything_with_what_is_known_of_it() -> None:
     driven = Driven(window=1)
     unknown, sealed, gathered = driven.send(b"1"), driven.send(b"2"), Waiting()
     driven.written()
-    driven.gathering.add("a", b"3", NO_HEADER, True, gathered, 0.0)
+    driven.accumulator.add("a", b"3", NO_HEADER, True, gathered, 0.0)
     driven.sending.abandon(ConnectionLost("closed"))
     assert type(unknown.error) is SendUnknown
     assert type(sealed.error) is type(gathered.error) is SendFailed
     assert not driven.sending.has_waiting()
-    assert driven.gathering.queued_bytes == 0
+    assert driven.accumulator.queued_bytes == 0
 
 
 def test_silence_is_counted_from_the_last_answer() -> None:
@@ -622,7 +622,7 @@ def test_no_innocent_message_is_lost_or_doubled_where_others_are_refused(seed: i
             world.step()
     world.full = world.refuses = False
     for _ in range(20_000):
-        if not world.driven.gathering.unfinished and not world.late:
+        if not world.driven.accumulator.unfinished and not world.late:
             break
         world.step()
     assert len(set(world.stored)) == len(world.stored)
@@ -653,7 +653,7 @@ def test_no_send_makes_two_messages(seed: int, refuses: bool) -> None:
         world.step()
     world.full = world.refuses = False
     for _ in range(3_000):
-        if not world.driven.gathering.unfinished:
+        if not world.driven.accumulator.unfinished:
             break
         world.step()
     assert len(set(world.stored)) == len(world.stored) == number

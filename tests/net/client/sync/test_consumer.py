@@ -26,10 +26,10 @@ def test_what_a_loop_left_comes_with_the_next_pull(broker: BrokerProcess) -> Non
             assert [message.body for message in consumer.pull(1, timeout=30)] == [b"2"]
 
 
-def test_the_verdicts_are_plain_calls_and_done_when_they_return(broker: BrokerProcess) -> None:
+def test_the_dispositions_are_plain_calls_and_done_when_they_return(broker: BrokerProcess) -> None:
     with qmq.connect_sync(broker.url) as client:
-        client.send_many("verdicts", [b"failed", b"nacked", b"rejected", b"released", b"acked"])
-        with client.subscribe("verdicts", group="judges", consumer="judge") as consumer:
+        client.send_many("dispositions", [b"failed", b"nacked", b"rejected", b"released", b"acked"])
+        with client.subscribe("dispositions", group="judges", consumer="judge") as consumer:
             failed, nacked, rejected, released, acked = consumer.pull(5, min_count=5, timeout=30)
             with failed:
                 raise ValueError("no such room")
@@ -122,7 +122,7 @@ def test_who_follows_alone_can_hand_nothing_back(broker: BrokerProcess) -> None:
                 raise ValueError("mine")
 
 
-def test_verdicts_after_the_client_is_closed(broker: BrokerProcess) -> None:
+def test_dispositions_after_the_client_is_closed(broker: BrokerProcess) -> None:
     with qmq.connect_sync(broker.url) as client:
         client.send_many("late", [b"0", b"1"])
         with client.subscribe("late", group="late") as consumer:
