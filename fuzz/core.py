@@ -17,7 +17,7 @@ from qmq.broker.ports import commands, effects
 from qmq.broker.ports.commands import Now
 from qmq.broker.ports.limits import BrokerLimits
 from qmq.errors import QmqError
-from qmq.net.protocol import frames as wire
+from qmq.net.protocol import frames
 from qmq.net.protocol.frames import Frame
 from qmq.net.server import Server, ServerOptions
 from qmq.storage.disk.disk import Disk
@@ -152,8 +152,8 @@ class Wire:
         view = memoryview(bytes(self.said))
         self.said.clear()
         used = 0
-        for frame in wire.split_frames(view, 1 << 30):
-            used += wire.FRAME_SIZE + len(frame.meta) + len(frame.payload)
+        for frame in frames.split_frames(view, 1 << 30):
+            used += frames.FRAME_SIZE + len(frame.meta) + len(frame.payload)
             yield frame
         assert used == len(view), "the broker said half a frame"
 

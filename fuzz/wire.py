@@ -12,7 +12,7 @@ from fuzz.core import Core, Wire
 from fuzz.target import GrowthCheck, Picks
 from qmq.format.build import RunContent, build_batch
 from qmq.format.pieces import read_answer
-from qmq.net.protocol import frames as wire
+from qmq.net.protocol import frames
 from qmq.net.protocol.frames import Frame, FrameKind
 
 #: After so many frames the broker is stopped, its files verified, and another one made.
@@ -24,7 +24,7 @@ _WAIT_S: Final = 0.01
 _ANSWERS: Final = frozenset(kind for kind in FrameKind if kind >= 128)
 #: What no untrusted client may cause.
 _FAULTS: Final = frozenset(("internal_error", "storage_error", "bad_bytes", "sync_failed", "error"))
-_HELLO: Final = wire.pack_meta({"protocol": wire.PROTOCOL_VERSION, "client": "fuzz"})
+_HELLO: Final = frames.pack_meta({"protocol": frames.PROTOCOL_VERSION, "client": "fuzz"})
 _NAMES: Final = ("a.", "m.", "", "a.b", "m.x1", "r.", "large", "never.", "bad..name", "é", "x" * 201)
 _GROUPS: Final = (None, "g", "h", "bad group", 5, "", b"g")
 _STARTS: Final[tuple[Any, ...]] = (
@@ -44,7 +44,7 @@ def check_answer(frame: Frame) -> None:
     """An answer that docs/PROTOCOL.md knows, and no fault of the broker."""
     assert frame.kind in _ANSWERS, frame.kind
     if frame.kind == FrameKind.ERROR:
-        fields = wire.unpack_meta(frame.meta)
+        fields = frames.unpack_meta(frame.meta)
         assert fields["code"] not in _FAULTS, fields
 
 
@@ -60,13 +60,13 @@ class GoodClient:
         # Alone: a consumer of a group would have to send heartbeats.
         meta = msgpack.packb({"prefixes": ["good."], "consumer": "good"})
         self._send(FrameKind.SUBSCRIBE, 2, meta)
-        self._subscription = wire.unpack_meta(self._expect(FrameKind.SUBSCRIBED, 2).meta)["subscription"]
+        self._subscription = frames.unpack_meta(self._expect(FrameKind.SUBSCRIBED, 2).meta)["subscription"]
 
     def check(self) -> None:
         """Send one message and pull it."""
         self._sent += 1
         request, body = 2 * self._sent + 1, b"%d" % self._sent
-        pull = wire.PULL.pack(self._subscription, 10, 1, 1 << 16, 1_000, wire.NOT_EXPECTED)
+        pull = frames.PULL.pack(self._subscription, 10, 1, 1 << 16, 1_000, frames.NOT_EXPECTED)
         self._send(FrameKind.PULL, request, payload=pull)
         parts = build_batch(
             [RunContent("good.one", [body], None)],
@@ -74,7 +74,7 @@ class GoodClient:
             producer_id=b"good" * 4,
             producer_sequence=self._sent,
         )
-        self._send(FrameKind.SEND, request + 1, payload=b"".join(parts), flags=wire.FLUSH * (self._sent % 2))
+        self._send(FrameKind.SEND, request + 1, payload=b"".join(parts), flags=frames.FLUSH * (self._sent % 2))
         self._core.run()
         answers = {frame.kind: frame for frame in self._wire.frames()}
         assert set(answers) == {FrameKind.SENT, FrameKind.MESSAGES}, answers
@@ -83,7 +83,7 @@ class GoodClient:
         assert not damaged
 
     def _send(self, kind: FrameKind, request: int, meta: bytes = b"", payload: bytes = b"", flags: int = 0) -> None:
-        self._wire.send(wire.encode_frame(kind, request, meta, len(payload), flags) + payload)
+        self._wire.send(frames.encode_frame(kind, request, meta, len(payload), flags) + payload)
 
     def _expect(self, kind: FrameKind, request: int) -> Frame:
         self._core.run()
@@ -102,9 +102,9 @@ class Wires:
         self._rounds = 0
         self._subscribed = 1  # the last number that the broker gave
         self._stored = 0  # where it put the last batch
-        sends, pulls, frames = self._batch, self._pull, self._frame
+        sends, pulls, one_frame = self._batch, self._pull, self._frame
         self._acts: tuple[Callable[[Picks, Wire], None], ...] = (
-            self._bytes, self._hello, frames, sends, sends, pulls, pulls, self._subscribe, self._numbers,
+            self._bytes, self._hello, one_frame, sends, sends, pulls, pulls, self._subscribe, self._numbers,
             self._subjects, self._silence, self._behave, sends, pulls, frames, self._hello,
         )  # fmt: skip
 
@@ -170,13 +170,13 @@ class Wires:
             for frame in untrusted.frames():
                 check_answer(frame)
                 if frame.kind == FrameKind.SENT:
-                    self._stored = wire.SENT.unpack_from(frame.payload)[0]
+                    self._stored = frames.SENT.unpack_from(frame.payload)[0]
 
     # --- what an untrusted client does --------------------------------------------------------------------------------
 
     def _put(self, untrusted: Wire, kind: int, request: int, meta: bytes, payload: bytes, flags: int = 0) -> None:
         self.frames += 1
-        untrusted.send(wire.encode_frame(kind, request, meta, len(payload), flags) + payload)
+        untrusted.send(frames.encode_frame(kind, request, meta, len(payload), flags) + payload)
 
     def _bytes(self, picks: Picks, untrusted: Wire) -> None:
         self.frames += 1
@@ -188,7 +188,7 @@ class Wires:
     def _frame(self, picks: Picks, untrusted: Wire) -> None:
         kind, how = picks.number(1) % 13, picks.number(1)
         meta, payload = picks.take(how & 15), picks.take(how >> 4)
-        frame = bytearray(wire.encode_frame(kind, picks.number(1), meta, len(payload), picks.number(1) & 3) + payload)
+        frame = bytearray(frames.encode_frame(kind, picks.number(1), meta, len(payload), picks.number(1) & 3) + payload)
         if how & 1:
             picks.edit(memoryview(frame)[:16])
         self.frames += 1
@@ -196,17 +196,17 @@ class Wires:
 
     def _batch(self, picks: Picks, untrusted: Wire) -> None:
         batch = bytes(make_batch(picks))
-        self._put(untrusted, FrameKind.SEND, 1 + picks.number(1), b"", batch, wire.FLUSH * (picks.number(1) & 1))
+        self._put(untrusted, FrameKind.SEND, 1 + picks.number(1), b"", batch, frames.FLUSH * (picks.number(1) & 1))
 
     def _pull(self, picks: Picks, untrusted: Wire) -> None:
         last = self._a_subscription(picks)
-        payload = wire.PULL.pack(
+        payload = frames.PULL.pack(
             last,
             picks.number(1),
             picks.number(1) & 3,
             picks.number(1) << 8 | 1,
             picks.number(1) << 4,
-            picks.number(1) if picks.number(1) & 1 else wire.NOT_EXPECTED,
+            picks.number(1) if picks.number(1) & 1 else frames.NOT_EXPECTED,
         )
         self._put(untrusted, FrameKind.PULL, 1 + picks.number(1), b"", payload)
 
@@ -234,36 +234,40 @@ class Wires:
         for frame in untrusted.frames():
             check_answer(frame)
             if frame.kind == FrameKind.SENT:
-                self._stored = wire.SENT.unpack_from(frame.payload)[0]
+                self._stored = frames.SENT.unpack_from(frame.payload)[0]
             elif frame.kind == FrameKind.SUBSCRIBED:
-                self._subscribed = wire.unpack_meta(frame.meta)["subscription"]
+                self._subscribed = frames.unpack_meta(frame.meta)["subscription"]
 
     def _numbers(self, picks: Picks, untrusted: Wire) -> None:
         request, which = 1 + picks.number(1), picks.number(1) % 7
         position = self._stored + picks.number(1) if picks.number(1) & 1 else self._stored
         if which == 6:
-            self._put(untrusted, FrameKind.SEGMENTS, request, b"", wire.SEGMENTS.pack(position, picks.number(1) & 1))
+            self._put(untrusted, FrameKind.SEGMENTS, request, b"", frames.SEGMENTS.pack(position, picks.number(1) & 1))
         elif which == 5:
-            span = wire.BATCHES.pack(position, position + picks.number(2), picks.number(1) & 1)
+            span = frames.BATCHES.pack(position, position + picks.number(2), picks.number(1) & 1)
             self._put(untrusted, FrameKind.BATCHES, request, b"", span)
         elif which == 4:
-            read = wire.READ_LOG.pack(position, picks.number(2), picks.number(1) & 1)
+            read = frames.READ_LOG.pack(position, picks.number(2), picks.number(1) & 1)
             self._put(untrusted, FrameKind.READ_LOG, request, b"", read)
         elif which == 3:
-            report = wire.REPORT.pack(position, picks.number(1) & 3, picks.number(1) & 3, picks.number(1) & 1)
+            report = frames.REPORT.pack(position, picks.number(1) & 3, picks.number(1) & 3, picks.number(1) & 1)
             self._put(untrusted, FrameKind.REPORT, request, msgpack.packb({"reason": "fuzz"}), report)
         elif which == 0:
-            self._put(untrusted, FrameKind.WITHDRAW, request, b"", wire.WITHDRAW.pack(1 + picks.number(1)))
+            self._put(untrusted, FrameKind.WITHDRAW, request, b"", frames.WITHDRAW.pack(1 + picks.number(1)))
         elif which == 1:
             number = self._a_subscription(picks)
-            self._put(untrusted, FrameKind.UNSUBSCRIBE, request, b"", wire.UNSUBSCRIBE.pack(number))
+            self._put(untrusted, FrameKind.UNSUBSCRIBE, request, b"", frames.UNSUBSCRIBE.pack(number))
         else:
             producer = picks.take(2).ljust(16, b"\0")
             if picks.number(1) & 1:
                 self._put(untrusted, FrameKind.LAST_SEQUENCE, request, b"", producer)
             else:
                 self._put(
-                    untrusted, FrameKind.CLAIM, request, b"", wire.CLAIM.pack(producer, picks.take(1).ljust(16, b"\0"))
+                    untrusted,
+                    FrameKind.CLAIM,
+                    request,
+                    b"",
+                    frames.CLAIM.pack(producer, picks.take(1).ljust(16, b"\0")),
                 )
 
     def _subjects(self, picks: Picks, untrusted: Wire) -> None:

@@ -16,7 +16,7 @@ from qmq.bench.values import BenchFailed
 from qmq.bench.worker import Gate
 from qmq.format.build import RunContent, build_batch
 from qmq.net.client.address import Address, parse_url
-from qmq.net.protocol import frames as wire
+from qmq.net.protocol import frames
 from qmq.net.protocol.frames import FRAME_SIZE, FrameKind
 
 #: Attackers leave the processors to others: what is measured is the broker.
@@ -25,11 +25,11 @@ _FILES: Final = 200
 _MIB: Final = 1 << 20
 _EVERY_S: Final = 1.0
 _AGAIN_S: Final = 0.05
-_HELLO: Final = wire.encode_frame(
-    FrameKind.HELLO, 1, wire.pack_meta({"protocol": wire.PROTOCOL_VERSION, "client": "untrusted"})
+_HELLO: Final = frames.encode_frame(
+    FrameKind.HELLO, 1, frames.pack_meta({"protocol": frames.PROTOCOL_VERSION, "client": "untrusted"})
 )
 _HTTP: Final = b"GET / HTTP/1.1\r\nHost: broker\r\n\r\n"
-_BOMB: Final = wire.encode_frame(FrameKind.SUBSCRIBE, 2, b"\x81\xa1k" + (b"\xdc" + struct.pack(">H", 4_000)) * 20_000)
+_BOMB: Final = frames.encode_frame(FrameKind.SUBSCRIBE, 2, b"\x81\xa1k" + (b"\xdc" + struct.pack(">H", 4_000)) * 20_000)
 
 
 class Attack:
@@ -47,7 +47,7 @@ class Attack:
         reader, writer = await asyncio.open_connection(*self.address, limit=1 << 12)
         if hello:
             writer.write(_HELLO)
-            size = wire.FRAME.unpack(await reader.readexactly(FRAME_SIZE))[0]
+            size = frames.FRAME.unpack(await reader.readexactly(FRAME_SIZE))[0]
             await reader.readexactly(size - FRAME_SIZE)
         return reader, writer
 
@@ -139,11 +139,11 @@ async def _drip(attack: Attack, start: bytes, hello: bool) -> None:
 
 
 async def _slow_hello(attack: Attack) -> None:
-    await _drip(attack, wire.FRAME.pack(wire.MAX_HELLO_BYTES, FrameKind.HELLO, 0, 0, 1), hello=False)
+    await _drip(attack, frames.FRAME.pack(frames.MAX_HELLO_BYTES, FrameKind.HELLO, 0, 0, 1), hello=False)
 
 
 async def _slow_frame(attack: Attack) -> None:
-    await _drip(attack, wire.FRAME.pack(_MIB, FrameKind.SEND, 0, 0, 2), hello=True)
+    await _drip(attack, frames.FRAME.pack(_MIB, FrameKind.SEND, 0, 0, 2), hello=True)
 
 
 async def _pull(attack: Attack, reads: int) -> None:
@@ -152,13 +152,13 @@ async def _pull(attack: Attack, reads: int) -> None:
 
     async def one() -> None:
         reader, writer = await attack.connect(hello=True)
-        writer.write(wire.encode_frame(FrameKind.SUBSCRIBE, 2, wire.pack_meta(fields)))
-        size, _, _, meta_size, _ = wire.FRAME.unpack(await reader.readexactly(FRAME_SIZE))
+        writer.write(frames.encode_frame(FrameKind.SUBSCRIBE, 2, frames.pack_meta(fields)))
+        size, _, _, meta_size, _ = frames.FRAME.unpack(await reader.readexactly(FRAME_SIZE))
         answer = await reader.readexactly(size - FRAME_SIZE)
-        subscription = wire.unpack_meta(memoryview(answer)[:meta_size])["subscription"]
-        pull = wire.PULL.pack(subscription, 1_000_000, 1, 4 * _MIB, 0, wire.NOT_EXPECTED)
+        subscription = frames.unpack_meta(memoryview(answer)[:meta_size])["subscription"]
+        pull = frames.PULL.pack(subscription, 1_000_000, 1, 4 * _MIB, 0, frames.NOT_EXPECTED)
         for number in range(100):
-            writer.write(wire.encode_frame(FrameKind.PULL, 3 + number, b"", len(pull)) + pull)
+            writer.write(frames.encode_frame(FrameKind.PULL, 3 + number, b"", len(pull)) + pull)
         attack.strike(50)
         while reads and await reader.read(reads):
             attack.strike(50)
@@ -206,13 +206,13 @@ async def _lie(attack: Attack) -> None:
     content = RunContent(attack.prefix + "lie", [body_of(number, 1_000) for number in range(100)], None)
     batch = bytearray(b"".join(build_batch([content], created_at_us=1, producer_id=bytes(16), producer_sequence=0)))
     batch[-1] ^= 1
-    lie = wire.encode_frame(FrameKind.SEND, 2, b"", len(batch)) + batch
+    lie = frames.encode_frame(FrameKind.SEND, 2, b"", len(batch)) + batch
 
     async def one() -> None:
         reader, writer = await attack.connect(hello=True)
         while True:
             writer.write(lie)
-            size = wire.FRAME.unpack(await reader.readexactly(FRAME_SIZE))[0]
+            size = frames.FRAME.unpack(await reader.readexactly(FRAME_SIZE))[0]
             await reader.readexactly(size - FRAME_SIZE)
             attack.strike()
 
@@ -221,7 +221,7 @@ async def _lie(attack: Attack) -> None:
 
 async def _flood(attack: Attack) -> None:
     """4 that send small wrong batches without waiting for answers."""
-    lies = (wire.encode_frame(FrameKind.SEND, 2, b"", 100) + bytes(100)) * 100
+    lies = (frames.encode_frame(FrameKind.SEND, 2, b"", 100) + bytes(100)) * 100
 
     async def one() -> None:
         reader, writer = await attack.connect(hello=True)

@@ -17,7 +17,7 @@ from qmq.bench.worker import Gate
 from qmq.format.build import RunContent, build_batch
 from qmq.format.layout import BATCH_HEADER_SIZE, BATCH_PREFIX_SIZE, HEADER_CRC_OFFSET, PRODUCER_ID_SIZE
 from qmq.net.client.address import parse_url
-from qmq.net.protocol import frames as wire
+from qmq.net.protocol import frames
 from qmq.net.protocol.frames import FRAME_SIZE, FrameKind
 
 #: Batches on their way at the same time; brokers remember 64 a producer.
@@ -49,7 +49,9 @@ class Frames:
         self.data = b"".join(data)
         self.size = FRAME_SIZE + len(head) + len(self.data)
         self._heads = [
-            wire.encode_frame(FrameKind.SEND, number + 1, b"", len(head) + len(self.data), wire.FLUSH if flush else 0)
+            frames.encode_frame(
+                FrameKind.SEND, number + 1, b"", len(head) + len(self.data), frames.FLUSH if flush else 0
+            )
             + _numbered(head, number * self.messages)
             for number in range(batches)
         ]
@@ -79,14 +81,14 @@ class RawClient:
         self._unread = b""
         #: How many batches of `send` were.
         self.acknowledged = 0
-        meta = wire.pack_meta({"protocol": wire.PROTOCOL_VERSION, "client": "qmq-bench"})
-        self._socket.sendall(wire.encode_frame(FrameKind.HELLO, 1, meta))
+        meta = frames.pack_meta({"protocol": frames.PROTOCOL_VERSION, "client": "qmq-bench"})
+        self._socket.sendall(frames.encode_frame(FrameKind.HELLO, 1, meta))
         self._answers()
 
-    def send(self, frames: Frames) -> None:
+    def send(self, sent: Frames) -> None:
         """Send batches, at most WINDOW unanswered, until all are acknowledged."""
         unanswered = 0
-        for head, data in frames:
+        for head, data in sent:
             done = self._socket.sendmsg([head, data])
             if done < len(head) + len(data):
                 self._socket.sendall((head + data)[done:])
@@ -110,9 +112,9 @@ class RawClient:
                 raise ConnectionError("the broker closed the connection")
             self._unread += read
             used = 0
-            for frame in wire.split_frames(memoryview(self._unread), _MAX_FRAME_BYTES):
+            for frame in frames.split_frames(memoryview(self._unread), _MAX_FRAME_BYTES):
                 if frame.kind == FrameKind.ERROR:
-                    raise BenchFailed(f"the broker refused a batch: {wire.decode_error(frame)}")
+                    raise BenchFailed(f"the broker refused a batch: {frames.decode_error(frame)}")
                 used += FRAME_SIZE + len(frame.meta) + len(frame.payload)
                 count += 1
             self._unread = self._unread[used:]

@@ -23,7 +23,7 @@ from qmq.daemon import main as wiring
 from qmq.daemon.main import RunningBroker
 from qmq.daemon.threads import CallThread
 from qmq.errors import DirectoryInUse, StorageError, StorageFailed, SyncFailed
-from qmq.net.protocol import frames as wire
+from qmq.net.protocol import frames
 from qmq.net.protocol.frames import FrameKind
 from qmq.net.server.listening import CannotListen
 from qmq.settings import Settings
@@ -31,7 +31,7 @@ from tests.broker_process import running
 from tests.fake_disk import FakeDisk
 from tests.net.frames import RawClient, batch, frame, on_uvloop, pull, sent_fields
 
-FLUSH, APPEND = wire.FLUSH, 0
+FLUSH, APPEND = frames.FLUSH, 0
 
 
 def checkpoints(disk: FakeDisk) -> int:
@@ -46,7 +46,7 @@ def send(request: int, durability: int, body: bytes = b"x", subject: str = "a.b"
 
 async def subscribe(client: RawClient, group: str = "g", prefix: str = "a.") -> int:
     client.send(frame(FrameKind.SUBSCRIBE, 900, meta={"group": group, "prefixes": [prefix], "consumer": "c"}))
-    return int(wire.unpack_meta((await client.read()).meta)["subscription"])
+    return int(frames.unpack_meta((await client.read()).meta)["subscription"])
 
 
 async def until(happened: Callable[[], bool]) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 import qmq
-from qmq.net.protocol import frames as wire
+from qmq.net.protocol import frames
 from qmq.net.protocol.frames import Frame, FrameKind
 from qmq.storage.disk.disk import Disk
 from qmq.storage.verify.verify import verify
@@ -39,7 +39,7 @@ SETTINGS: Final = {
     "max_buffered_bytes": BUFFERED,
     "segment_bytes": 32 * MIB,
 }
-HELLO_FRAME: Final = wire.encode_frame(FrameKind.HELLO, 1, HELLO)
+HELLO_FRAME: Final = frames.encode_frame(FrameKind.HELLO, 1, HELLO)
 
 
 class UntrustedClient(asyncio.Protocol):
@@ -76,8 +76,8 @@ class UntrustedClient(asyncio.Protocol):
     def frames(self) -> list[Frame]:
         """What the broker has said so far, as far as frames are whole."""
         used = 0
-        for frame in wire.split_frames(memoryview(bytes(self._rest)), 1 << 30):
-            used += wire.FRAME_SIZE + len(frame.meta) + len(frame.payload)
+        for frame in frames.split_frames(memoryview(bytes(self._rest)), 1 << 30):
+            used += frames.FRAME_SIZE + len(frame.meta) + len(frame.payload)
             self._frames.append(frame)
         del self._rest[:used]
         return self._frames
@@ -87,7 +87,7 @@ class UntrustedClient(asyncio.Protocol):
         told = []
         for frame in self.frames():
             if frame.kind == FrameKind.ERROR:
-                fields = wire.unpack_meta(frame.meta)
+                fields = frames.unpack_meta(frame.meta)
                 told.append((frame.request, fields["code"], fields["message"]))
         return told
 
@@ -193,9 +193,9 @@ class Siege:
         """One that is subscribed to all of ``large.``, from the first message, and the number of that."""
         untrusted = await self.untrusted(hello=True, receive_bytes=receive_bytes)
         fields = {"group": None, "prefixes": ["large."], "consumer": "c", "start": "first"}
-        untrusted.send(wire.encode_frame(FrameKind.SUBSCRIBE, 2, wire.pack_meta(fields)))
+        untrusted.send(frames.encode_frame(FrameKind.SUBSCRIBE, 2, frames.pack_meta(fields)))
         await until(lambda: bool(untrusted.frames()), "an untrusted client is subscribed")
-        return untrusted, wire.unpack_meta(untrusted.frames().pop().meta)["subscription"]
+        return untrusted, frames.unpack_meta(untrusted.frames().pop().meta)["subscription"]
 
     async def crowd(self, count: int, hello: bool = False, receive_bytes: int = 0) -> list[UntrustedClient]:
         """So many more, a few at a time."""

@@ -12,7 +12,7 @@ import qmq
 from qmq import Client, Message
 from qmq.format.build import RunContent, build_batch, make_header
 from qmq.format.layout import MAX_HEADER_BYTES
-from qmq.net.protocol import frames as wire
+from qmq.net.protocol import frames
 from qmq.net.protocol.frames import FrameKind
 from qmq.storage.disk.disk import Disk
 from qmq.storage.verify.verify import verify
@@ -174,7 +174,7 @@ async def test_no_messages_make_no_batch(tmp_path: Path) -> None:
 def largest_batch() -> tuple[bytes, int]:
     """The batch of the most messages that fits a frame: empty ones."""
     rest = len(b"".join(build_batch([RunContent("a", [b""], None)], **_MADE))) - 10
-    count = (FRAME_BYTES - wire.FRAME_SIZE - rest) // 10
+    count = (FRAME_BYTES - frames.FRAME_SIZE - rest) // 10
     return b"".join(build_batch([RunContent("a", [b""] * count, None)], **_MADE)), count
 
 
@@ -188,7 +188,7 @@ async def test_the_batch_of_the_largest_count_and_one_more(tmp_path: Path) -> No
         raw.send(frame(FrameKind.SEND, 2, batch))
         assert sent_fields(await raw.read())[4] == (0,)
         more = b"".join(build_batch([RunContent("a", [b""] * (count + 1), None)], **_MADE))
-        assert len(more) + wire.FRAME_SIZE > FRAME_BYTES
+        assert len(more) + frames.FRAME_SIZE > FRAME_BYTES
         raw.send(frame(FrameKind.SEND, 3, more)[:1_000])
         assert await raw.error() == (0, "protocol_error")
         await raw.close()

@@ -15,7 +15,7 @@ from typing import Final
 import pytest
 
 import qmq
-from qmq.net.protocol import frames as wire
+from qmq.net.protocol import frames
 from qmq.net.protocol.frames import FLUSH, FrameKind
 from qmq.storage.disk.disk import Disk
 from qmq.storage.verify.verify import verify
@@ -90,7 +90,7 @@ async def test_waiting_pulls_end_with_a_clean_error_and_clients_move_on(tmp_path
         connection.ask(
             FrameKind.PULL,
             answers.append,
-            payload=wire.PULL.pack(subscription, 1, 1, 1 << 20, 60_000, wire.NOT_EXPECTED),
+            payload=frames.PULL.pack(subscription, 1, 1, 1 << 20, 60_000, frames.NOT_EXPECTED),
         )
         assert await asyncio.to_thread(broker.stop) == 0
         await asyncio.to_thread(broker.start)
@@ -179,15 +179,15 @@ async def waiting_client(address: tuple[str, int]) -> RawClient:
     """A connection with a pull that waits."""
     client = await RawClient.connect(address)
     client.send(frame(FrameKind.SUBSCRIBE, 1, meta={**SOLO, "prefixes": ["silent"]}))
-    subscription = wire.unpack_meta((await client.read()).meta)["subscription"]
+    subscription = frames.unpack_meta((await client.read()).meta)["subscription"]
     client.send(pull(2, subscription, timeout_ms=3_600_000))
     return client
 
 
-def code_of(answer: wire.Frame) -> object:
+def code_of(answer: frames.Frame) -> object:
     """The code of an error."""
     assert answer.kind == FrameKind.ERROR, answer
-    return wire.unpack_meta(answer.meta)["code"]
+    return frames.unpack_meta(answer.meta)["code"]
 
 
 def slow_reader(address: tuple[str, int]) -> socket.socket:
@@ -195,7 +195,7 @@ def slow_reader(address: tuple[str, int]) -> socket.socket:
     sock = socket.socket()
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
     sock.connect(address)
-    sock.sendall(wire.encode_frame(FrameKind.HELLO, 1, HELLO))
+    sock.sendall(frames.encode_frame(FrameKind.HELLO, 1, HELLO))
     sock.sendall(
         frame(FrameKind.SUBSCRIBE, 2, meta={"group": None, "prefixes": ["big"], "consumer": "c", "start": "first"})
     )
@@ -247,7 +247,7 @@ async def _stop_while_clients_leave(path: Path) -> None:
     async with running(path) as broker:
         connections = [socket.create_connection(broker.address) for _ in range(5)]
         for connection in connections:
-            connection.sendall(wire.encode_frame(FrameKind.HELLO, 1, HELLO))
+            connection.sendall(frames.encode_frame(FrameKind.HELLO, 1, HELLO))
             connection.setblocking(False)
         for connection in connections:
             assert await asyncio.get_running_loop().sock_recv(connection, 4_096)

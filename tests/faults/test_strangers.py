@@ -18,7 +18,7 @@ import qmq
 from qmq.format.batch import parse_header
 from qmq.format.layout import BATCH_HEADER_DTYPE, BATCH_HEADER_SIZE, RUN_DTYPE, RUN_SIZE
 from qmq.format.pieces import read_answer
-from qmq.net.protocol import frames as wire
+from qmq.net.protocol import frames
 from qmq.net.protocol.frames import FRAME_SIZE, MAX_HELLO_BYTES, FrameKind
 from tests.faults.brokers import TIMEOUT_S, until
 from tests.faults.strangers import BUFFERED, HELLO_FRAME, KIB, MIB, Siege, UntrustedClient, connections_at_most, siege
@@ -70,7 +70,7 @@ async def test_who_comes_and_goes_all_the_time_changes_nothing(tmp_path: Path) -
 
 
 async def test_a_hello_byte_by_byte_has_its_time_and_no_more(tmp_path: Path) -> None:
-    hello = wire.FRAME.pack(MAX_HELLO_BYTES, FrameKind.HELLO, 0, MAX_HELLO_BYTES - FRAME_SIZE, 1) + bytes(
+    hello = frames.FRAME.pack(MAX_HELLO_BYTES, FrameKind.HELLO, 0, MAX_HELLO_BYTES - FRAME_SIZE, 1) + bytes(
         MAX_HELLO_BYTES
     )
     async with siege(tmp_path / "data", first_frame_timeout_ms=1_000) as s:
@@ -91,7 +91,7 @@ async def test_a_hello_byte_by_byte_has_its_time_and_no_more(tmp_path: Path) -> 
 
 async def test_frames_that_never_end_share_a_bounded_room(tmp_path: Path) -> None:
     """A large frame begun on each of 200 connections, a byte now and then: 200 MiB, had all of them their room."""
-    large = wire.FRAME.pack(1 * MIB, FrameKind.SEND, 0, 0, 9) + bytes(100)
+    large = frames.FRAME.pack(1 * MIB, FrameKind.SEND, 0, 0, 9) + bytes(100)
     small = frame(FrameKind.SEND, 9, batch(b"x" * 1_000))
     async with siege(tmp_path / "data") as s:
         some = await s.crowd(300, hello=True)
@@ -125,7 +125,7 @@ PULLS: Final = LARGE // 4
 
 def pulls(subscription: int) -> bytes:
     """As many as are needed for all messages."""
-    payload = wire.PULL.pack(subscription, 100, 1, 1 * MIB, 0, wire.NOT_EXPECTED)
+    payload = frames.PULL.pack(subscription, 100, 1, 1 * MIB, 0, frames.NOT_EXPECTED)
     return b"".join(frame(FrameKind.PULL, 3 + number, payload) for number in range(PULLS))
 
 
@@ -279,11 +279,11 @@ async def test_bombs_in_any_meta_end_their_connection_only(tmp_path: Path) -> No
     async with siege(tmp_path / "data") as s:
         for name, bomb in BOMBS.items():
             first = await s.untrusted()
-            first.send(wire.encode_frame(FrameKind.HELLO, 1, bomb[: MAX_HELLO_BYTES - FRAME_SIZE]))
+            first.send(frames.encode_frame(FrameKind.HELLO, 1, bomb[: MAX_HELLO_BYTES - FRAME_SIZE]))
             for kind in kinds:
                 later = await s.untrusted(hello=True)
-                report = wire.REPORT.pack(1, 0, 1, 0) if kind == FrameKind.REPORT else b""
-                later.send(wire.encode_frame(kind, 7, bomb, len(report)), report)
+                report = frames.REPORT.pack(1, 0, 1, 0) if kind == FrameKind.REPORT else b""
+                later.send(frames.encode_frame(kind, 7, bomb, len(report)), report)
             here = s.untrusted_clients[-1 - len(kinds) :]
             await until(lambda here=here: all(one.ended for one in here), f"{name} ends its connections")
             assert {one.last_word()[0] for one in here} == {"protocol_error"}, name
@@ -320,7 +320,7 @@ async def test_cut_and_random_frames_harm_nobody(tmp_path: Path) -> None:
                 size, kind = choose.randrange(60), choose.choice([*range(1, 12), choose.randrange(256)])
                 meta = choose.choice([0, 0, choose.randrange(size + 1), choose.randrange(1 << 16)])
                 declared = FRAME_SIZE + size if choose.random() < 0.95 else choose.randrange(1 << 32)
-                untrusted.send(wire.FRAME.pack(declared, kind, choose.choice([0, 1, 9]), meta, choose.randrange(3)))
+                untrusted.send(frames.FRAME.pack(declared, kind, choose.choice([0, 1, 9]), meta, choose.randrange(3)))
                 untrusted.send(choose.randbytes(size))
             untrusted.transport.write_eof()
         await until(lambda: all(untrusted.ended for untrusted in s.untrusted_clients), "all are closed")
@@ -393,7 +393,9 @@ async def test_a_batch_that_lies_in_any_field_is_refused_or_harmless(tmp_path: P
         assert {re.sub(r"run \d+", "run", name) for name in taken} == HARMLESS
         assert refused.keys() | taken.keys() == {name for name, _ in told}
         assert not liar.ended
-        places = {wire.SENT.unpack_from(answer.payload)[0] for answer in liar.frames() if answer.kind == FrameKind.SENT}
+        places = {
+            frames.SENT.unpack_from(answer.payload)[0] for answer in liar.frames() if answer.kind == FrameKind.SENT
+        }
         bodies = sorted(sent.body for run in runs for sent in run)
         assert sorted(await bodies_beside_the_regular(s.broker.url)) == sorted(bodies * len(places))
 

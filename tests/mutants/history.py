@@ -186,7 +186,7 @@ OF_HISTORY: Final = (
     Mutant(
         "take no list of batches that was damaged on its way",
         "log_reader:_checked",
-        never("wire.unpack_meta(frame.meta).get('crc') != crc32c(frame.payload)"),
+        never("frames.unpack_meta(frame.meta).get('crc') != crc32c(frame.payload)"),
         ("tests/net/client/test_log_reader.py",),
     ),
     Mutant(

@@ -280,7 +280,7 @@ SAFEGUARDS: Final = (
     Mutant(
         "check the numbers of acknowledgements",
         "_ack",
-        never("crc32c(frame.payload[wire.ACK.size:]) != crc"),
+        never("crc32c(frame.payload[frames.ACK.size:]) != crc"),
         ("tests/net/server/test_requests.py",),
     ),
     Mutant(

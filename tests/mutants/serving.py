@@ -29,7 +29,7 @@ OF_ANSWERS: Final = (
     Mutant(
         "take no flipped bit for another durability",
         "decode_request",
-        instead("frame.flags not in (0, wire.FLUSH)", "frame.flags & ~wire.FLUSH"),
+        instead("frame.flags not in (0, frames.FLUSH)", "frame.flags & ~frames.FLUSH"),
         ("tests/net/server/test_flipped_headers.py",),
     ),
 )

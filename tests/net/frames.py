@@ -11,10 +11,10 @@ from typing import Any
 import uvloop
 
 from qmq.format.build import RunContent, build_batch
-from qmq.net.protocol import frames as wire
+from qmq.net.protocol import frames
 from qmq.net.protocol.frames import Frame, FrameKind
 
-HELLO = wire.pack_meta({"protocol": wire.PROTOCOL_VERSION, "client": "test"})
+HELLO = frames.pack_meta({"protocol": frames.PROTOCOL_VERSION, "client": "test"})
 
 
 def on_uvloop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
@@ -28,8 +28,8 @@ def on_uvloop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., N
 
 
 def frame(kind: int, request: int, payload: bytes = b"", meta: dict[str, Any] | None = None, flags: int = 0) -> bytes:
-    packed = b"" if meta is None else wire.pack_meta(meta)
-    return wire.encode_frame(kind, request, packed, len(payload), flags) + payload
+    packed = b"" if meta is None else frames.pack_meta(meta)
+    return frames.encode_frame(kind, request, packed, len(payload), flags) + payload
 
 
 def batch(*bodies: bytes, subject: str = "a.b", producer: bytes = bytes(16), sequence: int = 0) -> bytes:
@@ -42,7 +42,7 @@ def batch(*bodies: bytes, subject: str = "a.b", producer: bytes = bytes(16), seq
 
 def pull(request: int, subscription: int, count: int = 100, timeout_ms: int = 0, least: int = 1) -> bytes:
     return frame(
-        FrameKind.PULL, request, wire.PULL.pack(subscription, count, least, 1 << 20, timeout_ms, wire.NOT_EXPECTED)
+        FrameKind.PULL, request, frames.PULL.pack(subscription, count, least, 1 << 20, timeout_ms, frames.NOT_EXPECTED)
     )
 
 
@@ -57,9 +57,9 @@ class RawClient:
     async def connect(cls, address: tuple[str, int], hello: bool = True) -> RawClient:
         client = cls(*await asyncio.open_connection(*address))
         if hello:
-            client.send(wire.encode_frame(FrameKind.HELLO, 1, HELLO))
+            client.send(frames.encode_frame(FrameKind.HELLO, 1, HELLO))
             welcome = await client.read()
-            assert welcome.kind == FrameKind.WELCOME, wire.decode_error(welcome)
+            assert welcome.kind == FrameKind.WELCOME, frames.decode_error(welcome)
         return client
 
     def send(self, *parts: bytes) -> None:
@@ -67,16 +67,16 @@ class RawClient:
 
     async def read(self) -> Frame:
         """The next frame; raises IncompleteReadError at the end."""
-        head = await self._reader.readexactly(wire.FRAME_SIZE)
-        size, kind, flags, meta_size, request = wire.FRAME.unpack(head)
-        rest = memoryview(await self._reader.readexactly(size - wire.FRAME_SIZE))
+        head = await self._reader.readexactly(frames.FRAME_SIZE)
+        size, kind, flags, meta_size, request = frames.FRAME.unpack(head)
+        rest = memoryview(await self._reader.readexactly(size - frames.FRAME_SIZE))
         return Frame(kind, flags, request, rest[:meta_size], rest[meta_size:])
 
     async def error(self) -> tuple[int, str]:
         """The next frame, an error: its request number and code."""
         got = await self.read()
         assert got.kind == FrameKind.ERROR, got
-        return got.request, wire.unpack_meta(got.meta)["code"]
+        return got.request, frames.unpack_meta(got.meta)["code"]
 
     async def ended(self) -> bool:
         """Whether the other side has nothing more to say."""
@@ -92,6 +92,6 @@ class RawClient:
 
 def sent_fields(got: Frame) -> tuple[int, int, int, bytes, tuple[int, ...]]:
     """position, stored_at_us, partition, store id, first sequences of a SENT."""
-    assert got.kind == FrameKind.SENT, wire.decode_error(got)
-    position, stored_at_us, partition, store_id, runs = wire.SENT.unpack_from(got.payload)
-    return position, stored_at_us, partition, store_id, struct.unpack_from(f"<{runs}Q", got.payload, wire.SENT.size)
+    assert got.kind == FrameKind.SENT, frames.decode_error(got)
+    position, stored_at_us, partition, store_id, runs = frames.SENT.unpack_from(got.payload)
+    return position, stored_at_us, partition, store_id, struct.unpack_from(f"<{runs}Q", got.payload, frames.SENT.size)

@@ -15,7 +15,7 @@ from qmq.errors import QmqError
 from qmq.format.batch import BatchLimits, CheckedBatch, check_batch, stamp
 from qmq.format.build import MessageHeader, RunContent, build_batch
 from qmq.format.pieces import read_answer
-from qmq.net.protocol import frames as wire
+from qmq.net.protocol import frames
 from qmq.net.protocol.frames import Frame, FrameKind
 from qmq.net.server.requests import decode_request
 
@@ -23,7 +23,7 @@ STORE: Final = b"store1"
 SECRET: Final = bytes(16)
 START_US: Final = 1_700_000_000_000_000
 WELCOME: Final[dict[str, Any]] = {
-    "protocol": wire.PROTOCOL_VERSION,
+    "protocol": frames.PROTOCOL_VERSION,
     "store_id": STORE,
     "version": "test",
     "max_frame_bytes": 16 << 20,
@@ -57,10 +57,10 @@ class Peer(asyncio.Protocol):
         self._received += data
         view = memoryview(bytes(self._received))
         used = 0
-        for frame in wire.split_frames(view, 1 << 30):
-            used += wire.FRAME_SIZE + len(frame.meta) + len(frame.payload)
+        for frame in frames.split_frames(view, 1 << 30):
+            used += frames.FRAME_SIZE + len(frame.meta) + len(frame.payload)
             if frame.kind == FrameKind.HELLO:
-                self.hello = wire.unpack_meta(frame.meta)
+                self.hello = frames.unpack_meta(frame.meta)
                 self._broker.greet(self, frame)
             else:
                 self._frames.put_nowait(frame)
@@ -91,16 +91,16 @@ class Peer(asyncio.Protocol):
         return not self._frames.empty()
 
     def answer(self, kind: FrameKind, request: int, meta: dict[str, Any] | None = None, payload: bytes = b"") -> None:
-        packed = wire.pack_meta(meta) if meta else b""
-        self.transport.write(wire.encode_frame(kind, request, packed, len(payload)) + payload)
+        packed = frames.pack_meta(meta) if meta else b""
+        self.transport.write(frames.encode_frame(kind, request, packed, len(payload)) + payload)
 
     def refuse(self, request: int, error: QmqError) -> None:
-        self.transport.write(wire.encode_error(request, error))
+        self.transport.write(frames.encode_error(request, error))
 
     def stored(self, frame: Frame, position: int = 1_000, first_sequence: int = 0) -> None:
         """Acknowledge a batch; its runs begin at first_sequence, + 1_000, + 2_000 ..."""
         runs = check_batch(frame.payload, BatchLimits()).header.runs
-        payload = wire.SENT.pack(position, START_US, 3, self._broker.store_id, runs)
+        payload = frames.SENT.pack(position, START_US, 3, self._broker.store_id, runs)
         payload += b"".join((first_sequence + 1_000 * run).to_bytes(8, "little") for run in range(runs))
         self.answer(FrameKind.SENT, frame.request, payload=payload)
 
@@ -108,7 +108,7 @@ class Peer(asyncio.Protocol):
         """The next frame, a batch; checked as a broker checks it."""
         frame = await self.frame(FrameKind.SEND)
         if flush is not None:
-            assert bool(frame.flags & wire.FLUSH) == flush
+            assert bool(frame.flags & frames.FLUSH) == flush
         return frame, check_batch(frame.payload, BatchLimits())
 
     async def subscribed(self, subscription: int = 7) -> dict[str, Any]:
@@ -117,7 +117,7 @@ class Peer(asyncio.Protocol):
 
     def subscribe(self, frame: Frame, subscription: int = 7) -> dict[str, Any]:
         """Answer a SUBSCRIBE; returns what it said."""
-        said = wire.unpack_meta(frame.meta)
+        said = frames.unpack_meta(frame.meta)
         told: dict[str, Any] = {"subscription": subscription}
         if said["group"] is None:
             told["start_us"] = 4_711
@@ -130,7 +130,7 @@ class Peer(asyncio.Protocol):
     async def pulled(self) -> tuple[int, tuple[int, ...]]:
         """The next frame, a PULL: its request, and subscription, max_count, min_count, max_bytes, timeout_ms."""
         frame = await self.frame(FrameKind.PULL)
-        return frame.request, wire.PULL.unpack(frame.payload)[:-1]
+        return frame.request, frames.PULL.unpack(frame.payload)[:-1]
 
     def messages(self, request: int, *batches: bytes, count: int | None = None) -> None:
         """Answer a pull; a consumer of a group is told the next delivery sequences: *count*, or as many as can be
@@ -142,7 +142,7 @@ class Peer(asyncio.Protocol):
         meta = None
         if self.numbers and count:
             ranges = [self.next_sequence, count, 1]
-            meta = {"ranges": ranges, "ranges_crc": wire.pack_numbers(ranges)[1]}
+            meta = {"ranges": ranges, "ranges_crc": frames.pack_numbers(ranges)[1]}
             self.next_sequence += count
         self.answer(FrameKind.MESSAGES, request, meta, payload)
 

@@ -18,7 +18,7 @@ import qmq
 from qmq.net.client import departures
 from qmq.net.client.consumer import pull as pulling
 from qmq.net.client.consumer.ack_file import StateFile, state_directory
-from qmq.net.protocol import frames as wire
+from qmq.net.protocol import frames
 from qmq.net.protocol.frames import FrameKind
 from tests.broker_process import broker_process
 from tests.net.client.consumer.test_pull import batch
@@ -85,9 +85,9 @@ async def test_wherever_leaving_is_cancelled_the_broker_is_told(named: bool) -> 
             peer.drop()
             again = await broker.peer()
             frame = await again.frame(FrameKind.ADMINISTER)
-            assert wire.unpack_meta(frame.meta)["action"] == "handled"
-            assert wire.unpack_meta(frame.meta)["handled"] == [0, 1]
-            meta = wire.unpack_meta((await again.frame(FrameKind.ADMINISTER)).meta)
+            assert frames.unpack_meta(frame.meta)["action"] == "handled"
+            assert frames.unpack_meta(frame.meta)["handled"] == [0, 1]
+            meta = frames.unpack_meta((await again.frame(FrameKind.ADMINISTER)).meta)
             assert (meta["action"], meta["group"], meta["consumer"]) == ("leave", "g", consumer.id)
     assert number > 2
 
@@ -204,7 +204,7 @@ async def test_a_cancelled_subscription_is_undone_when_its_answer_comes() -> Non
         StateFile.open(state_directory(), STORE, "g", "c1").close()
         peer.subscribe(frame, 9)
         frame = await peer.frame(FrameKind.UNSUBSCRIBE)
-        assert wire.UNSUBSCRIBE.unpack(frame.payload) == (9,)
+        assert frames.UNSUBSCRIBE.unpack(frame.payload) == (9,)
         peer.answer(FrameKind.UNSUBSCRIBED, frame.request)
 
 
@@ -213,7 +213,7 @@ async def test_a_cancelled_subscription_whose_answer_is_lost_is_undone_on_the_ne
     async with scripted_broker() as broker, qmq.connect(broker.url) as client:
         peer = await broker.peer()
         entering = asyncio.ensure_future(client.subscribe("a.", group="g", consumer="c1", mode=mode).__aenter__())
-        said = wire.unpack_meta((await peer.frame(FrameKind.SUBSCRIBE)).meta)
+        said = frames.unpack_meta((await peer.frame(FrameKind.SUBSCRIBE)).meta)
         entering.cancel()
         with pytest.raises(asyncio.CancelledError):
             await entering
@@ -222,7 +222,7 @@ async def test_a_cancelled_subscription_whose_answer_is_lost_is_undone_on_the_ne
             peer.drop()
             peer = await broker.peer()
             frame = await peer.frame(FrameKind.ADMINISTER)
-            assert wire.unpack_meta(frame.meta) == {
+            assert frames.unpack_meta(frame.meta) == {
                 "action": "leave",
                 "group": "g" if mode == "reliable" else "g@c1",
                 "consumer": "c1",
@@ -377,7 +377,7 @@ async def test_many_that_left_while_the_broker_was_away_are_told_some_at_a_time(
     async with scripted_broker() as broker, qmq.connect(broker.url) as client:
         peer = await broker.peer()
         entering = [asyncio.ensure_future(client.subscribe("a.", group="g").__aenter__()) for _ in range(5)]
-        said = [wire.unpack_meta((await peer.frame(FrameKind.SUBSCRIBE)).meta) for _ in entering]
+        said = [frames.unpack_meta((await peer.frame(FrameKind.SUBSCRIBE)).meta) for _ in entering]
         for one in entering:
             one.cancel()
         await asyncio.wait(entering)
@@ -385,10 +385,10 @@ async def test_many_that_left_while_the_broker_was_away_are_told_some_at_a_time(
         peer = await broker.peer()
         left = list[str]()
         while len(left) < len(said):
-            frames = [await peer.frame(FrameKind.ADMINISTER) for _ in range(min(2, len(said) - len(left)))]
+            found = [await peer.frame(FrameKind.ADMINISTER) for _ in range(min(2, len(said) - len(left)))]
             await asyncio.sleep(0)
             assert not peer.has_frame()
-            for frame in frames:
-                left.append(wire.unpack_meta(frame.meta)["consumer"])
+            for frame in found:
+                left.append(frames.unpack_meta(frame.meta)["consumer"])
                 peer.answer(FrameKind.ADMINISTERED, frame.request, payload=b"\x81\xa4left\xc3")
         assert sorted(left) == sorted(one["consumer"] for one in said)

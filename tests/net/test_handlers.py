@@ -16,7 +16,7 @@ import qmq
 from qmq.errors import Fenced
 from qmq.net.client.consumer import pull as pulling
 from qmq.net.client.consumer.in_flight import Disposition
-from qmq.net.protocol import frames as wire
+from qmq.net.protocol import frames
 from qmq.net.protocol.frames import FrameKind
 from tests.broker_process import running_broker
 from tests.net.client.consumer.test_pull import Subscribed, batch, subscribed
@@ -52,7 +52,7 @@ async def test_a_handler_that_ends_well_acknowledges() -> None:
     async with given(b"1") as (s, (message,)):
         await handle(message)
         frame = await s.peer.frame(FrameKind.ACK)
-        assert frame.payload[wire.ACK.size :] == wire.pack_numbers([0, 1])[0]
+        assert frame.payload[frames.ACK.size :] == frames.pack_numbers([0, 1])[0]
 
 
 async def test_a_handler_that_raises_hands_back_and_goes_on(caplog: pytest.LogCaptureFixture) -> None:
@@ -145,8 +145,8 @@ async def test_leaving_flushes_acknowledgements_over_a_new_connection(monkeypatc
         peer = await s.broker.peer()
         await peer.subscribed()
         frame = await peer.frame(FrameKind.ACK)
-        assert frame.payload[wire.ACK.size :] == wire.pack_numbers([0, 1])[0]
-        peer.answer(FrameKind.ACKED, frame.request, payload=wire.ACKED.pack(0))
+        assert frame.payload[frames.ACK.size :] == frames.pack_numbers([0, 1])[0]
+        peer.answer(FrameKind.ACKED, frame.request, payload=frames.ACKED.pack(0))
         await peer.unsubscribed()
         await leaving
 
@@ -158,7 +158,7 @@ async def test_many_acknowledgements_do_not_wait(monkeypatch: pytest.MonkeyPatch
         for number in (0, 2, 4, 6):
             messages[number].ack()
         frame = await s.peer.frame(FrameKind.ACK)
-        assert frame.payload[wire.ACK.size :] == wire.pack_numbers([0, 1, 2, 3, 4, 5, 6, 7])[0]
+        assert frame.payload[frames.ACK.size :] == frames.pack_numbers([0, 1, 2, 3, 4, 5, 6, 7])[0]
 
 
 async def test_flush_says_how_many_were_refused() -> None:
@@ -167,7 +167,7 @@ async def test_flush_says_how_many_were_refused() -> None:
             message.ack()
         flushing = asyncio.ensure_future(s.consumer.flush())
         frame = await s.peer.frame(FrameKind.ACK)
-        s.peer.answer(FrameKind.ACKED, frame.request, payload=wire.ACKED.pack(2))
+        s.peer.answer(FrameKind.ACKED, frame.request, payload=frames.ACKED.pack(2))
         with pytest.raises(Fenced, match="2 acknowledgements"):
             await flushing
         await s.consumer.flush()  # said once
@@ -184,7 +184,7 @@ async def test_acknowledgements_are_refused_when_another_has_taken_over() -> Non
             await flushing
         pull = asyncio.ensure_future(s.consumer.pull())
         frame = await s.peer.frame(FrameKind.SUBSCRIBE)
-        assert wire.unpack_meta(frame.meta)["known"][2] == 1, "it says as whom it comes back"
+        assert frames.unpack_meta(frame.meta)["known"][2] == 1, "it says as whom it comes back"
         s.peer.refuse(frame.request, Fenced("another program has taken over"))
         with pytest.raises(Fenced, match="taken over"):
             await pull

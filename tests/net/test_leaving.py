@@ -12,7 +12,7 @@ import pytest
 
 import qmq
 from qmq.net.client.consumer.in_flight import Disposition
-from qmq.net.protocol import frames as wire
+from qmq.net.protocol import frames
 from qmq.net.protocol.frames import FrameKind
 from tests.broker_process import BrokerProcess, broker_process
 from tests.net.scripted import backs_of
@@ -174,7 +174,7 @@ async def test_one_message_that_was_taken_away_keeps_no_other_from_failing() -> 
         assert [back[:2] for back in backs_of(frame)] == [(1, 2), (2, 4)]
         s.peer.answer(FrameKind.HANDED_BACK, frame.request, payload=struct.pack("<I", 0))
         frame = await s.peer.frame(FrameKind.ACK)
-        s.peer.answer(FrameKind.ACKED, frame.request, payload=wire.ACKED.pack(0))
+        s.peer.answer(FrameKind.ACKED, frame.request, payload=frames.ACKED.pack(0))
         await s.peer.unsubscribed()
         await leaving
 

@@ -13,7 +13,7 @@ from qmq.broker.ports.commands import Administer
 from qmq.broker.ports.effects import Administered, PulledMessages, Sent
 from qmq.broker.ports.limits import BrokerLimits
 from qmq.errors import QmqError, StorageFull
-from qmq.net.protocol import frames as wire
+from qmq.net.protocol import frames
 from qmq.net.protocol.frames import FrameKind
 from qmq.net.server import ServerOptions, replies, requests, server
 from qmq.settings import Settings
@@ -85,20 +85,20 @@ def test_the_rows_of_lists_have_what_the_page_says(tmp_path: Path) -> None:
 def test_a_welcome_has_the_names_of_the_page() -> None:
     section = PAGE[PAGE.index("WELCOME's meta:") : PAGE.index("### SEND 2")]
     names = re.findall(r"^\| (\w+) \|", section, re.MULTILINE)[1:]
-    assert list(wire.unpack_meta(memoryview(OPTIONS.welcome()))) == names
+    assert list(frames.unpack_meta(memoryview(OPTIONS.welcome()))) == names
     assert set(names) - {"protocol"} <= set(ServerOptions._fields)
 
 
 @pytest.mark.parametrize(
     ("text", "number"),
     [
-        ("HELLO has at most {:,} bytes", wire.MAX_HELLO_BYTES),
+        ("HELLO has at most {:,} bytes", frames.MAX_HELLO_BYTES),
         ("`limit` (rows; {:,} at most)", requests.MAX_LISTED),
         ("At most {} may be open on a connection", server.MAX_LISTINGS),
         ("without an answer: {:,} beside waiting pulls", server.MAX_REQUESTS),
         ("A connection may have {:,} subscriptions", BrokerLimits().max_consumers_per_connection),
         ("`first_frame_timeout_ms` ({} s)", Settings().first_frame_timeout_ms // 1_000),
-        ("protocol of QMQ, version {}", wire.PROTOCOL_VERSION),
+        ("protocol of QMQ, version {}", frames.PROTOCOL_VERSION),
     ],
 )
 def test_bounds_are_those_of_the_code(text: str, number: int) -> None:
@@ -106,17 +106,17 @@ def test_bounds_are_those_of_the_code(text: str, number: int) -> None:
 
 
 def test_the_examples_are_what_the_code_makes() -> None:
-    hello = wire.pack_meta({"protocol": 1, "client": "doc"})
-    assert example("HELLO, request 1") == [wire.encode_frame(FrameKind.HELLO, 1, hello)]
-    assert example("SEND with flush") == [wire.encode_frame(FrameKind.SEND, 2, b"", 174, wire.FLUSH)]
+    hello = frames.pack_meta({"protocol": 1, "client": "doc"})
+    assert example("HELLO, request 1") == [frames.encode_frame(FrameKind.HELLO, 1, hello)]
+    assert example("SEND with flush") == [frames.encode_frame(FrameKind.SEND, 2, b"", 174, frames.FLUSH)]
     stored_at_us = int.from_bytes(bytes.fromhex("00605b1a62960400"), "little")
     store_id = bytes.fromhex("7f0000015191")
     assert example("SENT: position") == [replies.sent(Sent(1, 2, 1 << 40, stored_at_us, 3, 5), store_id)]
-    pull = wire.encode_frame(FrameKind.PULL, 3, b"", wire.PULL.size) + wire.PULL.pack(
-        1, 100, 1, 4 << 20, 2_000, wire.NOT_EXPECTED
+    pull = frames.encode_frame(FrameKind.PULL, 3, b"", frames.PULL.size) + frames.PULL.pack(
+        1, 100, 1, 4 << 20, 2_000, frames.NOT_EXPECTED
     )
     assert example("PULL, request 3") == [pull, replies.messages(PulledMessages(1, 3, [], 0, 0))]
-    assert example("ERROR, request 4") == [wire.encode_error(4, StorageFull("no room"))]
+    assert example("ERROR, request 4") == [frames.encode_error(4, StorageFull("no room"))]
 
 
 def test_the_time_of_the_example_is_told_right() -> None:

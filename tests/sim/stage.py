@@ -17,7 +17,7 @@ from unittest.mock import patch
 from qmq.errors import QmqError
 from qmq.net.client.connection import BrokerConnection
 from qmq.net.client.heartbeat import HeartbeatSender
-from qmq.net.protocol import frames as wire
+from qmq.net.protocol import frames
 from qmq.net.protocol.frames import FrameKind
 from tests.sim.world import START_US, Killed, Process, World
 
@@ -172,7 +172,7 @@ class Beating(HeartbeatSender):
     async def _beat_and_wait(self, connection: BrokerConnection, loop: asyncio.AbstractEventLoop) -> None:
         sent_at = loop.time()
         async with asyncio.timeout(self._interval_s):
-            await connection.request(FrameKind.HEARTBEAT, None, wire.HEARTBEAT.pack(self._client_id, 0))
+            await connection.request(FrameKind.HEARTBEAT, None, frames.HEARTBEAT.pack(self._client_id, 0))
         self._heard_at = max(self._heard_at, sent_at)
         await asyncio.sleep(self._interval_s)
 

@@ -20,7 +20,7 @@ from qmq.net.client.heartbeat import HeartbeatSender
 from qmq.net.client.options import ClientOptions, producer_id_of
 from qmq.net.client.producer.accumulator import SendLimits
 from qmq.net.client.producer.window import Sending
-from qmq.net.protocol import frames as wire
+from qmq.net.protocol import frames
 from qmq.net.protocol.frames import FrameKind
 
 log = logging.getLogger("qmq.client")
@@ -282,11 +282,11 @@ class Link:
         """SENT came."""
         assert self._loop is not None
         try:
-            position, stored_at_us, partition, store_id, runs = wire.SENT.unpack_from(payload)
+            position, stored_at_us, partition, store_id, runs = frames.SENT.unpack_from(payload)
             if runs == 1:
-                firsts = _FIRST.unpack_from(payload, wire.SENT.size)
+                firsts = _FIRST.unpack_from(payload, frames.SENT.size)
             else:
-                firsts = struct.unpack_from(f"<{runs}Q", payload, wire.SENT.size)
+                firsts = struct.unpack_from(f"<{runs}Q", payload, frames.SENT.size)
         except struct.error:
             raise ProtocolError(f"the answer to a batch has {len(payload)} bytes, which can't be all") from None
         self._sending.stored(request, position, stored_at_us, partition, store_id, firsts, self._loop.time())
@@ -416,7 +416,7 @@ class Link:
         """
         assert self._loop is not None
         until, backoff = self._loop.time() + CLAIM_TIMEOUT, Backoff()
-        payload = wire.CLAIM.pack(producer_id_of(producer), self.client_id)
+        payload = frames.CLAIM.pack(producer_id_of(producer), self.client_id)
         while True:
             try:
                 await connection.request(FrameKind.CLAIM, payload=payload)

@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from qmq.errors import ConnectionLost, ProtocolError, QmqError
 from qmq.format.arriving import PartialAnswer
-from qmq.net.protocol import frames as wire
+from qmq.net.protocol import frames
 from qmq.net.protocol.frames import FRAME, FRAME_SIZE, Frame, FrameKind
 
 #: Of the answer that is handled, and of the next one.
@@ -66,7 +66,7 @@ CLOSE_TIMEOUT: Final = 1.0
 #: Until the broker has said what it may send.
 _MAX_WELCOME_BYTES: Final = 64 << 10
 #: The answer to an acknowledgement that is part of one with messages: none was refused.
-_NONE_REFUSED: Final = memoryview(wire.ACKED.pack(0))
+_NONE_REFUSED: Final = memoryview(frames.ACKED.pack(0))
 #: As plain numbers: an enum is asked for its members by name.
 _ACK, _SENT, _MESSAGES, _ERROR = map(int, (FrameKind.ACK, FrameKind.SENT, FrameKind.MESSAGES, FrameKind.ERROR))
 _MAX_CODE_BYTES: Final = 1 << 20  # what an answer may take beside the messages that it was asked for
@@ -157,7 +157,7 @@ class BrokerConnection(asyncio.BufferedProtocol):
 
     async def hello(self, client: str) -> Welcome:
         """Introduce ourselves. Raises QmqError when the broker does not want us, or lies."""
-        answer = await self.request(FrameKind.HELLO, {"protocol": wire.PROTOCOL_VERSION, "client": client})
+        answer = await self.request(FrameKind.HELLO, {"protocol": frames.PROTOCOL_VERSION, "client": client})
         try:
             welcome = Welcome(*(answer.meta[name] for name in Welcome._fields))
         except KeyError as error:
@@ -181,7 +181,7 @@ class BrokerConnection(asyncio.BufferedProtocol):
                 future.set_result(answer)
 
         due = self._loop.time() + ANSWER_TIMEOUT
-        self.ask(kind, answered, wire.pack_meta(meta) if meta else b"", payload, due)
+        self.ask(kind, answered, frames.pack_meta(meta) if meta else b"", payload, due)
         return await future
 
     def ask(
@@ -197,18 +197,18 @@ class BrokerConnection(asyncio.BufferedProtocol):
             self._loop.call_soon(callback, self.end_error())
             return request
         self._asked[request] = _Asked(kind, callback, due)
-        self._write(wire.encode_frame(kind, request, meta, len(payload), flags) + payload)
+        self._write(frames.encode_frame(kind, request, meta, len(payload), flags) + payload)
         return request
 
     def tell(self, kind: int, payload: bytes) -> None:
         """Say what has no answer."""
         if not self.closed:
-            self._write(wire.encode_frame(kind, self.next_request(), b"", len(payload)) + payload)
+            self._write(frames.encode_frame(kind, self.next_request(), b"", len(payload)) + payload)
 
     def send_batch(self, request: int, buffers: list[bytes], flush: bool) -> None:
         """Write a SEND frame; the owner gets its answer."""
         size = sum(map(len, buffers))
-        head = FRAME.pack(FRAME_SIZE + size, FrameKind.SEND, wire.FLUSH if flush else 0, 0, request)
+        head = FRAME.pack(FRAME_SIZE + size, FrameKind.SEND, frames.FLUSH if flush else 0, 0, request)
         assert self._transport is not None
         if size <= SMALL_BYTES:
             self._transport.write(b"".join((head, *buffers)))
@@ -290,7 +290,7 @@ class BrokerConnection(asyncio.BufferedProtocol):
                 self._large_filled += nbytes
                 if self._large_filled == len(self._large):
                     frame, self._large = self._large, None
-                    self._take(wire.split_frames(frame, self._max_frame_bytes), keeps=True)
+                    self._take(frames.split_frames(frame, self._max_frame_bytes), keeps=True)
                     self._arriving = None
                 elif self._arriving is not None:
                     self._arriving.more(self._large_filled - self._payload_at)
@@ -307,7 +307,7 @@ class BrokerConnection(asyncio.BufferedProtocol):
 
     def _take_small(self) -> None:
         view = self._buffer[: self._filled]
-        used = self._take(wire.split_frames(view, self._max_frame_bytes), keeps=False)
+        used = self._take(frames.split_frames(view, self._max_frame_bytes), keeps=False)
         left = self._filled - used
         self._filled = left
         if left >= FRAME_SIZE:
@@ -323,10 +323,10 @@ class BrokerConnection(asyncio.BufferedProtocol):
         if used and left:
             self._buffer[:left] = bytes(self._buffer[used : used + left])
 
-    def _take(self, frames: Iterable[Frame], keeps: bool) -> int:
-        """Handle frames; returns how many bytes they took. *keeps*: their views may be kept."""
+    def _take(self, received: Iterable[Frame], keeps: bool) -> int:
+        """Handle received; returns how many bytes they took. *keeps*: their views may be kept."""
         used = 0
-        for frame in frames:
+        for frame in received:
             used += FRAME_SIZE + len(frame.meta) + len(frame.payload)
             kind = frame.kind
             if kind == _SENT:
@@ -347,7 +347,7 @@ class BrokerConnection(asyncio.BufferedProtocol):
         if not keeps and frame.kind == _MESSAGES:
             self._buffers.clear()
         payload = frame.payload if keeps else memoryview(bytes(frame.payload))
-        meta = wire.unpack_meta(frame.meta)
+        meta = frames.unpack_meta(frame.meta)
         if "acked" in meta or "acked_crc" in meta:
             self._take_acked(meta)
         answer = Answer(frame.kind, meta, payload, self._arriving if keeps else None)
@@ -358,7 +358,7 @@ class BrokerConnection(asyncio.BufferedProtocol):
         """Of an answer with messages: it answers these acknowledgements, too."""
         requests = meta.get("acked")
         try:
-            if not requests or wire.pack_numbers(requests)[1] != meta.get("acked_crc"):
+            if not requests or frames.pack_numbers(requests)[1] != meta.get("acked_crc"):
                 raise ProtocolError("an answer does not say which acknowledgements it answers")
         except (struct.error, TypeError):
             raise ProtocolError("an answer names acknowledgements by what is no number") from None
@@ -372,7 +372,7 @@ class BrokerConnection(asyncio.BufferedProtocol):
             asked.callback(Answer(FrameKind.ACKED, {}, _NONE_REFUSED))
 
     def _take_error(self, frame: Frame) -> None:
-        error = wire.decode_error(frame)
+        error = frames.decode_error(frame)
         if not frame.request:
             self.abort(error)
             return

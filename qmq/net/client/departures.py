@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 from qmq.errors import QmqError
 from qmq.net.client.connection import ANSWER_TIMEOUT, Answer, BrokerConnection
 from qmq.net.client.consumer.in_flight import KnownConsumer
-from qmq.net.protocol import frames as wire
+from qmq.net.protocol import frames
 from qmq.net.protocol.frames import FrameKind
 
 log = logging.getLogger("qmq.client")
@@ -81,4 +81,4 @@ class Departures:
 
 def _ask(connection: BrokerConnection, meta: dict[str, Any], callback: Callable[[Answer | QmqError], None]) -> None:
     due = asyncio.get_running_loop().time() + ANSWER_TIMEOUT
-    connection.ask(FrameKind.ADMINISTER, callback, wire.pack_meta(meta), due=due)
+    connection.ask(FrameKind.ADMINISTER, callback, frames.pack_meta(meta), due=due)

@@ -19,7 +19,7 @@ import msgpack
 
 from qmq.errors import ProtocolError, QmqError
 from qmq.net.client.address import Address
-from qmq.net.protocol import frames as wire
+from qmq.net.protocol import frames
 from qmq.net.protocol.frames import FRAME, FRAME_SIZE, FrameKind
 
 log = logging.getLogger("qmq.client")
@@ -112,8 +112,8 @@ class HeartbeatSender:
         connection = socket.create_connection(self._address(), timeout=self._interval_s)
         try:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            hello = msgpack.packb({"protocol": wire.PROTOCOL_VERSION, "client": "qmq heartbeat"})
-            connection.sendall(wire.encode_frame(FrameKind.HELLO, 1, hello))
+            hello = msgpack.packb({"protocol": frames.PROTOCOL_VERSION, "client": "qmq heartbeat"})
+            connection.sendall(frames.encode_frame(FrameKind.HELLO, 1, hello))
             self._expect(connection, FrameKind.WELCOME)
         except BaseException:
             connection.close()
@@ -123,8 +123,8 @@ class HeartbeatSender:
     def _beat_once(self, connection: socket.socket) -> None:
         now = time.monotonic()
         stalled_us = max(0, int((now - self._turned_at - self._interval_s / 4) * 1_000_000))
-        payload = wire.HEARTBEAT.pack(self._client_id, stalled_us)
-        connection.sendall(wire.encode_frame(FrameKind.HEARTBEAT, 2, b"", len(payload)) + payload)
+        payload = frames.HEARTBEAT.pack(self._client_id, stalled_us)
+        connection.sendall(frames.encode_frame(FrameKind.HEARTBEAT, 2, b"", len(payload)) + payload)
         self._expect(connection, FrameKind.HEARTBEAT_SEEN)
         self._heard_at = max(self._heard_at, now)
 

@@ -17,7 +17,7 @@ from crc32c import crc32c
 
 from qmq.errors import BrokerStopping, ConnectionLost, Overloaded, ProtocolError, QmqError
 from qmq.net.client.address import Address
-from qmq.net.protocol import frames as wire
+from qmq.net.protocol import frames
 from qmq.net.protocol.frames import FRAME, FRAME_SIZE, Frame, FrameKind
 
 #: Bytes that are asked for at once, and how many such requests are on their way.
@@ -70,7 +70,7 @@ class LogReader:
         """
         found: list[Span] = []
         while True:
-            request = wire.SEGMENTS.pack(found[-1].end if found else position, partition)
+            request = frames.SEGMENTS.pack(found[-1].end if found else position, partition)
             fields = self._surely(lambda: _listed(self._ask(FrameKind.SEGMENTS, request)))  # noqa: B023 (called at once)
             found += [Span(*row) for row in fields["rows"]]
             if not fields["more"] or not fields["rows"]:
@@ -83,10 +83,10 @@ class LogReader:
         """
         after: int | None = start
         while after is not None:
-            request = wire.BATCHES.pack(after, end, partition)
+            request = frames.BATCHES.pack(after, end, partition)
             frame = self._surely(lambda: _checked(self._ask(FrameKind.BATCHES, request)))  # noqa: B023 (called at once)
             yield frame.payload
-            after = wire.unpack_meta(frame.meta)["after"]
+            after = frames.unpack_meta(frame.meta)["after"]
 
     def read(self, partition: int, position: int, size: int) -> bytes:
         """*size* bytes from *position* on, over the ends of segments; fewer where the log ends, or begins in between.
@@ -105,7 +105,7 @@ class LogReader:
         while todo or asked:
             while todo and len(asked) < AHEAD:
                 offset, wanted = todo.pop()
-                number = self._send(FrameKind.READ_LOG, wire.READ_LOG.pack(position + offset, wanted, partition))
+                number = self._send(FrameKind.READ_LOG, frames.READ_LOG.pack(position + offset, wanted, partition))
                 asked[number] = offset, wanted
             number, got = self._receive_bytes(asked, buffer)
             offset, wanted = asked.pop(number)
@@ -119,8 +119,8 @@ class LogReader:
         """Take one answer into its place: the number of its request, and how many bytes came."""
         size, kind, _, meta_size, number = FRAME.unpack(self._exactly(FRAME_SIZE))
         left = size - FRAME_SIZE
-        if kind == FrameKind.ERROR and meta_size <= left <= wire.MAX_META_BYTES:
-            raise wire.decode_error(_frame(kind, number, self._exactly(left), meta_size))
+        if kind == FrameKind.ERROR and meta_size <= left <= frames.MAX_META_BYTES:
+            raise frames.decode_error(_frame(kind, number, self._exactly(left), meta_size))
         if kind != FrameKind.LOG_BYTES or meta_size or number not in asked or left > asked[number][1]:
             raise ProtocolError(f"the broker at {self._address} answered a read with a frame of kind {kind}")
         offset = asked[number][0]
@@ -135,7 +135,7 @@ class LogReader:
             raise ProtocolError(f"the broker at {self._address} sent a frame that answers nothing")
         frame = _frame(answer, request, self._exactly(left), meta_size)
         if answer == FrameKind.ERROR:
-            raise wire.decode_error(frame)
+            raise frames.decode_error(frame)
         if answer != kind + 128:
             raise ProtocolError(f"the broker at {self._address} answered with a frame of kind {answer}")
         return frame
@@ -143,7 +143,7 @@ class LogReader:
     def _send(self, kind: FrameKind, payload: bytes, meta: bytes = b"") -> int:
         self._request += 1
         assert self._socket is not None
-        self._socket.sendall(wire.encode_frame(kind, self._request, meta, len(payload)) + payload)
+        self._socket.sendall(frames.encode_frame(kind, self._request, meta, len(payload)) + payload)
         return self._request
 
     def _exactly(self, size: int) -> memoryview:
@@ -185,8 +185,8 @@ class LogReader:
         self._socket = socket.create_connection(self._address, ANSWER_TIMEOUT)
         with suppress(OSError):
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        hello = wire.pack_meta({"protocol": wire.PROTOCOL_VERSION, "client": "qmq history"})
-        store_id = wire.unpack_meta(self._ask(FrameKind.HELLO, b"", hello).meta).get("store_id")
+        hello = frames.pack_meta({"protocol": frames.PROTOCOL_VERSION, "client": "qmq history"})
+        store_id = frames.unpack_meta(self._ask(FrameKind.HELLO, b"", hello).meta).get("store_id")
         if type(store_id) is not bytes or (self._store_id and store_id != self._store_id):
             raise ProtocolError(f"the broker at {self._address} serves another store than before; look again")
         self._store_id = store_id
@@ -198,7 +198,7 @@ def _frame(kind: int, request: int, body: memoryview, meta_size: int) -> Frame:
 
 def _checked(frame: Frame) -> Frame:
     """An answer whose payload came as it was sent. Raises ConnectionLost: another connection may well do."""
-    if wire.unpack_meta(frame.meta).get("crc") != crc32c(frame.payload):
+    if frames.unpack_meta(frame.meta).get("crc") != crc32c(frame.payload):
         raise ConnectionLost("an answer about the log was damaged on its way")
     return frame
 

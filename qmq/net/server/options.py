@@ -7,7 +7,7 @@ from typing import Final, NamedTuple, Protocol
 from qmq.broker.ports.commands import Command, Now
 from qmq.broker.ports.effects import Effect, SyncWanted
 from qmq.errors import BrokerStopping, InternalError
-from qmq.net.protocol import frames as wire
+from qmq.net.protocol import frames
 
 _NOT_ANNOUNCED: Final = (
     "max_waiting_pulls", "max_connections", "max_inflight_bytes", "max_buffered_bytes", "first_frame_timeout_ms",
@@ -46,10 +46,10 @@ class ServerOptions(NamedTuple):
 
     def welcome(self) -> bytes:
         """The meta of WELCOME."""
-        fields = {"protocol": wire.PROTOCOL_VERSION, **self._asdict()}
+        fields = {"protocol": frames.PROTOCOL_VERSION, **self._asdict()}
         for own in _NOT_ANNOUNCED:
             del fields[own]
-        return wire.pack_meta(fields)
+        return frames.pack_meta(fields)
 
 
 def internal_error() -> InternalError:

@@ -19,14 +19,14 @@ from crc32c import crc32c
 from qmq.broker.ports import effects
 from qmq.broker.ports.effects import Effect
 from qmq.errors import BadBatch, InvalidName, InvalidOption, MessageTooLarge, UnknownSubscription
-from qmq.net.protocol import frames as wire
+from qmq.net.protocol import frames
 from qmq.net.protocol.frames import FrameKind
 from qmq.net.server.admission import ANSWER_S, Admission, Throttle
 from qmq.net.server.connection import ClientConnection
 
 #: A SENT frame of a batch with one run, whole: what most answers are.
 _SENT_ONE: Final = struct.Struct("<IBBHQQQH6sIQ")
-assert _SENT_ONE.size == wire.FRAME_SIZE + wire.SENT.size + 8
+assert _SENT_ONE.size == frames.FRAME_SIZE + frames.SENT.size + 8
 
 
 #: As plain numbers: an enum is asked for its members by name.
@@ -41,9 +41,9 @@ def sent(effect: effects.Sent, store_id: bytes) -> bytes:
         return _SENT_ONE.pack(
             _SENT_ONE.size, _SENT, 0, 0, request, position, stored_at_us, partition, store_id, 1, firsts
         )
-    payload = wire.SENT.pack(position, stored_at_us, partition, store_id, len(firsts))
+    payload = frames.SENT.pack(position, stored_at_us, partition, store_id, len(firsts))
     payload += firsts.astype("<u8", copy=False).tobytes()
-    return wire.encode_frame(FrameKind.SENT, request, b"", len(payload)) + payload
+    return frames.encode_frame(FrameKind.SENT, request, b"", len(payload)) + payload
 
 
 def messages(effect: effects.PulledMessages, acked: Sequence[int] = ()) -> bytes:
@@ -54,12 +54,12 @@ def messages(effect: effects.PulledMessages, acked: Sequence[int] = ()) -> bytes
         fields["left_us"] = left_us
     if given:
         fields["ranges"] = ranges = given[0] if len(given) == 1 else [field for one in given for field in one]
-        fields["ranges_crc"] = wire.pack_numbers(ranges)[1]
+        fields["ranges_crc"] = frames.pack_numbers(ranges)[1]
     if tags:
-        fields["tags"], fields["tags_crc"] = list(tags), wire.crc_of_texts(tags)
+        fields["tags"], fields["tags_crc"] = list(tags), frames.crc_of_texts(tags)
     if acked:
-        fields["acked"], fields["acked_crc"] = acked, wire.pack_numbers(acked)[1]
-    return wire.encode_frame(_MESSAGES, request, wire.pack_meta(fields) if fields else b"", size)
+        fields["acked"], fields["acked_crc"] = acked, frames.pack_numbers(acked)[1]
+    return frames.encode_frame(_MESSAGES, request, frames.pack_meta(fields) if fields else b"", size)
 
 
 def reported(effect: effects.Reported) -> bytes:
@@ -83,23 +83,23 @@ def subscribed(effect: effects.Subscribed) -> bytes:
 
 def unsubscribed(effect: effects.Unsubscribed) -> bytes:
     """UNSUBSCRIBED: nothing but that."""
-    return wire.encode_frame(FrameKind.UNSUBSCRIBED, effect.request)
+    return frames.encode_frame(FrameKind.UNSUBSCRIBED, effect.request)
 
 
 def acked(request: int, refused: int) -> bytes:
     """ACKED: how many were refused."""
-    return wire.encode_frame(FrameKind.ACKED, request, b"", wire.ACKED.size) + wire.ACKED.pack(refused)
+    return frames.encode_frame(FrameKind.ACKED, request, b"", frames.ACKED.size) + frames.ACKED.pack(refused)
 
 
 def handed_back(effect: effects.HandedBack) -> bytes:
     """HANDED_BACK: which were refused."""
     payload = struct.pack(f"<{len(effect.refused)}I", *effect.refused)
-    return wire.encode_frame(FrameKind.HANDED_BACK, effect.request, b"", len(payload)) + payload
+    return frames.encode_frame(FrameKind.HANDED_BACK, effect.request, b"", len(payload)) + payload
 
 
 def handed_over(effect: effects.HandedOver) -> bytes:
     """HANDED_OVER: nothing but that."""
-    return wire.encode_frame(FrameKind.HANDED_OVER, effect.request)
+    return frames.encode_frame(FrameKind.HANDED_OVER, effect.request)
 
 
 def restored(effect: effects.Restored) -> bytes:
@@ -109,13 +109,13 @@ def restored(effect: effects.Restored) -> bytes:
 
 def heartbeat_seen(effect: effects.HeartbeatSeen) -> bytes:
     """HEARTBEAT_SEEN: nothing but that."""
-    return wire.encode_frame(FrameKind.HEARTBEAT_SEEN, effect.request)
+    return frames.encode_frame(FrameKind.HEARTBEAT_SEEN, effect.request)
 
 
 def administered(effect: effects.Administered) -> bytes:
     """ADMINISTERED: fields as payload, because they may be more than a meta part holds."""
     payload: bytes = msgpack.packb(effect.fields)
-    return wire.encode_frame(FrameKind.ADMINISTERED, effect.request, b"", len(payload)) + payload
+    return frames.encode_frame(FrameKind.ADMINISTERED, effect.request, b"", len(payload)) + payload
 
 
 def last_sequence(effect: effects.LastSequenceIs) -> bytes:
@@ -125,35 +125,35 @@ def last_sequence(effect: effects.LastSequenceIs) -> bytes:
 
 def claimed(effect: effects.Claimed) -> bytes:
     """CLAIMED: nothing but that."""
-    return wire.encode_frame(FrameKind.CLAIMED, effect.request)
+    return frames.encode_frame(FrameKind.CLAIMED, effect.request)
 
 
 def subject_list(effect: effects.SubjectList) -> bytes:
     """SUBJECT_LIST: rows as payload, because they may be more than a meta part holds."""
     payload: bytes = msgpack.packb({"rows": effect.rows, "after": effect.after})
-    return wire.encode_frame(FrameKind.SUBJECT_LIST, effect.request, b"", len(payload)) + payload
+    return frames.encode_frame(FrameKind.SUBJECT_LIST, effect.request, b"", len(payload)) + payload
 
 
 def segment_list(effect: effects.SegmentList) -> bytes:
     """SEGMENT_LIST: rows as payload, because they may be more than a meta part holds."""
     payload: bytes = msgpack.packb({"partitions": effect.partitions, "rows": effect.rows, "more": effect.more})
-    meta = wire.pack_meta({"crc": crc32c(payload)})
-    return wire.encode_frame(FrameKind.SEGMENT_LIST, effect.request, meta, len(payload)) + payload
+    meta = frames.pack_meta({"crc": crc32c(payload)})
+    return frames.encode_frame(FrameKind.SEGMENT_LIST, effect.request, meta, len(payload)) + payload
 
 
 def batch_list(effect: effects.BatchList) -> bytes:
     """BATCH_LIST: records of an index, and where to go on."""
-    meta = wire.pack_meta({"crc": crc32c(effect.records), "after": effect.after})
-    return wire.encode_frame(FrameKind.BATCH_LIST, effect.request, meta, len(effect.records)) + effect.records
+    meta = frames.pack_meta({"crc": crc32c(effect.records), "after": effect.after})
+    return frames.encode_frame(FrameKind.BATCH_LIST, effect.request, meta, len(effect.records)) + effect.records
 
 
 def log_bytes(effect: effects.LogBytes) -> bytes:
     """The header of LOG_BYTES; the data of the effect follows."""
-    return wire.encode_frame(FrameKind.LOG_BYTES, effect.request, b"", len(effect.data))
+    return frames.encode_frame(FrameKind.LOG_BYTES, effect.request, b"", len(effect.data))
 
 
 def _with_meta(kind: FrameKind, request: int, fields: dict[str, Any]) -> bytes:
-    return wire.encode_frame(kind, request, wire.pack_meta(fields))
+    return frames.encode_frame(kind, request, frames.pack_meta(fields))
 
 
 log = logging.getLogger("qmq.server")
@@ -223,7 +223,7 @@ class Answering:
 
     def refused(self, effect: effects.Refused) -> None:
         """A request is refused; when that is the client's fault, its connection waits."""
-        connection = self._answer(effect, lambda refused: wire.encode_error(refused.request, refused.error))
+        connection = self._answer(effect, lambda refused: frames.encode_error(refused.request, refused.error))
         if connection is not None and isinstance(effect.error, _WRONG):
             self._wrong[connection] = self._wrong.get(connection, 0) + 1
 

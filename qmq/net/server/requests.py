@@ -16,7 +16,7 @@ from qmq.broker.ports import commands
 from qmq.broker.ports.commands import Command
 from qmq.errors import InvalidOption, ProtocolError, UnsupportedVersion
 from qmq.format.layout import PRODUCER_ID_SIZE
-from qmq.net.protocol import frames as wire
+from qmq.net.protocol import frames
 from qmq.net.protocol.frames import Frame, FrameKind, made
 
 #: Rows of one list of subjects.
@@ -32,12 +32,12 @@ def decode_hello(frame: Frame) -> str:
     """Check the first frame of a connection; returns the name that the client gives itself, for the log."""
     if frame.kind != FrameKind.HELLO or len(frame.payload) or frame.flags:
         raise ProtocolError("the first frame of a connection is HELLO, without flags and payload")
-    fields = wire.unpack_meta(frame.meta)
+    fields = frames.unpack_meta(frame.meta)
     protocol = fields.get("protocol")
-    if protocol != wire.PROTOCOL_VERSION:
+    if protocol != frames.PROTOCOL_VERSION:
         raise UnsupportedVersion(
-            f"the client speaks version {protocol!r:.40} of the protocol, this broker version {wire.PROTOCOL_VERSION}; "
-            "use a client of the broker's version"
+            f"the client speaks version {protocol!r:.40} of the protocol, this broker version "
+            f"{frames.PROTOCOL_VERSION}; use a client of the broker's version"
         )
     return str(fields.get("client", ""))[:_MAX_CLIENT_NAME]
 
@@ -45,8 +45,8 @@ def decode_hello(frame: Frame) -> str:
 def decode_request(connection: int, frame: Frame) -> Command:
     """The command that a frame after the first one is."""
     if frame.kind == _SEND:  # by far the most
-        if frame.flags not in (0, wire.FLUSH) or len(frame.meta):
-            raise ProtocolError(f"SEND has no meta, and flags 0 or {wire.FLUSH}, not {frame.flags}")
+        if frame.flags not in (0, frames.FLUSH) or len(frame.meta):
+            raise ProtocolError(f"SEND has no meta, and flags 0 or {frames.FLUSH}, not {frame.flags}")
         if frame.request:
             return made(commands.Send, (connection, frame.request, frame.payload, frame.flags != 0, False, None))
     decode = _DECODERS.get(frame.kind)
@@ -58,45 +58,45 @@ def decode_request(connection: int, frame: Frame) -> Command:
 
 
 def _pull(connection: int, frame: Frame) -> Command:
-    if len(frame.payload) != wire.PULL.size or len(frame.meta) or frame.flags not in (0, wire.CHECK):
-        raise ProtocolError(f"PULL has a payload of {wire.PULL.size} bytes, no meta, and flags 0 or {wire.CHECK}")
-    subscription, most, least, size, timeout_ms, expected = wire.PULL.unpack(frame.payload)
-    known = None if expected == wire.NOT_EXPECTED else expected
+    if len(frame.payload) != frames.PULL.size or len(frame.meta) or frame.flags not in (0, frames.CHECK):
+        raise ProtocolError(f"PULL has a payload of {frames.PULL.size} bytes, no meta, and flags 0 or {frames.CHECK}")
+    subscription, most, least, size, timeout_ms, expected = frames.PULL.unpack(frame.payload)
+    known = None if expected == frames.NOT_EXPECTED else expected
     numbers = connection, frame.request, subscription, most, least, size, timeout_ms
     return made(commands.Pull, (*numbers, known, bool(frame.flags)))
 
 
 def _ack(connection: int, frame: Frame) -> Command:
-    count, rest = divmod(len(frame.payload) - wire.ACK.size, 16)
-    if rest or count < 1 or len(frame.meta) or frame.flags not in (0, wire.MAY_WAIT):
+    count, rest = divmod(len(frame.payload) - frames.ACK.size, 16)
+    if rest or count < 1 or len(frame.meta) or frame.flags not in (0, frames.MAY_WAIT):
         raise ProtocolError(
-            f"ACK has a subscription, pairs of delivery sequences, no meta, and flags 0 or {wire.MAY_WAIT}"
+            f"ACK has a subscription, pairs of delivery sequences, no meta, and flags 0 or {frames.MAY_WAIT}"
         )
-    subscription, crc = wire.ACK.unpack_from(frame.payload)
-    if crc32c(frame.payload[wire.ACK.size :]) != crc:
+    subscription, crc = frames.ACK.unpack_from(frame.payload)
+    if crc32c(frame.payload[frames.ACK.size :]) != crc:
         raise ProtocolError("the delivery sequences of an ACK do not fit their checksum")
-    intervals = struct.unpack_from(f"<{2 * count}Q", frame.payload, wire.ACK.size)
+    intervals = struct.unpack_from(f"<{2 * count}Q", frame.payload, frames.ACK.size)
     return commands.Ack(connection, frame.request, subscription, intervals, bool(frame.flags))
 
 
 def _hand_back(connection: int, frame: Frame) -> Command:
-    count, rest = divmod(len(frame.payload) - wire.HAND_BACK.size, wire.BACK.size)
+    count, rest = divmod(len(frame.payload) - frames.HAND_BACK.size, frames.BACK.size)
     if rest or count < 1 or frame.flags:
-        raise ProtocolError(f"HAND_BACK has a subscription, then one range or more of {wire.BACK.size} bytes each")
-    subscription, crc = wire.HAND_BACK.unpack_from(frame.payload)
-    rows = frame.payload[wire.HAND_BACK.size :]
+        raise ProtocolError(f"HAND_BACK has a subscription, then one range or more of {frames.BACK.size} bytes each")
+    subscription, crc = frames.HAND_BACK.unpack_from(frame.payload)
+    rows = frame.payload[frames.HAND_BACK.size :]
     if crc32c(rows) != crc:
         raise ProtocolError("the ranges of a HAND_BACK do not fit their checksum")
-    reasons = wire.unpack_meta(frame.meta).get("reasons")
+    reasons = frames.unpack_meta(frame.meta).get("reasons")
     if type(reasons) is not list:
         raise ProtocolError("HAND_BACK has a list of texts in reasons")
     reasons = [str(reason)[:_MAX_REASON] for reason in reasons]
     try:
         backs = [
             commands.DispositionRange(
-                start, end, disposition, None if delay_us == wire.OWN_DELAY else delay_us, reasons[reason]
+                start, end, disposition, None if delay_us == frames.OWN_DELAY else delay_us, reasons[reason]
             )
-            for start, end, delay_us, disposition, reason in wire.BACK.iter_unpack(rows)
+            for start, end, delay_us, disposition, reason in frames.BACK.iter_unpack(rows)
         ]
     except IndexError:
         raise ProtocolError(f"a HAND_BACK has {len(reasons)} reasons, and a range names another") from None
@@ -106,7 +106,7 @@ def _hand_back(connection: int, frame: Frame) -> Command:
 def _hand_over(connection: int, frame: Frame) -> Command:
     if frame.flags:
         raise ProtocolError("HAND_OVER has no flags")
-    fields = wire.unpack_meta(frame.meta)
+    fields = frames.unpack_meta(frame.meta)
     group, delay_us = fields.get("group"), fields.get("delay_us")
     if not isinstance(group, str) or not (delay_us is None or _is_count(delay_us)):
         raise ProtocolError("HAND_OVER names a group, and a delay in microseconds or none")
@@ -130,18 +130,18 @@ def _administer(connection: int, frame: Frame) -> Command:
 
 
 def _heartbeat(connection: int, frame: Frame) -> Command:
-    _expect_payload(frame, wire.HEARTBEAT.size)
-    return commands.Heartbeat(connection, frame.request, *wire.HEARTBEAT.unpack(frame.payload))
+    _expect_payload(frame, frames.HEARTBEAT.size)
+    return commands.Heartbeat(connection, frame.request, *frames.HEARTBEAT.unpack(frame.payload))
 
 
 def _withdraw(connection: int, frame: Frame) -> Command:
-    _expect_payload(frame, wire.WITHDRAW.size)
-    return commands.Withdraw(connection, *wire.WITHDRAW.unpack(frame.payload))
+    _expect_payload(frame, frames.WITHDRAW.size)
+    return commands.Withdraw(connection, *frames.WITHDRAW.unpack(frame.payload))
 
 
 def _unsubscribe(connection: int, frame: Frame) -> Command:
-    _expect_payload(frame, wire.UNSUBSCRIBE.size)
-    return commands.Unsubscribe(connection, frame.request, *wire.UNSUBSCRIBE.unpack(frame.payload))
+    _expect_payload(frame, frames.UNSUBSCRIBE.size)
+    return commands.Unsubscribe(connection, frame.request, *frames.UNSUBSCRIBE.unpack(frame.payload))
 
 
 def _last_sequence(connection: int, frame: Frame) -> Command:
@@ -150,8 +150,8 @@ def _last_sequence(connection: int, frame: Frame) -> Command:
 
 
 def _claim(connection: int, frame: Frame) -> Command:
-    _expect_payload(frame, wire.CLAIM.size)
-    return commands.Claim(connection, frame.request, *wire.CLAIM.unpack(frame.payload))
+    _expect_payload(frame, frames.CLAIM.size)
+    return commands.Claim(connection, frame.request, *frames.CLAIM.unpack(frame.payload))
 
 
 def _subscribe(connection: int, frame: Frame) -> Command:
@@ -179,7 +179,7 @@ def _known_of(fields: dict[str, Any]) -> commands.KnownConsumer | None:
         return None
     if type(numbers) is not list or not all(_is_count(number) for number in numbers) or len(numbers) % 2:
         raise ProtocolError("SUBSCRIBE has an even number of whole numbers in known")
-    if len(numbers) < _KNOWN_NUMBERS or wire.pack_numbers(numbers)[1] != fields.get("known_crc"):
+    if len(numbers) < _KNOWN_NUMBERS or frames.pack_numbers(numbers)[1] != fields.get("known_crc"):
         raise ProtocolError("what a SUBSCRIBE has in known is too little, or does not fit its checksum")
     since_us, generation, epoch, expected, *handled = numbers
     return commands.KnownConsumer(since_us, generation, epoch, expected, tuple(handled))
@@ -194,28 +194,28 @@ def _subjects(connection: int, frame: Frame) -> Command:
 
 
 def _report(connection: int, frame: Frame) -> Command:
-    if len(frame.payload) != wire.REPORT.size or frame.flags:
-        raise ProtocolError(f"REPORT has a payload of {wire.REPORT.size} bytes and no flags")
-    position, first, messages, partition = wire.REPORT.unpack(frame.payload)
-    reason = str(wire.unpack_meta(frame.meta).get("reason", ""))[:_MAX_REASON]
+    if len(frame.payload) != frames.REPORT.size or frame.flags:
+        raise ProtocolError(f"REPORT has a payload of {frames.REPORT.size} bytes and no flags")
+    position, first, messages, partition = frames.REPORT.unpack(frame.payload)
+    reason = str(frames.unpack_meta(frame.meta).get("reason", ""))[:_MAX_REASON]
     return commands.Report(connection, frame.request, partition, position, first, messages, reason)
 
 
 def _segments(connection: int, frame: Frame) -> Command:
-    _expect_payload(frame, wire.SEGMENTS.size)
-    position, partition = wire.SEGMENTS.unpack(frame.payload)
+    _expect_payload(frame, frames.SEGMENTS.size)
+    position, partition = frames.SEGMENTS.unpack(frame.payload)
     return commands.ListSegments(connection, frame.request, partition, position)
 
 
 def _batches(connection: int, frame: Frame) -> Command:
-    _expect_payload(frame, wire.BATCHES.size)
-    start, end, partition = wire.BATCHES.unpack(frame.payload)
+    _expect_payload(frame, frames.BATCHES.size)
+    start, end, partition = frames.BATCHES.unpack(frame.payload)
     return commands.ListBatches(connection, frame.request, partition, start, end)
 
 
 def _read_log(connection: int, frame: Frame) -> Command:
-    _expect_payload(frame, wire.READ_LOG.size)
-    position, size, partition = wire.READ_LOG.unpack(frame.payload)
+    _expect_payload(frame, frames.READ_LOG.size)
+    position, size, partition = frames.READ_LOG.unpack(frame.payload)
     return commands.ReadLog(connection, frame.request, partition, position, size)
 
 
@@ -251,7 +251,7 @@ def _expect_payload(frame: Frame, size: int) -> None:
 def _fields(frame: Frame) -> dict[str, Any]:
     if len(frame.payload) or frame.flags:
         raise ProtocolError(f"{FrameKind(frame.kind).name} has meta, and no payload or flags")
-    return wire.unpack_meta(frame.meta)
+    return frames.unpack_meta(frame.meta)
 
 
 def _is_count(value: object) -> bool:

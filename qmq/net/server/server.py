@@ -17,7 +17,7 @@ from typing import Final
 from qmq.broker.ports import commands, effects
 from qmq.broker.ports.commands import Command, Now
 from qmq.errors import Overloaded, ProtocolError, QmqError
-from qmq.net.protocol import frames as wire
+from qmq.net.protocol import frames
 from qmq.net.protocol.frames import Frame, FrameKind, made
 from qmq.net.server.accept import Acceptor
 from qmq.net.server.admission import END_S, Admission, DeferredRequests, Throttle
@@ -313,7 +313,7 @@ class Server:
             connection.client = decode_hello(frame)
             connection.greeted = True
             log.debug("connection %d of %s is client %r", connection.number, connection.peer, connection.client)
-            self._answering.put(connection, wire.encode_frame(FrameKind.WELCOME, frame.request, self._welcome))
+            self._answering.put(connection, frames.encode_frame(FrameKind.WELCOME, frame.request, self._welcome))
             return
         try:
             command = decode_request(connection.number, frame)

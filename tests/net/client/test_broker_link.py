@@ -13,7 +13,7 @@ import qmq
 from qmq.errors import BrokerStopping, ConnectionLost, InvalidOption, ProtocolError, UnsupportedVersion
 from qmq.net.client import broker_link as link_module
 from qmq.net.client.backoff import FIRST_DELAY
-from qmq.net.protocol import frames as wire
+from qmq.net.protocol import frames
 from qmq.net.protocol.frames import FrameKind
 from tests.net.scripted import STORE, scripted_broker
 
@@ -30,7 +30,7 @@ async def test_it_says_hello_and_closes() -> None:
         async with qmq.connect(broker.url):
             peer = await broker.peer()
         await peer.gone()
-        assert peer.hello["protocol"] == wire.PROTOCOL_VERSION
+        assert peer.hello["protocol"] == frames.PROTOCOL_VERSION
         assert peer.hello["client"].startswith("qmq-python/")
 
 
@@ -234,7 +234,7 @@ async def test_an_answer_to_a_batch_that_is_too_short_ends_the_connection() -> N
         sending = asyncio.ensure_future(client.send("a", b"x"))
         peer = await broker.peer()
         frame, _ = await peer.batch()
-        peer.answer(FrameKind.SENT, frame.request, payload=wire.SENT.pack(1, 1, 0, b"store1", 2) + bytes(8))
+        peer.answer(FrameKind.SENT, frame.request, payload=frames.SENT.pack(1, 1, 0, b"store1", 2) + bytes(8))
         await peer.gone()
         peer = await broker.peer()
         frame, _ = await peer.batch()

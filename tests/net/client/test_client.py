@@ -30,7 +30,7 @@ from qmq.format.pieces import read_answer
 from qmq.net.client import client as client_module
 from qmq.net.client.consumer.message import each_message
 from qmq.net.client.options import producer_id_of
-from qmq.net.protocol import frames as wire
+from qmq.net.protocol import frames
 from qmq.net.protocol.frames import Frame, FrameKind
 from tests.broker_process import broker_process, running_broker
 from tests.net.frames import on_uvloop
@@ -455,7 +455,7 @@ async def test_subjects_are_listed_page_by_page() -> None:
         async def play() -> None:
             for after, rows, following in ((0, [["a.x", 0, 5, 5, 0]], 17), (17, [["a.y", 2, 9, 6, 1]], None)):
                 frame = await peer.frame(FrameKind.SUBJECTS)
-                meta = wire.unpack_meta(frame.meta)
+                meta = frames.unpack_meta(frame.meta)
                 assert (meta["prefix"], meta["after"]) == ("a.", after)
                 payload = msgpack.packb({"rows": rows, "after": following})
                 peer.answer(FrameKind.SUBJECT_LIST, frame.request, payload=payload)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from qmq.errors import ConnectionLost, Overloaded, ProtocolError, QmqError, StorageFull, UnsupportedVersion
 from qmq.net.client.connection import SMALL_BYTES, WRITE_HIGH_BYTES, Answer, BrokerConnection
-from qmq.net.protocol import frames as wire
+from qmq.net.protocol import frames
 from qmq.net.protocol.frames import FRAME_SIZE, Frame, FrameKind
 from tests.net.scripted import STORE, WELCOME, scripted_broker, stored_batch
 
@@ -66,7 +66,7 @@ class HeldTransport(asyncio.Transport):
     def frames(self) -> list[Frame]:
         """What was written since the last call."""
         written, self.written = memoryview(self.written), b""
-        return list(wire.split_frames(written, 1 << 30))
+        return list(frames.split_frames(written, 1 << 30))
 
 
 class Held:
@@ -102,8 +102,8 @@ def held() -> Any:
 
 
 def answer(kind: FrameKind, request: int, payload: bytes = b"", meta: dict[str, Any] | None = None) -> bytes:
-    packed = wire.pack_meta(meta) if meta else b""
-    return wire.encode_frame(kind, request, packed, len(payload)) + payload
+    packed = frames.pack_meta(meta) if meta else b""
+    return frames.encode_frame(kind, request, packed, len(payload)) + payload
 
 
 def test_requests_are_numbered_and_answered_by_number(held: Held) -> None:
@@ -123,9 +123,9 @@ def test_requests_are_numbered_and_answered_by_number(held: Held) -> None:
 
 def test_an_answer_with_messages_may_answer_acknowledgements_too(held: Held) -> None:
     acks, pull = [held.ask(FrameKind.ACK), held.ask(FrameKind.ACK)], held.ask(FrameKind.PULL)
-    meta = {"acked": acks, "acked_crc": wire.pack_numbers(acks)[1]}
+    meta = {"acked": acks, "acked_crc": frames.pack_numbers(acks)[1]}
     held.receive(answer(FrameKind.MESSAGES, pull, b"abc", meta))
-    none_refused = (FrameKind.ACKED, {}, wire.ACKED.pack(0), None)
+    none_refused = (FrameKind.ACKED, {}, frames.ACKED.pack(0), None)
     assert held.answers == [none_refused, none_refused, (FrameKind.MESSAGES, meta, b"abc", None)]
 
 
@@ -133,13 +133,13 @@ def test_an_answer_with_messages_may_answer_acknowledgements_too(held: Held) -> 
     "change",
     [
         lambda acks, pull: {"acked": acks},
-        lambda acks, pull: {"acked_crc": wire.pack_numbers(acks)[1]},
+        lambda acks, pull: {"acked_crc": frames.pack_numbers(acks)[1]},
         lambda acks, pull: {"acked": [], "acked_crc": 0},
         lambda acks, pull: {"acked": ["x"], "acked_crc": 0},
         lambda acks, pull: {"acked": 7, "acked_crc": 0},
-        lambda acks, pull: {"acked": acks, "acked_crc": wire.pack_numbers(acks)[1] ^ 1},
-        lambda acks, pull: {"acked": [pull], "acked_crc": wire.pack_numbers([pull])[1]},
-        lambda acks, pull: {"acked": [99], "acked_crc": wire.pack_numbers([99])[1]},
+        lambda acks, pull: {"acked": acks, "acked_crc": frames.pack_numbers(acks)[1] ^ 1},
+        lambda acks, pull: {"acked": [pull], "acked_crc": frames.pack_numbers([pull])[1]},
+        lambda acks, pull: {"acked": [99], "acked_crc": frames.pack_numbers([99])[1]},
     ],
 )
 def test_one_that_does_not_say_which_ends_the_connection(held: Held, change: Any) -> None:
@@ -172,7 +172,7 @@ def test_payloads_outlive_the_buffer_they_came_in(held: Held) -> None:
 def test_a_large_answer_is_received_into_a_buffer_of_its_size(held: Held) -> None:
     held.connection._max_frame_bytes = 16 << 20
     size = 5 << 20
-    held.receive(wire.encode_frame(FrameKind.MESSAGES, held.ask(), b"", size))
+    held.receive(frames.encode_frame(FrameKind.MESSAGES, held.ask(), b"", size))
     assert len(held.connection.get_buffer(-1)) == size
     held.receive(bytes(size))
     assert len(held.connection.get_buffer(-1)) > SMALL_BYTES
@@ -203,16 +203,16 @@ def test_batches_and_their_answers_go_to_the_owner(held: Held) -> None:
         request = held.connection.next_request()
         held.connection.send_batch(request, [b"h" * 5, b"d" * size], flush)
         (frame,) = held.transport.frames()
-        assert (frame.kind, frame.flags, frame.request) == (FrameKind.SEND, wire.FLUSH if flush else 0, request)
+        assert (frame.kind, frame.flags, frame.request) == (FrameKind.SEND, frames.FLUSH if flush else 0, request)
         assert frame.payload == b"h" * 5 + b"d" * size
         held.receive(answer(FrameKind.SENT, request, b"where"))
         assert held.owner.told.pop() == ("stored", request, b"where")
-    held.receive(wire.encode_error(9, StorageFull("full")))
+    held.receive(frames.encode_error(9, StorageFull("full")))
     assert held.owner.told == [("refused", 9, StorageFull)]
 
 
 def test_a_request_that_is_refused_gets_the_error(held: Held) -> None:
-    held.receive(wire.encode_error(held.ask(), Overloaded("too many pulls")))
+    held.receive(frames.encode_error(held.ask(), Overloaded("too many pulls")))
     (error,) = held.answers
     assert type(error) is Overloaded
     assert held.owner.told == []
@@ -220,7 +220,7 @@ def test_a_request_that_is_refused_gets_the_error(held: Held) -> None:
 
 def test_an_error_of_the_connection_ends_it_with_that_error(held: Held) -> None:
     held.ask()
-    held.receive(wire.encode_error(0, ProtocolError("nonsense")))
+    held.receive(frames.encode_error(0, ProtocolError("nonsense")))
     assert held.transport.aborted
     assert [str(error) for error in held.answers] == ["nonsense"]
     ((what, error),) = held.owner.told
@@ -233,10 +233,10 @@ def test_an_error_of_the_connection_ends_it_with_that_error(held: Held) -> None:
         answer(FrameKind.MESSAGES, 77),
         answer(FrameKind.SUBSCRIBED, FIRST),
         b"\xff" * 16,
-        wire.FRAME.pack(8, FrameKind.MESSAGES, 0, 0, FIRST),
-        wire.FRAME.pack(1 << 20, FrameKind.MESSAGES, 0, 0, FIRST),
-        wire.FRAME.pack(20, FrameKind.MESSAGES, 0, 4, FIRST) + b"\xc1\xc1\xc1\xc1",
-        wire.FRAME.pack(20, FrameKind.ERROR, 0, 4, FIRST) + b"\xc1\xc1\xc1\xc1",
+        frames.FRAME.pack(8, FrameKind.MESSAGES, 0, 0, FIRST),
+        frames.FRAME.pack(1 << 20, FrameKind.MESSAGES, 0, 0, FIRST),
+        frames.FRAME.pack(20, FrameKind.MESSAGES, 0, 4, FIRST) + b"\xc1\xc1\xc1\xc1",
+        frames.FRAME.pack(20, FrameKind.ERROR, 0, 4, FIRST) + b"\xc1\xc1\xc1\xc1",
     ],
 )
 def test_nonsense_ends_the_connection(held: Held, nonsense: bytes) -> None:
@@ -357,7 +357,7 @@ async def test_hello_says_who_is_there() -> None:
         await loop.create_connection(lambda: connection, host, port)
         welcome = await connection.hello("qmq-python/test")
         peer = await broker.peer()
-        assert peer.hello == {"protocol": wire.PROTOCOL_VERSION, "client": "qmq-python/test"}
+        assert peer.hello == {"protocol": frames.PROTOCOL_VERSION, "client": "qmq-python/test"}
         assert (welcome.store_id, welcome.max_message_bytes) == (STORE, 77)
         connection.close()
         await peer.gone()

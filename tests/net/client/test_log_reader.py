@@ -18,7 +18,7 @@ from qmq.format.layout import INDEX_DTYPE
 from qmq.net.client import log_reader as log_reading
 from qmq.net.client.address import Address, parse_url
 from qmq.net.client.log_reader import LogReader
-from qmq.net.protocol import frames as wire
+from qmq.net.protocol import frames
 from qmq.net.protocol.frames import FRAME, FRAME_SIZE, FrameKind
 from tests.broker_process import BrokerProcess, broker_process
 from tests.storage.stores import segment_files
@@ -93,7 +93,7 @@ def test_a_broker_that_is_not_there_is_named() -> None:
         reader.segments(0)
 
 
-WELCOME = wire.pack_meta({"store_id": b"store!"})
+WELCOME = frames.pack_meta({"store_id": b"store!"})
 
 
 @contextmanager
@@ -103,7 +103,7 @@ def answering(*answers: Callable[[int], bytes]) -> Iterator[LogReader]:
     def serve() -> None:
         sock, _ = server.accept()
         with closing(sock):
-            for answer in (lambda number: wire.encode_frame(FrameKind.WELCOME, number, WELCOME), *answers):
+            for answer in (lambda number: frames.encode_frame(FrameKind.WELCOME, number, WELCOME), *answers):
                 size, _, _, _, number = FRAME.unpack(_received(sock, FRAME_SIZE))
                 _received(sock, size - FRAME_SIZE)
                 sock.sendall(answer(number))
@@ -124,7 +124,7 @@ def _received(sock: socket.socket, size: int) -> bytes:
 
 
 def _log_bytes(number: int, data: bytes) -> bytes:
-    return wire.encode_frame(FrameKind.LOG_BYTES, number, b"", len(data)) + data
+    return frames.encode_frame(FrameKind.LOG_BYTES, number, b"", len(data)) + data
 
 
 def test_short_answers_are_completed() -> None:
@@ -139,7 +139,7 @@ def test_short_answers_are_completed() -> None:
     [
         lambda number: _log_bytes(number, b"more than was asked for"),
         lambda number: _log_bytes(number + 1, b"abc"),
-        lambda number: wire.encode_frame(FrameKind.BATCH_LIST, number),
+        lambda number: frames.encode_frame(FrameKind.BATCH_LIST, number),
     ],
 )
 def test_answers_that_make_no_sense_are_refused(answer: Callable[[int], bytes]) -> None:
@@ -149,8 +149,8 @@ def test_answers_that_make_no_sense_are_refused(answer: Callable[[int], bytes]) 
 
 def test_a_list_that_was_damaged_is_not_taken() -> None:
     def damaged(number: int) -> bytes:
-        meta = wire.pack_meta({"crc": 1, "after": None})
-        return wire.encode_frame(FrameKind.BATCH_LIST, number, meta, 16) + bytes(16)
+        meta = frames.pack_meta({"crc": 1, "after": None})
+        return frames.encode_frame(FrameKind.BATCH_LIST, number, meta, 16) + bytes(16)
 
     with answering(damaged) as reader, pytest.raises(ConnectionLost, match="damaged"):
         list(reader.batches(0, 0, 100))

@@ -1,4 +1,4 @@
-"""qmq/net/protocol/frames.py: frames survive every split, and hostile ones are told from good ones without harm."""
+"""qmq/net/protocol/frames.py: frames survive every split, and hostile ones are told from good ones."""
 
 from __future__ import annotations
 
@@ -9,11 +9,7 @@ import msgpack
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from qmq import errors
-from qmq.errors import Overloaded, ProtocolError, QmqError, RemoteError, StorageFull
-from qmq.net.protocol import frames as wire
-from qmq.net.protocol.frames import (
+from qmq.net.protocol.any_frames import (
     FRAME_SIZE,
     Frame,
     FrameKind,
@@ -24,9 +20,13 @@ from qmq.net.protocol.frames import (
     unpack_meta,
 )
 
+from qmq import errors
+from qmq.errors import Overloaded, ProtocolError, QmqError, RemoteError, StorageFull
+from qmq.net.protocol import frames
+
 LIMIT = 4_096
 
-frames = st.tuples(
+any_frames = st.tuples(
     st.sampled_from(list(FrameKind)),
     st.integers(0, 255),
     st.integers(0, 2**64 - 1),
@@ -43,13 +43,13 @@ def plain(frame: Frame) -> tuple[int, int, int, bytes, bytes]:
     return frame.kind, frame.flags, frame.request, bytes(frame.meta), bytes(frame.payload)
 
 
-@given(st.lists(frames, max_size=4))
+@given(st.lists(any_frames, max_size=4))
 def test_frames_come_apart_as_they_went_together(content: list[tuple[int, int, int, bytes, bytes]]) -> None:
     stream = b"".join(encoded(*one) for one in content)
     assert [plain(frame) for frame in split_frames(memoryview(stream), LIMIT)] == content
 
 
-@given(st.lists(frames, min_size=1, max_size=3))
+@given(st.lists(any_frames, min_size=1, max_size=3))
 def test_every_split_point_gives_the_frames_before_it(content: list[tuple[int, int, int, bytes, bytes]]) -> None:
     parts = [encoded(*one) for one in content]
     stream = b"".join(parts)
@@ -63,17 +63,17 @@ def test_every_split_point_gives_the_frames_before_it(content: list[tuple[int, i
 @pytest.mark.parametrize(
     "header",
     [
-        wire.FRAME.pack(0, FrameKind.HELLO, 0, 0, 1),
-        wire.FRAME.pack(FRAME_SIZE - 1, FrameKind.HELLO, 0, 0, 1),
-        wire.FRAME.pack(FRAME_SIZE + 9, FrameKind.HELLO, 0, 10, 1),
-        wire.FRAME.pack(LIMIT + 1, FrameKind.SEND, 0, 0, 1),
+        frames.FRAME.pack(0, FrameKind.HELLO, 0, 0, 1),
+        frames.FRAME.pack(FRAME_SIZE - 1, FrameKind.HELLO, 0, 0, 1),
+        frames.FRAME.pack(FRAME_SIZE + 9, FrameKind.HELLO, 0, 10, 1),
+        frames.FRAME.pack(LIMIT + 1, FrameKind.SEND, 0, 0, 1),
         b"GET / HTTP/1.1\r\n",
         bytes.fromhex("16030102000100 01fc0303 aabbccddee"),
         b"\xff" * FRAME_SIZE,
     ],
 )
 def test_headers_that_lie_are_refused_after_the_frames_before(header: bytes) -> None:
-    good = encoded(FrameKind.PULL, 0, 7, b"", b"x" * wire.PULL.size)
+    good = encoded(FrameKind.PULL, 0, 7, b"", b"x" * frames.PULL.size)
     got = split_frames(memoryview(good + header), LIMIT)
     assert next(got).request == 7
     with pytest.raises(ProtocolError):
@@ -81,7 +81,7 @@ def test_headers_that_lie_are_refused_after_the_frames_before(header: bytes) -> 
 
 
 def test_the_largest_frame_passes() -> None:
-    largest = encoded(FrameKind.SEND, wire.FLUSH, 1, b"", bytes(LIMIT - FRAME_SIZE))
+    largest = encoded(FrameKind.SEND, frames.FLUSH, 1, b"", bytes(LIMIT - FRAME_SIZE))
     assert [len(frame.payload) for frame in split_frames(memoryview(largest), LIMIT)] == [LIMIT - FRAME_SIZE]
 
 
@@ -104,7 +104,7 @@ fields = st.dictionaries(
 
 @given(fields)
 def test_meta_comes_back(content: dict[str, object]) -> None:
-    assert unpack_meta(memoryview(wire.pack_meta(content))) == content
+    assert unpack_meta(memoryview(frames.pack_meta(content))) == content
 
 
 @pytest.mark.parametrize(
@@ -134,10 +134,10 @@ def test_no_meta_is_no_fields() -> None:
 
 
 def test_meta_has_its_bound() -> None:
-    most = wire.MAX_META_BYTES - len(msgpack.packb({"a": b""})) - 1
-    assert len(wire.pack_meta({"a": bytes(most)})) == wire.MAX_META_BYTES
+    most = frames.MAX_META_BYTES - len(msgpack.packb({"a": b""})) - 1
+    assert len(frames.pack_meta({"a": bytes(most)})) == frames.MAX_META_BYTES
     with pytest.raises(ProtocolError, match="65535"):
-        wire.pack_meta({"a": os.urandom(most + 1)})
+        frames.pack_meta({"a": os.urandom(most + 1)})
 
 
 def every_error() -> list[type[QmqError]]:
@@ -160,7 +160,7 @@ def test_codes_of_errors_are_told_apart() -> None:
 
 
 def test_an_error_nobody_here_knows_keeps_its_words() -> None:
-    meta = wire.pack_meta({"code": "from_the_future", "message": "too new", "retryable": True})
+    meta = frames.pack_meta({"code": "from_the_future", "message": "too new", "retryable": True})
     error = decode_error(next(split_frames(memoryview(encode_frame(FrameKind.ERROR, 3, meta)), LIMIT)))
     assert type(error) is RemoteError
     assert error.retryable
@@ -179,11 +179,11 @@ def test_errors_without_their_fields_are_errors_even_so(meta: bytes) -> None:
 
 
 def test_layouts_are_those_of_the_contract() -> None:
-    assert encode_frame(FrameKind.SEND, 0x0102, b"", 4, wire.FLUSH) == bytes.fromhex(
+    assert encode_frame(FrameKind.SEND, 0x0102, b"", 4, frames.FLUSH) == bytes.fromhex(
         "14000000 02 03 0000 0201000000000000"
     )
-    assert (wire.PULL.size, wire.WITHDRAW.size, wire.UNSUBSCRIBE.size, wire.SENT.size) == (28, 8, 4, 28)
-    assert (wire.ACK.size, wire.ACKED.size, wire.HAND_BACK.size, wire.BACK.size, wire.HEARTBEAT.size) == (
+    assert (frames.PULL.size, frames.WITHDRAW.size, frames.UNSUBSCRIBE.size, frames.SENT.size) == (28, 8, 4, 28)
+    assert (frames.ACK.size, frames.ACKED.size, frames.HAND_BACK.size, frames.BACK.size, frames.HEARTBEAT.size) == (
         8,
         8,
         8,

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from fuzz.core import Core, TurnLoop, Wire
 from fuzz.wire import GoodClient
-from qmq.net.protocol import frames as wire
+from qmq.net.protocol import frames
 from qmq.net.protocol.frames import FrameKind
 from qmq.net.server.admission import Throttle
 from qmq.net.server.connection import READ_S, THROTTLED, ClientConnection
@@ -65,7 +65,7 @@ def test_a_connection_is_read_from_again_after_what_was_wrong_and_others_all_the
     core = Core()
     good = GoodClient(core)
     liar = Wire(core)
-    liar.send(wire.encode_frame(FrameKind.HELLO, 1, HELLO) + WRONG * 1_000)
+    liar.send(frames.encode_frame(FrameKind.HELLO, 1, HELLO) + WRONG * 1_000)
     for _ in range(100):
         core.run()
         assert not liar.reading
@@ -81,7 +81,7 @@ def test_a_connection_is_read_from_again_after_what_was_wrong_and_others_all_the
 def test_what_comes_in_parts_costs_each_read() -> None:
     core = Core()
     liar = Wire(core)
-    liar.send(wire.encode_frame(FrameKind.HELLO, 1, HELLO))
+    liar.send(frames.encode_frame(FrameKind.HELLO, 1, HELLO))
     lie = frame(FrameKind.SEND, 2, bytes(40_000))
     for start in range(0, len(lie), 1_000):
         liar.send(lie[start : start + 1_000])
@@ -100,7 +100,7 @@ def test_who_is_new_sends_much_that_is_small_or_is_wrong_is_read_from_in_small_p
     def part() -> int:
         return len(one.protocol.get_buffer(-1))
 
-    one.send(wire.encode_frame(FrameKind.HELLO, 1, HELLO))
+    one.send(frames.encode_frame(FrameKind.HELLO, 1, HELLO))
     assert part() == 4_096
     one.send(frame(FrameKind.SEND, 2, batch(*[bytes(1_000)] * 200)))
     core.run()

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from qmq.broker.ports import commands, effects
-from qmq.net.protocol import frames as wire
+from qmq.net.protocol import frames
 from qmq.net.protocol.frames import FRAME_SIZE, MAX_HELLO_BYTES, FrameKind
 from qmq.net.server.connection import ClientConnection
 from tests.net.frames import HELLO, RawClient, batch, frame, on_uvloop, pull, sent_fields
@@ -23,11 +23,11 @@ JUNK = {
     "redis": b"*1\r\n$4\r\nPING\r\n*1\r\n$4\r\nPING\r\n",
     "zeros": bytes(64),
     "ones": b"\xff" * 64,
-    "a size below the header's": wire.FRAME.pack(3, FrameKind.HELLO, 0, 0, 1),
-    "a hello that is too large": wire.FRAME.pack(MAX_HELLO_BYTES + 1, FrameKind.HELLO, 0, 0, 1),
+    "a size below the header's": frames.FRAME.pack(3, FrameKind.HELLO, 0, 0, 1),
+    "a hello that is too large": frames.FRAME.pack(MAX_HELLO_BYTES + 1, FrameKind.HELLO, 0, 0, 1),
     "no hello first": pull(1, 1),
     "an answer first": frame(FrameKind.WELCOME, 1, meta={"protocol": 1}),
-    "meta that is no msgpack": wire.encode_frame(FrameKind.HELLO, 1, b"\xc1\xc1"),
+    "meta that is no msgpack": frames.encode_frame(FrameKind.HELLO, 1, b"\xc1\xc1"),
 }
 
 
@@ -61,7 +61,7 @@ async def test_who_says_nothing_is_closed_after_the_first_frame_timeout() -> Non
     async with serving(first_frame_timeout_ms=400) as s:
         silent = await RawClient.connect(s.address, hello=False)
         slow = await RawClient.connect(s.address, hello=False)
-        slow.send(wire.encode_frame(FrameKind.HELLO, 1, HELLO)[:10])
+        slow.send(frames.encode_frame(FrameKind.HELLO, 1, HELLO)[:10])
         for client in (silent, slow):
             assert await client.error() == (0, "protocol_error")
             assert await client.ended()
@@ -70,7 +70,7 @@ async def test_who_says_nothing_is_closed_after_the_first_frame_timeout() -> Non
         start = time.monotonic()
         s.rules.answer = lambda command: effects.Unsubscribed(command.connection, 2)
         while time.monotonic() < start + 0.5:
-            greeted.send(frame(FrameKind.UNSUBSCRIBE, 2, wire.UNSUBSCRIBE.pack(1)))
+            greeted.send(frame(FrameKind.UNSUBSCRIBE, 2, frames.UNSUBSCRIBE.pack(1)))
             assert (await greeted.read()).kind == FrameKind.UNSUBSCRIBED
         await greeted.close()
 
@@ -78,7 +78,7 @@ async def test_who_says_nothing_is_closed_after_the_first_frame_timeout() -> Non
 @on_uvloop
 async def test_a_hello_and_what_follows_it_may_come_in_one_piece_or_byte_by_byte() -> None:
     stream = (
-        wire.encode_frame(FrameKind.HELLO, 1, HELLO)
+        frames.encode_frame(FrameKind.HELLO, 1, HELLO)
         + frame(FrameKind.SEND, 2, batch(b"x"))
         + frame(FrameKind.SEND, 3, batch(b"y"))
     )
@@ -97,15 +97,15 @@ async def test_a_hello_and_what_follows_it_may_come_in_one_piece_or_byte_by_byte
 
 
 BROKEN = {
-    "a frame over the limit": wire.FRAME.pack((1 << 20) + 1, FrameKind.SEND, 0, 0, 9),
-    "meta over the frame": wire.FRAME.pack(FRAME_SIZE + 5, FrameKind.SUBSCRIBE, 0, 6, 9),
+    "a frame over the limit": frames.FRAME.pack((1 << 20) + 1, FrameKind.SEND, 0, 0, 9),
+    "meta over the frame": frames.FRAME.pack(FRAME_SIZE + 5, FrameKind.SUBSCRIBE, 0, 6, 9),
     "an unknown kind": frame(77, 9),
     "an answer": frame(FrameKind.SENT, 9),
     "request 0": frame(FrameKind.SEND, 0, batch(b"x")),
-    "a second hello": wire.encode_frame(FrameKind.HELLO, 9, HELLO),
+    "a second hello": frames.encode_frame(FrameKind.HELLO, 9, HELLO),
     "a pull of 19 bytes": frame(FrameKind.PULL, 9, bytes(19)),
     "unknown flags": frame(FrameKind.SEND, 9, batch(b"x"), flags=128),
-    "meta that is no map": wire.encode_frame(FrameKind.SUBSCRIBE, 9, b"\x93\x01\x02\x03"),
+    "meta that is no map": frames.encode_frame(FrameKind.SUBSCRIBE, 9, b"\x93\x01\x02\x03"),
 }
 
 
@@ -143,7 +143,7 @@ async def test_batches_of_a_connection_that_ends_stay_whole_until_the_turn() -> 
         first, second = (ClientConnection(s.server, number) for number in (1, 2))
         for connection in (first, second):
             connection.connection_made(Wire())
-        hello = wire.encode_frame(FrameKind.HELLO, 1, HELLO)
+        hello = frames.encode_frame(FrameKind.HELLO, 1, HELLO)
         sends = [frame(FrameKind.SEND, 2, batch(bytes([number]) * 1_000)) for number in (1, 2)]
         for connection, sent in ((first, hello + sends[0] + frame(77, 9)), (second, hello + sends[1])):
             connection.get_buffer(-1)[: len(sent)] = sent
@@ -167,7 +167,7 @@ async def test_connections_over_the_limit_are_told_and_closed_and_a_place_is_fre
         await first.close()
         for _ in range(100):
             again = await RawClient.connect(s.address, hello=False)
-            again.send(wire.encode_frame(FrameKind.HELLO, 1, HELLO))
+            again.send(frames.encode_frame(FrameKind.HELLO, 1, HELLO))
             answer = await again.read()
             if answer.kind == FrameKind.WELCOME:
                 break

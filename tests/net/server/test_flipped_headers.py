@@ -13,7 +13,7 @@ from qmq.errors import BadBatch, ProtocolError
 from qmq.format.batch import BatchLimits, check_batch
 from qmq.net.client.consumer.in_flight import Disposition, PendingDisposition
 from qmq.net.client.consumer.nacks import packed
-from qmq.net.protocol import frames as wire
+from qmq.net.protocol import frames
 from qmq.net.protocol.frames import FRAME_SIZE, FrameKind
 from qmq.net.server.requests import decode_request
 from tests.broker.transfer.test_restore import RUN, frame_of
@@ -32,8 +32,8 @@ BACK_META, BACK_ROWS = packed(
 
 
 def ack(*numbers: int) -> bytes:
-    pairs, crc = wire.pack_numbers(numbers)
-    return wire.ACK.pack(5, crc) + pairs
+    pairs, crc = frames.pack_numbers(numbers)
+    return frames.ACK.pack(5, crc) + pairs
 
 
 def of(kind: int, payload: bytes = b"", meta: dict[str, Any] | None = None, flags: int = 0) -> bytes:
@@ -42,36 +42,36 @@ def of(kind: int, payload: bytes = b"", meta: dict[str, Any] | None = None, flag
 
 FRAMES: Final = {
     "send, append": of(FrameKind.SEND, batch(b"x" * 50, b"y")),
-    "send, flush": of(FrameKind.SEND, batch(b"x" * 50, b"y"), flags=wire.FLUSH),
+    "send, flush": of(FrameKind.SEND, batch(b"x" * 50, b"y"), flags=frames.FLUSH),
     "subscribe": of(FrameKind.SUBSCRIBE, meta=SUBSCRIBED),
-    "pull": of(FrameKind.PULL, wire.PULL.pack(1, 100, 1, 1 << 20, 2_000, 50)),
-    "pull, checked": of(FrameKind.PULL, wire.PULL.pack(1, 100, 1, 1 << 20, 2_000, 50), flags=wire.CHECK),
-    "withdraw": of(FrameKind.WITHDRAW, wire.WITHDRAW.pack(9)),
-    "unsubscribe": of(FrameKind.UNSUBSCRIBE, wire.UNSUBSCRIBE.pack(4)),
+    "pull": of(FrameKind.PULL, frames.PULL.pack(1, 100, 1, 1 << 20, 2_000, 50)),
+    "pull, checked": of(FrameKind.PULL, frames.PULL.pack(1, 100, 1, 1 << 20, 2_000, 50), flags=frames.CHECK),
+    "withdraw": of(FrameKind.WITHDRAW, frames.WITHDRAW.pack(9)),
+    "unsubscribe": of(FrameKind.UNSUBSCRIBE, frames.UNSUBSCRIBE.pack(4)),
     "last sequence": of(FrameKind.LAST_SEQUENCE, bytes(16)),
     "claim": of(FrameKind.CLAIM, bytes(32)),
     "subjects": of(FrameKind.SUBJECTS, meta={"prefix": "a.", "after": 5, "limit": 9}),
     "all subjects": of(FrameKind.SUBJECTS),
-    "report": of(FrameKind.REPORT, wire.REPORT.pack(5, 6, 7, 8), meta={"reason": "rot"}),
-    "report without a reason": of(FrameKind.REPORT, wire.REPORT.pack(5, 6, 7, 8)),
+    "report": of(FrameKind.REPORT, frames.REPORT.pack(5, 6, 7, 8), meta={"reason": "rot"}),
+    "report without a reason": of(FrameKind.REPORT, frames.REPORT.pack(5, 6, 7, 8)),
     "ack": of(FrameKind.ACK, ack(1, 4)),
-    "ack that may wait": of(FrameKind.ACK, ack(1, 4), flags=wire.MAY_WAIT),
+    "ack that may wait": of(FrameKind.ACK, ack(1, 4), flags=frames.MAY_WAIT),
     "ack of two": of(FrameKind.ACK, ack(1, 4, 9, 10)),
     "ack of four": of(FrameKind.ACK, ack(1, 4, 9, 10, 12, 13, 15, 16)),
     "hand back": of(FrameKind.HAND_BACK, BACK_ROWS, BACK_META),
-    "heartbeat": of(FrameKind.HEARTBEAT, wire.HEARTBEAT.pack(bytes(16), 5)),
+    "heartbeat": of(FrameKind.HEARTBEAT, frames.HEARTBEAT.pack(bytes(16), 5)),
     "administer": of(FrameKind.ADMINISTER, meta={"action": "delete_group", "group": "g"}),
     "hand over": of(FrameKind.HAND_OVER, batch(b"x" * 50), HANDED_OVER),
-    "segments": of(FrameKind.SEGMENTS, wire.SEGMENTS.pack(5, 1)),
-    "batches": of(FrameKind.BATCHES, wire.BATCHES.pack(5, 6, 1)),
-    "read log": of(FrameKind.READ_LOG, wire.READ_LOG.pack(5, 6, 1)),
+    "segments": of(FrameKind.SEGMENTS, frames.SEGMENTS.pack(5, 1)),
+    "batches": of(FrameKind.BATCHES, frames.BATCHES.pack(5, 6, 1)),
+    "read log": of(FrameKind.READ_LOG, frames.READ_LOG.pack(5, 6, 1)),
     "restore": of(FrameKind.RESTORE, bytes(frame_of(b"x" * 50, b"y", b"z", batches=3))),
 }
 
 
 def command_of(data: bytes) -> commands.Command | None:
     """What the first frame asks for; None: it has not come as a whole. Raises ProtocolError."""
-    for found in wire.split_frames(memoryview(data), 1 << 20):
+    for found in frames.split_frames(memoryview(data), 1 << 20):
         return decode_request(3, found)
     return None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from qmq.broker.ports import effects
-from qmq.net.protocol import frames as wire
+from qmq.net.protocol import frames
 from qmq.net.protocol.frames import Frame, FrameKind
 from qmq.net.server.admission import Admission, Throttle
 from qmq.net.server.connection import ClientConnection
@@ -37,7 +37,7 @@ def answering(loop: Any = None) -> tuple[Answering, list[tuple[int, int]]]:
 
 
 def frames_of(connection: ClientConnection) -> list[Frame]:
-    return list(wire.split_frames(memoryview(b"".join(connection.answers)), 1 << 20))
+    return list(frames.split_frames(memoryview(b"".join(connection.answers)), 1 << 20))
 
 
 def test_messages_leave_before_receipts() -> None:
@@ -63,8 +63,8 @@ def test_an_acknowledgement_that_joins_is_part_of_the_messages_that_follow_it() 
     made.carry_out([*acked, effects.PulledMessages(1, 2, [], 0, 0), effects.PulledMessages(1, 3, [], 0, 0)])
     refused, first, second = frames_of(made.connections[1])
     assert (refused.kind, refused.request) == (FrameKind.ACKED, 10)
-    fields = wire.unpack_meta(first.meta)
-    assert (first.kind, fields) == (FrameKind.MESSAGES, {"acked": [6, 9], "acked_crc": wire.pack_numbers([6, 9])[1]})
+    fields = frames.unpack_meta(first.meta)
+    assert (first.kind, fields) == (FrameKind.MESSAGES, {"acked": [6, 9], "acked_crc": frames.pack_numbers([6, 9])[1]})
     assert (second.kind, len(second.meta)) == (FrameKind.MESSAGES, 0)
     made.write()
     assert written == [(1, 3)]
@@ -81,4 +81,4 @@ def test_one_that_no_messages_follow_is_an_answer_of_its_own_at_the_end_of_the_t
     made.carry_out([*many, effects.PulledMessages(3, 101, [], 0, 0)])
     *alone, messages = frames_of(made.connections[3])
     assert [frame.kind for frame in alone] == [FrameKind.ACKED] * 36
-    assert len(wire.unpack_meta(messages.meta)["acked"]) == 64
+    assert len(frames.unpack_meta(messages.meta)["acked"]) == 64

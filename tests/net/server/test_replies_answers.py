@@ -7,7 +7,7 @@ import numpy as np
 from crc32c import crc32c
 
 from qmq.broker.ports import effects
-from qmq.net.protocol import frames as wire
+from qmq.net.protocol import frames
 from qmq.net.protocol.frames import Frame, FrameKind, split_frames, unpack_meta
 from qmq.net.server import replies
 from tests.net.frames import sent_fields
@@ -17,7 +17,7 @@ STORE = b"store!"
 
 def only_frame(answer: bytes) -> Frame:
     (frame,) = split_frames(memoryview(answer), 1 << 20)
-    assert wire.FRAME_SIZE + len(frame.meta) + len(frame.payload) == len(answer)
+    assert frames.FRAME_SIZE + len(frame.meta) + len(frame.payload) == len(answer)
     return frame
 
 
@@ -56,7 +56,7 @@ def test_a_list_of_subjects_may_be_larger_than_meta() -> None:
     rows = [("s" * 190 + str(number), number, 2**60, 5) for number in range(1_000)]
     frame = only_frame(replies.subject_list(effects.SubjectList(1, 9, rows, 1_000)))
     assert frame.kind == FrameKind.SUBJECT_LIST
-    assert len(frame.payload) > wire.MAX_META_BYTES
+    assert len(frame.payload) > frames.MAX_META_BYTES
     assert msgpack.unpackb(frame.payload) == {"rows": [list(row) for row in rows], "after": 1_000}
 
 

@@ -12,13 +12,13 @@ from qmq.broker.ports import commands
 from qmq.errors import InvalidOption, ProtocolError, QmqError, UnsupportedVersion
 from qmq.net.client.consumer.in_flight import Disposition, PendingDisposition
 from qmq.net.client.consumer.nacks import packed
-from qmq.net.protocol import frames as wire
+from qmq.net.protocol import frames
 from qmq.net.protocol.frames import Frame, FrameKind
 from qmq.net.server.requests import MAX_LISTED, decode_hello, decode_request
 
 
 def of(kind: int, payload: bytes = b"", meta: dict[str, Any] | None = None, flags: int = 0, request: int = 7) -> Frame:
-    packed = b"" if meta is None else wire.pack_meta(meta)
+    packed = b"" if meta is None else frames.pack_meta(meta)
     return Frame(kind, flags, request, memoryview(packed), memoryview(payload))
 
 
@@ -29,15 +29,15 @@ SUBSCRIBE = {"group": "g", "prefixes": ["a.", "b"], "consumer": "c", "start": No
     ("frame", "command"),
     [
         (of(FrameKind.SEND, b"batch"), commands.Send(3, 7, memoryview(b"batch"), False)),
-        (of(FrameKind.SEND, b"batch", flags=wire.FLUSH), commands.Send(3, 7, memoryview(b"batch"), True)),
-        (of(FrameKind.PULL, wire.PULL.pack(1, 2, 3, 4, 5, 6)), commands.Pull(3, 7, 1, 2, 3, 4, 5, 6)),
+        (of(FrameKind.SEND, b"batch", flags=frames.FLUSH), commands.Send(3, 7, memoryview(b"batch"), True)),
+        (of(FrameKind.PULL, frames.PULL.pack(1, 2, 3, 4, 5, 6)), commands.Pull(3, 7, 1, 2, 3, 4, 5, 6)),
         (
-            of(FrameKind.PULL, wire.PULL.pack(1, 2, 3, 4, 5, 6), flags=wire.CHECK),
+            of(FrameKind.PULL, frames.PULL.pack(1, 2, 3, 4, 5, 6), flags=frames.CHECK),
             commands.Pull(3, 7, 1, 2, 3, 4, 5, 6, checks=True),
         ),
-        (of(FrameKind.PULL, wire.PULL.pack(1, 2, 3, 4, 5, wire.NOT_EXPECTED)), commands.Pull(3, 7, 1, 2, 3, 4, 5)),
-        (of(FrameKind.WITHDRAW, wire.WITHDRAW.pack(9)), commands.Withdraw(3, 9)),
-        (of(FrameKind.UNSUBSCRIBE, wire.UNSUBSCRIBE.pack(4)), commands.Unsubscribe(3, 7, 4)),
+        (of(FrameKind.PULL, frames.PULL.pack(1, 2, 3, 4, 5, frames.NOT_EXPECTED)), commands.Pull(3, 7, 1, 2, 3, 4, 5)),
+        (of(FrameKind.WITHDRAW, frames.WITHDRAW.pack(9)), commands.Withdraw(3, 9)),
+        (of(FrameKind.UNSUBSCRIBE, frames.UNSUBSCRIBE.pack(4)), commands.Unsubscribe(3, 7, 4)),
         (of(FrameKind.LAST_SEQUENCE, b"0123456789abcdef"), commands.LastSequence(3, 7, b"0123456789abcdef")),
         (of(FrameKind.CLAIM, b"p" * 16 + b"c" * 16), commands.Claim(3, 7, b"p" * 16, b"c" * 16)),
         (of(FrameKind.SUBSCRIBE, meta=SUBSCRIBE), commands.Subscribe(3, 7, "g", ("a.", "b"), "c", None)),
@@ -58,13 +58,13 @@ SUBSCRIBE = {"group": "g", "prefixes": ["a.", "b"], "consumer": "c", "start": No
             commands.Subscribe(3, 7, "g", ("a.", "b"), "c", "last"),
         ),
         (
-            of(FrameKind.REPORT, wire.REPORT.pack(5, 6, 7, 8), meta={"reason": "rot"}),
+            of(FrameKind.REPORT, frames.REPORT.pack(5, 6, 7, 8), meta={"reason": "rot"}),
             commands.Report(3, 7, 8, 5, 6, 7, "rot"),
         ),
-        (of(FrameKind.SEGMENTS, wire.SEGMENTS.pack(5, 1)), commands.ListSegments(3, 7, 1, 5)),
-        (of(FrameKind.BATCHES, wire.BATCHES.pack(5, 6, 1)), commands.ListBatches(3, 7, 1, 5, 6)),
-        (of(FrameKind.READ_LOG, wire.READ_LOG.pack(5, 6, 1)), commands.ReadLog(3, 7, 1, 5, 6)),
-        (of(FrameKind.REPORT, wire.REPORT.pack(5, 0, 0, 8)), commands.Report(3, 7, 8, 5, 0, 0, "")),
+        (of(FrameKind.SEGMENTS, frames.SEGMENTS.pack(5, 1)), commands.ListSegments(3, 7, 1, 5)),
+        (of(FrameKind.BATCHES, frames.BATCHES.pack(5, 6, 1)), commands.ListBatches(3, 7, 1, 5, 6)),
+        (of(FrameKind.READ_LOG, frames.READ_LOG.pack(5, 6, 1)), commands.ReadLog(3, 7, 1, 5, 6)),
+        (of(FrameKind.REPORT, frames.REPORT.pack(5, 0, 0, 8)), commands.Report(3, 7, 8, 5, 0, 0, "")),
         (of(FrameKind.SUBJECTS), commands.ListSubjects(3, 7, "", 0, MAX_LISTED)),
         (
             of(FrameKind.SUBJECTS, meta={"prefix": "a.", "after": 5, "limit": 9}),
@@ -157,13 +157,13 @@ def test_the_first_frame_is_a_hello(frame: Frame) -> None:
 
 
 def ack(*numbers: int, crc: int | None = None) -> bytes:
-    packed, right = wire.pack_numbers(numbers)
-    return wire.ACK.pack(5, right if crc is None else crc) + packed
+    packed, right = frames.pack_numbers(numbers)
+    return frames.ACK.pack(5, right if crc is None else crc) + packed
 
 
 def test_acknowledgements_are_pairs_that_fit_their_checksum() -> None:
     assert decode_request(3, of(FrameKind.ACK, ack(1, 4, 9, 10))) == commands.Ack(3, 7, 5, (1, 4, 9, 10))
-    waits = of(FrameKind.ACK, ack(1, 4), flags=wire.MAY_WAIT)
+    waits = of(FrameKind.ACK, ack(1, 4), flags=frames.MAY_WAIT)
     assert decode_request(3, waits) == commands.Ack(3, 7, 5, (1, 4), may_wait=True)
     with pytest.raises(ProtocolError, match="flag"):
         decode_request(3, of(FrameKind.ACK, ack(1, 4), flags=2))
@@ -205,7 +205,7 @@ def test_what_is_handed_back_together_has_its_reasons_once() -> None:
 
 def test_what_a_client_knows_fits_its_checksum() -> None:
     numbers = [1_700_000_000_000_000, 3, 2, 50, 10, 20, 30, 31]
-    right = wire.pack_numbers(numbers)[1]
+    right = frames.pack_numbers(numbers)[1]
 
     def known(said: Any, crc: Any) -> commands.KnownConsumer | None:
         command = decode_request(3, of(FrameKind.SUBSCRIBE, meta={**SUBSCRIBE, "known": said, "known_crc": crc}))
@@ -213,13 +213,13 @@ def test_what_a_client_knows_fits_its_checksum() -> None:
         return command.known
 
     assert known(numbers, right) == commands.KnownConsumer(numbers[0], 3, 2, 50, (10, 20, 30, 31))
-    assert known(numbers[:4], wire.pack_numbers(numbers[:4])[1]) == commands.KnownConsumer(numbers[0], 3, 2, 50)
+    assert known(numbers[:4], frames.pack_numbers(numbers[:4])[1]) == commands.KnownConsumer(numbers[0], 3, 2, 50)
     assert known(None, None) is None
     for said, crc in (
         (numbers, right ^ 1),
         ([*numbers[:3], 51, *numbers[4:]], right),
-        (numbers[:2], wire.pack_numbers(numbers[:2])[1]),
-        (numbers[:5], wire.pack_numbers(numbers[:5])[1]),
+        (numbers[:2], frames.pack_numbers(numbers[:2])[1]),
+        (numbers[:5], frames.pack_numbers(numbers[:5])[1]),
         ([-1, *numbers[1:]], right),
         ("numbers", right),
     ):

@@ -13,7 +13,7 @@ import pytest
 
 from qmq.broker.ports import commands, effects
 from qmq.errors import StorageFull
-from qmq.net.protocol import frames as wire
+from qmq.net.protocol import frames
 from qmq.net.protocol.frames import FrameKind
 from qmq.net.server.admission import REQUEST_BYTES
 from qmq.net.server.server import MAX_LISTINGS, MAX_REQUESTS
@@ -30,7 +30,7 @@ async def test_a_welcome_says_what_a_client_must_know() -> None:
         client.send(frame(FrameKind.HELLO, 3, meta={"protocol": 1, "client": "test 1"}))
         welcome = await client.read()
         assert (welcome.kind, welcome.request) == (FrameKind.WELCOME, 3)
-        assert wire.unpack_meta(welcome.meta) == {
+        assert frames.unpack_meta(welcome.meta) == {
             "protocol": 1,
             "store_id": STORE,
             "version": "1.2.3",
@@ -69,7 +69,7 @@ ANSWERS: list[tuple[bytes, Any, int]] = [
     ),
     (frame(FrameKind.CLAIM, 6, bytes(32)), lambda c: effects.Claimed(c.connection, c.request), FrameKind.CLAIMED),
     (
-        frame(FrameKind.REPORT, 6, wire.REPORT.pack(1, 2, 3, 4)),
+        frame(FrameKind.REPORT, 6, frames.REPORT.pack(1, 2, 3, 4)),
         lambda c: effects.Reported(c.connection, c.request, "bad"),
         FrameKind.REPORTED,
     ),
@@ -97,7 +97,7 @@ async def test_batches_that_arrive_together_are_one_turn_and_answered_in_order()
     async with serving() as s:
         client = await RawClient.connect(s.address)
         client.send(
-            *(frame(FrameKind.SEND, number, batch(b"x"), flags=wire.FLUSH * (number % 2)) for number in range(1, 101))
+            *(frame(FrameKind.SEND, number, batch(b"x"), flags=frames.FLUSH * (number % 2)) for number in range(1, 101))
         )
         answers = [sent_fields(await client.read())[0] for _ in range(100)]
         assert answers == list(range(1, 101))
@@ -145,7 +145,7 @@ async def test_requests_without_an_answer_are_bounded() -> None:
         client.send(*(pull(number, 1) for number in range(1, most + 1)))
         other.send(frame(FrameKind.SEND, 5, batch(b"x")))
         assert (await other.read()).request == 5
-        client.send(frame(FrameKind.WITHDRAW, 1, wire.WITHDRAW.pack(1)))  # has no answer, so it does not count
+        client.send(frame(FrameKind.WITHDRAW, 1, frames.WITHDRAW.pack(1)))  # has no answer, so it does not count
         client.send(pull(most + 1, 1))
         assert await client.error() == (0, "overloaded")
         assert await client.ended()

@@ -28,7 +28,7 @@ from qmq.net.client.consumer.in_flight import (
     reason_of,
 )
 from qmq.net.client.consumer.nacks import HandingBack, left
-from qmq.net.protocol import frames as wire
+from qmq.net.protocol import frames
 from qmq.net.protocol.frames import FrameKind
 
 if TYPE_CHECKING:
@@ -193,9 +193,9 @@ class AckSender:
         connection, subscription = subscribed
         in_flight = self.in_flight
         while in_flight is not None and in_flight.fenced is None and (intervals := in_flight.take_acks()):
-            packed, crc = wire.pack_numbers(intervals)
-            payload = wire.ACK.pack(subscription, crc) + packed
-            flags = wire.MAY_WAIT if with_pull else 0
+            packed, crc = frames.pack_numbers(intervals)
+            payload = frames.ACK.pack(subscription, crc) + packed
+            flags = frames.MAY_WAIT if with_pull else 0
             connection.ask(FrameKind.ACK, self._confirmer(in_flight, intervals), payload=payload, flags=flags)
 
     def _confirmer(self, in_flight: InFlightWindow, intervals: list[int]) -> Callable[[Answer | QmqError], None]:
@@ -203,7 +203,7 @@ class AckSender:
             if in_flight.fenced is not None:
                 return  # it is known already what becomes of them
             if isinstance(answer, Answer):
-                (refused,) = wire.ACKED.unpack(answer.payload)
+                (refused,) = frames.ACKED.unpack(answer.payload)
                 in_flight.confirm(intervals, refused)
             elif isinstance(answer, Fenced):
                 self.fence(answer)

@@ -6,7 +6,7 @@ from qmq.errors import BadBatch, ProtocolError
 from qmq.format.arriving import PartialAnswer
 from qmq.format.pieces import AnswerDamage, Run, read_answer
 from qmq.format.run import undecodable, why_undecodable
-from qmq.net.protocol import frames as wire
+from qmq.net.protocol import frames
 
 
 def read_checked(answer: memoryview, begun: PartialAnswer | None = None) -> tuple[list[Run], list[AnswerDamage]]:
@@ -37,8 +37,8 @@ def _decodable(runs: list[Run], damaged: list[AnswerDamage]) -> tuple[list[Run],
 
 def pack_report(damage: AnswerDamage) -> tuple[bytes, bytes]:
     """Return meta and payload of a REPORT of messages whose run_index is known."""
-    payload = wire.REPORT.pack(damage.position, damage.first, damage.messages, damage.partition)
-    return wire.pack_meta({"reason": damage.reason[:300]}), payload
+    payload = frames.REPORT.pack(damage.position, damage.first, damage.messages, damage.partition)
+    return frames.pack_meta({"reason": damage.reason[:300]}), payload
 
 
 def sequences_of(runs: list[Run], damaged: list[AnswerDamage], number: int, ranges: list[int]) -> list[tuple[int, int]]:

@@ -23,7 +23,7 @@ from qmq.format.layout import HAS_CREATED_AT, HAS_ORIGIN_ID, MESSAGE_ID, RUN_REP
 from qmq.format.run import Run
 from qmq.net.client.consumer.in_flight import Disposition, PendingDisposition, check_delay, check_reason
 from qmq.net.client.producer.receipts import utc_from_us
-from qmq.net.protocol import frames as wire
+from qmq.net.protocol import frames
 
 if TYPE_CHECKING:
     import pyarrow
@@ -34,7 +34,7 @@ def tags_of(meta: dict[str, Any]) -> frozenset[str]:
     tags = meta["tags"]
     if not isinstance(tags, list) or not all(isinstance(tag, str) for tag in tags):
         raise ProtocolError("an answer names tags that are no texts; it is asked for again")
-    if wire.crc_of_texts(tags) != meta.get("tags_crc"):
+    if frames.crc_of_texts(tags) != meta.get("tags_crc"):
         raise ProtocolError("an answer names tags that are not what was sent; it is asked for again")
     return frozenset(tags)
 

@@ -18,7 +18,7 @@ from qmq.net.client.connection import BrokerConnection
 from qmq.net.client.consumer.in_flight import Disposition, InFlightWindow, PendingDisposition
 from qmq.net.client.failover.handover import HandoverClient
 from qmq.net.client.failover.spool import Late
-from qmq.net.protocol import frames as wire
+from qmq.net.protocol import frames
 from qmq.net.protocol.frames import FrameKind
 
 log = logging.getLogger("qmq.client")
@@ -238,13 +238,13 @@ def packed(backs: Sequence[PendingDisposition], subscription: int) -> tuple[dict
     """Meta and payload of HAND_BACK."""
     reasons: dict[str, int] = {}
     rows = b"".join(
-        wire.BACK.pack(
-            start, end, wire.OWN_DELAY if delay_us is None else delay_us, disposition,
+        frames.BACK.pack(
+            start, end, frames.OWN_DELAY if delay_us is None else delay_us, disposition,
             reasons.setdefault(reason[:MOST_REASON], len(reasons)),
         )
         for start, end, disposition, delay_us, reason, _ in backs
     )  # fmt: skip
-    return {"reasons": list(reasons)}, wire.HAND_BACK.pack(subscription, crc32c(rows)) + rows
+    return {"reasons": list(reasons)}, frames.HAND_BACK.pack(subscription, crc32c(rows)) + rows
 
 
 def _by_reasons(several: list[_Waiting]) -> Iterator[list[_Waiting]]:

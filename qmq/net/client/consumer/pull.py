@@ -36,7 +36,7 @@ from qmq.net.client.consumer.pull_request import Asking, numbers_of
 from qmq.net.client.consumer.subscribe import MOST_DOUBTS, Subscribing
 from qmq.net.client.group_settings import DEFAULT_TERMS, Terms
 from qmq.net.client.options import PULL_BYTES, Start, check_pull
-from qmq.net.protocol import frames as wire
+from qmq.net.protocol import frames
 from qmq.net.protocol.frames import FrameKind, ReportOutcome
 
 
@@ -365,15 +365,15 @@ class Puller:
         timeout = ROUND if deadline is None else min(max(deadline - now, 0.0), ROUND)
         most = min(max_count - self._received.count, welcome.max_pull_count)
         least = max(min(min_count - self._received.count, most), 1)
-        in_flight, expected = None, wire.NOT_EXPECTED
+        in_flight, expected = None, frames.NOT_EXPECTED
         if self.ack_sender is not None:
             self.ack_sender.send(subscribed, with_pull=True)  # what is handled makes room for more
             in_flight = self.ack_sender.in_flight
             assert in_flight is not None
             expected = in_flight.expected
         size = min(self._max_bytes, welcome.max_pull_bytes)
-        payload = wire.PULL.pack(subscription, most, least, size, int(timeout * 1_000 + 0.999), expected)
-        flags = wire.CHECK if self._checks else 0
+        payload = frames.PULL.pack(subscription, most, least, size, int(timeout * 1_000 + 0.999), expected)
+        flags = frames.CHECK if self._checks else 0
         self._asking.ask(connection, payload, most, in_flight, now + timeout + LATE, flags)
         self._capped = self._full = False
         return now + timeout

@@ -10,7 +10,7 @@ from typing import Any
 from qmq.errors import ProtocolError, QmqError
 from qmq.net.client.connection import Answer, BrokerConnection
 from qmq.net.client.consumer.in_flight import InFlightWindow
-from qmq.net.protocol import frames as wire
+from qmq.net.protocol import frames
 from qmq.net.protocol.frames import FrameKind
 
 
@@ -77,7 +77,7 @@ class Asking:
         """Have the pull that is on its way answered now: what it brings is for the next one."""
         if self._on_its_way is not None:
             connection, request = self._on_its_way
-            connection.tell(FrameKind.WITHDRAW, wire.WITHDRAW.pack(request))
+            connection.tell(FrameKind.WITHDRAW, frames.WITHDRAW.pack(request))
 
     def take(self) -> Answer | QmqError:
         """The answer, which is looked at now."""
@@ -92,7 +92,7 @@ def numbers_of(meta: dict[str, Any]) -> list[int]:
     """
     ranges = meta.get("ranges", [])
     try:
-        crc = wire.pack_numbers(ranges)[1]
+        crc = frames.pack_numbers(ranges)[1]
     except (struct.error, TypeError):
         raise ProtocolError("the broker's answer does not say what its messages are") from None
     if ranges and crc != meta.get("ranges_crc"):

@@ -21,7 +21,7 @@ from qmq.net.client.consumer.solo_cursor import SoloCursor, without_covered
 from qmq.net.client.departures import Departure
 from qmq.net.client.group_settings import Terms, shown_settings
 from qmq.net.client.options import Start, make_consumer_id, start_of
-from qmq.net.protocol import frames as wire
+from qmq.net.protocol import frames
 from qmq.net.protocol.frames import FrameKind
 
 log = logging.getLogger("qmq.client")
@@ -125,7 +125,7 @@ class Subscribing:
                 done.set_result(None)
 
         due = asyncio.get_running_loop().time() + ANSWER_TIMEOUT
-        connection.ask(FrameKind.UNSUBSCRIBE, answered, payload=wire.UNSUBSCRIBE.pack(subscription), due=due)
+        connection.ask(FrameKind.UNSUBSCRIBE, answered, payload=frames.UNSUBSCRIBE.pack(subscription), due=due)
         return done
 
     def _departure(self, store_id: bytes, known: KnownConsumer | None) -> Departure | None:
@@ -239,7 +239,7 @@ class Subscribing:
             else:
                 asking.set_result(answer)
 
-        connection.ask(FrameKind.SUBSCRIBE, answered, wire.pack_meta(meta), due=loop.time() + ANSWER_TIMEOUT)
+        connection.ask(FrameKind.SUBSCRIBE, answered, frames.pack_meta(meta), due=loop.time() + ANSWER_TIMEOUT)
         store_id = self._link.store_id
         was_asked_at, self._asked_at = self._asked_at, store_id
         try:
@@ -295,7 +295,7 @@ class Subscribing:
             known = self.ack_sender.known() or self._before
             if known is not None:
                 numbers = [*known[:4], *known.handled]
-                meta |= {"known": numbers, "known_crc": wire.pack_numbers(numbers)[1]}
+                meta |= {"known": numbers, "known_crc": frames.pack_numbers(numbers)[1]}
         return meta
 
 

@@ -13,7 +13,7 @@ from qmq.net.client.consumer import ack_file as keeping
 from qmq.net.client.consumer import pull as pulling
 from qmq.net.client.consumer.ack_file import StateFile, state_directory
 from qmq.net.client.consumer.in_flight import KnownConsumer
-from qmq.net.protocol import frames as wire
+from qmq.net.protocol import frames
 from qmq.net.protocol.frames import FrameKind
 from tests.net.client.consumer.test_pull import batch
 from tests.net.scripted import START_US, STORE, Peer, scripted_broker
@@ -52,7 +52,7 @@ async def test_what_was_not_confirmed_is_told_to_the_broker_by_the_next_process(
             peer = await broker.peer()
             _, said = await entered(client, peer)
             assert said["known"] == [START_US, 1, 0, 3, 1, 3]
-            assert said["known_crc"] == wire.pack_numbers([START_US, 1, 0, 3, 1, 3])[1]
+            assert said["known_crc"] == frames.pack_numbers([START_US, 1, 0, 3, 1, 3])[1]
 
 
 async def test_where_another_has_the_file_it_goes_on_without_and_says_so_once(

@@ -12,7 +12,7 @@ from qmq.errors import Overloaded, QmqError, UnknownSubscription
 from qmq.format.build import MessageHeader
 from qmq.format.pieces import AnswerDamage, read_answer
 from qmq.net.client.consumer.corrupt_reads import sequences_of
-from qmq.net.protocol import frames as wire
+from qmq.net.protocol import frames
 from qmq.net.protocol.frames import FrameKind
 from tests.net.client.consumer.test_pull import batch, bodies, subscribed
 from tests.net.scripted import Peer, ScriptedBroker, backs_of, stored_batch
@@ -26,17 +26,17 @@ def _connect_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 async def pulled(peer: Peer, *, checks: bool, expected: int | None = None) -> int:
     """Take a PULL; returns its request."""
     frame = await peer.frame(FrameKind.PULL)
-    assert frame.flags == (wire.CHECK if checks else 0)
+    assert frame.flags == (frames.CHECK if checks else 0)
     if expected is not None:
-        assert wire.PULL.unpack(frame.payload)[-1] == expected
+        assert frames.PULL.unpack(frame.payload)[-1] == expected
     return frame.request
 
 
 async def reported(peer: Peer, place: tuple[int, int, int, int], found: object) -> None:
     """Take a REPORT of (position, first, messages, partition), and say what was found."""
     frame = await peer.frame(FrameKind.REPORT)
-    assert wire.REPORT.unpack(frame.payload) == place
-    assert wire.unpack_meta(frame.meta)["reason"]
+    assert frames.REPORT.unpack(frame.payload) == place
+    assert frames.unpack_meta(frame.meta)["reason"]
     peer.answer(FrameKind.REPORTED, frame.request, {"found": found})
 
 
@@ -170,7 +170,7 @@ async def test_a_message_that_only_this_client_cannot_read_is_failed() -> None:
         assert (back.start, back.end, back.disposition) == (1, 2, 1)
         s.peer.answer(FrameKind.HANDED_BACK, came[FrameKind.HAND_BACK].request)
         ranges = [0, 1, 1, 2, 1, 1]
-        meta = {"ranges": ranges, "ranges_crc": wire.pack_numbers(ranges)[1]}
+        meta = {"ranges": ranges, "ranges_crc": frames.pack_numbers(ranges)[1]}
         s.peer.answer(FrameKind.MESSAGES, came[FrameKind.PULL].request, meta, batch(b"0", at=1) + batch(b"2", at=2))
         assert bodies(await pulling) == [b"0", b"2"]
         assert s.consumer.damaged == len(told) == 1

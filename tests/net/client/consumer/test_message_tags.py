@@ -12,7 +12,7 @@ from qmq.errors import InvalidOption, ProtocolError
 from qmq.format.hashing import tag_bits
 from qmq.net.client.consumer.message import tags_of
 from qmq.net.client.options import expire_at_of
-from qmq.net.protocol import frames as wire
+from qmq.net.protocol import frames
 from tests.broker_process import running_broker
 
 WANTED = "vip"
@@ -62,7 +62,7 @@ async def test_what_is_there_now_is_found_behind_names_with_the_same_bits(tmp_pa
 def test_tags_that_were_damaged_on_the_way_are_not_gone_by(meta: dict[str, object]) -> None:
     with pytest.raises(ProtocolError):
         tags_of(meta)
-    assert tags_of({"tags": ["a"], "tags_crc": wire.crc_of_texts(["a"])}) == {"a"}
+    assert tags_of({"tags": ["a"], "tags_crc": frames.crc_of_texts(["a"])}) == {"a"}
 
 
 @pytest.mark.parametrize("expire", [0, -1, 1e9, float("nan"), "1", True])

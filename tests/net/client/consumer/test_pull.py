@@ -25,7 +25,7 @@ from qmq.errors import (
 from qmq.names import check_consumer
 from qmq.net.client.consumer import pull as pulling_module
 from qmq.net.client.options import check_pull, make_consumer_id, start_of
-from qmq.net.protocol import frames as wire
+from qmq.net.protocol import frames
 from qmq.net.protocol.frames import FrameKind
 from tests.net.scripted import START_US, Peer, ScriptedBroker, scripted_broker, stored_batch
 from tests.net.several import several
@@ -99,7 +99,7 @@ async def test_leaving_unsubscribes() -> None:
     async with subscribed() as s:
         leaving = asyncio.ensure_future(s.consumer.__aexit__(None, None, None))
         frame = await s.peer.frame(FrameKind.UNSUBSCRIBE)
-        assert wire.UNSUBSCRIBE.unpack(frame.payload) == (7,)
+        assert frames.UNSUBSCRIBE.unpack(frame.payload) == (7,)
         s.peer.answer(FrameKind.UNSUBSCRIBED, frame.request)
         await leaving
         with pytest.raises(UnknownSubscription, match="async with"):
@@ -118,7 +118,7 @@ async def test_leaving_ends_a_pull_that_waits() -> None:
         request, _ = await s.peer.pulled()
         leaving = asyncio.ensure_future(s.consumer.__aexit__(None, None, None))
         frame = await s.peer.frame(FrameKind.WITHDRAW)
-        assert wire.WITHDRAW.unpack(frame.payload) == (request,)
+        assert frames.WITHDRAW.unpack(frame.payload) == (request,)
         await s.peer.unsubscribed()
         await leaving
         with pytest.raises(UnknownSubscription):
@@ -259,7 +259,7 @@ async def test_what_a_cancelled_pull_brings_comes_first_with_the_next() -> None:
         request, _ = await s.peer.pulled()
         pulling.cancel()
         frame = await s.peer.frame(FrameKind.WITHDRAW)
-        assert wire.WITHDRAW.unpack(frame.payload) == (request,)
+        assert frames.WITHDRAW.unpack(frame.payload) == (request,)
         s.peer.messages(request, batch(b"1", b"2", b"3"))
         assert bodies(await s.consumer.pull(2)) == [b"1", b"2"]
         pulling = asyncio.ensure_future(s.consumer.pull(5, 3))
@@ -418,7 +418,7 @@ async def test_a_pull_and_a_flush_wait_for_the_same_subscription() -> None:
         await peer.subscribed()
         peer.next_sequence = s.peer.next_sequence
         ack = await peer.frame(FrameKind.ACK)
-        peer.answer(FrameKind.ACKED, ack.request, payload=wire.ACKED.pack(0))
+        peer.answer(FrameKind.ACKED, ack.request, payload=frames.ACKED.pack(0))
         await flushing
         request, _ = await peer.pulled()
         peer.messages(request, batch(b"n", at=1))
@@ -434,16 +434,16 @@ async def test_the_answer_to_acknowledgements_may_wait_where_a_pull_follows() ->
         first.ack()
         pulling = asyncio.ensure_future(s.consumer.pull())
         waits = await s.peer.frame(FrameKind.ACK)
-        assert waits.flags == wire.MAY_WAIT
+        assert waits.flags == frames.MAY_WAIT
         request, _ = await s.peer.pulled()
         s.peer.messages(request, batch(b"3", at=2))
-        s.peer.answer(FrameKind.ACKED, waits.request, payload=wire.ACKED.pack(0))
+        s.peer.answer(FrameKind.ACKED, waits.request, payload=frames.ACKED.pack(0))
         await pulling
         second.ack()
         flushing = asyncio.ensure_future(s.consumer.flush())
         frame = await s.peer.frame(FrameKind.ACK)
         assert frame.flags == 0
-        s.peer.answer(FrameKind.ACKED, frame.request, payload=wire.ACKED.pack(0))
+        s.peer.answer(FrameKind.ACKED, frame.request, payload=frames.ACKED.pack(0))
         await flushing
 
 
@@ -483,7 +483,7 @@ async def test_a_frame_that_is_none_ends_the_connection_and_not_the_pull() -> No
     async with subscribed(group="g") as s:
         pulling = asyncio.ensure_future(s.consumer.pull())
         request, _ = await s.peer.pulled()
-        s.peer.transport.write(wire.encode_frame(FrameKind.MESSAGES, request, b"\xc1"))
+        s.peer.transport.write(frames.encode_frame(FrameKind.MESSAGES, request, b"\xc1"))
         await s.peer.gone()
         peer = await s.broker.peer()
         await peer.subscribed()
@@ -503,7 +503,7 @@ async def test_a_pull_waits_while_no_broker_can_be_reached_and_goes_on() -> None
         said = await peer.subscribed(9)
         numbers = said.pop("known")
         assert numbers == [START_US, 1, 1, 0], "since when, generation, epoch, what is expected"
-        assert said.pop("known_crc") == wire.pack_numbers(numbers)[1]
+        assert said.pop("known_crc") == frames.pack_numbers(numbers)[1]
         assert said == s.said | {"asks": "again"}
         request, (subscription, *_) = await peer.pulled()
         assert subscription == 9
@@ -606,7 +606,7 @@ async def test_numbers_that_do_not_fit_their_checksum_are_asked_for_again() -> N
     async with subscribed(group="g") as s:
         task = asyncio.ensure_future(s.consumer.pull())
         request, _ = await s.peer.pulled()
-        _, crc = wire.pack_numbers([0, 1, 1])
+        _, crc = frames.pack_numbers([0, 1, 1])
         s.peer.answer(FrameKind.MESSAGES, request, {"ranges": [4, 1, 1], "ranges_crc": crc}, batch(b"1"))
         request, _ = await s.peer.pulled()
         s.peer.messages(request, batch(b"1"))
@@ -614,6 +614,6 @@ async def test_numbers_that_do_not_fit_their_checksum_are_asked_for_again() -> N
         message.ack()
         flushing = asyncio.ensure_future(s.consumer.flush())
         frame = await s.peer.frame(FrameKind.ACK)
-        assert frame.payload[wire.ACK.size :] == wire.pack_numbers([0, 1])[0]
-        s.peer.answer(FrameKind.ACKED, frame.request, payload=wire.ACKED.pack(0))
+        assert frame.payload[frames.ACK.size :] == frames.pack_numbers([0, 1])[0]
+        s.peer.answer(FrameKind.ACKED, frame.request, payload=frames.ACKED.pack(0))
         await flushing

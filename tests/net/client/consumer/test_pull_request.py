@@ -11,7 +11,7 @@ import pytest
 from qmq.errors import ConnectionLost, ProtocolError, QmqError
 from qmq.net.client.connection import Answer, BrokerConnection
 from qmq.net.client.consumer.pull_request import Asking, numbers_of
-from qmq.net.protocol import frames as wire
+from qmq.net.protocol import frames
 from qmq.net.protocol.frames import FrameKind
 
 ANSWER = Answer(FrameKind.MESSAGES, {}, memoryview(b""))
@@ -42,14 +42,14 @@ class Line:
 
 def asking(line: Line, calls: list[str]) -> Asking:
     made = Asking(lambda: calls.append("answered"))
-    made.ask(cast(BrokerConnection, line), b"pull", 10, None, 5.0, wire.CHECK)
+    made.ask(cast(BrokerConnection, line), b"pull", 10, None, 5.0, frames.CHECK)
     return made
 
 
 async def test_an_answer_waits_until_it_is_looked_at() -> None:
     line, calls = Line(), list[str]()
     made = asking(line, calls)
-    assert (made.waits, made.most, line.asked) == (True, 10, [(FrameKind.PULL, b"pull", 5.0, wire.CHECK)])
+    assert (made.waits, made.most, line.asked) == (True, 10, [(FrameKind.PULL, b"pull", 5.0, frames.CHECK)])
     waiting = asyncio.ensure_future(made.wait(None))
     await asyncio.sleep(0)
     line.answer(ANSWER)
@@ -88,12 +88,12 @@ async def test_a_cancelled_wait_withdraws_the_pull() -> None:
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
-    assert line.told == [(FrameKind.WITHDRAW, wire.WITHDRAW.pack(6))]
+    assert line.told == [(FrameKind.WITHDRAW, frames.WITHDRAW.pack(6))]
 
 
 def test_numbers_of_an_answer() -> None:
     ranges = [5, 10, 1]
-    crc = wire.pack_numbers(ranges)[1]
+    crc = frames.pack_numbers(ranges)[1]
     assert numbers_of({}) == []
     assert numbers_of({"ranges": ranges, "ranges_crc": crc}) == ranges
 
@@ -101,4 +101,4 @@ def test_numbers_of_an_answer() -> None:
 @pytest.mark.parametrize("ranges", [5, "5", [5, "1", 1], [5, -1, 1], [5, 1 << 64, 1], [5, True, 1], [5, 10, 2]])
 def test_numbers_that_are_none_are_refused(ranges: Any) -> None:
     with pytest.raises(ProtocolError):
-        numbers_of({"ranges": ranges, "ranges_crc": wire.pack_numbers([5, 10, 1])[1]})
+        numbers_of({"ranges": ranges, "ranges_crc": frames.pack_numbers([5, 10, 1])[1]})
