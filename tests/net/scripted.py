@@ -122,7 +122,7 @@ class Peer(asyncio.Protocol):
         if said["group"] is None:
             told["start_us"] = 4_711
         else:
-            told["place"] = [1, 1, self.next_sequence, self.next_sequence, 1, START_US]
+            told["consumer_state"] = [1, 1, self.next_sequence, self.next_sequence, 1, START_US]
         self.numbers = said["group"] is not None
         self.answer(FrameKind.SUBSCRIBED, frame.request, told)
         return said

@@ -9,7 +9,7 @@ import msgpack
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from qmq.net.protocol.any_frames import (
+from qmq.net.protocol.frames import (
     FRAME_SIZE,
     Frame,
     FrameKind,
