@@ -20,7 +20,7 @@ _MOST_GROWTH_BYTES: Final = 16 << 20
 _ADDRESSES: Final = ["a:1", "b:2"]
 _HEADER_BYTES: Final = 16
 _RECORD: Final = struct.Struct("<II")
-_FIELDS: Final = {"group", "attempt", "verdict", "delay_us", "reason", "at_us", "batch", "ack"}
+_FIELDS: Final = {"group", "attempt", "disposition", "delay_us", "reason", "at_us", "batch", "ack"}
 _STORE_ID: Final = b"store1"
 
 
@@ -33,7 +33,7 @@ def record_of(number: int) -> dict[str, Any]:
         "ack": late,
         "group": "g",
         "attempt": 1 + number,
-        "verdict": 1,
+        "disposition": 1,
         "delay_us": None if number % 2 else 5_000_000,
         "reason": "broken",
         "at_us": 1_700_000_000_000_000,

@@ -193,7 +193,7 @@ async def test_acknowledgements_are_refused_when_another_has_taken_over() -> Non
 async def test_acknowledgements_of_before_it_lost_touch_count_when_the_broker_has_held_on() -> None:
     async with given(b"1", b"2") as (s, messages):
         messages[0].ack()
-        s.consumer._puller.holders[0].fence(Fenced("out of touch"), for_good=False)
+        s.consumer._puller.ack_senders[0].fence(Fenced("out of touch"), for_good=False)
         flushing = asyncio.ensure_future(s.consumer.flush())
         said = await s.peer.subscribed()
         assert said["known"][4:] == [0, 1]
@@ -208,7 +208,7 @@ async def test_who_waits_for_acknowledgements_while_it_loses_touch_hears_of_them
         messages[0].ack()
         flushing = asyncio.ensure_future(s.consumer.flush())
         await s.peer.frame(FrameKind.ACK)  # which is not answered
-        s.consumer._puller.holders[0].fence(Fenced("out of touch"), for_good=False)
+        s.consumer._puller.ack_senders[0].fence(Fenced("out of touch"), for_good=False)
         said = await s.peer.subscribed()
         assert said["known"][4:] == [0, 1]
         async with asyncio.timeout(TIMEOUT_S):
@@ -255,7 +255,7 @@ async def test_a_handler_of_what_is_not_held_is_stopped_and_the_program_goes_on(
 
         working = asyncio.create_task(work())
         await asyncio.sleep(0)
-        s.consumer._puller.holders[0].fence(Fenced("silent"))
+        s.consumer._puller.ack_senders[0].fence(Fenced("silent"))
         assert await working == "through"
         assert went_on == []
         assert not working.cancelling()
@@ -263,7 +263,7 @@ async def test_a_handler_of_what_is_not_held_is_stopped_and_the_program_goes_on(
 
 async def test_a_handler_that_never_waits_leaves_no_cancellation_behind() -> None:
     async with given(b"1") as (s, (message,)):
-        s.consumer._puller.holders[0].fence(Fenced("silent"))
+        s.consumer._puller.ack_senders[0].fence(Fenced("silent"))
 
         async def work() -> str:
             async with message:
@@ -283,7 +283,7 @@ async def test_who_is_cancelled_by_somebody_else_too_ends() -> None:
 
         working = asyncio.create_task(work())
         await asyncio.sleep(0)
-        s.consumer._puller.holders[0].fence(Fenced("silent"))
+        s.consumer._puller.ack_senders[0].fence(Fenced("silent"))
         working.cancel()
         with pytest.raises(asyncio.CancelledError):
             await working

@@ -46,7 +46,5 @@ def summary_of_tables(tables: ArchivedTables) -> str:
         bad = number(tables.bad_files, "file")
         parts.append(f"{bad} of earlier runs not as written: read the archive to see more")
     if tables.damages:
-        parts.append(
-            f"{number(tables.damages, 'one_range', 'sequence_ranges')} of bad bytes left out: see the table of files"
-        )
+        parts.append(f"{number(tables.damages, 'range', 'ranges')} of bad bytes left out: see the table of files")
     return ", ".join(parts)

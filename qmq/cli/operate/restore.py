@@ -143,5 +143,5 @@ def _summary(source: str, progress: RestoreProgress, bad: int) -> str:
     if counts.replayed:
         parts.append(f"{counts.replayed:,} left out that had been restored (--with-replayed takes them)")
     if bad:
-        parts.append(f"{number(bad, 'one_range', 'sequence_ranges')} of bad bytes left out")
+        parts.append(f"{number(bad, 'range', 'ranges')} of bad bytes left out")
     return f"{shown_location(source)}: " + ", ".join(parts)

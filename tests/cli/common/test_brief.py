@@ -27,7 +27,7 @@ def test_a_large_number_is_short(count: int, shown: str) -> None:
 
 def test_things_are_counted_in_their_number() -> None:
     assert [number(count, "group") for count in (0, 1, 1_000)] == ["0 groups", "1 group", "1,000 groups"]
-    assert [number(count, "one_range", "sequence_ranges") for count in (0, 1, 2)] == ["0 ranges", "1 range", "2 ranges"]
+    assert [number(count, "range", "ranges") for count in (0, 1, 2)] == ["0 ranges", "1 range", "2 ranges"]
 
 
 def test_times_are_ages_and_texts() -> None:

@@ -46,7 +46,7 @@ Record = dict[str, Any]
 _FIELDS: Final[dict[str, tuple[type, ...]]] = {
     "group": (str,),
     "attempt": (int,),
-    "verdict": (int,),
+    "disposition": (int,),
     "delay_us": (int, type(None)),
     "reason": (str,),
     "at_us": (int,),

@@ -68,8 +68,8 @@ async def acked_then_pulled(peer: Peer) -> tuple[int, tuple[int, ...]]:
 
 async def test_what_is_not_in_flight_any_more_does_not_come() -> None:
     async with looping(4) as (s, came, _):
-        holder = s.consumer._puller.holders[0]
-        holder.fence(Fenced("silent for too long"))  # the handler is stopped, and the loop goes on
+        sender = s.consumer._puller.ack_senders[0]
+        sender.fence(Fenced("silent for too long"))  # the handler is stopped, and the loop goes on
         await s.peer.subscribed()
         request, _ = await s.peer.pulled()
         s.peer.messages(request, batch(b"again", at=1))

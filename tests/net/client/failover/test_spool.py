@@ -24,7 +24,7 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def record_of(batch: bytes) -> Record:
-    fields = {"attempt": 1, "verdict": 1, "delay_us": None, "reason": "broken", "at_us": 1_700_000_000_000_000}
+    fields = {"attempt": 1, "disposition": 1, "delay_us": None, "reason": "broken", "at_us": 1_700_000_000_000_000}
     return {"group": "g", **fields, "batch": batch, **ack_of(1)}
 
 
