@@ -9,6 +9,10 @@ import msgpack
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
+from qmq import errors
+from qmq.errors import Overloaded, ProtocolError, QmqError, RemoteError, StorageFull
+from qmq.net.protocol import frames
 from qmq.net.protocol.frames import (
     FRAME_SIZE,
     Frame,
@@ -19,10 +23,6 @@ from qmq.net.protocol.frames import (
     split_frames,
     unpack_meta,
 )
-
-from qmq import errors
-from qmq.errors import Overloaded, ProtocolError, QmqError, RemoteError, StorageFull
-from qmq.net.protocol import frames
 
 LIMIT = 4_096
 
