@@ -105,7 +105,7 @@ class Wires:
         sends, pulls, one_frame = self._batch, self._pull, self._frame
         self._acts: tuple[Callable[[Picks, Wire], None], ...] = (
             self._bytes, self._hello, one_frame, sends, sends, pulls, pulls, self._subscribe, self._numbers,
-            self._subjects, self._silence, self._behave, sends, pulls, frames, self._hello,
+            self._subjects, self._silence, self._behave, sends, pulls, one_frame, self._hello,
         )  # fmt: skip
 
     def once(self, data: bytes) -> int:
