@@ -29,7 +29,7 @@ _NACKS_IN_FLIGHT: Final = 500
 _LATER_S: Final = 3_600.0
 
 
-def _measured(bench: Bench) -> tuple[int, int]:
+def _repetitions(bench: Bench) -> tuple[int, int]:
     """How many pulls in one go, and how many goes of either kind in turn."""
     singles = bench.size.singles
     return min(max(singles // _A_PULL, 2), _PULLS), min(max(singles // _A_PAIR, 1), _PAIRS)
@@ -40,7 +40,7 @@ def backlog(bench: Bench) -> Iterator[Value]:
 
     Both logs are of the same batches, were written just before, and are in the page cache.
     """
-    pulls, pairs = _measured(bench)
+    pulls, pairs = _repetitions(bench)
     few = pairs * pulls * PULL
     messages = -(-max(bench.size.backlog, few) // _BATCH) * _BATCH
     with bench.broker() as long, bench.broker() as short:
@@ -60,7 +60,7 @@ def ready_subjects(bench: Bench) -> Iterator[Value]:
 
     Of 1,000 subjects a client gets 1,000 runs to decode instead of one: that is its time, not the broker's.
     """
-    pulls, pairs = _measured(bench)
+    pulls, pairs = _repetitions(bench)
     batches = pairs * pulls // 2 + 1
     with bench.broker() as broker:
         many, one = bench.prefix(), bench.prefix()
@@ -86,7 +86,7 @@ def ready_subjects(bench: Bench) -> Iterator[Value]:
 
 def errors(bench: Bench) -> Iterator[Value]:
     """The rate of fresh messages, pulled and acknowledged 1,000 at a time, many in the error log, of none there."""
-    nacked, (pulls, pairs) = bench.size.errors, _measured(bench)
+    nacked, (pulls, pairs) = bench.size.errors, _repetitions(bench)
     fresh = pairs * pulls * 1_000
     before = -(-nacked // 1_000) * 1_000
     with bench.broker() as full, bench.broker() as empty:

@@ -12,12 +12,12 @@ from qmq.bench.context import KIB, Bench, rate
 from qmq.bench.throughput import stored_bytes
 from qmq.bench.values import BenchFailed, Value
 
-MIB: Final = 1 << 20
+_MIB: Final = 1 << 20
 _RATE: Final = 1_000
 #: The reader leaves the processors to others: what is measured is the broker.
 _NICE: Final = 19
 #: A reader that the disk feeds takes longer than this; the other one is measured for as long.
-_SLOW_READER_BYTES_S: Final = 700 * MIB
+_SLOW_READER_BYTES_S: Final = 700 * _MIB
 
 
 def cold(bench: Bench) -> Iterator[Value]:
@@ -35,18 +35,18 @@ def cold(bench: Bench) -> Iterator[Value]:
         forget(broker.directory)
         with BrokerProcess(broker.directory, bench.settings) as again:
             size = stored_bytes(messages, KIB)
-            yield from _times("alone", _measured(bench, again, size, None))
-            stranger = "receiving.compute", {"seconds": size / _SLOW_READER_BYTES_S, "nice": _NICE}
-            yield from _times("beside an untrusted client", _measured(bench, again, size, stranger))
+            yield from _times("alone", _arrival_times(bench, again, size, None))
+            untrusted = "receiving.compute", {"seconds": size / _SLOW_READER_BYTES_S, "nice": _NICE}
+            yield from _times("beside an untrusted client", _arrival_times(bench, again, size, untrusted))
             early = again.anonymous_bytes()
             options = {"url": again.url, "prefix": old, "messages": messages, "max_count": 50_000, "nice": _NICE}
             reader = "receiving.pull_batch", options
             for how in ("cold", "warm"):
                 faults = disk_faults(again)
-                yield from _times(f"beside a {how} reader", found := _measured(bench, again, size, reader))
-                yield Value(f"the {how} reader", rate(found["reader"]) * KIB / MIB, "MiB/s")
+                yield from _times(f"beside a {how} reader", found := _arrival_times(bench, again, size, reader))
+                yield Value(f"the {how} reader", rate(found["reader"]) * KIB / _MIB, "MiB/s")
                 yield Value(f"the {how} reader, waits of the loop for the disk", disk_faults(again) - faults, "")
-            yield Value("growth of RssAnon", (again.anonymous_bytes() - early) / MIB, "MiB")
+            yield Value("growth of RssAnon", (again.anonymous_bytes() - early) / _MIB, "MiB")
             bench.check_content(again.url, old + "old", KIB, messages)
 
 
@@ -55,7 +55,7 @@ def _times(beside: str, found: Mapping[str, Any]) -> Iterator[Value]:
         yield Value(f"{beside} {name}", found[f"{name}_ms"], "ms")
 
 
-def _measured(
+def _arrival_times(
     bench: Bench, broker: BrokerProcess, size: int, beside: tuple[str, Mapping[str, object]] | None
 ) -> dict[str, Any]:
     """The times of messages sent on a schedule, and what the worker beside them found."""

@@ -14,29 +14,29 @@ from qmq.bench.children import BrokerProcess, LoadWorker
 from qmq.bench.context import KIB, Bench, rate
 from qmq.bench.values import BenchFailed, Value
 
-MIB = 1 << 20
+_MIB: Final = 1 << 20
 
 
-def parked(bench: Bench) -> Iterator[Value]:
+def waiting_pulls(bench: Bench) -> Iterator[Value]:
     """1,000 pulls wait, of consumers alone and of a group's with heartbeats: share of a core that the broker takes."""
     for group, what in ((None, "pulls"), ("bench", "consumers")):
-        cpu, rss = _waiting_pulls(bench, group)
+        cpu, rss = _with_waiting_pulls(bench, group)
         yield Value(f"1,000 {what}, cpu", cpu, "cores")
-        yield Value(f"1,000 {what}, RssAnon", rss / MIB, "MiB")
+        yield Value(f"1,000 {what}, RssAnon", rss / _MIB, "MiB")
 
 
-def _waiting_pulls(bench: Bench, group: str | None) -> tuple[float, int]:
+def _with_waiting_pulls(bench: Bench, group: str | None) -> tuple[float, int]:
     """Share of a core, and bytes."""
     with bench.broker() as broker:
         options = {"url": broker.url, "clients": 10, "consumers": 100, "group": group}
-        with LoadWorker(bench.directory, "receiving.park", options) as worker:
+        with LoadWorker(bench.directory, "receiving.waiting_pulls", options) as worker:
             time.sleep(0.5)
             before, started = broker.cpu_s(), time.perf_counter()
             time.sleep(max(bench.size.seconds, 2.0))
             share = (broker.cpu_s() - before) / (time.perf_counter() - started)
             memory = broker.anonymous_bytes()
             worker.go()
-            waiting = worker.result()["parked"]
+            waiting = worker.result()["waiting"]
     if waiting != 1_000:
         raise BenchFailed(f"{waiting} of 1,000 pulls were waiting")
     return share, memory
@@ -72,7 +72,7 @@ def restart(bench: Bench) -> Iterator[Value]:
             bench.check_content(again.url, tail, 1_024, in_tail, 100)
     yield Value("to serving", 1e3 * again.ready_after_s, "ms")
     yield Value("log", log_bytes / (1 << 30), "GiB")
-    yield Value("RssAnon", memory / MIB, "MiB")
+    yield Value("RssAnon", memory / _MIB, "MiB")
 
 
 def check_left(found: int, acknowledged: int, most: int) -> None:
@@ -95,8 +95,8 @@ def memory(bench: Bench) -> Iterator[Value]:
         time.sleep(settle_s)
         late = broker.anonymous_bytes()
         _check_spread(bench, broker, prefix, subjects, sent)
-    yield Value("RssAnon", late / MIB, "MiB")
-    yield Value("growth", (late - early) / MIB, "MiB")
+    yield Value("RssAnon", late / _MIB, "MiB")
+    yield Value("growth", (late - early) / _MIB, "MiB")
 
 
 def _spread(bench: Bench, broker: BrokerProcess, prefix: str, batches: int, subjects: int) -> int:
@@ -118,12 +118,11 @@ def _check_spread(bench: Bench, broker: BrokerProcess, prefix: str, subjects: in
     bench.run("checking.spread", url=broker.url, prefix=prefix, subjects=subjects, size=100, messages=messages)
 
 
-_MIB: Final = 1 << 20
 #: What those who do not read pull: so small a part of the log that others restart from.
 _PART: Final = 16
 
 
-def strangers(bench: Bench) -> Iterator[Value]:
+def untrusted_clients(bench: Bench) -> Iterator[Value]:
     """Rounds of a send and a pull, one at a time, alone and under each attack; then the broker's memory of its own."""
     most = 0
     with bench.broker() as broker:

@@ -180,7 +180,7 @@ async def _check_count(consumer: Consumer, came: int, messages: int) -> None:
     await check_end(consumer)
 
 
-async def park(gate: Gate, *, url: str, clients: int, consumers: int, group: str | None = None) -> dict[str, Any]:
+async def waiting_pulls(gate: Gate, *, url: str, clients: int, consumers: int, group: str | None = None) -> dict[str, Any]:
     """Have *clients* times *consumers* pulls waiting on a subject that nobody sends to, until the parent says
     enough.
     """
@@ -201,7 +201,7 @@ async def park(gate: Gate, *, url: str, clients: int, consumers: int, group: str
     await asyncio.gather(*pulls, return_exceptions=True)
     for client in opened:
         await client.__aexit__(None, None, None)
-    return {"parked": len(pulls) - came}
+    return {"waiting": len(pulls) - came}
 
 
 async def last_stored(gate: Gate, *, url: str, prefix: str) -> dict[str, Any]:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from qmq.bench import backlog, cold, footing, throughput, waiting
-from qmq.bench import footing as strangers
 from qmq.bench.context import Bench, Measurement
 from qmq.bench.values import Summary, Value
 from qmq.errors import InvalidOption
@@ -31,13 +30,13 @@ MEASUREMENTS: Final[dict[str, Measurement]] = {
     "both_ways": Measurement(throughput.both_ways),
     "end_to_end": Measurement(waiting.end_to_end),
     "subjects": Measurement(throughput.subjects),
-    "parked": Measurement(footing.parked, own_broker=True),
+    "waiting_pulls": Measurement(footing.waiting_pulls, own_broker=True),
     "memory": Measurement(footing.memory, own_broker=True),
     "backlog": Measurement(backlog.backlog, own_broker=True),
     "ready_subjects": Measurement(backlog.ready_subjects, own_broker=True),
     "errors": Measurement(backlog.errors, own_broker=True),
     "cold": Measurement(cold.cold, own_broker=True),
-    "strangers": Measurement(strangers.strangers, own_broker=True),
+    "untrusted_clients": Measurement(footing.untrusted_clients, own_broker=True),
     "restart": Measurement(footing.restart, own_broker=True),
 }
 

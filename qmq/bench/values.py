@@ -83,16 +83,16 @@ GOALS: Final[dict[tuple[str, str], Goal]] = {
     ("subjects", "in, of the rate with 1,000"): Goal(0.8),
     ("subjects", "out, of the rate with 1,000"): Goal(0.8),
     ("subjects", "open files"): Goal(2_000, at_most=True),
-    ("parked", "1,000 pulls, cpu"): Goal(0.01, at_most=True),
-    ("parked", "1,000 consumers, cpu"): Goal(0.01, at_most=True),
+    ("waiting_pulls", "1,000 pulls, cpu"): Goal(0.01, at_most=True),
+    ("waiting_pulls", "1,000 consumers, cpu"): Goal(0.01, at_most=True),
     ("backlog", "pull and ack, p50, of none waiting"): Goal(1.05, at_most=True),
     ("backlog", "RssAnon"): Goal(64, at_most=True),
     ("ready_subjects", "cpu of the broker, of a single subject"): Goal(2, at_most=True),
     ("errors", "fresh, of none there"): Goal(0.9),
     ("restart", "to serving"): Goal(2_000, at_most=True),
     ("memory", "growth"): Goal(16, at_most=True),
-    **{("strangers", f"{how}: rate, of alone"): Goal(0.9) for how in _ATTACKS},
-    **{("strangers", f"{how}: cpu of the broker for it"): Goal(0.1, at_most=True) for how in _ATTACKS},
+    **{("untrusted_clients", f"{how}: rate, of alone"): Goal(0.9) for how in _ATTACKS},
+    **{("untrusted_clients", f"{how}: cpu of the broker for it"): Goal(0.1, at_most=True) for how in _ATTACKS},
 }
 
 

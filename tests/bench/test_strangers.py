@@ -22,13 +22,13 @@ def test_each_attack_strikes(bench: Bench, broker: BrokerProcess, tmp_path: Path
     with LoadWorker(tmp_path, "attacks.run", options) as attack:
         attack.go()
         assert attack.result()["struck"] > 0
-    assert ("strangers", f"{how}: rate, of alone") in GOALS
+    assert ("untrusted_clients", f"{how}: rate, of alone") in GOALS
 
 
 def test_what_an_attack_costs_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(footing, "ATTACKS", ["floods"])
     bench = Bench(tmp_path, TINY, None, {"segment_bytes": "32MiB"})
-    found = {value.what: value.value for value in footing.strangers(bench)}
+    found = {value.what: value.value for value in footing.untrusted_clients(bench)}
     print(found)
     assert found.pop("floods: rate, of alone") > 0
     assert found.pop("floods: strikes") > 0

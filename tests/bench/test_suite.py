@@ -21,7 +21,7 @@ def test_names_are_chosen_in_the_order_of_the_suite() -> None:
     assert suite.chosen(["pull", "ingest"], own_broker=True) == ["ingest", "pull"]
     without = suite.chosen([], own_broker=False)
     assert set(suite.MEASUREMENTS) - set(without) == {
-        "parked", "memory", "restart", "cold", "strangers", "backlog", "ready_subjects", "errors"
+        "waiting_pulls", "memory", "restart", "cold", "untrusted_clients", "backlog", "ready_subjects", "errors"
     }  # fmt: skip
 
 
@@ -65,7 +65,7 @@ def test_measurements_that_need_a_broker_of_their_own(tmp_path: Path) -> None:
     assert [path for path in tmp_path.iterdir() if path.is_dir()] == []
 
 
-@pytest.mark.parametrize("name", [name for name in suite.MEASUREMENTS if name != "parked"])
+@pytest.mark.parametrize("name", [name for name in suite.MEASUREMENTS if name != "waiting_pulls"])
 def test_every_measurement_checks_what_it_moves(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:

@@ -81,7 +81,7 @@ def test_a_worker_is_prepared_then_waits_for_its_word(bench: Bench, broker: Brok
     assert one["messages"] == other["messages"] == 50
     assert [path.name for path in bench.directory.iterdir() if path.suffix != ".errors"] == []
     assert bench.run("receiving.last_stored", url=broker.url, prefix=prefix)["messages"] == 100
-    assert bench.run("receiving.park", url=broker.url, clients=2, consumers=3) == {"parked": 6}
+    assert bench.run("receiving.waiting_pulls", url=broker.url, clients=2, consumers=3) == {"waiting": 6}
 
 
 def test_a_worker_whose_bench_is_gone_ends() -> None:
