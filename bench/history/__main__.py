@@ -20,7 +20,7 @@ from bench.history import archives, table
 from bench.history.orders import Amount, total, write_orders
 from bench.history.queries import READY, Job
 from bench.parts import put_part
-from qmq.bench.children import Child
+from qmq.bench.processes import Child
 from qmq.bench.suite import machine
 from qmq.bench.values import BenchFailed, Summary, Value
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from qmq.bench.children import LoadWorker
+from qmq.bench.processes import LoadWorker
 from qmq.bench.values import BenchFailed
 
 #: Stands where a broker's name does.

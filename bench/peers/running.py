@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 from bench.peers import loopback
 from bench.peers.peer import Client, Peer, Promise, Tool
 from bench.peers.processes import Server
-from qmq.bench.children import Child, warm_memory
+from qmq.bench.processes import Child, warm_memory
 from qmq.bench.values import BenchFailed
 
 #: As sizes of bodies are called.

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from qmq.bench.children import BrokerProcess, broker_in, run_together
+from qmq.bench.processes import BrokerProcess, broker_in, run_together
 from qmq.bench.values import BenchFailed, Value
 
 KIB: Final = 1024

@@ -180,7 +180,9 @@ async def _check_count(consumer: Consumer, came: int, messages: int) -> None:
     await check_end(consumer)
 
 
-async def waiting_pulls(gate: Gate, *, url: str, clients: int, consumers: int, group: str | None = None) -> dict[str, Any]:
+async def waiting_pulls(
+    gate: Gate, *, url: str, clients: int, consumers: int, group: str | None = None
+) -> dict[str, Any]:
     """Have *clients* times *consumers* pulls waiting on a subject that nobody sends to, until the parent says
     enough.
     """

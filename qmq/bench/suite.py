@@ -11,7 +11,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
-from qmq.bench import backlog, cold, footing, throughput, waiting
+from qmq.bench import backlog, latency, resources, throughput
 from qmq.bench.context import Bench, Measurement
 from qmq.bench.values import Summary, Value
 from qmq.errors import InvalidOption
@@ -21,23 +21,23 @@ MEASUREMENTS: Final[dict[str, Measurement]] = {
     "send_many": Measurement(throughput.send_many),
     "send_nowait": Measurement(throughput.send_nowait),
     "send_awaited": Measurement(throughput.send_awaited),
-    "send_one": Measurement(waiting.send_one),
-    "flush_under_load": Measurement(waiting.flush_under_load),
+    "send_one": Measurement(latency.send_one),
+    "flush_under_load": Measurement(latency.flush_under_load),
     "producers": Measurement(throughput.producers),
     "pull": Measurement(throughput.pull),
     "pull_batch": Measurement(throughput.pull_batch),
     "async_for": Measurement(throughput.async_for),
     "both_ways": Measurement(throughput.both_ways),
-    "end_to_end": Measurement(waiting.end_to_end),
+    "end_to_end": Measurement(latency.end_to_end),
     "subjects": Measurement(throughput.subjects),
-    "waiting_pulls": Measurement(footing.waiting_pulls, own_broker=True),
-    "memory": Measurement(footing.memory, own_broker=True),
+    "waiting_pulls": Measurement(resources.waiting_pulls, own_broker=True),
+    "memory": Measurement(resources.memory, own_broker=True),
     "backlog": Measurement(backlog.backlog, own_broker=True),
     "ready_subjects": Measurement(backlog.ready_subjects, own_broker=True),
     "errors": Measurement(backlog.errors, own_broker=True),
-    "cold": Measurement(cold.cold, own_broker=True),
-    "untrusted_clients": Measurement(footing.untrusted_clients, own_broker=True),
-    "restart": Measurement(footing.restart, own_broker=True),
+    "cold": Measurement(backlog.cold, own_broker=True),
+    "untrusted_clients": Measurement(resources.untrusted_clients, own_broker=True),
+    "restart": Measurement(resources.restart, own_broker=True),
 }
 
 _PACKAGES: Final = ("qmq", "numpy", "msgpack", "uvloop", "crc32c", "xxhash")

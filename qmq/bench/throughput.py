@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
-from qmq.bench.children import LoadWorker, run_together
 from qmq.bench.context import DURABILITIES, KIB, SIZES, Bench, rate
+from qmq.bench.processes import LoadWorker, run_together
 from qmq.bench.values import BenchFailed, Value
 
 RATE = "msg/s"

@@ -1,4 +1,4 @@
-"""A load generator: `python -m qmq.bench.worker MODULE.FUNCTION OPTIONS`, started by qmq.bench.children.
+"""A load generator: `python -m qmq.bench.worker MODULE.FUNCTION OPTIONS`, started by qmq.bench.processes.
 
 The function gets ``gate`` and the options (JSON). What it does before it calls the gate is not measured: the gate tells
 the parent that all is prepared, and returns when the parent says go. What the function returns goes to the parent.

@@ -13,7 +13,7 @@ with ending_at_once():  # this module is where the command begins
     import click
 
     from qmq.cli.common.errors import EXIT_FAILED, CommandFailed, ending_with_exit_code
-    from qmq.cli.common.streams import end_streams, failure_of, prepare_streams
+    from qmq.cli.common.standard_streams import end_streams, failure_of, prepare_streams
 
 
 class Command(NamedTuple):

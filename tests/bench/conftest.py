@@ -8,9 +8,9 @@ from typing import IO
 
 import pytest
 
-from qmq.bench import children
-from qmq.bench.children import BrokerProcess, broker_in
+from qmq.bench import processes
 from qmq.bench.context import Bench, Size
+from qmq.bench.processes import BrokerProcess, broker_in
 from tests.forks import SHARED, Fork
 
 TINY = Size(
@@ -38,7 +38,7 @@ def start_fork(arguments: Sequence[str], errors: IO[bytes]) -> Fork:
 def forked() -> Iterator[None]:
     """Brokers and workers are forked: they are many."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(children, "start_python", start_fork)
+        patch.setattr(processes, "start_python", start_fork)
         yield
 
 

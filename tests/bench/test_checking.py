@@ -11,8 +11,8 @@ import pytest
 from qmq import connect
 from qmq.bench import checking, receiving, sending
 from qmq.bench.checking import Cycle, SentLedger, compare
-from qmq.bench.children import BrokerProcess
 from qmq.bench.context import Bench
+from qmq.bench.processes import BrokerProcess
 from qmq.bench.raw import bodies_of, body_of
 from qmq.bench.values import BenchFailed
 from tests.bench.conftest import no_gate

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from qmq.bench import raw
-from qmq.bench.children import BrokerProcess, broker_in
 from qmq.bench.context import Bench
+from qmq.bench.processes import BrokerProcess, broker_in
 from qmq.bench.values import BenchFailed
 from qmq.format.batch import BatchLimits, check_batch
 from qmq.format.build import RunContent

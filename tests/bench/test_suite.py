@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from qmq.bench import children, cold, context, footing, suite, throughput, waiting
+from qmq.bench import backlog, context, latency, processes, resources, suite, throughput
 from qmq.bench.context import Bench, rate
 from qmq.bench.values import GOALS, BenchFailed, summarize
 from qmq.errors import InvalidOption
@@ -76,9 +76,9 @@ def test_every_measurement_checks_what_it_moves(
             (job, {**options, "size": options["size"] + 1} if job.startswith(sends) else options)
             for job, options in jobs
         )
-        return children.run_together(parent, *jobs, **more)
+        return processes.run_together(parent, *jobs, **more)
 
-    for module in (context, throughput, waiting, cold):
+    for module in (context, throughput, latency, backlog):
         monkeypatch.setattr(module, "run_together", run_twisted)
     if suite.MEASUREMENTS[name].own_broker:
         bench = Bench(tmp_path, TINY, None, {"segment_bytes": "32MiB"})
@@ -89,7 +89,7 @@ def test_every_measurement_checks_what_it_moves(
 @pytest.mark.parametrize(("found", "fits"), [(99, False), (100, True), (150, True), (151, False)])
 def test_a_kill_must_cost_nothing_that_was_acknowledged(found: int, fits: bool) -> None:
     with contextlib.nullcontext() if fits else pytest.raises(BenchFailed, match=f"{found} messages are left"):
-        footing.check_left(found, 100, 150)
+        resources.check_left(found, 100, 150)
 
 
 def test_a_plain_loop_that_writes_something_else_is_no_yardstick(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

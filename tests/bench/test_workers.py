@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from qmq.bench import checking, receiving, sending, worker
-from qmq.bench.children import BrokerProcess, run_together
 from qmq.bench.context import Bench, rate
+from qmq.bench.processes import BrokerProcess, run_together
 from tests.bench.conftest import no_gate
 
 Job = tuple[str, dict[str, Any], int, int]

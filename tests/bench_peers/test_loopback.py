@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bench.peers import loopback
-from qmq.bench.children import LoadWorker
+from qmq.bench.processes import LoadWorker
 from qmq.bench.values import BenchFailed
 
 

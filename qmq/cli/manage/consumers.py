@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from qmq import connect
-from qmq.cli.common.brief import age, age_of, iso, number
 from qmq.cli.common.connect import admin_options, run
-from qmq.cli.common.rows import are_several, end_where_lacking, in_cell, show, table_of
+from qmq.cli.common.formatting import age, age_of, iso, number
+from qmq.cli.common.listing import are_several, end_where_lacking, in_cell, show, table_of
 from qmq.names import check_group_or_member
 from qmq.net.client.admin import ConsumerInfo
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from qmq import connect
-from qmq.cli.common.brief import age_of, iso, number, visible
 from qmq.cli.common.confirm import confirm, yes_option
 from qmq.cli.common.connect import admin_options, run
-from qmq.cli.common.rows import are_several, end_where_lacking, in_cell, show, table_of
+from qmq.cli.common.formatting import age_of, iso, number, visible
+from qmq.cli.common.listing import are_several, end_where_lacking, in_cell, show, table_of
 from qmq.names import check_group_or_member
 from qmq.net.client.admin import DeadLetter
 

@@ -9,10 +9,10 @@ import click
 
 from qmq import connect
 from qmq.cli.common.arguments import number_of, text_of, whole_number_of
-from qmq.cli.common.brief import age_of, iso, number
 from qmq.cli.common.confirm import confirm, yes_option
 from qmq.cli.common.connect import admin_options, run
-from qmq.cli.common.rows import are_several, end_where_lacking, in_cell, show, table_of
+from qmq.cli.common.formatting import age_of, iso, number
+from qmq.cli.common.listing import are_several, end_where_lacking, in_cell, show, table_of
 from qmq.cli.messages.consume import start_of
 from qmq.errors import InvalidOption
 from qmq.names import check_group_or_member

@@ -8,9 +8,9 @@ import sys
 import click
 
 from qmq import connect
-from qmq.cli.common.brief import number
 from qmq.cli.common.connect import admin_options, run
-from qmq.cli.common.rows import are_several, end_where_lacking, in_cell, in_line
+from qmq.cli.common.formatting import number
+from qmq.cli.common.listing import are_several, end_where_lacking, in_cell, in_line
 from qmq.names import check_prefix
 from qmq.net.client.client import SubjectInfo
 

@@ -15,8 +15,8 @@ import click
 
 from qmq import connect
 from qmq.cli.common.arguments import Seconds, text_of
-from qmq.cli.common.brief import iso
 from qmq.cli.common.connect import run, server_option
+from qmq.cli.common.formatting import iso
 from qmq.cli.common.progress import Counting
 from qmq.errors import InvalidOption
 from qmq.names import check_consumer, check_group, check_prefix

@@ -17,9 +17,9 @@ import click
 
 from qmq import connect
 from qmq.cli.common.arguments import Seconds, text_of
-from qmq.cli.common.brief import number
 from qmq.cli.common.connect import run, server_option
 from qmq.cli.common.errors import EXIT_FAILED
+from qmq.cli.common.formatting import number
 from qmq.cli.common.progress import Counting
 from qmq.cli.messages.input_lines import Draft, Lines, draft_of
 from qmq.errors import InvalidOption, MessageTooLarge, QmqError, QueueFull, SendFailed

@@ -10,8 +10,8 @@ from pathlib import Path
 import click
 
 from qmq.archive.write import Archived, archive_segments, open_run
-from qmq.cli.common.brief import number
 from qmq.cli.common.connect import admin_options
+from qmq.cli.common.formatting import number
 from qmq.cli.common.progress import reading_bar
 from qmq.cli.operate.archive_seal import seal_source
 from qmq.cli.operate.archive_tables import archive_tables, summary_of_tables

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from qmq.archive.write import ArchiveRun
-from qmq.cli.common.brief import number
+from qmq.cli.common.formatting import number
 from qmq.errors import InvalidOption
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from qmq.cli.common.brief import number
 from qmq.cli.common.errors import EXIT_FAILED
+from qmq.cli.common.formatting import number
 from qmq.cli.common.progress import reading_bar
 from qmq.cli.common.tables import print_table
 from qmq.cli.operate.verify import InUse, place_cells

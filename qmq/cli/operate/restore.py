@@ -11,10 +11,10 @@ import click
 from qmq.archive.archive import is_archive
 from qmq.archive.locations import files_at, writable_files_at
 from qmq.archive.lock import this_process
-from qmq.cli.common.brief import iso, number
 from qmq.cli.common.confirm import confirm, yes_option
 from qmq.cli.common.connect import run, server_option
 from qmq.cli.common.errors import EXIT_FAILED
+from qmq.cli.common.formatting import iso, number
 from qmq.cli.common.progress import reading_bar
 from qmq.errors import InvalidOption
 from qmq.net.client.address import parse_url, shown_location

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from qmq.cli.common.signals import noting_hangups
-from qmq.cli.common.streams import failure_of
+from qmq.cli.common.standard_streams import failure_of
 from qmq.errors import InvalidOption
 from qmq.settings import Settings, load
 

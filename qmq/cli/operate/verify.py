@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from qmq.cli.common.brief import number
 from qmq.cli.common.errors import EXIT_FAILED, EXIT_USAGE, CommandFailed
+from qmq.cli.common.formatting import number
 from qmq.cli.common.progress import reading_bar
 from qmq.cli.common.tables import print_table
 from qmq.errors import DirectoryInUse

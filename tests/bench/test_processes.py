@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from qmq.bench.children import BrokerProcess, Child, broker_in
+from qmq.bench.processes import BrokerProcess, Child, broker_in
 from qmq.bench.values import BenchFailed
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from qmq.bench.cold import cold
+from qmq.bench.backlog import cold
 from qmq.bench.context import Bench
 from tests.bench.conftest import TINY
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from qmq.bench import footing
+from qmq.bench import resources
 from qmq.bench.attacks import ATTACKS
-from qmq.bench.children import BrokerProcess, LoadWorker
 from qmq.bench.context import Bench
+from qmq.bench.processes import BrokerProcess, LoadWorker
 from qmq.bench.values import GOALS
 from tests.bench.conftest import TINY
 
@@ -26,9 +26,9 @@ def test_each_attack_strikes(bench: Bench, broker: BrokerProcess, tmp_path: Path
 
 
 def test_what_an_attack_costs_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(footing, "ATTACKS", ["floods"])
+    monkeypatch.setattr(resources, "ATTACKS", ["floods"])
     bench = Bench(tmp_path, TINY, None, {"segment_bytes": "32MiB"})
-    found = {value.what: value.value for value in footing.untrusted_clients(bench)}
+    found = {value.what: value.value for value in resources.untrusted_clients(bench)}
     print(found)
     assert found.pop("floods: rate, of alone") > 0
     assert found.pop("floods: strikes") > 0

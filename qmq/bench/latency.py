@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from qmq.bench.children import LoadWorker, run_together
 from qmq.bench.context import DURABILITIES, Bench
+from qmq.bench.processes import LoadWorker, run_together
 from qmq.bench.throughput import WINDOWS, windowed
 from qmq.bench.values import BenchFailed, Value
 

@@ -1,4 +1,4 @@
-"""qmq/cli/common/brief.py: numbers and times for tables."""
+"""qmq/cli/common/formatting.py: numbers and times for tables."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from qmq.cli.common.brief import age, age_of, iso, number
+from qmq.cli.common.formatting import age, age_of, iso, number
 
 
 @pytest.mark.parametrize(

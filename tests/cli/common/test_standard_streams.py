@@ -1,4 +1,4 @@
-"""qmq/cli/common/streams.py: commands with standard streams that are closed, full or of few letters, as processes."""
+"""qmq/cli/common/standard_streams.py: commands whose standard streams are closed, full or ASCII only, as processes."""
 
 from __future__ import annotations
 

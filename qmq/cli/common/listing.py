@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import click
 from click.exceptions import Exit
 
-from qmq.cli.common.brief import visible
 from qmq.cli.common.errors import EXIT_FAILED
+from qmq.cli.common.formatting import visible
 
 if TYPE_CHECKING:
     from rich.table import Table

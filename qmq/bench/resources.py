@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from qmq.bench.attacks import ATTACKS
-from qmq.bench.children import BrokerProcess, LoadWorker
 from qmq.bench.context import KIB, Bench, rate
+from qmq.bench.processes import BrokerProcess, LoadWorker
 from qmq.bench.values import BenchFailed, Value
 
 _MIB: Final = 1 << 20
