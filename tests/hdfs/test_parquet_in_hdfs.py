@@ -15,7 +15,7 @@ from qmq.errors import DirectoryInUse
 from tests.archive.archives import GONE
 from tests.archive.orders import rows_in
 from tests.hdfs.trees import Killed, MortalFiles, beside, files_in
-from tests.spark.parquet import archive_to, read_from, write_days
+from tests.spark.parquet.archives import archive_to, read_from, write_days
 
 
 def test_has_every_message_once(tree: WritableHdfsFiles, tmp_path: Path) -> None:

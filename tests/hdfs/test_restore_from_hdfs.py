@@ -15,7 +15,7 @@ from tests.archive.orders import write_orders
 from tests.broker_process import running_broker
 from tests.hdfs.trees import archive
 from tests.restore.archived import check_restored, told
-from tests.spark.parquet import archive_to, write_days
+from tests.spark.parquet.archives import archive_to, write_days
 
 
 async def test_every_message_comes_once_of_either_form(tree: WritableHdfsFiles, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from tests.mutants.symbols import always, instead, never, skip
 _ARCHIVING: Final = ("tests/archive/test_write.py",)
 _RECEIPTS: Final = ("tests/archive/test_receipts.py",)
 _LOG_READS: Final = ("tests/broker/test_log_reads.py",)
-_READING: Final = ("tests/spark/test_reading.py",)
+_READING: Final = ("tests/spark/test_read.py",)
 
 OF_HISTORY: Final = (
     Mutant(
@@ -133,7 +133,7 @@ OF_HISTORY: Final = (
         "read what may be of a time where not all batches are looked at",
         "plan:_stretches",
         instead("not is_whole and low > 0", "0"),
-        ("tests/spark/test_planning.py",),
+        ("tests/spark/test_plan.py",),
     ),
     Mutant(
         "leave what a broker is writing",
@@ -193,13 +193,13 @@ OF_HISTORY: Final = (
         "let a stream say what was removed before it was read",
         "QmqStreamReader._check_there",
         always("not position or (first is not None and first <= position)"),
-        ("tests/spark/test_streaming.py::test_what_was_removed_is_said",),
+        ("tests/spark/test_stream.py::test_what_was_removed_is_said",),
     ),
     Mutant(
         "end a stream over what was there where that ends",
         "QmqStreamReader.latestOffset",
         instead("limited(source, read, most_bytes, self._target)", "limited(source, read, most_bytes)"),
-        ("tests/spark/test_streaming.py::test_available_now_ends_at_what_was_there",),
+        ("tests/spark/test_stream.py::test_available_now_ends_at_what_was_there",),
     ),
     Mutant(
         "read what comes before what a stream has read",
@@ -207,19 +207,19 @@ OF_HISTORY: Final = (
         instead("first if source.may_fill else 0", "0"),
         (
             "tests/spark/test_offsets.py",
-            "tests/spark/test_streaming.py::test_what_is_archived_behind_what_was_read_comes_too",
+            "tests/spark/test_stream.py::test_what_is_archived_behind_what_was_read_comes_too",
         ),
     ),
     Mutant(
         "look again at the segment that was the last",
         "archived_segments",
         skip("del settled[path]"),
-        ("tests/spark/test_streaming.py::test_a_segment_that_goes_on_is_read_to_its_end",),
+        ("tests/spark/test_stream.py::test_a_segment_that_goes_on_is_read_to_its_end",),
     ),
     Mutant(
         "plan nothing in the first micro-batch of a stream that begins at the end",
         "QmqStreamReader.latestOffset",
         never("last == start"),
-        ("tests/spark/test_streaming.py::test_begins_at_the_end",),
+        ("tests/spark/test_stream.py::test_begins_at_the_end",),
     ),
 )

@@ -7,10 +7,10 @@ from typing import Final
 from tests.mutants.running import Mutant
 from tests.mutants.symbols import always, instead, never, skip
 
-_ARCHIVING: Final = ("tests/spark/test_parquet_archiving.py",)
-_FILES: Final = ("tests/spark/test_parquet_files.py",)
-_MERGING: Final = ("tests/spark/test_parquet_merging.py",)
-_READING: Final = ("tests/spark/test_parquet_reading.py",)
+_ARCHIVING: Final = ("tests/spark/parquet/test_archive.py",)
+_FILES: Final = ("tests/spark/parquet/test_files.py",)
+_MERGING: Final = ("tests/spark/parquet/test_merge.py",)
+_READING: Final = ("tests/spark/parquet/test_read.py",)
 
 OF_PARQUET: Final = (
     Mutant(
@@ -53,7 +53,7 @@ OF_PARQUET: Final = (
         "read back what was copied",
         "put",
         never("files.checksum(draft, renew) != (size, crc)"),
-        ("tests/spark/test_parquet_putting.py", *_ARCHIVING),
+        ("tests/spark/parquet/test_put.py", *_ARCHIVING),
     ),
     Mutant(
         "keep files that were merged for those who read them",
@@ -95,7 +95,7 @@ OF_PARQUET: Final = (
         "read an archive from segments only where these have everything",
         "SourceView._look_at_archive",
         instead("not only_in_files(table, segments)", "segments"),
-        ("tests/spark/test_planning.py", "tests/spark/test_parts.py"),
+        ("tests/spark/test_plan.py", "tests/spark/test_tasks.py"),
     ),
     Mutant(
         "read no segment that is in the files too",
@@ -103,13 +103,13 @@ OF_PARQUET: Final = (
         instead(
             "in_files = source.table.ends() if source.table is not None else {}", "in_files: dict[SegmentKey, int] = {}"
         ),
-        ("tests/spark/test_planning.py", "tests/spark/test_parts.py"),
+        ("tests/spark/test_plan.py", "tests/spark/test_tasks.py"),
     ),
     Mutant(
         "tell of what was bad when it was archived",
         "tasks:parts_of",
         instead("TaskPart([], first, gone)", "TaskPart([], first)"),
-        ("tests/spark/test_parts.py",),
+        ("tests/spark/test_tasks.py",),
     ),
     Mutant(
         "say what a restore cannot bring",

@@ -17,7 +17,7 @@ from tests.archive import archives
 from tests.broker_process import running_broker
 from tests.restore.archived import check_restored, restoring, told
 from tests.spark import parquet
-from tests.spark.parquet import write_days
+from tests.spark.parquet.archives import write_days
 
 STORE = "7f0000015191"
 LOG = f"{STORE}-0"

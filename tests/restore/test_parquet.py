@@ -21,7 +21,7 @@ from tests.cli.commands import qmq
 from tests.restore.archived import Told, check_restored, restoring, told
 from tests.restore.test_read import ids_in
 from tests.spark import parquet
-from tests.spark.parquet import write_days
+from tests.spark.parquet.archives import write_days
 
 
 def parquet_archive(root: Path, batches: int = 60) -> list[Told]:

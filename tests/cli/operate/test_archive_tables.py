@@ -10,7 +10,7 @@ import pytest
 
 from tests.archive.orders import rows_in, write_orders
 from tests.cli.commands import qmq
-from tests.spark.parquet import read, table_of
+from tests.spark.parquet.archives import read, table_of
 from tests.storage.stores import damage, open_store
 
 

@@ -15,7 +15,7 @@ from tests.broker_process import broker_process
 from tests.cli.commands import qmq, qmq_process
 from tests.restore.archived import check_restored, orders_archive, told
 from tests.spark import parquet
-from tests.spark.parquet import write_days
+from tests.spark.parquet.archives import write_days
 
 
 def test_restores_sums_up_and_does_it_once(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 
 from qmq_spark.options import COLUMNS
 from tests.archive.orders import Row, rows_in
-from tests.spark.parquet import archive, table_of, write_days
+from tests.spark.parquet.archives import archive, table_of, write_days
 from tests.spark.test_source import load, rows_of
 from tests.storage.stores import damage
 

@@ -15,7 +15,7 @@ from qmq_spark.parquet.merge import MERGED, SIZES, groups_of
 from tests.archive.archives import GONE
 from tests.archive.orders import rows_in
 from tests.fake_disk import FakeDisk, Killed
-from tests.spark.parquet import archive, files_of, read, table_of, write_days
+from tests.spark.parquet.archives import archive, files_of, read, table_of, write_days
 
 LARGEST = SIZES[-1]
 

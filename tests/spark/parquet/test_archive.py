@@ -26,7 +26,7 @@ from qmq_spark.parquet.archive import archive_parquet
 from tests.archive.archives import GONE, NOW_US, SlowArchive, files_in
 from tests.archive.orders import rows_in
 from tests.fake_disk import FakeDisk, Killed
-from tests.spark.parquet import DAY_US, archive, files_of, read, table_of, write_days
+from tests.spark.parquet.archives import DAY_US, archive, files_of, read, table_of, write_days
 from tests.storage.stores import Sender, close_cleanly, damage, open_store, verified
 
 

@@ -16,7 +16,7 @@ from qmq_spark.read import Wanted
 from qmq_spark.tasks import TaskPart, parts_of, read_part
 from tests.archive import archives
 from tests.archive.orders import rows_in, write_orders
-from tests.spark.parquet import archive, table_of, write_days
+from tests.spark.parquet.archives import archive, table_of, write_days
 from tests.storage.stores import damage
 
 

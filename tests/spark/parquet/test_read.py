@@ -15,7 +15,7 @@ from qmq_spark.parquet.read import missing, plan_files
 from qmq_spark.read import Wanted
 from tests.archive.orders import Row, rows_in, time_of
 from tests.spark import reads
-from tests.spark.parquet import ALL, DAY_US, archive, read, table_of, write_days
+from tests.spark.parquet.archives import ALL, DAY_US, archive, read, table_of, write_days
 from tests.storage.stores import NOW_US, Sender, close_cleanly, damage, open_store
 
 
