@@ -1,10 +1,10 @@
-"""The command ``qmq``: a group that loads a command's module only when that command runs."""
+"""The command ``qmq``: a group that imports the module of a command only when that command runs."""
 
 from __future__ import annotations
 
 from qmq.cli.common.signals import ending_at_once
 
-with ending_at_once():  # this module is where the command begins
+with ending_at_once():  # this is the first module of QMQ that a command imports
     import errno
     import importlib
     import sys
@@ -17,35 +17,35 @@ with ending_at_once():  # this module is where the command begins
 
 
 class Command(NamedTuple):
-    """A command: the folder of qmq.cli that has its module, and its line in ``qmq --help``."""
+    """A command: the folder of qmq.cli with its module, and its line in ``qmq --help``."""
 
     folder: str
     help: str
 
 
-#: The commands in the order of ``qmq --help``. Each is a click command of its own name in a module of that name; the
-#: help stands here, so that the list loads none of them.
+#: The commands in the order of ``qmq --help``. Each is a click command in a module of the same name. The help is
+#: repeated here so that listing the commands imports none of them.
 COMMANDS: Final = {
     "serve": Command("operate", "Run a broker on a data directory."),
     "config": Command("operate", "Show every setting of serve, its default and what it does."),
-    "ping": Command("manage", "See whether a broker is there."),
+    "ping": Command("manage", "Check that a broker answers."),
     "produce": Command("messages", "Send the lines of stdin as messages."),
-    "consume": Command("messages", "Print messages as they come."),
+    "consume": Command("messages", "Print messages as they arrive."),
     "cancel": Command("messages", "Cancel a delayed message."),
-    "subjects": Command("manage", "List subjects and how many messages each keeps."),
-    "groups": Command("manage", "List groups, set, seek and delete them."),
+    "subjects": Command("manage", "List subjects and how many messages each has."),
+    "groups": Command("manage", "List groups; change, seek and delete one."),
     "consumers": Command("manage", "List the consumers of a group."),
     "dead-letters": Command("manage", "List, redrive and delete dead letters."),
     "verify": Command("operate", "Check every file of a data directory."),
-    "repair": Command("operate", "Make derived files of a data directory again."),
+    "repair": Command("operate", "Rebuild the derived files of a data directory."),
     "archive": Command("operate", "Copy sealed segments of a data directory to an archive."),
-    "restore": Command("operate", "Send messages of an archive to a broker again."),
-    "bench": Command("operate", "Measure how fast QMQ is on this machine."),
+    "restore": Command("operate", "Send messages of an archive to a broker."),
+    "bench": Command("operate", "Measure the speed of QMQ on this machine."),
 }
 
 
 class LazyGroup(click.Group):
-    """A group whose commands are imported one at a time, when they are called."""
+    """A group of commands that imports each when it is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -76,7 +76,7 @@ class LazyGroup(click.Group):
             exit_code = _told(error, error.exit_code)
         except OSError as error:
             exit_code = EXIT_FAILED
-            if error.errno != errno.EPIPE:  # nobody reads on: that is no failure that anybody wants to hear of
+            if error.errno != errno.EPIPE:  # the reader of stdout has gone, which is no error
                 _told(CommandFailed(failure_of(error)), exit_code)
         finally:
             end_streams()
@@ -88,7 +88,7 @@ class LazyGroup(click.Group):
 
 
 def _told(what: click.ClickException | str, exit_code: int) -> int:
-    """Say on stderr how it ended, where that takes anything; returns the exit code."""
+    """Print the reason for the end on stderr, if that can be written, and return the exit code."""
     try:
         if isinstance(what, str):
             click.echo(what, err=True)

@@ -1,4 +1,4 @@
-"""Numbers and texts as they stand on a command line."""
+"""Parse the numbers and texts of a command line."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _WHOLE: Final = re.compile(r"[+-]?\d{1,100}", re.ASCII)
 
 
 def number_of(text: str) -> float:
-    """The number that *text* is. Raises ValueError, also for what is not finite."""
+    """Return the finite number that *text* says. Raises ValueError."""
     value = float(text) if _NUMBER.fullmatch(text) else math.nan
     if not math.isfinite(value):
         raise ValueError(text)
@@ -24,26 +24,26 @@ def number_of(text: str) -> float:
 
 
 def whole_number_of(text: str) -> int:
-    """The whole number that *text* is. Raises ValueError."""
+    """Return the whole number that *text* says. Raises ValueError."""
     if not _WHOLE.fullmatch(text):
         raise ValueError(text)
     return int(text)
 
 
 def text_of(argument: str) -> str:
-    """An argument as text: its bytes are UTF-8, whatever the locale. Raises InvalidOption."""
+    """Return an argument as text: its bytes must be UTF-8, whatever the locale. Raises InvalidOption."""
     try:
         argument.encode()
     except UnicodeEncodeError:
         try:
             return os.fsencode(argument).decode()
         except UnicodeError:
-            raise InvalidOption(f"{argument!r:.80} is not UTF-8; give text that is") from None
+            raise InvalidOption(f"{argument!r:.80} is not UTF-8; give it in UTF-8") from None
     return argument
 
 
 class Seconds(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.2 only
-    """An option in seconds. *signed*: whatever finite number, which the client checks."""
+    """A number of seconds as the type of an option. *signed*: any finite number, which the client checks."""
 
     name = "seconds"
 
@@ -52,7 +52,9 @@ class Seconds(click.ParamType):  # type: ignore[type-arg]  # generic since click
         self._signed = signed
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """The number of seconds: below 1e9 (32 years), where the client does not check it. Raises BadParameter."""
+        """Return the number of seconds, at least 0 and below 1e9 (32 years) unless the client checks it. Raises
+        BadParameter.
+        """
         try:
             seconds = value if isinstance(value, float) else number_of(str(value))
         except ValueError:

@@ -1,4 +1,4 @@
-"""Asking before what cannot be taken back."""
+"""Ask before a command does something that cannot be undone."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ yes_option = click.option("--yes", is_flag=True, help="Do it without asking.")
 
 
 def can_ask() -> bool:
-    """Whether somebody sits at a terminal, who reads the question and answers it."""
+    """Return whether stdin and stderr are a terminal, so that a question can be shown and answered."""
     return sys.stdin.isatty() and sys.stderr.isatty()
 
 
 def confirm(yes: bool, what: str, question: Callable[[], str]) -> None:
-    """Go on where the user said yes, with --yes or to the *question*; else end the command.
+    """Return if the user agrees, by --yes or by answering the *question*; else end the command.
 
-    *what* is what would be done, as in "this deletes dead letters". Raises InvalidOption where nobody can be asked.
+    *what* says what the command would do, as in "this deletes dead letters". Raises InvalidOption without a terminal.
     """
     if yes:
         return
     if not can_ask():
-        raise InvalidOption(f"{what}, and there is no terminal to ask on: add --yes if that is meant")
+        raise InvalidOption(f"{what}, and there is no terminal to ask on: add --yes to do it")
     asked = question()
     try:
         if click.confirm(asked, err=True):

@@ -1,4 +1,4 @@
-"""What the commands that talk to a broker share: which one, for how long, and a loop to do it in."""
+"""Options and the event loop of all commands that talk to a broker."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def admin_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _inherited(context: click.Context, parameter: click.Parameter, value: Any) -> Any:
-    """What was given before the name of a subcommand holds for it, unless it is given there, too."""
+    """Return the value given before the name of a subcommand, unless the subcommand has one of its own."""
     name, parent = parameter.name, context.parent
     assert name is not None
     if parent is None or context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
@@ -51,8 +51,8 @@ def _inherited(context: click.Context, parameter: click.Parameter, value: Any) -
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """Run it on the fast loop. Ctrl-C and SIGTERM cancel it."""
-    with closing(main):  # or an interrupt that comes before it runs would leave a warning
+    """Run *main* with uvloop. Ctrl-C and SIGTERM cancel it."""
+    with closing(main):  # an interrupt before it runs would leave a warning
         import uvloop
 
         return uvloop.run(main)

@@ -1,6 +1,6 @@
-"""How a command ends: an error of QMQ is one line on stderr, and the exit code tells programs what happened.
+"""The end of a command: an error of QMQ is one line on stderr, and the exit code tells programs what happened.
 
-0: done. 1: it failed. 2: it was called wrongly (an option, a name, a setting). 130 and 143: Ctrl-C and SIGTERM.
+0: success. 1: failure. 2: wrong usage (an option, a name, a setting). 130 and 143: Ctrl-C and SIGTERM.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ EXIT_TERMINATED: Final = 143
 
 
 class CommandFailed(click.ClickException):
-    """A QmqError on its way to stderr, as one line."""
+    """A QmqError that is shown as one line on stderr."""
 
     exit_code = EXIT_FAILED
 
@@ -35,14 +35,14 @@ class CommandFailed(click.ClickException):
 
 
 class CalledWrongly(CommandFailed):
-    """A QmqError about what was typed."""
+    """A QmqError about the arguments of the command."""
 
     exit_code = EXIT_USAGE
 
 
 @contextmanager
 def ending_with_exit_code(context: click.Context) -> Iterator[None]:
-    """Turn what a command raises into its end. SIGTERM goes the way of Ctrl-C, so that what is open gets closed."""
+    """Turn the errors of a command into its end. SIGTERM is handled like Ctrl-C, so that everything open is closed."""
     terminated = False
 
     def terminate(_signal: int, _frame: FrameType | None) -> None:

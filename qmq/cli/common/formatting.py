@@ -1,4 +1,4 @@
-"""Numbers and times in the few letters that a table has."""
+"""Format numbers and times briefly, as tables show them."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import re
 from datetime import UTC, datetime
 from typing import Final, overload
 
-#: Those of C0 and C1, and what Unicode breaks lines or turns the direction of writing with.
+#: The control characters C0 and C1, and those by which Unicode breaks lines or changes the direction of writing.
 _CONTROL: Final = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
 
 def number(count: int, what: str = "", several: str = "") -> str:
-    """Such as "999,999", "1.5 M", "12,345 M"; with *what*, "1 group" or "2 groups", or *several* for other plurals."""
+    """Format a count: "999,999", "1.5 M", "12,345 M"; with *what* "1 group" or "2 groups", *several* being the
+    plural.
+    """
     if what:
         return f"{count:,} {what if count == 1 else several or what + 's'}"
     if count < 1_000_000:
@@ -20,7 +22,7 @@ def number(count: int, what: str = "", several: str = "") -> str:
 
 
 def age(seconds: float) -> str:
-    """Such as "12 s", "5 min", "3 h", "20 d"."""
+    """Format a duration: "12 s", "5 min", "3 h", "20 d"."""
     for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60)):
         if seconds >= 2 * size:
             return f"{int(seconds // size)} {unit}"
@@ -28,7 +30,7 @@ def age(seconds: float) -> str:
 
 
 def age_of(time: datetime | None) -> str:
-    """How long ago that was; "" for None."""
+    """Return how long ago *time* was; "" for None."""
     return "" if time is None else age((datetime.now(UTC) - time).total_seconds())
 
 
@@ -39,12 +41,12 @@ def iso(time: None) -> None: ...
 @overload
 def iso(time: datetime | None) -> str | None: ...
 def iso(time: datetime | None) -> str | None:
-    """As ISO 8601, in UTC: 2026-01-31T12:00:00.000000Z; None for None."""
+    """Format a time as ISO 8601 in UTC: 2026-01-31T12:00:00.000000Z; None stays None."""
     if time is None:
         return None
     return time.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
 def visible(text: str) -> str:
-    """With an escape in place of each letter that would break a line or tell a terminal something."""
+    """Escape each character that would break a line or control a terminal."""
     return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)

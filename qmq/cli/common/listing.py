@@ -1,4 +1,4 @@
-"""Rows of lists, as a table or a line each; which broker each is of, where a client knows several."""
+"""Print lists as a table or one line a row; each row names its broker if the client knows several."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ if TYPE_CHECKING:
 
 
 class Row(Protocol):
-    """A row of a list that is of one broker."""
+    """A row of a list, which comes from one broker."""
 
     @property
     def broker(self) -> str: ...
 
 
 def are_several(rows: Sequence[Row]) -> bool:
-    """Whether the rows are of more brokers than one."""
+    """Return whether the rows come from more than one broker."""
     return len({row.broker for row in rows}) > 1
 
 
 def in_cell(row: Row, shown: bool) -> str:
-    """A further line of a table's cell."""
+    """Return the line that names the broker in a cell of a table."""
     return f"\n  at {row.broker}" if shown else ""
 
 
 def in_line(row: Row, shown: bool) -> str:
-    """A further field of a line."""
+    """Return the field that names the broker in a line."""
     return f"\t{row.broker}" if shown else ""
 
 
@@ -49,8 +49,10 @@ def show(
     as_fields: Callable[[R], Sequence[object]],
     as_table: Callable[[Sequence[R]], Table],
 ) -> None:
-    """Print them: an object a line where there is *as_object*, else a table on a terminal, else fields with tabs
-    between. *several*: the client knows more brokers than one.
+    """Print the rows: a JSON object each if there is *as_object*, else a table on a terminal, else fields with tabs
+    between.
+
+    *several*: the client knows more than one broker, so each row names its own.
     """
     if as_object is None and sys.stdout.isatty():
         from qmq.cli.common.tables import print_table
@@ -68,13 +70,13 @@ def show(
 
 
 def end_where_lacking(is_whole: bool) -> None:
-    """A list that lacks a broker was shown, and which one was said: a program is to notice, too."""
+    """End with exit code 1 if the list lacks a broker; stderr has named it already."""
     if not is_whole:
         raise Exit(EXIT_FAILED)
 
 
 def table_of(first: str, numbers: Sequence[str], caption: str) -> Table:
-    """A table without rows: a column of names, and some of numbers."""
+    """Return a table without rows: a column of names, then columns of numbers."""
     from rich.box import HORIZONTALS
     from rich.table import Table
 

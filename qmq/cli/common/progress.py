@@ -1,4 +1,4 @@
-"""A line on stderr that says how far a command is: on a terminal only, and gone when the command ends."""
+"""Show on stderr how far a command is: only on a terminal, and removed when the command ends."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _EVERY_S: Final = 0.1
 
 
 class Counting:
-    """Shows a count and its rate, as "12,345 sent, 4,000/s"."""
+    """Shows a count and its rate, such as "12,345 sent, 4,000/s"."""
 
     def __init__(self, what: str, *, shown: bool | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._what = what
@@ -39,7 +39,7 @@ class Counting:
             self._live.stop()
 
     def show(self, count: int) -> None:
-        """Show a new count, unless the last one is too fresh."""
+        """Show a new count, at most once every 0.1 s."""
         if self._live is None:
             return
         now = self._clock()
@@ -48,15 +48,16 @@ class Counting:
             self._live.update(Text(self.line(count, now)), refresh=True)
 
     def line(self, count: int, now: float) -> str:
-        """What is shown for *count* at that time."""
+        """Return the line for *count* at the time *now*."""
         rate = count / max(now - self._started, _EVERY_S)
         return f"{count:,} {self._what}, {rate:,.0f}/s"
 
 
 @contextmanager
 def reading_bar(console: Console | None = None) -> Iterator[Callable[[int, int], None] | None]:
-    """A bar with bytes, rate and time left for who reads files: what it gives takes the bytes that have been read, and
-    how many there are. None where stderr is no terminal.
+    """Show a bar with bytes, rate and time left while files are read.
+
+    Yields a function that takes the bytes read so far and in all; None if stderr is no terminal.
     """
     console = console if console is not None else Console(stderr=True)
     if not console.is_terminal:

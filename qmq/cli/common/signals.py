@@ -1,4 +1,4 @@
-"""Signals that come while a command is still being loaded, or a broker is starting."""
+"""Handle signals that arrive while a command is being loaded or a broker starts."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ _NUMBERS: Final = (signal.SIGINT, signal.SIGTERM)
 
 @contextmanager
 def ending_at_once() -> Iterator[None]:
-    """Let either signal end the process meanwhile, without a word: nothing is open that would have to be closed.
+    """Let SIGINT and SIGTERM end the process silently in this block, where nothing is open that would have to be
+    closed.
 
-    One that is ignored stays ignored, as whoever started the process wanted.
+    A signal that the parent process has had ignored stays ignored.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -34,7 +35,7 @@ def ending_at_once() -> Iterator[None]:
 
 @contextmanager
 def noting_hangups() -> Iterator[Callable[[], bool]]:
-    """Have SIGHUP not end the process meanwhile; gives a function that says whether one has come."""
+    """Keep SIGHUP from ending the process in this block; yields a function that returns whether one has arrived."""
     came = False
 
     def note(_signal: int, _frame: FrameType | None) -> None:

@@ -1,4 +1,4 @@
-"""Standard streams that are closed, full or of few letters: a command ends with a line about them, not by a crash."""
+"""Keep standard streams usable that are closed, full or ASCII only: a command ends with an error line, not a crash."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any, TextIO
 
 from qmq.errors import StorageFailed
 
-#: Opened the wrong way round, so that whoever uses them is told: read from stdin, written to stdout. stderr has nobody
-#: left to tell.
+#: Modes for descriptors that are closed, each the opposite of its use: reading stdin and writing stdout then fail, and
+#: the command reports it. What is written to stderr is lost.
 _STAND_INS = ((0, os.O_WRONLY), (1, os.O_RDONLY), (2, os.O_WRONLY))
-#: The name of stdout in such an error.
+#: The name of stdout in an OSError.
 _STDOUT = "<stdout>"
 
 
 class _Stdout(FileIO):
-    """Names itself in the errors of the system."""
+    """stdout as a raw file that names itself in the errors of the system."""
 
     def write(self, data: Any, /) -> int:
         try:
@@ -28,12 +28,14 @@ class _Stdout(FileIO):
 
 
 def prepare_streams() -> None:
-    """Have descriptors 0 to 2 open, or a socket would become one of them; and streams that can write every text."""
+    """Open descriptors 0 to 2 if they are closed, lest a socket become one of them; make stdout and stderr accept all
+    text.
+    """
     for number, flags in _STAND_INS:
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, flags)  # the lowest number that is free: this one
+            os.open(os.devnull, flags)  # the lowest free number is this one
     if sys.stdin is None:
         sys.stdin = TextIOWrapper(FileIO(0, "r", closefd=False), "utf-8")
     if sys.stderr is None:
@@ -49,7 +51,7 @@ def prepare_streams() -> None:
 
 
 def failure_of(error: OSError) -> StorageFailed:
-    """Say what the system refused, and of which file."""
+    """Return an error that names the file and says what the system refused."""
     name, reason = error.filename, error.strerror or str(error)
     if name is _STDOUT:
         return StorageFailed(f"stdout cannot be written: {reason}")
@@ -57,7 +59,7 @@ def failure_of(error: OSError) -> StorageFailed:
 
 
 def end_streams() -> None:
-    """Give up what streams could not write, or the interpreter would complain about it at its end."""
+    """Discard output that could not be written, about which the interpreter would complain when it ends."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
@@ -66,11 +68,11 @@ def end_streams() -> None:
 
 
 def _give_up(stream: TextIO) -> None:
-    """Have what it could not write go nowhere."""
+    """Send the remaining output of *stream* to /dev/null."""
     try:
         descriptor = stream.fileno()
     except (OSError, ValueError):
-        return  # none of the system's
+        return  # it has no descriptor
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, descriptor)
     os.close(nowhere)

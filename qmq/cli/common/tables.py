@@ -1,4 +1,4 @@
-"""Tables on terminals of any width: a number is never cut, for then it is another one, nor is a name away."""
+"""Print tables on terminals of any width: numbers are never cut or broken, and no name is left out."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from rich.measure import Measurement
 from rich.table import Column, Table
 from rich.text import Text
 
-#: Columns that fold have at least so much, and room for each number: one on two lines is none.
+#: The least width of a column that folds. It is wider if one of its numbers is, since a number must not be broken.
 _FOLDED_WIDTH: Final = 13
 _NUMBER: Final = re.compile(r"\b\d[\d,.]{0,30}\b", re.ASCII)
 
 
 def print_table(table: Table, console: Console | None = None) -> None:
-    """Print it; wider than the terminal, which then wraps its lines, where the columns need more. Those with no_wrap
-    are as wide as what is in them, others fold.
+    """Print a table. It is wider than the terminal, which then wraps its lines, if the columns need more room.
+
+    Columns with no_wrap are as wide as their contents; others fold.
     """
     console = Console() if console is None else console
-    folded = list[tuple[Column, int]]()  # how wide it would be without
+    folded = list[tuple[Column, int]]()  # with its width if it did not fold
     for column in table.columns:
         lines = [line for cell in (column.header, *column.cells) for line in _plain(cell).split("\n")]
         column.width = longest = max(map(cell_len, lines))
@@ -39,7 +40,7 @@ def print_table(table: Table, console: Console | None = None) -> None:
 
 
 def _widen(folded: Sequence[tuple[Column, int]], room: int) -> None:
-    """Share *room* among columns that fold, as far as each can use it: rich would cut others for one's min_width."""
+    """Share *room* among the columns that fold, as far as each can use it. Rich would cut other columns instead."""
     widths = {id(column): column.width or 0 for column, _ in folded}
     while room:
         narrow = [column for column, longest in folded if widths[id(column)] < longest]

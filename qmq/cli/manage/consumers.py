@@ -1,4 +1,4 @@
-"""``qmq consumers``: who consumes for a group."""
+"""``qmq consumers``: the consumers of a group."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line.")
 @admin_options
 def consumers(group: str, as_json: bool, server: str, timeout: float) -> None:
-    """List the consumers of GROUP (or of one member of a broadcast, GROUP@CONSUMER): what each has in flight, and when
-    it was heard of last.
+    """List the consumers of GROUP, or of one member of a broadcast group, GROUP@CONSUMER: how many messages each has in
+    flight, and when the broker last heard from it.
 
-    On a terminal this is a table. In a pipe it is a line for each, with tabs between id, online or offline, messages
-    in flight, since when the oldest of them, the last pull that brought something, seconds since it was heard of, and
-    for how many seconds its event loop had not turned then.
+    On a terminal this is a table. In a pipe it is a line for each, with tabs between id, online or offline,
+    messages in flight, since when the oldest of them, time of the last pull that got messages, seconds since it was
+    last heard from, and for how many seconds its event loop had been blocked then.
     """
     check_group_or_member(group)
 
@@ -57,7 +57,7 @@ def _state(info: ConsumerInfo) -> str:
 
 
 def _table(found: Sequence[ConsumerInfo]) -> Table:
-    columns = ("state", "in\nflight", "since", "last pull", "heard of", "loop stood")
+    columns = ("state", "in\nflight", "oldest", "last\npull", "last\nheard", "loop\nblocked")
     table = table_of("consumer", columns, number(len(found), "consumer"))
     several = are_several(found)
     for info in found:

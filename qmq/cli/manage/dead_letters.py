@@ -1,4 +1,4 @@
-"""``qmq dead-letters``: what groups have given up."""
+"""``qmq dead-letters``: list, redrive and delete the dead letters of a group."""
 
 from __future__ import annotations
 
@@ -21,9 +21,11 @@ if TYPE_CHECKING:
 
 @click.group(short_help="List, redrive and delete dead letters.")
 def dead_letters() -> None:
-    """The messages that a group has given up: out of attempts, rejected, expired, or deadly to their consumers.
+    """List, redrive or delete the messages that a group is not given any more: rejected, expired, out of attempts,
+    unreadable, or lost with too many consumers.
 
-    Each member of a broadcast has its own: its group is GROUP@CONSUMER, as `qmq groups` prints it.
+    Each member of a broadcast group has dead letters of its own; its group is GROUP@CONSUMER, as `qmq groups` prints
+    it.
     """
 
 
@@ -47,15 +49,16 @@ def list_letters(group: str, as_json: bool, server: str, timeout: float) -> None
 _all_option = click.option("--all", "every", is_flag=True, help="All dead letters of the group.")
 
 
-@dead_letters.command("redrive", short_help="Hand dead letters out again.")
+@dead_letters.command("redrive", short_help="Deliver dead letters again.")
 @click.argument("group")
 @click.argument("ids", nargs=-1)
 @_all_option
 @yes_option
 @admin_options
 def redrive(group: str, ids: tuple[str, ...], every: bool, yes: bool, server: str, timeout: float) -> None:
-    """Hand out dead letters of GROUP again, as if for the first time: those with these message IDS, or --all, about
-    which it asks on a terminal; elsewhere --all needs --yes.
+    """Deliver dead letters of GROUP again, as if for the first time: those with these message IDS, or --all.
+
+    With --all it asks on a terminal; without one it needs --yes.
     """
     click.echo(f"{_changed('redrive', group, ids, every, yes, server, timeout)} redriven")
 
@@ -67,8 +70,9 @@ def redrive(group: str, ids: tuple[str, ...], every: bool, yes: bool, server: st
 @yes_option
 @admin_options
 def delete(group: str, ids: tuple[str, ...], every: bool, yes: bool, server: str, timeout: float) -> None:
-    """Delete dead letters of GROUP for good: those with these message IDS, or --all, about which it asks on a terminal;
-    elsewhere --all needs --yes.
+    """Delete dead letters of GROUP for good: those with these message IDS, or --all.
+
+    With --all it asks on a terminal; without one it needs --yes.
     """
     click.echo(f"{_changed('delete', group, ids, every, yes, server, timeout)} deleted")
 
@@ -82,7 +86,7 @@ def _changed(
     server: str,
     timeout: float,
 ) -> int:
-    """Redrive or delete them; returns how many."""
+    """Redrive or delete dead letters, and return how many."""
     if every is bool(ids):
         raise click.UsageError(f"give the IDS of the dead letters to {action}, or --all")
     check_group_or_member(group)

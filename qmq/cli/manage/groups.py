@@ -1,4 +1,4 @@
-"""``qmq groups``: which groups there are; their settings, where they are, and their end."""
+"""``qmq groups``: list groups, change their settings, seek and delete them."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
 _json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line.")
 
 
-@click.group(invoke_without_command=True, short_help="List groups, set, seek and delete them.")
+@click.group(invoke_without_command=True, short_help="List groups; change, seek and delete one.")
 @click.pass_context
 @_json_option
 @admin_options
 def groups(context: click.Context, as_json: bool, server: str, timeout: float) -> None:
-    """List the groups: what each follows, how many of its consumers are online, and where its messages are.
+    """List the groups: what each follows, how many of its consumers are online, and the state of its messages.
 
     On a terminal this is a table. In a pipe it is a line for each, with tabs between name, mode, what it follows,
-    consumers online, messages ready (given to nobody yet; ~: or more), in flight (given to consumers), in retry (to be
-    handed out again), dead, skipped, filtered and delayed, and when the oldest that is ready was stored.
+    consumers online, messages ready (~: or more), in flight, in retry (to be delivered again), dead, skipped, filtered
+    and delayed, and when the oldest ready message was stored.
     """
     if context.invoked_subcommand is None:
         _list(as_json, server, timeout)
@@ -44,11 +44,11 @@ def groups(context: click.Context, as_json: bool, server: str, timeout: float) -
 @_json_option
 @admin_options
 def list_groups(as_json: bool, server: str, timeout: float) -> None:
-    """List the groups: what each follows, how many of its consumers are online, and where its messages are.
+    """List the groups: what each follows, how many of its consumers are online, and the state of its messages.
 
     On a terminal this is a table. In a pipe it is a line for each, with tabs between name, mode, what it follows,
-    consumers online, messages ready (given to nobody yet; ~: or more), in flight (given to consumers), in retry (to be
-    handed out again), dead, skipped, filtered and delayed, and when the oldest that is ready was stored.
+    consumers online, messages ready (~: or more), in flight, in retry (to be delivered again), dead, skipped, filtered
+    and delayed, and when the oldest ready message was stored.
     """
     _list(as_json, server, timeout)
 
@@ -62,11 +62,12 @@ def set_group(group: str, settings: tuple[str, ...], server: str, timeout: float
     (seconds, 0: never), max_session_expiries, max_unacked, max_unacked_bytes, tags (comma separated; none: all), and
     follows: the prefixes and subjects that it takes from now on and no others (comma separated; none: everything).
 
-    A group follows all that its consumers ever asked for until follows= says otherwise. What is ready under other
-    prefixes is not the group's any more; what is in flight may still be acknowledged, and is dead if it comes back.
+    Until follows= is set, a group follows all that its consumers have asked for. Then it no longer gets what is ready
+    under other prefixes; what is in flight may still be acknowledged, and else becomes a dead letter.
     """
     given = dict(setting_of(text) for text in settings)
-    packed_settings({name: value for name, value in given.items() if name != "follows"})  # what is wrong is said first
+    # Raises if a value is wrong, before a connection is made.
+    packed_settings({name: value for name, value in given.items() if name != "follows"})
     if "follows" in given:
         checked_follows(given["follows"])
     check_group_or_member(group)
@@ -79,17 +80,17 @@ def set_group(group: str, settings: tuple[str, ...], server: str, timeout: float
         click.echo(f"{name}={shown_value(value)}")
 
 
-@groups.command("seek", short_help="Have a group go on elsewhere.")
+@groups.command("seek", short_help="Move the cursors of a group.")
 @click.argument("group")
-@click.option("--to", required=True, metavar="first|last|TIME|SEQ", help="Where it goes on.")
-@click.option("--clear-retries", is_flag=True, help="Drop what waits to be handed out again, too.")
+@click.option("--to", required=True, metavar="first|last|TIME|SEQ", help="Where the group continues.")
+@click.option("--clear-retries", is_flag=True, help="Also drop the retries of the group.")
 @yes_option
 @admin_options
 def seek(group: str, to: str, clear_retries: bool, yes: bool, server: str, timeout: float) -> None:
-    """Have GROUP go on at the first message kept, behind the last, at a time or at a sequence.
+    """Let GROUP continue at the first message stored, after the last, at a time or at a sequence.
 
-    What its consumers have in flight is dropped; their late acknowledgements are refused. It may hand out again what
-    was acknowledged, or pass over what nobody got, so it asks on a terminal; elsewhere it needs --yes.
+    Messages in flight are dropped; later acknowledgements of them are refused. The group may get acknowledged messages
+    again, or skip messages that nobody got, so it asks on a terminal; without one it needs --yes.
     """
     begin = start_of(to, "--to")
     assert begin is not None
@@ -99,20 +100,20 @@ def seek(group: str, to: str, clear_retries: bool, yes: bool, server: str, timeo
         async with connect(server, admin_timeout=timeout) as client:
             await client.admin.seek(group, begin, clear_retries=clear_retries)
 
-    does = f"have {group} go on at {to}" + (" and drop its retries" if clear_retries else "")
+    does = f"let {group} continue at {to}" + (" and drop its retries" if clear_retries else "")
     confirm(yes, f"this will {does}", lambda: f"{does}? It has {run(_contents(group, server, timeout))}.")
     run(change())
-    click.echo(f"{group} goes on at {to}")
+    click.echo(f"{group} continues at {to}")
 
 
-@groups.command("delete", short_help="Forget a group.")
+@groups.command("delete", short_help="Delete a group.")
 @click.argument("group")
 @yes_option
 @admin_options
 def delete(group: str, yes: bool, server: str, timeout: float) -> None:
-    """Forget GROUP, with what is in flight, what waits to be handed out again, and its dead letters.
+    """Delete GROUP, with its cursors, messages in flight, retries and dead letters.
 
-    It asks on a terminal; elsewhere it needs --yes.
+    It asks on a terminal; without one it needs --yes.
     """
     check_group_or_member(group)
 
@@ -127,12 +128,12 @@ def delete(group: str, yes: bool, server: str, timeout: float) -> None:
 
 
 async def _contents(group: str, server: str, timeout: float) -> str:
-    """What a group has now, as a question about it says."""
+    """Return what a group has now, for the question that asks before a change."""
     async with connect(server, admin_timeout=timeout) as client:
-        # The name of a broadcast stands for all of its members.
+        # The name of a broadcast group stands for all its members.
         rows = [row for row in await client.admin.groups() if row.name == group or row.name.startswith(f"{group}@")]
         if not rows:
-            await client.admin.groups(group)  # says that there is none
+            await client.admin.groups(group)  # raises for a group that does not exist
     consumers, ready = sum(row.consumers for row in rows), sum(row.ready for row in rows)
     rest = ((sum(getattr(row, name) for row in rows), name) for name in ("in_flight", "in_retry", "dead"))
     counts = [f"{count:,} {name.replace('_', ' ')}" for count, name in ((ready, "ready"), *rest)]
@@ -140,7 +141,7 @@ async def _contents(group: str, server: str, timeout: float) -> str:
 
 
 def setting_of(text: str) -> tuple[str, Any]:
-    """What KEY=VALUE says. Raises InvalidOption."""
+    """Return the setting that KEY=VALUE says. Raises InvalidOption."""
     name, equals, value = text.partition("=")
     if not equals:
         raise InvalidOption(f"{text!r} is not KEY=VALUE")
@@ -159,7 +160,7 @@ def setting_of(text: str) -> tuple[str, Any]:
 
 
 def shown_value(value: object) -> str:
-    """As it can be given to ``groups set``."""
+    """Return a setting in the form that ``groups set`` takes."""
     if isinstance(value, list):
         return ",".join(map(shown_value, value))
     return f"{value:.15g}" if isinstance(value, float) else str(value)
@@ -189,7 +190,7 @@ def _fields(info: GroupInfo) -> Sequence[object]:
 
 
 def _about(info: GroupInfo) -> str:
-    """There may be more than it says."""
+    """Return "~" if the count of ready messages is a lower bound, else ""."""
     return "" if info.ready_exact else "~"
 
 

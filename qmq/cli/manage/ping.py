@@ -1,4 +1,4 @@
-"""``qmq ping``: is a broker there?"""
+"""``qmq ping``: check that a broker answers."""
 
 from __future__ import annotations
 
@@ -17,23 +17,21 @@ from qmq.net.client.address import Address, parse_url
 from qmq.net.client.ping import Pong
 from qmq.net.client.ping import ping as ping_broker
 
-#: How long one try may take, in seconds, and how long until the next.
+#: The longest time for one try, and the pause before the next, in seconds.
 _TRY: Final = 5.0
 _PAUSE: Final = 0.1
 
 
-@click.command(short_help="See whether a broker is there.")
-@click.option(
-    "--wait", metavar="S", type=Seconds(), default=0.0, help="Wait so long for a broker that is not there yet."
-)
+@click.command(short_help="Check that a broker answers.")
+@click.option("--wait", metavar="S", type=Seconds(), default=0.0, help="Keep trying for S seconds.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object a broker.")
 @server_option
 @click.pass_context
 def ping(context: click.Context, wait: float, as_json: bool, server: str) -> None:
-    """See whether a broker is there: print its address, its version and how long a question and its answer took.
+    """Check that each broker answers: print its address, its version and how long a request and its answer took.
 
-    Of several brokers each is asked. Ends with 1, and says why, when one of them is not there, or does not answer
-    within 5 s; with --wait when that is still so after S seconds.
+    Ends with 1, and says why, if a broker does not answer within 5 s; with --wait, if it still does not after S
+    seconds.
     """
     addresses = parse_url(server)
     found = run(_all(addresses, wait))
@@ -53,7 +51,7 @@ async def _all(addresses: Sequence[Address], wait: float) -> list[Pong | QmqErro
 
 
 async def _one(address: Address, wait: float) -> Pong | QmqError:
-    """Ask until there is an answer, for *wait* seconds, and once in any case."""
+    """Ask until the broker answers, for *wait* seconds but at least once."""
     loop = asyncio.get_running_loop()
     end = loop.time() + wait
     while True:

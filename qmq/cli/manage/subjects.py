@@ -1,4 +1,4 @@
-"""``qmq subjects``: which subjects there are."""
+"""``qmq subjects``: list subjects."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from qmq.cli.common.listing import are_several, end_where_lacking, in_cell, in_l
 from qmq.names import check_prefix
 from qmq.net.client.client import SubjectInfo
 
-#: Rows of a table; more are for programs.
+#: The most rows of a table; programs use --json.
 _MOST_ROWS = 1_000
 
 
-@click.command(short_help="List subjects and how many messages each keeps.")
+@click.command(short_help="List subjects and how many messages each has.")
 @click.argument("prefix", default="")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line.")
 @admin_options
 def subjects(prefix: str, as_json: bool, server: str, timeout: float) -> None:
-    """List the subjects of PREFIX (all, without one) and how many messages each keeps.
+    """List the subjects of PREFIX (without one, all) and how many stored messages each has.
 
-    On a terminal this is a table, by name. In a pipe it is a line for each, as they were made, with tabs between name,
-    messages, first sequence, next sequence and how many are to be delivered later.
+    On a terminal this is a table, by name. In a pipe it is a line for each, in the order of creation, with tabs between
+    name, messages, first sequence, next sequence and the number of delayed messages.
     """
     check_prefix(prefix)
     if not as_json and sys.stdout.isatty():

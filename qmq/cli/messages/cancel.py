@@ -1,4 +1,4 @@
-"""``qmq cancel``: take back a delayed message."""
+"""``qmq cancel``: cancel a delayed message."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from qmq.format.ids import MessageId
 @admin_options
 @click.pass_context
 def cancel(context: click.Context, message_id: str, server: str, timeout: float) -> None:
-    """Cancel the delayed message with this ID, which its sender's receipt has: it will never be delivered.
+    """Cancel the delayed message with this ID, which the receipt of the send has: it will never be delivered.
 
-    Ends with 1 when it is too late, or when the broker has no such message.
+    Ends with 1 if the message has been delivered, or if the broker has no such delayed message.
     """
     MessageId.parse(message_id)
 

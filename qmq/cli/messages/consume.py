@@ -1,4 +1,4 @@
-"""``qmq consume``: messages to stdout."""
+"""``qmq consume``: print messages on stdout."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from qmq.net.client.consumer.message import Message, MessageBatch
 from qmq.net.client.group_settings import Mode
 from qmq.net.client.producer.receipts import utc_from_us
 
-#: Messages taken at once: on a terminal, where somebody reads along, few.
+#: The most messages of one pull: few on a terminal, where somebody reads them as they arrive.
 _AT_ONCE: Final = 10_000
 _AT_ONCE_TERMINAL: Final = 100
 
@@ -35,17 +35,17 @@ _ENCODE: Final = json.JSONEncoder(ensure_ascii=False).encode
 Start = Literal["first", "last"] | datetime | int | None
 
 
-@click.command(short_help="Print messages as they come.")
+@click.command(short_help="Print messages as they arrive.")
 @click.argument("prefix")
 @click.option("--group", metavar="G", help="Share the messages with the other consumers of this group.")
-@click.option("--solo", is_flag=True, help="Follow alone: all messages, and nothing is kept about it.")
-@click.option("--consumer", metavar="ID", help="This consumer's id.  [default: made of host and process]")
-@click.option("--count", metavar="N", type=click.IntRange(min=0), help="End after N messages, and take no more.")
+@click.option("--solo", is_flag=True, help="Consume without a group: all messages, and no state in the broker.")
+@click.option("--consumer", metavar="ID", help="This consumer's id.  [default: from host and process]")
+@click.option("--count", metavar="N", type=click.IntRange(min=0), help="End after N messages; take no more.")
 @click.option("--timeout", metavar="S", type=Seconds(), help="End after S seconds without a message.")
 @click.option(
     "--start",
     metavar="first|last|TIME|SEQ",
-    help="Where a new group begins, or a follower: at the first message kept, behind the last, at a time such as "
+    help="Where a new group or a solo consumer begins: at the first message stored, after the last, at a time such as "
     "2026-01-31T12:00:00Z, or at a sequence.  [default: first for a group, last for --solo]",
 )
 @click.option(
@@ -54,16 +54,15 @@ Start = Literal["first", "last"] | datetime | int | None
     type=click.Choice(["raw", "json"]),
     default="raw",
     show_default=True,
-    help="Bodies, a line each; or all of each message as a JSON object.",
+    help="raw: a body a line; json: all fields of a message as an object a line.",
 )
-@click.option("--at-most-once", is_flag=True, help="A group that nothing comes again to: each message once, or never.")
-@click.option("--broadcast", is_flag=True, help="A group in which each consumer id gets every message.")
-@click.option("--tag", "tags", metavar="T", multiple=True, help="Of a new group: only messages with one of these tags.")
+@click.option("--at-most-once", is_flag=True, help="Create the group as one that gets each message once, or never.")
+@click.option("--broadcast", is_flag=True, help="Create the group as one whose consumer ids each get every message.")
+@click.option("--tag", "tags", metavar="T", multiple=True, help="In a new group: only messages with one of these tags.")
 @click.option(
     "--no-ack",
     is_flag=True,
-    help="Only look at a group that is there: acknowledge none, hand back all at the end, and have it follow nothing "
-    "more.",
+    help="Only look at an existing group: acknowledge nothing, release all messages at the end, follow nothing more.",
 )
 @server_option
 def consume(
@@ -81,20 +80,20 @@ def consume(
     no_ack: bool,
     server: str,
 ) -> None:
-    """Print the messages of PREFIX as they come: "a.b." takes each subject that begins so, "a.b" that one, "" all.
+    """Print the messages of PREFIX as they arrive: "a.b." takes each subject that begins so, "a.b" that one, "" all.
 
-    Goes on until Ctrl-C, --count or --timeout ends it.
+    Runs until Ctrl-C, --count or --timeout ends it.
     """
     if (group is None) is not solo:
         raise click.UsageError("give either --group G or --solo")
     if solo and (at_most_once or broadcast or tags):
-        raise click.UsageError("--at-at most once, --broadcast and --tag go with --group G")
+        raise click.UsageError("--at-most-once, --broadcast and --tag go with --group G")
     if at_most_once and (broadcast or no_ack):
-        raise click.UsageError("--at-at most once goes with neither --broadcast nor --no-ack")
+        raise click.UsageError("--at-most-once goes with neither --broadcast nor --no-ack")
     looks = no_ack and group is not None
     if looks and (broadcast or consumer is not None or tags or start is not None):
         raise click.UsageError(
-            "--no-ack looks at a group as it is, as a consumer of its own: it goes with none of --broadcast, "
+            "--no-ack looks at an existing group under an id of its own: it goes with none of --broadcast, "
             "--consumer, --tag and --start; --solo --start first shows messages without a group"
         )
     check_prefix(prefix)
@@ -117,7 +116,7 @@ def consume(
 
 
 def start_of(text: str | None, option: str = "--start") -> Start:
-    """What --start, or an option like it, says. Raises InvalidOption."""
+    """Return where to begin, as --start or a similar option says it. Raises InvalidOption."""
     if text is None or text == "first" or text == "last":
         return text  # type: ignore[return-value]  # equal to one of the literals
     if text.isascii() and text.isdigit() and len(text) < 20:
@@ -155,7 +154,7 @@ class Printer:
         self._on_terminal = out.isatty()
 
     async def run(self, server: str, subscribed: Callable[[Client], Consumer]) -> None:
-        """Print until the count or the time is up. Raises QmqError, and OSError when stdout is closed."""
+        """Print until the count is reached or the time is up. Raises QmqError, and OSError if stdout is closed."""
         if self._left == 0:
             return
         failure: Exception | None = None
@@ -167,19 +166,19 @@ class Printer:
                 with Counting("received", shown=sys.stderr.isatty() and not self._on_terminal) as counting:
                     while self._left != 0 and await self._print_some(subscription):
                         counting.show(self._printed)
-            except Exception as error:  # no fault of the messages: it may not end the consumer's block, or they failed
+            except Exception as error:  # raised after the consumer is closed, or it would count the messages as failed
                 failure = error
         if failure is not None:
             raise failure
 
     async def _print_some(self, subscription: Consumer) -> bool:
-        """Print what one pull brings; False when the time was up."""
+        """Print the messages of one pull; return False if the time was up."""
         at_once = _AT_ONCE_TERMINAL if self._on_terminal else _AT_ONCE
         most = at_once if self._left is None else min(self._left, at_once)
         try:
             batch = await subscription.pull_batch(most, timeout=self._timeout)
         except asyncio.CancelledError:
-            # What the broker has handed out already is printed, or nobody would ever see it.
+            # The broker has handed these out already, and nobody else would print them.
             self._print(await subscription.pull_batch(most, timeout=0))
             raise
         self._print(batch)
@@ -198,17 +197,17 @@ class Printer:
 
 
 def raw_lines(batch: MessageBatch) -> Iterable[bytes]:
-    """Bodies, a newline after each."""
+    """Return the bodies, each followed by a newline."""
     return (b"\n".join(batch.bodies), b"\n")
 
 
 def json_lines(batch: MessageBatch) -> Iterable[bytes]:
-    """A JSON object a line."""
+    """Return the messages as JSON objects, one a line."""
     return [json_line(message) for message in batch]
 
 
 def json_line(message: Message) -> bytes:
-    """All of a message; the body as text where it is UTF-8, else base64."""
+    """Return all fields of a message; the body as text if it is UTF-8, else in base64."""
     fields: dict[str, object] = {
         "id": message.id,
         "subject": message.subject,
@@ -230,7 +229,7 @@ def json_line(message: Message) -> bytes:
     return _ENCODE(fields).encode() + b"\n"
 
 
-@lru_cache(maxsize=64)  # the messages of a batch share theirs
+@lru_cache(maxsize=64)  # the messages of a batch share their times
 def iso_time(time_us: int) -> str:
-    """Microseconds since 1970 as ISO 8601, UTC."""
+    """Format microseconds since 1970 as ISO 8601 in UTC."""
     return iso(utc_from_us(time_us))

@@ -1,4 +1,4 @@
-"""Lines of stdin to messages: plain ones, and JSON objects as ``qmq consume --format json`` prints them."""
+"""Make messages of the lines of stdin: plain lines, or JSON objects as ``qmq consume --format json`` prints them."""
 
 from __future__ import annotations
 
@@ -10,39 +10,39 @@ from typing import Any, Final, NamedTuple
 
 from qmq.errors import InvalidOption, MessageTooLarge
 
-#: A line over this is no message anywhere: brokers take 1 GiB at most, and 4 MiB unless they were told to take more.
+#: Longer lines are rejected: brokers take at most 1 GiB, and 4 MiB by default.
 MAX_LINE_BYTES: Final = 64 << 20
-#: What ``consume`` prints beside what a message is sent with.
+#: Fields that ``consume`` prints and a sender cannot set.
 _IGNORED: Final = frozenset(("id", "sequence", "attempt", "created_at", "stored_at", "replayed"))
 _TAKEN: Final = ("subject", "key", "tags", "properties", "delay", "deliver_at", "expire", "body", "body_base64")
 
 
 class Draft(NamedTuple):
-    """One message to be sent."""
+    """One message to send."""
 
     subject: str
     body: bytes
     key: str | None
     tags: list[str] | None
     properties: dict[str, str] | None
-    #: Seconds from when it is stored, or a time: seconds since 1970, or an aware datetime.
+    #: Seconds after it is stored, or a time: seconds since 1970, or an aware datetime.
     delay: float | None = None
     deliver_at: float | datetime | None = None
     expire: float | None = None
 
 
 class Lines:
-    """Puts chunks of a stream back into lines, without their newline. The last one may have none."""
+    """Splits the chunks of a stream into lines without newlines. The last line may lack its newline."""
 
     def __init__(self, most: int = MAX_LINE_BYTES) -> None:
         self._most = most
         self._parts: list[bytes] = []
         self._size = 0
-        #: Lines given so far; the number of the last one, from 1.
+        #: The number of lines yielded so far, which is the number of the last one.
         self.number = 0
 
     def feed(self, chunk: bytes) -> Iterator[bytes | MessageTooLarge]:
-        """The lines that are complete now; an error in the place of one that is too long."""
+        """Yield the lines that *chunk* completes; an error instead of one that is too long."""
         first, *rest = chunk.split(b"\n")
         self._keep(first)
         for part in rest:
@@ -50,7 +50,7 @@ class Lines:
             self._keep(part)
 
     def end(self) -> Iterator[bytes | MessageTooLarge]:
-        """The last line, if the stream did not end with a newline."""
+        """Yield the last line if the stream did not end with a newline."""
         if self._size:
             yield self._take()
 
@@ -71,7 +71,7 @@ class Lines:
 
 
 def draft_of(line: bytes, defaults: Draft) -> Draft:
-    """The message of a JSON line; what it does not say is as in *defaults*. Raises InvalidOption."""
+    """Return the message of a JSON line; *defaults* has the values of missing fields. Raises InvalidOption."""
     try:
         fields = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -98,7 +98,7 @@ def draft_of(line: bytes, defaults: Draft) -> Draft:
 
 
 def _time(fields: dict[str, Any]) -> float | datetime | None:
-    """When it is to be delivered: a number of seconds since 1970, or a time as in 2027-01-31T12:00:00Z."""
+    """Return the delivery time: seconds since 1970, or a time such as 2027-01-31T12:00:00Z."""
     value: float | str | None = fields.get("deliver_at")
     if not isinstance(value, str):
         return value

@@ -1,4 +1,4 @@
-"""``qmq produce``: the lines of stdin as messages."""
+"""``qmq produce``: send the lines of stdin as messages."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from qmq.net.client.client import Client
 from qmq.net.client.options import Durability, deliver_at_of, expire_at_of
 
 _CHUNK_BYTES: Final = 256 << 10
-#: Failed lines that are named; the others are counted.
+#: The most failed lines that are named; more are only counted.
 _MOST_NAMED: Final = 20
-#: After so many messages all must be acknowledged before it goes on: what is remembered for failures stays small.
+#: How many messages may be sent before all must be answered, which bounds the memory for failures.
 _SETTLE_EVERY: Final = 1 << 17
 #: How long an interrupted command waits for the answers to what it has sent.
 _LAST_FLUSH_S: Final = 2.0
@@ -42,18 +42,21 @@ _LAST_FLUSH_S: Final = 2.0
 @click.option("--key", metavar="K", help="The key of each message.")
 @click.option("--property", "pairs", metavar="NAME=VALUE", multiple=True, help="A property; may be repeated.")
 @click.option("--tag", "tags", metavar="T", multiple=True, help="A tag; may be repeated.")
-@click.option("--delay", type=Seconds(signed=True), metavar="S", help="Deliver each message so many seconds later.")
+@click.option("--delay", type=Seconds(signed=True), metavar="S", help="Deliver each message S seconds later.")
 @click.option(
-    "--expire", type=Seconds(signed=True), metavar="S", help="After so many seconds groups do not get it any more."
+    "--expire",
+    type=Seconds(signed=True),
+    metavar="S",
+    help="Deliver no message later than S seconds after it was stored.",
 )
 @click.option(
     "--durability",
     type=click.Choice(["flush", "append"]),
     default="flush",
     show_default=True,
-    help="Whether acknowledged means on disk, or with the operating system.",
+    help="Acknowledge when it is on disk (flush), or written (append).",
 )
-@click.option("--json", "as_json", is_flag=True, help="Each line is a JSON object, see above.")
+@click.option("--json", "as_json", is_flag=True, help="Take each line as a JSON object, see above.")
 @server_option
 @click.pass_context
 def produce(
@@ -70,11 +73,11 @@ def produce(
 ) -> None:
     """Send each line of stdin as a message to SUBJECT, and print how many were acknowledged.
 
-    With --json a line is an object with body or body_base64 and, if wanted, subject, key, tags, properties, expire and
-    delay (seconds) or deliver_at (a time as in 2027-01-31T12:00:00Z, or seconds since 1970), which win over those of
-    the command; blank lines are passed over. What `qmq consume --format json` prints can be piped in.
+    With --json a line is an object with body or body_base64 and, optionally, subject, key, tags, properties, expire and
+    delay (seconds) or deliver_at (a time such as 2027-01-31T12:00:00Z, or seconds since 1970), which override the
+    options; blank lines are ignored. It takes what `qmq consume --format json` prints.
 
-    Ends with 1, and names the lines, when some were not acknowledged.
+    Ends with 1, and names the lines, if some were not acknowledged.
     """
     if subject is not None:
         check_subject(subject)
@@ -86,7 +89,7 @@ def produce(
     properties = dict(map(_pair, pairs))
     key = None if key is None else text_of(key)
     defaults = Draft(subject or "", b"", key, words or None, properties or None, delay, None, expire)
-    make_header(key, words, properties)  # what is wrong is said before anything else
+    make_header(key, words, properties)  # raises if an option is wrong, before a connection is made
     production = Production(defaults, as_json)
     try:
         run(production.run(server, durability, sys.stdin.buffer))
@@ -104,7 +107,7 @@ def _pair(text: str) -> tuple[str, str]:
 
 
 class Production:
-    """One run of the command: sends lines, and keeps account of which line became which ticket."""
+    """One run of the command: sends lines, and remembers which line each send came from."""
 
     def __init__(self, defaults: Draft, as_json: bool) -> None:
         self._defaults = defaults
@@ -112,22 +115,22 @@ class Production:
         self._lines = Lines()
         self._connected = False
         self._queued = 0
-        self._settled = 0  # of those queued, how many have their answer
-        self._refused = 0  # of those settled
-        #: From ticket _tickets[i] on, a message's line is its ticket plus _ahead[i].
+        self._settled = 0  # how many of the queued messages have their answer
+        self._refused = 0  # how many of the settled ones were refused
+        #: From ticket _tickets[i] on, the line of a message is its ticket plus _ahead[i].
         self._tickets = array("q")
         self._ahead = array("q")
         self._named: list[str] = []
-        #: Lines that were not acknowledged.
+        #: How many lines were not acknowledged.
         self.failed = 0
 
     async def run(self, server: str, durability: Durability, stream: BinaryIO) -> None:
-        """Send all of *stream*; stops early when a send fails. Raises QmqError when no broker can be reached."""
+        """Send all of *stream*; stop early if a send fails. Raises QmqError if no broker can be reached."""
         async with connect(server, durability=durability) as client:
             self._connected = True
             try:
                 await self._send_all(client, InputSource(stream))
-            except BaseException:  # whatever ends it: what was sent before is counted
+            except BaseException:  # the messages sent before are counted in any case
                 try:
                     async with asyncio.timeout(_LAST_FLUSH_S):
                         await self._settle(client)
@@ -146,7 +149,7 @@ class Production:
             await self._settle(client)
 
     async def _send(self, client: Client, lines: Iterable[bytes | MessageTooLarge]) -> bool:
-        """Queue each line; False when a send has failed, and going on makes no sense."""
+        """Queue each line; return False if a send has failed and the rest would fail too."""
         for line in lines:
             if self._as_json and isinstance(line, bytes) and not line.strip():
                 continue
@@ -195,7 +198,7 @@ class Production:
             self._ahead.append(ahead)
 
     async def _settle(self, client: Client) -> bool:
-        """Wait until all that was queued has its answer; False when some were not acknowledged."""
+        """Wait until each queued message has its answer; return False if some were not acknowledged."""
         queued = self._queued
         try:
             await client.flush()
@@ -214,7 +217,7 @@ class Production:
             self._named.append(f"line {line}: {error}")
 
     def report(self) -> None:
-        """Say what came of it: the count on stdout, the lines that failed on stderr."""
+        """Print the count on stdout, and the lines that failed on stderr."""
         if not self._connected:
             return
         for line in self._named:
@@ -223,23 +226,23 @@ class Production:
             click.echo(f"qmq: and {number(self.failed - _MOST_NAMED, 'more line')}", err=True)
         if self._queued > self._settled:
             unanswered = number(self._queued - self._settled, "more message")
-            click.echo(f"qmq: {unanswered} sent and not answered in time", err=True)
+            click.echo(f"qmq: {unanswered} sent, but not answered in time", err=True)
         click.echo(f"{self._settled - self._refused} acknowledged")
 
 
 class InputSource:
-    """Reads a stream without keeping the loop from its work, a chunk as soon as there is one."""
+    """Reads a stream in a thread, and passes each chunk to the loop as it arrives."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._loop = asyncio.get_running_loop()
         self._read = self._reader(stream)
         self.is_terminal = stream.isatty()
         self._wanted: queue.SimpleQueue[asyncio.Future[bytes]] = queue.SimpleQueue()
-        # A daemon: nothing ends a read of a terminal, and the command must be able to end even so.
+        # A daemon thread: nothing can end the read of a terminal, and the command must end all the same.
         threading.Thread(target=self._run, name="qmq-stdin", daemon=True).start()
 
     async def read(self) -> bytes:
-        """What is there, at least a byte; b"" at the end."""
+        """Return the next chunk, at least a byte; b"" at the end of the stream."""
         future: asyncio.Future[bytes] = self._loop.create_future()
         self._wanted.put(future)
         return await future
@@ -250,7 +253,8 @@ class InputSource:
             descriptor = stream.fileno()
         except UnsupportedOperation:
             return lambda: stream.read(_CHUNK_BYTES)
-        # Not through the stream: its lock, held by a read that never ends, would stop the interpreter from ending.
+        # Not through the stream object: a read that never ends would hold its lock and stop the interpreter from
+        # ending.
         return lambda: os.read(descriptor, _CHUNK_BYTES)
 
     def _run(self) -> None:
@@ -263,7 +267,7 @@ class InputSource:
             try:
                 self._loop.call_soon_threadsafe(_give, future, outcome)
             except RuntimeError:
-                return  # the loop is closed: nobody wants it any more
+                return  # the loop is closed, so nobody waits for it
 
 
 def _give(future: asyncio.Future[bytes], outcome: bytes | OSError) -> None:

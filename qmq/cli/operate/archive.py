@@ -25,26 +25,30 @@ def _now_us() -> int:
 @click.command(short_help="Copy sealed segments of a data directory to an archive.")
 @click.argument("source", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option(
-    "--to", "destination", required=True, metavar="DEST", help="Where the archive is: a path, file:// or hdfs:// URL."
+    "--to",
+    "destination",
+    required=True,
+    metavar="DEST",
+    help="The archive: a path, or a file:// or hdfs:// URL.",
 )
 @click.option(
     "--as",
     "form",
     type=click.Choice(["segments", "parquet", "both"]),
     default="segments",
-    help="In which form: segments byte for byte, Parquet, or both (segments).",
+    help="Copy segments byte for byte (default), write Parquet, or both.",
 )
-@click.option("--seal", is_flag=True, help="Have the broker of SOURCE close its current segments first.")
+@click.option("--seal", is_flag=True, help="Have the broker of SOURCE seal its current segments first.")
 @admin_options
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as one JSON object.")
 def archive(source: Path, destination: str, form: str, seal: bool, server: str, timeout: float, as_json: bool) -> None:
     """Copy every sealed segment of the data directory SOURCE to the archive DEST, byte for byte or as Parquet.
 
-    A broker may run on SOURCE: the segments that it still writes are left for a later run, unless --seal has it
-    close them (--server says where it is). Of a stopped broker's
-    directory all segments are copied. A run can be killed at any moment and repeated: what is there already is not
-    copied again, and a segment is there as a whole or not at all. While a run goes on, another one is refused. Beside
-    each segment whose copy was verified a receipt is written. DEST may be in HDFS: pip install 'qmq[hdfs]'.
+    A broker may be using SOURCE: segments that it still writes are left for a later run, unless --seal has it seal them
+    (--server says where it is). Of a stopped broker's directory, all segments are copied. A run can be killed at any
+    moment and repeated: it copies only what is missing, and a segment appears as a whole or not at all. Only one run at
+    a time can write to DEST. Beside each segment whose copy was verified, a receipt is written. For DEST in HDFS: pip
+    install 'qmq[hdfs]'.
     """
     done = tables = None
     if seal:
@@ -76,7 +80,7 @@ def _summary(done: Archived) -> str:
     if done.receipts:
         parts.append(f"{number(done.receipts, 'receipt')} written")
     if done.left:
-        parts.append(f"{done.left:,} left that a broker still writes")
+        parts.append(f"{done.left:,} left, which a broker still writes")
     if done.dropped:
         parts.append(f"{done.dropped:,} dropped by retention before they could be copied")
     if done.removed:

@@ -1,4 +1,4 @@
-"""``qmq archive --seal``: have the broker of a data directory close the segments that it writes."""
+"""``qmq archive --seal``: have the broker of a data directory seal the segments that it writes."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from qmq.net.client.admin import SealedLog
 
 
 def seal_source(source: Path, server: str, timeout: float) -> None:
-    """Ask the broker at *server* to, where one runs on *source*: of a stopped one all segments are closed.
+    """Have the broker at *server* seal its segments, if a broker runs on *source*.
 
-    Raises InvalidOption when that broker has another directory; StorageError, and what a client raises.
+    Raises InvalidOption if that broker has another data directory; StorageError, and what a client raises.
     """
     if not is_live(source):
         return
@@ -25,8 +25,9 @@ def seal_source(source: Path, server: str, timeout: float) -> None:
             return await client.admin.seal()
 
     rows = run(seal())
-    # Where what is closed ends the segment begins that is written.
+    # The segment that is now being written begins where the sealed one ends.
     if not has_segments(source, [(row.partition, row.end) for row in rows]):
         raise InvalidOption(
-            f"the broker at {shown_url(server)} has another data directory than {source}; give its own with --server"
+            f"the broker at {shown_url(server)} has another data directory than {source}; "
+            "give the right one with --server"
         )

@@ -1,4 +1,4 @@
-"""What ``qmq archive --as parquet`` does."""
+"""``qmq archive --as parquet``: write Parquet, and sum up what was done."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def archive_tables(run: ArchiveRun, progress: Callable[[int, int], None] | None)
 
 
 def summary_of_tables(tables: ArchivedTables) -> str:
-    """What became of it, in a line."""
+    """Return what was done, in one line."""
     source = number(tables.segments, "segment")
     parts = [
         f"{number(tables.messages, 'message')} of {source} in {number(tables.files, 'file')} of Parquet",
@@ -37,7 +37,7 @@ def summary_of_tables(tables: ArchivedTables) -> str:
         f"{number(tables.kept, 'segment')} there already",
     ]
     if tables.left:
-        parts.append(f"{tables.left:,} left that a broker still writes")
+        parts.append(f"{tables.left:,} left, which a broker still writes")
     if tables.merged:
         parts.append(f"{number(tables.merged, 'small file')} of earlier runs merged into them")
     if tables.removed:

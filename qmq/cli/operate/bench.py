@@ -1,4 +1,4 @@
-"""``qmq bench``: measure, show a table while it grows, save JSON."""
+"""``qmq bench``: measure, show a growing table, save JSON."""
 
 from __future__ import annotations
 
@@ -24,18 +24,20 @@ from qmq.errors import InvalidOption
 WIDTH = 120
 
 
-@click.command(short_help="Measure how fast QMQ is on this machine.")
+@click.command(short_help="Measure the speed of QMQ on this machine.")
+@click.option("--only", metavar="NAME,...", help="Take only these measurements; may be repeated.", multiple=True)
+@click.option("--rounds", type=click.IntRange(1, 100), default=3, show_default=True, help="How often to take each.")
 @click.option(
-    "--only", metavar="NAME,...", help="Take these measurements, not all; NAME may be repeated.", multiple=True
+    "--size", type=click.Choice(list(SIZES_OF_RUNS)), default="quick", show_default=True, help="How much to send."
 )
-@click.option("--rounds", type=click.IntRange(1, 100), default=3, show_default=True, help="How often each is taken.")
-@click.option("--size", type=click.Choice(list(SIZES_OF_RUNS)), default="quick", show_default=True, help="How much.")
-@click.option("--json", "json_file", metavar="FILE", type=click.Path(dir_okay=False, path_type=Path), help="Save all.")
-@click.option("--goals", is_flag=True, help="Show what is to be reached on two cores, and whether it was.")
-@click.option("--server", metavar="URL", help="Measure this broker, not one of our own.")
-@click.option("--set", "assignments", metavar="KEY=VALUE", multiple=True, help="A setting of our own broker.")
-@click.option("--dir", "directory", metavar="DIR", type=click.Path(path_type=Path), help="Where our own broker writes.")
-@click.option("--list", "as_list", is_flag=True, help="Show the measurements there are.")
+@click.option(
+    "--json", "json_file", metavar="FILE", type=click.Path(dir_okay=False, path_type=Path), help="Save the numbers."
+)
+@click.option("--goals", is_flag=True, help="Show the goals for two cores, and whether they were reached.")
+@click.option("--server", metavar="URL", help="Measure this broker instead of a new one.")
+@click.option("--set", "assignments", metavar="KEY=VALUE", multiple=True, help="A setting of the new broker.")
+@click.option("--dir", "directory", metavar="DIR", type=click.Path(path_type=Path), help="Where the new broker writes.")
+@click.option("--list", "as_list", is_flag=True, help="List the measurements.")
 def bench(
     only: tuple[str, ...],
     rounds: int,
@@ -47,10 +49,10 @@ def bench(
     directory: Path | None,
     as_list: bool,
 ) -> None:
-    """Measure how fast QMQ is on this machine.
+    """Measure the speed of QMQ on this machine.
 
-    Starts a broker of its own on a directory that is deleted afterwards, and load generators as processes of their own.
-    Every number is taken once a round; the table shows the median and how far the rounds spread.
+    Starts a broker on a directory that is deleted afterwards, and load generators as processes of their own. Every
+    number is taken once a round; the table shows the median and how far the rounds spread.
     """
     if as_list:
         for name, measurement in suite.MEASUREMENTS.items():
@@ -58,12 +60,12 @@ def bench(
         return
     settings = dict(_assignment(text) for text in assignments)
     if server is not None and settings:
-        raise InvalidOption("--set is for a broker of our own; leave it or --server out")
+        raise InvalidOption("--set is for a new broker; leave it or --server out")
     if json_file is not None and not json_file.absolute().parent.is_dir():
-        raise InvalidOption(f"the directory of {json_file} is not there; make it, or give another --json")
+        raise InvalidOption(f"the directory of {json_file} does not exist; create it, or give another --json")
     named = [name for text in only for name in text.split(",") if name]
     if only and not named:
-        raise InvalidOption("--only names no measurement; --list shows those there are")
+        raise InvalidOption("--only names no measurement; --list shows them")
     names = suite.chosen(named, own_broker=server is None)
     if directory is not None:
         directory.mkdir(parents=True, exist_ok=True)
@@ -87,7 +89,7 @@ def _assignment(text: str) -> tuple[str, str]:
 
 
 def _measure(bench: Bench, names: Sequence[str], rounds: int) -> list[Summary]:
-    """Take all rounds, and say on stderr what is going on."""
+    """Take all rounds, and report on stderr what is being measured."""
     console = Console(stderr=True)
     found: list[tuple[str, Value]] = []
     with Status("", console=console) if console.is_terminal else nullcontext() as status:

@@ -1,4 +1,4 @@
-"""``qmq config``: every setting of serve."""
+"""``qmq config``: show every setting of serve."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from qmq.settings import SettingDescription, describe, show_bytes
 def config(as_json: bool) -> None:
     """Show every setting of `qmq serve`, its default and what it does.
 
-    On a terminal this is a table. In a pipe it is a settings file with every default, so that
-    `qmq config > qmq.toml` makes one to edit for `qmq serve --config qmq.toml`.
+    On a terminal this is a table. In a pipe it is a settings file with every default: `qmq config > qmq.toml` makes one
+    to edit for `qmq serve --config qmq.toml`.
     """
     settings = describe()
     if as_json:
@@ -32,7 +32,7 @@ def _toml_lines(settings: list[SettingDescription]) -> list[str]:
     lines = ["# Settings for `qmq serve --config FILE`; each line shows the default.\n"]
     for setting in settings:
         lines += [f"# {setting.description}", f"# Allowed: {setting.allowed}."]
-        # JSON's numbers, strings and lists of strings are TOML's too.
+        # The numbers, strings and lists of strings of JSON are valid TOML.
         value = json.dumps("" if setting.default is None else setting.default)
         lines.append(f"{'# ' if setting.default is None else ''}{setting.key} = {value}\n")
     return lines

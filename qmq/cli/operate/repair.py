@@ -1,4 +1,4 @@
-"""``qmq repair``: make derived files again from the message log, and show what was done."""
+"""``qmq repair``: rebuild derived files from the message log, and show what was done."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from qmq.storage.verify.repair import repair as repair_directory
 _COLOURS = {Outcome.LEFT: "red", Outcome.GIVEN_UP: "red"}
 
 
-@click.command(short_help="Make derived files of a data directory again.")
+@click.command(short_help="Rebuild the derived files of a data directory.")
 @click.argument("directory", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each thing that was wrong, and a sum.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object for each fault, then a summary.")
 @click.pass_context
 def repair(context: click.Context, directory: Path, as_json: bool) -> None:
-    """Make the consumer log and the indexes of the data directory DIRECTORY again from its message log, where they are
-    missing or wrong, and mend what else a start of a broker mends.
+    """Rebuild the consumer log and the indexes of the data directory DIRECTORY from its message log if they are missing
+    or wrong, and repair what else a start of a broker repairs.
 
-    The directory is that of a stopped or killed broker. It is checked before and after, as by qmq verify. While a
-    segment of the message log is missing, nothing is changed: put it back, or let a broker start without it. Ends with
-    0 when nothing is wrong any more, 1 when something is left or was lost, which is named, 2 when a broker is using the
+    DIRECTORY belongs to a stopped or killed broker. It is checked before and after, as by qmq verify. If a segment of
+    the message log is missing, nothing is changed: put it back, or let a broker start without it. Ends with 0 if
+    everything is good afterwards; 1 if something bad remains or was lost, which is named; 2 if a broker is using the
     directory or it is no data directory.
     """
     try:

@@ -1,4 +1,4 @@
-"""``qmq restore``: messages of an archive back into a broker."""
+"""``qmq restore``: send messages of an archive to a broker."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from qmq.restore.run import Restoring
 from qmq.restore.selection import END_US, RestoreSelection
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-#: Ranges of bad bytes that are told of one by one.
+#: The most ranges of bad bytes that are named; more are only counted.
 _TOLD = 20
 
 
@@ -32,23 +32,23 @@ def _now_us() -> int:
     return time.time_ns() // 1_000
 
 
-@click.command(short_help="Send messages of an archive to a broker again.")
+@click.command(short_help="Send messages of an archive to a broker.")
 @click.option(
-    "--from", "source", required=True, metavar="DEST", help="Where the archive is: a path, or a file:// or hdfs:// URL."
+    "--from", "source", required=True, metavar="DEST", help="The archive: a path, or a file:// or hdfs:// URL."
 )
 @click.option(
-    "--prefix", metavar="P", default="", help='Only these subjects: "a.b." all that begin so, "a.b" that one.'
+    "--prefix", metavar="P", default="", help='Only these subjects: "a.b." takes all that begin so, "a.b" that one.'
 )
-@click.option("--since", metavar="TIME", help="Only what was stored at this time or later: 2026-01-31T12:00:00Z.")
-@click.option("--until", metavar="TIME", help="Only what was stored before this time.")
-@click.option("--to-subject", metavar="S", help="Send all of them to this subject.")
+@click.option("--since", metavar="TIME", help="Only messages stored at this time or later: 2026-01-31T12:00:00Z.")
+@click.option("--until", metavar="TIME", help="Only messages stored before this time.")
+@click.option("--to-subject", metavar="S", help="Send all messages to this subject.")
 @click.option(
     "--group",
     metavar="G",
-    help="Hand them to this group alone (of a broadcast one member: GROUP@CONSUMER): no other one sees them.",
+    help="Deliver them to this group alone; for a member of a broadcast group, GROUP@CONSUMER.",
 )
-@click.option("--with-replayed", is_flag=True, help="Also messages that were restored when they were archived.")
-@click.option("--again", is_flag=True, help="Restore once more what this very command has restored before.")
+@click.option("--with-replayed", is_flag=True, help="Also messages that were restored before they were archived.")
+@click.option("--again", is_flag=True, help="Restore again what the same command has restored before.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as one JSON object.")
 @yes_option
 @server_option
@@ -65,11 +65,12 @@ def restore(
     yes: bool,
     server: str,
 ) -> None:
-    """Send messages of the archive DEST to a broker again, under their ids, marked as replayed.
+    """Send messages of the archive DEST to a broker, under their ids, marked as replayed.
 
-    Can be killed at any moment and run again, also much later: the same command goes on where it was, and no message
-    comes twice. Once it has finished, the same command restores only what was archived since. It asks on a terminal;
-    elsewhere it needs --yes. Ends with exit code 1 when bytes of the archive are bad; what is good is restored even so.
+    A run can be killed at any moment and repeated, also much later: the same command continues where it was, and
+    restores no message twice. Once it has finished, the same command restores only what was archived since. It asks on
+    a terminal; without one it needs --yes. Ends with 1 if bytes of the archive are bad; everything readable is restored
+    all the same.
     """
     since_us = 0 if since is None else time_of(since, "--since")
     until_us = END_US if until is None else time_of(until, "--until")
@@ -77,8 +78,8 @@ def restore(
     selection.check()
     with writable_files_at(source) as files:
         if not is_archive(files):
-            raise InvalidOption(f"{shown_location(source)} is no archive; name what `qmq archive --to` named")
-        reading = files_at(source)  # in HDFS that needs no Java, and is several times as fast
+            raise InvalidOption(f"{shown_location(source)} is no archive; give --from the DEST of `qmq archive --to`")
+        reading = files_at(source)  # reading HDFS needs no Java, and is several times as fast without it
         addresses = parse_url(server)
         does = f"send {_wanted(selection)} of {shown_location(source)} to {', '.join(map(str, addresses))} again"
         confirm(yes, f"this will {does}", lambda: f"{does}?")
@@ -100,7 +101,7 @@ def restore(
 
 
 def _wanted(selection: RestoreSelection) -> str:
-    """Which messages, as a question says it."""
+    """Return a description of the selected messages for the question."""
     found = [f"the messages of {selection.prefix}" if selection.prefix else "all messages"]
     if selection.since_us:
         found.append(f"since {iso(utc_from_us(selection.since_us))}")
@@ -114,7 +115,7 @@ def _wanted(selection: RestoreSelection) -> str:
 
 
 def time_of(text: str, option: str) -> int:
-    """A time as an option says it, in microseconds since 1970. Raises InvalidOption."""
+    """Return the time of an option in microseconds since 1970. Raises InvalidOption."""
     try:
         time = datetime.fromisoformat(text)
     except ValueError:
@@ -139,9 +140,9 @@ def _summary(source: str, progress: RestoreProgress, bad: int) -> str:
     counts = progress.counts
     parts = [f"{number(counts.restored, 'message')} restored ({number(counts.restored_bytes, 'byte')})"]
     if counts.private:
-        parts.append(f"{counts.private:,} left out as one group's alone")
+        parts.append(f"{counts.private:,} left out, which belong to one group alone")
     if counts.replayed:
-        parts.append(f"{counts.replayed:,} left out that had been restored (--with-replayed takes them)")
+        parts.append(f"{counts.replayed:,} left out, which were restored before (--with-replayed takes them)")
     if bad:
         parts.append(f"{number(bad, 'range', 'ranges')} of bad bytes left out")
     return f"{shown_location(source)}: " + ", ".join(parts)

@@ -1,4 +1,4 @@
-"""``qmq serve``: a broker in the foreground."""
+"""``qmq serve``: run a broker in the foreground."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ if TYPE_CHECKING:
 
 @click.command(short_help="Run a broker on a data directory.")
 @click.option("--config", metavar="FILE.toml", type=click.Path(path_type=Path), help="Read settings from a file.")
-@click.option("--set", "assignments", metavar="KEY=VALUE", multiple=True, help="Give one setting; may be repeated.")
-@click.option("--data-dir", metavar="DIR", help="Where everything is kept.  [default: ./qmq-data]")
-@click.option("--listen", metavar="HOST:PORT", help="Port 0 picks a free one.  [default: 127.0.0.1:20881]")
+@click.option("--set", "assignments", metavar="KEY=VALUE", multiple=True, help="Set one setting; may be repeated.")
+@click.option("--data-dir", metavar="DIR", help="The data directory.  [default: ./qmq-data]")
+@click.option("--listen", metavar="HOST:PORT", help="Port 0 takes a free one.  [default: 127.0.0.1:20881]")
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), help="[default: info]")
 def serve(
     config: Path | None, assignments: tuple[str, ...], data_dir: str | None, listen: str | None, log_level: str | None
 ) -> None:
     """Run a broker on a data directory, until Ctrl-C or SIGTERM.
 
-    Once it serves it prints one line on stdout; its log goes to stderr, with times in UTC. `qmq config` shows every
-    setting. Each is taken from an environment variable too: QMQ_LISTEN, QMQ_DATA_DIR and so on, which win over
-    --config. At SIGHUP it reads the file of --config again, takes what it can change while it serves, and logs that.
+    When it is ready it prints one line on stdout; its log goes to stderr, with times in UTC. `qmq config` shows every
+    setting. Environment variables such as QMQ_LISTEN and QMQ_DATA_DIR set them too, and override --config. At SIGHUP it
+    reads the file of --config again, applies the settings that can change while it runs, and logs them.
     """
     with noting_hangups() as hung_up:
         _serve(config, assignments, {"data_dir": data_dir, "listen": listen, "log_level": log_level}, hung_up)
@@ -51,7 +51,7 @@ def _serve(
 
     def read_again() -> Settings:
         assert config is not None
-        if config.exists() and not config.is_file():  # a pipe might have the broker wait
+        if config.exists() and not config.is_file():  # opening a pipe could block the broker
             raise InvalidOption(f"the settings file {config} cannot be read again: it is no regular file; give one")
         return load(config, assignments, flags, os.environ)
 
@@ -62,7 +62,7 @@ def _serve(
 
 
 class UtcFormatter(logging.Formatter):
-    """Writes times as 2026-01-31T23:59:59.123Z."""
+    """Formats the times of log lines as 2026-01-31T23:59:59.123Z."""
 
     def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: N802  # its name there
         return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
@@ -71,10 +71,10 @@ class UtcFormatter(logging.Formatter):
 def _ready(broker: RunningBroker) -> None:
     try:
         click.echo(f"ready on {broker.url}, data in {shown_directory(broker.settings.data_dir)}")
-    except OSError as error:  # nobody reads it: a broker serves all the same
-        logging.getLogger("qmq.broker").warning("that it is ready could not be printed: %s", failure_of(error))
+    except OSError as error:  # nobody reads stdout, and the broker serves all the same
+        logging.getLogger("qmq.broker").warning("could not print that it is ready: %s", failure_of(error))
 
 
 def shown_directory(path: Path) -> str:
-    """A directory as people write it: ./NAME when it is relative."""
+    """Return a directory as people write it: ./NAME if it is relative."""
     return str(path) if path.is_absolute() or path.parts[:1] in ((), ("..",)) else f"./{path}"

@@ -1,4 +1,4 @@
-"""``qmq verify``: check every file of a data directory, and show what was found."""
+"""``qmq verify``: check every file of a data directory, and show the findings."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from qmq.storage.verify.verify import verify as verify_directory
 
 
 class InUse(CommandFailed):
-    """A broker has the directory."""
+    """The error that a broker is using the directory."""
 
     exit_code = EXIT_USAGE
 
 
 @click.command(short_help="Check every file of a data directory.")
 @click.argument("directory", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object a finding, and one that sums up.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object for each finding, then a summary.")
 @click.pass_context
 def verify(context: click.Context, directory: Path, as_json: bool) -> None:
     """Check every file of the data directory DIRECTORY, without changing anything.
 
-    The directory is that of a stopped or killed broker, or a copy of a running one's. Ends with 0 when nothing is
-    bad, 1 when something is, 2 when a broker is using the directory. What a stop may leave behind, such as an
-    unfinished tail, is named and is not bad.
+    DIRECTORY belongs to a stopped or killed broker, or is a copy of that of a running one. Ends with 0 if everything is
+    good, 1 if something is bad, 2 if a broker is using the directory. What a stop may leave behind, such as an
+    unfinished tail, is reported as a note and is not bad.
     """
     try:
         with reading_bar() as progress:
@@ -103,7 +103,7 @@ def _cells(finding: Finding, directory: Path) -> list[str]:
 
 
 def place_cells(finding: Finding, directory: Path) -> list[str]:
-    """File and position as cells of a table: the file as it lies in *directory*."""
+    """Return the file, relative to *directory*, and the position of a finding as cells of a table."""
     file = finding.file.relative_to(directory) if finding.file.is_relative_to(directory) else finding.file
     return [escape(str(file)), "" if finding.position is None else f"{finding.position:,}"]
 

@@ -68,7 +68,7 @@ ASKING: list[tuple[list[str], str, tuple[int, int, int] | None]] = [
     ),
     (
         ["groups", "seek", "G", "--to", "first"],
-        "have G go on at first? It has 0 consumers online, 0 ready, 0 in flight, 0 in retry, 3 dead. [y/N]",
+        "let G continue at first? It has 0 consumers online, 0 ready, 0 in flight, 0 in retry, 3 dead. [y/N]",
         (4, 0, 3),
     ),
 ]

@@ -80,7 +80,7 @@ def test_closed_and_full_streams(broker: BrokerProcess, line: str, ends: tuple[i
 @pytest.mark.parametrize("stdout", [">&-", "> /dev/full"])
 def test_a_broker_serves_though_nobody_hears_that_it_is_ready(stdout: str, tmp_path: object) -> None:
     serve = f"qmq serve --listen 127.0.0.1:0 --data-dir {tmp_path} {stdout} <&-"
-    said = f"until grep -q 'could not be printed' {tmp_path}.log; do sleep 0.1; done"
+    said = f"until grep -q 'could not print that it is ready' {tmp_path}.log; do sleep 0.1; done"
     line = f"{serve} 2>{tmp_path}.log & {said}; kill $!; wait $!"
     code, out, err = shell(line)
     assert (code, out, err) == (0, "", "")
@@ -107,7 +107,7 @@ def test_words_that_are_not_utf_8_are_refused(command: str) -> None:
     for environment in ({}, ASCII):
         code, out, err = shell(f"qmq {command}$'\\xff'", **environment)
         assert (code, out) == (2, "")
-        assert err == "qmq: '\\udcff' is not UTF-8; give text that is\n"
+        assert err == "qmq: '\\udcff' is not UTF-8; give it in UTF-8\n"
 
 
 def test_a_name_of_a_file_that_is_no_text_can_be_shown(tmp_path: object) -> None:

@@ -75,7 +75,7 @@ def test_a_seek_begins_elsewhere_and_drops_what_is_held(broker: BrokerProcess, c
         held, handed_back, _ = consumer.pull(min_count=3)
         handed_back.nack(delay=3_600)
         done = run("groups", "seek", "sought", "--to", "first", "--yes", server=broker.url)
-        assert (done.exit_code, done.stdout, done.stderr) == (0, "sought goes on at first\n", "")
+        assert (done.exit_code, done.stdout, done.stderr) == (0, "sought continues at first\n", "")
         assert group_row(broker, "sought")["ready"] == 3
         held.ack()
         with pytest.raises(Fenced):

@@ -59,7 +59,7 @@ def test_what_is_left_and_removed_is_said(tmp_path: Path) -> None:
         said = qmq("archive", str(source), "--to", str(to), "--as", "parquet").output
     finally:
         store.close(clean=False)
-    assert "1 left that a broker still writes, 1 file of earlier runs removed that no table lists" in said
+    assert "1 left, which a broker still writes, 1 file of earlier runs removed that no table lists" in said
     assert not killed.exists()
 
 

@@ -77,7 +77,7 @@ def test_the_list() -> None:
         (["--only", "restart", "--server", "qmq://127.0.0.1:1"], "leave --server out"),
         (["--set", "partitions=2", "--server", "qmq://127.0.0.1:1"], "leave it or --server out"),
         (["--set", "partitions"], "is not key=value"),
-        (["--json", "/nowhere/at/all.json"], "the directory of /nowhere/at/all.json is not there"),
+        (["--json", "/nowhere/at/all.json"], "the directory of /nowhere/at/all.json does not exist"),
         (["--rounds", "0"], "0 is not in the range"),
         (["--size", "huge"], "'huge' is not one of"),
     ],
