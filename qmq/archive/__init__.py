@@ -1,1 +1,1 @@
-"""History: segments as they are read without a broker, and the archive that holds copies of them."""
+"""Archives of sealed segments, and the readers of stored segments, which need no broker."""

@@ -1,10 +1,11 @@
-"""An archive: a directory of any file system, with copies of sealed segments of any stores.
+"""An archive: a directory in any file system, with copies of sealed segments of any stores.
 
     segments/<store id>-<partition>/<base>.messages, .index, .manifest
-    tables/, parquet/                   the same as Parquet (qmq/archive/file_table.py)
-    _lock                               who writes to it
+    tables/, parquet/                   the same messages as Parquet (qmq/archive/file_table.py)
+    _lock                               the run that writes to it
 
-A segment is there when its manifest is: that comes last. Names that begin with ``_`` are nobody's yet.
+The manifest of a segment is written last: without it, the segment does not count. Names that begin with ``_`` belong to
+unfinished files.
 """
 
 from __future__ import annotations
@@ -23,19 +24,19 @@ MANIFEST: Final = ".manifest"
 
 
 def directory_of(store_id: bytes, partition: int) -> str:
-    """Where the segments of a partition lie."""
+    """Return the directory that has the segments of a partition."""
     return f"{SEGMENTS}/{store_id.hex()}-{partition}"
 
 
 def is_archive(files: Files) -> bool:
-    """Whether anything was archived there. Raises StorageFailed."""
+    """Return whether the tree has an archive. Raises StorageFailed."""
     return not {SEGMENTS, TABLES}.isdisjoint(files.names(""))
 
 
 def manifests(files: Files) -> list[tuple[str, Manifest]]:
-    """All segments that are there: their path less the suffix, and what is said of them, by partition and position.
+    """Return the path (without suffix) and the manifest of each archived segment, by partition and position.
 
-    Raises BadBytes for a manifest that is rotten, or of another place; StorageFailed.
+    Raises BadBytes for a manifest that is damaged or at the wrong path; StorageFailed.
     """
     paths = [
         f"{SEGMENTS}/{directory}/{name.removesuffix(MANIFEST)}"
@@ -47,11 +48,11 @@ def manifests(files: Files) -> list[tuple[str, Manifest]]:
 
 
 def archived_segments(files: Files, known: Iterable[SegmentSource] = ()) -> list[SegmentSource]:
-    """What there is to read. Of those *known* from a look before, only the one that was the last of a partition is
-    looked at again: no other one can have become longer. Raises as ``manifests`` does.
+    """Return the archived segments. Of the *known* segments of an earlier call, only the last of each partition is read
+    again, since no other can have become longer. Raises as ``manifests`` does.
     """
     settled = {segment.path: segment for segment in known}
-    lasts = {segment.whose: segment.path for segment in settled.values()}  # they come by partition and position
+    lasts = {segment.whose: segment.path for segment in settled.values()}  # ordered by partition and position
     for path in lasts.values():
         del settled[path]
     found = []
@@ -73,10 +74,10 @@ def _is_manifest(name: str) -> bool:
 
 
 def _manifest(files: Files, path: str) -> Manifest:
-    """The manifest of the segment at *path*, which has no suffix."""
+    """Return the manifest of the segment at *path*, which has no suffix."""
     name = f"{files.name}/{path}{MANIFEST}"
     manifest = parse_manifest(files.read_whole(path + MANIFEST), name)
     place = f"{directory_of(bytes.fromhex(manifest.store_id), manifest.partition)}/{manifest.base:016x}"
     if place != path:
-        raise BadBytes(f"{name} tells of {place}; put it back where it belongs")
+        raise BadBytes(f"{name} is the manifest of {place}; put it back there")
     return manifest

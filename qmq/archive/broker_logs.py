@@ -1,8 +1,8 @@
-"""The message logs of live brokers, as a tree that is read over the wire.
+"""The message logs of running brokers, as a tree of files that is read over the network.
 
     <store id>-<partition>/<base>.messages
 
-The paths are those of an archive; where batches begin the broker is asked.
+The paths are those of an archive. Each broker tells where its batches begin.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SCHEME: Final = "qmq://"
 
 
 class BrokerReading:
-    """A segment of a broker, as long as it was when it was opened."""
+    """A segment of a broker, with the size that it had when it was opened."""
 
     is_near = False
 
@@ -37,80 +37,80 @@ class BrokerReading:
         return self._span.end - self._span.base
 
     def read(self, offset: int, size: int) -> bytes:
-        """As ``Reading.read``. Raises ConnectionLost, StorageError."""
+        """Read as ``Reading.read``. Raises ConnectionLost, StorageError."""
         return self._reader.read(self._partition, self._span.base + offset, max(0, min(size, self.size() - offset)))
 
     def close(self) -> None:
-        """The connection stays for others."""
+        """Keep the connection, which other files share."""
 
 
 class BrokerFiles:
-    """The logs of all brokers of a URL. Not for several threads, nor over a fork."""
+    """The logs of all brokers of a URL. It must not be shared by threads or used after a fork."""
 
     def __init__(self, url: str) -> None:
-        """Raises InvalidOption."""
+        """Raises InvalidOption for a wrong URL."""
         self.name = url
         self._left: list[Address] = parse_url(url)[::-1]
         self._readers: dict[bytes, LogReader] = {}
 
     def close(self) -> None:
-        """Close the connections; they are made again when they are needed."""
+        """Close the connections; later calls open them again."""
         for reader in self._readers.values():
             reader.close()
 
     def segments(self) -> list[SegmentSource]:
-        """What all of them have now. Raises ConnectionLost when one cannot be reached."""
+        """Return the segments that all brokers have now. Raises ConnectionLost if one cannot be reached."""
         while self._left:
-            self._meet()
+            self._connect_next()
         return [source for store_id, reader in self._readers.items() for source in _segments_of(store_id, reader)]
 
     def names(self, path: str) -> list[str]:
-        """As ``Files.names``."""
+        """List as ``Files.names``."""
         names = [source.path for source in self.segments()]
         inside = [name[len(path) :].lstrip("/") for name in names if not path or name.startswith(f"{path}/")]
         return sorted({name.partition("/")[0] for name in inside})
 
     def open(self, path: str) -> Reading:
-        """As ``Files.open``. Raises FileNotFoundError, ConnectionLost."""
+        """Open as ``Files.open``. Raises FileNotFoundError, ConnectionLost."""
         reader, partition, base = self._parse(path)
         return BrokerReading(reader, partition, self._span_of(reader, partition, base))
 
     def read_whole(self, path: str) -> bytes:
-        """As ``Files.read_whole``."""
+        """Read as ``Files.read_whole``."""
         reading = self.open(path)
         return reading.read(0, reading.size())
 
     def pieces(self, segment: SegmentSource, start: int, until: int) -> Iterator[Index]:
-        """As ``Telling.pieces``. Raises BadBytes when the segment is gone, or what is told makes no sense;
+        """Yield as ``ProvidesIndex.pieces``. Raises BadBytes if the segment is gone or the broker's answer is wrong;
         ConnectionLost.
         """
         try:
             reader, partition, base = self._parse(segment.path)
             self._span_of(reader, partition, base)
         except FileNotFoundError as error:
-            raise BadBytes(f"{error}: it is gone; plan the read again") from error
+            raise BadBytes(f"{error}: it was removed; plan the read again") from error
         start, until = max(start, base), min(until, segment.end)
         yield np.empty(0, INDEX_DTYPE)
         for data in reader.batches(partition, start, until) if start < until else ():
             piece = np.frombuffer(data[: len(data) // INDEX_ENTRY_SIZE * INDEX_ENTRY_SIZE], INDEX_DTYPE)
-            places = np.concatenate(([start - 1], piece["position"].astype(np.int64), [until]))
-            if data.nbytes != piece.nbytes or (places[1:] <= places[:-1]).any():
-                raise BadBytes(f"{self.name}/{segment.path}: what the broker says of its batches makes no sense")
+            bounds = np.concatenate(([start - 1], piece["position"].astype(np.int64), [until]))
+            if data.nbytes != piece.nbytes or (bounds[1:] <= bounds[:-1]).any():
+                raise BadBytes(f"{self.name}/{segment.path}: the broker's list of its batches is wrong")
             yield piece
-            start = int(places[-2]) + 1
+            start = int(bounds[-2]) + 1
 
-    def _meet(self) -> None:
+    def _connect_next(self) -> None:
         """Connect to the next address. Raises ConnectionLost."""
         reader = LogReader(self._left[-1])
         store_id = reader.store_id
         self._left.pop()
-        if store_id in self._readers:  # two addresses of one broker
+        if store_id in self._readers:  # two addresses lead to one broker
             reader.close()
         else:
             self._readers[store_id] = reader
 
     def _span_of(self, reader: LogReader, partition: int, base: int) -> Span:
-        """The segment at *base*. Raises FileNotFoundError when it is not there (any more), ConnectionLost."""
+        """Return the segment at *base*. Raises FileNotFoundError if it does not exist (any more), ConnectionLost."""
         _, spans = reader.segments(partition, base)
         if not spans or spans[0].base != base:
             raise FileNotFoundError(f"{self.name} has no segment at position {base} of partition {partition}")
@@ -123,7 +123,7 @@ class BrokerFiles:
             if name.endswith(MESSAGES):
                 store_id, base = bytes.fromhex(store), int(name.removesuffix(MESSAGES), 16)
                 while store_id not in self._readers and self._left:
-                    self._meet()
+                    self._connect_next()
                 if store_id in self._readers:
                     return self._readers[store_id], int(partition), base
         raise FileNotFoundError(f"{self.name} has no {path}")

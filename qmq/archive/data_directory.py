@@ -1,8 +1,6 @@
-"""The segments of a data directory, as somebody finds them who takes no lock and changes nothing.
+"""Find the segments of a data directory without locking or changing it.
 
-Its broker may run meanwhile: what is read then ends behind the last batch that is whole.
-
-Whether a broker runs on a data directory, and whether one is the broker of that directory.
+A broker may be using it: then reading ends after the last complete batch.
 """
 
 from __future__ import annotations
@@ -29,37 +27,37 @@ from qmq.storage.meta.identity import COPY_NAMES, Identity, latest, read_copies
 
 
 def is_live(directory: Path) -> bool:
-    """Whether a broker has that data directory now. Raises StorageFailed."""
+    """Return whether a broker is using the data directory. Raises StorageFailed."""
     return holder_of(Disk(), directory) is not None
 
 
-def has_segments(directory: Path, places: Iterable[tuple[int, int]]) -> bool:
-    """Whether a segment begins at each of these (partition, position). Raises BadBytes, StorageFailed."""
+def has_segments(directory: Path, positions: Iterable[tuple[int, int]]) -> bool:
+    """Return whether a segment begins at each of these (partition, position). Raises BadBytes, StorageFailed."""
     disk = Disk()
     partitions = latest(*read_copies(disk, directory)).partitions
     return all(
         number < len(partitions) and disk.exists(segment_path(directory / partitions[number].directory, position))
-        for number, position in places
+        for number, position in positions
     )
 
 
 class DataDirectory(NamedTuple):
-    """What a data directory holds at one moment."""
+    """The contents of a data directory at one moment."""
 
     files: LocalFiles
     store_id: bytes
     segments: list[SegmentSource]
-    #: Who has it: a broker, whose current segments grow; None when nobody has.
+    #: The broker that is using it, whose current segments grow; None if there is none.
     holder: str | None
     directory: Path
     disk: Disk
 
     def has(self, segment: SegmentSource) -> bool:
-        """Whether a segment is still there: retention may have dropped it."""
+        """Return whether a segment still exists: retention may have dropped it."""
         return self.disk.exists(self.directory / segment.path)
 
     def receipt(self, segment: SegmentSource) -> ArchiveReceipt | None:
-        """The receipt beside a segment, when it is about all of it. Raises ForeignFile, StorageFailed."""
+        """Return the receipt beside a segment if it covers all of it. Raises ForeignFile, StorageFailed."""
         try:
             receipt = read_receipt(self.disk, self._directory_of(segment), segment.base)
         except BadBytes:
@@ -68,7 +66,9 @@ class DataDirectory(NamedTuple):
         return receipt if receipt is not None and receipt.covers(owner, segment.base, segment.end) else None
 
     def write_receipt(self, segment: SegmentSource, receipt: ArchiveReceipt) -> None:
-        """Put a receipt beside a segment, unless that was removed meanwhile. Raises StorageFull or StorageFailed."""
+        """Write a receipt beside a segment, unless the segment was removed meanwhile. Raises StorageFull or
+        StorageFailed.
+        """
         if self.has(segment):
             write_receipt(self.disk, self._directory_of(segment), receipt)
 
@@ -77,19 +77,19 @@ class DataDirectory(NamedTuple):
 
 
 def is_data_directory(directory: Path) -> bool:
-    """Whether that is one, by the files that say whose it is."""
+    """Return whether *directory* has an identity file of a data directory."""
     return any((directory / name).exists() for name in COPY_NAMES)
 
 
 def open_data_directory(
     directory: Path, disk: Disk | None = None, known: Iterable[SegmentSource] = ()
 ) -> DataDirectory:
-    """Look at a data directory; what is *known* from a look before is not read again.
+    """Read a data directory; the *known* segments of an earlier call are not read again.
 
-    Raises BadBytes when nobody can say whose it is, ForeignFile, StorageFailed.
+    Raises BadBytes if both identity files are damaged, ForeignFile, StorageFailed.
     """
     disk = disk if disk is not None else Disk()
-    holder = holder_of(disk, directory)  # before its segments: a broker that starts meanwhile only adds to them
+    holder = holder_of(disk, directory)  # before the segments: a broker that starts meanwhile only adds to them
     identity = latest(*read_copies(disk, directory))
     files = LocalFiles(directory, disk)
     known, segments = list(known), list[SegmentSource]()
@@ -101,7 +101,7 @@ def open_data_directory(
 
 
 def _claims(disk: Disk, directory: Path, identity: Identity) -> list[PartitionClaim | None]:
-    """What the last good checkpoint says of each partition, which tells what was removed."""
+    """Return what the last good checkpoint says of each partition, which tells what was removed."""
     none: list[PartitionClaim | None] = [None] * len(identity.partitions)
     for number in list_checkpoints(disk, directory):
         claims = read_checkpoint(disk, directory, number).claims
@@ -129,7 +129,7 @@ class _Partition:
         self._directory = directory / self._name
 
     def segments(self, claim: PartitionClaim | None, *, is_live: bool) -> list[SegmentSource]:
-        """What is there to read, ascending."""
+        """Return the readable segments, ascending."""
         starts = [(base, end) for base, end in self._starts() if claim is None or not claim.is_removed(base)]
         found = []
         for (base, _), behind in zip(starts, [*starts[1:], None], strict=True):
@@ -141,7 +141,7 @@ class _Partition:
         return found
 
     def _starts(self) -> list[tuple[int, int]]:
-        """(base, previous_end) of each segment; foreign ones count as not there."""
+        """Return (base, previous_end) of each segment, without foreign ones."""
         starts = []
         for base in list_bases(self._disk, self._directory):
             segment = Segment.open(self._disk, self._directory, base, 0, writable=False)
@@ -155,22 +155,24 @@ class _Partition:
         return starts
 
     def _indexed(self, base: int, end: int) -> SegmentSource | None:
-        """A sealed segment by its index, where that is good."""
+        """Return a sealed segment by its index if that is good."""
         path, known = f"{self._name}/{base:016x}", self._known.get(base)
         if known is not None and known.index_path is not None and known.end == end:
             return known
         try:
             for _ in index_pieces(self._files, path + INDEX, *self._owner, base, end):
-                """Looked at to its end."""
+                """Read to its end."""
         except BadBytes:
             return None
         return SegmentSource(*self._owner, base, end, path + MESSAGES, path + INDEX, None)
 
     def _scanned(self, base: int, end: int | None, *, sealed: bool) -> SegmentSource:
-        """A segment that is read to find its batches: what a start of the broker takes, it finds too."""
+        """Return a segment whose batches are found by reading it, by the rules by which a broker finds them when it
+        starts.
+        """
         known, found, start = self._known.get(base), None, base
         if known is not None and known.found is not None and (end is None or known.end <= end):
-            found, start = known.found, known.end  # what it had stays as it was
+            found, start = known.found, known.end  # bytes that were found before do not change
             if start == end:
                 return known._replace(sealed=sealed)
         positions, stamps = array("Q"), array("Q")
@@ -183,13 +185,13 @@ class _Partition:
         segment = Segment.open(self._disk, self._directory, base, 0, writable=False)
         try:
             stop = base + segment.size() if end is None else end
-            # Batches with good headers and bad data are fed too: whoever reads them tells of them.
+            # Batches with good headers and bad data count too: their readers report the damage.
             seen = scanner.scan(segment, start, stop, vouched=True)
         finally:
             segment.close()
         last = seen.end
         rotten = {hole.start: hole.end for hole in seen.rotten}
-        while not sealed and positions and positions[-1] in rotten:  # still being written
+        while not sealed and positions and positions[-1] in rotten:  # a broker is still writing the last batch
             last = positions.pop()
             stamps.pop()
         index = np.empty(len(positions), INDEX_DTYPE)
@@ -202,6 +204,6 @@ class _Partition:
 
 
 def check_is_there(directory: Path) -> None:
-    """Raise StorageFailed unless that is a directory."""
+    """Raise StorageFailed unless *directory* is a directory."""
     if not directory.is_dir():
         raise StorageFailed(f"{directory} is no directory; name a data directory or an archive")

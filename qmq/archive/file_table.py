@@ -1,13 +1,13 @@
-"""The table of files of an archive: which Parquet files count, and how much of which segments is in them.
+"""The table of files of an archive: the Parquet files that count, and the segments whose messages they have.
 
     tables/<number>.table                                    the highest number counts
-    tables/<number>.second                                   the same as the table of that number, a base
-    parquet/date=<day>/subjects=<subject>/<name>.parquet     what it lists
+    tables/<number>.second                                   a second copy of that table, which is a base
+    parquet/date=<day>/subjects=<subject>/<name>.parquet     a file that it lists
 
-A file that the table does not list is nobody's: the run that wrote it was killed. Whoever commits makes the table with
-the next number, unless it is there: of two runs at once, which the lock refuses, one would fail here. A table is whole;
-or, where there is much in it, what has changed since one that is, its base. On a base rest all tables that come after
-it, the last but one too: so it is kept twice, and where one is rotten the other is read.
+A file that the table does not list does not count: the run that wrote it was killed. A commit creates the table with the
+next number, unless it exists: if two runs committed at once, which the lock prevents, one of them would fail. A table is
+whole, or, if it would be large, has the changes since a whole one, its base. All later tables are based on it, also the
+last but one. So a base has a second copy, which is read if the first one is damaged.
 """
 
 from __future__ import annotations
@@ -27,42 +27,42 @@ _LOG: Final = logging.getLogger("qmq")
 VERSION: Final = 1
 TABLES: Final = "tables"
 PARQUET: Final = "parquet"
-#: How often a reader looks again whose table went while it was reading: two runs have finished meanwhile.
+#: How often to read again if the table disappears during a read, because two runs have finished meanwhile.
 _TRIES: Final = 5
 _SUFFIX: Final = ".table"
 _SECOND: Final = ".second"
-#: A table of so many files and segments is not written anew at each commit, but what has changed since it was, unless
-#: that is more than such a part of it.
+#: A table with at least this many files and segments is not rewritten at each commit; only its changes are written,
+#: unless they are more than this part of it.
 _LARGE: Final = 2_000
 _SHARE: Final = 8
 _ADVICE: Final = (
-    "put back a good copy, or remove it and archive again: the table before it counts then, if that is good"
+    "put back a good copy, or remove it and archive again; then the table before it counts, if that is good"
 )
 
 
 @dataclass(frozen=True)
 class ListedFile:
-    """A Parquet file. Its path in the archive; crc32c of all its bytes; times in microseconds."""
+    """A Parquet file: its path in the archive, crc32c of all its bytes, times in microseconds."""
 
     path: str
-    #: That of all its messages; None where it has several.
+    #: The subject of all its messages; None if they have several.
     subject: str | None
     messages: int
     size: int
     crc: int
     first_stored_at_us: int
     last_stored_at_us: int
-    #: Files of its directory that it was merged from, one behind the other, and how many messages each had.
+    #: The files of its directory that it was merged from, in order, and how many messages each had.
     parts: tuple[tuple[str, int], ...] = ()
 
     @property
     def origins(self) -> tuple[tuple[str, int], ...]:
-        """Those, or it alone: as runs wrote them."""
+        """Return the files that runs wrote and this one has the messages of: its parts, or the file itself."""
         return self.parts or ((self.path.rpartition("/")[2], self.messages),)
 
 
 class SegmentKey(NamedTuple):
-    """Which segment: store id in hex, and positions."""
+    """The key of a segment: store id in hex, partition and base."""
 
     store_id: str
     partition: int
@@ -71,7 +71,7 @@ class SegmentKey(NamedTuple):
 
 @dataclass(frozen=True)
 class ListedSegment:
-    """A segment that is in the files up to the position ``end``, and how many messages that are."""
+    """A segment that the files have up to the position ``end``, and the number of these messages."""
 
     store_id: str
     partition: int
@@ -86,41 +86,43 @@ class ListedSegment:
 
 @dataclass(frozen=True)
 class ListedDamage:
-    """Bytes of a segment that were bad when it was archived: positions [start, end), what they held nobody has here."""
+    """Bytes of a segment, at positions [start, end), that were bad when it was archived; the files lack their
+    messages.
+    """
 
     store_id: str
     partition: int
     start: int
     end: int
-    #: None where nobody can tell.
+    #: The number of messages; None if it is unknown.
     messages: int | None
     reason: str
 
 
 @dataclass(frozen=True)
 class FileTable:
-    """The whole table; number 0 where nothing was archived yet."""
+    """The whole table; its number is 0 if nothing was archived yet."""
 
     number: int = 0
     files: tuple[ListedFile, ...] = ()
     segments: tuple[ListedSegment, ...] = ()
     damages: tuple[ListedDamage, ...] = ()
-    #: The last one that was written as a whole; later ones say what has changed since.
+    #: The last table that was written as a whole; later ones have the changes since.
     base: FileTable | None = field(default=None, compare=False, repr=False)
 
     @property
     def messages(self) -> int:
-        """In all files."""
+        """Return the number of messages in all files."""
         return sum(file.messages for file in self.files)
 
     def ends(self) -> dict[SegmentKey, int]:
-        """Up to where each segment is in."""
+        """Return the position up to which the files have each segment."""
         return {segment.key: segment.end for segment in self.segments}
 
     def with_more(
         self, files: Iterable[ListedFile], segments: Iterable[ListedSegment], damages: Iterable[ListedDamage]
     ) -> FileTable:
-        """The next table. *segments* say how far they are in now, and how many messages came with that."""
+        """Return the next table, with more files. *segments* have their new ends and the number of messages added."""
         known = {segment.key: segment for segment in self.segments}
         for segment in segments:
             before = known.get(segment.key)
@@ -135,19 +137,19 @@ class FileTable:
         )
 
     def with_merged(self, merged: Iterable[ListedFile]) -> FileTable:
-        """The next table: with these files instead of those whose parts they have."""
+        """Return the next table, with the *merged* files instead of their parts."""
         merged = tuple(merged)
         gone = {(file.path.rpartition("/")[0], part) for file in merged for part, _ in file.parts}
         kept = [file for file in self.files if (file.path.rpartition("/")[0], file.origins[0][0]) not in gone]
         return replace(self, number=self.number + 1, files=(*kept, *merged))
 
     def pack(self) -> bytes:
-        """The bytes of its file, with all of it."""
+        """Return the bytes of the whole table."""
         rows = [*map(asdict, self.files)], [*map(asdict, self.segments)], [*map(asdict, self.damages)]
         return _packed(self.number, 0, [], *rows)
 
     def pack_changes(self) -> bytes | None:
-        """The bytes of its file that say what has changed since its base; None where that is much, or all is little."""
+        """Return the bytes of the changes since the base; None if the table is small or the changes are many."""
         base = self.base
         if base is None or len(base.files) + len(base.segments) < _LARGE:
             return None
@@ -163,7 +165,7 @@ class FileTable:
         )
 
     def changed(self, changes: FileTable, gone: Iterable[str]) -> FileTable:
-        """The table that has this one as its base, and these *changes*."""
+        """Return the table that these *changes*, without the files that are *gone*, make of this base."""
         lost = set(gone)
         segments = {segment.key: segment for segment in (*self.segments, *changes.segments)}
         return FileTable(
@@ -181,23 +183,23 @@ def _packed(number: int, base: int, gone: list[str], *rows: list[dict[str, Any]]
 
 
 def path_of(number: int) -> str:
-    """Where a table lies."""
+    """Return the path of a table."""
     return f"{TABLES}/{number:08}{_SUFFIX}"
 
 
 def second_of(number: int) -> str:
-    """Where a base lies once more."""
+    """Return the path of the second copy of a base."""
     return f"{TABLES}/{number:08}{_SECOND}"
 
 
 def numbers(files: Files) -> list[int]:
-    """The numbers of the tables that are there, ascending. Raises StorageFailed."""
+    """Return the numbers of the existing tables, ascending. Raises StorageFailed."""
     stems = [name.removesuffix(_SUFFIX) for name in files.names(TABLES) if name.endswith(_SUFFIX)]
     return sorted(int(stem) for stem in stems if stem.isdecimal())
 
 
 def read_table(files: Files) -> FileTable:
-    """The table that counts. Raises BadBytes when it is rotten, ForeignFile, StorageFailed."""
+    """Return the table that counts. Raises BadBytes if it is damaged, ForeignFile, StorageFailed."""
     for _ in range(_TRIES):
         found = numbers(files)
         if not found:
@@ -206,7 +208,7 @@ def read_table(files: Files) -> FileTable:
             return _read(files, found[-1], found)
         except FileNotFoundError:
             continue
-    raise StorageFailed(f"the tables of {files.name} go as fast as they are read; try again")
+    raise StorageFailed(f"the tables of {files.name} are replaced faster than they can be read; try again")
 
 
 def _read(files: Files, number: int, there: list[int]) -> FileTable:
@@ -216,7 +218,7 @@ def _read(files: Files, number: int, there: list[int]) -> FileTable:
         return table
     try:
         if base not in there:
-            what = f"says what has changed since {path_of(base)}, which is missing"
+            what = f"has changes of {path_of(base)}, which is missing"
             raise BadBytes(f"{files.name}/{path} {what}; {_ADVICE}")
         return _read_whole(files, path_of(base), base).changed(table, gone)
     except BadBytes as error:
@@ -224,7 +226,7 @@ def _read(files: Files, number: int, there: list[int]) -> FileTable:
             second = _read_whole(files, second_of(base), base)
         except FileNotFoundError:
             raise error from None
-        _LOG.warning("%s. Its second copy was read, and the next table that is made has all of it again", error)
+        _LOG.warning("%s. Its second copy was read, and the next table will be a whole one again", error)
         return replace(second.changed(table, gone), base=None)
 
 
@@ -232,13 +234,14 @@ def _read_whole(files: Files, path: str, number: int) -> FileTable:
     name = f"{files.name}/{path}"
     whole, before, _ = parse_table(files.read_whole(path), number, name)
     if before:
-        raise BadBytes(f"{name} is not whole, and other tables say that it is; {_ADVICE}")
+        raise BadBytes(f"{name} is not a whole table, but others are based on it; {_ADVICE}")
     return whole
 
 
 def parse_table(data: bytes, number: int, name: str) -> tuple[FileTable, int, list[str]]:
-    """Read a table, or what has changed since another one: the number of that, else 0, and paths that are not listed
-    any more. Raises BadBytes when it is not what was written, ForeignFile for a newer version.
+    """Parse a table, or the changes of one: return also the number of its base (else 0) and the paths that are gone.
+
+    Raises BadBytes if it is damaged, ForeignFile for a newer version.
     """
     content = parse_checked(data, VERSION, name, _ADVICE)
     try:
@@ -250,15 +253,17 @@ def parse_table(data: bytes, number: int, name: str) -> tuple[FileTable, int, li
         )
         base, gone = int(content["base"]), list(content["gone"])
     except (KeyError, TypeError) as error:
-        raise BadBytes(f"{name} lacks what a table has ({error!r:.80}); {_ADVICE}") from error
+        raise BadBytes(f"{name} lacks a part of a table ({error!r:.80}); {_ADVICE}") from error
     if table.number != number:
-        raise BadBytes(f"{name} is the table {table.number}; put it back where it belongs")
+        raise BadBytes(f"{name} is the table {table.number}; put it back in its place")
     return (table if base else replace(table, base=table)), base, gone
 
 
 def commit(files: WritableFiles, table: FileTable) -> FileTable:
-    """Make a table the one that counts, and give it to go on with; the one before stays for who is reading it, and what
-    either is based on. Raises DirectoryInUse when another run has made one meanwhile, StorageFull or StorageFailed.
+    """Make *table* the one that counts, and return it as the base of the next. The table before stays for its readers,
+    and the bases of both stay.
+
+    Raises DirectoryInUse if another run has made one meanwhile, StorageFull or StorageFailed.
     """
     files.make_directory(TABLES)
     before, changes = table.base, table.pack_changes()
@@ -276,14 +281,14 @@ def commit(files: WritableFiles, table: FileTable) -> FileTable:
 
 
 def _write_second(files: WritableFiles, base: FileTable) -> None:
-    """Before anything rests on a base it is there twice."""
+    """Write the second copy of a base, before other tables are based on it."""
     path = second_of(base.number)
     if path.rpartition("/")[2] not in files.names(TABLES):
         files.claim(path, base.pack())
 
 
 def only_in_files(table: FileTable, segments: Iterable[SegmentSource]) -> list[ListedSegment]:
-    """What a table has more than the archived *segments*: those that go on in the files, or are in these alone."""
+    """Return the segments, or ends of segments, that the table has and the archived *segments* lack."""
     ends = {SegmentKey(each.store_id.hex(), each.partition, each.base): each.end for each in segments}
     return [segment for segment in table.segments if segment.end > ends.get(segment.key, 0)]
 

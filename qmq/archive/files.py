@@ -1,6 +1,6 @@
-"""Where history lies: a tree of files that are read by ranges, and written once. Here a local one, through the Disk.
+"""Trees of files that are read by ranges and written once: the interface, and a local directory.
 
-Paths are text, with ``/`` between names, relative to the tree's root.
+Paths are relative to the root of the tree, with ``/`` between names.
 """
 
 from __future__ import annotations
@@ -18,78 +18,80 @@ from qmq.errors import InvalidOption, StorageFailed
 from qmq.net.client.address import shown_location
 from qmq.storage.disk.disk import SHARED_DIRECTORY, SHARED_FILE, Disk, failure, make_directory, read_fully, write_fully
 
-#: What is copied at once.
+#: How many bytes are copied at a time.
 COPY_BYTES: Final = 4 << 20
 
-#: Told of bytes that have been copied or read.
+#: A function that takes the number of bytes that were copied or read.
 Progress = Callable[[int], None]
 
 
 class Reading(Protocol):
     """A file that is open for reading."""
 
-    #: Whether a read of a few bytes costs little, as it does not where another machine is asked.
+    #: Whether a small read is cheap, as it is on this machine.
     is_near: bool
 
     def size(self) -> int:
-        """Its bytes. Raises StorageFailed."""
+        """Return the size of the file. Raises StorageFailed."""
 
     def read(self, offset: int, size: int) -> bytes:
-        """*size* bytes, fewer only where the file ends. Raises StorageFailed."""
+        """Return *size* bytes, fewer only at the end of the file. Raises StorageFailed."""
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close the file."""
 
 
 class Files(Protocol):
-    """A tree that history is read from."""
+    """A tree of files that segments are read from."""
 
-    #: How users name the tree.
+    #: The name of the tree for users.
     name: str
 
     def names(self, path: str) -> list[str]:
-        """What lies in a directory, ascending; nothing where there is none. Raises StorageFailed."""
+        """Return the names in a directory, ascending; none if it does not exist. Raises StorageFailed."""
 
     def open(self, path: str) -> Reading:
-        """Open a file. Raises StorageFailed, FileNotFoundError when it is not there."""
+        """Open a file. Raises StorageFailed, FileNotFoundError if it does not exist."""
 
     def read_whole(self, path: str) -> bytes:
-        """All of a small file. Raises as ``open`` and ``Reading.read``."""
+        """Return all bytes of a small file. Raises as ``open`` and ``Reading.read``."""
 
     def close(self) -> None:
-        """Let go of what it takes to reach the tree; it can be used again."""
+        """Close connections to the tree; a later call opens them again."""
 
 
 class WritableFiles(Files, Protocol):
-    """A tree that an archive is written to. What a call has written is on disk when it returns."""
+    """A tree that an archive is written to. When a call returns, what it wrote is on disk."""
 
     def make_directory(self, path: str) -> None:
-        """Make a directory and those above it. Raises StorageFull or StorageFailed."""
+        """Create a directory and its parents. Raises StorageFull or StorageFailed."""
 
     def write(self, path: str, data: bytes) -> None:
-        """Write a small file, in the place of one that is there. Raises StorageFull or StorageFailed."""
+        """Write a small file, replacing an existing one. Raises StorageFull or StorageFailed."""
 
     def copy_in(self, source: LocalReading, size: int, path: str, progress: Progress) -> int:
-        """Write the first *size* bytes of a file, and give their crc32c. Raises StorageFull or StorageFailed."""
+        """Write the first *size* bytes of *source*, and return their crc32c. Raises StorageFull or StorageFailed."""
 
     def checksum(self, path: str, progress: Progress) -> tuple[int, int]:
-        """The size of a file and the crc32c of what the tree has of it.
+        """Return the size of a file and the crc32c of the bytes that the tree has stored.
 
-        Raises FileNotFoundError when it is not there, StorageFailed.
+        Raises FileNotFoundError if it does not exist, StorageFailed.
         """
 
     def rename(self, path: str, to: str) -> None:
-        """Give a file another name, in the place of one that is there. Raises StorageFailed."""
+        """Rename a file, replacing an existing one. Raises StorageFailed."""
 
     def remove(self, path: str) -> None:
-        """Remove a file; nothing happens when it is not there. Raises StorageFailed."""
+        """Remove a file if it exists. Raises StorageFailed."""
 
     def claim(self, path: str, data: bytes) -> bool:
-        """Make a file, at once with all of *data*, unless it is there; False when it is. Raises StorageFailed."""
+        """Create a file with *data* atomically; return False if it exists already. Raises StorageFailed."""
 
 
 class LocalReading:
-    """A local file. It is read, not mapped: what the disk cannot give is an error here, not the end of the process."""
+    """A local file. It is read, not mapped: a bad disk is an error here, and would end the process if it were
+    mapped.
+    """
 
     is_near = True
 
@@ -104,7 +106,7 @@ class LocalReading:
             raise failure(error, "open", path) from error
 
     def fileno(self) -> int:
-        """Its descriptor."""
+        """Return the descriptor of the file."""
         return self._fd
 
     def size(self) -> int:
@@ -155,7 +157,7 @@ class LocalFiles:
             return file.read(0, file.size())
 
     def close(self) -> None:
-        """Nothing is held between calls."""
+        """Do nothing: no connections stay open."""
 
     def make_directory(self, path: str) -> None:
         make_directory(self._disk, self._at(path), SHARED_DIRECTORY)
@@ -222,7 +224,7 @@ class LocalFiles:
         return True
 
     def _fill(self, fd: int, path: Path, data: bytes) -> None:
-        """Write all of a file that is open, and close it."""
+        """Write all of *data* to an open file, and close it."""
         try:
             try:
                 write_fully(self._disk, fd, [data], 0)
@@ -237,7 +239,7 @@ class LocalFiles:
 
 
 def pieces_of(source: LocalReading, size: int) -> Iterator[tuple[int, bytes]]:
-    """The first *size* bytes of a file, piece by piece, each with its offset. Raises StorageFailed."""
+    """Yield the first *size* bytes of a file in pieces, each with its offset. Raises StorageFailed."""
     done = 0
     while done < size:
         piece = source.read(done, min(COPY_BYTES, size - done))
@@ -248,13 +250,15 @@ def pieces_of(source: LocalReading, size: int) -> Iterator[tuple[int, bytes]]:
 
 
 def draft_of(path: str, chance: bytes) -> str:
-    """Where what becomes *path* is written first: names that begin with ``_`` are nobody's yet."""
+    """Return the path at which the file *path* is first written; names that begin with ``_`` belong to unfinished
+    files.
+    """
     directory, slash, name = path.rpartition("/")
     return f"{directory}{slash}_{name}.{chance.hex()}"
 
 
 def local_path(location: str) -> Path | None:
-    """The path that *location* (a path, or file:// and a path) means; None for any other scheme. Raises
+    """Return the path of *location* (a path, or file:// and a path); None for any other scheme. Raises
     InvalidOption.
     """
     scheme, _, _ = location.partition("://")
@@ -265,6 +269,6 @@ def local_path(location: str) -> Path | None:
     parts = urlsplit(location)
     if parts.netloc not in ("", "localhost"):
         raise InvalidOption(
-            f"{shown_location(location)} names the machine {parts.hostname}; a file:// path is of this one: file:///path"
+            f"{shown_location(location)} names the machine {parts.hostname}; file:// is for paths of this one: file:///path"
         )
     return Path(unquote(parts.path))

@@ -1,7 +1,7 @@
-"""Hadoop's own client for HDFS, in a Java process beside this one that is spoken to through py4j.
+"""Run Hadoop's client for HDFS in a Java process of its own, and talk to it through py4j.
 
-Its jars come with PySpark. It ends when this process does, however that ends. No call takes longer than ``TIMEOUT_S``:
-where HDFS does not answer, the Java process is ended, and with it whatever it waits for.
+Its jars come with PySpark. The Java process ends when this one does, in whatever way. No call takes longer than
+``TIMEOUT_S``: if HDFS does not answer, the Java process is ended, with all its calls.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from weakref import WeakSet
 
 from qmq.errors import InvalidOption, StorageError, StorageFailed, StorageFull
 
-#: The longest that a call takes, in seconds: a lock on an archive that is not renewed holds for a little longer.
+#: The longest time of a call, in seconds; the lock on an archive stays valid a little longer without renewal.
 TIMEOUT_S: Final = 45.0
 _START_S: Final = 60.0
 _STOP_S: Final = 5.0
 
 _JAVA: Final = ("-Xmx256m", "-Xss512k", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
-#: Hadoop's client has in it what it needs, but for these; to look into all 250 of Spark takes half a second.
+#: Hadoop's client needs only these jars besides its own; searching all 250 jars of Spark takes half a second.
 _JARS: Final = (
     "hadoop-client-api", "hadoop-client-runtime", "commons-io", "py4j", "slf4j-api", "jcl-over-slf4j", "log4j-api",
     "log4j-core", "log4j-1.2-api", "log4j-slf4j2-impl",
 )  # fmt: skip
 _GATEWAY: Final = ("py4j.GatewayServer", "--die-on-broken-pipe", "--enable-auth", "0")
-#: Errors come back to whoever called: nothing is to be logged beside.
+#: Errors are returned to the caller, so nothing is logged.
 _QUIET: Final = ("-Dorg.apache.logging.log4j.level=OFF", "-Dlog4j2.StatusLogger.level=OFF")
 
-#: What is set where the user's files (HADOOP_CONF_DIR) say nothing. A NameNode may be away for half a minute, as it is
-#: while it is restarted; a DataNode that does not answer is left for another within seconds.
+#: Settings for what the user's files (HADOOP_CONF_DIR) leave open. A NameNode may be away for half a minute, as during
+#: a restart; a DataNode that does not answer is replaced by another within seconds.
 _SETTINGS: Final = {
-    "dfs.bytes-per-checksum": "4096",  # not 512: a DataNode then tells the checksum of a file in a fifth of the time
+    "dfs.bytes-per-checksum": "4096",  # not 512: a DataNode then returns the checksum of a file in a fifth of the time
     "dfs.checksum.combine.mode": "COMPOSITE_CRC",
     "dfs.client.block.write.locateFollowingBlock.initial.delay.ms": "20",
     "dfs.client.retry.policy.enabled": "true",
@@ -51,7 +51,7 @@ _SETTINGS: Final = {
     "ipc.client.connect.max.retries.on.timeouts": "1",
     "ipc.client.rpc-timeout.ms": "8000",
 }
-#: Signs in an error that to write again at once would end the same way: nobody is there, or says no.
+#: Words in an error that mean that repeating the write is useless: there is no DataNode, or the write is refused.
 _FOR_GOOD: Final = (
     "Call From ",
     "ConnectException",
@@ -61,7 +61,7 @@ _FOR_GOOD: Final = (
     "Quota",
     "quota",
 )
-#: To find out whether anybody is there: no waiting for one who is being restarted.
+#: The first call does not wait for a NameNode that is being restarted.
 _AT_FIRST: Final = {
     "dfs.client.retry.policy.enabled": "false",
     "dfs.client.failover.max.attempts": "2",
@@ -70,7 +70,7 @@ _AT_FIRST: Final = {
 }
 
 _FULL: Final = ("QuotaExceededException", "minReplication nodes", "DiskOutOfSpace", "No space left")
-#: The py4j clients of the processes that were started here.
+#: The py4j clients of the processes that this module started.
 _OWN: Final[WeakSet[Any]] = WeakSet()
 _NEED: Final = "hdfs:// needs Java 17 or later and the packages of qmq[hdfs]: pip install 'qmq[hdfs]'"
 
@@ -79,12 +79,14 @@ class Hadoop:
     """The Java process. Several threads may call it at once, each with streams of its own."""
 
     def __init__(self) -> None:
-        """Start it. Raises InvalidOption when Java or its jars are not there, StorageFailed when it does not start."""
+        """Start the process. Raises InvalidOption if Java or its jars are missing, StorageFailed if it does not
+        start.
+        """
         command = [_java(), *_JAVA, *_QUIET, "-cp", _class_path(), *_GATEWAY]
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 (close does)
         self._gateway: Any = None
         self._drain: threading.Thread | None = None
-        #: Why nothing can be asked any more.
+        #: Why the process cannot be called any more.
         self._gone = ""
         self._losing = threading.Lock()
         try:
@@ -94,7 +96,7 @@ class Hadoop:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._errors,
-                start_new_session=True,  # Ctrl-C is for this process: it has a lock to give back
+                start_new_session=True,  # Ctrl-C is for this process, which has to release its lock
             )
         except OSError as error:
             self._errors.close()
@@ -117,7 +119,7 @@ class Hadoop:
         self._any_error = py4j.protocol.Py4JError
 
     def _first_lines(self) -> tuple[str, str]:
-        """The port and the token. Raises StorageFailed with the process's last words."""
+        """Return the port and the token. Raises StorageFailed with the last words of the process."""
         stdout = self._process.stdout
         assert stdout is not None
         text, deadline = b"", time.monotonic() + _START_S
@@ -127,7 +129,7 @@ class Hadoop:
             if not more:
                 self._errors.seek(0)
                 words = " ".join(self._errors.read().decode("utf-8", "replace").split())[-300:]
-                raise StorageFailed(f"Java has not started as it should ({words or 'it left no word'}); {_NEED}")
+                raise StorageFailed(f"Java has not started correctly ({words or 'without an error text'}); {_NEED}")
             text += more
         self._drain = threading.Thread(target=_drain, args=(stdout,), daemon=True)
         self._drain.start()
@@ -136,31 +138,31 @@ class Hadoop:
 
     @property
     def java(self) -> Any:
-        """Its classes, by their full names."""
+        """Return the namespace of Java classes by their full names."""
         return self._gateway.jvm
 
     def buffer(self, size: int) -> Any:
-        """A Java array of so many bytes."""
+        """Return a Java array of *size* bytes."""
         return self._gateway.new_array(self.java.byte, size)
 
     def array(self, kind: Any, *items: Any) -> Any:
-        """A Java array."""
+        """Return a Java array."""
         made = self._gateway.new_array(kind, len(items))
         for index, item in enumerate(items):
             made[index] = item
         return made
 
     def list_of(self, array: Any) -> Any:
-        """What is in a Java array, as a list of Java. (py4j finds no method that takes arrays of any objects.)"""
+        """Return the items of a Java array as a Java list. (py4j finds no method that takes object arrays.)"""
         objects = self._gateway.new_array(self.java.java.lang.Object, len(array))
         self.java.java.lang.System.arraycopy(array, 0, objects, 0, len(array))
         return self.java.java.util.Arrays.asList(objects)
 
     @contextmanager
     def doing(self, what: str, name: str) -> Iterator[None]:
-        """A block that calls Java to do *what* ("write") to that which has that *name*.
+        """Call Java in the block, to do *what* (such as "write") to the file *name*.
 
-        Raises for what it meets there FileNotFoundError, FileExistsError, StorageFull, StorageFailed.
+        Raises for its exceptions FileNotFoundError, FileExistsError, StorageFull, StorageFailed.
         """
         if self._gone:
             raise StorageFailed(f"cannot {what} {name}: {self._gone}")
@@ -172,12 +174,13 @@ class Hadoop:
         except self._any_error as error:
             if "Trace:" not in str(error):  # there was no answer
                 raise self._lost(what, name) from error
-            # Java has no such method: another version.
+            # Java has no such method: the versions differ.
             raise StorageFailed(f"cannot {what} {name}: {error}; install the versions that qmq[hdfs] names") from error
 
     def may_pass(self, error: BaseException) -> bool:
-        """Whether *error* says that a write was broken off within HDFS, as where a DataNode goes: another one may take
-        the same file now. Not where HDFS does not answer at all, or refuses.
+        """Return whether a repetition of the write may succeed, as after a DataNode has gone.
+
+        It is False if HDFS does not answer at all, or refuses.
         """
         cause = error.__cause__
         if self._gone or not isinstance(cause, self._java_error):
@@ -186,7 +189,7 @@ class Hadoop:
         return not any(sign in words for sign in _FOR_GOOD)
 
     def _words(self, error: Any) -> str:
-        """What an exception says, in one line, with its class."""
+        """Return what an exception says, in one line, with its class."""
         try:
             text = str(error.java_exception.toString())
         except self._any_error:
@@ -194,8 +197,10 @@ class Hadoop:
         return text.partition("\n")[0].partition("; For more details")[0]
 
     def _lost(self, what: str, name: str) -> StorageError:
-        """There was no answer: end the process, so that it does not do later what nobody waits for any more."""
-        with self._losing:  # who comes second would only see that it was ended
+        """End the process after a call without an answer, so that it does not complete the call later. Return the
+        error.
+        """
+        with self._losing:  # a second caller would only see that the process was ended
             if not self._gone:
                 ended = self._process.poll()
                 self._process.kill()
@@ -206,7 +211,7 @@ class Hadoop:
         return StorageFailed(f"cannot {what} {name}: {self._gone}")
 
     def open(self, place: str, settings: Mapping[str, str]) -> Any:
-        """The file system that a URL means. Raises StorageFailed, soon when nobody is there."""
+        """Return the file system of a URL. Raises StorageFailed, soon if there is no server."""
         with self.doing("open", place):
             uri = self.java.java.net.URI.create(place)
             file_system = self.java.org.apache.hadoop.fs.FileSystem
@@ -245,7 +250,7 @@ class Hadoop:
 
 
 def _failure(words: str, what: str, name: str) -> OSError | StorageError:
-    """The error that an exception of Hadoop stands for."""
+    """Return the error that stands for an exception of Hadoop."""
     kind, _, text = words.partition(": ")
     if kind.endswith("FileNotFoundException"):
         return FileNotFoundError(text)
@@ -254,9 +259,9 @@ def _failure(words: str, what: str, name: str) -> OSError | StorageError:
     told = f"cannot {what} {name}: {kind.rpartition('.')[2]}: {text}"
     if "There are 0 datanode(s) running" in text:
         return StorageFailed(f"{told}; start the DataNodes, and run this again")
-    if "minReplication nodes" in words and "no node(s) are excluded" not in text:  # why they are, nobody says
+    if "minReplication nodes" in words and "no node(s) are excluded" not in text:  # it does not say why
         return StorageFull(f"{told}; make room in HDFS, or start the DataNodes that do not answer, and run this again")
-    if text.startswith("All datanodes "):  # each has ended its part of a block, and none says why
+    if text.startswith("All datanodes "):  # each DataNode has aborted its part of a block, and none says why
         return StorageFailed(f"{told}; make room in HDFS, start the DataNodes that do not answer, and run this again")
     if any(sign in words for sign in _FULL):
         return StorageFull(f"{told}; make room in HDFS or raise the quota, and run this again")
@@ -268,8 +273,8 @@ def _failure(words: str, what: str, name: str) -> OSError | StorageError:
 
 
 def _keep_apart(py4j: Any) -> None:
-    """PySpark makes errors of py4j its own by asking Spark's Java process about them, also about those of others: see
-    that errors of the processes here stay as they are, also when a session was started since.
+    """Keep PySpark from asking Spark's Java process about errors of the processes of this module, also in sessions that
+    were started later.
     """
     others = py4j.java_gateway.get_return_value
     if getattr(others, "keeps_apart", False):
@@ -284,12 +289,12 @@ def _keep_apart(py4j: Any) -> None:
 
 
 def _is_not_of_py4j(record: logging.LogRecord) -> bool:
-    """py4j tells the root logger of answers that did not come; here they become errors."""
+    """Return whether a log record is not from py4j, which logs missing answers; here they become errors."""
     return record.module != "java_gateway"
 
 
 def _drain(stream: Any) -> None:
-    """Read what nobody wants: a pipe that is full would stop the one that writes."""
+    """Read and discard output: a full pipe would block its writer."""
     while stream.read(1 << 10):
         pass
 
@@ -300,17 +305,17 @@ def _java() -> str:
 
 
 def _class_path() -> str:
-    """Hadoop's jars, and the user's settings before them. Raises InvalidOption."""
+    """Return Hadoop's jars, with the user's settings before them. Raises InvalidOption."""
     for directory in _directories():
         jars = [str(path) for name in _JARS for path in sorted(directory.glob(f"{name}-[0-9]*.jar"))]
         if len(jars) >= len(_JARS):
             settings = os.environ.get("HADOOP_CONF_DIR")
             return os.pathsep.join([settings, *jars] if settings else jars)
-    raise InvalidOption(f"there is no PySpark, whose jars are needed; {_NEED}")
+    raise InvalidOption(f"PySpark is not installed, and its jars are needed; {_NEED}")
 
 
 def _directories() -> Iterator[Path]:
-    """Where Spark's jars may be: of the Spark that runs this, which brings its own package, and of the package."""
+    """Yield the directories that may have Spark's jars: of the Spark that runs this process, then of the package."""
     home = os.environ.get("SPARK_HOME")
     if home:
         yield Path(home, "jars")
@@ -324,4 +329,4 @@ def _py4j() -> Any:
         importlib.import_module("py4j.java_gateway")
         return importlib.import_module("py4j")
     except ImportError as error:
-        raise InvalidOption(f"there is no py4j; {_NEED}") from error
+        raise InvalidOption(f"py4j is not installed; {_NEED}") from error

@@ -1,6 +1,6 @@
-"""A tree in HDFS that history is read from, by hdfs-native: it needs no Java, and so does in executors of Spark.
+"""Read a tree in HDFS by hdfs-native, which needs no Java and also runs in executors of Spark.
 
-Calls that end in time, though what they call may not.
+A call that does not return is given up after a time.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class NoAnswer(Exception):
 
 
 class BoundedCalls:
-    """Makes calls one after another in a thread of its own, and waits for each no longer than *seconds*."""
+    """Makes calls one after another in a thread of its own, and waits for each at most *seconds*."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -34,11 +34,11 @@ class BoundedCalls:
         weakref.finalize(self, self._calls.put, None)
 
     def __call__(self, function: Callable[[], T]) -> T:
-        """What *function* returns or raises. Raises NoAnswer when that takes too long."""
+        """Return or raise what *function* does. Raises NoAnswer if that takes too long."""
         if self._given_up:
             raise NoAnswer
         if self._thread is None:
-            # A daemon: nobody waits for one that waits for ever.
+            # A daemon thread, since one that waits for ever must not be waited for.
             self._thread = threading.Thread(target=_make, args=(self._calls,), daemon=True)
             self._thread.start()
         answer: Future[T] = Future()
@@ -46,7 +46,7 @@ class BoundedCalls:
         try:
             return answer.result(self._seconds)
         except TimeoutError:
-            if answer.done():  # it was the function's own
+            if answer.done():  # the function raised it
                 raise
             self._given_up = True
             raise NoAnswer from None
@@ -59,12 +59,12 @@ def _make(calls: _Calls) -> None:
             answer.set_result(function())
         except BaseException as error:
             answer.set_exception(error)
-        del call, answer, function  # or the last one would be kept until the next comes
+        del call, answer, function  # or they would stay in memory until the next call
 
 
-#: The longest that a call takes, in seconds.
+#: The longest time of a call, in seconds.
 TIMEOUT_S: Final = 60.0
-#: One who is not there is asked twice, not for three minutes.
+#: A NameNode that is away is asked twice, not for three minutes.
 _SETTINGS: Final = {"dfs.client.failover.max.attempts": "2"}
 
 T = TypeVar("T")
@@ -91,14 +91,14 @@ class HdfsReading:
         return self._tree.ask("read", self._path, lambda: bytes(self._reader.read_range(offset, size)))
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: nothing stays open."""
 
 
 class HdfsFiles:
     """A directory in HDFS. The settings of HADOOP_CONF_DIR count."""
 
     def __init__(self, location: str) -> None:
-        """Connect at the first question. Raises InvalidOption."""
+        """Connect at the first call. Raises InvalidOption."""
         self._address, self._root = split_location(location)
         self.name = self._address + self._root
         self._calls = BoundedCalls(TIMEOUT_S)
@@ -106,7 +106,9 @@ class HdfsFiles:
         try:
             self._native = importlib.import_module("hdfs_native")
         except ImportError as error:
-            raise InvalidOption("there is no hdfs-native, which reads hdfs://; pip install 'qmq[hdfs]'") from error
+            raise InvalidOption(
+                "hdfs-native, which reads hdfs://, is not installed; run: pip install 'qmq[hdfs]'"
+            ) from error
 
     def names(self, path: str) -> list[str]:
         try:
@@ -114,7 +116,7 @@ class HdfsFiles:
         except FileNotFoundError:
             return []
         above = f"{self._at(path).rstrip('/')}/"
-        # A file is listed as itself, and has no names in it.
+        # HDFS lists a file as itself, but it has no names in it.
         return sorted(status.path.removeprefix(above) for status in found if status.path.startswith(above))
 
     def open(self, path: str) -> HdfsReading:
@@ -125,7 +127,7 @@ class HdfsFiles:
         return file.read(0, file.size())
 
     def ask(self, what: str, path: str, function: Callable[[], T]) -> T:
-        """Do *what* to a file. Raises FileNotFoundError, StorageFailed."""
+        """Do *what* (such as "read") to a file. Raises FileNotFoundError, StorageFailed."""
         name = f"{self.name.rstrip('/')}/{path}" if path else self.name
         try:
             return self._calls(function)
@@ -134,13 +136,13 @@ class HdfsFiles:
         except NoAnswer as error:
             why = f"HDFS has not answered for {TIMEOUT_S:.0f} s; check that it runs"
             raise StorageFailed(f"cannot {what} {name}: {why}") from error
-        except Exception as error:  # hdfs-native has RuntimeError for most
+        except Exception as error:  # hdfs-native raises RuntimeError for most errors
             words = " ".join(str(error).split())[:300]
             why = f"{words}; check that HDFS runs and that the address is right"
             raise StorageFailed(f"cannot {what} {name}: {why}") from error
 
     def close(self) -> None:
-        """Let go of the connection; another question makes a new one."""
+        """Close the connection; a later call opens a new one."""
         self._calls, self._client = BoundedCalls(TIMEOUT_S), None
 
     def _connected(self) -> Any:

@@ -1,9 +1,9 @@
-"""A tree in HDFS that an archive is written to, by Hadoop's own client.
+"""Write an archive to a tree in HDFS, by Hadoop's client.
 
-Data goes from file to HDFS within Java, piece by piece, so that there is progress, and its checksum is made there: this
-process touches none of it. Blocks are synced by the DataNodes when they are full, or closed: without that a copy would
-survive the end of processes only. The checksum of a file is HDFS's own over what its DataNodes have written, where it
-is crc32c; else the file is read back.
+Java copies a file to HDFS piece by piece, so that there is progress, and computes its checksum; this process does not
+touch the data. DataNodes sync blocks that are full or closed: otherwise a copy would survive the end of processes but
+no power loss. The checksum of a file is that of HDFS over what its DataNodes have written, if it is crc32c; else the
+file is read back.
 """
 
 from __future__ import annotations
@@ -23,37 +23,38 @@ from qmq.net.client.address import shown_location
 from qmq.storage.disk.disk import Disk
 
 SCHEME: Final = "hdfs://"
-#: Up to so many bytes are handed over as they are; more by way of a file.
+#: Data up to this size is passed to Java as it is; more goes through a file.
 _SMALL_BYTES: Final = 64 << 10
-#: What Java reads and hands on at once: more than Hadoop's client gathers, which so makes checksums where bytes lie.
+#: The size of a buffer in Java: it is larger than what Hadoop's client collects, which then computes checksums without
+#: copying.
 _BUFFER_BYTES: Final = 128 << 10
 Done = TypeVar("Done")
-#: What no name of an archive has in it.
+#: No name in an archive has this character.
 _BETWEEN: Final = "\n"
 
 
 def is_hdfs(location: str) -> bool:
-    """Whether a place is in HDFS, by its URL."""
+    """Return whether a location is in HDFS, by its URL."""
     return location.startswith(SCHEME)
 
 
 def split_location(location: str) -> tuple[str, str]:
-    """A URL in HDFS as its address (hdfs://host:port) and its path (/path). Raises InvalidOption."""
+    """Split a URL in HDFS into its address (hdfs://host:port) and its path (/path). Raises InvalidOption."""
     address, slash, path = location.removeprefix(SCHEME).partition("/")
     if not slash:
         raise InvalidOption(f"{shown_location(location)} has no path; give one: {shown_location(location)}/path")
     if shown_location(location) != location:
-        raise InvalidOption(f"{shown_location(location)} has a user in it; say who you are with HADOOP_USER_NAME")
+        raise InvalidOption(f"{shown_location(location)} has a user in it; set the user with HADOOP_USER_NAME")
     names = [name for name in path.split("/") if name]
     if any(name in (".", "..") or ":" in name for name in names):
         raise InvalidOption(
-            f"{shown_location(location)} has a name that HDFS does not know; give a path without . and .. and colons"
+            f"{shown_location(location)} has a name that HDFS does not allow; give a path without . and .. and colons"
         )
     return SCHEME + address, "/" + "/".join(names)
 
 
 class JavaReading:
-    """A file of HDFS, read through Java: for small files, and few."""
+    """A file of HDFS that is read through Java: for a few small files."""
 
     is_near = False
 
@@ -67,7 +68,7 @@ class JavaReading:
         return self._size
 
     def read(self, offset: int, size: int) -> bytes:
-        """As ``Reading.read``; some at a time, for Java makes several copies of what it hands over."""
+        """Read as ``Reading.read``, in pieces, since Java makes several copies of what it returns."""
         end = min(offset + size, self._size)
         with self._hadoop.doing("read", self._name):
             self._stream.seek(min(offset, self._size))
@@ -80,7 +81,7 @@ class JavaReading:
 
 
 class WritableHdfsFiles:
-    """A directory in HDFS. *settings* are Hadoop's, beside those of HADOOP_CONF_DIR. Use it in a ``with`` block."""
+    """A directory in HDFS. *settings* are Hadoop's, besides those of HADOOP_CONF_DIR. Use it in a ``with`` block."""
 
     def __init__(self, location: str, settings: Mapping[str, str] | None = None) -> None:
         """Connect. Raises InvalidOption, StorageFailed."""
@@ -118,11 +119,11 @@ class WritableHdfsFiles:
             return []
 
     def _names(self, path: str) -> list[str]:
-        """All in one text: each call to Java takes a fraction of a millisecond."""
+        """Return the names in one text: each call to Java takes a fraction of a millisecond."""
         hadoop = self._hadoop.java.org.apache.hadoop
         paths = hadoop.fs.FileUtil.stat2Paths(self._fs.listStatus(self._path(path)))
         text = str(hadoop.util.StringUtils.join(_BETWEEN, self._hadoop.list_of(paths)))
-        # A file is listed as itself, and has no names in it.
+        # HDFS lists a file as itself, but it has no names in it.
         directory = str(self._fs.makeQualified(self._path(path)).toString()).rstrip("/") + "/"
         return sorted(full.removeprefix(directory) for full in text.split(_BETWEEN) if full.startswith(directory))
 
@@ -155,8 +156,8 @@ class WritableHdfsFiles:
         self._twice(write)
 
     def _twice(self, do: Callable[[], Done]) -> Done:
-        """Write or check a whole file; where HDFS breaks that off, once more: with a DataNode goes what it has of a
-        file, and Hadoop's client may give up one that is sound together with it.
+        """Write or check a whole file, and repeat it once if HDFS aborts it: a DataNode that goes takes its part of the
+        file along, and Hadoop's client may give up a good DataNode too.
         """
         try:
             return do()
@@ -166,7 +167,7 @@ class WritableHdfsFiles:
             return do()
 
     def _write_by_file(self, path: str, data: bytes) -> None:
-        """Bytes that went from Python to Java as they are would take a second for 20 MB."""
+        """Pass data to Java through a file: passed directly, 20 MB would take a second."""
         with tempfile.NamedTemporaryFile() as file:
             file.write(data)
             file.flush()
@@ -177,7 +178,7 @@ class WritableHdfsFiles:
         told = 0
 
         def tell(done: int) -> None:
-            """Bytes that are copied a second time are not told of again."""
+            """Report bytes, but none twice when they are copied a second time."""
             nonlocal told
             progress(max(0, done - told))
             told = max(told, done)
@@ -185,7 +186,7 @@ class WritableHdfsFiles:
         return self._twice(lambda: self._copy_in(source, size, path, tell))
 
     def _copy_in(self, source: LocalReading, size: int, path: str, tell: Callable[[int], None]) -> int:
-        """As ``copy_in``, in one try; *tell* is told how many bytes are copied by then."""
+        """Copy as ``copy_in``, in one try; *tell* takes the number of bytes copied so far."""
         with self._hadoop.doing("write", self._at(path)):
             buffer = self._hadoop.buffer(_BUFFER_BYTES)
         with self._writing(path) as stream, self._reading(source) as (file, crc):
@@ -195,7 +196,7 @@ class WritableHdfsFiles:
                     with self._hadoop.doing("write", self._at(path)):
                         copied = self._copy(file, stream, 0, part, buffer)
                 except StorageFailed:
-                    source.read(done, part)  # where the fault is there, this says so
+                    source.read(done, part)  # if the source is damaged, this raises the error that says so
                     raise
                 if copied != part:
                     raise StorageFailed(f"{source.path} ends at {done + copied} of {size} bytes; run qmq verify")
@@ -205,8 +206,8 @@ class WritableHdfsFiles:
 
     @contextmanager
     def _reading(self, source: LocalReading) -> Iterator[tuple[Any, Any]]:
-        """A local file, for Java, and the crc32c of what is read of it: by what this process has open, for retention
-        may remove its name meanwhile.
+        """Open a local file for Java, with the crc32c of what is read. It is opened by this process's descriptor, since
+        retention may remove its name meanwhile.
         """
         java = self._hadoop.java.java
         with self._hadoop.doing("read", str(source.path)):
@@ -221,9 +222,9 @@ class WritableHdfsFiles:
 
     @contextmanager
     def _writing(self, path: str) -> Iterator[Any]:
-        """A new file, in the place of one that is there; whole when the block has ended well.
+        """Create a new file, replacing an existing one; it is complete if the block ends without an error.
 
-        Where it has not, the file stays open for HDFS, until another one takes its place or its lease is over.
+        After an error the file stays open for HDFS, until another one replaces it or its lease ends.
         """
         name = self._at(path)
         try:
@@ -233,7 +234,7 @@ class WritableHdfsFiles:
             with self._hadoop.doing("write", name):
                 stream.close()
         except StorageFull:
-            with suppress(StorageError):  # what was written takes room that others need
+            with suppress(StorageError):  # an incomplete file would take room
                 self.remove(path)
             raise
         except FileNotFoundError as error:
@@ -251,7 +252,7 @@ class WritableHdfsFiles:
         return size, self._read_back(path, size, progress)
 
     def _read_back(self, path: str, size: int, progress: Progress) -> int:
-        """The crc32c of a file, by reading it."""
+        """Return the crc32c of a file by reading it."""
         name, java = self._at(path), self._hadoop.java.java
         with self._hadoop.doing("read", name):
             buffer = self._hadoop.buffer(_BUFFER_BYTES)

@@ -1,4 +1,4 @@
-"""Where archives are: what a place that a user names means, a path, file:// or hdfs://."""
+"""Open the tree of files that a location of a user names: a path, file:// or hdfs://."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from qmq.net.client.address import shown_location
 
 
 def files_at(location: str) -> Files:
-    """The tree there, to be read. Raises InvalidOption, StorageFailed."""
+    """Return the tree to read from. Raises InvalidOption, StorageFailed."""
     if is_hdfs(location):
         return HdfsFiles(location)
     path = local_path(location)
@@ -24,7 +24,7 @@ def files_at(location: str) -> Files:
 
 @contextmanager
 def writable_files_at(location: str, settings: Mapping[str, str] | None = None) -> Iterator[WritableFiles]:
-    """The tree there, to be written to; *settings* are Hadoop's. Raises InvalidOption, StorageFailed."""
+    """Yield the tree to write to; *settings* are Hadoop's. Raises InvalidOption, StorageFailed."""
     if is_hdfs(location):
         with WritableHdfsFiles(location, settings) as files:
             yield files
@@ -37,5 +37,5 @@ def writable_files_at(location: str, settings: Mapping[str, str] | None = None) 
 
 def _strange(location: str) -> InvalidOption:
     return InvalidOption(
-        f"{shown_location(location)} is no place that is known; give a path of this machine, file:// or hdfs://"
+        f"{shown_location(location)} is no known kind of location; give a path of this machine, file:// or hdfs://"
     )

@@ -1,6 +1,6 @@
-"""One run at a time writes to an archive: the file ``_lock`` says which, and is renewed as long as it runs.
+"""The lock on an archive, so that one run at a time writes to it: the file ``_lock`` names the run, which renews it.
 
-A lock of a process of this host that has ended is taken at once; another one when it has not been renewed for 60 s.
+The lock of a process of this host that has ended is taken at once, another one if it was not renewed for 60 s.
 """
 
 from __future__ import annotations
@@ -22,20 +22,22 @@ from qmq.errors import DirectoryInUse, StorageError
 LOCK: Final = "_lock"
 RENEW_US: Final = 10_000_000
 LOCK_EXPIRY_US: Final = 60_000_000
-#: How often it is looked whether it is time to renew it.
+#: How often a thread checks whether the lock is to be renewed.
 _LOOK_EVERY_S: Final = 5.0
 
 
 @dataclass(frozen=True)
 class LockOwner:
-    """A process. ``started`` tells it from a later one of that number: clock ticks since the boot, and the boot."""
+    """A process. ``started`` tells it from a later one with the same number: clock ticks since the boot, and the boot's
+    id.
+    """
 
     host: str
     process: int
     started: str
 
     def is_gone(self) -> bool:
-        """Whether it surely runs no more: nobody can tell of other hosts."""
+        """Return whether it has certainly ended; processes of other hosts never count as ended."""
         return self.host == socket.gethostname() and started_of(self.process) != self.started
 
     def __str__(self) -> str:
@@ -43,7 +45,7 @@ class LockOwner:
 
 
 def started_of(process: int) -> str:
-    """When a process of this host started; empty when it does not run."""
+    """Return when a process of this host started; empty if it does not run."""
     try:
         stat = Path(f"/proc/{process}/stat").read_text("ascii", "replace")
         boot = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
@@ -54,12 +56,12 @@ def started_of(process: int) -> str:
 
 
 def this_process() -> LockOwner:
-    """The process that asks."""
+    """Return the process that calls."""
     return LockOwner(socket.gethostname(), os.getpid(), started_of(os.getpid()))
 
 
 class ArchiveLock:
-    """The hold on an archive, or by another *path* on something that lies in it. ``clock`` gives microseconds since
+    """A lock on an archive, or on the part of it that another *path* stands for. ``clock`` gives microseconds since
     1970.
     """
 
@@ -70,18 +72,18 @@ class ArchiveLock:
         self._clock = clock
         self._owner = owner
         self._draft = f"{path}.{owner.process}"
-        #: Its names in the tree, while it is held: nobody else's to remove.
+        #: Its file names, which nobody else may remove while it is held.
         self.names: Final = frozenset((path, self._draft))
         self._renewed_us = 0
         self._renewing = threading.Lock()
 
     def __enter__(self) -> Self:
-        """Take it. Raises DirectoryInUse, naming who has it; StorageFull or StorageFailed."""
+        """Take the lock. Raises DirectoryInUse, naming its owner; StorageFull or StorageFailed."""
         if not self._files.claim(self._path, self._text()):
             held, renewed_us = self._read()
             if held is not None and not held.is_gone() and self._clock() - renewed_us < LOCK_EXPIRY_US:
                 raise DirectoryInUse(
-                    f"{self._name} is held by {held}; wait until it has ended, or for a minute after it was killed"
+                    f"{self._name} is held by {held}; wait until that has ended, or for a minute after it was killed"
                 )
             self._write()
             self.confirm()
@@ -94,11 +96,11 @@ class ArchiveLock:
             if self._read()[0] == self._owner:
                 self._files.remove(self._path)
         except StorageError:
-            if error is None:  # else that says what happened; the lock ends with this process
+            if error is None:  # the error of the block matters more; the lock ends with this process
                 raise
 
     def renew(self) -> None:
-        """Say that this run goes on, if it is time to. Raises as ``confirm`` does. Several threads may call it."""
+        """Renew the lock if it is time to. Raises as ``confirm`` does. Several threads may call it."""
         with self._renewing:
             if self._clock() - self._renewed_us >= RENEW_US:
                 self.confirm()
@@ -106,9 +108,9 @@ class ArchiveLock:
 
     @contextmanager
     def renewed(self) -> Iterator[None]:
-        """Renew it as long as the block goes on, however long a call takes there: the sync of a file, its rename.
+        """Renew the lock in a thread until the block ends, however long a call in it takes, such as a sync or a rename.
 
-        That another run has taken it, or that it cannot be written, ``renew`` and ``confirm`` tell the block.
+        If another run has taken the lock, or it cannot be written, ``renew`` and ``confirm`` raise that in the block.
         """
         ended = threading.Event()
         thread = threading.Thread(target=self._renew_until, args=(ended,), name="qmq-archive-lock", daemon=True)
@@ -125,7 +127,7 @@ class ArchiveLock:
                 self.renew()
 
     def confirm(self) -> None:
-        """Raises DirectoryInUse when another run has taken it; StorageFailed."""
+        """Raise DirectoryInUse if another run has taken the lock; StorageFailed."""
         held, _ = self._read()
         if held != self._owner:
             raise DirectoryInUse(f"{self._name} was taken by {held or 'another run'}; run it again later")
@@ -139,7 +141,7 @@ class ArchiveLock:
         self._files.rename(self._draft, self._path)
 
     def _read(self) -> tuple[LockOwner | None, int]:
-        """Who has it, and when it was renewed; None where nobody has, or the file is not one of ours."""
+        """Return its owner and when it was renewed; None for the owner if the file does not exist or is damaged."""
         try:
             content = json.loads(self._files.read_whole(self._path))
             return LockOwner(content["host"], content["process"], content["started"]), content["renewed_at_us"]

@@ -1,6 +1,4 @@
-"""The manifest beside an archived segment: what was archived, to be trusted and compared. One line of JSON with its
-checksum in it.
-"""
+"""The manifest beside an archived segment, which describes it: one line of JSON with its checksum."""
 
 from __future__ import annotations
 
@@ -16,18 +14,18 @@ _ADVICE: Final = "remove it, and archive its segment again"
 
 @dataclass(frozen=True)
 class Manifest:
-    """One archived segment. Positions; times in microseconds; checksums are crc32c of whole files."""
+    """One archived segment: positions, times in microseconds, and crc32c checksums of whole files."""
 
     store_id: str
     partition: int
     base: int
-    #: Behind the last batch.
+    #: After the last batch.
     end: int
     batches: int
     messages: int
     first_stored_at_us: int
     last_stored_at_us: int
-    #: Of the file: end - base, but of a segment that had been cut.
+    #: The size of the file: end - base, or less for a segment that was cut.
     messages_bytes: int
     messages_crc: int
     index_bytes: int
@@ -35,12 +33,12 @@ class Manifest:
     archived_at_us: int
 
     def pack(self) -> bytes:
-        """The bytes of the file."""
+        """Return the bytes of the file."""
         return pack_checked(VERSION, asdict(self))
 
 
 def parse_manifest(data: bytes, name: str) -> Manifest:
-    """Read a manifest. Raises BadBytes when it is not what was written, ForeignFile for a newer version."""
+    """Parse a manifest. Raises BadBytes if it is damaged, ForeignFile for a newer version."""
     content = parse_checked(data, VERSION, name, _ADVICE)
     try:
         return Manifest(**{field.name: content[field.name] for field in fields(Manifest)})

@@ -1,7 +1,6 @@
-"""What there is to read: the segments of a data directory, a live broker's too, or of an archive.
+"""Segments as they are read without a broker: of a data directory, of a running broker, or of an archive.
 
-A reader of history needs of storage what says where segments lie and whose they are, and no more: identity, names and
-headers of segments, indexes, what checkpoints say was removed.
+Reading needs little of storage: identity, names and headers of segments, indexes, and what checkpoints say was removed.
 """
 
 from __future__ import annotations
@@ -19,46 +18,46 @@ from qmq.errors import BadBytes
 from qmq.format.layout import DERIVED_HEADER_SIZE, INDEX_DTYPE, INDEX_ENTRY_SIZE, INDEX_MAGIC
 from qmq.storage.consumer_log.header import parse_derived
 
-#: Batches of a segment: INDEX_DTYPE[n], ascending.
+#: The index entries of batches, INDEX_DTYPE[n], ascending.
 Index = npt.NDArray[Any]
 
 MESSAGES: Final = ".messages"
 INDEX: Final = ".index"
-#: So many batches of an index are in memory at once: 2 MiB.
+#: The most batches of an index in memory at once: 2 MiB.
 PIECE_BATCHES: Final = 1 << 17
 _BEHIND_ALL: Final = 1 << 63
 
 
 class SegmentSource(NamedTuple):
-    """A segment that can be read. Positions; paths are in the tree that it was found in."""
+    """A segment that can be read. Its paths are relative to the tree that it was found in."""
 
     store_id: bytes
     partition: int
-    #: Of the file's first byte.
+    #: The position of the first byte of the file.
     base: int
-    #: Behind the last batch.
+    #: The position after the last batch.
     end: int
     path: str
-    #: Where its batches begin; None where they had to be looked for, or the tree is asked.
+    #: The index with the beginnings of its batches; None if they were found by reading, or the tree provides them.
     index_path: str | None
-    #: Those that were looked for.
+    #: The batches that were found by reading.
     found: Index | None
-    #: Whether it can still grow.
+    #: False while it may still grow.
     sealed: bool = True
 
     @property
     def whose(self) -> tuple[bytes, int]:
-        """Store id and partition."""
+        """Return store id and partition."""
         return self.store_id, self.partition
 
     def batches(self, files: Files, start: int = 0, until: int = _BEHIND_ALL) -> Index:
-        """Those of its batches that begin at positions [start, until). Raises BadBytes when the index is not that of
-        this segment, StorageFailed.
+        """Return its batches that begin at positions [start, until). Raises BadBytes if the index does not belong to
+        the segment, StorageFailed.
         """
         return np.concatenate(list(self.pieces(files, start, until)))
 
     def outline(self, files: Files) -> tuple[Index, bool]:
-        """Its batches and True; of very many only the first and every so many behind it, and False. Raises as
+        """Return all its batches and True; of very many, only the first and some of the others, and False. Raises as
         ``batches``.
         """
         kept, step = np.empty(0, INDEX_DTYPE), 1
@@ -69,31 +68,35 @@ class SegmentSource(NamedTuple):
         return kept, step == 1
 
     def pieces(self, files: Files, start: int = 0, until: int = _BEHIND_ALL) -> Iterator[Index]:
-        """The same, some at a time: in a large segment an index is large, too. Raises as ``batches``, maybe behind
-        others: then none was good.
+        """Yield its batches as ``batches``, in pieces, since a large segment has a large index. Raises as ``batches``,
+        maybe after the first pieces; then those were not good either.
         """
         if self.found is not None:
             found = iter((self.found,))
         elif self.index_path is not None:
             found = index_pieces(files, self.index_path, self.store_id, self.partition, self.base, self.end)
         else:
-            assert isinstance(files, Telling)
+            assert isinstance(files, ProvidesIndex)
             found = files.pieces(self, start, until)
         for piece in found:
             yield within(piece, start, until)
 
 
 @runtime_checkable
-class Telling(Protocol):
-    """A tree without indexes, which tells where batches begin."""
+class ProvidesIndex(Protocol):
+    """A tree that knows where batches begin without index files."""
 
     def pieces(self, segment: SegmentSource, start: int, until: int) -> Iterator[Index]:
-        """Of a segment those that begin at positions [start, until), in one piece at least. Raises BadBytes."""
+        """Yield the batches of a segment that begin at positions [start, until), in at least one piece. Raises
+        BadBytes.
+        """
 
 
 def index_pieces(files: Files, path: str, store_id: bytes, partition: int, base: int, end: int) -> Iterator[Index]:
-    """The batches of a segment up to *end*, by its sealed index, which may go on: in an archive it comes before what
-    tells of it. One piece at least. Raises BadBytes when it is not whole, or another one's; StorageFailed.
+    """Yield the batches of a segment up to *end*, by its sealed index, in at least one piece.
+
+    The index may have more: in an archive it is written before the manifest. Raises BadBytes if it is damaged or of
+    another segment; StorageFailed.
     """
     try:
         file = files.open(path)
@@ -123,7 +126,7 @@ def index_pieces(files: Files, path: str, store_id: bytes, partition: int, base:
 
 
 def followed(pieces: Iterable[Index], end: int) -> Iterator[tuple[Index, int]]:
-    """Each piece with the position behind its last batch, *end* the last one; none is empty."""
+    """Yield each piece that has batches, with the position after its last batch, which is *end* for the last piece."""
     held: Index | None = None
     for piece in pieces:
         if len(piece):
@@ -135,6 +138,6 @@ def followed(pieces: Iterable[Index], end: int) -> Iterator[tuple[Index, int]]:
 
 
 def within(batches: Index, start: int, until: int) -> Index:
-    """Those that begin at positions [start, until)."""
+    """Return the batches that begin at positions [start, until)."""
     positions = batches["position"]
     return batches[(positions >= np.uint64(start)) & (positions < np.uint64(until))]

@@ -1,9 +1,7 @@
-"""Archiving: sealed segments of a data directory, byte for byte. A run may be killed at any moment, and repeated.
+"""Archive the sealed segments of a data directory byte for byte. A run may be killed at any moment and repeated.
 
-Two segments are copied at once, each by a thread: while one is synced the other is read and written. They get their
-names one after another, in the order of their positions: a stream that has read one looks for nothing before it.
-
-A run of `qmq archive`, or of the same as a job of Spark: from a data directory to wherever the archive is.
+Two threads copy a segment each: while one syncs, the other reads and writes. The copies get their names in the order of
+positions, so that a stream that has read one needs no earlier one.
 """
 
 from __future__ import annotations
@@ -35,22 +33,22 @@ from qmq.storage.message_log.segment import SegmentOwner
 from qmq.storage.message_log.sparse_index import pack_index_header
 
 UNFINISHED: Final = "_"
-#: Segments that are copied at once.
+#: How many segments are copied at once.
 AT_ONCE: Final = 2
 
 
 @dataclass(slots=True)
 class Archived:
-    """What a run did. Segments; bytes of message logs."""
+    """The counts of a run: segments, and bytes of message logs."""
 
     copied: int = 0
     copied_bytes: int = 0
     messages: int = 0
-    #: Those that were there already.
+    #: Segments that were archived before.
     kept: int = 0
-    #: Those that a broker still writes.
+    #: Segments that a broker still writes.
     left: int = 0
-    #: Those that retention dropped before they could be copied.
+    #: Segments that retention dropped before they could be copied.
     dropped: int = 0
     #: Files of killed runs that were removed.
     removed: int = 0
@@ -65,24 +63,24 @@ def archive_segments(
     clock: Callable[[], int],
     progress: Callable[[int, int], None] | None = None,
 ) -> Archived:
-    """Copy every sealed segment that is not there yet, and write receipts of those that are.
+    """Copy every sealed segment that the archive lacks, and write the receipts that are missing.
 
-    *lock* is held; *progress* hears of bytes done and to do. Raises DirectoryInUse when another run has taken the
+    *lock* is held; *progress* takes the bytes done and in all. Raises DirectoryInUse if another run has taken the
     archive, BadBytes, StorageFull, StorageFailed.
     """
     return _Run(source, files, lock, clock, progress).run()
 
 
 class _Copy(NamedTuple):
-    """A segment whose copy is made, under other names than its own, or is whole."""
+    """A segment whose copy is being made under other names, or is complete."""
 
     segment: SegmentSource
     path: str
     manifest: Future[Manifest]
 
 
-class _Ended(Exception):
-    """The run has ended: a thread that copies for it is to go no further."""
+class _RunEnded(Exception):
+    """Raised in a thread that copies, to end it because the run has ended."""
 
 
 class _Run:
@@ -101,9 +99,9 @@ class _Run:
         self._progress = progress
         self._total = 0
         self._done = Archived()
-        #: What threads that copy have to tell: bytes. One that is done tells of none.
-        self._told: queue.SimpleQueue[int] = queue.SimpleQueue()
-        self._ended = False
+        #: The sizes that the copying threads have copied; a thread that has finished adds a 0.
+        self._copied_sizes: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._has_ended = False
         self._copied_bytes = 0
 
     def run(self) -> Archived:
@@ -114,7 +112,7 @@ class _Run:
             manifest = there.get(path)
             if not segment.sealed:
                 self._done.left += 1
-            elif manifest is not None and manifest.end >= segment.end and self._vouches(segment, path, manifest):
+            elif manifest is not None and manifest.end >= segment.end and self._has_good_copy(segment, path, manifest):
                 self._done.kept += 1
             else:
                 wanted.append((path, segment))
@@ -123,9 +121,9 @@ class _Run:
         self._done.removed = _remove_unfinished(self._files, self._lock)
         return self._done
 
-    def _vouches(self, segment: SegmentSource, path: str, manifest: Manifest) -> bool:
-        """Whether a copy that is there has a receipt, or is whole and gets one: another run may have been killed
-        before it wrote it, and what has rotten since is copied again.
+    def _has_good_copy(self, segment: SegmentSource, path: str, manifest: Manifest) -> bool:
+        """Return whether an existing copy has a receipt, or is good and gets one: a killed run may have left it
+        without. A damaged copy is made again.
         """
         receipt = self._source.receipt(segment)
         if receipt is not None and receipt.destination == self._files.name:
@@ -141,13 +139,13 @@ class _Run:
         left = deque(wanted)
         try:
             self._copy_each(left, AT_ONCE)
-        except StorageFull:  # there may be room for one yet
-            self._ended, self._copied_bytes = False, self._done.copied_bytes
+        except StorageFull:  # there may be enough space for one
+            self._has_ended, self._copied_bytes = False, self._done.copied_bytes
             self._copy_each(left, 1)
 
     def _copy_each(self, left: deque[tuple[str, SegmentSource]], at_once: int) -> None:
-        """Copy segments, so many at once; *left* has those then that are not there yet, and nothing is left of them
-        where the archive is full.
+        """Copy segments, *at_once* at a time, and remove each from *left* when it is done. If the archive is full,
+        remove the incomplete copies.
         """
         threads = ThreadPoolExecutor(at_once, "qmq-archive")
         begun = (self._begin(threads, segment, path) for path, segment in tuple(left))
@@ -170,33 +168,33 @@ class _Run:
 
     def _begin(self, threads: ThreadPoolExecutor, segment: SegmentSource, path: str) -> _Copy:
         manifest = threads.submit(self._copy, segment, path)
-        manifest.add_done_callback(lambda _: self._told.put(0))
+        manifest.add_done_callback(lambda _: self._copied_sizes.put(0))
         return _Copy(segment, path, manifest)
 
     def _wait_for(self, manifest: Future[Manifest]) -> None:
-        """Hear meanwhile of what was copied."""
-        while not (manifest.done() and self._told.empty()):
-            size = self._told.get()
+        """Wait for a copy, and report progress meanwhile."""
+        while not (manifest.done() and self._copied_sizes.empty()):
+            size = self._copied_sizes.get()
             self._lock.renew()
             self._copied_bytes += size
             if size and self._progress is not None:
                 self._progress(self._copied_bytes, self._total)
 
     def _end(self, threads: ThreadPoolExecutor) -> None:
-        """Nobody copies any more, and nothing is told of."""
-        self._ended = True
+        """Stop the copying threads, and discard their reports."""
+        self._has_ended = True
         threads.shutdown(cancel_futures=True)
-        self._told = queue.SimpleQueue()
+        self._copied_sizes = queue.SimpleQueue()
 
     def _remove(self, copies: Iterable[_Copy]) -> None:
-        """What was copied of segments takes room that others need. Another run may have the archive by now."""
+        """Remove incomplete copies, whose space other files need. Another run may have the archive by now."""
         with suppress(StorageError, DirectoryInUse):
             self._lock.confirm()
             for copy in copies:
                 self._files.remove(_unfinished(copy.path) + MESSAGES)
 
     def _finish(self, copy: _Copy) -> None:
-        """Give a copy that is whole its own names, and say so in the data directory."""
+        """Rename a complete copy to its own names, and write its receipt."""
         try:
             manifest = copy.manifest.result()
         except (FileNotFoundError, BadBytes):
@@ -216,9 +214,9 @@ class _Run:
         unfinished = _unfinished(path)
         files.make_directory(path.rpartition("/")[0])
         with self._source.files.open(segment.path) as reading:
-            size = min(segment.end - segment.base, reading.size())  # less of one that was cut: what is there
+            size = min(segment.end - segment.base, reading.size())  # a segment that was cut has less
             crc = files.copy_in(reading, size, unfinished + MESSAGES, self._copied)
-            found = _batches_in(reading, segment, self._source.files)
+            found = _count_batches(reading, segment, self._source.files)
         index_bytes, index_crc = self._copy_index(segment, unfinished + INDEX)
         manifest = Manifest(
             store_id=segment.store_id.hex(),
@@ -235,21 +233,21 @@ class _Run:
             index_crc=index_crc,
             archived_at_us=self._clock(),
         )
-        self._verify(unfinished, manifest, self._checked)
+        self._verify(unfinished, manifest, self._verified)
         return manifest
 
     def _copy_index(self, segment: SegmentSource, path: str) -> tuple[int, int]:
-        """The index as it is, or as a sealed one is written where there is none; gives its bytes and their crc32c."""
+        """Copy the index, or write one if the segment has none; return its size and crc32c."""
         if segment.index_path is not None:
             with self._source.files.open(segment.index_path) as reading:
                 size = reading.size()
-                return size, self._files.copy_in(reading, size, path, self._checked)
-        packed = _packed(segment, segment.batches(self._source.files))
+                return size, self._files.copy_in(reading, size, path, self._verified)
+        packed = _index_bytes(segment, segment.batches(self._source.files))
         self._files.write(path, packed)
         return len(packed), crc32c(packed)
 
     def _put_in_place(self, path: str, manifest: Manifest) -> None:
-        """Give a copy its names, the manifest last."""
+        """Rename the files of a copy to their own names, the manifest last."""
         unfinished = _unfinished(path)
         self._files.write(unfinished + MANIFEST, manifest.pack())
         self._lock.confirm()
@@ -257,17 +255,17 @@ class _Run:
             self._files.rename(unfinished + suffix, path + suffix)
 
     def _copied(self, size: int) -> None:
-        """A thread has copied so much."""
-        if self._ended:
-            raise _Ended
-        self._told.put(size)
+        """Report that a thread has copied *size* bytes."""
+        if self._has_ended:
+            raise _RunEnded
+        self._copied_sizes.put(size)
 
-    def _checked(self, _: int) -> None:
-        """A thread has read so much of its copy."""
+    def _verified(self, _: int) -> None:
+        """Let a thread go on verifying, unless the run has ended."""
         self._copied(0)
 
     def _verify(self, path: str, manifest: Manifest, progress: Progress) -> None:
-        """Raise BadBytes unless the files there are what the manifest says."""
+        """Raise BadBytes unless the files are as the manifest says."""
         for suffix, size, crc in (
             (MESSAGES, manifest.messages_bytes, manifest.messages_crc),
             (INDEX, manifest.index_bytes, manifest.index_crc),
@@ -283,7 +281,7 @@ class _Run:
                 )
 
     def _write_receipt(self, segment: SegmentSource, manifest: Manifest) -> None:
-        """Say in the data directory that the copy was verified."""
+        """Write into the data directory that the copy was verified."""
         self._source.write_receipt(
             segment,
             ArchiveReceipt(
@@ -301,13 +299,13 @@ class _Run:
 
 
 def _unfinished(path: str) -> str:
-    """What a copy is called until it is whole."""
+    """Return the name of a copy until it is complete."""
     directory, _, name = path.rpartition("/")
     return f"{directory}/{UNFINISHED}{name}"
 
 
-def _packed(segment: SegmentSource, index: Index) -> bytes:
-    """The index as a sealed one is written."""
+def _index_bytes(segment: SegmentSource, index: Index) -> bytes:
+    """Return the index as that of a sealed segment is written."""
     body = index.tobytes()
     head = pack_index_header(
         SegmentOwner(segment.store_id, segment.partition),
@@ -320,8 +318,8 @@ def _packed(segment: SegmentSource, index: Index) -> bytes:
     return head + body
 
 
-class _Batches(NamedTuple):
-    """What there is of a segment; times 0 where that is nothing."""
+class _BatchCounts(NamedTuple):
+    """The counts of a segment; the times are 0 if it has no batches."""
 
     batches: int
     messages: int
@@ -329,8 +327,8 @@ class _Batches(NamedTuple):
     last_stored_at_us: int
 
 
-def _batches_in(reading: Reading, segment: SegmentSource, files: Files) -> _Batches:
-    """By its index, and messages by what the batches say that they have."""
+def _count_batches(reading: Reading, segment: SegmentSource, files: Files) -> _BatchCounts:
+    """Count batches by the index, and messages by the headers of the batches."""
     count = messages = first = last = 0
     for batches in segment.pieces(files):
         messages += sum(_messages_at(reading, place) for place in (batches["position"] - segment.base).tolist())
@@ -338,7 +336,7 @@ def _batches_in(reading: Reading, segment: SegmentSource, files: Files) -> _Batc
             first = first if count else int(batches["stored_at_us"][0])
             last = int(batches["stored_at_us"][-1])
         count += len(batches)
-    return _Batches(count, messages, first, last)
+    return _BatchCounts(count, messages, first, last)
 
 
 def _messages_at(reading: Reading, offset: int) -> int:
@@ -349,7 +347,7 @@ def _messages_at(reading: Reading, offset: int) -> int:
 
 
 def _remove_unfinished(files: WritableFiles, lock: ArchiveLock) -> int:
-    """Remove what killed runs have left: this one has finished, and no other runs."""
+    """Remove what killed runs have left: this run has finished, and no other one runs."""
     left = [name for name in files.names("") if name.startswith(UNFINISHED) and name not in lock.names]
     for directory in files.names(SEGMENTS):
         names = files.names(f"{SEGMENTS}/{directory}")
@@ -360,7 +358,7 @@ def _remove_unfinished(files: WritableFiles, lock: ArchiveLock) -> int:
 
 
 class ArchiveRun(NamedTuple):
-    """What a run has: what it archives, the archive, and the hold on that."""
+    """The parts of a run: the data directory, the archive, and the lock on it."""
 
     source: DataDirectory
     files: WritableFiles
@@ -377,7 +375,7 @@ def archive_to(
 ) -> Archived:
     """Archive the data directory *source*; *clock* gives microseconds since 1970, *settings* are Hadoop's.
 
-    Raises InvalidOption, DirectoryInUse while another run goes on, and what ``archive_segments`` does.
+    Raises InvalidOption, DirectoryInUse during another run, and as ``archive_segments``.
     """
     with open_run(source, destination, clock, settings) as run:
         return archive_segments(run.source, run.files, run.lock, clock, progress)
@@ -387,7 +385,7 @@ def archive_to(
 def open_run(
     source: Path, destination: str, clock: Callable[[], int], settings: Mapping[str, str] | None = None
 ) -> Iterator[ArchiveRun]:
-    """Take hold of an archive, to archive a data directory, until the block ends. Raises as ``archive_to`` does."""
+    """Lock an archive in the block, to archive a data directory to it. Raises as ``archive_to`` does."""
     if not is_data_directory(source):
         raise InvalidOption(f"{source} is no data directory: it has neither store-a nor store-b")
     with writable_files_at(destination, settings) as files:

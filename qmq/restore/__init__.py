@@ -1,1 +1,1 @@
-"""Restoring: messages of an archive back into a broker. Above history, which reads, and net, which sends."""
+"""Send messages of an archive to a broker: above qmq.archive, which reads, and qmq.net.client, which sends."""

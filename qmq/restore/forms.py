@@ -1,7 +1,7 @@
-"""An archive that has some messages as segments only and others as Parquet only: which are read from which form.
+"""Choose the form from which each message of an archive is read: segments or Parquet.
 
-Segments come first: they have more. What only the table of files has is read from Parquet, and stays with it for the
-whole restore, whatever is archived meanwhile: else what one form brought would come again from the other.
+Segments are preferred, since they have more fields. A message that only the table of files has is read from Parquet for
+the whole restore, whatever is archived meanwhile: else it would be restored once from each form.
 """
 
 from __future__ import annotations
@@ -20,34 +20,34 @@ Ranges = dict[str, Intervals]
 
 
 def assign(progress: RestoreProgress, table: FileTable, segments: Iterable[Manifest], name: str) -> None:
-    """Decide of what is new in the *table* of the archive *name* which form it is read from.
+    """Choose the form of each message that is new in the *table* of the archive *name*.
 
-    Raises InvalidOption when the form is gone from which something is yet to be read.
+    Raises InvalidOption if the archive has lost a form from which something has yet to be read.
     """
-    listed, there = of_table(table), dict[str, Intervals]()
+    listed, there = listed_positions(table), dict[str, Intervals]()
     for manifest in segments:
         there.setdefault(log_of(manifest), Intervals()).add(manifest.base, manifest.end)
-    chosen = _less(progress.in_files, [progress.by_files])
-    if _less(progress.by_files, [listed]) or _less(chosen, [progress.done, there]):
+    chosen = _difference(progress.in_files, [progress.by_files])
+    if _difference(progress.by_files, [listed]) or _difference(chosen, [progress.done, there]):
         raise InvalidOption(
-            f"{name} lacks what it had when this restore began, as Parquet or as segments, and the restore has yet to "
+            f"{name} lacks Parquet or segments that it had when this restore began, and the restore has yet to "
             "read some of it: put that back, or give --again, and all of it comes again"
         )
-    for log, ranges in _less(listed, [progress.in_files, progress.done, there]).items():
+    for log, ranges in _difference(listed, [progress.in_files, progress.done, there]).items():
         _add(progress.by_files, log, ranges)
     for log, ranges in listed.items():
         _add(progress.in_files, log, ranges)
 
 
 def settle(progress: RestoreProgress) -> None:
-    """All is restored: what came from Parquet counts as done by positions, whatever becomes of the files."""
+    """Record by positions what came from Parquet, once all is restored; the files may then be removed."""
     for log, ranges in progress.by_files.items():
         _add(progress.done, log, ranges)
     progress.by_files = {}
 
 
-def settled_with(progress: RestoreProgress) -> Ranges:
-    """What needs not be read from segments."""
+def not_from_segments(progress: RestoreProgress) -> Ranges:
+    """Return the positions that need not be read from segments."""
     found: Ranges = {}
     for part in (progress.done, progress.by_files):
         for log, ranges in part.items():
@@ -55,8 +55,8 @@ def settled_with(progress: RestoreProgress) -> Ranges:
     return found
 
 
-def of_table(table: FileTable) -> Ranges:
-    """What a table lists."""
+def listed_positions(table: FileTable) -> Ranges:
+    """Return the positions that a table lists."""
     found: Ranges = {}
     for segment in table.segments:
         log = f"{segment.store_id}-{segment.partition}"
@@ -64,15 +64,15 @@ def of_table(table: FileTable) -> Ranges:
     return found
 
 
-class SeveralReaders:
-    """Reads one form, then the other."""
+class CombinedReader:
+    """Reads with several readers, one after the other."""
 
     def __init__(self, readers: Sequence[Reader]) -> None:
         self._readers = readers
 
     @property
     def found(self) -> Found:
-        """What is stored already, to be left out."""
+        """The messages that are stored already, which are left out."""
         return self._readers[0].found
 
     @found.setter
@@ -81,17 +81,17 @@ class SeveralReaders:
             reader.found = found
 
     def left_bytes(self) -> int:
-        """As Reader: bytes of one form, rows of the other."""
+        """Return how much is left to read: bytes of segments and rows of Parquet."""
         return sum(reader.left_bytes() for reader in self._readers)
 
     def steps(self) -> Iterator[RestoreStep]:
-        """All of both."""
+        """Yield the steps of all readers."""
         for reader in self._readers:
             yield from reader.steps()
 
 
-def _less(ranges: Mapping[str, Intervals], others: Iterable[Mapping[str, Intervals]]) -> Ranges:
-    """What is in *ranges* and in none of the others; no log that has nothing."""
+def _difference(ranges: Mapping[str, Intervals], others: Iterable[Mapping[str, Intervals]]) -> Ranges:
+    """Return the positions that are in *ranges* and in none of the others, without logs that have none."""
     found: Ranges = {}
     for log, mine in ranges.items():
         known = Intervals()

@@ -1,4 +1,4 @@
-"""What is read of an archive, made into frames for a broker."""
+"""Make frames for a broker of the messages that are read from an archive."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from qmq.net.client.restore import MOST_BATCHES
 from qmq.restore.progress import Counts
 from qmq.restore.read import ArchiveDamage, Found, RestoreStep
 
-#: A frame is sent when it has so many bytes or batches, or so many steps have brought nothing.
+#: A frame is sent when it has so many bytes or batches, or after so many steps.
 FRAME_BYTES: Final = 4 << 20
 FRAME_BATCHES: Final = MOST_BATCHES
 _STEPS: Final = 4_096
@@ -20,9 +20,9 @@ _STEPS: Final = 4_096
 
 @dataclass
 class RestoreFrame:
-    """Batches to send together, and what is dealt with once they are stored.
+    """Batches to send together, and the counts and positions that are done once they are stored.
 
-    ``is_whole``: no batch of the archive is in it in part only, so that progress can be kept behind it.
+    ``is_whole``: the frame ends with a whole batch of the archive, so that progress can be saved after it.
     """
 
     batches: list[RestoredBatch] = field(default_factory=list)
@@ -30,19 +30,19 @@ class RestoreFrame:
     done: list[tuple[str, int, int]] = field(default_factory=list)
     counts: Counts = field(default_factory=Counts)
     damages: list[ArchiveDamage] = field(default_factory=list)
-    #: Bytes of the archive that were looked at.
+    #: Bytes of the archive that were read.
     read: int = 0
     is_whole: bool = True
 
     def add(self, batch: RestoredBatch) -> None:
-        """Send that one with it."""
+        """Add a batch."""
         self.batches.append(batch)
         self.size += len(batch.buffer)
         self.counts.restored += batch.messages
         self.counts.restored_bytes += len(batch.buffer)
 
     def settle(self, step: RestoreStep) -> None:
-        """That step is done with what is in the frame by now."""
+        """Record that the whole step is in this frame or an earlier one."""
         if step.is_settled:
             self.done.append((step.log, step.start, step.end))
         self.read += step.end - step.start
@@ -56,11 +56,11 @@ class RestoreFrame:
             self.counts.damages += 1
 
     def without(self, found: Found) -> None:
-        """Take out the batches that are stored."""
+        """Remove the batches that the broker has already."""
         self.batches = [batch for batch in self.batches if not _is_in(batch, found)]
 
     def pack(self, run: bytes, following: int) -> tuple[bytes, int]:
-        """The batches as messages of *run* from number *following* on; and the number behind them."""
+        """Return the batches, numbered as messages of *run* from *following* on, and the number after them."""
         for batch in self.batches:
             numbered(batch.buffer, run, following)
             following += batch.messages
@@ -68,7 +68,7 @@ class RestoreFrame:
 
 
 def frames_of(steps: Iterator[RestoreStep], most_bytes: int) -> Iterator[RestoreFrame]:
-    """Frames of all steps, none with more bytes of batches than *most_bytes*. Raises MessageTooLarge."""
+    """Yield the frames of all steps, each with at most *most_bytes* of batches. Raises MessageTooLarge."""
     frame, count, limit = RestoreFrame(), 0, min(FRAME_BYTES, most_bytes)
     for step in steps:
         for number, batch in enumerate(restored_batches(step.parts, step.created_at_us, most_bytes)):

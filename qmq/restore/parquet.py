@@ -1,4 +1,4 @@
-"""Reading an archive of Parquet for a restore: what its table lists, file by file; positions are rows of a file."""
+"""Read the Parquet files of an archive for a restore, as its table lists them. Positions are rows of a file."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from qmq.format.private import is_private
 from qmq.format.restored import Part
 from qmq.format.run import Run
 from qmq.intervals import Intervals
-from qmq.restore.forms import of_table
+from qmq.restore.forms import listed_positions
 from qmq.restore.read import ArchiveDamage, Found, RestoreStep, new_parts
 from qmq.restore.selection import RestoreSelection
 
-#: Rows that are decoded at once.
+#: How many rows are decoded at a time.
 _ROWS: Final = 4_096
 _COLUMNS: Final = (
     "subject", "message_id", "key", "tags", "properties", "created_at", "stored_at", "body", "partition", "position",
@@ -36,7 +36,9 @@ Row = tuple[Any, ...]
 
 
 class _RowRange(NamedTuple):
-    """Rows [start, end) of a file: of what was the file *path*, which begins at its row *first*."""
+    """Rows [start, end) of a file. They come from the file *path* that was merged into it and begins at its row
+    *first*.
+    """
 
     path: str
     first: int
@@ -45,7 +47,7 @@ class _RowRange(NamedTuple):
 
 
 class ParquetReader:
-    """As ArchiveReader, for what is read from Parquet: messages at positions *by_files*, by log; None: all."""
+    """Reads messages from Parquet: those at the positions *by_files*, by log; None: all. As ArchiveReader."""
 
     def __init__(
         self,
@@ -57,25 +59,25 @@ class ParquetReader:
         """Raises InvalidOption, BadBytes, ForeignFile, StorageFailed."""
         self._files = files
         self._selection = selection
-        #: What is stored already, to be left out.
+        #: The messages that are stored already, which are left out.
         self.found: Found = {}
         table = read_table(files)
-        by_files = of_table(table) if by_files is None else by_files
+        by_files = listed_positions(table) if by_files is None else by_files
         self._lost = [
             lost
             for lost in table.damages
             if by_files.get(f"{lost.store_id}-{lost.partition}", Intervals()).overlaps(lost.start, lost.end)
         ]
-        #: Of which positions messages are taken, by partition; None: of all.
+        #: The positions whose messages are read, by partition; None: all.
         self._taken = _taken(table, by_files, files.name)
         self._left = [(file, row_ranges) for file in table.files if (row_ranges := list(_ranges(file, done)))]
 
     def left_bytes(self) -> int:
-        """How many rows are to be looked at."""
+        """Return how many rows are left to read."""
         return sum(one.end - one.start for _, row_ranges in self._left for one in row_ranges)
 
     def steps(self) -> Iterator[RestoreStep]:
-        """All that is to be looked at, step by step; each row of each file is in one of them."""
+        """Yield the steps of all rows that are left, each row in one of them."""
         for lost in self._lost:
             log = f"{lost.store_id}-{lost.partition}"
             damage = ArchiveDamage(f"{self._files.name}, log {log}", lost.start, lost.end, lost.messages, lost.reason)
@@ -108,7 +110,7 @@ class ParquetReader:
             yield RestoreStep(file.path, done, end, [], damage=damage, is_settled=False)
 
     def _steps_of(self, path: str, first: int, rows: list[Row]) -> Iterator[RestoreStep]:
-        """A step for each range of rows that were made at one time."""
+        """Yield a step for each range of rows with the same creation time."""
         for created_at_us, together in groupby(rows, key=lambda row: int(row[5])):
             several = list(together)
             kept = [row for row in several if self._is_wanted(row)]
@@ -126,12 +128,14 @@ class ParquetReader:
         return wanted.takes(row[0]) and wanted.since_us <= row[6] < wanted.until_us and self._is_taken(row)
 
     def _is_taken(self, row: Row) -> bool:
-        """Whether it is not read from a segment, nor was."""
+        """Return whether the message is to be read from Parquet, not from a segment."""
         return self._taken is None or (row[8] in self._taken and row[9] in self._taken[row[8]])
 
 
 def _ranges(file: ListedFile, done: Mapping[str, Intervals]) -> Iterator[_RowRange]:
-    """What is to be looked at of a file: progress goes by files as runs wrote them, whatever they are merged into."""
+    """Yield the rows of a file that are left. Progress names the files that runs wrote, whatever they are merged
+    into.
+    """
     directory, first = file.path.rpartition("/")[0], 0
     for name, messages in file.origins:
         path = f"{directory}/{name}"
@@ -141,11 +145,12 @@ def _ranges(file: ListedFile, done: Mapping[str, Intervals]) -> Iterator[_RowRan
 
 
 def _taken(table: FileTable, by_files: Mapping[str, Intervals], name: str) -> dict[int, Intervals] | None:
-    """The positions of *by_files* by partition, None where the table has no others. Rows do not say of which store they
-    are: raises InvalidOption where positions do not tell it either.
+    """Return the positions of *by_files* by partition; None if the table has no others.
+
+    Rows do not say which store they come from: raises InvalidOption if positions do not tell it either.
     """
     taken, others = dict[int, Intervals](), dict[int, Intervals]()
-    for log, ranges in of_table(table).items():
+    for log, ranges in listed_positions(table).items():
         mine, partition = by_files.get(log, Intervals()), int(log.rpartition("-")[2])
         for start, end in ranges:
             left = mine.missing(start, end)
@@ -163,7 +168,9 @@ def _taken(table: FileTable, by_files: Mapping[str, Intervals], name: str) -> di
 
 
 def _rows_of(reading: Reading, file: ListedFile, start: int, end: int) -> Iterator[tuple[int, list[Row]]]:
-    """Rows [start, end) of a file, some at a time, with the number of the first. Raises BadBytes, ArrowException."""
+    """Yield rows [start, end) of a file in pieces, each with the number of its first. Raises BadBytes,
+    ArrowException.
+    """
     size = reading.size()
     if size != file.size:
         raise BadBytes(f"it has {size:,} bytes instead of {file.size:,}")
@@ -194,7 +201,7 @@ def _decoded(batch: pa.RecordBatch) -> list[Row]:
 
 
 def _runs_of(rows: list[Row], created_at_us: int) -> list[Run]:
-    """These messages by subject, under their ids."""
+    """Return the messages of the rows as runs, one for each subject, under their ids."""
     by_subject = dict[str, list[Row]]()
     for row in rows:
         by_subject.setdefault(row[0], []).append(row)
@@ -216,7 +223,7 @@ def _runs_of(rows: list[Row], created_at_us: int) -> list[Run]:
 
 
 def _with_ids(run: Run, ids: bytes) -> Run:
-    """The same messages as copies under those ids; their checksums are not made anew."""
+    """Return the messages of *run* as copies under these ids; their checksums are not computed again."""
     columns = COLUMN_BYTES[run.flags] * run.count
     data = b"".join((run.data[:columns], ids, run.data[columns:]))
     header = run.origin._replace(flags=run.flags | HAS_ORIGIN_ID)
@@ -224,7 +231,7 @@ def _with_ids(run: Run, ids: bytes) -> Run:
 
 
 class _SeekableReading(io.RawIOBase):
-    """A file as Arrow reads one."""
+    """A file in the form that Arrow reads."""
 
     def __init__(self, reading: Reading, size: int) -> None:
         super().__init__()

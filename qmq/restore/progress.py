@@ -1,6 +1,6 @@
-"""How far a restore has come, kept beside the archive: ``restores/<selection>-<store>.progress``, one line of JSON.
+"""The progress of a restore, saved beside the archive: ``restores/<selection>-<store>.progress``, one line of JSON.
 
-It is written when all that it tells of is on disk at the broker. What was sent since is looked up there.
+It names only what the broker has on disk. What was sent later is looked up in the broker.
 """
 
 from __future__ import annotations
@@ -23,48 +23,49 @@ _RANGES: Final = ("done", "in_files", "by_files")
 
 @dataclass
 class Counts:
-    """Messages of a restore, over all its runs; those that are stored, and those that were left out."""
+    """The counts of a restore over all its runs: messages that are stored, and messages that were left out."""
 
     restored: int = 0
     restored_bytes: int = 0
-    #: Of one group alone, or restored before.
+    #: Messages of one group alone, and messages that were restored before.
     private: int = 0
     replayed: int = 0
-    #: That were bad beside others of their batch, and such batches: they are not looked at again.
+    #: Bad messages in batches that are partly good, and bad ranges in these: they are not read again.
     damaged: int = 0
     damages: int = 0
 
 
 @dataclass
 class RestoreProgress:
-    """Of one restore to the brokers of *stores* (hex). ``run`` is 16 bytes, in hex."""
+    """The progress of one restore to the brokers of *stores* (hex). ``run`` is 16 bytes, in hex."""
 
     run: str
     stores: list[str]
     started_at_us: int
-    #: Who was sent to last, and since which positions, one a partition, may have what is not told of here.
+    #: The store that was sent to last, and the position in each partition from which on it may have messages that are
+    #: not recorded here.
     store: str
     since: list[int] | None = None
     #: The number of the next message.
     following: int = 0
     finished_at_us: int = 0
     counts: Counts = field(default_factory=Counts)
-    #: Positions that are dealt with, by log; rows, by file of Parquet.
+    #: Positions that are done, by log; rows, by Parquet file.
     done: dict[str, Intervals] = field(default_factory=dict)
-    #: Positions that the archive has had as Parquet, by log; and those of them that are read from that.
+    #: Positions that the archive has had as Parquet, by log; and those of them that are read from Parquet.
     in_files: dict[str, Intervals] = field(default_factory=dict)
     by_files: dict[str, Intervals] = field(default_factory=dict)
 
     def pack(self) -> bytes:
-        """The bytes of the file."""
+        """Return the bytes of the file."""
         ranges = {name: _numbers(getattr(self, name)) for name in _RANGES}
         content = {**vars(self), "counts": vars(self.counts), **ranges, "version": VERSION}
         return _json({**content, "check": _check(content)}) + b"\n"
 
 
 def parse_progress(data: bytes, name: str) -> RestoreProgress:
-    """Read a file of progress. Raises BadBytes when it is not what was written, ForeignFile for a newer version."""
-    remove = "remove it to begin that restore anew: what it has brought would come again"
+    """Parse a progress file. Raises BadBytes if it is damaged, ForeignFile for a newer version."""
+    remove = "remove it to begin that restore anew, which sends all its messages again"
     try:
         content: dict[str, Any] = json.loads(data)
         check = content.pop("check")
@@ -76,7 +77,7 @@ def parse_progress(data: bytes, name: str) -> RestoreProgress:
         ranges: dict[str, Any] = {name: _intervals(content.pop(name)) for name in _RANGES}
         return RestoreProgress(**{**content, "counts": Counts(**content["counts"])}, **ranges)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise BadBytes(f"{name} does not tell of a restore ({error!r:.80}); {remove}") from error
+        raise BadBytes(f"{name} does not have the progress of a restore ({error!r:.80}); {remove}") from error
 
 
 def _numbers(ranges: dict[str, Intervals]) -> dict[str, list[int]]:
@@ -93,12 +94,12 @@ def _intervals(given: dict[str, list[int]]) -> dict[str, Intervals]:
 
 
 def path_of(digest: str, store: str) -> str:
-    """Where the progress of a restore lies, without suffix: by its selection and the first of its stores."""
+    """Return the path of the progress of a restore, without suffix: by its selection and the first of its stores."""
     return f"{DIRECTORY}/{digest}-{store}"
 
 
 def find(files: WritableFiles, digest: str) -> dict[str, RestoreProgress]:
-    """All restores of that selection, by path. Raises BadBytes, ForeignFile, StorageFailed."""
+    """Return all restores of a selection, by path. Raises BadBytes, ForeignFile, StorageFailed."""
     found = {}
     for name in files.names(DIRECTORY):
         if name.startswith(f"{digest}-") and name.endswith(SUFFIX):
@@ -108,7 +109,7 @@ def find(files: WritableFiles, digest: str) -> dict[str, RestoreProgress]:
 
 
 def write(files: WritableFiles, path: str, progress: RestoreProgress) -> None:
-    """Put it in the place of what was there. Raises StorageFull, StorageFailed."""
+    """Write the progress, replacing the file. Raises StorageFull, StorageFailed."""
     draft = f"{path}.new"
     files.write(draft, progress.pack())
     files.rename(draft, path + SUFFIX)

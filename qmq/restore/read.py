@@ -1,4 +1,4 @@
-"""Reading an archive for a restore: batch after batch, verified, with what is wanted of each."""
+"""Read the segments of an archive for a restore: verify each batch, and select its messages."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from qmq.format.run import Run
 from qmq.intervals import Intervals
 from qmq.restore.selection import RestoreSelection
 
-#: What is read at once.
+#: How many bytes are read at a time.
 WINDOW_BYTES: Final = 8 << 20
 
 #: Positions of source messages that are stored already, by store id and partition of their ids.
@@ -30,8 +30,9 @@ Found = dict[tuple[bytes, int], Intervals]
 
 
 class ArchiveDamage(NamedTuple):
-    """Bad bytes: so many messages (None: nobody can say) of positions [start, end) of an archived segment. What is
-    settled is not looked at again: others of the same batch were good.
+    """Bad bytes at positions [start, end) of an archived segment, with so many messages (None: unknown).
+
+    If it is settled, it is not read again, since other messages of the same batch were good.
     """
 
     file: str
@@ -47,9 +48,9 @@ class ArchiveDamage(NamedTuple):
 
 
 class RestoreStep(NamedTuple):
-    """What lies at positions [start, end) of a log: messages to restore, all of one batch, and what is left out.
+    """The contents of positions [start, end) of a log: messages of one batch to restore, and counts of those left out.
 
-    ``is_settled``: nothing there is to be looked at again. ``found``: messages that are stored already.
+    ``is_settled``: the positions need not be read again. ``found``: messages that are stored already.
     """
 
     log: str
@@ -65,15 +66,15 @@ class RestoreStep(NamedTuple):
 
 
 class Reader(Protocol):
-    """Who reads an archive, in whichever form."""
+    """The interface of a reader of an archive, in any form."""
 
     found: Found
 
     def left_bytes(self) -> int:
-        """How much is to be looked at, or passed."""
+        """Return how much is left to read or to skip."""
 
     def steps(self) -> Iterator[RestoreStep]:
-        """All of that, step by step."""
+        """Yield the steps of everything that is left."""
 
 
 class ArchiveReader:
@@ -83,7 +84,7 @@ class ArchiveReader:
         """*done*: positions that need not be read, by log. Raises BadBytes, ForeignFile, StorageFailed."""
         self._files = files
         self._selection = selection
-        #: What is stored already, to be left out.
+        #: The messages that are stored already, which are left out.
         self.found: Found = {}
         self._takes: dict[str, bool] = {}
         segments = sorted(manifests(files), key=lambda found: (found[0].rpartition("/")[0], found[1].base))
@@ -94,11 +95,11 @@ class ArchiveReader:
         ]
 
     def left_bytes(self) -> int:
-        """How much is to be looked at, or passed."""
+        """Return how much is left to read or to skip."""
         return sum(end - start for _, _, start, end in self._left)
 
     def steps(self) -> Iterator[RestoreStep]:
-        """All that is to be looked at, step by step; each byte of each log is in one of them."""
+        """Yield the steps of everything that is left; each byte of each log is in one of them."""
         for one_range in self._left:
             yield from self._range(*one_range)
 
@@ -112,7 +113,7 @@ class ArchiveReader:
             return
         try:
             for _ in self._pieces(path, manifest):
-                """Looked at to its end, before anything goes by it."""
+                """Read to its end, before its entries are used."""
             file = self._files.open(path + MESSAGES)
         except (BadBytes, FileNotFoundError) as error:
             yield self._unreadable(log, path, start, end, str(error))
@@ -142,7 +143,9 @@ class ArchiveReader:
     def _batches(
         self, file: Reading, path: str, manifest: Manifest, start: int, end: int, index: Index, following: int
     ) -> Iterator[RestoreStep]:
-        """What lies at [start, end), where the batches of *index* are, and *following* is behind them."""
+        """Yield the steps of [start, end), where the batches of *index* lie, each ending at its position in
+        *following*.
+        """
         log = log_of(manifest)
         positions = index["position"].astype(np.int64)
         ends = np.append(positions[1:], following)
@@ -195,14 +198,14 @@ class ArchiveReader:
                 found += part.count - sum(one.count for one in new)
                 parts += [(self._selection.subject_for(part.subject), one) for one in new]
         damage = None
-        is_settled = not lost or bool(parts or found)  # what is wholly bad may be mended
+        is_settled = not lost or bool(parts or found)  # a batch without any good message may yet be repaired
         if lost:
             reason = "they do not fit their checksums"
             damage = ArchiveDamage(f"{self._files.name}/{path}{MESSAGES}", start, end, lost, reason, is_settled)
         return RestoreStep(log, start, end, parts, header.created_at_us, found, private, replayed, damage, is_settled)
 
     def _wanted(self, view: memoryview, header: Header, names: tuple[str, ...]) -> list[tuple[Run, int]]:
-        """The runs of subjects that are wanted, with their checksums; none of them is verified."""
+        """Return the runs of selected subjects, with their checksums, not verified."""
         takes = [self._is_taken(name) for name in names]
         if not any(takes):
             return []
@@ -220,12 +223,12 @@ class ArchiveReader:
 
 
 def log_of(manifest: Manifest) -> str:
-    """The name of the log that a segment is of."""
+    """Return the name of the log of a segment."""
     return f"{manifest.store_id}-{manifest.partition}"
 
 
 def new_parts(run: Run, found: Found) -> list[Run]:
-    """What of a run is not stored already."""
+    """Return the parts of a run that are not stored already."""
     if not found:
         return [run]
     ids = ids_of(run)
@@ -242,7 +245,7 @@ def new_parts(run: Run, found: Found) -> list[Run]:
 
 
 def _header_of(view: memoryview, position: int, store_id: bytes) -> Header:
-    """The header of the batch that begins *view*, if it is right. Raises BadBatch."""
+    """Return the header of the batch at the beginning of *view*. Raises BadBatch if it is wrong."""
     if len(view) < BATCH_HEADER_SIZE:
         raise BadBatch("the file ends before it")
     header = parse_header(view)
@@ -258,7 +261,7 @@ def _header_of(view: memoryview, position: int, store_id: bytes) -> Header:
 
 
 def _windows(positions: np.ndarray, ends: np.ndarray) -> Iterator[tuple[int, int]]:
-    """Batches [first, stop) that lie one behind the other, as many as are read at once."""
+    """Yield ranges [first, stop) of batches that are adjacent, as many as are read at a time."""
     first = 0
     while first < len(positions):
         stop = max(int(np.searchsorted(ends, int(positions[first]) + WINDOW_BYTES, "right")), first + 1)
@@ -270,9 +273,9 @@ def _windows(positions: np.ndarray, ends: np.ndarray) -> Iterator[tuple[int, int
 
 
 def _sound_parts(run: Run) -> list[Run]:
-    """What is sound of a run that does not fit its checksum."""
+    """Return the good parts of a run whose checksum is wrong."""
     bad = bad_messages(run)
-    if not bad:  # its lengths lie, or what is wrong lies where no message's checksum looks
+    if not bad:  # its lengths are wrong, or the bad bytes are outside of all messages
         return []
     kept = np.ones(run.count, np.bool_)
     kept[bad] = False
@@ -280,6 +283,6 @@ def _sound_parts(run: Run) -> list[Run]:
 
 
 def _ranges(kept: np.ndarray) -> list[tuple[int, int]]:
-    """Where it is set, as [first, stop)."""
+    """Return the ranges [first, stop) in which the flags are set."""
     edges = np.flatnonzero(np.diff(np.concatenate(([False], kept, [False])).astype(np.int8))).tolist()
     return list(zip(edges[::2], edges[1::2], strict=True))

@@ -1,4 +1,4 @@
-"""Which messages are restored, and as what."""
+"""The messages that a restore selects, and the subject or group that they are restored to."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ from qmq.errors import InvalidOption
 from qmq.format.private import is_private, private_subject
 from qmq.names import check_group_or_member, check_prefix, check_subject
 
-#: Above all times.
+#: Greater than all times.
 END_US = 1 << 63
 
 
 @dataclass(frozen=True)
 class RestoreSelection:
-    """Subjects as in a subscription; times in microseconds, by when a broker stored a message: from *since_us* up to,
-    not including, *until_us*. *to_subject*: all become messages of that one. *group*: they are for that one alone.
+    """Subjects as in a subscription, and the times in microseconds at which a broker stored the messages: from
+    *since_us* until before *until_us*.
+
+    *to_subject*: the subject that all messages are sent to. *group*: the only group that gets them.
     """
 
     prefix: str = ""
@@ -25,11 +27,11 @@ class RestoreSelection:
     until_us: int = END_US
     to_subject: str | None = None
     group: str | None = None
-    #: Also what has been restored once: mostly the original is in the archive, too.
+    #: Also messages that were restored before: mostly the archive has their originals too.
     with_replayed: bool = False
 
     def check(self) -> None:
-        """Raises InvalidName, InvalidOption."""
+        """Raise InvalidName or InvalidOption if the selection is invalid."""
         check_prefix(self.prefix)
         if self.to_subject is not None and self.group is not None:
             raise InvalidOption("give either --to-subject or --group")
@@ -38,10 +40,10 @@ class RestoreSelection:
         if self.group is not None:
             check_group_or_member(self.group)
         if self.since_us >= self.until_us:
-            raise InvalidOption("--since is not before --until: nothing lies between")
+            raise InvalidOption("--since is not before --until; give an earlier --since")
 
     def takes(self, subject: str) -> bool:
-        """Whether messages of that subject are wanted, by its name; what is one group's alone never is."""
+        """Return whether messages of *subject* are selected, by its name; messages of one group alone never are."""
         if is_private(subject):
             return False
         if self.prefix == "" or self.prefix.endswith("."):
@@ -49,11 +51,11 @@ class RestoreSelection:
         return subject == self.prefix
 
     def subject_for(self, subject: str) -> str:
-        """What messages of *subject* are restored as."""
+        """Return the subject that messages of *subject* are restored to."""
         if self.group is not None:
             return private_subject(self.group, subject)
         return self.to_subject if self.to_subject is not None else subject
 
     def digest(self) -> str:
-        """16 hex digits that name it."""
+        """Return 16 hex digits that identify the selection."""
         return blake2b(json.dumps(asdict(self), sort_keys=True).encode(), digest_size=8).hexdigest()

@@ -1,4 +1,4 @@
-"""The broker that a restore sends to, over all connections to it: whatever is lost on the way is stored once."""
+"""Send a restore to a broker over several connections, one after another, so that each frame is stored once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from qmq.restore.read import Found
 
 
 class TargetBroker:
-    """The broker that a restore sends to, over all connections to it."""
+    """The broker that a restore sends to; it opens a new connection when one is lost."""
 
     def __init__(
         self, address: Address, target: RestoreTarget, progress: RestoreProgress, group: str | None, give_up_s: float
@@ -27,20 +27,21 @@ class TargetBroker:
         self._group = group
         self._give_up_s = give_up_s
         self._begun = False
-        #: Since when what nobody answered for is looked up; None: nothing was sent yet.
+        #: The positions from which on unanswered messages are looked up; None: nothing was sent yet.
         self._since = progress.since
-        #: Where its logs ended when it last answered; what of the restore it had when that was begun.
+        #: The ends of its logs at its last answer; the messages of the restore that it had at the beginning of the
+        #: connection.
         self.ends: list[int] = []
         self.found: Found = {}
         #: The number of the next message.
         self.following = progress.following
 
     async def begin(self) -> None:
-        """Be the one who goes on with the restore. Raises QmqError."""
+        """Begin the restore at the broker, which ends an earlier connection of it. Raises QmqError."""
         await self._try(None)
 
     async def store(self, frame: RestoreFrame) -> None:
-        """Have a frame stored, once. Raises QmqError: then nobody knows what became of it."""
+        """Store a frame once. Raises QmqError: then it is unknown whether the broker has stored it."""
         if frame.batches:
             await self._try(frame)
 
@@ -62,7 +63,7 @@ class TargetBroker:
             self._target = await RestoreTarget.open(self._address)
             if self._target.welcome.store_id != self._store_id:
                 raise InvalidOption(
-                    f"{self._address} serves store {self._target.welcome.store_id.hex()} now, and this restore goes to "
+                    f"{self._address} serves store {self._target.welcome.store_id.hex()} , but this restore goes to "
                     f"{self._store_id.hex()}: name the broker that has it"
                 )
         if not self._begun:
@@ -81,7 +82,7 @@ class TargetBroker:
             self.following = following
 
     async def close(self) -> None:
-        """End the connection; the next call makes another one."""
+        """Close the connection; the next call opens another one."""
         target, self._target, self._begun = self._target, None, False
         if target is not None:
             await target.close()
@@ -89,8 +90,8 @@ class TargetBroker:
 
 def _found_of(begun: Begun) -> Found:
     found: Found = {}
-    for store_id, partition, places in begun.found:
+    for store_id, partition, positions in begun.found:
         intervals = found.setdefault((store_id, partition), Intervals())
-        for start, stop in zip(places[::2], places[1::2], strict=True):
+        for start, stop in zip(positions[::2], positions[1::2], strict=True):
             intervals.add(start, stop)
     return found

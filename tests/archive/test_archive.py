@@ -44,5 +44,5 @@ def test_a_manifest_in_another_place_is_told_of(tmp_path: Path) -> None:
     files = LocalFiles(tmp_path / "archive")
     path, _ = manifests(files)[0]
     files.rename(f"{path}.manifest", f"{path[:-1]}x.manifest")
-    with pytest.raises(BadBytes, match="put it back where it belongs"):
+    with pytest.raises(BadBytes, match="put it back there"):
         manifests(files)

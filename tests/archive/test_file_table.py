@@ -90,7 +90,7 @@ def test_what_is_rotten_is_told_of(tmp_path: Path) -> None:
     with pytest.raises(BadBytes, match="is the table 1; put it back"):
         parse_table(data, 2, "it")
     content = {"number": 1, "files": [{}], "segments": [], "damages": [], "base": 0, "gone": []}
-    with pytest.raises(BadBytes, match="lacks what a table has"):
+    with pytest.raises(BadBytes, match="lacks a part of a table"):
         parse_table(pack_checked(1, content), 1, "it")
 
 
@@ -144,7 +144,7 @@ def test_a_large_table_is_not_written_anew_each_time(tmp_path: Path, monkeypatch
     base = table.base
     assert base is not None
     (tmp_path / second_of(base.number)).unlink()
-    with pytest.raises(BadBytes, match=f"since {path_of(base.number)}, which is missing"):
+    with pytest.raises(BadBytes, match=f"changes of {path_of(base.number)}, which is missing"):
         read_table(files)
 
 

@@ -28,10 +28,10 @@ def test_some_are_in_hdfs() -> None:
 
 
 def test_others_are_refused() -> None:
-    with pytest.raises(InvalidOption, match="gopher://a/b is no place that is known"):
+    with pytest.raises(InvalidOption, match="gopher://a/b is no known kind of location"):
         files_at("gopher://a/b")
     with (
-        pytest.raises(InvalidOption, match="gopher://a/b is no place that is known"),
+        pytest.raises(InvalidOption, match="gopher://a/b is no known kind of location"),
         writable_files_at("gopher://a/b"),
     ):
         pass

@@ -95,7 +95,7 @@ def test_what_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path
         Hadoop()
     monkeypatch.setitem(sys.modules, "pyspark", None)
     monkeypatch.setenv("SPARK_HOME", str(tmp_path))
-    with pytest.raises(InvalidOption, match=r"there is no PySpark, .*pip install 'qmq\[hdfs\]'"):
+    with pytest.raises(InvalidOption, match=r"PySpark is not installed, .*pip install 'qmq\[hdfs\]'"):
         Hadoop()
 
 

@@ -168,5 +168,5 @@ def test_places_in_hdfs() -> None:
     with pytest.raises(InvalidOption, match="hdfs://host has no path"):
         split_location("hdfs://host")
     for bad in ("hdfs://host/../a", "hdfs://host/a:b"):
-        with pytest.raises(InvalidOption, match="a name that HDFS does not know"):
+        with pytest.raises(InvalidOption, match="a name that HDFS does not allow"):
             split_location(bad)

@@ -8,7 +8,7 @@ from qmq.archive.hdfs_read import HdfsFiles
 from qmq.archive.hdfs_write import WritableHdfsFiles
 from qmq.archive.lock import this_process
 from qmq.net.client.address import parse_url
-from qmq.restore.run import Restoring
+from qmq.restore.run import RestoreRun
 from qmq.restore.selection import RestoreSelection
 from tests.archive.archives import NOW_US
 from tests.archive.orders import write_orders
@@ -27,7 +27,7 @@ async def test_every_message_comes_once_of_either_form(tree: WritableHdfsFiles, 
     async with running_broker(tmp_path / "target") as url:
         for _ in range(2):
             source = HdfsFiles(tree.name)
-            restoring = Restoring(
+            restoring = RestoreRun(
                 tree, RestoreSelection(), parse_url(url), lambda: NOW_US, this_process(), source=source
             )
             assert (await restoring.run()).counts.restored == len(wanted)

@@ -33,13 +33,13 @@ OF_RESTORES: Final = (
     ),
     Mutant(
         "let one restore at a time write to its progress",
-        "Restoring.run",
+        "RestoreRun.run",
         instead("f'{self._path}.lock'", "f'{self._path}.{id(self)}'"),
         _RUN,
     ),
     Mutant(
         "stay with the form that a restore began with",
-        "settled_with",
+        "not_from_segments",
         instead("(progress.done, progress.by_files)", "(progress.done,)"),
         _FORMS,
     ),
@@ -63,7 +63,7 @@ OF_RESTORES: Final = (
     ),
     Mutant(
         "begin only when all brokers are known",
-        "Restoring._choose",
+        "RestoreRun._choose",
         never("self._away", at=1),
         _RUN,
     ),

@@ -15,7 +15,7 @@ from qmq.format.layout import HAS_DELIVER_AT, HAS_EXPIRE_AT, RUN_REPLAYED
 from qmq.format.pieces import stored_runs
 from qmq.net.client.address import parse_url
 from qmq.restore.progress import RestoreProgress
-from qmq.restore.run import Restoring
+from qmq.restore.run import RestoreRun
 from qmq.restore.selection import RestoreSelection
 from qmq.storage.disk.disk import Disk
 from qmq.storage.verify.verify import verify
@@ -82,14 +82,16 @@ def check_restored(wanted: Sequence[Told], target: Path, **options: int) -> None
         assert not by_id[one.id].flags
 
 
-def restoring(root: Path, url: str, disk: Disk | None = None, owner: LockOwner | None = None, **more: Any) -> Restoring:
+def restoring(
+    root: Path, url: str, disk: Disk | None = None, owner: LockOwner | None = None, **more: Any
+) -> RestoreRun:
     """A restore of *root*/archive to the brokers at *url*; *more*: fields of RestoreSelection, and options of
-    Restoring.
+    RestoreRun.
     """
     own = {name: more.pop(name) for name in ("again", "give_up_s") if name in more}
     files = LocalFiles(root / "archive", disk)
     who = owner if owner is not None else this_process()
-    return Restoring(files, RestoreSelection(**more), parse_url(url), lambda: 1_800_000_000_000_000, who, **own)
+    return RestoreRun(files, RestoreSelection(**more), parse_url(url), lambda: 1_800_000_000_000_000, who, **own)
 
 
 def restore(root: Path, url: str, **more: Any) -> RestoreProgress:

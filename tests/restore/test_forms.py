@@ -11,7 +11,7 @@ from qmq.archive.file_table import FileTable, ListedSegment
 from qmq.archive.manifest import Manifest
 from qmq.errors import InvalidOption
 from qmq.intervals import Intervals
-from qmq.restore.forms import assign, settle, settled_with
+from qmq.restore.forms import assign, settle, not_from_segments
 from qmq.restore.progress import RestoreProgress
 from tests.archive import archives
 from tests.broker_process import running_broker
@@ -57,7 +57,7 @@ def test_what_was_chosen_stays() -> None:
     assigned(progress, listed((0, 100)))
     both = listed((0, 100), (100, 200))
     assert assigned(progress, both, [segment(0, 100), segment(100, 200)]) == [(0, 100)]
-    assert ranges(settled_with(progress)) == [(0, 100)]
+    assert ranges(not_from_segments(progress)) == [(0, 100)]
     progress.done[LOG] = Intervals()
     progress.done[LOG].add(300, 400)
     assert assigned(progress, listed((0, 400)), [segment(100, 200)]) == [(0, 100), (200, 300)]
@@ -71,7 +71,7 @@ def test_a_form_that_went_is_refused() -> None:
     progress = begun()
     assigned(progress, listed((0, 200)), [segment(100, 200)])
     for table, segments in ((listed((100, 200)), [segment(0, 200)]), (listed((0, 200)), [])):
-        with pytest.raises(InvalidOption, match="there lacks what it had"):
+        with pytest.raises(InvalidOption, match="there lacks Parquet or segments that it had"):
             assign(progress, table, segments, "there")
     progress.done[LOG] = Intervals()
     progress.done[LOG].add(100, 200)

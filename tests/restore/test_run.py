@@ -90,7 +90,7 @@ async def test_all_become_one_subject(tmp_path: Path) -> None:
 async def test_of_several_brokers_one_has_it_whoever_is_named_first(tmp_path: Path) -> None:
     wanted = orders_archive(tmp_path, 60)
     async with running_broker(tmp_path / "a") as a, running_broker(tmp_path / "b") as b:
-        with pytest.raises(ConnectionLost, match="begins only when all"):
+        with pytest.raises(ConnectionLost, match="begins only if all"):
             await restoring(tmp_path, f"{a},qmq://127.0.0.1:1").run()
         first = await restoring(tmp_path, f"{a},{b}").run()
         second = await restoring(tmp_path, f"{b},{a}").run()
