@@ -4,10 +4,10 @@
     tables/<number>.second                                   a second copy of that table, which is a base
     parquet/date=<day>/subjects=<subject>/<name>.parquet     a file that it lists
 
-A file that the table does not list does not count: the run that wrote it was killed. A commit creates the table with the
-next number, unless it exists: if two runs committed at once, which the lock prevents, one of them would fail. A table is
-whole, or, if it would be large, has the changes since a whole one, its base. All later tables are based on it, also the
-last but one. So a base has a second copy, which is read if the first one is damaged.
+A file that the table does not list does not count: the run that wrote it was killed. A commit creates the table with
+the next number, unless it exists: if two runs committed at once, which the lock prevents, one of them would fail. A
+table is whole, or, if it would be large, has the changes since a whole one, its base. All later tables are based on it,
+also the last but one. So a base has a second copy, which is read if the first one is damaged.
 """
 
 from __future__ import annotations

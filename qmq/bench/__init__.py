@@ -1,1 +1,3 @@
-"""How fast QMQ is on this machine: `qmq bench`. A broker, and load generators, as processes of their own."""
+"""`qmq bench`: measure the speed of QMQ on this machine, with a broker and load generators as processes of their
+own.
+"""

@@ -1,4 +1,4 @@
-"""Workers that attack a broker, each in one way, until the parent says enough."""
+"""Workers that attack a broker, each in one way, until the parent ends them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from qmq.net.client.address import Address, parse_url
 from qmq.net.protocol import frames
 from qmq.net.protocol.frames import FRAME_SIZE, FrameKind
 
-#: Attackers leave the processors to others: what is measured is the broker.
+#: The attacker has a low priority, so that the broker is measured and not the attacker.
 _NICE: Final = 10
 _FILES: Final = 200
 _MIB: Final = 1 << 20
@@ -33,7 +33,7 @@ _BOMB: Final = frames.encode_frame(FrameKind.SUBSCRIBE, 2, b"\x81\xa1k" + (b"\xd
 
 
 class Attack:
-    """The one that runs: at whom, how often it struck, and when it is in full swing."""
+    """A running attack: its target, how often it struck, and whether it is in full swing."""
 
     def __init__(self, address: Address, connections: int, prefix: str) -> None:
         self.address = address
@@ -43,7 +43,7 @@ class Attack:
         self.swings = asyncio.Event()
 
     async def connect(self, hello: bool) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """A connection, greeted if it says *hello*."""
+        """Open a connection; with *hello*, say hello and read the answer."""
         reader, writer = await asyncio.open_connection(*self.address, limit=1 << 12)
         if hello:
             writer.write(_HELLO)
@@ -52,13 +52,13 @@ class Attack:
         return reader, writer
 
     def strike(self, swings_after: int = 1) -> None:
-        """It has struck once more."""
+        """Count a strike; after *swings_after* strikes the attack is in full swing."""
         self.struck += 1
         if self.struck >= swings_after:
             self.swings.set()
 
     async def crowd(self, count: int, one: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """*count* at a time, each again and again."""
+        """Run *one* again and again, *count* at a time."""
 
         async def again() -> None:
             while True:
@@ -71,8 +71,10 @@ class Attack:
 
 
 async def run(gate: Gate, *, how: str, url: str, connections: int, prefix: str) -> dict[str, Any]:
-    """Attack in the way that *how* names; prepared once it is in full swing; how often it struck, and
-    what it took of the processors meanwhile."""
+    """Run the attack that *how* names. It is prepared once it is in full swing.
+
+    Return how often it struck, and its share of the processors.
+    """
     os.nice(_NICE)
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -94,7 +96,7 @@ async def run(gate: Gate, *, how: str, url: str, connections: int, prefix: str) 
 
 
 async def _ended(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Read until the broker closes, then close."""
+    """Read until the broker closes the connection, then close it."""
     while await reader.read(1 << 16):
         pass
     writer.close()
@@ -111,7 +113,7 @@ async def _come_and_go(attack: Attack) -> None:
 
 
 async def _silent(attack: Attack) -> None:
-    """All connections stay open; those that the broker closes come again. Each counts when it is made."""
+    """Keep all connections open, and open those again that the broker closes. Opening one counts as a strike."""
     most = attack.connections
 
     async def one() -> None:
@@ -123,7 +125,7 @@ async def _silent(attack: Attack) -> None:
 
 
 async def _drip(attack: Attack, start: bytes, hello: bool) -> None:
-    """A tenth of the connections: each has sent *start*, and sends another byte every second."""
+    """Open a tenth of the connections, send *start* on each, then a byte every second."""
 
     async def one() -> None:
         reader, writer = await attack.connect(hello)
@@ -147,7 +149,7 @@ async def _slow_frame(attack: Attack) -> None:
 
 
 async def _pull(attack: Attack, reads: int) -> None:
-    """50 that pull 4 MiB, 100 times, and read nothing or a little every second."""
+    """Open 50 connections that pull 4 MiB 100 times, and read nothing, or a little every second."""
     fields = {"group": None, "prefixes": [attack.prefix], "consumer": "c", "start": "first"}
 
     async def one() -> None:
@@ -177,7 +179,7 @@ async def _read_a_byte(attack: Attack) -> None:
 
 
 async def _say(attack: Attack, words: Callable[[], bytes], hello: bool) -> None:
-    """8 at a time: connect, say something, read what the broker has to say to that."""
+    """Open 8 connections at a time, send something on each, and read the answer of the broker."""
 
     async def one() -> None:
         reader, writer = await attack.connect(hello)
@@ -202,7 +204,7 @@ async def _random(attack: Attack) -> None:
 
 
 async def _lie(attack: Attack) -> None:
-    """8 that each send a batch of 100 KB with a wrong checksum, read the answer, and send the next."""
+    """Open 8 connections that send a batch of 100 KB with a wrong checksum, read the answer, and send it again."""
     content = RunContent(attack.prefix + "lie", [body_of(number, 1_000) for number in range(100)], None)
     batch = bytearray(b"".join(build_batch([content], created_at_us=1, producer_id=bytes(16), producer_sequence=0)))
     batch[-1] ^= 1
@@ -220,7 +222,7 @@ async def _lie(attack: Attack) -> None:
 
 
 async def _flood(attack: Attack) -> None:
-    """4 that send small wrong batches without waiting for answers."""
+    """Open 4 connections that send small invalid batches without waiting for answers."""
     lies = (frames.encode_frame(FrameKind.SEND, 2, b"", 100) + bytes(100)) * 100
 
     async def one() -> None:

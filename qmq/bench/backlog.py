@@ -1,7 +1,4 @@
-"""What waits must cost nothing: pulls and acks beside a long backlog, many subjects, and a full error log.
-
-One group reads an old log from the disk while another waits for each message: what that costs the other.
-"""
+"""Measure what waiting messages cost: a long backlog, many subjects, a full error log, a cold log read from disk."""
 
 from __future__ import annotations
 
@@ -22,14 +19,14 @@ from qmq.bench.values import BenchFailed, Value
 from qmq.bench.worker import Gate
 
 _MIB: Final = 1 << 20
-#: Messages a pull, and what is pulled of a short log in one go.
+#: Messages a pull.
 PULL: Final = 100
 _PULLS: Final = 300
 _PAIRS: Final = 5
-#: Of the single messages of a round, for one of these.
+#: How many single messages of a round stand for one pull, and for one pair of runs.
 _A_PULL: Final = 10
 _A_PAIR: Final = 500
-#: Of the shortest bodies, so that a long log is few bytes.
+#: Bodies of one byte, so that a long log takes little space.
 _BATCH: Final = 10_000
 _SUBJECTS: Final = 1_000
 _NACKS_IN_FLIGHT: Final = 500
@@ -37,15 +34,15 @@ _LATER_S: Final = 3_600.0
 
 
 def _repetitions(bench: Bench) -> tuple[int, int]:
-    """How many pulls in one go, and how many goes of either kind in turn."""
+    """Return how many pulls a run makes, and how many pairs of runs there are."""
     singles = bench.size.singles
     return min(max(singles // _A_PULL, 2), _PULLS), min(max(singles // _A_PAIR, 1), _PAIRS)
 
 
 def backlog(bench: Bench) -> Iterator[Value]:
-    """A pull of 100 with its acks, one at a time: with many messages waiting, of one with next to none; and memory.
+    """Time a pull of 100 and its acks with many messages waiting, relative to nearly none; and measure memory.
 
-    Both logs are of the same batches, were written just before, and are in the page cache.
+    Both logs have the same batches, were written just before, and are in the page cache.
     """
     pulls, pairs = _repetitions(bench)
     few = pairs * pulls * PULL
@@ -57,15 +54,18 @@ def backlog(bench: Bench) -> Iterator[Value]:
         times = _in_turn(bench, [long.url, short.url], pairs, prefix="bench.", pulls=pulls)
         yield Value("messages waiting", messages, "")
         yield Value("pull and ack, p50", median(times[long.url]), "ms")
-        yield Value("pull and ack, p50, of none waiting", median(_ratios(times[long.url], times[short.url])), "")
+        yield Value(
+            "pull and ack, p50, relative to none waiting", median(_ratios(times[long.url], times[short.url])), ""
+        )
         yield Value("RssAnon", long.anonymous_bytes() / _MIB, "MiB")
         bench.check_content(long.url, "bench.waiting", 1, messages, _BATCH)
 
 
 def ready_subjects(bench: Bench) -> Iterator[Value]:
-    """A pull over 1,000 ready subjects, of one over a single subject: the broker's time for it, and until it is here.
+    """Measure a pull over 1,000 ready subjects relative to one over a single subject: processor time of the broker, and
+    latency.
 
-    Of 1,000 subjects a client gets 1,000 runs to decode instead of one: that is its time, not the broker's.
+    Of 1,000 subjects a client decodes 1,000 runs instead of one: that is its time, not the broker's.
     """
     pulls, pairs = _repetitions(bench)
     batches = pairs * pulls // 2 + 1
@@ -85,14 +85,14 @@ def ready_subjects(bench: Bench) -> Iterator[Value]:
         messages = batches * _SUBJECTS
         bench.run("checking.spread", url=broker.url, prefix=many, subjects=_SUBJECTS, size=100, messages=messages)
         bench.check_content(broker.url, one + "single", 100, messages)
-    yield Value("cpu of the broker, of a single subject", cpu_s[many] / max(cpu_s[one], 0.01), "")
+    yield Value("cpu of the broker, relative to one subject", cpu_s[many] / max(cpu_s[one], 0.01), "")
     yield Value("pull of 1,000 and ack, p50", median(times[many]), "ms")
     ratio = median(_ratios(times[many], times[one]))
-    yield Value("pull of 1,000 and ack, p50, of a single subject", ratio, "")
+    yield Value("pull of 1,000 and ack, p50, relative to one subject", ratio, "")
 
 
 def errors(bench: Bench) -> Iterator[Value]:
-    """The rate of fresh messages, pulled and acknowledged 1,000 at a time, many in the error log, of none there."""
+    """Measure the rate of fresh messages, 1,000 a pull, beside a full error log relative to an empty one."""
     nacked, (pulls, pairs) = bench.size.errors, _repetitions(bench)
     fresh = pairs * pulls * 1_000
     before = -(-nacked // 1_000) * 1_000
@@ -104,11 +104,11 @@ def errors(bench: Bench) -> Iterator[Value]:
         bench.check_content(full.url, "bench.fresh", 100, before + fresh)
     yield Value("messages in the error log", nacked, "")
     yield Value("nacks", nacked / took["seconds"], "msg/s")
-    yield Value("fresh, of none there", median(_ratios(times[empty.url], times[full.url])), "")
+    yield Value("fresh, relative to an empty error log", median(_ratios(times[empty.url], times[full.url])), "")
 
 
 def _in_turn(bench: Bench, urls: list[str], pairs: int, **options: Any) -> dict[str, list[float]]:
-    """The p50 of pulls and acks of each broker, ms, so many times; who is first changes each time."""
+    """Return the p50 of pulls and acks for each broker in ms, *pairs* times; the order of brokers alternates."""
     times: dict[str, list[float]] = {url: [] for url in urls}
     for number in range(pairs):
         for url in urls if number % 2 else urls[::-1]:
@@ -125,7 +125,9 @@ def _ratios(times: list[float], others: list[float]) -> list[float]:
 
 
 async def pulls(gate: Gate, *, url: str, prefix: str, pulls: int, count: int = PULL) -> dict[str, Any]:
-    """So many pulls of *count*, each acknowledged and that confirmed before the next; by one group, which goes on."""
+    """Pull *count* messages and acknowledge them, *pulls* times; the next pull waits for the acks. All are of one
+    group.
+    """
     took = []
     async with connect(url) as client, client.subscribe(prefix, group="bench", consumer="c", start="first") as consumer:
         gate()
@@ -141,7 +143,7 @@ async def pulls(gate: Gate, *, url: str, prefix: str, pulls: int, count: int = P
 
 
 async def nacks(gate: Gate, *, url: str, prefix: str, messages: int) -> dict[str, Any]:
-    """Hand back so many, to come again much later."""
+    """Nack *messages* messages, with a long delay."""
     came = 0
     async with connect(url) as client, client.subscribe(prefix, group="bench", consumer="c", start="first") as consumer:
         gate()
@@ -157,18 +159,18 @@ async def nacks(gate: Gate, *, url: str, prefix: str, messages: int) -> dict[str
 
 
 _RATE: Final = 1_000
-#: The reader leaves the processors to others: what is measured is the broker.
+#: The reader has a low priority, so that the broker is measured and not the reader.
 _NICE: Final = 19
-#: A reader that the disk feeds takes longer than this; the other one is measured for as long.
+#: A reader of cold files is slower than this; the arrivals are measured for as long as it would take.
 _SLOW_READER_BYTES_S: Final = 700 * _MIB
 
 
 def cold(bench: Bench) -> Iterator[Value]:
-    """From the moment a message is due to its arrival: alone, beside an untrusted client to the broker that computes,
-    beside a reader of a cold log, and of the same one warm.
+    """Time messages from when they are due to their arrival: alone, beside a process that only computes, beside a
+    reader of a cold log, and beside a reader of the same log, now warm.
 
-    What the untrusted client costs is how the system shares its processors out. The log is written, the broker stopped,
-    the page cache emptied of it, and the broker started again.
+    The process that only computes shows what sharing the processors costs. The log is written, the broker stopped, its
+    files dropped from the page cache, and the broker started again.
     """
     messages = max(bench.size.restart_bytes // stored_bytes(1, KIB) // 1_000, 1) * 1_000
     with broker_in(bench.directory, bench.settings) as broker:
@@ -201,7 +203,7 @@ def _times(beside: str, found: Mapping[str, Any]) -> Iterator[Value]:
 def _arrival_times(
     bench: Bench, broker: BrokerProcess, size: int, beside: tuple[str, Mapping[str, object]] | None
 ) -> dict[str, Any]:
-    """The times of messages sent on a schedule, and what the worker beside them found."""
+    """Return the latencies of messages that are sent on a schedule, and the result of the worker *beside* them."""
     subject = bench.prefix()
     seconds = max(size / _SLOW_READER_BYTES_S, bench.size.seconds / 3)
     messages = max(int(_RATE * seconds), 10)
@@ -232,18 +234,18 @@ def _arrival_times(
         *([] if beside is None else [beside]),
     )
     if (came["messages"], came["first_due_ns"]) != (sent["messages"], sent["first_due_ns"]):
-        raise BenchFailed(f"what came was not what was sent: {came}, {sent}")
+        raise BenchFailed(f"the messages received differ from those sent: {came}, {sent}")
     return {**came, "reader": others[0] if others else None}
 
 
 def disk_faults(broker: BrokerProcess) -> int:
-    """How often the broker's loop touched a page that had to be read from the disk first: its major page faults."""
+    """Return the major page faults of the broker's loop: how often it touched a page that had to be read from disk."""
     stat = Path(f"/proc/{broker.pid}/task/{broker.pid}/stat").read_text("ascii")
     return int(stat.rpartition(")")[2].split()[9])
 
 
 def forget(directory: Path) -> None:
-    """Have the system let go of what it keeps in memory of these files, which nobody may have open."""
+    """Drop the files of a directory from the page cache; no process may have them open."""
     os.sync()
     for path in directory.rglob("*"):
         if path.is_file():

@@ -1,4 +1,4 @@
-"""What came, held against what was sent; and workers that read all of it back when nobody measures."""
+"""Compare received messages with what was sent; workers that read everything back after a measurement."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from qmq.bench.worker import Gate
 from qmq.net.client.consumer.consumer import Consumer
 from qmq.net.client.consumer.message import MessageBatch
 
-#: No message for so long means that some are missing.
+#: If no message arrives for this time in seconds, some are missing.
 SILENCE_S = 10.0
 _AT_ONCE: Final = 50_000
 _NOTHING: Final[Iterator[Any]] = iter(())
 
 
 def missing(came: int, messages: int) -> BenchFailed:
-    """The error for a count that is not what was sent."""
-    return BenchFailed(f"{came} messages came, {messages} were sent")
+    """Return the error for a wrong number of messages."""
+    return BenchFailed(f"{came} messages were received, {messages} were sent")
 
 
 def compare(found: Sequence[Any], sent: Sequence[Any], at: int, subjects: Sequence[str] = ()) -> None:
-    """Raise BenchFailed unless what came, from message number *at* on, is what was sent."""
+    """Raise BenchFailed unless the messages received, from message number *at* on, equal those sent."""
     if found != sent:
         pairs = enumerate(zip_longest(found, sent))
         place, (one, other) = next((place, pair) for place, pair in pairs if pair[0] != pair[1])
@@ -36,15 +36,15 @@ def compare(found: Sequence[Any], sent: Sequence[Any], at: int, subjects: Sequen
 
 
 async def check_end(consumer: Consumer) -> None:
-    """Raise BenchFailed when there are more messages."""
+    """Raise BenchFailed if there are more messages."""
     for message in await consumer.pull(1, timeout=0):
-        raise BenchFailed(f"more came than was sent: {message.body!r:.90} to {message.subject}")
+        raise BenchFailed(f"more was received than was sent: {message.body!r:.90} to {message.subject}")
 
 
 class Cycle:
-    """Bodies that were sent over and over, as a timed pass compares them: a slice and a comparison, *most* at a time.
+    """Compares bodies that were sent over and over, within a timed pass: a slice and a comparison for up to *most*.
 
-    Of one subject, whose name is not looked at.
+    The subject is not compared: there is only one.
     """
 
     def __init__(self, bodies: list[bytes], most: int) -> None:
@@ -53,14 +53,16 @@ class Cycle:
         self._sent = bodies * (most // len(bodies) + 2)
 
     def check(self, found: list[bytes]) -> None:
-        """Raise BenchFailed unless *found* goes on where the last ones ended."""
+        """Raise BenchFailed unless *found* continues the cycle where the last call ended."""
         start = self.came % self._length
         compare(found, self._sent[start : start + len(found)], self.came)
         self.came += len(found)
 
 
 class SentLedger:
-    """What was sent to each of many subjects, crossed off as it comes: so none is lost, doubled, moved or changed."""
+    """The messages sent to each of many subjects, crossed off as they arrive: none may be lost, repeated, moved or
+    changed.
+    """
 
     def __init__(self) -> None:
         self.messages = 0
@@ -68,12 +70,12 @@ class SentLedger:
         self._left: dict[str, Iterator[Any]] = {}
 
     def expect(self, subject: str, messages: int, contents: Sequence[Any]) -> None:
-        """*messages* were sent to *subject*: *contents*, over and over."""
+        """Add *messages* messages to *subject* with *contents*, over and over."""
         self._left[subject] = islice(cycle(contents), messages)
         self.messages += messages
 
     def check(self, subjects: list[str], found: list[Any]) -> None:
-        """Raise BenchFailed unless each is what comes next of its subject."""
+        """Raise BenchFailed unless each message is the next one of its subject."""
         left = self._left
         compare(found, [next(left.get(subject, _NOTHING), None) for subject in subjects], self.came, subjects)
         self.came += len(found)
@@ -84,21 +86,21 @@ class SentLedger:
 
 
 async def cycles(gate: Gate, *, url: str, subject: str, size: int, count: int, messages: int) -> dict[str, Any]:
-    """All of what *subject* lies under: *messages* to it, of *count* bodies over and over, and no others."""
+    """Check that *subject* has *messages* messages of *count* bodies over and over, and its prefix no others."""
     ledger = SentLedger()
     ledger.expect(subject, messages, bodies_of(count, size))
     return await _read_back(gate, url, _parent(subject), ledger)
 
 
 async def fields(gate: Gate, *, url: str, subject: str, size: int, messages: int) -> dict[str, Any]:
-    """The same for the rich messages of `sending.nowait`: body, key and properties of each."""
+    """Check the messages with key and properties of `sending.nowait`."""
     ledger = SentLedger()
     ledger.expect(subject, messages, fields_of(size))
     return await _read_back(gate, url, _parent(subject), ledger, _fields)
 
 
 async def producers(gate: Gate, *, url: str, prefix: str, size: int, count: int, sent: list[int]) -> dict[str, Any]:
-    """What each of the clients of `sending.producers` sent."""
+    """Check what each client of `sending.producers` sent."""
     ledger = SentLedger()
     for number, messages in enumerate(sent):
         ledger.expect(f"{prefix}{number:06}", messages, bodies_of(count, size, number * count))
@@ -106,7 +108,7 @@ async def producers(gate: Gate, *, url: str, prefix: str, size: int, count: int,
 
 
 async def spread(gate: Gate, *, url: str, prefix: str, subjects: int, size: int, messages: int) -> dict[str, Any]:
-    """What `raw.ingest_many` sent, as many messages to each subject."""
+    """Check what `raw.ingest_many` sent, the same number of messages to each subject."""
     ledger = SentLedger()
     for number in range(subjects):
         ledger.expect(f"{prefix}{number:06}", messages // subjects, bodies_of(1, size, number))
@@ -116,7 +118,7 @@ async def spread(gate: Gate, *, url: str, prefix: str, subjects: int, size: int,
 async def sprayed(
     gate: Gate, *, url: str, prefix: str, subjects: int, size: int, messages: int, seed: int
 ) -> dict[str, Any]:
-    """What `sending.spray` sent."""
+    """Check what `sending.spray` sent."""
     bodies = bodies_of(SPRAYED_BODIES, size)
     sent: defaultdict[str, list[bytes]] = defaultdict(list)
     for part in sprayed_subjects(prefix, subjects, messages, seed):

@@ -1,4 +1,4 @@
-"""What every measurement is given: how much to move, where, and a broker to measure."""
+"""The parameters of every measurement: how much to send, where, and the broker."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from qmq.bench.processes import BrokerProcess, broker_in, run_together
 from qmq.bench.values import BenchFailed, Value
 
 KIB: Final = 1024
-#: Body sizes, as they are called.
+#: Body sizes with their names.
 SIZES: Final = {100: "100 B", KIB: "1 KiB"}
 DURABILITIES: Final = ("append", "flush")
 
 
 class Size(NamedTuple):
-    """How much a round moves. ``messages`` of 100 B where they go in bulk; times in seconds."""
+    """How much a round sends: ``messages`` of 100 B in bulk, and times in seconds."""
 
     messages: int
     singles: int
@@ -30,7 +30,7 @@ class Size(NamedTuple):
     errors: int
 
     def bulk(self, body_bytes: int) -> int:
-        """Messages of that size that take about as long as ``messages`` of 100 B."""
+        """Return how many messages of a body size take about as long as ``messages`` of 100 B."""
         return self.messages if body_bytes <= 100 else self.messages // 4
 
 
@@ -41,14 +41,16 @@ SIZES_OF_RUNS: Final[dict[str, Size]] = {
 
 
 class MeasuredBroker(NamedTuple):
-    """The broker to measure; ``process`` is None when somebody else runs it."""
+    """The broker to measure; ``process`` is None if the bench did not start it."""
 
     url: str
     process: BrokerProcess | None
 
 
 class Bench:
-    """One run of the bench. Files go under *directory*; without *server* each measurement has a broker of its own."""
+    """One run of the bench. Its files go below *directory*; without *server* each measurement has a broker of its
+    own.
+    """
 
     def __init__(self, directory: Path, size: Size, server: str | None, settings: Mapping[str, object]) -> None:
         self.directory = directory
@@ -58,7 +60,7 @@ class Bench:
 
     @contextlib.contextmanager
     def target(self) -> Iterator[MeasuredBroker]:
-        """A broker to measure."""
+        """Yield a broker to measure."""
         if self.server is not None:
             yield MeasuredBroker(self.server, None)
             return
@@ -67,12 +69,12 @@ class Bench:
 
     @contextlib.contextmanager
     def broker(self) -> Iterator[BrokerProcess]:
-        """A broker that may be looked into and killed."""
+        """Yield a broker that the measurement may inspect and kill."""
         with broker_in(self.directory, self.settings) as broker:
             yield broker
 
     def prefix(self) -> str:
-        """A prefix that nobody has sent to."""
+        """Return a prefix that nothing was sent to yet."""
         return f"bench.{secrets.token_hex(5)}."
 
     def run(self, job: str, writes_bytes: int = 0, **options: object) -> dict[str, Any]:
@@ -80,23 +82,25 @@ class Bench:
         return run_together(self.directory, (job, options), writes_bytes=writes_bytes)[0]
 
     def fill(self, url: str, subject: str, size: int, messages: int) -> None:
-        """Put that many messages there, 1,000 a batch."""
+        """Send that many messages, 1,000 a batch."""
         self.run("raw.ingest", url=url, subject=subject, size=size, count=1_000, batches=messages // 1_000, flush=False)
 
     def check_content(self, url: str, subject: str, size: int, messages: int, count: int = 1_000) -> None:
-        """Read back all that a measurement sent, and compare every body: see `checking.cycles`. Raises BenchFailed."""
+        """Read back everything that a measurement sent, and compare every body: see `checking.cycles`. Raises
+        BenchFailed.
+        """
         self.run("checking.cycles", url=url, subject=subject, size=size, count=count, messages=messages)
 
 
 class Measurement(NamedTuple):
-    """One thing to measure. ``own_broker``: it needs a broker that it may look into, so not one of somebody else."""
+    """A measurement. ``own_broker``: it inspects the broker, so it cannot run with --server."""
 
     measure: Callable[[Bench], Iterator[Value]]
     own_broker: bool = False
 
 
 def rate(result: Mapping[str, Any]) -> float:
-    """Messages a second of a worker's result."""
+    """Return the messages a second of a worker's result."""
     if not result["seconds"]:
         raise BenchFailed("a worker took no time")
     return float(result["messages"] / result["seconds"])

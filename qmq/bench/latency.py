@@ -1,4 +1,4 @@
-"""Times: how long one message takes, alone and beside others."""
+"""Measure how long a message takes, alone and beside other load."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _percentiles(what: str, result: Mapping[str, float]) -> Iterator[Value]:
 
 
 def send_one(bench: Bench) -> Iterator[Value]:
-    """One send at a time: from the call to the receipt; and as many bytes echoed by a bare loop."""
+    """Time one send at a time, from the call to the receipt; and an echo of as many bytes by a bare loop."""
     with LoadWorker(bench.directory, "raw.echo", {}) as echo:
         echo.go()
         port = echo.prepared["port"]
@@ -41,7 +41,7 @@ def send_one(bench: Bench) -> Iterator[Value]:
 
 
 def flush_under_load(bench: Bench) -> Iterator[Value]:
-    """One flushed send at a time while another client sends 500,000 flushed messages a second."""
+    """Time one flushed send at a time while another client sends 500,000 flushed messages a second."""
     load_rate = 500_000
     with bench.target() as target:
         alone, beside = bench.prefix() + "one", bench.prefix() + "load"
@@ -65,7 +65,7 @@ def flush_under_load(bench: Bench) -> Iterator[Value]:
                     "durability": "flush",
                     "size": 100,
                     "rate": load_rate,
-                    # so long that it goes on while the other one sends
+                    # long enough to last while the other client sends
                     "seconds": max(bench.size.singles * 0.002, 2.0),
                 },
             ),
@@ -77,10 +77,10 @@ def flush_under_load(bench: Bench) -> Iterator[Value]:
 
 
 def end_to_end(bench: Bench) -> Iterator[Value]:
-    """From the moment a message is due to its arrival in another process, at an open-loop rate; alone, and in a group.
+    """Time messages from when they are due to their arrival in another process, at a fixed rate; alone, and in a group.
 
-    How far the generator was behind its schedule at worst is told too: where that is more than a part of a millisecond,
-    the machine had other things to do, or sending itself took so long.
+    The largest delay of the generator is reported too: if it is more than a part of a millisecond, the machine was
+    busy, or sending itself took so long.
     """
     for rate, rate_name in ((1_000, "1 k"), (10_000, "10 k")):
         for durability, window in (*((one, None) for one in DURABILITIES), ("append", WINDOWS[0])):
@@ -113,9 +113,9 @@ def end_to_end(bench: Bench) -> Iterator[Value]:
                         },
                     ),
                 )
-            # All others were compared with where the first one puts them.
+            # The times of all messages count from that of the first.
             if (came["messages"], came["first_due_ns"]) != (sent["messages"], sent["first_due_ns"]):
-                raise BenchFailed(f"what came was not what was sent: {came}, {sent}")
+                raise BenchFailed(f"the messages received differ from those sent: {came}, {sent}")
             what = f"{rate_name} msg/s {durability}{windowed(window)}"
             yield from _percentiles(what, came)
             yield Value(f"{what}, generator behind", sent["latest_ms"], MS)

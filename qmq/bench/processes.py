@@ -1,4 +1,4 @@
-"""The processes of the bench: brokers and workers, started and always ended by this one."""
+"""Start the processes of the bench, brokers and workers, and end them in any case."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import IO, Any, Final, Self
 
 from qmq.bench.values import BenchFailed
 
-#: Longer than anything here may take: a process that is silent for so long hangs.
+#: A process that is silent for longer than this hangs.
 TIMEOUT_S: Final = 600.0
 _STOP_S: Final = 20.0
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
@@ -30,7 +30,7 @@ def start_python(arguments: Sequence[str], errors: IO[bytes]) -> subprocess.Pope
 
 
 class Child:
-    """A Python process that says things in lines on stdout; stderr goes to a file that an error quotes."""
+    """A Python process that prints lines on stdout; its stderr goes to a file that errors quote."""
 
     def __init__(self, name: str, arguments: list[str], errors: Path) -> None:
         self.name = name
@@ -41,11 +41,11 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Of the process."""
+        """Return the id of the process."""
         return self._process.pid
 
     def read_line(self, timeout_s: float = TIMEOUT_S) -> str:
-        """The next line. Raises BenchFailed when the process ends first, or says nothing for too long."""
+        """Return the next line. Raises BenchFailed if the process ends first, or is silent for too long."""
         out = self._process.stdout
         assert out is not None
         deadline = time.monotonic() + timeout_s
@@ -61,7 +61,7 @@ class Child:
         return line.decode()
 
     def write_line(self, line: str) -> None:
-        """Say *line* to it."""
+        """Write *line* to its stdin."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(line.encode() + b"\n")
@@ -69,12 +69,12 @@ class Child:
             raise BenchFailed(f"{self.name} ended early; {self._last_words()}") from None
 
     def kill(self) -> None:
-        """End it at once, as kill -9 does, and wait until it is gone."""
+        """Kill it, as kill -9 does, and wait until it has ended."""
         self._process.kill()
         self._process.wait()
 
     def end(self) -> None:
-        """End it: gently, then not."""
+        """End it with SIGTERM, and kill it if it does not end."""
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
             try:
@@ -87,7 +87,7 @@ class Child:
 
     def _last_words(self) -> str:
         words = self._errors.read_text("utf-8", "replace").strip()[-600:]
-        return f"its last words: {words}" if words else "it left no word"
+        return f"its last words: {words}" if words else "it printed no error"
 
     def __enter__(self) -> Self:
         return self
@@ -117,25 +117,25 @@ class BrokerProcess(Child):
         except BenchFailed:
             self.end()
             raise
-        #: From the start of the process to its line, in seconds.
+        #: Seconds from the start of the process to the line that it prints when it is ready.
         self.ready_after_s = time.perf_counter() - started
         self.url = ready.removeprefix("ready on ").partition(",")[0]
         self.directory = directory
 
     def anonymous_bytes(self) -> int:
-        """RssAnon: memory that is its own, without what is mapped from files."""
+        """Return RssAnon: its memory without what is mapped from files."""
         for line in Path(f"/proc/{self.pid}/status").read_text("ascii").splitlines():
             if line.startswith("RssAnon:"):
                 return int(line.split()[1]) * 1024
-        raise BenchFailed("this kernel does not tell RssAnon in /proc/PID/status")
+        raise BenchFailed("this kernel has no RssAnon in /proc/PID/status")
 
     def cpu_s(self) -> float:
-        """Seconds of processor time so far."""
+        """Return the seconds of processor time that it has used."""
         fields = Path(f"/proc/{self.pid}/stat").read_text("ascii").rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / _TICKS
 
     def open_files(self) -> int:
-        """How many files and sockets it has open, maps included."""
+        """Return how many files and sockets it has open, maps included."""
         maps = Path(f"/proc/{self.pid}/maps").read_text("utf-8", "replace")
         mapped = {line.split(maxsplit=5)[5] for line in maps.splitlines() if f" {self.directory}" in line}
         return len(os.listdir(f"/proc/{self.pid}/fd")) + len(mapped)
@@ -143,7 +143,7 @@ class BrokerProcess(Child):
 
 @contextmanager
 def broker_in(parent: Path, settings: Mapping[str, object]) -> Iterator[BrokerProcess]:
-    """A broker on a new directory under *parent*, gone with all it wrote when the block ends."""
+    """Yield a broker on a new directory below *parent*; the directory is deleted at the end."""
     directory = parent / f"broker-{time.monotonic_ns():x}"
     try:
         with BrokerProcess(directory, settings) as broker:
@@ -157,7 +157,7 @@ def broker_in(parent: Path, settings: Mapping[str, object]) -> Iterator[BrokerPr
 
 
 class LoadWorker(Child):
-    """A load generator: see qmq.bench.worker. It is prepared when this returns, and starts with ``go``."""
+    """A load generator, see qmq.bench.worker. It is prepared when the constructor returns, and starts with ``go``."""
 
     def __init__(self, parent: Path, job: str, options: Mapping[str, object]) -> None:
         super().__init__(
@@ -166,26 +166,26 @@ class LoadWorker(Child):
             parent / f"worker-{time.monotonic_ns():x}.errors",
         )
         try:
-            #: What it had to say before it starts.
+            #: Its values for the parent from before it starts.
             self.prepared: dict[str, Any] = json.loads(self.read_line())
         except BenchFailed:
             self.end()
             raise
 
     def go(self) -> None:
-        """Have it start, or go on at its next gate."""
+        """Start it, or let it pass its next gate."""
         self.write_line("go")
 
     def result(self) -> dict[str, Any]:
-        """What it measured, once it has."""
+        """Wait for its result, and return it."""
         found: dict[str, Any] = json.loads(self.read_line())
         return found
 
 
 def run_together(parent: Path, *jobs: tuple[str, Mapping[str, object]], writes_bytes: int = 0) -> list[dict[str, Any]]:
-    """Prepare workers one after another, start them together; returns their results.
+    """Prepare workers one after another, start them together, and return their results.
 
-    *writes_bytes* is about what will be written: see `warm_memory`.
+    *writes_bytes* is about what they will write: see `warm_memory`.
     """
     with ExitStack() as stack:
         workers = [stack.enter_context(LoadWorker(parent, job, options)) for job, options in jobs]
@@ -196,10 +196,10 @@ def run_together(parent: Path, *jobs: tuple[str, Mapping[str, object]], writes_b
 
 
 def warm_memory(parent: Path, size: int) -> None:
-    """Leave that many bytes of page cache free that were in use a moment ago, by writing a file and deleting it.
+    """Make *size* bytes of page cache free that were just used, by writing a file and deleting it.
 
-    On a virtual machine that gives unused memory back to its host the first touch of a page costs more than all else
-    that is done with it: a broker that wrote 1 GiB of cold pages was measured at a third of its speed.
+    On a virtual machine that returns unused memory to its host, the first touch of a page costs more than all other
+    work on it: a broker that wrote 1 GiB of cold pages was measured at a third of its speed.
     """
     if not size:
         return

@@ -1,4 +1,4 @@
-"""Bare sockets: ready batches into a broker, and the loops to hold it against."""
+"""Workers with bare sockets: they send prepared batches to a broker, or run a plain loop to compare it with."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from qmq.net.client.address import parse_url
 from qmq.net.protocol import frames
 from qmq.net.protocol.frames import FRAME_SIZE, FrameKind
 
-#: Batches on their way at the same time; brokers remember 64 a producer.
+#: Unanswered batches; a broker remembers 64 for each producer.
 WINDOW: Final = 48
 _SEQUENCE_OFFSET: Final = BATCH_PREFIX_SIZE - 12
 _READ_BYTES: Final = 1 << 20
@@ -28,17 +28,17 @@ _MAX_FRAME_BYTES: Final = 1 << 26
 
 
 def body_of(number: int, size: int) -> bytes:
-    """A body: *number*, then letters; *size* bytes."""
+    """Return a body of *size* bytes: *number*, then letters."""
     return (number.to_bytes(8, "big") + bytes(range(65, 91)) * (size // 26 + 1))[:size]
 
 
 def bodies_of(count: int, size: int, first: int = 0) -> list[bytes]:
-    """The bodies of a batch, numbered from *first* on."""
+    """Return the bodies of a batch, numbered from *first* on."""
     return [body_of(number, size) for number in range(first, first + count)]
 
 
 class Frames:
-    """SEND frames of equal batches but for their producer sequence: a head of each, and the data that all share."""
+    """SEND frames of batches that differ only in the producer sequence: a head for each, and shared data."""
 
     def __init__(self, runs: Sequence[RunContent], batches: int, flush: bool) -> None:
         self.messages = sum(len(run.bodies) for run in runs)
@@ -72,21 +72,21 @@ def _numbered(head: bytes, sequence: int) -> bytes:
 
 
 class RawClient:
-    """A connection that sends frames as they are and counts answers."""
+    """A connection that sends frames as they are, and counts answers."""
 
     def __init__(self, url: str) -> None:
         address = parse_url(url)[0]
         self._socket = socket.create_connection((address.host, address.port))
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._unread = b""
-        #: How many batches of `send` were.
+        #: The number of batches of `send` that were acknowledged.
         self.acknowledged = 0
         meta = frames.pack_meta({"protocol": frames.PROTOCOL_VERSION, "client": "qmq-bench"})
         self._socket.sendall(frames.encode_frame(FrameKind.HELLO, 1, meta))
         self._answers()
 
     def send(self, sent: Frames) -> None:
-        """Send batches, at most WINDOW unanswered, until all are acknowledged."""
+        """Send batches, with at most WINDOW unanswered, until all are acknowledged."""
         unanswered = 0
         for head, data in sent:
             done = self._socket.sendmsg([head, data])
@@ -104,7 +104,7 @@ class RawClient:
         return count
 
     def _answers(self) -> int:
-        """Read answers; returns how many there were, at least one."""
+        """Read answers, and return how many there were, at least one."""
         count = 0
         while not count:
             read = self._socket.recv(_READ_BYTES)
@@ -132,7 +132,7 @@ class RawClient:
 
 
 def ingest(gate: Gate, *, url: str, subject: str, size: int, count: int, batches: int, flush: bool) -> dict[str, Any]:
-    """Send *batches* ready batches of *count* messages."""
+    """Send *batches* prepared batches of *count* messages."""
     frames = Frames([RunContent(subject, bodies_of(count, size), None)], batches, flush)
     with RawClient(url) as client:
         gate()
@@ -143,7 +143,7 @@ def ingest(gate: Gate, *, url: str, subject: str, size: int, count: int, batches
 
 
 def ingest_until_killed(gate: Gate, *, url: str, subject: str, size: int, count: int, batches: int) -> dict[str, Any]:
-    """As `ingest`, to a broker that is killed meanwhile: how many messages were acknowledged, and at most sent."""
+    """Send as `ingest` to a broker that is killed meanwhile; return how many messages were acknowledged, and sent."""
     frames = Frames([RunContent(subject, bodies_of(count, size), None)], batches, flush=False)
     with RawClient(url) as client:
         gate()
@@ -158,9 +158,9 @@ def ingest_until_killed(gate: Gate, *, url: str, subject: str, size: int, count:
 def ingest_many(
     gate: Gate, *, url: str, prefix: str, subjects: int, size: int, count: int, batches: int
 ) -> dict[str, Any]:
-    """Send *batches* ready batches with one message to each of *count* subjects, as many to each of *subjects* in all.
+    """Send *batches* prepared batches, each with one message to *count* subjects, equally many to each of *subjects*.
 
-    Every subject has a body of its own.
+    Every subject has its own body.
     """
     groups = max(subjects // count, 1)
     each = -(-batches // groups)
@@ -205,7 +205,7 @@ def send_plain(gate: Gate, *, port: int, size: int, count: int, batches: int) ->
 
 
 def sink(gate: Gate, *, write_to: str | None) -> dict[str, Any]:
-    """The plain loop: receive and, when there is a file to write to, checksum and write, until the sender is done."""
+    """Run the plain loop: receive, and with a file also checksum and write, until the sender is done."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         gate(port=server.getsockname()[1])
         connection, _ = server.accept()
@@ -226,7 +226,9 @@ def sink(gate: Gate, *, write_to: str | None) -> dict[str, Any]:
 
 
 async def echo(gate: Gate) -> dict[str, Any]:
-    """Send back what comes over one connection, until it closes: as little as a broker on this loop could do."""
+    """Send back everything that arrives on one connection until it closes: the least that a broker on this loop could
+    do.
+    """
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[None] = loop.create_future()
     server = await loop.create_server(lambda: _Echo(ended), "127.0.0.1", 0)
@@ -237,7 +239,7 @@ async def echo(gate: Gate) -> dict[str, Any]:
 
 
 async def ask_echo(gate: Gate, *, port: int, size: int, messages: int) -> dict[str, Any]:
-    """Send *size* bytes to an `echo` and wait for them, *messages* times: how long each takes."""
+    """Send *size* bytes to an `echo` and wait for them, *messages* times; return how long each takes."""
     transport, asking = await asyncio.get_running_loop().create_connection(_Asking, "127.0.0.1", port)
     gate()
     content = body_of(0, size)

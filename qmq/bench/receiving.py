@@ -19,9 +19,9 @@ from qmq.bench.values import BenchFailed, latencies
 from qmq.bench.worker import Gate
 from qmq.net.client.consumer.consumer import Consumer
 
-#: A message that comes so much later than it was due counts as missing.
+#: A message that arrives more seconds later than this after it was due counts as missing.
 LATE_S = 60.0
-#: What a consumer of a group may hold: nothing that is measured comes to so much.
+#: What a consumer of a group may have in flight: more than any measurement has.
 WINDOW_BYTES: Final = 1 << 30
 
 
@@ -29,8 +29,9 @@ WINDOW_BYTES: Final = 1 << 30
 async def consuming(
     url: str, prefix: str, window: int | None, start: Literal["first", "last"] = "first"
 ) -> AsyncIterator[Consumer]:
-    """A consumer from *start* on: one who follows alone, or with a *window* of a group that may hold so
-    many. At the end the group must have all handled, once.
+    """Yield a consumer from *start* on: a solo consumer, or one of a group with *window* as its max_unacked.
+
+    At the end all messages of the group must be acknowledged, each at its first attempt.
     """
     async with connect(url) as client:
         if window is None:
@@ -43,7 +44,7 @@ async def consuming(
             yield consumer
         (left,) = await client.admin.groups(group)
         if left.ready or left.in_flight or left.in_retry or left.dead:
-            raise BenchFailed(f"not all is handled in the end: {left}")
+            raise BenchFailed(f"not all messages are acknowledged at the end: {left}")
         await client.admin.delete_group(group)
 
 
@@ -58,7 +59,7 @@ async def pull(
     max_count: int,
     window: int | None = None,
 ) -> dict[str, Any]:
-    """`pull`, every body touched and compared; in a group (with a *window*) each acknowledged."""
+    """`pull`, with every body read and compared; in a group (with a *window*), each message is acknowledged."""
     cycle = Cycle(bodies_of(count, size), max_count)
     async with consuming(url, prefix, window) as consumer:
         gate()
@@ -80,9 +81,9 @@ async def pull(
 async def pull_batch(
     gate: Gate, *, url: str, prefix: str, messages: int, max_count: int, window: int | None = None, nice: int = 0
 ) -> dict[str, Any]:
-    """`pull_batch`, counted: making every body would be most of the work, so what came is compared in another pass.
+    """`pull_batch`, only counted: reading every body would be most of the work, so another pass compares them.
 
-    In a group (with a *window*) each batch is acknowledged. *nice* is how far it leaves the processors to others.
+    In a group (with a *window*), each batch is acknowledged. *nice* lowers the priority of the process.
     """
     os.nice(nice)
     async with consuming(url, prefix, window) as consumer:
@@ -102,7 +103,7 @@ async def pull_batch(
 
 
 def compute(gate: Gate, *, seconds: float, nice: int) -> dict[str, Any]:
-    """Nothing but processor time, for so long, as a reader without a broker would take it."""
+    """Only compute, for *seconds*: the processor time of a reader without a broker."""
     os.nice(nice)
     gate()
     started, block = time.perf_counter(), bytes(1 << 16)
@@ -114,7 +115,9 @@ def compute(gate: Gate, *, seconds: float, nice: int) -> dict[str, Any]:
 async def async_for(
     gate: Gate, *, url: str, prefix: str, size: int, count: int, messages: int, window: int | None = None
 ) -> dict[str, Any]:
-    """`async for`, every body touched and compared, 1,000 at a time; in a group (with a *window*) each acknowledged."""
+    """`async for`, with every body read and compared, 1,000 at a time; in a group (with a *window*), each is
+    acknowledged.
+    """
     cycle = Cycle(bodies_of(count, size), 1_000)
     bodies: list[bytes] = []
     acks = window is not None
@@ -147,9 +150,9 @@ async def async_for(
 async def arrivals(
     gate: Gate, *, url: str, prefix: str, size: int, rate: int, messages: int, skip: int, window: int | None = None
 ) -> dict[str, Any]:
-    """`async for` over messages of `sending.open_loop`: how late each comes; the first *skip* are not counted.
+    """`async for` over the messages of `sending.open_loop`; return how late each arrives, without the first *skip*.
 
-    In a group (with a *window*) each is acknowledged.
+    In a group (with a *window*), each is acknowledged.
     """
     every = 1_000_000_000 // rate
     took = array("q")
@@ -183,9 +186,7 @@ async def _check_count(consumer: Consumer, came: int, messages: int) -> None:
 async def waiting_pulls(
     gate: Gate, *, url: str, clients: int, consumers: int, group: str | None = None
 ) -> dict[str, Any]:
-    """Have *clients* times *consumers* pulls waiting on a subject that nobody sends to, until the parent says
-    enough.
-    """
+    """Keep *clients* times *consumers* pulls waiting on a subject without messages, until the parent ends it."""
     opened = [connect(url) for _ in range(clients)]
     for client in opened:
         await client.__aenter__()
@@ -207,7 +208,7 @@ async def waiting_pulls(
 
 
 async def last_stored(gate: Gate, *, url: str, prefix: str) -> dict[str, Any]:
-    """How many messages the broker keeps under a prefix, and that it takes and gives one more."""
+    """Return how many messages a prefix has, after checking that the broker stores and delivers one more."""
     async with connect(url, durability="append") as client:
         gate()
         kept = sum([info.messages async for info in client.subjects(prefix)])
@@ -216,5 +217,5 @@ async def last_stored(gate: Gate, *, url: str, prefix: str) -> dict[str, Any]:
             await client.send("bench.alive", b"here")
             pulled = await consumer.pull(timeout=SILENCE_S)
     if [message.body for message in pulled] != [b"here"]:
-        raise BenchFailed("the broker does not hand out what it takes")
+        raise BenchFailed("the broker did not deliver a message that it stored")
     return {"messages": kept}

@@ -1,6 +1,5 @@
-"""What a broker costs: processor while idle, memory while the log grows, time to start after a kill.
-
-A good client beside untrusted clients of every kind: what they cost it.
+"""Measure the resources of a broker: processor while idle, memory while the log grows, time to start after a kill, and
+what untrusted clients cost a good one.
 """
 
 from __future__ import annotations
@@ -18,7 +17,9 @@ _MIB: Final = 1 << 20
 
 
 def waiting_pulls(bench: Bench) -> Iterator[Value]:
-    """1,000 pulls wait, of consumers alone and of a group's with heartbeats: share of a core that the broker takes."""
+    """Measure the processor share and memory of 1,000 waiting pulls, of solo consumers and of a group with
+    heartbeats.
+    """
     for group, what in ((None, "pulls"), ("bench", "consumers")):
         cpu, rss = _with_waiting_pulls(bench, group)
         yield Value(f"1,000 {what}, cpu", cpu, "cores")
@@ -26,7 +27,7 @@ def waiting_pulls(bench: Bench) -> Iterator[Value]:
 
 
 def _with_waiting_pulls(bench: Bench, group: str | None) -> tuple[float, int]:
-    """Share of a core, and bytes."""
+    """Return the broker's share of a core, and its memory in bytes."""
     with bench.broker() as broker:
         options = {"url": broker.url, "clients": 10, "consumers": 100, "group": group}
         with LoadWorker(bench.directory, "receiving.waiting_pulls", options) as worker:
@@ -43,7 +44,7 @@ def _with_waiting_pulls(bench: Bench, group: str | None) -> tuple[float, int]:
 
 
 def restart(bench: Bench) -> Iterator[Value]:
-    """Kill -9 in the middle of sends, with that many bytes of log and subjects: until the broker serves again."""
+    """Kill the broker in the middle of sends, with a long log and many subjects; time it until it serves again."""
     with bench.broker() as broker:
         prefix = bench.prefix()
         small, large, tail = prefix + "small.", prefix + "large.all", prefix + "tail.all"
@@ -76,14 +77,14 @@ def restart(bench: Bench) -> Iterator[Value]:
 
 
 def check_left(found: int, acknowledged: int, most: int) -> None:
-    """Raise BenchFailed when a kill cost messages that were acknowledged, or there are more than were sent."""
+    """Raise BenchFailed if acknowledged messages are missing after a kill, or there are more than were sent."""
     if not acknowledged <= found <= most:
         raise BenchFailed(f"{found} messages are left; {acknowledged} were acknowledged, and at most {most} sent")
 
 
 def memory(bench: Bench) -> Iterator[Value]:
-    """RssAnon after a tenth of the log and at its end, with batches of 1,000 runs to 1,000 subjects."""
-    settle_s = min(bench.size.seconds, 1.5)  # for a checkpoint
+    """Measure RssAnon after a tenth of the log and at its end, with batches of 1,000 runs to 1,000 subjects."""
+    settle_s = min(bench.size.seconds, 1.5)  # long enough for a checkpoint
     with bench.broker() as broker:
         prefix = bench.prefix()
         subjects, per_batch = 1_000, 1_000 * 150
@@ -100,7 +101,7 @@ def memory(bench: Bench) -> Iterator[Value]:
 
 
 def _spread(bench: Bench, broker: BrokerProcess, prefix: str, batches: int, subjects: int) -> int:
-    """Send batches of one message to each of 1,000 subjects; returns how many messages."""
+    """Send batches of one message to each of 1,000 subjects; return how many messages that were."""
     result = bench.run(
         "raw.ingest_many",
         url=broker.url,
@@ -114,22 +115,22 @@ def _spread(bench: Bench, broker: BrokerProcess, prefix: str, batches: int, subj
 
 
 def _check_spread(bench: Bench, broker: BrokerProcess, prefix: str, subjects: int, messages: int) -> None:
-    """Read back what `_spread` sent there, and compare every body."""
+    """Read back what `_spread` sent, and compare every body."""
     bench.run("checking.spread", url=broker.url, prefix=prefix, subjects=subjects, size=100, messages=messages)
 
 
-#: What those who do not read pull: so small a part of the log that others restart from.
+#: The clients that do not read pull this part of the log of the restart measurement.
 _PART: Final = 16
 
 
 def untrusted_clients(bench: Bench) -> Iterator[Value]:
-    """Rounds of a send and a pull, one at a time, alone and under each attack; then the broker's memory of its own."""
+    """Send and pull one message at a time, alone and under each attack; then measure the broker's memory."""
     most = 0
     with bench.broker() as broker:
         large = bench.prefix()
         bench.fill(broker.url, large + "large", KIB, max(bench.size.restart_bytes // _PART // KIB // 1_000, 1) * 1_000)
         options = {"url": broker.url, "connections": bench.size.subjects // 11, "prefix": large}
-        _rounds(bench, broker)  # what is warm stays so
+        _rounds(bench, broker)  # not measured: it warms the broker up
         before = _rounds(bench, broker)
         for how in ATTACKS:
             with LoadWorker(bench.directory, "attacks.run", {"how": how, **options}) as attack:
@@ -138,20 +139,20 @@ def untrusted_clients(bench: Bench) -> Iterator[Value]:
                 attack.go()
                 found = attack.result()
             after = _rounds(bench, broker)
-            yield Value(f"{how}: rate, of alone", 2 * rate(under) / (rate(before) + rate(after)), "")
+            yield Value(f"{how}: rate, relative to alone", 2 * rate(under) / (rate(before) + rate(after)), "")
             yield Value(f"{how}: p99", under["p99_ms"], "ms")
             yield Value(f"{how}: p99 alone", (before["p99_ms"] + after["p99_ms"]) / 2, "ms")
             a_round_s = (before["cpu_s"] + after["cpu_s"]) / (before["messages"] + after["messages"])
             for_untrusted_s = max(under["cpu_s"] - a_round_s * under["messages"], 0)
-            yield Value(f"{how}: cpu of the broker for it", for_untrusted_s / under["all_s"], "cores")
-            yield Value(f"{how}: cpu of the untrusted clients themselves", found["cores"], "cores")
+            yield Value(f"{how}: cpu of the broker for the attack", for_untrusted_s / under["all_s"], "cores")
+            yield Value(f"{how}: cpu of the attackers", found["cores"], "cores")
             yield Value(f"{how}: strikes", found["struck"], "")
             before = after
     yield Value("RssAnon", most / _MIB, "MiB")
 
 
 def _rounds(bench: Bench, broker: BrokerProcess) -> dict[str, Any]:
-    """What the good client found, and the broker's processor time for all and the time it took, in seconds."""
+    """Return the result of the good client, with the broker's processor time and the time in all, in seconds."""
     subject = bench.prefix() + "rounds"
     cpu_s, started = broker.cpu_s(), time.perf_counter()
     found = bench.run("sending.rounds", url=broker.url, subject=subject, size=100, seconds=bench.size.seconds)

@@ -16,14 +16,14 @@ from qmq.bench.worker import Gate
 Durability = Literal["flush", "append"]
 
 _TIMEOUT_S: Final = 60.0
-#: Different bodies of `spray`, over and over.
+#: The number of different bodies of `spray`.
 SPRAYED_BODIES: Final = 1_000
 
 
 async def many(
     gate: Gate, *, url: str, subject: str, durability: Durability, size: int, count: int, calls: int, in_flight: int
 ) -> dict[str, Any]:
-    """`send_many` of *count* messages, *calls* times, *in_flight* calls at a time."""
+    """`send_many` of *count* messages, *calls* times, with *in_flight* calls at a time."""
     bodies = bodies_of(count, size)
     async with connect(url, durability=durability) as client:
         gate()
@@ -63,7 +63,7 @@ async def nowait(
 
 
 def fields_of(size: int) -> list[tuple[bytes, str, dict[str, str]]]:
-    """Body, key and properties of the rich messages of `nowait`, which come over and over."""
+    """Return body, key and properties of the rich messages of `nowait`, which are repeated."""
     return [
         (body, _key_of(number), {"price": _price_of(number), "currency": "EUR"})
         for number, body in enumerate(bodies_of(1_000, size))
@@ -81,7 +81,7 @@ def _price_of(number: int) -> str:
 async def awaited(
     gate: Gate, *, url: str, subject: str, durability: Durability, size: int, messages: int, in_flight: int
 ) -> dict[str, Any]:
-    """`await send`, *in_flight* of them at a time."""
+    """`await send`, *in_flight* at a time."""
     bodies = bodies_of(1_000, size)
     async with connect(url, durability=durability) as client:
         left = iter(range(messages))
@@ -100,7 +100,7 @@ async def awaited(
 async def one_at_a_time(
     gate: Gate, *, url: str, subject: str, durability: Durability, size: int, messages: int
 ) -> dict[str, Any]:
-    """`await send`, the next when the one before is stored: how long each takes."""
+    """`await send` one after another; return how long each takes."""
     body = body_of(0, size)
     async with connect(url, durability=durability) as client:
         for _ in range(100):
@@ -115,7 +115,7 @@ async def one_at_a_time(
 
 
 async def rounds(gate: Gate, *, url: str, subject: str, size: int, seconds: float) -> dict[str, Any]:
-    """`await send` and `await pull` of that message, over and over: how many, and how long each takes."""
+    """`await send` and `await pull` of that message, over and over; return how many, and how long each takes."""
     body = body_of(0, size)
     took = []
     async with connect(url, durability="append") as client, client.subscribe(subject, start="last") as consumer:
@@ -125,7 +125,7 @@ async def rounds(gate: Gate, *, url: str, subject: str, size: int, seconds: floa
         while now - started < seconds:
             await client.send(subject, body)
             if len(await consumer.pull(timeout=_TIMEOUT_S)) != 1:
-                raise BenchFailed("a message was sent, and not one came")
+                raise BenchFailed("a message was sent, but none was received")
             before, now = now, time.perf_counter()
             took.append(now - before)
     return {"messages": len(took), "seconds": now - started, **latencies(took)}
@@ -134,7 +134,7 @@ async def rounds(gate: Gate, *, url: str, subject: str, size: int, seconds: floa
 async def paced(
     gate: Gate, *, url: str, subject: str, durability: Durability, size: int, rate: int, seconds: float
 ) -> dict[str, Any]:
-    """`send_many` at *rate* messages a second: every 5 ms what is due."""
+    """`send_many` at *rate* messages a second: every 5 ms, those that are due."""
     every = 0.005
     bodies = bodies_of(max(int(rate * every), 1), size)
     async with connect(url, durability=durability) as client:
@@ -157,9 +157,9 @@ async def paced(
 async def producers(
     gate: Gate, *, url: str, prefix: str, durability: Durability, size: int, clients: int, count: int, seconds: float
 ) -> dict[str, Any]:
-    """*clients* clients, each sending *count* messages and waiting until they are stored, for so many seconds.
+    """Run *clients* clients that send *count* messages and wait until they are stored, for *seconds*.
 
-    Each has a subject and bodies of its own.
+    Each has its own subject and bodies.
     """
     bodies = [bodies_of(count, size, number * count) for number in range(clients)]
     opened = [connect(url, durability=durability) for _ in range(clients)]
@@ -189,7 +189,7 @@ async def producers(
 async def spray(
     gate: Gate, *, url: str, prefix: str, subjects: int, size: int, messages: int, seed: int
 ) -> dict[str, Any]:
-    """`send_nowait` of each message to a random one of *subjects*, after one message to each of them."""
+    """`send_nowait` one message to each of *subjects*, then each message to a random one."""
     bodies = bodies_of(SPRAYED_BODIES, size)
     names, chosen = sprayed_subjects(prefix, subjects, messages, seed)
     async with connect(url, durability="append") as client:
@@ -204,7 +204,9 @@ async def spray(
 
 
 def sprayed_subjects(prefix: str, subjects: int, messages: int, seed: int) -> tuple[list[str], list[str]]:
-    """Where the first message to each goes, and where the others go; the bodies of either go round from the first."""
+    """Return the subjects of the first messages, one each, and those of the others; the bodies of both are repeated
+    from the first on.
+    """
     names = [f"{prefix}{number:06}" for number in range(subjects)]
     return names, random.Random(seed).choices(names, k=messages)
 
@@ -220,7 +222,7 @@ async def _send_each(client: Client, subjects: Sequence[str], bodies: Sequence[b
 async def open_loop(
     gate: Gate, *, url: str, subject: str, durability: Durability, size: int, rate: int, seconds: float
 ) -> dict[str, Any]:
-    """Send on a schedule that waits for nobody, spinning; each body begins with when it was due (monotonic ns)."""
+    """Send on a fixed schedule, spinning; each body begins with the time at which it is due (monotonic ns)."""
     total, every = int(rate * seconds), 1_000_000_000 // rate
     rest = body_of(0, size)[8:]
     late = 0

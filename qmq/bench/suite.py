@@ -44,12 +44,12 @@ _PACKAGES: Final = ("qmq", "numpy", "msgpack", "uvloop", "crc32c", "xxhash")
 
 
 def chosen(only: Sequence[str], own_broker: bool) -> list[str]:
-    """The measurements to take: all without *only*. Raises InvalidOption for a name that there is none of."""
+    """Return the measurements to take: without *only*, all. Raises InvalidOption for an unknown name."""
     for name in only:
         if name not in MEASUREMENTS:
             raise InvalidOption(f"there is no measurement {name!r}; there are {', '.join(MEASUREMENTS)}")
         if MEASUREMENTS[name].own_broker and not own_broker:
-            raise InvalidOption(f"{name} looks into the broker and kills it; leave --server out")
+            raise InvalidOption(f"{name} inspects the broker and may kill it; leave --server out")
     return [
         name
         for name, measurement in MEASUREMENTS.items()
@@ -60,7 +60,7 @@ def chosen(only: Sequence[str], own_broker: bool) -> list[str]:
 def run(
     bench: Bench, names: Sequence[str], rounds: int, starting: Callable[[int, str], None]
 ) -> Iterator[tuple[str, Value]]:
-    """Take *names* round after round; *starting* is told (round, name) before each. Raises BenchFailed."""
+    """Take the measurements *names* in rounds; *starting* gets (round, name) before each. Raises BenchFailed."""
     for number in range(rounds):
         for name in names:
             starting(number, name)
@@ -69,7 +69,7 @@ def run(
 
 
 def report(bench: Bench, summaries: Sequence[Summary], command: str, rounds: int, size: str) -> dict[str, Any]:
-    """All that was found, and on what, in plain types."""
+    """Return the results and the parameters of the run in plain types."""
     return {
         "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "command": command,
@@ -87,7 +87,7 @@ def report(bench: Bench, summaries: Sequence[Summary], command: str, rounds: int
 
 
 def machine(directory: Path) -> dict[str, Any]:
-    """What it runs on."""
+    """Return a description of the machine."""
     free = os.statvfs(directory)
     return {
         "processor": _first_value(Path("/proc/cpuinfo"), "model name") or platform.processor(),
@@ -102,7 +102,7 @@ def machine(directory: Path) -> dict[str, Any]:
 
 
 def filesystem_of(directory: Path) -> str:
-    """The kind of file system that *directory* lies on, by the longest mount point above it."""
+    """Return the kind of file system of *directory*, by the longest mount point above it."""
     try:
         mounts = [line.split()[1:3] for line in Path("/proc/mounts").read_text("utf-8").splitlines()]
     except OSError:

@@ -1,4 +1,4 @@
-"""Rates: how many messages a second go in and come out."""
+"""Measure rates: messages a second, sent and received."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from qmq.bench.values import BenchFailed, Value
 
 RATE = "msg/s"
 RATIO = ""
-#: What a consumer of a group may hold: as many as by default, and enough for the largest pulls.
+#: The max_unacked of a consumer of a group: the default, and enough for the largest pulls.
 WINDOWS: Final = (10_000, 100_000)
 
 
 def stored_bytes(messages: int, size: int) -> int:
-    """About what so many messages take in the log, with keys and properties at most."""
+    """Return about how many bytes *messages* take in the log, with keys and properties at most."""
     return messages * (size + 64)
 
 
 def plain_loop(bench: Bench, size: int, batches: int, write: bool) -> float:
-    """Messages a second of the yardstick: a bare loop that receives (and checksums and writes) the same bytes."""
+    """Return the messages a second of a bare loop that receives (and checksums and writes) the same bytes."""
     path = str(bench.directory / "plain") if write else None
     with LoadWorker(bench.directory, "raw.sink", {"write_to": path}) as sink:
         sink.go()
@@ -42,7 +42,7 @@ def plain_loop(bench: Bench, size: int, batches: int, write: bool) -> float:
 
 
 def ingest(bench: Bench) -> Iterator[Value]:
-    """Ready batches of 1,000 messages over a bare socket; and the plain loop in the same round."""
+    """Send prepared batches of 1,000 messages over a bare socket; and the plain loop in the same round."""
     for size, size_name in SIZES.items():
         batches = bench.size.bulk(size) // 1_000 * 2
         for durability in DURABILITIES:
@@ -63,11 +63,11 @@ def ingest(bench: Bench) -> Iterator[Value]:
             if durability == "append":
                 plain = plain_loop(bench, size, batches, write=True)
                 yield Value(f"{size_name} plain loop", plain, RATE)
-                yield Value(f"{size_name} append, of a plain loop", rate(result) / plain, RATIO)
+                yield Value(f"{size_name} append, relative to a plain loop", rate(result) / plain, RATIO)
 
 
 def send_many(bench: Bench) -> Iterator[Value]:
-    """`send_many` of 1,000 messages, 16 calls in flight."""
+    """`send_many` of 1,000 messages, with 16 calls in flight."""
     for size, size_name in SIZES.items():
         calls = bench.size.bulk(size) // 1_000
         for durability in DURABILITIES:
@@ -115,7 +115,7 @@ def send_nowait(bench: Bench) -> Iterator[Value]:
 
 
 def send_awaited(bench: Bench) -> Iterator[Value]:
-    """`await send`, 1,000 in flight."""
+    """`await send`, with 1,000 in flight."""
     for size, size_name in SIZES.items():
         for durability in DURABILITIES:
             messages = bench.size.messages // 10
@@ -136,7 +136,7 @@ def send_awaited(bench: Bench) -> Iterator[Value]:
 
 
 def producers(bench: Bench) -> Iterator[Value]:
-    """64 producers: flush against append, one message at a time and 100 at a time."""
+    """Compare flush with append for 64 producers, one message at a time and 100 at a time."""
     for count, how in ((1, "one at a time"), (100, "100 at a time")):
         rates = {}
         for durability in DURABILITIES:
@@ -157,11 +157,11 @@ def producers(bench: Bench) -> Iterator[Value]:
                 )
             rates[durability] = rate(result)
             yield Value(f"64, {how}, {durability}", rates[durability], RATE)
-        yield Value(f"64, {how}, flush of append", rates["flush"] / rates["append"], RATIO)
+        yield Value(f"64, {how}, flush relative to append", rates["flush"] / rates["append"], RATIO)
 
 
 def _received(bench: Bench, job: str, size: int, **options: Any) -> Iterator[Value]:
-    """What follows alone, then what is a group's and acknowledged, with each window; of the same messages."""
+    """Measure a solo consumer, then one of a group that acknowledges, with each window; of the same messages."""
     messages = bench.size.bulk(size)
     with bench.target() as target:
         prefix = bench.prefix()
@@ -172,18 +172,18 @@ def _received(bench: Bench, job: str, size: int, **options: Any) -> Iterator[Val
 
 
 def windowed(window: int | None) -> str:
-    """What a measurement with that window is called besides."""
+    """Return the part of a measurement's name for that window."""
     return "" if window is None else f", acked, window {window:,}"
 
 
 def pull(bench: Bench) -> Iterator[Value]:
-    """`pull` of up to 10,000, every body touched; alone, and in a group with an ack of each."""
+    """`pull` of up to 10,000, reading every body; solo, and in a group with acks."""
     for size in SIZES:
         yield from _received(bench, "receiving.pull", size, max_count=10_000)
 
 
 def pull_batch(bench: Bench) -> Iterator[Value]:
-    """`pull_batch` of up to 50,000, alone and in a group with an ack of each; and a copy over loopback."""
+    """`pull_batch` of up to 50,000, solo and in a group with acks; and a copy over loopback."""
     for size, size_name in SIZES.items():
         messages = bench.size.bulk(size) * 2
         with bench.target() as target:
@@ -204,17 +204,19 @@ def pull_batch(bench: Bench) -> Iterator[Value]:
         if size == KIB:
             copy = plain_loop(bench, size, messages // 1_000, write=False)
             yield Value(f"{size_name} loopback copy", copy, RATE)
-            yield Value(f"{size_name}, of a loopback copy", alone / copy, RATIO)
+            yield Value(f"{size_name}, relative to a loopback copy", alone / copy, RATIO)
 
 
 def async_for(bench: Bench) -> Iterator[Value]:
-    """`async for`, every body touched; alone, and in a group with an ack of each."""
+    """`async for`, reading every body; solo, and in a group with acks."""
     for size in SIZES:
         yield from _received(bench, "receiving.async_for", size)
 
 
 def subjects(bench: Bench) -> Iterator[Value]:
-    """Every message to a random one of 100,000 subjects, and out by their prefix; the same with 1,000 subjects."""
+    """Send every message to a random one of 100,000 subjects, and receive by their prefix; the same with 1,000
+    subjects.
+    """
     messages = bench.size.messages // 4
     rates: dict[str, dict[int, float]] = {"in": {}, "out": {}}
     few, many = 1_000, bench.size.subjects
@@ -239,11 +241,11 @@ def subjects(bench: Bench) -> Iterator[Value]:
         if count == many and files is not None:
             yield Value("open files", files, "")
     for way, found in rates.items():
-        yield Value(f"{way}, of the rate with 1,000", found[many] / found[few], RATIO)
+        yield Value(f"{way}, relative to 1,000 subjects", found[many] / found[few], RATIO)
 
 
 def both_ways(bench: Bench) -> Iterator[Value]:
-    """`send_many` and `pull_batch` at the same time, of the same messages."""
+    """`send_many` and `pull_batch` of the same messages at the same time."""
     messages = bench.size.bulk(100)
     with bench.target() as target:
         prefix = bench.prefix()

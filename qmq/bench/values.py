@@ -1,7 +1,4 @@
-"""Numbers: what one round measured, what several rounds come to, and what was to be reached.
-
-What can go wrong in a measurement.
-"""
+"""The numbers of the bench: values of one round, summaries of several rounds, goals, and the error of a measurement."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from qmq.errors import QmqError
 
 
 class BenchFailed(QmqError):
-    """A process of the bench ended early, or what was moved is not what was sent: no number of it counts."""
+    """A process of the bench ended early, or the messages received differ from those sent: its numbers do not count."""
 
     code = "bench_failed"
 
@@ -27,29 +24,29 @@ class Value(NamedTuple):
 
 
 class Goal(NamedTuple):
-    """What is to be reached on two cores: at least, or at most."""
+    """A goal on two cores: a lower or upper bound."""
 
     value: float
     at_most: bool = False
 
     def reached(self, value: float) -> bool:
-        """Whether *value* is enough."""
+        """Return whether *value* reaches the goal."""
         return value <= self.value if self.at_most else value >= self.value
 
     def __str__(self) -> str:
         return f"{'≤' if self.at_most else '≥'} {shown(self.value)}"
 
 
-#: Each may cost a good client a tenth.
+#: No attack may cost a good client more than a tenth.
 _ATTACKS: Final = (
     "come and go", "silent", "slow hellos", "slow frames", "never read", "read a byte a second", "http", "bombs",
     "random", "lies", "floods",
 )  # fmt: skip
 
-#: By measurement and what. Rates are messages a second, times milliseconds, ratios 0 to 1.
+#: The goals by measurement and number. Rates are messages a second, times milliseconds, ratios 0 to 1.
 GOALS: Final[dict[tuple[str, str], Goal]] = {
     ("ingest", "100 B append"): Goal(8e6),
-    ("ingest", "1 KiB append, of a plain loop"): Goal(0.7),
+    ("ingest", "1 KiB append, relative to a plain loop"): Goal(0.7),
     ("send_many", "100 B append"): Goal(2e6),
     ("send_many", "1 KiB append"): Goal(600e3),
     ("send_many", "100 B flush"): Goal(1.5e6),
@@ -66,10 +63,10 @@ GOALS: Final[dict[tuple[str, str], Goal]] = {
     ("pull", "100 B, acked, window 100,000"): Goal(1.2e6),
     ("pull_batch", "100 B"): Goal(4e6),
     ("pull_batch", "100 B, acked, window 100,000"): Goal(3.5e6),
-    ("pull_batch", "1 KiB, of a loopback copy"): Goal(0.7),
+    ("pull_batch", "1 KiB, relative to a loopback copy"): Goal(0.7),
     ("async_for", "100 B"): Goal(1e6),
     ("async_for", "100 B, acked, window 100,000"): Goal(900e3),
-    ("producers", "64, one at a time, flush of append"): Goal(0.7),
+    ("producers", "64, one at a time, flush relative to append"): Goal(0.7),
     ("end_to_end", "1 k msg/s append p50"): Goal(0.2, at_most=True),
     ("end_to_end", "1 k msg/s append p99"): Goal(0.8, at_most=True),
     ("end_to_end", "1 k msg/s append, acked, window 10,000 p50"): Goal(0.2, at_most=True),
@@ -80,24 +77,24 @@ GOALS: Final[dict[tuple[str, str], Goal]] = {
     ("end_to_end", "10 k msg/s append p99"): Goal(0.8, at_most=True),
     ("subjects", "100,000 in"): Goal(200e3),
     ("subjects", "100,000 out"): Goal(500e3),
-    ("subjects", "in, of the rate with 1,000"): Goal(0.8),
-    ("subjects", "out, of the rate with 1,000"): Goal(0.8),
+    ("subjects", "in, relative to 1,000 subjects"): Goal(0.8),
+    ("subjects", "out, relative to 1,000 subjects"): Goal(0.8),
     ("subjects", "open files"): Goal(2_000, at_most=True),
     ("waiting_pulls", "1,000 pulls, cpu"): Goal(0.01, at_most=True),
     ("waiting_pulls", "1,000 consumers, cpu"): Goal(0.01, at_most=True),
-    ("backlog", "pull and ack, p50, of none waiting"): Goal(1.05, at_most=True),
+    ("backlog", "pull and ack, p50, relative to none waiting"): Goal(1.05, at_most=True),
     ("backlog", "RssAnon"): Goal(64, at_most=True),
-    ("ready_subjects", "cpu of the broker, of a single subject"): Goal(2, at_most=True),
-    ("errors", "fresh, of none there"): Goal(0.9),
+    ("ready_subjects", "cpu of the broker, relative to one subject"): Goal(2, at_most=True),
+    ("errors", "fresh, relative to an empty error log"): Goal(0.9),
     ("restart", "to serving"): Goal(2_000, at_most=True),
     ("memory", "growth"): Goal(16, at_most=True),
-    **{("untrusted_clients", f"{how}: rate, of alone"): Goal(0.9) for how in _ATTACKS},
-    **{("untrusted_clients", f"{how}: cpu of the broker for it"): Goal(0.1, at_most=True) for how in _ATTACKS},
+    **{("untrusted_clients", f"{how}: rate, relative to alone"): Goal(0.9) for how in _ATTACKS},
+    **{("untrusted_clients", f"{how}: cpu of the broker for the attack"): Goal(0.1, at_most=True) for how in _ATTACKS},
 }
 
 
 class Summary(NamedTuple):
-    """The rounds of one number. ``goal`` is None where there is none."""
+    """The rounds of one number. ``goal`` may be None."""
 
     measurement: str
     what: str
@@ -107,16 +104,16 @@ class Summary(NamedTuple):
 
     @property
     def median(self) -> float:
-        """The middle of the rounds."""
+        """Return the median of the rounds."""
         return median(self.values)
 
     @property
     def reached(self) -> bool | None:
-        """Whether the median reaches the goal; None without one."""
+        """Return whether the median reaches the goal; None without a goal."""
         return None if self.goal is None else self.goal.reached(self.median)
 
     def as_json(self) -> dict[str, Any]:
-        """For the file: everything in plain types."""
+        """Return the summary in plain types, for the file."""
         return {
             "measurement": self.measurement,
             "what": self.what,
@@ -131,7 +128,7 @@ class Summary(NamedTuple):
 
 
 def summarize(rounds: Iterable[tuple[str, Value]]) -> list[Summary]:
-    """The numbers of all rounds, each (measurement, value), in the order in which they first came."""
+    """Return the summaries of all rounds, each (measurement, value), in the order in which they first appear."""
     gathered: dict[tuple[str, str, str], list[float]] = {}
     for measurement, (what, value, unit) in rounds:
         gathered.setdefault((measurement, what, unit), []).append(value)
@@ -142,19 +139,19 @@ def summarize(rounds: Iterable[tuple[str, Value]]) -> list[Summary]:
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:
-    """The value that *share* (0 to 1) of the sorted values do not exceed."""
+    """Return the value that *share* (0 to 1) of the sorted values do not exceed."""
     return ordered[min(int(len(ordered) * share), len(ordered) - 1)]
 
 
 def latencies(took_s: Sequence[float]) -> dict[str, float]:
-    """Percentiles of times in seconds, as workers tell them."""
+    """Return the percentiles of times in seconds, as workers report them."""
     ordered = sorted(took_s)
     shares = {"p50_ms": 0.5, "p99_ms": 0.99, "p99.9_ms": 0.999, "most_ms": 1.0}
     return {name: 1e3 * percentile(ordered, share) for name, share in shares.items()}
 
 
 def shown(value: float, digits: int = 4) -> str:
-    """A number as people read it: so many digits that count, with M or k."""
+    """Format a number for people, with *digits* significant digits and M or k."""
     rounded = float(f"{value:.{digits}g}")
     for limit, divisor, suffix in ((1e6, 1e6, " M"), (1e4, 1e3, " k")):
         if abs(rounded) >= limit:

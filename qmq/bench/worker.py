@@ -1,7 +1,8 @@
 """A load generator: `python -m qmq.bench.worker MODULE.FUNCTION OPTIONS`, started by qmq.bench.processes.
 
-The function gets ``gate`` and the options (JSON). What it does before it calls the gate is not measured: the gate tells
-the parent that all is prepared, and returns when the parent says go. What the function returns goes to the parent.
+The function gets ``gate`` and the options (JSON). Its work before it calls the gate is not measured: the gate tells the
+parent that everything is prepared, and returns when the parent allows it. The result of the function goes to the
+parent.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ Gate = Callable[..., None]
 
 
 def gate(**prepared: object) -> None:
-    """Say that all is prepared, with what the parent has to know, and wait for its word."""
+    """Tell the parent that everything is prepared, with values for it, and wait for its line."""
     print(json.dumps(prepared), flush=True)
     gc.collect()
     gc.freeze()
@@ -30,7 +31,7 @@ def gate(**prepared: object) -> None:
 
 
 def run(job: str, options: dict[str, Any]) -> dict[str, Any]:
-    """Call the function that *job* names, in an event loop (uvloop) when it is one for it."""
+    """Call the function that *job* names, in an event loop (uvloop) if it is a coroutine function."""
     module, _, name = job.partition(".")
     function: Callable[..., Any] = getattr(importlib.import_module(f"qmq.bench.{module}"), name)
     if inspect.iscoroutinefunction(function):

@@ -155,7 +155,7 @@ def test_a_base_that_is_no_base_is_told_of(tmp_path: Path) -> None:
         table = commit(files, with_files(table, listed(9_000 + number, 9_001 + number)))
     content = parse_checked((tmp_path / path_of(3)).read_bytes(), 1, "it", "")
     (tmp_path / path_of(3)).write_bytes(pack_checked(1, {**content, "base": 2}))
-    with pytest.raises(BadBytes, match="is not whole"):
+    with pytest.raises(BadBytes, match="is not a whole table"):
         read_table(files)
 
 

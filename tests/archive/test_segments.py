@@ -14,7 +14,7 @@ from qmq.archive import segments
 from qmq.archive.archive import archived_segments
 from qmq.archive.files import LocalFiles
 from qmq.archive.segments import SegmentSource, index_pieces
-from qmq.archive.write import _batches_in
+from qmq.archive.write import _count_batches
 from qmq.errors import BadBytes
 from qmq.format.layout import DERIVED_HEADER_SIZE, INDEX_ENTRY_SIZE
 from tests.archive.archives import archive, large_index
@@ -92,7 +92,7 @@ class Nothing:
         lambda segment, files: segment.batches(files, 3_000_064, 6_000_064)["position"],
         lambda segment, files: segment.outline(files)[0]["position"],
         lambda segment, files: [len(piece) for piece in segment.pieces(files)],
-        lambda segment, files: range(_batches_in(Nothing(), segment, files).batches),
+        lambda segment, files: range(_count_batches(Nothing(), segment, files).batches),
     ],
     ids=["batches", "outline", "pieces", "what a manifest says"],
 )

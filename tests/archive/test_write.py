@@ -14,7 +14,7 @@ from qmq.archive.archive import archived_segments, manifests
 from qmq.archive.data_directory import open_data_directory
 from qmq.archive.files import LocalFiles
 from qmq.archive.lock import ArchiveLock, this_process
-from qmq.archive.write import _Ended, _Run
+from qmq.archive.write import _Run, _RunEnded
 from qmq.errors import BadBytes, DirectoryInUse, StorageFailed, StorageFull
 from tests.archive.archives import GONE, NOW_US, archive, files_in
 from tests.archive.orders import write_orders
@@ -289,7 +289,7 @@ def test_a_copy_of_a_run_that_has_ended_goes_no_further(tmp_path: Path) -> None:
         run._copied(1)
         run._ended = True
         for goes_on in (run._copied, run._checked):
-            with pytest.raises(_Ended):
+            with pytest.raises(_RunEnded):
                 goes_on(1)
 
 

@@ -42,7 +42,7 @@ def test_a_child_that_ends_early_leaves_its_last_words(tmp_path: Path) -> None:
 def test_a_child_that_hangs_is_told_of_and_ended(tmp_path: Path) -> None:
     with (
         child(tmp_path, "input()") as process,
-        pytest.raises(BenchFailed, match="a child said nothing for 0 s; it left no word"),
+        pytest.raises(BenchFailed, match="a child said nothing for 0 s; it printed no error"),
     ):
         process.read_line(timeout_s=0.01)
     assert is_gone(process.pid)

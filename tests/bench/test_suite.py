@@ -28,7 +28,7 @@ def test_names_are_chosen_in_the_order_of_the_suite() -> None:
 def test_a_name_that_there_is_not_is_refused() -> None:
     with pytest.raises(InvalidOption, match="there is no measurement 'pul'; there are ingest, send_many"):
         suite.chosen(["pul"], own_broker=True)
-    with pytest.raises(InvalidOption, match="restart looks into the broker and kills it; leave --server out"):
+    with pytest.raises(InvalidOption, match="restart inspects the broker and may kill it; leave --server out"):
         suite.chosen(["restart"], own_broker=False)
 
 

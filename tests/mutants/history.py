@@ -64,8 +64,8 @@ OF_HISTORY: Final = (
         "never put a beginning in the place of a whole segment, nor copy twice",
         "_Run.run",
         instead(
-            ("manifest is not None and manifest.end >= segment.end and self._vouches(segment, path, manifest)"),
-            "False and manifest is not None and self._vouches(segment, path, manifest)",
+            ("manifest is not None and manifest.end >= segment.end and self._has_good_copy(segment, path, manifest)"),
+            "False and manifest is not None and self._has_good_copy(segment, path, manifest)",
         ),
         _ARCHIVING,
     ),
@@ -77,7 +77,7 @@ OF_HISTORY: Final = (
     ),
     Mutant(
         "verify a copy that is there before it gets a receipt",
-        "_Run._vouches",
+        "_Run._has_good_copy",
         skip("self._verify(path, manifest, lambda _: self._lock.renew())"),
         _RECEIPTS,
     ),

@@ -11,12 +11,12 @@ from qmq.archive.file_table import FileTable, ListedSegment
 from qmq.archive.manifest import Manifest
 from qmq.errors import InvalidOption
 from qmq.intervals import Intervals
-from qmq.restore.forms import assign, settle, not_from_segments
+from qmq.restore.forms import assign, not_from_segments, settle
 from qmq.restore.progress import RestoreProgress
 from tests.archive import archives
 from tests.broker_process import running_broker
 from tests.restore.archived import check_restored, restoring, told
-from tests.spark import parquet
+from tests.spark.parquet import archives as parquet
 from tests.spark.parquet.archives import write_days
 
 STORE = "7f0000015191"

@@ -20,7 +20,7 @@ from tests.broker_process import running_broker
 from tests.cli.commands import qmq
 from tests.restore.archived import Told, check_restored, restoring, told
 from tests.restore.test_read import ids_in
-from tests.spark import parquet
+from tests.spark.parquet import archives as parquet
 from tests.spark.parquet.archives import write_days
 
 

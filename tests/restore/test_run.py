@@ -106,7 +106,7 @@ async def test_each_broker_has_its_own_when_they_are_named_one_by_one(tmp_path: 
     async with running_broker(tmp_path / "a") as a, running_broker(tmp_path / "b") as b:
         await restoring(tmp_path, a).run()
         await restoring(tmp_path, b).run()
-        with pytest.raises(InvalidOption, match="one by one"):
+        with pytest.raises(InvalidOption, match="one at a time"):
             await restoring(tmp_path, f"{a},{b}").run()
     check_restored(wanted, tmp_path / "a")
     check_restored(wanted, tmp_path / "b")
@@ -153,7 +153,7 @@ async def test_the_lock_is_renewed_while_others_take_long(
         assert wait()
         yield from plain_frames(*given)
 
-    monkeypatch.setattr(run, "_HEAR_S", 0.001)
+    monkeypatch.setattr(run, "_RENEW_EVERY_S", 0.001)
     monkeypatch.setattr(ArchiveLock, "renew", renew)
     if slow == "frames":
         monkeypatch.setattr(run, "frames_of", frames)

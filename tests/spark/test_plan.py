@@ -15,7 +15,7 @@ from qmq_spark.plan import SourceView, open_source, plan
 from qmq_spark.read import Wanted
 from tests.archive.archives import archive
 from tests.archive.orders import rows_in, write_orders
-from tests.spark import parquet
+from tests.spark.parquet import archives as parquet
 from tests.spark.parquet.archives import write_days
 from tests.spark.reads import read
 from tests.storage.stores import segment_files

@@ -28,7 +28,7 @@ def test_refuses_what_cannot_be(tmp_path: Path) -> None:
     assert (wrong.exit_code, "is no data directory" in wrong.output) == (2, True)
     write_orders(tmp_path / "data", 2)
     gopher = qmq("archive", str(tmp_path / "data"), "--to", "gopher://a/b")
-    assert (gopher.exit_code, "gopher://a/b is no place" in gopher.output) == (2, True)
+    assert (gopher.exit_code, "gopher://a/b is no known kind" in gopher.output) == (2, True)
 
 
 def test_two_at_once_are_refused(tmp_path: Path) -> None:

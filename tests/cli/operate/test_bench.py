@@ -20,7 +20,7 @@ def fake(bench: Bench) -> Iterator[Value]:
     """Measures nothing."""
     assert bench.directory.is_dir()
     yield Value("100 B append", 9e6, "msg/s")
-    yield Value("1 KiB append, of a plain loop", 0.25, "")
+    yield Value("1 KiB append, relative to a plain loop", 0.25, "")
     yield Value("[x]", 1.0, "ms")
 
 
@@ -38,7 +38,7 @@ def test_the_table_shows_medians_and_goals() -> None:
     assert done.exit_code == 0, done.output
     lines = done.stdout.splitlines()
     assert any("ingest" in line and "9 M" in line and "≥ 8 M" in line and " reached" in line for line in lines)
-    assert any("of a plain loop" in line and "0.25" in line and "not reached" in line for line in lines)
+    assert any("relative to a plain loop" in line and "0.25" in line and "not reached" in line for line in lines)
     assert "round 2 of 2: ingest" in done.stderr
 
 

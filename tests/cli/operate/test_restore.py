@@ -14,7 +14,7 @@ from qmq.errors import InvalidOption
 from tests.broker_process import broker_process
 from tests.cli.commands import qmq, qmq_process
 from tests.restore.archived import check_restored, orders_archive, told
-from tests.spark import parquet
+from tests.spark.parquet import archives as parquet
 from tests.spark.parquet.archives import write_days
 
 
