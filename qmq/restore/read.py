@@ -100,8 +100,8 @@ class ArchiveReader:
 
     def steps(self) -> Iterator[RestoreStep]:
         """Yield the steps of everything that is left; each byte of each log is in one of them."""
-        for one_range in self._left:
-            yield from self._range(*one_range)
+        for left in self._left:
+            yield from self._range(*left)
 
     # --- one segment -------------------------------------------------------------------------------------------------
 

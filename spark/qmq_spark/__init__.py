@@ -1,10 +1,10 @@
-"""QMQ for Spark: messages of a data directory or an archive as a DataFrame.
+"""QMQ for Spark: messages of a data directory, a broker or an archive as a DataFrame.
 
     import qmq_spark
     qmq_spark.register(spark)
     spark.read.format("qmq").load("/var/lib/qmq").groupBy("subject").count().show()
 
-Of QMQ it sees the format, and segments as ``qmq.archive`` finds them: no broker, no sockets.
+To read, it uses ``qmq.format`` and ``qmq.archive``, not the broker.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ __all__ = ["register"]
 
 
 def register(spark: SparkSession) -> None:
-    """Make ``format("qmq")`` known to a session, with filters on subject and time pushed down to it.
+    """Register ``format("qmq")`` in a session, with pushdown of filters on subject and time.
 
-    Where all of the session runs on this machine, and nobody has said which Python Spark is to start, it is this one:
-    the ``python3`` that Spark would take may know neither this package nor Arrow.
+    If the whole session runs on this machine, and no Python is configured for Spark, it gets the one that runs this:
+    the ``python3`` that Spark would start may have neither this package nor Arrow.
     """
     from qmq_spark.source import QmqDataSource
 
-    context = getattr(spark, "sparkContext", None)  # one that is connected to has none
+    context = getattr(spark, "sparkContext", None)  # a Spark Connect session has none
     named = "PYSPARK_PYTHON" in os.environ or spark.conf.get("spark.pyspark.python", None) is not None
     if context is not None and context.master.startswith("local") and not named:
         context.pythonExec = sys.executable

@@ -1,6 +1,6 @@
-"""`qmq archive` as a job of Spark: ``spark-submit .../qmq_spark/archive_job.py SOURCE --to DEST``.
+"""Run `qmq archive` as a job of Spark: ``spark-submit .../qmq_spark/archive_job.py SOURCE --to DEST``.
 
-The driver copies, and so must see the data directory. What ``--conf spark.hadoop.*`` says counts for HDFS.
+The driver copies, so it must see the data directory. The settings ``--conf spark.hadoop.*`` count for HDFS.
 """
 
 from __future__ import annotations
@@ -27,13 +27,19 @@ _HADOOP: Final = "spark.hadoop."
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the job, and print what it did as one JSON object. Gives the exit code: that of ``qmq archive``."""
+    """Run the job, and print its counts as one JSON object. Return the exit code, as that of ``qmq archive``."""
     from pyspark.sql import SparkSession
 
     parser = argparse.ArgumentParser(prog="archive_job.py", description="Archive a data directory of QMQ.")
     parser.add_argument("source", type=Path, metavar="SOURCE", help="the data directory, which the driver must see")
     parser.add_argument("--to", required=True, metavar="DEST", help="the archive: a path, file:// or hdfs:// URL")
-    parser.add_argument("--as", dest="form", choices=FORMS, default="segments", help="in which form (segments)")
+    parser.add_argument(
+        "--as",
+        dest="form",
+        choices=FORMS,
+        default="segments",
+        help="copy segments (default), write Parquet, or both",
+    )
     options = parser.parse_args(arguments)
     session = SparkSession.builder.appName("qmq archive").getOrCreate()
     try:
@@ -47,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def archive(session: SparkSession, source: Path, destination: str, form: str = "segments") -> dict[str, Any]:
-    """Archive with the settings of a session, and tell what was done, as ``qmq archive --json`` does.
+    """Archive with the settings of a session, and return the counts, as ``qmq archive --json`` prints them.
 
     Raises InvalidOption, DirectoryInUse, BadBytes, StorageFull, StorageFailed.
     """

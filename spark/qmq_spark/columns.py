@@ -1,7 +1,7 @@
-"""Messages as Arrow columns: bodies straight over the window, everything by numpy, nothing message by message.
+"""Make Arrow columns of messages by numpy, without a loop over messages or a copy of bodies.
 
-The trick for bytes that lie scattered in a window: an Arrow array over all of it whose offsets are where each wanted
-range starts and ends, so that every other element is what lies between, and ``take`` of the wanted ones.
+To collect bytes that are scattered in a window, it makes an Arrow array over all of the window whose offsets are the
+starts and ends of the wanted ranges. Every other element is then a gap, and ``take`` selects the wanted ones.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from qmq.format.run import read_header
 from qmq_spark.headers import KEYS, PROPERTIES, TAGS, Texts, Walked, walk
 from qmq_spark.heads import COLUMN_BYTES_BY_FLAGS, Heads, Ints, spread
 
-#: Those that need the columns and headers of messages, not only the heads of batches.
+#: The columns that need the columns and headers of messages; others need only the heads of batches.
 OF_HEADERS: Final = frozenset(("key", "tags", "properties"))
 OF_MESSAGES: Final = OF_HEADERS | {"body"}
 
 _FEW_A_RUN: Final = 32
-#: Of each two bytes their four hex digits.
+#: The four hex digits of each two bytes.
 _HEX: Final = np.frombuffer(np.arange(1 << 16, dtype=">u2").tobytes().hex().encode(), "<u4")
 _ID_WORDS: Final = MESSAGE_ID_SIZE // 2
 
@@ -32,14 +32,14 @@ Flags = npt.NDArray[np.bool_]
 
 
 class Undecodable(NamedTuple):
-    """A message whose header is not one: which of the messages, and why."""
+    """A message whose header cannot be decoded: its index, and the reason."""
 
     message: int
     reason: str
 
 
 class MessageColumns:
-    """The messages of the runs of *heads*, in the order in which they lie; n of them."""
+    """The messages of the runs of *heads*, in their order; n of them."""
 
     def __init__(self, window: memoryview, heads: Heads, names: list[str]) -> None:
         self._window = window
@@ -47,7 +47,7 @@ class MessageColumns:
         self._names = names
         runs = heads.runs
         self.counts: Ints = runs["count"].astype(np.int64)
-        #: Of each run: where its columns and its payload begin in the window.
+        #: For each run, the beginnings of its columns and of its payload in the window.
         self._columns = (heads.offsets + heads.data_starts)[heads.batch_of] + runs["offset"]
         flags = heads.headers["flags"][heads.batch_of].astype(np.int64)
         self._flags = flags
@@ -59,9 +59,9 @@ class MessageColumns:
         return int(self.counts.sum())
 
     def record_batch(self, schema: pa.Schema) -> pa.RecordBatch:
-        """These messages with the columns of *schema*. Raises BadBatch when lengths do not add up.
+        """Return these messages with the columns of *schema*. Raises BadBatch if lengths are wrong.
 
-        ``undecodable`` has those then that must be left out, where the schema has columns of headers.
+        ``undecodable`` then has the messages that must be left out, if the schema has columns of headers.
         """
         made: dict[str, pa.Array] = {}
         wanted = set(schema.names)
@@ -75,7 +75,7 @@ class MessageColumns:
     # --- what goes by run --------------------------------------------------------------------------------------------
 
     def _repeated(self, values: Any) -> Any:
-        """A value a run, given a value a message."""
+        """Return a value for each message from one for each run."""
         return np.repeat(values, self.counts)
 
     def _by_batch(self, name: str, dtype: Any) -> Any:
@@ -93,7 +93,7 @@ class MessageColumns:
         return pa.array(self._by_batch("partition", np.int32))
 
     def positions(self) -> Ints:
-        """Where each message lies: int64[n]."""
+        """Return the position of each message: int64[n]."""
         firsts = self._heads.headers["position"][self._heads.batch_of].astype(np.int64) + self._heads.ordinals
         return spread(firsts, self.counts)
 
@@ -104,7 +104,7 @@ class MessageColumns:
         return pa.array(spread(self._heads.runs["first_sequence"].astype(np.int64), self.counts))
 
     def created_at(self) -> pa.Array:
-        """Of messages of several batches each has its own."""
+        """Return the creation times. A batch collected from others has a time for each message."""
         times = self._by_batch("created_at_us", np.int64)
         own = np.flatnonzero(self._flags & HAS_CREATED_AT)
         if len(own):
@@ -120,7 +120,7 @@ class MessageColumns:
         return pa.array(self._by_batch("stored_at_us", np.int64)).cast(pa.timestamp("us", "UTC"))
 
     def message_id(self) -> pa.Array:
-        """32 hex digits; of a copy those of its origin."""
+        """Return the ids in 32 hex digits; copies have those of their originals."""
         headers = self._heads.headers
         digits = np.empty((len(self), _ID_WORDS), "<u4")
         of_batches = np.empty((len(headers), 4), "<u4")
@@ -145,7 +145,7 @@ class MessageColumns:
     # --- what goes by message ----------------------------------------------------------------------------------------
 
     def _column(self, dtype: str, within: int) -> Ints:
-        """The column of that type that begins *within* bytes a message behind the first one: int64[n]."""
+        """Return the column of that type that begins *within* bytes a message after the first one: int64[n]."""
         size = np.dtype(dtype).itemsize
         starts = self._columns + within * self.counts
         if len(self.counts) * _FEW_A_RUN <= len(self):
@@ -154,17 +154,17 @@ class MessageColumns:
                 for start, count in zip(starts.tolist(), self.counts.tolist(), strict=True)
             ]
             return np.concatenate(views).astype(np.int64)
-        # Every byte offset seen as the start of an integer: one fancy index reads unaligned columns of many runs.
+        # Every byte offset is seen as the start of an integer: one fancy index reads unaligned columns of many runs.
         every: Any = np.ndarray((len(self._window) - size + 1,), dtype, self._window, 0, (1,))
         within_run = spread(np.zeros(len(starts), np.int64), self.counts)
         column: Ints = every[self._repeated(starts) + size * within_run].astype(np.int64)
         return column
 
     def _places(self) -> tuple[Ints, Ints, Ints]:
-        """Of each message where it starts, where its body starts, and where it ends. Raises BadBatch."""
+        """Return where each message starts, where its body starts, and where it ends. Raises BadBatch."""
         lengths, header_sizes = self._column("<u4", 0), self._column("<u2", 4)
         ends = np.cumsum(lengths)
-        behind = ends[np.cumsum(self.counts) - 1]  # of each run
+        behind = ends[np.cumsum(self.counts) - 1]  # the last of each run
         before = np.concatenate(([0], behind[:-1]))
         payload_ends = self._columns + self._heads.runs["size"]
         if not np.array_equal(behind - before, payload_ends - self._payloads) or (header_sizes > lengths).any():
@@ -193,7 +193,7 @@ class MessageColumns:
             made["properties"] = pa.MapArray.from_arrays(offsets, names.values, values.values, type=kind)
 
     def _texts(self, starts: Ints, ends: Ints) -> _AllTexts:
-        """The texts of all headers, which lie from *starts* to *ends*."""
+        """Return the texts of all headers, which lie from *starts* to *ends*."""
         walked = walk(self._window, starts, ends)
         found = _gathered(self._window, walked)
         odd = set(walked.odd.tolist()).union(*map(_without_text, found))
@@ -214,7 +214,7 @@ class MessageColumns:
                     extra += text.encode()
                     added[field].append((message, first, len(self._window) + len(extra)))
         kept = [_merged(texts, more, odd) for texts, more in zip(walked.fields, added, strict=True)]
-        window = memoryview(bytes(self._window) + extra)  # behind it what had to be read one by one
+        window = memoryview(bytes(self._window) + extra)  # the texts that were decoded one by one follow the window
         return _gathered(window, Walked((kept[0], kept[1], kept[2]), walked.odd))
 
 
@@ -232,12 +232,12 @@ _MAKERS: Final[dict[str, Callable[[MessageColumns], pa.Array]]] = {
 
 
 def gather(window: memoryview, starts: Ints, ends: Ints, kind: pa.DataType) -> pa.Array:
-    """Bytes or text from places of a window, as an array of their own. Raises pa.ArrowInvalid for what is not text."""
+    """Return bytes or texts of a window as an array of their own. Raises pa.ArrowInvalid for invalid UTF-8."""
     n = len(starts)
     if not n:
         return pa.array([], kind)
     buffer = pa.py_buffer(window)
-    if np.array_equal(starts[1:], ends[:-1]):  # one behind the other: nothing to copy
+    if np.array_equal(starts[1:], ends[:-1]):  # adjacent: nothing to copy
         offsets = np.append(starts, ends[-1:]).astype(np.int32)
         return pa.Array.from_buffers(kind, n, [None, pa.py_buffer(offsets), buffer])
     gaps = np.flatnonzero(starts[1:] != ends[:-1])
@@ -255,7 +255,7 @@ def gather(window: memoryview, starts: Ints, ends: Ints, kind: pa.DataType) -> p
 
 
 def _joined(window: memoryview, starts: Ints, ends: Ints, gaps: Ints, kind: pa.DataType) -> pa.Array:
-    """The same, of places most of which lie one behind the other, but for *gaps*."""
+    """Do the same for ranges most of which are adjacent, except at *gaps*."""
     firsts, lasts = starts[np.append(0, gaps + 1)].tolist(), ends[np.append(gaps, len(ends) - 1)].tolist()
     data = b"".join([window[first:last] for first, last in zip(firsts, lasts, strict=True)])
     offsets = np.zeros(len(starts) + 1, np.int32)
@@ -270,18 +270,18 @@ def _offsets(counts: Any) -> pa.Array:
 
 
 class _OfMessages(NamedTuple):
-    """Texts, and whose they are, ascending."""
+    """Texts, and the message that each belongs to, ascending."""
 
     message: Ints
     values: pa.Array
 
 
-#: Keys, tags, and of properties names and values.
+#: The texts of keys and tags, and of names and values of properties.
 _AllTexts = tuple[_OfMessages, _OfMessages, _OfMessages, _OfMessages]
 
 
 def _gathered(window: memoryview, walked: Walked) -> _AllTexts:
-    """Nobody has looked yet whether all of it is text."""
+    """Return the texts of a window; they are not checked to be UTF-8."""
     keys, tags, properties = walked.fields
     names, values = (Texts(*(column[first::2] for column in properties)) for first in (0, 1))
     made = [
@@ -292,7 +292,7 @@ def _gathered(window: memoryview, walked: Walked) -> _AllTexts:
 
 
 def _key(keys: _OfMessages, n: int) -> pa.Array:
-    """The first key of each message; null where it has none."""
+    """Return the first key of each message; null if it has none."""
     who, values = keys
     first = np.ones(len(who), np.bool_)
     first[1:] = who[1:] != who[:-1]
@@ -306,7 +306,7 @@ def _key(keys: _OfMessages, n: int) -> pa.Array:
 
 
 def _without_text(texts: _OfMessages) -> set[int]:
-    """Messages with a text that is no UTF-8."""
+    """Return the messages with a text that is not UTF-8."""
     try:
         texts.values.validate(full=True)
     except pa.ArrowInvalid:

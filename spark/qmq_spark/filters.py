@@ -1,4 +1,4 @@
-"""Filters of a query that spare reading: subject, times, partition. Spark applies all of them again."""
+"""Use filters of a query on subject, times and partition to read less. Spark applies all filters again."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _TIMES: Final = ("stored", "created")
 
 
 def narrowed(wanted: Wanted, filters: Iterable[Filter]) -> Wanted:
-    """What is still to be read where all of *filters* hold; those that say nothing about that are passed over."""
+    """Return what is still to be read if all *filters* hold; filters on other things are ignored."""
     for condition in filters:
         wanted = _narrowed(wanted, condition)
     return wanted
@@ -61,5 +61,5 @@ def _in_time(wanted: Wanted, condition: Any, time: str, us: int) -> Wanted:
 
 
 def microseconds(time: datetime) -> int:
-    """Since 1970. Spark gives times with their zone; one without is in UTC."""
+    """Return microseconds since 1970. Spark gives times with a zone; a time without one is in UTC."""
     return ((time if time.tzinfo is not None else time.replace(tzinfo=UTC)) - _EPOCH) // _MICROSECOND

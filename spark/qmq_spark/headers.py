@@ -1,8 +1,8 @@
-"""Message headers of many messages at once: keys, tags and properties as places in a window, found by numpy.
+"""Find keys, tags and properties in the headers of many messages at once, by numpy.
 
 A header is a msgpack map of ``"k"``: list of keys, ``"t"``: list of tags, ``"p"``: map of properties, all of it text.
-The walk goes through all headers side by side, one text a step: as many steps as the longest header has texts. What it
-does not know (later fields, other shapes) is left to ``read_header``, one by one.
+All headers are walked side by side, one text a step: there are as many steps as the longest header has texts. Headers
+with other contents (later fields, other forms) are left to ``read_header``, one by one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ _NO_INTS: Final = np.empty(0, np.int64)
 
 
 class Texts(NamedTuple):
-    """Texts of one field: whose they are (ascending), and where in the window they lie. Properties: name, value, ..."""
+    """The texts of one field: the message of each (ascending), and its range in the window. Properties: name, value,
+    ...
+    """
 
     message: Ints
     start: Ints
@@ -33,7 +35,7 @@ class Texts(NamedTuple):
 
 
 class Walked(NamedTuple):
-    """What was found, by KEYS, TAGS and PROPERTIES; ``odd`` are messages whose headers have to be read otherwise."""
+    """The texts by KEYS, TAGS and PROPERTIES; ``odd`` are messages whose headers must be decoded one by one."""
 
     fields: tuple[Texts, Texts, Texts]
     odd: Ints
@@ -48,7 +50,7 @@ class _Walk:
         self.found: tuple[list[tuple[Ints, Ints, Ints]], ...] = ([], [], [])
 
     def byte(self, who: Ints, ahead: int = 0) -> Ints:
-        """The byte of each of those messages that is *ahead* of where it is; those whose headers end there are odd."""
+        """Return the byte *ahead* of the offset of each message; messages whose headers end before it become odd."""
         places = self.at[who] + ahead
         over = places >= self.ends[who]
         self.odd[who[over]] = True
@@ -56,15 +58,17 @@ class _Walk:
         return self.raw[places].astype(np.int64)
 
     def number(self, who: Ints, size: int) -> Ints:
-        """A big-endian number of *size* bytes behind the first one."""
+        """Return the big-endian number of *size* bytes after the first byte."""
         value = np.zeros(len(who), np.int64)
         for ahead in range(1, size + 1):
             value = (value << 8) | self.byte(who, ahead)
         return value
 
     def counts(self, who: Ints, short: int, long: int) -> Ints:
-        """How many elements the list or map has that begins here, and step behind that: *short* is the first byte of
-        short ones, *long* that of those with a u16."""
+        """Return how many elements the list or map at the offset has, and step over its head.
+
+        *short* is the first byte of short ones, *long* that of those with a u16.
+        """
         first = self.byte(who)
         value = first - short
         is_long = first == long
@@ -76,7 +80,7 @@ class _Walk:
         return value
 
     def text(self, who: Ints) -> tuple[Ints, Ints]:
-        """Where the text of each of those messages lies, and step behind it."""
+        """Return the range of the text at the offset of each message, and step over it."""
         first = self.byte(who)
         size = first - 0xA0
         head = np.ones(len(who), np.int64)
@@ -95,7 +99,7 @@ class _Walk:
         return start, np.where(wrong, start, end)
 
     def texts(self, who: Ints, field: int, counts: Ints) -> None:
-        """Take *counts* texts of each of those messages, step by step."""
+        """Walk *counts* texts of each message, step by step."""
         left = counts
         while len(who):
             kept = (left > 0) & ~self.odd[who]
@@ -106,13 +110,13 @@ class _Walk:
                 left = left - 1
 
     def fields(self, who: Ints, fields: Ints) -> None:
-        """Take as many fields of each of those messages."""
+        """Walk *fields* fields of each message."""
         seen = np.full(len(self.at), -1, np.int64)
         for number in range(int(fields.max(initial=0))):
             now = who[(fields > number) & ~self.odd[who]]
             named = self.byte(now) == 0xA1
             field = np.where(named, _LETTERS[self.byte(now, 1)], -1)
-            wrong = (field < 0) | (field <= seen[now])  # they come in this order
+            wrong = (field < 0) | (field <= seen[now])  # fields come in this order
             self.odd[now[wrong]] = True
             now, field = now[~wrong], field[~wrong]
             seen[now] = field
@@ -125,7 +129,7 @@ class _Walk:
 
 
 def walk(window: memoryview, starts: Ints, ends: Ints) -> Walked:
-    """The texts in headers: int64[n] where these start and end in the window; empty ones have none."""
+    """Return the texts in headers, whose ranges in the window are int64[n]; empty headers have none."""
     state = _Walk(window, starts, ends)
     who = np.flatnonzero(ends > starts)
     first = state.byte(who)
@@ -140,7 +144,7 @@ def walk(window: memoryview, starts: Ints, ends: Ints) -> Walked:
 
 
 def _joined(found: list[tuple[Ints, Ints, Ints]], odd: npt.NDArray[Any]) -> Texts:
-    """By message, in the order in which they stand there."""
+    """Return the texts by message, in the order in which they stand in it."""
     if not found:
         return Texts(_NO_INTS, _NO_INTS, _NO_INTS)
     message, start, end = (np.concatenate(columns) for columns in zip(*found, strict=True))

@@ -1,6 +1,6 @@
-"""The heads of many batches at once: headers, runs and subjects as columns, checked, without a look at a message.
+"""Check the heads of many batches at once, and return headers, runs and subjects as columns; messages are not read.
 
-A **window** is bytes of a segment; ``offsets`` are where batches begin in it.
+A **window** is a part of a segment; ``offsets`` are the beginnings of batches in it.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ from qmq.format.table import names_of
 Array = npt.NDArray[Any]
 Ints = npt.NDArray[np.int64]
 
-#: What is wrong with bytes that tell nothing.
+#: The reason for bytes that are no batch at all.
 NO_BATCH: Final = "no batch begins here"
 
 COLUMN_BYTES_BY_FLAGS: Final = np.array(COLUMN_BYTES, np.int64)
 
 
 class Heads(NamedTuple):
-    """Batches of a window whose heads hold. ``headers`` is BATCH_HEADER_DTYPE[n]; ``runs`` RUN_DTYPE[m]."""
+    """The batches of a window whose heads are good. ``headers`` is BATCH_HEADER_DTYPE[n]; ``runs`` RUN_DTYPE[m]."""
 
-    #: Where each batch begins in the window, and in it its data: int64[n].
+    #: The beginning of each batch in the window, and of its data in the batch: int64[n].
     offsets: Ints
     data_starts: Ints
     headers: Array
     runs: Array
-    #: Of each run: which of the batches it is in, its subject by number, its first message's ordinal, int64[m].
+    #: For each run: the index of its batch, the number of its subject, the ordinal of its first message: int64[m].
     batch_of: Ints
     subjects: Ints
     ordinals: Ints
 
 
 class Subjects:
-    """The names met so far, numbered: tables of batches repeat, so each is unpacked once."""
+    """The names seen so far, numbered. Tables of batches repeat, so each is unpacked once."""
 
     def __init__(self) -> None:
         self.names: list[str] = []
@@ -57,7 +57,7 @@ class Subjects:
         self._tables: dict[bytes, list[int]] = {}
 
     def numbers(self, table: bytes) -> list[int]:
-        """The numbers of the names in a table. Raises BadBatch."""
+        """Return the numbers of the names in a table. Raises BadBatch."""
         known = self._tables.get(table)
         if known is None:
             known = [self._number(name) for name in names_of(table)]
@@ -74,14 +74,14 @@ class Subjects:
 
 
 def records(window: memoryview, offsets: Ints, dtype: np.dtype[Any]) -> Array:
-    """The records of that type at *offsets*: dtype[n], copied."""
+    """Return the records of a type at *offsets*: dtype[n], copied."""
     raw = np.frombuffer(window, np.uint8)
     found: Array = raw[offsets[:, None] + np.arange(dtype.itemsize)].view(dtype).reshape(len(offsets))
     return found
 
 
 def spread(firsts: Ints, counts: Ints) -> Ints:
-    """For each count, first, first + 1, ...: int64[sum of counts]."""
+    """Return first, first + 1, ... for each count: int64[sum of counts]."""
     ends = np.cumsum(counts)
     total = int(ends[-1]) if len(ends) else 0
     numbers: Ints = np.arange(total, dtype=np.int64) + np.repeat(firsts - (ends - counts), counts)
@@ -91,8 +91,10 @@ def spread(firsts: Ints, counts: Ints) -> Ints:
 def check_headers(
     window: memoryview, offsets: Ints, positions: Ints, store_id: bytes, *, data: bool
 ) -> tuple[Array, list[str | None]]:
-    """The headers at *offsets*, and what is wrong with each batch (None: nothing): header, runs and table, with *data*
-    the checksum of all that follows, too. Who has not all of it in the window is wrong.
+    """Return the headers at *offsets*, and the reason why each batch is bad (None: it is good).
+
+    Checked are header, runs and table; with *data*, also the checksum of the rest. A batch that the window cuts off is
+    bad.
     """
     headers = records(window, offsets, BATCH_HEADER_DTYPE)
     starts = data_starts_of(headers)
@@ -127,14 +129,14 @@ def _head_crc(head: memoryview) -> int:
 
 
 def data_starts_of(headers: Array) -> Ints:
-    """Where the data of each batch begins in it: int64[n]."""
+    """Return the beginning of the data in each batch: int64[n]."""
     return BATCH_HEADER_SIZE + RUN_SIZE * headers["runs"].astype(np.int64) + headers["table_size"].astype(np.int64)
 
 
 def read_heads(window: memoryview, offsets: Ints, headers: Array, names: Subjects) -> tuple[Heads, dict[int, str]]:
-    """The runs of batches whose headers hold; and which of these, by place, say what cannot be, and what.
+    """Return the runs of batches with good headers; and by index the reason for batches with impossible runs.
 
-    The runs of those are left out.
+    The runs of these are left out.
     """
     counts = headers["runs"].astype(np.int64)
     runs = records(window, spread_bytes(offsets + BATCH_HEADER_SIZE, counts, RUN_SIZE), RUN_DTYPE)
@@ -164,13 +166,13 @@ def read_heads(window: memoryview, offsets: Ints, headers: Array, names: Subject
 
 
 def without(heads: Heads, bad: dict[int, str]) -> Heads:
-    """The same batches, less the runs of some."""
+    """Return the same batches without the runs of some."""
     kept = ~np.isin(heads.batch_of, list(bad))
     return with_runs(heads, kept)
 
 
 def with_runs(heads: Heads, kept: npt.NDArray[np.bool_]) -> Heads:
-    """The same batches with some of the runs: bool[m]."""
+    """Return the same batches with some of the runs: bool[m]."""
     return heads._replace(
         runs=heads.runs[kept],
         batch_of=heads.batch_of[kept],
@@ -180,13 +182,13 @@ def with_runs(heads: Heads, kept: npt.NDArray[np.bool_]) -> Heads:
 
 
 def spread_bytes(firsts: Ints, counts: Ints, size: int) -> Ints:
-    """The places of *counts* records of *size* bytes from each of *firsts* on."""
+    """Return the offsets of *counts* records of *size* bytes from each of *firsts* on."""
     within = spread(np.zeros(len(counts), np.int64), counts)
     return np.repeat(firsts, counts) + size * within
 
 
 def _impossible(headers: Array, runs: Array, batch_of: Ints, counts: Ints, data_starts: Ints) -> dict[int, str]:
-    """Batches whose sound heads say what cannot be, by place."""
+    """Return the reasons, by index, for batches whose good checksums cover impossible values."""
     ends = runs["offset"].astype(np.int64) + runs["size"]
     columns = COLUMN_BYTES_BY_FLAGS[headers["flags"]][batch_of] * runs["count"]
     outside = (ends > (headers["size"] - data_starts)[batch_of]) | (columns > runs["size"]) | (runs["count"] == 0)

@@ -1,9 +1,9 @@
-"""Offsets of streams: what was read of each partition of each store, as ranges of positions.
+"""Offsets of streams: the ranges of positions that were read of each partition of each store.
 
     {"<store id, hex>-<partition>": [start, end, start, end, ...], ...}
 
-A data directory and a broker add at the end only: of these that is one range, from 0 on. An archive may also get
-segments that lie before others, from a run that comes later: what lies between two ranges has not been read.
+Data directories and brokers only grow at the end: then there is one range, from 0 on. An archive may also get
+segments before existing ones, from a later run: positions between two ranges have not been read.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from qmq_spark.plan import HistorySource, Spans, Whose
 
 _LOG: Final = logging.getLogger("qmq_spark")
 
-#: Of a partition. Beyond that the gap that lies lowest counts as read, so that an offset stays small.
+#: The most ranges of a partition. Beyond that the lowest gap counts as read, so that an offset stays small.
 MOST_RANGES: Final = 1_000
 
 Offset = dict[str, list[int]]
-#: The same, to work with.
+#: The same in memory.
 Read = dict[Whose, Intervals]
 
 
 def name_of(whose: Whose) -> str:
-    """How offsets name a partition of a store."""
+    """Return the name of a partition of a store in offsets."""
     store_id, partition = whose
     return f"{store_id.hex()}-{partition}"
 
 
 def read_of(offset: Mapping[str, list[int]]) -> Read:
-    """What an offset says was read."""
+    """Return the ranges that an offset says were read."""
     found: Read = {}
     for name, numbers in offset.items():
         store_id, _, partition = name.partition("-")
@@ -47,14 +47,14 @@ def read_of(offset: Mapping[str, list[int]]) -> Read:
 
 
 def offset_of(read: Read) -> Offset:
-    """The offset that says that this was read; less of gaps than there may be of a partition."""
+    """Return the offset of the ranges that were read, with at most so many gaps a partition."""
     found: Offset = {}
     for whose, ranges in read.items():
         if len(ranges) > MOST_RANGES:
             (first, _), *others = ranges
             behind = others[len(ranges) - MOST_RANGES - 1][1]
             _LOG.warning(
-                "partition %s has more than %d gaps: what may come yet below position %d is not read",
+                "partition %s has more than %d gaps: messages that are archived later below position %d are not read",
                 name_of(whose), MOST_RANGES, behind,
             )  # fmt: skip
             ranges.add(first, behind)
@@ -63,7 +63,7 @@ def offset_of(read: Read) -> Offset:
 
 
 def everything(source: HistorySource) -> Read:
-    """All that is there."""
+    """Return all ranges of a source."""
     found: Read = {}
     for segment in source.segments:
         _add(found, source, segment, segment.end)
@@ -71,12 +71,12 @@ def everything(source: HistorySource) -> Read:
 
 
 def before(source: HistorySource, since_us: int) -> Read:
-    """All that was stored before a time, as far as what is there tells."""
+    """Return the ranges that were stored before a time, as far as the indexes tell."""
     found: Read = {}
     for segment in source.segments:
         batches, is_whole = segment.outline(source.files)
         at = int(np.searchsorted(batches["stored_at_us"], np.uint64(since_us)))
-        at -= not is_whole and at > 0  # what lies between the two may be later
+        at -= not is_whole and at > 0  # messages between the two may be later
         if at:
             end = int(batches["position"][at]) if at < len(batches) else segment.end
             found.setdefault(segment.whose, Intervals()).add(0, end)
@@ -84,7 +84,7 @@ def before(source: HistorySource, since_us: int) -> Read:
 
 
 def between(start: Read, end: Read) -> Spans:
-    """What *end* has, and *start* has not."""
+    """Return the ranges that *end* has and *start* lacks."""
     none = Intervals()
     return {
         whose: [span for low, high in ranges for span in start.get(whose, none).missing(low, high)]
@@ -93,11 +93,11 @@ def between(start: Read, end: Read) -> Spans:
 
 
 def limited(source: HistorySource, read: Read, most_bytes: int | None, within: Read | None = None) -> Read:
-    """What is read when *most_bytes* more are, None: all there is; nothing that is not *within*. Whole batches, one at
-    least where there is any.
+    """Return the ranges after a read of *most_bytes* more (None: all), only *within* these ranges. It reads whole
+    batches, at least one if there is any.
     """
     left = _unread(source, read, within)
-    sizes = {whose: sum(high - low for _, low, high in sequence_ranges) for whose, sequence_ranges in left.items()}
+    sizes = {whose: sum(high - low for _, low, high in ranges) for whose, ranges in left.items()}
     reached: Read = {whose: _copy(ranges) for whose, ranges in read.items()}
     for at, whose in enumerate(sorted(sizes, key=lambda whose: sizes[whose])):
         share = sizes[whose] if most_bytes is None else max(0, most_bytes) // (len(sizes) - at)
@@ -109,7 +109,7 @@ def limited(source: HistorySource, read: Read, most_bytes: int | None, within: R
 def _unread(
     source: HistorySource, read: Read, within: Read | None
 ) -> dict[Whose, list[tuple[SegmentSource, int, int]]]:
-    """Of each partition that has any, what was not read of its segments, ascending."""
+    """Return the unread ranges of segments, ascending, for each partition that has any."""
     none, found = Intervals(), dict[Whose, list[tuple[SegmentSource, int, int]]]()
     for segment in source.segments:
         known = read.get(segment.whose, none)
@@ -129,12 +129,10 @@ def _without(low: int, high: int, outside: list[tuple[int, int]]) -> list[tuple[
     return left.missing(low, high)
 
 
-def _take(
-    source: HistorySource, sequence_ranges: list[tuple[SegmentSource, int, int]], most_bytes: int, reached: Read
-) -> int:
-    """Add to *reached* about so many bytes of the first of these ranges; gives how many they are."""
+def _take(source: HistorySource, ranges: list[tuple[SegmentSource, int, int]], most_bytes: int, reached: Read) -> int:
+    """Add to *reached* the first of these ranges, up to about *most_bytes*; return how many bytes that is."""
     taken = 0
-    for segment, low, high in sequence_ranges:
+    for segment, low, high in ranges:
         first = max(low, segment.base + SEGMENT_HEADER_SIZE)
         if taken + high - first <= most_bytes:
             taken += max(0, high - first)
@@ -152,7 +150,7 @@ def _take(
 
 
 def _add(read: Read, source: HistorySource, segment: SegmentSource, end: int, start: int | None = None) -> None:
-    """Count a segment as read from *start*, else from its first byte, to *end*."""
+    """Record that a segment was read from *start* (None: its beginning) to *end*."""
     first = segment.base if start is None else start
     read.setdefault(segment.whose, Intervals()).add(first if source.may_fill else 0, end)
 

@@ -1,4 +1,4 @@
-"""What a read may be asked for: columns, and options."""
+"""Columns and options of a read."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from qmq.errors import InvalidOption
 if TYPE_CHECKING:
     from qmq_spark.read import Wanted
 
-#: The columns, in this order. Spark does not look, message by message, whether there is what is never missing.
+#: The columns in their order. Spark need not check columns that are never null message by message.
 COLUMNS: Final = StructType(
     [
         StructField("subject", StringType(), False),
@@ -41,7 +41,7 @@ COLUMNS: Final = StructType(
         StructField("body", BinaryType(), False),
     ]
 )
-#: Those of the view of damages.
+#: The columns of view=damages.
 DAMAGE_COLUMNS: Final = StructType(
     [
         StructField("file", StringType()),
@@ -52,7 +52,7 @@ DAMAGE_COLUMNS: Final = StructType(
         StructField("reason", StringType()),
     ]
 )
-#: What a task reads, about: each costs Spark 0.1 s of processor time, whatever it reads.
+#: About how many bytes a task reads: each task costs Spark 0.1 s of processor time.
 PART_BYTES: Final = 128 << 20
 
 _CHOICES: Final = {
@@ -61,15 +61,16 @@ _CHOICES: Final = {
     "corrupt": ("fail", "skip"),
     "view": ("messages", "damages"),
 }
-#: Where a stream may start, beside a time.
+#: Where a stream may start, besides a time.
 _ENDS: Final = ("first", "last")
 _NAMES: Final = (*_CHOICES, "columns", "prefix", "since", "start", "part_bytes", "max_trigger_bytes")
 
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """The options of a read. Bytes; ``max_trigger_bytes`` None: all there is. ``starts_last``: of a stream, that it
-    passes over all that is there when it begins. ``chosen`` columns, none: all.
+    """The options of a read, in bytes; ``max_trigger_bytes`` None: no limit.
+
+    ``starts_last``: a stream skips all messages that are there when it begins. ``chosen`` columns; none: all.
     """
 
     place: str
@@ -86,35 +87,35 @@ class ReadOptions:
 
     @property
     def columns(self) -> StructType:
-        """All columns that such a read may have."""
+        """Return all columns that the read can have."""
         return DAMAGE_COLUMNS if self.damages else COLUMNS
 
     @property
     def schema(self) -> StructType:
-        """Those that it has where no schema is given."""
+        """Return the columns of a read for which no schema is given."""
         if self.chosen:
             return StructType([self.columns[name] for name in self.chosen])
         return StructType([field for field in self.columns.fields if self.body or field.name != "body"])
 
     @property
     def wanted(self) -> Wanted:
-        """Which messages."""
-        from qmq_spark.read import Wanted  # not before: see source.py
+        """Return which messages are to be read."""
+        from qmq_spark.read import Wanted  # imported late, see source.py
 
         return Wanted((self.prefix,) if self.prefix else (), private=self.private, stored_from=self.since_us)
 
     def check(self, schema: StructType) -> None:
-        """Raise InvalidOption for a column that there is not."""
+        """Raise InvalidOption for an unknown column."""
         known = {field.name: field.dataType.simpleString() for field in self.columns.fields}
         for field in schema.fields:
-            kind = field.dataType.simpleString()  # which leaves open whether there may be none
+            kind = field.dataType.simpleString()  # a name without whether it may be null
             if known.get(field.name) != kind:
                 there = ", ".join(f"{name} {kind}" for name, kind in known.items())
                 raise InvalidOption(f"there is no column {field.name} {kind}; there are {there}")
 
 
 def read_options(given: Mapping[str, str]) -> ReadOptions:
-    """All options of a read, checked. Raises InvalidOption."""
+    """Return the options of a read, checked. Raises InvalidOption."""
     found = {name.lower(): str(value) for name, value in given.items()}
     place = found.pop("path", "")
     if not place:
@@ -165,7 +166,7 @@ def _bytes(name: str, value: str) -> int:
 
 
 def _time(name: str, value: str) -> int:
-    from qmq_spark.filters import microseconds  # not before: see source.py
+    from qmq_spark.filters import microseconds  # imported late, see source.py
 
     try:
         return max(0, microseconds(datetime.fromisoformat(value).astimezone(UTC)))

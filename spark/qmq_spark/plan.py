@@ -1,4 +1,4 @@
-"""What tasks read: the ranges of a source, cut by bytes into parts of about the same size."""
+"""Plan what tasks read: the ranges of a source, cut into parts of about the same size."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ from qmq_spark.read import SegmentRange, Wanted
 
 #: A partition of a store: store id and number.
 Whose = tuple[bytes, int]
-#: Positions [start, end), ascending, by partition.
+#: Ranges of positions [start, end), ascending, by partition.
 Spans = Mapping[Whose, Sequence[tuple[int, int]]]
 
 
 class HistorySource(NamedTuple):
-    """A source at one moment. What is in it does not change; what comes later is not read."""
+    """A source at one moment. It does not change; messages that are added later are not read."""
 
     files: Files
     segments: list[SegmentSource]
-    #: The Parquet files of an archive that has not everything as segments. All of them are read then, and of segments
-    #: what is in no file.
+    #: The Parquet files of an archive that lacks some segments. Then all of them are read, and of segments only the
+    #: messages that no file has.
     table: FileTable | None = None
-    #: Whether segments may come that lie before others.
+    #: Whether segments may be added before existing ones.
     may_fill: bool = False
 
 
 class SourceView:
-    """A source that is looked at again and again: what was found once is not read again. Close it.
+    """A source that is read repeatedly; segments that were found before are not read again. Close it.
 
-    With *only_segments* an archive that has not everything as segments is refused.
+    With *only_segments* an archive that lacks some segments is refused.
     """
 
     def __init__(self, location: str, *, only_segments: bool = False) -> None:
@@ -59,13 +59,13 @@ class SourceView:
         self.close()
 
     def close(self) -> None:
-        """Let go of the tree."""
+        """Close connections to the tree."""
         if self._files is not None:
             self._files.close()
             self._files = None
 
     def look(self) -> HistorySource:
-        """What is there now. Raises InvalidOption, BadBytes, StorageError."""
+        """Return the current contents. Raises InvalidOption, BadBytes, StorageError."""
         if self._files is None:
             self._files = open_files(self._place)
         source = self._look(self._files)
@@ -85,36 +85,36 @@ class SourceView:
         raise InvalidOption(f"{self._place} is neither a data directory nor an archive; name the directory itself")
 
     def _look_at_archive(self, files: Files) -> HistorySource:
-        table = read_table(files)  # before segments: what a run writes meanwhile is in these, if anywhere
+        table = read_table(files)  # before the segments: these then have all that a run adds meanwhile
         segments = archived_segments(files, self._known)
         if not only_in_files(table, segments):
             return HistorySource(files, segments, may_fill=True)
         if self._only_segments:
             raise InvalidOption(
-                f"{self._place} has messages as Parquet only, and a stream reads segments: archive these too, where "
+                f"{self._place} has messages only as Parquet, and a stream reads segments: archive these too, where "
                 "they are still kept (qmq archive --as segments); or stream from the data directory or its broker, "
-                "and read what was before by a query"
+                "and read earlier messages by a query"
             )
         return HistorySource(files, segments, table)
 
 
 def open_files(location: str) -> Files:
-    """The tree that *location* names. Raises InvalidOption for a scheme that is not known."""
+    """Return the tree that *location* names. Raises InvalidOption for an unknown scheme."""
     if location.startswith(SCHEME):
         return BrokerFiles(location)
     return files_at(location)
 
 
 def open_source(location: str) -> HistorySource:
-    """Look at a source once. Raises InvalidOption, BadBytes, StorageError."""
+    """Return the contents of a source once. Raises InvalidOption, BadBytes, StorageError."""
     return SourceView(location).look()
 
 
 def plan(
     source: HistorySource, wanted: Wanted, part_bytes: int, spans: Spans | None = None
 ) -> list[list[SegmentRange]]:
-    """The parts of a source: each of about *part_bytes*, in order of their partitions and positions; with *spans*
-    only what lies there.
+    """Return the parts of a source, each of about *part_bytes*, in order of partitions and positions; with *spans*,
+    only these positions.
     """
     parts: list[list[SegmentRange]] = [[]]
     room = part_bytes
@@ -138,7 +138,7 @@ def plan(
 def _ranges(
     files: Files, segment: SegmentSource, wanted: Wanted, part_bytes: int, span: tuple[int, int]
 ) -> Iterator[SegmentRange]:
-    """A segment cut where batches begin, into pieces of about the same size; less what is of another time."""
+    """Yield the parts of a segment, cut between batches into pieces of about the same size, without other times."""
     start, end = max(segment.base + SEGMENT_HEADER_SIZE, span[0]), min(segment.end, span[1])
     if start >= end:
         return
@@ -147,7 +147,7 @@ def _ranges(
     first, behind = np.searchsorted(positions, [start, end]).tolist()
     limits = np.array([wanted.stored_from, wanted.stored_until], np.uint64)
     low, high = np.searchsorted(batches["stored_at_us"], limits).tolist()
-    low -= not is_whole and low > 0  # what lies between the two may be of that time
+    low -= not is_whole and low > 0  # batches between the two may be of that time
     if low > first:
         start = int(positions[low]) if low < len(positions) else end
     if high < behind:
@@ -155,7 +155,7 @@ def _ranges(
     low, high = max(low, first), min(high, behind)
     if start >= end:
         return
-    if low >= high:  # none of them, but bad bytes
+    if low >= high:  # no batch is in it, but bad bytes
         yield SegmentRange(_trimmed(segment, start, end), start, end)
         return
     pieces = -(-(end - start) // part_bytes)
@@ -167,7 +167,7 @@ def _ranges(
 
 
 def _trimmed(segment: SegmentSource, start: int, end: int) -> SegmentSource:
-    """What a task has to know of a segment: of batches that were looked for, its own ones."""
+    """Return the segment as a task needs it: with only its own part of the batches that were found by reading."""
     if segment.found is None:
         return segment
     low, high = np.searchsorted(segment.found["position"], np.array([start, end], np.uint64)).tolist()

@@ -1,4 +1,4 @@
-"""Reading a range of a segment: windows of whole batches, checked, decoded, 64 k rows at a time."""
+"""Read a range of a segment: windows of whole batches, checked and decoded, 64 k rows at a time."""
 
 from __future__ import annotations
 
@@ -18,36 +18,38 @@ from qmq.format.private import is_private
 from qmq_spark.columns import OF_MESSAGES, MessageColumns
 from qmq_spark.heads import NO_BATCH, Array, Heads, Ints, Subjects, check_headers, read_heads, with_runs, without
 
-#: Bytes that are looked at together; more only for a larger batch.
+#: The bytes of a window; more only for a larger batch.
 WINDOW_BYTES: Final = 8 << 20
-#: Rows of a record batch.
+#: The rows of a record batch.
 ROWS: Final = 65_536
-#: Where batches are larger than this on average, and only their heads are wanted, each is read by itself.
+#: Batches that are larger than this on average are read one by one if only their heads are needed.
 _SPARSE_BYTES: Final = 16 << 10
-#: A head of a few runs.
+#: The size of a head with a few runs.
 _HEAD_BYTES: Final = 1 << 10
 
 
 class SegmentRange(NamedTuple):
-    """Whole batches of a segment: those that begin at positions [start, end), and what lies between."""
+    """Whole batches of a segment: those that begin at positions [start, end), with the bytes between them."""
 
     segment: SegmentSource
     start: int
     end: int
 
     def pieces(self, files: Files) -> Iterator[tuple[Index, int]]:
-        """Where they begin, some at a time, with the position behind them. Raises BadBytes, StorageFailed."""
+        """Yield the beginnings of batches in pieces, with the position after each piece. Raises BadBytes,
+        StorageFailed.
+        """
         return followed(self.segment.pieces(files, self.start, self.end), self.end)
 
 
 class SegmentDamage(NamedTuple):
-    """Bytes that are not what was written: positions [start, end) of a partition, and how many messages that were."""
+    """Bad bytes at positions [start, end) of a partition, and the number of messages they had."""
 
     file: str
     partition: int
     start: int
     end: int
-    #: None where nobody can tell.
+    #: None if it is unknown.
     messages: int | None
     reason: str
 
@@ -55,15 +57,15 @@ class SegmentDamage(NamedTuple):
         count = "an unknown number of" if self.messages is None else f"{self.messages:,}"
         return (
             f"{self.file}: bytes of partition {self.partition} from position {self.start} to {self.end} are bad "
-            f"({self.reason}); they held {count} messages"
+            f"({self.reason}); they had {count} messages"
         )
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What is to be read. Times are microseconds, from included, until excluded; None: any."""
+    """Which messages to read. Times are in microseconds, from (included) and until (excluded); None: no limit."""
 
-    #: Whether a subject's messages are wanted.
+    #: Prefixes and subjects of the messages to read.
     prefixes: tuple[str, ...] = ()
     subjects: frozenset[str] | None = None
     private: bool = False
@@ -74,14 +76,14 @@ class Wanted:
     partitions: frozenset[int] | None = None
 
     def takes(self, subject: str) -> bool:
-        """Whether messages of that subject are wanted."""
+        """Return whether messages of *subject* are wanted."""
         if is_private(subject) and not self.private:
             return False
         return (self.subjects is None or subject in self.subjects) and all(map(subject.startswith, self.prefixes))
 
 
 class RangeReader:
-    """Reads ranges of one tree. ``tell`` hears of each damage."""
+    """Reads ranges of one tree. ``tell`` takes each damage."""
 
     def __init__(self, files: Files, wanted: Wanted, schema: pa.Schema, tell: Callable[[SegmentDamage], None]) -> None:
         self._files = files
@@ -90,11 +92,11 @@ class RangeReader:
         self._tell = tell
         self._names = Subjects()
         self._takes: list[bool] = []
-        #: Where no column needs them, neither bodies nor their checksums are looked at.
+        #: If no column needs them, bodies and their checksums are not read.
         self._only_heads = not set(schema.names) & OF_MESSAGES
 
     def record_batches(self, segment_range: SegmentRange) -> Iterator[pa.RecordBatch]:
-        """The messages of a range. Raises StorageFailed; BadBytes when its file or its index is gone or rotten."""
+        """Yield the messages of a range. Raises StorageFailed; BadBytes if its file or its index is gone or damaged."""
         try:
             file = self._files.open(segment_range.segment.path)
         except FileNotFoundError as error:
@@ -144,7 +146,7 @@ class RangeReader:
         try:
             made = messages.record_batch(self._schema)
         except BadBatch as error:
-            if len(np.unique(heads.batch_of)) > 1:  # which of them it is
+            if len(np.unique(heads.batch_of)) > 1:  # find out which of them is bad
                 for at in np.unique(heads.batch_of).tolist():
                     yield from self._decoded(segment, view, with_runs(heads, heads.batch_of == at))
                 return
@@ -167,7 +169,7 @@ class RangeReader:
         wanted = self._wanted
         stored, created = headers["stored_at_us"], headers["created_at_us"]
         kept = (stored >= np.uint64(wanted.stored_from)) & (stored < np.uint64(wanted.stored_until))
-        have_own = (headers["flags"] & HAS_CREATED_AT) != 0  # none is before that of the header
+        have_own = (headers["flags"] & HAS_CREATED_AT) != 0  # none is earlier than that of the header
         kept &= (created >= np.uint64(wanted.created_from)) | have_own
         kept &= created < np.uint64(wanted.created_until)
         return kept
@@ -184,7 +186,7 @@ class RangeReader:
 
 
 class _BatchWindow(NamedTuple):
-    """Batches that are in memory: where they begin there and in the log, and where the next one does."""
+    """Batches in memory: their beginnings there and in the log, and the end of each."""
 
     view: memoryview
     offsets: Ints
@@ -193,7 +195,7 @@ class _BatchWindow(NamedTuple):
 
 
 def _windows(file: Reading, base: int, batches: Index, following: int, *, only_heads: bool) -> Iterator[_BatchWindow]:
-    """All these batches, as many at a time as fit; *following* is behind them."""
+    """Yield windows of these batches, as many at a time as fit; *following* is the position after them."""
     positions = batches["position"].astype(np.int64)
     ends = np.append(positions[1:], following)
     first = 0
@@ -206,14 +208,14 @@ def _windows(file: Reading, base: int, batches: Index, following: int, *, only_h
             yield _read_heads_of(file, base, positions[here], ends[here])
             continue
         size = int(ends[here][-1]) - start
-        if size > WINDOW_BYTES:  # one batch, or bad bytes behind one
+        if size > WINDOW_BYTES:  # one batch, or bad bytes after one
             size = _size_of(file, start - base, size)
-        data = file.read(start - base, size).ljust(size, b"\0")  # a file that is too short has bad bytes
+        data = file.read(start - base, size).ljust(size, b"\0")  # the missing end of a file counts as bad bytes
         yield _BatchWindow(memoryview(data), positions[here] - start, positions[here], ends[here])
 
 
 def _size_of(file: Reading, offset: int, most: int) -> int:
-    """What is to be read of a large batch: all that its header says, if that holds."""
+    """Return how much of a large batch to read: all that its header says if that is good."""
     head = file.read(offset, BATCH_HEADER_SIZE)
     if len(head) == BATCH_HEADER_SIZE and (header := parse_header(head)).data_start <= header.size <= most:
         head = file.read(offset, header.data_start)
@@ -223,12 +225,12 @@ def _size_of(file: Reading, offset: int, most: int) -> int:
 
 
 def _read_heads_of(file: Reading, base: int, positions: Ints, ends: Ints) -> _BatchWindow:
-    """The heads of large batches, one behind the other."""
+    """Return the heads of large batches, one after the other."""
     heads, offsets, done = [], [], 0
     for position, end in zip(positions.tolist(), ends.tolist(), strict=True):
         head = file.read(position - base, min(_HEAD_BYTES, end - position)).ljust(BATCH_HEADER_SIZE, b"\0")
         header = parse_header(head)
-        # Ids and times of copies are columns.
+        # ids and times of copies are columns
         size = header.size if header.flags & (HAS_CREATED_AT | HAS_ORIGIN_ID) else header.data_start
         if header.magic == BATCH_MAGIC and len(head) < size <= end - position:
             head = file.read(position - base, size).ljust(BATCH_HEADER_SIZE, b"\0")
@@ -239,7 +241,7 @@ def _read_heads_of(file: Reading, base: int, positions: Ints, ends: Ints) -> _Ba
 
 
 def _groups(heads: Heads) -> Iterator[Heads]:
-    """The same runs, about ROWS messages at a time, and whole batches."""
+    """Yield the same runs in groups of about ROWS messages and whole batches."""
     if not len(heads.runs):
         return
     ends = np.cumsum(heads.runs["count"], dtype=np.int64)
@@ -252,7 +254,7 @@ def _groups(heads: Heads) -> Iterator[Heads]:
 
 
 def unreadable(segment_range: SegmentRange, files: Files, error: StorageError) -> SegmentDamage:
-    """A range of which nothing can be read."""
+    """Return the damage of a range that cannot be read at all."""
     return SegmentDamage(
         f"{files.name}/{segment_range.segment.path}",
         segment_range.segment.partition,

@@ -1,4 +1,4 @@
-"""The columns of messages, as Arrow has them."""
+"""The Arrow columns of messages."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _TEXT: Final = pa.string()
 
 
 def _there(name: str, kind: pa.DataType) -> pa.Field:
-    """A column that every message has."""
+    """Return a column that every message has."""
     return pa.field(name, kind, nullable=False)
 
 
-#: All columns, in their order.
+#: All columns in their order.
 SCHEMA: Final = pa.schema(
     [
         _there("subject", _TEXT),

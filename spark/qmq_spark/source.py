@@ -1,7 +1,7 @@
 """The Spark data source: ``spark.read.format("qmq").load(SOURCE)``, ``spark.readStream``, ``df.write``.
 
-For each query Spark starts a Python process only to make a source of its options: what takes numpy and Arrow, half a
-second of processor time, is imported by those who read.
+For each query Spark starts a Python process that only makes a source of its options. So numpy and Arrow, which cost
+half a second of processor time, are imported only by readers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class QmqDataSource(DataSource):
-    """Messages of a data directory, an archive or live brokers; and rows that become messages."""
+    """Messages of a data directory, an archive or running brokers; and a target for rows that become messages."""
 
     @classmethod
     def name(cls) -> str:
@@ -36,7 +36,7 @@ class QmqDataSource(DataSource):
         options = read_options(self.options)
         options.check(schema)
         if options.starts_last:
-            raise InvalidOption("start=last is for streams: a query reads what is there; give since, or leave it out")
+            raise InvalidOption("start=last is for streams; give a query the option since instead, or neither")
         return QmqReader(options, schema)
 
     def streamReader(self, schema: StructType) -> QmqStreamReader:  # noqa: N802 (Spark's name)
@@ -53,7 +53,7 @@ class QmqDataSource(DataSource):
 
 
 class QmqReader(DataSourceReader):
-    """Reads messages, or with view=damages what is bad of them."""
+    """Reads messages, or with view=damages the bad bytes."""
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self._options = options

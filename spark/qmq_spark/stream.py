@@ -1,7 +1,7 @@
 """Streams: micro-batches between offsets, which say what was read (``qmq_spark.offsets``).
 
-A partition that is not named is read from its first message kept. What lies between two offsets never changes, so a
-micro-batch that is run again gives the same rows.
+A partition that the offset does not name is read from its first stored message. The messages between two offsets never
+change, so a repeated micro-batch gives the same rows.
 """
 
 from __future__ import annotations
@@ -28,21 +28,22 @@ _LOG: Final = logging.getLogger("qmq_spark")
 
 
 class QmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads messages as they come."""
+    """Reads messages as they arrive."""
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self._options = options
         self._schema = schema
         self._view = SourceView(options.place, only_segments=True)
-        #: Where a run over what is there now ends.
+        #: The end of a stream that only reads what is there when it starts.
         self._target: Read | None = None
         #: The end at which this stream begins, until a micro-batch has been planned.
         self._last: Offset | None = None
 
     def initialOffset(self) -> Offset:  # noqa: N802 (Spark's name)
-        """Spark asks again when it repeats the first micro-batch. So this passes over nothing but what *since* leaves
-        out in any case; and of a stream that begins at the end the first micro-batch is empty, so that there is nothing
-        to repeat: Spark keeps where it ended.
+        """Return where the stream begins. Spark asks again when it repeats the first micro-batch.
+
+        So it only skips what *since* excludes anyway. A stream that begins at the end has an empty first micro-batch,
+        so that there is nothing to repeat: Spark saves where it ended.
         """
         if self._options.starts_last:
             self._last = offset_of({whose: _whole(ranges) for whose, ranges in everything(self._view.look()).items()})
@@ -81,7 +82,7 @@ class QmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._view.close()
 
     def _check_there(self, source: HistorySource, ends: dict[Whose, int]) -> None:
-        """Raise BadBytes when what comes next is not kept any more; with corrupt=skip that is said and passed over."""
+        """Raise BadBytes if the next messages have been removed; with corrupt=skip, log that and skip them."""
         firsts: dict[Whose, int] = {}
         for segment in source.segments:
             firsts.setdefault(segment.whose, segment.base)
@@ -89,25 +90,25 @@ class QmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             first = firsts.get(whose)
             if not position or (first is not None and first <= position):
                 continue
-            what = f"goes on at position {first}" if first is not None else "has nothing of that store"
+            what = f"continues at position {first}" if first is not None else "has no messages of that store"
             read = f"the stream has read partition {name_of(whose)} up to position {position}"
             gone = f"{read}, and {self._options.place} {what}"
             if not self._options.skip:
-                raise BadBytes(f"{gone}: messages were removed, or it is another source. corrupt=skip goes on there")
-            _LOG.warning("%s: it goes on there", gone)
+                raise BadBytes(f"{gone}: messages were removed, or it is another source. corrupt=skip continues there")
+            _LOG.warning("%s: the stream continues there", gone)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Tasks get what they need to read: not what was found."""
+        """Return the state for tasks, which need the options but not what was found."""
         return {**self.__dict__, "_view": SourceView(self._options.place, only_segments=True)}
 
 
 def _end_of(ranges: Intervals | None) -> int:
-    """Up to where something was read; 0: nothing."""
+    """Return the position up to which ranges were read; 0: nothing."""
     return max((end for _, end in ranges), default=0) if ranges is not None else 0
 
 
 def _whole(ranges: Intervals) -> Intervals:
-    """One range, with all that lies before."""
+    """Return one range from 0 to the end of these."""
     made = Intervals()
     made.add(0, _end_of(ranges))
     return made

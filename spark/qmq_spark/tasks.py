@@ -1,4 +1,4 @@
-"""What tasks do: read their part of a source, and tell of what is bad as the query wants it."""
+"""The tasks of a read: each reads its part of a source, and reports damages as the query asks."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ _LOG: Final = logging.getLogger("qmq_spark")
 
 
 class TaskPart(InputPartition):
-    """What one task reads."""
+    """The part that one task reads."""
 
     def __init__(
         self, segment_ranges: list[SegmentRange], pieces: Sequence[FilePiece] = (), missing: Sequence[FileDamage] = ()
     ) -> None:
         super().__init__(None)
         self.segment_ranges = segment_ranges
-        #: Of an archive's Parquet files; and what was bad when these were written.
+        #: The pieces of an archive's Parquet files; and the damages from when these were written.
         self.pieces = pieces
         self.missing = missing
 
 
 def parts_of(source: HistorySource, wanted: Wanted, part_bytes: int) -> list[InputPartition]:
-    """The parts of a source, each of about *part_bytes*; one at least."""
+    """Return the parts of a source, each of about *part_bytes*; at least one."""
     of_segments = [TaskPart(segment_ranges) for segment_ranges in plan(source, wanted, part_bytes)]
     if source.table is None:
         return [*of_segments] or [TaskPart([])]
@@ -46,7 +46,7 @@ def parts_of(source: HistorySource, wanted: Wanted, part_bytes: int) -> list[Inp
 def read_part(
     options: ReadOptions, schema: StructType, wanted: Wanted, part: InputPartition
 ) -> Iterator[pa.RecordBatch]:
-    """The messages of a part, or with view=damages what is bad of them. Raises BadBytes, StorageError."""
+    """Yield the messages of a part, or with view=damages its damages. Raises BadBytes, StorageError."""
     assert isinstance(part, TaskPart)
     return (_damages if options.damages else _messages)(options, schema, wanted, part)
 
@@ -56,7 +56,7 @@ def _messages(options: ReadOptions, schema: StructType, wanted: Wanted, part: Ta
 
     def tell(damage: SegmentDamage | FileDamage) -> None:
         if not options.skip:
-            raise BadBytes(f"{damage}. To read the others, give the option corrupt=skip; view=damages lists them")
+            raise BadBytes(f"{damage}. To read all others, give the option corrupt=skip; view=damages lists them all")
         skipped.append(damage)
 
     yield from _read(options, to_arrow_schema(schema, timezone="UTC"), wanted, part, tell)

@@ -1,7 +1,7 @@
-"""Rows that become messages: ``df.write.format("qmq").mode("append").save("qmq://host:port")``.
+"""Send rows as messages: ``df.write.format("qmq").mode("append").save("qmq://host:port")``.
 
-Each task sends its rows through a client of its own, and ends when all are acknowledged. What the client sends again
-after a lost connection is no second message. A task that Spark runs again sends all of its rows again.
+Each task sends its rows by a client of its own, and ends when all are acknowledged. A message that the client sends
+again after a lost connection is stored once. A task that Spark repeats sends all its rows again.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from qmq.errors import InvalidOption, QueueFull
 if TYPE_CHECKING:
     import pyarrow as pa
 
-#: What each column of a message may be.
+#: The types that each column of a message may have.
 _COLUMNS: Final[dict[str, tuple[type[DataType], ...]]] = {
     "subject": (StringType,),
     "key": (StringType,),
@@ -29,13 +29,13 @@ _COLUMNS: Final[dict[str, tuple[type[DataType], ...]]] = {
 }
 _NAMES: Final = ("subject", "durability", "send_timeout")
 _DURABILITIES: Final[dict[str, Literal["flush", "append"]]] = {"flush": "flush", "append": "append"}
-#: Rows that are queued before the client is asked whether it takes more.
+#: The rows that are queued before the task checks that the client has room.
 _ROWS: Final = 1_000
 
 
 @dataclass(frozen=True)
 class WriteOptions:
-    """Where rows go. ``subject``: that of all rows, where they have none. Seconds."""
+    """The options of a write. ``subject``: the subject of all rows if they have no such column. Times in seconds."""
 
     url: str
     subject: str | None
@@ -44,13 +44,13 @@ class WriteOptions:
 
 
 def write_options(given: Mapping[str, str], schema: StructType, *, overwrite: bool) -> WriteOptions:
-    """All options of a write, checked, as are the columns. Raises InvalidOption."""
+    """Return the options of a write, checked together with the columns. Raises InvalidOption."""
     found = {name.lower(): str(value) for name, value in given.items()}
     url = found.pop("path", "")
     if overwrite:
-        raise InvalidOption('messages cannot be overwritten; add to them: .mode("append")')
+        raise InvalidOption('messages cannot be overwritten; append them: .mode("append")')
     if not url.startswith("qmq://"):
-        raise InvalidOption(f"{url or 'nothing'} is no broker; name one: .save('qmq://127.0.0.1:20881')")
+        raise InvalidOption(f"{url or 'nothing'} is no URL of a broker; give one: .save('qmq://127.0.0.1:20881')")
     unknown = sorted(found.keys() - set(_NAMES))
     if unknown:
         raise InvalidOption(f"there is no option {', '.join(unknown)}; there are {', '.join(_NAMES)}")
@@ -127,7 +127,7 @@ def send(
     tags: Sequence[str] | None,
     properties: dict[str, str] | None,
 ) -> None:
-    """Queue one message, when there is room for it."""
+    """Queue one message once the client has room for it."""
     try:
         client.send_nowait(subject, body, key=key, tags=tags, properties=properties)
     except QueueFull:

@@ -125,8 +125,8 @@ def test_a_row_without_a_subject_or_a_body_is_refused(broker: BrokerProcess) -> 
 @pytest.mark.parametrize(
     ("given", "columns", "said"),
     [
-        ({}, "subject string, body binary", "nothing is no broker"),
-        ({"path": "/data"}, "subject string, body binary", "/data is no broker"),
+        ({}, "subject string, body binary", "nothing is no URL of a broker"),
+        ({"path": "/data"}, "subject string, body binary", "/data is no URL of a broker"),
         ({"path": "qmq://h", "colour": "red"}, "subject string, body binary", "no option colour"),
         ({"path": "qmq://h", "durability": "none"}, "subject string, body binary", "flush, append"),
         ({"path": "qmq://h", "send_timeout": "soon"}, "subject string, body binary", "give seconds"),

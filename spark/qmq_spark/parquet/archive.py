@@ -1,7 +1,7 @@
-"""Archiving as Parquet: sealed segments, each message once. A run may be killed at any moment, and repeated.
+"""Archive sealed segments as Parquet, each message once. A run may be killed at any moment and repeated.
 
-A run goes day by day, in rounds: each writes some files, gives them their names, and commits a table that lists them
-and says how far the segments are in. What a round has committed is done for good.
+A run works day by day, in rounds: each writes some files, renames them, and commits a table that lists them with the
+segments they are from. A committed round is done for good.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from qmq_spark.parquet.put import give_names, put
 from qmq_spark.read import RangeReader, SegmentDamage, SegmentRange, Wanted
 from qmq_spark.schema import SCHEMA
 
-#: A round ends once it has read so many bytes of segments.
+#: A round ends after reading this many bytes of segments.
 ROUND_BYTES: Final = 4 << 30
 _DAY_US: Final = 86_400_000_000
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -46,30 +46,30 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(slots=True)
 class ArchivedTables:
-    """What a run did."""
+    """The counts of a run."""
 
-    #: Segments that have something in the archive now that was not there before.
+    #: Segments of which the archive has messages that it lacked before.
     segments: int = 0
-    #: Those that were there already as they are.
+    #: Segments that were archived completely before.
     kept: int = 0
-    #: Those that a broker still writes.
+    #: Segments that a broker still writes.
     left: int = 0
-    #: Bytes of segments.
+    #: Bytes of segments that were read.
     read_bytes: int = 0
     messages: int = 0
     files: int = 0
     file_bytes: int = 0
     #: Ranges of bad bytes; the table lists them.
     damages: int = 0
-    #: Files of earlier runs that are in others now; and those that should be, and are not what was written.
+    #: Files of earlier runs that were merged into others; and such files that could not be, because they are damaged.
     merged: int = 0
     bad_files: int = 0
-    #: Files that are not listed any more, or never were, and were removed.
+    #: Files that were removed because no table lists them (any more).
     removed: int = 0
 
 
 class _Piece(NamedTuple):
-    """What of a segment is of one day: whole batches."""
+    """The whole batches of one day in a segment."""
 
     day: int
     key: SegmentKey
@@ -88,10 +88,10 @@ def archive_parquet(
     run: str,
     progress: Callable[[int, int], None] | None = None,
 ) -> ArchivedTables:
-    """Write what is not there yet of every sealed segment. *lock* is held, *run* is a name that no other run has;
-    *progress* hears of bytes done and to do.
+    """Write the missing messages of every sealed segment.
 
-    Raises DirectoryInUse when another run has taken the archive, BadBytes, StorageFull, StorageFailed.
+    *lock* is held, *run* is a unique name of the run; *progress* takes the bytes done and in all. Raises DirectoryInUse
+    if another run has taken the archive, BadBytes, StorageFull, StorageFailed.
     """
     done = ArchivedTables()
     table = before = read_table(files)
@@ -109,7 +109,8 @@ def archive_parquet(
     _count_files(done, before, table)
     left = list(_unlisted(files, table, before, lock))
     if left and table.number == before.number:
-        # Whoever wrote them and only seems to be dead can list them no more: the number that it waits for is taken.
+        # A run that only seems to be dead cannot list these files any more, since the number of its next table is
+        # taken.
         table = table.with_more((), (), ())
         table = commit(files, table)
     for path in left:
@@ -119,7 +120,7 @@ def archive_parquet(
 
 
 def _pieces(source: Files, segments: list[SegmentSource], table: FileTable, done: ArchivedTables) -> list[_Piece]:
-    """What is to be read, in its order: by day, of each segment from its beginning on."""
+    """Return what is to be read: day by day, each segment from its beginning on."""
     ends, found = table.ends(), list[_Piece]()
     for segment in segments:
         key = SegmentKey(segment.store_id.hex(), segment.partition, segment.base)
@@ -135,7 +136,7 @@ def _pieces(source: Files, segments: list[SegmentSource], table: FileTable, done
 
 
 def _days_of(source: Files, segment: SegmentSource, start: int) -> Iterator[tuple[int, SegmentRange]]:
-    """A segment from *start* on, cut where a batch is of another day than the one before."""
+    """Yield the days of a segment from *start* on, cut where the day changes between two batches."""
     day: int | None = None
     first = start
     for batches in segment.pieces(source):
@@ -162,7 +163,7 @@ def _rounds(pieces: list[_Piece]) -> Iterator[list[_Piece]]:
 
 
 class _Round:
-    """Reads some pieces, and commits what it made of them. Its files are called *name* and a number."""
+    """Reads some pieces, and commits the files made of them, which are named *name* and a number."""
 
     def __init__(
         self,
@@ -185,7 +186,7 @@ class _Round:
         self._damages: list[ListedDamage] = []
 
     def run(self, table: FileTable, pieces: list[_Piece]) -> FileTable:
-        """Write the files, then the table; gives that."""
+        """Write the files, then the table, and return it."""
         reader = RangeReader(self._source, Wanted(private=True), SCHEMA, self._note)
         segments = list[ListedSegment]()
         for day, of_day in groupby(pieces, key=lambda piece: piece.day):
@@ -223,7 +224,7 @@ class _Round:
     def _commit(self, table: FileTable, segments: list[ListedSegment]) -> FileTable:
         messages = sum(segment.messages for segment in segments)
         if messages != sum(file.messages for file in self._made):
-            raise StorageFailed(f"{messages} messages were read, and others written to {self._files.name}")
+            raise StorageFailed(f"{messages} messages were read, but another number was written to {self._files.name}")
         self._lock.confirm()
         give_names(self._files, self._made)
         table = table.with_more(self._made, segments, self._damages)
@@ -241,8 +242,8 @@ def _count_files(done: ArchivedTables, before: FileTable, table: FileTable) -> N
 
 
 def _unlisted(files: Files, table: FileTable, before: FileTable, lock: ArchiveLock) -> Iterator[str]:
-    """What killed runs have left, and what was merged before this one, which has finished; no other runs. What was
-    merged now stays for those who are reading it.
+    """Yield the files of killed runs, and parts that earlier runs merged. The parts that this run merged stay for their
+    readers. This run has finished, and no other one runs.
     """
     listed = {file.path for file in (*table.files, *before.files)}
     for day in files.names(PARQUET):

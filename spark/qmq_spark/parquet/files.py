@@ -1,9 +1,8 @@
-"""Messages of one day as Parquet files: large subjects by themselves, the others together, sorted by subject.
+"""Write the messages of one day to Parquet files: large subjects alone, the others together, sorted by subject.
 
-Messages are gathered until they are worth writing. A subject that has much among them gets a file of its own, and all
-that comes later of it goes there too; so of a day there is at most one file with little in it, however many subjects
-there are, and what is in memory does not grow with them. Files are made in a local one without a name, which is gone
-when its process is.
+Messages are collected until there are enough of them. A subject with many of these gets a file of its own, which also
+takes its later messages. So a day has at most one small file however many subjects there are, and memory does not grow
+with them. Files are written to unnamed local ones, which disappear with their process.
 """
 
 from __future__ import annotations
@@ -24,19 +23,19 @@ import pyarrow.parquet as pq
 
 from qmq.errors import StorageFailed, StorageFull
 
-#: Messages that are looked at together, about.
+#: About how many bytes of messages are collected before they are written.
 GATHERED_BYTES: Final = 64 << 20
-#: What a subject must have among them to get a file of its own.
+#: The bytes among them that give a subject its own file.
 OWN_BYTES: Final = 8 << 20
-#: A file that has reached this many bytes is closed.
+#: A file of this size is closed.
 FILE_BYTES: Final = 256 << 20
-#: Files that are open at once; the one that got nothing for longest is closed when there are more.
+#: The most open files; beyond that, the one that was unused for longest is closed.
 MOST_OPEN: Final = 16
-#: Messages of a row group, which is what readers pass over or read as a whole.
+#: The messages of a row group, which readers skip or read as a whole.
 GROUP_ROWS: Final = 65_536
-#: What a message has besides its body, about.
+#: About the bytes of a message besides its body.
 _OTHER_BYTES: Final = 64
-#: As Hive says that there is none: it would be no name of a directory that tells.
+#: Hive's name for "none": no subject has this name.
 NO_SUBJECT: Final = "__HIVE_DEFAULT_PARTITION__"
 
 _FORMAT: Final[dict[str, Any]] = {
@@ -56,7 +55,7 @@ _FORMAT: Final[dict[str, Any]] = {
 
 
 class ParquetFile:
-    """A file that is being written: to a local one, which has no name. ``subject`` is None where it has several."""
+    """A Parquet file that is being written to a local file without a name. ``subject`` is None for several subjects."""
 
     def __init__(self, subject: str | None, schema: pa.Schema) -> None:
         self.subject = subject
@@ -68,12 +67,12 @@ class ParquetFile:
 
     @property
     def size(self) -> int:
-        """Bytes so far."""
+        """Return its bytes so far."""
         return self._file.tell()
 
     @property
     def path(self) -> Path:
-        """Where this process, and those of its user, can open it."""
+        """Return a path by which processes of the same user can open it."""
         return Path(f"/proc/{os.getpid()}/fd/{self._file.fileno()}")
 
     def write(self, messages: pa.Table) -> None:
@@ -88,7 +87,7 @@ class ParquetFile:
         self.last_stored_at_us = max(self.last_stored_at_us, stamps["max"])
 
     def finish(self) -> None:
-        """Write what makes it whole, and see that it has what was written. Raises StorageFull or StorageFailed."""
+        """Complete the file, and check its number of messages. Raises StorageFull or StorageFailed."""
         try:
             self._writer.close()
             found = pq.read_metadata(self.path).num_rows
@@ -98,9 +97,9 @@ class ParquetFile:
             raise StorageFailed(f"a Parquet file of {self.messages} messages says that it has {found}; archive again")
 
     def close(self) -> None:
-        """Let go of it: it is gone then."""
+        """Close the file, which removes it."""
         self._file.give_up()
-        self._writer.close()  # or it would be tried when nobody listens any more
+        self._writer.close()  # or the writer would try it later, when errors cannot be reported
 
 
 class _Unnamed:
@@ -116,7 +115,7 @@ class _Unnamed:
         return self._file.fileno()
 
     def write(self, data: Any) -> int:
-        """Write all of it; once it was given up, nothing."""
+        """Write all of *data*; after ``give_up``, nothing."""
         view = memoryview(data).cast("B")
         done = 0
         while done < len(view) and not self._file.closed:
@@ -128,20 +127,20 @@ class _Unnamed:
         return self._size
 
     def flush(self) -> None:
-        """Everything is written already."""
+        """Do nothing: everything is written at once."""
 
     def close(self) -> None:
-        """It is read yet: ``give_up`` ends it."""
+        """Keep the file for readers; ``give_up`` closes it."""
 
     def give_up(self) -> None:
-        """Let go of what was written. What comes later goes nowhere."""
+        """Close the file; later writes do nothing."""
         self._file.close()
 
 
 class DayFiles:
-    """The files of a day. ``finished`` gets each, whole, before it is closed.
+    """The files of a day. ``finished`` takes each complete file before it is closed.
 
-    What was gathered is written by a thread, while its caller reads what comes next: Arrow's encoder holds nobody up.
+    A thread writes the collected messages while the caller reads the next ones, so Arrow's encoder delays nobody.
     """
 
     def __init__(self, schema: pa.Schema, finished: Callable[[ParquetFile], None]) -> None:
@@ -151,20 +150,20 @@ class DayFiles:
         self._bytes = 0
         self._thread = ThreadPoolExecutor(1, "qmq-parquet")
         self._writing: Future[None] | None = None
-        #: Those that are open, by subject (None: of several), the one that got nothing for longest first.
+        #: The open files by subject (None: several), the one unused for longest first.
         self._open: dict[str | None, ParquetFile] = {}
-        #: Those that are whole, and that nobody has got yet.
+        #: The complete files that ``finished`` has not taken yet.
         self._whole: list[ParquetFile] = []
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Take messages. Raises StorageFull or StorageFailed, for those of earlier calls too."""
+        """Add messages. Raises StorageFull or StorageFailed, also for earlier calls."""
         self._gathered.append(batch)
         self._bytes += batch.nbytes
         if self._bytes >= GATHERED_BYTES:
             self._hand_over()
 
     def finish(self) -> None:
-        """Write what is left, and finish every file. Raises StorageFull or StorageFailed."""
+        """Write the remaining messages, and finish every file. Raises StorageFull or StorageFailed."""
         if self._gathered:
             self._hand_over()
         self._settle()
@@ -173,7 +172,7 @@ class DayFiles:
             self._give()
 
     def close(self) -> None:
-        """Let go of files that were not finished."""
+        """Close files that were not finished."""
         self._thread.shutdown()
         for file in (*self._open.values(), *self._whole):
             file.close()
@@ -181,13 +180,13 @@ class DayFiles:
         self._whole.clear()
 
     def _hand_over(self) -> None:
-        """Have the thread write what was gathered, once it has done with what was before."""
+        """Have the thread write the collected messages after its earlier ones."""
         self._settle()
         gathered, self._gathered, self._bytes = self._gathered, [], 0
         self._writing = self._thread.submit(self._write, gathered)
 
     def _settle(self) -> None:
-        """Wait for the thread, and give away what is whole."""
+        """Wait for the thread, and pass on the complete files."""
         if self._writing is not None:
             self._writing.result()
             self._writing = None
@@ -199,7 +198,7 @@ class DayFiles:
             self._whole.pop(0).close()
 
     def _write(self, gathered: list[pa.RecordBatch]) -> None:
-        """Write messages, those of each large subject to its file, and the others, by name, to one."""
+        """Write the messages of each large subject to its file, and the others, sorted by subject, to one."""
         messages = pa.Table.from_batches(gathered, self._schema).combine_chunks()
         gathered.clear()
         names, codes = _subjects_of(messages)
@@ -234,9 +233,9 @@ class DayFiles:
 
 
 def directory_of(day: str, subject: str | None) -> str:
-    """Where files of a day (2010-12-31) lie, below that of all, as Hive names directories.
+    """Return the directory of files of a day (2010-12-31), below that of all files, named as by Hive.
 
-    Nothing has to be escaped: only names that senders may give have a directory of their own.
+    Nothing has to be escaped: only subjects that senders may use have a directory of their own.
     """
     return f"date={day}/only_subject={NO_SUBJECT if subject is None else subject}"
 
@@ -246,21 +245,23 @@ def _may_have_own(subject: str) -> bool:
 
 
 def _subjects_of(messages: pa.Table) -> tuple[list[str], npt.NDArray[np.int32]]:
-    """The subjects that there are, and of each message the number of its own: int32[n]."""
+    """Return the subjects, and the number of each message's subject: int32[n]."""
     column = messages["subject"].combine_chunks()
     found = (column.chunk(0) if isinstance(column, pa.ChunkedArray) else column).dictionary_encode()
     return found.dictionary.to_pylist(), found.indices.to_numpy()
 
 
 def _bytes_of(messages: pa.Table, codes: npt.NDArray[np.int32], count: int) -> list[float]:
-    """About how much each subject has."""
+    """Return about how many bytes each subject has."""
     sizes = pc.binary_length(messages["body"]).to_numpy() + _OTHER_BYTES
     found: list[float] = np.bincount(codes, sizes, count).tolist()
     return found
 
 
 def _in_order(messages: pa.Table, codes: npt.NDArray[np.int32], places: list[int]) -> tuple[pa.Table, list[int]]:
-    """Messages subject by subject, in the order of *places*, those of one as they came; and how many each has."""
+    """Return the messages sorted by subject, in the order of *places*, otherwise unchanged; and the count of each
+    subject.
+    """
     counts: list[int] = np.bincount(codes, minlength=len(places))[places].tolist()
     if len(places) == 1:
         return messages, counts
@@ -275,5 +276,5 @@ def _in_order(messages: pa.Table, codes: npt.NDArray[np.int32], places: list[int
 def _failure(error: OSError) -> StorageFull | StorageFailed:
     place = tempfile.gettempdir()
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return StorageFull(f"{place} is full, where Parquet files are made; free some space, or set TMPDIR")
+        return StorageFull(f"{place} is full, where Parquet files are written first; free some space, or set TMPDIR")
     return StorageFailed(f"cannot make a Parquet file in {place}: {error}; check the disk, or set TMPDIR")

@@ -1,7 +1,7 @@
-"""Small Parquet files of many runs become few. A directory has at most seven files of about the same size below 64 MiB.
+"""Merge small Parquet files of many runs. A directory has at most seven files of about the same size below 64 MiB.
 
-A merged file is listed in the place of its parts by one commit; the parts stay, for those who are reading them, until a
-later run has finished. It names them: a restore may have read some of them.
+One commit lists a merged file instead of its parts. The parts stay for their readers until a later run has finished.
+The merged file names them, since a restore may have read some of them.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from qmq_spark.parquet.read import FileDamage, FilePiece, PieceReader
 from qmq_spark.read import Wanted
 from qmq_spark.schema import SCHEMA
 
-#: So many of about the same size become one.
+#: This many files of about the same size are merged.
 MERGED: Final = 8
-#: Below the first are the smallest, and so on; larger ones stay as they are.
+#: The upper limits of the classes of sizes; larger files are not merged.
 SIZES: Final = (1 << 20, 8 << 20, 64 << 20)
 
 
 def merge_small(files: WritableFiles, lock: ArchiveLock, table: FileTable, run: str) -> tuple[FileTable, int]:
-    """Merge what has become many, until nothing has; gives the table then, and how many of the files that should be
-    merged are bad: they stay as they are, for readers to tell of.
+    """Merge files until no directory has too many; return the table, and how many of the files to be merged are
+    damaged. These stay as they are, and readers report them.
 
-    *lock* is held, *run* is a name that nobody else has. Raises DirectoryInUse, StorageFull, StorageFailed.
+    *lock* is held, *run* is a unique name of the run. Raises DirectoryInUse, StorageFull, StorageFailed.
     """
     bad = set[str]()
     while groups := groups_of(table, bad):
@@ -53,7 +53,7 @@ def merge_small(files: WritableFiles, lock: ArchiveLock, table: FileTable, run: 
 
 
 def groups_of(table: FileTable, bad: set[str]) -> list[list[ListedFile]]:
-    """Which files are to become one: of the same directory and about the same size."""
+    """Return the groups of files to merge: each of the same directory and about the same size."""
     alike = dict[tuple[str, int], list[ListedFile]]()
     for file in table.files:
         size = sum(file.size >= most for most in SIZES)
@@ -63,7 +63,7 @@ def groups_of(table: FileTable, bad: set[str]) -> list[list[ListedFile]]:
 
 
 def _merged(files: WritableFiles, lock: ArchiveLock, group: list[ListedFile], path: str) -> ListedFile:
-    """One file with what these have, in their order. Raises BadBytes when one of them is not what was listed."""
+    """Write one file with the messages of these, in their order. Raises BadBytes if one of them is not as listed."""
     made = ParquetFile(group[0].subject, SCHEMA)
     try:
         for messages in _tables(_batches(files, lock, group)):
@@ -81,7 +81,7 @@ def _batches(files: WritableFiles, lock: ArchiveLock, group: list[ListedFile]) -
     reader = PieceReader(files, Wanted(private=True), SCHEMA, refuse)
     for file in group:
         if not _is_whole(files, lock, file):
-            raise BadBytes(f"{files.name}/{file.path} is not what was written there")
+            raise BadBytes(f"{files.name}/{file.path} is not as it was written")
         yield from reader.record_batches(FilePiece(file, 0, file.size))
 
 
@@ -93,7 +93,7 @@ def _is_whole(files: WritableFiles, lock: ArchiveLock, file: ListedFile) -> bool
 
 
 def _tables(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """The same messages, as many at a time as make a row group, or are large."""
+    """Yield the same messages in tables with enough messages for a row group, or enough bytes."""
     held, rows, size = list[pa.RecordBatch](), 0, 0
     for batch in batches:
         if held and (rows + batch.num_rows > parquet_files.GROUP_ROWS or size > parquet_files.GATHERED_BYTES):

@@ -1,4 +1,4 @@
-"""Putting Parquet files into an archive: whole, read back, under names that are nobody's until they are listed."""
+"""Put Parquet files into an archive, verified, under unfinished names until they are listed."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ def put(
     path: str,
     parts: tuple[tuple[str, int], ...] = (),
 ) -> ListedFile:
-    """Copy a file that is whole to where it belongs, under its unfinished name, and read it back; *parts* are those
-    that it was merged from. Raises StorageFull, StorageFailed, DirectoryInUse.
+    """Copy a complete file to the archive under its unfinished name, and read it back.
+
+    *parts* are the files that it was merged from. Raises StorageFull, StorageFailed, DirectoryInUse.
     """
     files.make_directory(path.rpartition("/")[0])
     size, draft = file.size, unfinished(path)
@@ -28,19 +29,19 @@ def put(
     with LocalFiles(file.path.parent).open(file.path.name) as reading:
         crc = files.copy_in(reading, size, draft, renew)
     if files.checksum(draft, renew) != (size, crc):
-        raise StorageFailed(f"{files.name}/{draft} is not what was written there; check the disk")
+        raise StorageFailed(f"{files.name}/{draft} is not as it was written; check the disk")
     return ListedFile(
         path, file.subject, file.messages, size, crc, file.first_stored_at_us, file.last_stored_at_us, parts
     )  # fmt: skip
 
 
 def give_names(files: WritableFiles, made: list[ListedFile]) -> None:
-    """Give files their own names; none of them is listed yet. Raises StorageFailed."""
+    """Rename files to their final names; none of them is listed yet. Raises StorageFailed."""
     for file in made:
         files.rename(unfinished(file.path), file.path)
 
 
 def unfinished(path: str) -> str:
-    """What becomes *path* is called so before."""
+    """Return the unfinished name of *path*."""
     directory, _, name = path.rpartition("/")
     return f"{directory}/_{name}"

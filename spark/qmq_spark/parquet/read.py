@@ -1,4 +1,4 @@
-"""Reading the Parquet files of an archive, those that its table lists, as ``RangeReader`` reads segments."""
+"""Read the Parquet files that the table of an archive lists, as ``RangeReader`` reads segments."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 
 class FileDamage(NamedTuple):
-    """What is bad of a file, or was of a segment when it was archived; positions where these are known."""
+    """Bad bytes of a file, or of a segment when it was archived; with positions if they are known."""
 
     file: str
     partition: int | None
     start: int | None
     end: int | None
-    #: None where nobody can tell.
+    #: None if it is unknown.
     messages: int | None
     reason: str
 
@@ -35,7 +35,7 @@ class FileDamage(NamedTuple):
 
 
 class FilePiece(NamedTuple):
-    """What one task reads of a file: the row groups that begin at its bytes [start, end)."""
+    """The part of a file that one task reads: the row groups that begin at its bytes [start, end)."""
 
     file: ListedFile
     start: int
@@ -43,7 +43,7 @@ class FilePiece(NamedTuple):
 
 
 def plan_files(table: FileTable, wanted: Wanted, part_bytes: int) -> list[list[FilePiece]]:
-    """The parts of an archive's files: each of about *part_bytes*; those with nothing that is wanted are left out."""
+    """Return the parts of an archive's files, each of about *part_bytes*, without those that have no wanted message."""
     parts: list[list[FilePiece]] = [[]]
     room = part_bytes
     for file in table.files:
@@ -61,7 +61,7 @@ def plan_files(table: FileTable, wanted: Wanted, part_bytes: int) -> list[list[F
 
 
 def missing(table: FileTable, wanted: Wanted, name: str) -> list[FileDamage]:
-    """What was bad of segments when they were archived, and so is in no file."""
+    """Return the damages of segments from when they were archived, whose messages no file has."""
     return [
         FileDamage(name, damage.partition, damage.start, damage.end, damage.messages, damage.reason)
         for damage in table.damages
@@ -76,7 +76,7 @@ def _may_have(file: ListedFile, wanted: Wanted) -> bool:
 
 
 class PieceReader:
-    """Reads pieces of the files of one tree. ``tell`` hears of each damage."""
+    """Reads pieces of the files of one tree. ``tell`` takes each damage."""
 
     def __init__(self, files: Files, wanted: Wanted, schema: pa.Schema, tell: Callable[[FileDamage], None]) -> None:
         self._files = files
@@ -85,18 +85,18 @@ class PieceReader:
         self._tell = tell
 
     def record_batches(self, piece: FilePiece) -> Iterator[pa.RecordBatch]:
-        """The messages of a piece. Raises StorageFailed; BadBytes when its file is gone."""
+        """Yield the messages of a piece. Raises StorageFailed; BadBytes if its file is gone."""
         try:
             reading = self._files.open(piece.file.path)
         except FileNotFoundError as error:
-            raise BadBytes(f"{piece.file.path} in {self._files.name} is gone; its archive has lost it") from error
+            raise BadBytes(f"{piece.file.path} in {self._files.name} is gone; the archive has lost it") from error
         try:
             yield from self._of_piece(reading, piece)
         finally:
             reading.close()
 
     def _of_piece(self, reading: Reading, piece: FilePiece) -> Iterator[pa.RecordBatch]:
-        import pyarrow.parquet as pq  # not before: most who plan and read have no such file
+        import pyarrow.parquet as pq  # imported late: most processes read no such file
 
         size = reading.size()
         if size != piece.file.size:
@@ -134,7 +134,7 @@ class PieceReader:
             yield pa.RecordBatch.from_arrays(columns, schema=self._schema)
 
     def _filtered(self, piece: FilePiece) -> list[str]:
-        """The columns that say whether a message is wanted, less those that say so of all in the file."""
+        """Return the columns that decide which messages are wanted, without those that the whole file satisfies."""
         wanted = self._wanted
         found = [] if piece.file.subject is not None else ["subject"]
         found += ["partition"] if wanted.partitions is not None else []
@@ -163,7 +163,7 @@ class PieceReader:
         return batch if mask is None else batch.filter(mask)
 
     def _may_have(self, group: Any) -> bool:
-        """Whether a row group may have wanted messages, by what it says of its columns."""
+        """Return whether a row group may have wanted messages, by its statistics."""
         limits = _limits(self._wanted)
         for number in range(group.num_columns):
             column = group.column(number)
@@ -182,7 +182,7 @@ class PieceReader:
         return True
 
     def _damage(self, piece: FilePiece, reason: str) -> None:
-        """A file that cannot be read: told of by who reads its beginning."""
+        """Report a file that cannot be read; only the task that reads its beginning does so."""
         if piece.start == 0:
             self._tell(FileDamage(self._name(piece), None, None, None, piece.file.messages, reason))
 
@@ -191,7 +191,7 @@ class PieceReader:
 
 
 def _limits(wanted: Wanted) -> dict[str, tuple[int, int]]:
-    """Of each time from when (included) until when (excluded) it is wanted."""
+    """Return for each time column the wanted range: from (included) and until (excluded)."""
     return {
         "stored_at": (wanted.stored_from, wanted.stored_until),
         "created_at": (wanted.created_from, wanted.created_until),
@@ -199,14 +199,14 @@ def _limits(wanted: Wanted) -> dict[str, tuple[int, int]]:
 
 
 def _start_of(group: Any) -> int:
-    """Where a row group begins in its file."""
+    """Return the beginning of a row group in its file."""
     column = group.column(0)
     starts = (column.dictionary_page_offset, column.data_page_offset)
     return min(int(start) for start in starts if start is not None)
 
 
 class _Seekable:
-    """A file as Arrow reads one."""
+    """A file in the form that Arrow reads."""
 
     closed = False
 

@@ -53,5 +53,5 @@ def test_a_copy_that_differs_is_refused(tmp_path: Path) -> None:
         def copy_in(self, source: Any, size: int, path: str, progress: Progress) -> int:
             return super().copy_in(source, size, path, progress) ^ 1
 
-    with pytest.raises(StorageFailed, match="is not what was written there"):
+    with pytest.raises(StorageFailed, match="is not as it was written"):
         put_to(Forgetful(tmp_path))
