@@ -1,1 +1,1 @@
-"""Programs that measure QMQ beside others; `make bench-peers`."""
+"""Benchmarks of QMQ beside others: `make bench-peers` and `make bench-history`."""

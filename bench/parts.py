@@ -1,4 +1,4 @@
-"""docs/BENCHMARKS.md is made by several programs: each writes its own parts, which begin with a heading ``# ...``."""
+"""Write a part of docs/BENCHMARKS.md. Several programs write one each, which begins with a heading ``# ...``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def put_part(path: Path, text: str) -> None:
-    """Write a part, in the place of the one that has the same heading; behind the others where there is none."""
+    """Write a part: it replaces the one with the same heading, or is appended."""
     parts = _parts(path.read_text("utf-8")) if path.exists() else []
     heading = _heading(text)
     kept = [text if _heading(part) == heading else part for part in parts]

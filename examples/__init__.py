@@ -1,1 +1,1 @@
-"""Programs that use QMQ, and the real orders that they run on."""
+"""Programs that use QMQ, and the real orders that they send."""

@@ -1,9 +1,10 @@
-"""``make demo``: a broker, real orders through it, two groups that handle them, and what happened.
+"""Run ``make demo``: a broker, real orders, two groups that handle them, and a summary.
 
-    python -m examples.demo [--data-dir DIR] [--handling-ms MS]
+python -m examples.demo [--data-dir DIR] [--handling-ms MS]
 
-Meanwhile one consumer is killed in the middle of its work, the broker too, and some orders fail at first. The data
-directory stays: the next run continues there. Exits 0 when each group handled exactly what the file holds.
+During the run one consumer is killed in the middle of its work, the broker is killed too, and some orders fail at
+first. The data directory stays: the next run continues there. Exits 0 if each group handled exactly the orders of the
+file.
 """
 
 from __future__ import annotations
@@ -29,16 +30,16 @@ from examples.tally import GroupTally
 
 RUNS = "demo.runs"
 PACKERS = ("packer-1", "packer-2", "packer-3", "packer-4")
-#: This one is killed, and does not come back.
+#: The consumer that is killed, and does not come back.
 DOOMED = "packer-3"
-#: The last packer is this much slower than the others, and nobody waits for it.
+#: How many times slower the last packer is than the others, which do not wait for it.
 SLOWER = 4
-#: How long nothing may happen before what is left counts as missing.
+#: After this time in seconds without progress, messages count as missing.
 TURN_TIMEOUT = 40.0
 
 
 async def send_all(client: qmq.Client, invoices: Sequence[InvoiceMessage], run: int) -> None:
-    """Queue every invoice; they go out as batches, and come back acknowledged when they are on disk."""
+    """Queue every invoice. They are sent in batches, and acknowledged when they are on disk."""
     for invoice in invoices:
         client.send_nowait(invoice.subject, invoice.body, key=invoice.key, properties={"run": str(run)})
         await client.drain()
@@ -46,7 +47,7 @@ async def send_all(client: qmq.Client, invoices: Sequence[InvoiceMessage], run: 
 
 
 class Stage:
-    """One run: the processes that take part, and what they have said."""
+    """One run: its processes, and what they have reported."""
 
     def __init__(self, console: Console, broker: Broker, run: int, groups: Sequence[GroupTally]) -> None:
         self.console = console
@@ -58,7 +59,7 @@ class Stage:
         self._began_at = time.monotonic()
 
     async def hire(self, group: GroupTally, name: str, handling: float, prefixes: Sequence[str]) -> None:
-        """Start a consumer, and listen to it."""
+        """Start a consumer, and follow its reports."""
         worker = self.workers[name] = Worker(name)
         await worker.start(self.broker.url, group.name, self.run, handling, prefixes)
         self._listening.append(asyncio.create_task(self._listen(group, worker)))
@@ -68,22 +69,22 @@ class Stage:
             group.hear(worker.name, what, fields)
 
     async def dismiss(self) -> None:
-        """Have all leave, and hear what they say to the last."""
+        """Stop all consumers, and read their last reports."""
         await asyncio.gather(*(worker.stop() for worker in self.workers.values()))
         await asyncio.gather(*self._listening)
 
     def tell(self, what: str) -> None:
-        """Say what happens, and when."""
+        """Print what happens, and when."""
         self.console.print(f"{time.monotonic() - self._began_at:5.1f} s  {what}", soft_wrap=True)
 
     async def spoil(self, client: qmq.Client, group: GroupTally) -> None:
-        """Kill a packer when a quarter is handled, and the broker when half is."""
+        """Kill a packer when a quarter of the invoices is handled, and the broker when half is."""
         await group.handles(group.expected // 4)
         await self.workers[DOOMED].kill()
         held = sum(one.in_flight for one in await client.admin.consumers(group.name) if one.name == DOOMED)
         self.tell(
-            f"kill -9 of {DOOMED} in the middle of its work. It holds {held} invoices: when it has been silent for "
-            f"{SESSION_TIMEOUT_MS / 1000:g} s, the others get them."
+            f"kill -9 of {DOOMED} in the middle of its work. It has {held} invoices in flight: after "
+            f"{SESSION_TIMEOUT_MS / 1000:g} s of silence the others get them."
         )
         await group.handles(group.expected // 2)
         await self.broker.kill()
@@ -93,7 +94,7 @@ class Stage:
         self.tell(f"The broker serves again, after {time.monotonic() - killed_at:.1f} s.")
 
     async def end(self, client: qmq.Client) -> list[qmq.GroupInfo]:
-        """Wait until nothing is left, for our books and the broker's; what the broker says in the end."""
+        """Wait until all is handled by our count and by the broker's; return what the broker says at the end."""
         while True:
             infos = [info for group in self.groups for info in await client.admin.groups(group.name)]
             left = sum(info.ready + info.in_flight + info.in_retry for info in infos)
@@ -106,14 +107,14 @@ class Stage:
 
 @asynccontextmanager
 async def stage(data_dir: Path, console: Console, groups: Sequence[GroupTally]) -> AsyncIterator[Stage]:
-    """A broker and a run of it; on leaving all processes are gone."""
+    """Yield a broker and a run of it; at the end all processes have been stopped."""
     broker = Broker(data_dir)
     try:
         await broker.start()
         async with qmq.connect(broker.url) as client:
-            # A message a run: its sequence numbers the runs of this data directory.
+            # One message for each run: its sequence is the number of the run in this data directory.
             receipt = await client.send(RUNS, b"started")
-            assert receipt.sequence is not None  # only what is to be delivered later has none yet
+            assert receipt.sequence is not None  # only a delayed message has no sequence yet
             run = receipt.sequence + 1
         shown = Stage(console, broker, run, groups)
         try:
@@ -125,7 +126,7 @@ async def stage(data_dir: Path, console: Console, groups: Sequence[GroupTally]) 
 
 
 async def run_once(data_dir: Path, handling: float, console: Console) -> Summary:
-    """One run: every invoice of the file goes in, and is handled by both groups."""
+    """Do one run: send every invoice of the file, and have both groups handle it."""
     invoices = list(read_invoices())
     cancellations = [invoice for invoice in invoices if invoice.is_cancellation]
     fulfilment = GroupTally("fulfilment", invoices, PACKERS)
@@ -162,14 +163,14 @@ async def run_once(data_dir: Path, handling: float, console: Console) -> Summary
 
 
 async def tick(screen: Screen) -> None:
-    """Show how far everything is, ten times a second."""
+    """Show the progress ten times a second."""
     while True:
         screen.refresh()
         await asyncio.sleep(0.1)
 
 
 async def demonstrate(data_dir: Path, handling: float, console: Console) -> bool:
-    """Run once and print what happened; True when everything is right. SIGTERM ends it as Ctrl-C does."""
+    """Do a run and print the result; return True if everything is right. SIGTERM ends it as Ctrl-C does."""
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
@@ -179,13 +180,13 @@ async def demonstrate(data_dir: Path, handling: float, console: Console) -> bool
     for group, info in zip(summary.groups, summary.infos, strict=True):
         console.print(account(group, info))
     verdict = "[green]all is right[/]" if summary.is_right else "[red]something is wrong[/]"
-    console.print(f"Missing, doubled, changed: against the file, invoice by invoice; {verdict}.")
+    console.print(f"Missing, doubled, changed: compared with the file, invoice by invoice; {verdict}.")
     console.print(
         f"For one invoice in {JAMS_ONE_IN} the handler fails at first; it comes again {JAM} s later, as attempt 2. "
         f"A packer takes {handling * 1000:g} ms an invoice, packer-4 {handling * 1000 * SLOWER:g} ms; "
         "no other waits for it.\n"
     )
-    console.print(f"Next: `make demo` goes on in {data_dir} with run {summary.run + 1}. Or look at what is there:")
+    console.print(f"Next: `make demo` continues in {data_dir} with run {summary.run + 1}. Or look at the data:")
     console.print(f"  .venv/bin/qmq serve --data-dir {data_dir} &", soft_wrap=True)
     console.print("  .venv/bin/qmq subjects retail.")
     console.print("  .venv/bin/qmq groups")
@@ -194,7 +195,7 @@ async def demonstrate(data_dir: Path, handling: float, console: Console) -> bool
 
 
 def milliseconds(text: str) -> float:
-    """An argument of 0 to 1,000; raises ValueError for another."""
+    """Parse an argument of 0 to 1,000; raises ValueError for other values."""
     number = float(text)
     if not 0 <= number <= 1_000:
         raise ValueError(text)
@@ -210,7 +211,7 @@ def main() -> int:
         "--handling-ms", type=milliseconds, default=5.0, help="work for each invoice, to 1,000 (default: %(default)s)"
     )
     arguments = parser.parse_args()
-    logging.getLogger("qmq").setLevel(logging.ERROR)  # that the broker goes away is no news here
+    logging.getLogger("qmq").setLevel(logging.ERROR)  # the lost connection to the killed broker is expected
     console = Console(highlight=False)
     exit_code = 1
     try:

@@ -1,9 +1,9 @@
-"""One consumer of the demo, a process of its own, so that it can be killed. It says on stdout what it does.
+"""One consumer of the demo, in a process of its own so that it can be killed. It reports on stdout.
 
     python -m examples.packer URL GROUP NAME RUN HANDLING_MS PREFIX...
 
 A line is a JSON list: ["following"], ["began", key], ["failed", key], ["handled", subject, key, digest, attempt, is it
-of this run], and ["confirmed", keys]: the broker has the acknowledgements of these. It ends when its stdin does.
+of this run], and ["confirmed", keys]: the broker has acknowledged these. The process ends when its stdin does.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from zlib import crc32
 
 import qmq
 
-#: For one invoice in so many the label printer jams at the first attempt; it comes again after JAM seconds.
+#: The label printer jams for one invoice in so many at its first attempt; it comes again after JAM seconds.
 JAMS_ONE_IN = 25
 JAM = 0.5
 
 
 def digest(body: bytes) -> str:
-    """What tells two bodies apart."""
+    """Return a digest that tells two bodies apart."""
     return hashlib.sha256(body).hexdigest()
 
 
@@ -32,7 +32,7 @@ def say(*what: object) -> None:
 
 
 class Packer:
-    """What it handles of the run with that number, and how far the broker has been told."""
+    """What a consumer has handled of its run, and what of that the broker is known to have acknowledged."""
 
     def __init__(self, run: str, handling: float) -> None:
         self._run = run
@@ -40,7 +40,7 @@ class Packer:
         self._handled: list[str] = []
 
     async def work(self, consumer: qmq.Consumer) -> None:
-        """Handle message after message. One that raises comes again; one that does not is acknowledged."""
+        """Handle messages one after another. If handling one raises, it comes again; otherwise it is acknowledged."""
         async for message in consumer:
             async with message:
                 await self._pack(message)
@@ -58,22 +58,22 @@ class Packer:
             self._handled.append(key)
 
     async def confirm(self, consumer: qmq.Consumer) -> None:
-        """Say again and again which acknowledgements the broker has for sure."""
+        """Report regularly which acknowledgements the broker has for certain."""
         while True:
             await asyncio.sleep(0.05)
-            # The last one is acknowledged only when its block is left.
+            # The last message is acknowledged only when its block ends.
             asked, self._handled = self._handled[:-1], self._handled[-1:]
             try:
                 await consumer.flush()
             except qmq.Fenced:
-                self._handled = []  # some of them it has not, or of those since: they come again
+                self._handled = []  # some of these or later ones are not acknowledged, and come again
                 continue
             if asked:
                 say("confirmed", asked)
 
 
 async def run(url: str, group: str, name: str, number: str, handling: float, prefixes: list[str]) -> None:
-    """Follow until stdin ends."""
+    """Consume until stdin ends."""
     packer = Packer(number, handling)
     async with qmq.connect(url) as client, client.subscribe(*prefixes, group=group, consumer=name) as consumer:
         say("following")

@@ -1,4 +1,6 @@
-"""The invoices of the Online Retail data as messages: one an invoice. See README.md beside this file for the source."""
+"""Read the invoices of the Online Retail data as messages, one an invoice. See README.md beside this file for the
+source.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ _NOT_IN_A_SEGMENT = re.compile(r"[^a-z0-9]+")
 
 
 class InvoiceMessage(NamedTuple):
-    """One invoice, ready to send."""
+    """An invoice as a message to send."""
 
     subject: str
     key: str
@@ -30,13 +32,15 @@ class InvoiceMessage(NamedTuple):
 
 
 def country_segment(country: str) -> str:
-    """*country* as a segment of a subject: ``"Channel Islands"`` is ``"channel-islands"``, ``""`` ``"unspecified"``."""
+    """Return *country* as a segment of a subject: ``"Channel Islands"`` is ``"channel-islands"``, ``""``
+    ``"unspecified"``.
+    """
     ascii_only = unicodedata.normalize("NFKD", country).encode("ascii", "ignore").decode()
     return _NOT_IN_A_SEGMENT.sub("-", ascii_only.lower()).strip("-") or "unspecified"
 
 
 def read_invoices(path: Path = DATA) -> Iterator[InvoiceMessage]:
-    """The invoices of a file as they lie in it, where the lines of an invoice follow each other."""
+    """Yield the invoices of a file in its order; the lines of an invoice follow each other."""
     with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
         for number, rows in groupby(csv.DictReader(file), key=lambda row: row["InvoiceNo"]):
             yield _message(number, list(rows))

@@ -1,4 +1,4 @@
-"""What the demo shows: bars while it runs on a terminal, plain lines elsewhere, and a table at the end."""
+"""Show the demo: bars on a terminal, else plain lines, and a table at the end."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from rich.table import Table
 from examples.tally import GroupTally
 from qmq import GroupInfo
 
-#: Without a terminal: seconds from one line to the next.
+#: Without a terminal: the seconds between two lines.
 PLAIN_EVERY = 0.5
 
 
 class Summary(NamedTuple):
-    """What one run did. Seconds are from the first send to the last acknowledgement."""
+    """The result of one run. Seconds are from the first send to the last acknowledgement."""
 
     run: int
     sent: int
     sending_seconds: float
     groups: Sequence[GroupTally]
     stored: int
-    #: What the broker says of the groups in the end.
+    #: The broker's counts of the groups at the end.
     infos: Sequence[GroupInfo]
 
     @property
     def left(self) -> int:
-        """Messages that the broker still has for a group, or has given up."""
+        """Return how many messages the broker still has for a group, or has given up."""
         return sum(info.ready + info.in_flight + info.in_retry + info.dead for info in self.infos)
 
     @property
@@ -41,7 +41,7 @@ class Summary(NamedTuple):
 
 
 class Screen:
-    """The progress of a run. ``refresh`` is called often; entering and leaving starts and stops the bars."""
+    """Shows the progress of a run. ``refresh`` is called often; entering and leaving starts and stops the bars."""
 
     #: Invoices that the broker has acknowledged.
     acknowledged = 0
@@ -77,7 +77,7 @@ class Screen:
         self._progress.stop()
 
     def refresh(self) -> None:
-        """Show how far sending and every group are."""
+        """Show how far sending and each group are."""
         self._progress.update(self._sending, completed=self.acknowledged)
         for group in self._groups:
             self._progress.update(self._bars[group.name], completed=group.handled - group.left_over)
@@ -93,7 +93,7 @@ class Screen:
 
 
 def summary_table(summary: Summary) -> Table:
-    """Sent, handled by whom, at which rates, and how that compares with the file."""
+    """Return a table of what was sent and handled, at which rates, and how that compares with the file."""
     table = Table(title=f"Run {summary.run}", title_style="bold", title_justify="left", box=HORIZONTALS)
     table.add_column("", no_wrap=True)
     for column in ("invoices", "/s", "attempts", "missing", "doubled", "changed"):
@@ -117,7 +117,7 @@ def summary_table(summary: Summary) -> Table:
 
 
 def account(group: GroupTally, info: GroupInfo) -> str:
-    """Where the attempts of a group went, and what the broker says of it."""
+    """Return how the attempts of a group ended, and the broker's counts of it."""
     handled = ", ".join(f"{count:,} at attempt {attempt}" for attempt, count in sorted(group.by_attempt.items()))
     again = f" + {group.again:,} again, as a kill came before the acknowledgement" if group.again else ""
     return (

@@ -1,4 +1,4 @@
-"""What each group of the demo handled, held against what the file says that it must handle."""
+"""Compare what each group of the demo handled with the invoices of the file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from examples.retail import InvoiceMessage
 
 
 class ConsumerTally:
-    """What one consumer did. Times are seconds of the monotonic clock."""
+    """The counts of one consumer. Times are seconds of the monotonic clock."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -34,21 +34,21 @@ class ConsumerTally:
 
 
 class GroupTally:
-    """What one group handled of this run, invoice by invoice, and what earlier runs had left for it."""
+    """What one group handled of this run, invoice by invoice, and of earlier runs."""
 
     def __init__(self, name: str, expected: Iterable[InvoiceMessage], consumers: Iterable[str]) -> None:
         self.name = name
         self.consumers = {consumer: ConsumerTally(consumer) for consumer in consumers}
-        #: When anything was heard last, in seconds of the monotonic clock.
+        #: The time of the last report, in seconds of the monotonic clock.
         self.heard_at = time.monotonic()
         self.left_over = 0
         self.changed = 0
         self.failed = 0
-        #: Handled again, where a kill came before the acknowledgement was confirmed: which may happen.
+        #: Messages handled again because a kill came before the confirmed acknowledgement, which may happen.
         self.again = 0
-        #: Handled again, though the acknowledgement was confirmed, or not in the file: which may not.
+        #: Messages handled again after a confirmed acknowledgement, or not in the file, which must not happen.
         self.doubled = 0
-        #: How many were handled at attempt 1, 2, ...
+        #: The number of messages handled at attempt 1, 2, ...
         self.by_attempt: Counter[int] = Counter()
         self._expected = {message.key: (message.subject, digest(message.body)) for message in expected}
         self._seen: set[str] = set()
@@ -56,7 +56,7 @@ class GroupTally:
         self._progress = asyncio.Event()
 
     def hear(self, consumer: str, what: str, fields: Sequence[Any]) -> None:
-        """Take down what a consumer says; examples/packer.py has the list."""
+        """Record a report of a consumer; examples/packer.py lists the reports."""
         self.heard_at = time.monotonic()
         if what == "began":
             self.consumers[consumer].attempts += 1
@@ -85,7 +85,7 @@ class GroupTally:
         self._progress.set()
 
     async def handles(self, count: int) -> None:
-        """Wait until so many of this run are handled."""
+        """Wait until *count* messages of this run are handled."""
         while len(self._seen) < count:
             self._progress.clear()
             await self._progress.wait()
@@ -96,22 +96,22 @@ class GroupTally:
 
     @property
     def handled(self) -> int:
-        """Messages of this run, and those of earlier runs."""
+        """Return how many messages of this run and earlier runs were handled."""
         return sum(consumer.handled for consumer in self.consumers.values())
 
     @property
     def attempts(self) -> int:
-        """Each time that work on a message began."""
+        """Return how often work on a message began."""
         return sum(consumer.attempts for consumer in self.consumers.values())
 
     @property
     def cut_short(self) -> int:
-        """Attempts at whose work the consumer was killed, or stopped."""
+        """Return how many attempts ended because the consumer was killed or stopped."""
         return self.attempts - self.handled - self.failed - self.again - self.doubled
 
     @property
     def seconds(self) -> float:
-        """From the first message to the last."""
+        """Return the seconds from the first message to the last."""
         active = [consumer for consumer in self.consumers.values() if consumer.handled]
         if not active:
             return 0.0
@@ -127,5 +127,5 @@ class GroupTally:
 
     @property
     def verdict(self) -> Mapping[str, int]:
-        """All 0 when the group handled exactly what the file holds."""
+        """Return the counts of wrong messages: all 0 if the group handled exactly the invoices of the file."""
         return {"missing": self.missing, "doubled": self.doubled, "changed": self.changed}

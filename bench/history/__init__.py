@@ -1,1 +1,1 @@
-"""Messages in Spark, in HDFS and as Parquet, and how fast: see bench/README.md."""
+"""Measure Spark, archives in HDFS and Parquet: see bench/README.md."""

@@ -1,4 +1,4 @@
-"""The command: measure, and save JSON and Markdown; or write docs/BENCHMARKS.md's part again from saved JSON."""
+"""The command: measure, and save JSON and Markdown; or write the part of docs/BENCHMARKS.md again from saved JSON."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _QUERIES = (
     "noop write, all columns",
     READY,
 )
-#: So often does a session each of them: the first time the JVM compiles what it runs.
+#: How often a session runs each query: at the first time the JVM compiles.
 _TIMES = 3
 
 Found = Iterator[tuple[str, Value]]
@@ -56,18 +56,18 @@ def cli() -> None:
 @click.option("--rounds", type=click.IntRange(1, 100), default=3, show_default=True)
 @click.option("--only", default=",".join(PARTS), show_default=True, metavar="PART,...", help="These parts.")
 @click.option("--quick", is_flag=True, help="One round, and no Parquet by Spark: within four minutes.")
-@click.option("--datanodes", type=click.IntRange(1, 3), default=1, show_default=True, help="And so many replicas.")
+@click.option("--datanodes", type=click.IntRange(1, 3), default=1, show_default=True, help="DataNodes and replicas.")
 @click.option("--driver-memory", default="1g", show_default=True)
 @click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A setting of Spark's session.")
 @click.option(
     "--dir", "directory", type=click.Path(file_okay=False, exists=True, path_type=Path), help="Where it writes."
 )
-@click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=_OUT, help="For JSON and Markdown.")
+@click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=_OUT, help="Where it saves.")
 def run(
     messages: int, body_bytes: int, subjects: int, segment_bytes: int, headers: bool, rounds: int, only: str,
     quick: bool, datanodes: int, driver_memory: str, settings: tuple[str, ...], directory: Path | None, out: Path,
 ) -> None:  # fmt: skip
-    """Make messages, measure, and save what was found."""
+    """Make messages, measure, and save the results."""
     amount = Amount(messages, body_bytes, subjects, headers=headers, segment_bytes=segment_bytes)
     parts = [part for part in PARTS if part in only.split(",")]
     out.mkdir(parents=True, exist_ok=True)
@@ -94,7 +94,7 @@ def run(
 @cli.command()
 @click.argument("file", type=click.Path(dir_okay=False, exists=True, path_type=Path), default=_OUT / "found.json")
 def show(file: Path) -> None:
-    """Write the part of docs/BENCHMARKS.md that tells of history, from saved JSON."""
+    """Write the part of docs/BENCHMARKS.md about Spark, HDFS and Parquet, from saved JSON."""
     text = table.render(json.loads(file.read_text("utf-8")))
     put_part(_ROOT / "docs" / "BENCHMARKS.md", text)
     click.echo(text)
@@ -112,7 +112,7 @@ def _pairs(settings: tuple[str, ...]) -> dict[str, str]:
 
 
 class _Bench:
-    """The messages, and what was found so far."""
+    """The messages, and the results so far."""
 
     def __init__(self, scratch: Path, amount: Amount, quick: bool, datanodes: int, job: Job) -> None:
         self._scratch = scratch
@@ -128,14 +128,14 @@ class _Bench:
         self.segment_bytes = archives.segment_bytes(self._source)
 
     def measure(self, number: int, part: str) -> None:
-        """One part of a round."""
+        """Measure one part of a round."""
         click.echo(f"round {number + 1}: {part}")
         for what, value in getattr(self, f"_{part}")(number):
             click.echo(f"    {what}, {value.what}: {value.value:,.4g} {value.unit}")
             self._values.setdefault((what, value.what, value.unit), []).append(value.value)
 
     def summaries(self) -> list[Summary]:
-        """The rounds of each number."""
+        """Return the summary of each number over the rounds."""
         return [
             Summary(what, name, unit, tuple(values), table.GOALS.get((what, name)))
             for (what, name, unit), values in self._values.items()
@@ -169,12 +169,12 @@ class _Bench:
             told = 0
             while told < len(queries) + 2:
                 line = child.read_line()
-                if line.startswith("{"):  # Java may have something to say too
+                if line.startswith("{"):  # Java may print other lines
                     told += 1
                     yield json.loads(line)
 
     def _check(self, query: str, rows: list[list[Any]]) -> None:
-        """Raise BenchFailed unless a query's answer is what was written."""
+        """Raise BenchFailed unless the answer of a query equals what was written."""
         expected: list[list[Any]]
         if query == "check":
             expected = [[subject, *tally] for subject, tally in self._contents.items()]

@@ -1,4 +1,4 @@
-"""Archiving beside a plain copy of the same bytes: to a directory and to HDFS; and as Parquet."""
+"""Measure archiving beside a plain copy of the same bytes, to a directory and to HDFS; and as Parquet."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from qmq.format.layout import SEGMENT_HEADER_SIZE
 from qmq_spark.parquet.archive import archive_parquet
 from tests.hdfs.cluster import Cluster
 
-#: What takes how long: seconds, processor seconds of all processes, and the most memory by process.
+#: The cost of something: seconds, processor seconds of all processes, and the most memory by process.
 Taken = tuple[float, float, dict[str, int]]
 
-#: A block of HDFS, as it is where nobody chooses.
+#: The size of a block of HDFS, which is its default.
 BLOCK_BYTES: Final = 128 << 20
 _JARS: Final = Path(sys.prefix, "hdfs", "lib")
 _COMPARED_BYTES: Final = 8 << 20
 
 
 def taken(do: Callable[[], object]) -> Taken:
-    """Do something, after what others wrote has reached the disk: else it would wait for that."""
+    """Measure *do*, after earlier writes have reached the disk, lest it wait for them."""
     os.sync()
     memory = Memory()
     with memory.watched():
@@ -44,12 +44,12 @@ def taken(do: Callable[[], object]) -> Taken:
 
 
 def segment_bytes(source: Path) -> int:
-    """Bytes of message logs of a data directory."""
+    """Return the bytes of the message logs of a data directory."""
     return sum(segment.end - segment.base for segment in open_data_directory(source).segments)
 
 
 def copy_plainly(source: Path, directory: Path, *, synced: bool) -> Taken:
-    """Copy the segments by the system's own means; *synced*: they are on the disk at the end."""
+    """Copy the segments by the system's own means; with *synced*, they are on disk at the end."""
     paths = _segment_paths(source)
     directory.mkdir()
 
@@ -68,7 +68,7 @@ def copy_plainly(source: Path, directory: Path, *, synced: bool) -> Taken:
 
 
 def archive(source: Path, destination: str, settings: dict[str, str] | None = None) -> Taken:
-    """Archive the segments; then see that each copy is what its source is. Raises BenchFailed."""
+    """Archive the segments; then check that each copy equals its source. Raises BenchFailed."""
 
     def run() -> None:
         archive_to(source, destination, lambda: time.time_ns() // 1_000, settings=settings)
@@ -79,7 +79,7 @@ def archive(source: Path, destination: str, settings: dict[str, str] | None = No
 
 
 def archive_as_parquet(source: Path, destination: Path) -> Taken:
-    """Write all as Parquet, as `qmq archive --as parquet` does."""
+    """Write all messages as Parquet, as `qmq archive --as parquet` does."""
 
     def run() -> None:
         with open_run(source, str(destination), lambda: time.time_ns() // 1_000) as one:
@@ -89,7 +89,7 @@ def archive_as_parquet(source: Path, destination: Path) -> Taken:
 
 
 class Hdfs:
-    """An HDFS on loopback whose blocks are as large as usual."""
+    """An HDFS on loopback with blocks of the usual size."""
 
     def __init__(self, cluster: Cluster, conf: Path) -> None:
         self._conf = conf
@@ -103,7 +103,7 @@ class Hdfs:
         return taken(lambda: self._shell("-put", *paths, f"/{name}/"))
 
     def remove(self, name: str) -> None:
-        """Make room."""
+        """Remove a directory, to make room."""
         self._shell("-rm", "-r", "-skipTrash", f"/{name}")
 
     def _shell(self, *arguments: str) -> None:
@@ -119,7 +119,7 @@ class Hdfs:
 
 @contextmanager
 def hdfs(directory: Path, datanodes: int) -> Iterator[Hdfs]:
-    """Start it, and end it."""
+    """Start an HDFS; stop it at the end."""
     cluster = Cluster(directory, datanodes)
     cluster.settings["dfs.blocksize"] = str(BLOCK_BYTES)
     with cluster:
@@ -127,14 +127,14 @@ def hdfs(directory: Path, datanodes: int) -> Iterator[Hdfs]:
 
 
 def _segment_paths(source: Path) -> list[Path]:
-    """Of those that have something: the last one is as long as it may become, and empty."""
+    """Return the segments that have messages; the last one is as long as it may become, and empty."""
     directory = open_data_directory(source)
     full = [segment for segment in directory.segments if segment.end > segment.base + SEGMENT_HEADER_SIZE]
     return [Path(directory.files.name, segment.path) for segment in full]
 
 
 def _compare(source: Path, copies: Files) -> None:
-    """Byte for byte."""
+    """Raise BenchFailed unless each copy equals its segment byte for byte."""
     directory = open_data_directory(source)
     there = {(segment.whose, segment.base): segment for segment in archived_segments(copies)}
     for segment in directory.segments:

@@ -1,4 +1,4 @@
-"""What is read and archived: a data directory of orders, made by the project's own batch builder, and what is in it."""
+"""Write a data directory of orders by the project's own batch builder, and count its contents."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from qmq.storage.store import Store
 #: When the first batch was stored; each is a millisecond later than the one before.
 _START_US: Final = 1_764_547_200_000_000
 _STEP_US: Final = 1_000
-#: Batches that differ; after these they come again.
+#: How many different batches there are, which are repeated.
 _KINDS: Final = 64
 _PRODUCER: Final = bytes(range(16))
 _WRITE_BYTES: Final = 8 << 20
@@ -28,7 +28,7 @@ _COUNTRIES: Final = ("DE", "FR", "IT", "PL", "SE", "AT", "NL", "ES")
 
 
 class Amount(NamedTuple):
-    """What is made. Sizes in bytes; ``runs`` of ``batch`` messages, each of another subject."""
+    """How much to write. Sizes in bytes; ``runs`` of ``batch`` messages, each of another subject."""
 
     messages: int = 10_000_000
     body_bytes: int = 200
@@ -41,7 +41,7 @@ class Amount(NamedTuple):
 
 
 class Tally(NamedTuple):
-    """What there is of a subject: messages, bytes of their bodies, and the sum of the bodies' crc32."""
+    """The contents of a subject: messages, bytes of their bodies, and the sum of the bodies' crc32."""
 
     messages: int
     body_bytes: int
@@ -56,12 +56,12 @@ Contents = dict[str, Tally]
 
 
 def total(contents: Contents) -> Tally:
-    """Of all subjects."""
+    """Return the sum over all subjects."""
     return sum(contents.values(), Tally(0, 0, 0))
 
 
 def write_orders(directory: Path, amount: Amount, seed: int = 1) -> Contents:
-    """A stopped broker's data directory, new; gives what is in it, as counted before it was written."""
+    """Write a new data directory of a stopped broker; return its contents, counted before they were written."""
     kinds = [_Kind(amount, number, random.Random(seed * 1_000 + number)) for number in range(_KINDS)]
     options = StoreOptions(segment_bytes=amount.segment_bytes, reserve_bytes=max(1 << 30, amount.segment_bytes))
     store = Store.open(directory, options, Disk(), _START_US)
@@ -81,7 +81,7 @@ def write_orders(directory: Path, amount: Amount, seed: int = 1) -> Contents:
             for subject, tally in kind.contents.items():
                 contents[subject] = contents.get(subject, Tally(0, 0, 0)) + tally
         _write(store)
-        store.seal(0)  # else a plain copy would take all of a file that is as long as a segment may become
+        store.seal(0)  # or a plain copy would copy the whole length that a segment may reach
         _checkpoint(store)
     except BaseException:
         store.close(clean=False)
@@ -91,7 +91,7 @@ def write_orders(directory: Path, amount: Amount, seed: int = 1) -> Contents:
 
 
 class _Kind:
-    """The runs of a batch, made once, and what is in them."""
+    """The runs of a batch, made once, and their contents."""
 
     def __init__(self, amount: Amount, number: int, dice: random.Random) -> None:
         each, rest = divmod(amount.batch, amount.runs)
@@ -121,7 +121,7 @@ def _header(dice: random.Random) -> MessageHeader:
 
 
 def _stage(store: Store, runs: Sequence[RunContent], number: int) -> int:
-    """Stage a batch as the broker does; gives its bytes."""
+    """Stage a batch as the broker does; return its bytes."""
     stamp_us = _START_US + _STEP_US * (number + 1)
     count = sum(len(run.bodies) for run in runs)
     parts = build_batch(runs, created_at_us=stamp_us, producer_id=_PRODUCER, producer_sequence=number * count)
@@ -129,7 +129,7 @@ def _stage(store: Store, runs: Sequence[RunContent], number: int) -> int:
     view = memoryview(buffer)
     batch = check_batch(view, BatchLimits())
     position = store.position_for(0, len(buffer))
-    assert batch.runs is not None  # a batch has several
+    assert batch.runs is not None  # a batch has at least one
     by_run = np.array([_subject(store, name) for name in batch.names])[batch.runs["subject"]]
     firsts = store.ends[by_run]
     stamp(

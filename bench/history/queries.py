@@ -1,6 +1,6 @@
-"""The part that Spark does, as a process of its own: a session, and queries one after another.
+"""Run the Spark part in a process of its own: a session, and queries one after another.
 
-``python -m bench.history.queries`` with a Job as JSON; writes one line of JSON for each query, and one of memory.
+``python -m bench.history.queries`` with a Job as JSON; it prints one line of JSON for each query, and one about memory.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from bench.history.watching import Memory, cpu_s
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-#: What a session is set to, beside what says where it runs.
+#: The settings of a session, besides where it runs.
 _SETTINGS: Final = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
@@ -32,8 +32,8 @@ _SETTINGS: Final = {
 
 
 class Job(NamedTuple):
-    """Places to read, each with its queries by name, and how many messages are there; where it may write; the session's
-    cores and memory.
+    """The places to read, each with its queries by name, and the number of messages; a directory to write to; the
+    session's cores and memory.
     """
 
     queries: list[tuple[str, str]]
@@ -97,7 +97,7 @@ def _write_parquet(session: SparkSession, place: str) -> list[list[Any]]:
         return [[session.read.parquet(directory).count()]]
 
 
-#: What Spark itself takes: see ``ready``.
+#: The cost of Spark itself: see ``ready``.
 READY: Final = "noop write, all columns, batches ready before"
 QUERIES: Final[dict[str, Callable[..., list[list[Any]]]]] = {
     "count by subject": _count_subjects,
@@ -112,7 +112,7 @@ QUERIES: Final[dict[str, Callable[..., list[list[Any]]]]] = {
 
 
 def main() -> None:
-    """Do the job that stands in the arguments."""
+    """Do the job in the arguments."""
     from pyspark.sql import SparkSession
 
     job = Job(**json.loads(sys.argv[1]))

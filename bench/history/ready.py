@@ -1,4 +1,4 @@
-"""A source that has its batches ready: what Spark takes where nothing is read, checked or decoded."""
+"""A source with prepared batches: it measures Spark alone, without reading, checking and decoding."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from qmq_spark.options import COLUMNS
 if TYPE_CHECKING:
     import pyarrow as pa
 
-#: Batches that a task has ready.
+#: How many prepared batches a task has.
 _READY: Final = 4
 
 
 class ReadySource(DataSource):
-    """So many ``rows``, in as many tasks as format qmq makes of the same place; each repeats the first of its part."""
+    """As many ``rows`` and tasks as format qmq has for the same place; each task repeats the first batch of its
+    part.
+    """
 
     @classmethod
     def name(cls) -> str:

@@ -1,4 +1,4 @@
-"""Markdown of what was found; nothing in it is written by hand."""
+"""Make Markdown of the results."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any, Final
 
 from qmq.bench.values import Goal, shown
 
-#: What the part of docs/BENCHMARKS.md begins with.
+#: The heading of the part of docs/BENCHMARKS.md.
 HEADING: Final = "# History: Spark, HDFS, Parquet"
 
-#: On two cores, of 10 M messages of 200 B.
+#: The goals on two cores, for 10 M messages of 200 B.
 GOALS: Final[dict[tuple[str, str], Goal]] = {
     ("count by subject, first time", "time"): Goal(5, at_most=True),
     ("count by subject", "time"): Goal(5, at_most=True),
@@ -23,7 +23,7 @@ GOALS: Final[dict[tuple[str, str], Goal]] = {
 
 
 def render(found: Mapping[str, Any]) -> str:
-    """The whole part, of one run as it was saved."""
+    """Return the whole part, for one run as it was saved."""
     lines = [HEADING, "", *_about(found), "| | | median | least to most | goal | |", "|---|---|---|---|---|---|"]
     before = ""
     for number in found["numbers"]:

@@ -1,4 +1,4 @@
-"""What processes take: this one and all that it has started."""
+"""Measure the processor time and memory of this process and all its descendants."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LOOK_EVERY_S: Final = 0.25
 
 
 def cpu_s() -> float:
-    """Seconds of processor time so far: of all that run, and of those that these have waited for."""
+    """Return the seconds of processor time so far, of running processes and of those that these have waited for."""
     return sum(_ticks(pid) for pid in descendants({os.getpid()})) / _TICKS
 
 
@@ -29,7 +29,7 @@ def _ticks(pid: int) -> int:
 
 
 def _own_bytes(pid: int) -> tuple[str, int]:
-    """The name of a process, and its RssAnon."""
+    """Return the name of a process, and its RssAnon."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text("ascii", "replace").splitlines()
     except (FileNotFoundError, ProcessLookupError):
@@ -39,7 +39,7 @@ def _own_bytes(pid: int) -> tuple[str, int]:
 
 
 class Memory:
-    """The most RssAnon that a process had, by its name: bytes. Looked at four times a second within a block."""
+    """The most RssAnon of a process in bytes, by its name, sampled four times a second in a block."""
 
     def __init__(self) -> None:
         self.most: dict[str, int] = {}
@@ -47,7 +47,7 @@ class Memory:
 
     @contextmanager
     def watched(self) -> Iterator[Memory]:
-        """Look while the block goes on."""
+        """Sample until the block ends."""
         thread = threading.Thread(target=self._watch, daemon=True)
         thread.start()
         try:

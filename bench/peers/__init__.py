@@ -1,1 +1,1 @@
-"""The same work on QMQ and on every broker that a user would pick instead: see bench/README.md."""
+"""The same work on QMQ and on the brokers that users would choose instead: see bench/README.md."""

@@ -1,4 +1,4 @@
-"""The command: measure, save JSON, Markdown and plots; or make these again from saved JSON."""
+"""The command: measure, and save JSON, Markdown and plots; or make these again from saved JSON."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _OUT = _ROOT / "bench-results" / "peers"
 
 
 def split(text: str) -> list[str]:
-    """Names between commas."""
+    """Split names at commas."""
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def numbers(text: str) -> tuple[int, ...]:
-    """Numbers between commas. Raises InvalidOption."""
+    """Parse numbers between commas. Raises InvalidOption."""
     try:
         found = tuple(int(name) for name in split(text))
     except ValueError:
@@ -43,7 +43,7 @@ def cli() -> None:
 
 
 @cli.command()
-@click.option("--peers", "peer_names", default="", metavar="NAME,...", help="These, and QMQ; all without.")
+@click.option("--peers", "peer_names", default="", metavar="NAME,...", help="Measure these and QMQ; default: all.")
 @click.option("--work", "work_names", default="", metavar="NAME,...", help="These; all without.")
 @click.option("--rounds", type=click.IntRange(1, 100), default=3, show_default=True)
 @click.option(
@@ -51,24 +51,28 @@ def cli() -> None:
     type=click.FloatRange(0.1, 60),
     default=Amount().seconds,
     show_default=True,
-    help="About what one run takes.",
+    help="About how long one run takes.",
 )
 @click.option(
-    "--sizes", default="100,1024,16384", show_default=True, metavar="BYTES,...", help="Of bodies: 100, 1024, 16384."
+    "--sizes",
+    default="100,1024,16384",
+    show_default=True,
+    metavar="BYTES,...",
+    help="Body sizes: 100, 1024, 16384.",
 )
 @click.option(
-    "--rates", default="1000,10000,50000", show_default=True, metavar="N,...", help="Messages a second on a schedule."
+    "--rates", default="1000,10000,50000", show_default=True, metavar="N,...", help="Messages a second at fixed rates."
 )
 @click.option("--backlog", type=int, default=Amount().backlog, show_default=True, help="Messages that wait.")
-@click.option("--own-backlog", type=int, default=Amount().own_backlog, show_default=True, help="The same, QMQ alone.")
-@click.option("--subjects", default="1,1000,100000", show_default=True, metavar="N,...", help="How many are sent to.")
+@click.option("--own-backlog", type=int, default=Amount().own_backlog, show_default=True, help="The same for QMQ.")
+@click.option("--subjects", default="1,1000,100000", show_default=True, metavar="N,...", help="Numbers of subjects.")
 @click.option(
     "--patience",
     "timeout_s",
     type=click.FloatRange(1, 3_600),
     default=Amount().timeout_s,
     show_default=True,
-    help="Seconds after which filling a backlog, making topics or joining is given up.",
+    help="Seconds after which to give up filling a backlog, making topics or joining.",
 )
 @click.option(
     "--limit",
@@ -76,9 +80,9 @@ def cli() -> None:
     type=click.FloatRange(1, 86_400),
     default=600.0,
     show_default=True,
-    help="Seconds after which a work of one broker is given up; the others go on.",
+    help="Seconds after which to give up a work of one broker; the others continue.",
 )
-@click.option("--resume", "resumes", is_flag=True, help="Leave out what --out has from a run that was ended.")
+@click.option("--resume", "resumes", is_flag=True, help="Skip what --out has from a run that was interrupted.")
 @click.option(
     "--home",
     type=click.Path(file_okay=False, path_type=Path),
@@ -89,7 +93,10 @@ def cli() -> None:
     "--dir", "directory", type=click.Path(file_okay=False, exists=True, path_type=Path), help="Where brokers write."
 )
 @click.option(
-    "--out", type=click.Path(file_okay=False, path_type=Path), default=_OUT, help="For JSON, Markdown and plots."
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=_OUT,
+    help="Where it saves JSON, Markdown and plots.",
 )
 def run(
     peer_names: str,
@@ -108,7 +115,7 @@ def run(
     directory: Path | None,
     out: Path,
 ) -> None:
-    """Install what is missing, measure, and save what was found after every step."""
+    """Install missing brokers, measure, and save the results after every step."""
     amount = Amount(
         seconds, numbers(sizes), numbers(rates), backlog, own_backlog, numbers(subjects), timeout_s=timeout_s
     )
@@ -149,7 +156,7 @@ def run(
 )
 @click.option("--draw/--no-draw", "draws", default=True, help="Plots, beside the Markdown.")
 def show(files: tuple[Path, ...], out: Path, docs: bool, draws: bool) -> None:
-    """Make Markdown and plots from saved JSON, of one run or several; without FILES of what docs/ keeps."""
+    """Make Markdown and plots from the saved JSON of one or several runs; without FILES, of those in docs/."""
     docs_directory = _ROOT / "docs"
     chosen = list(files) or published.kept(docs_directory)
     if not chosen:
@@ -180,7 +187,7 @@ def _show(files: list[Path], out: Path, draws: bool) -> None:
 
 
 def _end(*_: object) -> None:
-    """As Ctrl-C: brokers and workers are ended too. A second signal (`timeout` sends two) must not end that."""
+    """End as Ctrl-C does, with brokers and workers. A second signal (`timeout` sends two) must not interrupt that."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     raise SystemExit(128 + signal.SIGTERM)
 

@@ -288,7 +288,7 @@ def test_a_copy_of_a_run_that_has_ended_goes_no_further(tmp_path: Path) -> None:
         run = _Run(open_data_directory(source), to, lock, lambda: NOW_US, None)
         run._copied(1)
         run._ended = True
-        for goes_on in (run._copied, run._checked):
+        for goes_on in (run._copied, run._verified):
             with pytest.raises(_RunEnded):
                 goes_on(1)
 

@@ -1,1 +1,1 @@
-"""Brokers: how each is installed, started on loopback, and stopped. One file a broker."""
+"""How each broker is installed, started on loopback, and stopped. One file a broker."""

@@ -12,7 +12,7 @@ from bench.peers.processes import Server, answers, free_ports
 
 _VERSION: Final = "4.3.1"
 _ARTIFACTS: Final = tuple(f"org.apache.kafka:{name}:{_VERSION}" for name in ("kafka_2.13", "kafka-tools"))
-#: As Kafka's own scripts start it.
+#: The options of Kafka's own scripts.
 _JAVA_OPTIONS: Final = (
     "-Xms1G", "-Xmx1G", "-server", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20", "-XX:InitiatingHeapOccupancyPercent=35",
     "-XX:+ExplicitGCInvokesConcurrent", "-Djava.awt.headless=true",

@@ -12,7 +12,7 @@ from bench.peers.installing import size_of
 from bench.peers.peer import Client, Installed, Peer, Promise, Way
 from bench.peers.processes import Server, answers, free_ports
 
-#: What the broker needs beside Python itself.
+#: The packages that the broker needs.
 _NEEDS = ("click", "crc32c", "msgpack", "numpy", "pydantic", "pydantic_core", "rich", "uvloop", "xxhash")
 
 

@@ -74,7 +74,7 @@ class RabbitMq(Peer):
             "RABBITMQ_ENABLED_PLUGINS_FILE": str(directory / "plugins"),
             "RABBITMQ_PID_FILE": str(directory / "pid"),
         }
-        # Else the node would start one that outlives it.
+        # Otherwise the node would start one that outlives it.
         server.run([shutil.which("epmd") or "epmd", "-port", str(mapper), "-address", "127.0.0.1"])
         server.wait_until(lambda: answers(mapper))
         server.run([_SCRIPTS / "rabbitmq-server"], environment)
@@ -83,7 +83,7 @@ class RabbitMq(Peer):
 
 
 def _is_up(environment: dict[str, str]) -> bool:
-    """Whether the node has started all it is made of: its port answers before."""
+    """Return whether the node has started completely: its port answers before that."""
     command = [str(_SCRIPTS / "rabbitmqctl"), "-q", "await_startup", "--timeout", "60"]
     return (
         subprocess.run(

@@ -17,14 +17,14 @@ _VERSION: Final = "5.5.0"  # 5.5.1 is published incomplete
 _ARTIFACTS: Final = tuple(
     f"org.apache.rocketmq:rocketmq-{name}:{_VERSION}" for name in ("namesrv", "broker", "proxy", "tools", "example")
 )
-#: What it takes from the inside of Java 17.
+#: The internals of Java 17 that it uses.
 _OPENED: Final = (
     "--add-exports=java.base/jdk.internal.ref=ALL-UNNAMED", "--add-exports=java.base/sun.nio.ch=ALL-UNNAMED",
     "--add-opens=java.base/java.nio=ALL-UNNAMED", "--add-opens=java.base/java.lang=ALL-UNNAMED",
     "--add-opens=java.base/sun.nio.ch=ALL-UNNAMED",
 )  # fmt: skip
 _FAST: Final = ("-server", "-XX:+UseG1GC")
-#: For what runs for a moment.
+#: The options for short-lived processes.
 _QUICK: Final = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
 _FLUSH: Final = {Promise.PAGE_CACHE: "ASYNC_FLUSH", Promise.FSYNC: "SYNC_FLUSH"}
 _NAME_SERVER: Final = "listenPort={names}\nkvConfigPath={directory}/kv.json\n"
@@ -86,7 +86,7 @@ class RocketMq(Peer):
 
     def start(self, home: Path, directory: Path, promise: Promise) -> Server:
         lib = maven(home, "rocketmq", _ARTIFACTS)
-        # The broker opens a second port beside its first, and the replicas' beside both.
+        # The broker opens a second port beside its first, and one for replicas beside both.
         names, broker, replicas, grpc, remoting = free_ports(5)
         rocket_home = directory / "home"
         (rocket_home / "conf").mkdir(parents=True)
@@ -136,7 +136,7 @@ def _java(lib: Path, home: Path, heap: str, *options: str) -> Sequence[str]:
 
 
 def _has_registered(admin: Sequence[str], names: int, environment: dict[str, str]) -> bool:
-    """Whether the name server knows the broker: the proxy's port answers before."""
+    """Return whether the name server knows the broker: the proxy's port answers before that."""
     told = subprocess.run(
         [*admin, "clusterList", "-n", f"127.0.0.1:{names}"],
         env={**os.environ, **environment}, capture_output=True, text=True, check=False,

@@ -1,1 +1,1 @@
-"""Client libraries: how each sends and consumes. One file a library; each is imported by workers only."""
+"""How each client library sends and consumes. One file a library, which only workers import."""

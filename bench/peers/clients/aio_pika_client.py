@@ -34,7 +34,7 @@ class _Awaited(AwaitedSender):
 
 
 def sender(target: Target, way: str) -> Sender:
-    """One that sends so."""
+    """Return a sender for that way."""
     return {"awaited": _Awaited}[way](target)
 
 
@@ -63,7 +63,7 @@ class _Each(Receiver):
             message = self._came.get_nowait()
 
     async def flush(self) -> None:
-        # A call that is answered when all before it was handled.
+        # The broker answers this call after everything sent before it.
         await self._channel.set_qos(_PREFETCH)
 
     async def close(self) -> None:
@@ -71,5 +71,5 @@ class _Each(Receiver):
 
 
 def receiver(target: Target, way: str, topic: str, group: str) -> Receiver:
-    """One that consumes so; a queue has one group."""
+    """Return a receiver for that way; a queue has one group."""
     return {"each": _Each}[way](target, topic, group)

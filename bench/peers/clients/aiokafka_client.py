@@ -19,7 +19,7 @@ _BATCH_BYTES: Final = 1_000_000
 
 
 async def make_topics(target: Target, topics: Sequence[str]) -> None:
-    """Topics of one partition."""
+    """Create topics of one partition."""
     admin = AIOKafkaAdminClient(bootstrap_servers=target.address)
     await admin.start()
     await admin.create_topics([NewTopic(topic, 1, 1) for topic in topics])
@@ -27,7 +27,7 @@ async def make_topics(target: Target, topics: Sequence[str]) -> None:
 
 
 class _Producing(Sender):
-    """``send``: queued, its future awaited later."""
+    """Sends by ``send``: queued, its future awaited later."""
 
     async def open(self, topics: Sequence[str]) -> None:
         self._producer: Any = await _producer(self.target, topics)
@@ -40,7 +40,7 @@ class _Producing(Sender):
         await self._settle()
 
     async def _settle(self) -> None:
-        """Go on when no more are on their way than may be."""
+        """Wait until no more sends than allowed are in flight."""
         while len(self._sent) >= self._most:
             done, self._sent = await asyncio.wait(self._sent, return_when=asyncio.FIRST_COMPLETED)
             for one in done:
@@ -56,7 +56,7 @@ class _Producing(Sender):
 
 
 class _Batches(_Producing):
-    """``send_batch``: the caller makes the batches."""
+    """Sends by ``send_batch``: the caller makes the batches."""
 
     async def open(self, topics: Sequence[str]) -> None:
         await super().open(topics)
@@ -103,7 +103,7 @@ async def _producer(target: Target, topics: Sequence[str]) -> Any:
 
 
 def sender(target: Target, way: str) -> Sender:
-    """One that sends so."""
+    """Return a sender for that way."""
     return {"bulk": _Batches, "queued": _Producing, "awaited": _Awaited}[way](target)
 
 
@@ -128,7 +128,7 @@ class _GetMany(Receiver):
         return bodies
 
     async def flush(self) -> None:
-        """Each commit has its answer."""
+        """Do nothing: each commit has its answer."""
 
     async def left(self) -> int:
         (partition,) = self._consumer.assignment()
@@ -163,5 +163,5 @@ class _Iterated(_GetMany):
 
 
 def receiver(target: Target, way: str, topic: str, group: str) -> Receiver:
-    """One that consumes so."""
+    """Return a receiver for that way."""
     return {"bulk": _GetMany, "each": _Iterated}[way](target, topic, group)

@@ -21,14 +21,14 @@ _QUEUE: Final = 1_000_000
 
 
 async def make_topics(target: Target, topics: Sequence[str]) -> None:
-    """Topics of one partition."""
+    """Create topics of one partition."""
     admin = AdminClient({"bootstrap.servers": target.address})
     for made in admin.create_topics([NewTopic(topic, 1, 1) for topic in topics]).values():
         made.result(60)
 
 
 class _Producing(Sender):
-    """``produce_batch``; what was not delivered stands in *failed*."""
+    """Sends by ``produce_batch``; *failed* has what was not delivered."""
 
     at_once = 10_000
     linger_ms = 50.0
@@ -66,7 +66,7 @@ class _Producing(Sender):
             )
 
     async def close(self) -> None:
-        """All is flushed, and the client closes what is open when it goes."""
+        """Do nothing: all is flushed, and the client closes its connections when it is deleted."""
 
 
 class _Produce(_Producing):
@@ -98,14 +98,14 @@ class _Paced(_Producing):
 
 
 def sender(target: Target, way: str) -> Sender:
-    """One that sends so."""
+    """Return a sender for that way."""
     if way.startswith("linger"):
         return _Paced(target, float(way.split()[1]))
     return {"bulk": _Producing, "queued": _Produce}[way](target)
 
 
 class _Group(Receiver):
-    """A consumer group; what it is given waits until the first ``take``."""
+    """Consumes in a consumer group; assigned messages wait until the first ``take``."""
 
     blocks = True
 
@@ -151,7 +151,7 @@ class _Group(Receiver):
         return [message.value() for message in self._consume()]
 
     async def flush(self) -> None:
-        # By number: a commit of what is stored fails when an earlier one has taken all of it along.
+        # By number: a commit of the stored offsets fails if an earlier one has committed all of them.
         self._consumer.commit(offsets=[TopicPartition(self.topic, 0, self._next)], asynchronous=False)
 
     async def left(self) -> int:
@@ -170,7 +170,7 @@ class _GroupBulk(_Group):
 
 
 class _Arriving(_Group):
-    """One message at a time, as soon as it is there."""
+    """Consumes one message at a time, as soon as it arrives."""
 
     _committed = 0.0
 
@@ -192,7 +192,9 @@ class _Arriving(_Group):
 
 
 class _Share(Receiver):
-    """A share group: nobody owns a partition. Joining takes seconds, so the clock starts with the first messages."""
+    """Consumes in a share group, in which nobody owns a partition. Joining takes seconds, so the clock starts at the
+    first message.
+    """
 
     blocks = True
     late_start = True
@@ -239,7 +241,7 @@ class _Share(Receiver):
                 raise error
 
     async def flush(self) -> None:
-        """Each commit has its answer."""
+        """Do nothing: each commit has its answer."""
 
     async def close(self) -> None:
         self._consumer.close()
@@ -260,7 +262,7 @@ class _ShareEach(_Share):
 
 
 class _ShareFailing(_ShareEach):
-    """Every tenth message is released the first time."""
+    """Releases every tenth message the first time."""
 
     async def open(self) -> None:
         await super().open()
@@ -285,7 +287,7 @@ class _ShareFailing(_ShareEach):
 
 
 def receiver(target: Target, way: str, topic: str, group: str) -> Receiver:
-    """One that consumes so."""
+    """Return a receiver for that way."""
     kinds: dict[str, type[Receiver]] = {
         "bulk": _GroupBulk,
         "each": _Group,

@@ -15,7 +15,7 @@ _LEASE_S: Final = 600
 
 
 async def make_topics(target: Target, topics: Sequence[str]) -> None:
-    """Tubes need no making."""
+    """Do nothing: tubes need not be created."""
 
 
 def _connect(target: Target, use: str = "default", watch: str = "default") -> greenstalk.Client:
@@ -39,7 +39,7 @@ class _Puts(Sender):
             self._used = topic
 
     async def flush(self) -> None:
-        """Each put has its answer."""
+        """Do nothing: each put has its answer."""
 
     def post(self, topic: str, body: bytes, number: int) -> None:
         self._use(topic)
@@ -51,12 +51,12 @@ class _Puts(Sender):
 
 
 def sender(target: Target, way: str) -> Sender:
-    """One that sends so; all ways are the same."""
+    """Return a sender; all ways are the same."""
     return _Puts(target)
 
 
 class _Reserve(Receiver):
-    """A tube has one group: whoever asks."""
+    """Consumes by reserve; a tube has one group."""
 
     blocks = True
     most = _TAKE
@@ -78,7 +78,7 @@ class _Reserve(Receiver):
         return found
 
     async def flush(self) -> None:
-        """Each delete has its answer."""
+        """Do nothing: each delete has its answer."""
 
     async def left(self) -> int:
         found = self._client.stats_tube(self.topic)
@@ -89,7 +89,7 @@ class _Reserve(Receiver):
 
 
 class _Failing(_Reserve):
-    """Every tenth job is released the first time."""
+    """Releases every tenth job the first time."""
 
     async def open(self) -> None:
         await super().open()
@@ -116,5 +116,5 @@ class _Arriving(_Reserve):
 
 
 def receiver(target: Target, way: str, topic: str, group: str) -> Receiver:
-    """One that consumes so."""
+    """Return a receiver for that way."""
     return {"each": _Reserve, "paced": _Arriving, "failing": _Failing}[way](target, topic, group)

@@ -25,7 +25,7 @@ def _stream(topic: str) -> str:
 
 
 async def make_topics(target: Target, topics: Sequence[str]) -> None:
-    """A stream of one subject each."""
+    """Create a stream of one subject for each topic."""
     connection = await nats.connect(target.address)
     stream = connection.jetstream()
     for topic in topics:
@@ -66,7 +66,7 @@ class _Queued(Sender):
 
 
 def sender(target: Target, way: str) -> Sender:
-    """One that sends so."""
+    """Return a sender for that way."""
     kinds: dict[str, type[Sender]] = {"queued": _Queued, "awaited": _Awaited, "paced": _Awaited}
     return kinds[way](target)
 
@@ -95,7 +95,7 @@ class _Fetch(Receiver):
             await message.ack()
 
     async def flush(self) -> None:
-        """An ack has no answer: ask until the broker knows of all."""
+        """Wait until the broker has all acks, which have no answers: ask it for the count."""
         deadline = time.monotonic() + _SILENCE_S
         pending = 1
         while pending and time.monotonic() < deadline:
@@ -120,7 +120,7 @@ class _FetchAll(_Fetch):
 
 
 class _Failing(_Fetch):
-    """Every tenth message fails the first time."""
+    """Fails every tenth message the first time."""
 
     async def take(self) -> Sequence[bytes]:
         found: list[bytes] = []
@@ -140,7 +140,7 @@ class _Failing(_Fetch):
 
 
 class _Push(_Fetch):
-    """What the broker pushes; for a schedule, where asking would cost time."""
+    """Consumes by push, for fixed rates, at which pulling would cost time."""
 
     async def open(self) -> None:
         self._connection = await nats.connect(self.target.address)
@@ -150,11 +150,11 @@ class _Push(_Fetch):
         )
         try:
             self._messages = await self._join(settings)
-        except BadRequestError:  # another member has made the consumer since this one asked for it
+        except BadRequestError:  # another member has created the consumer since this one asked
             self._messages = await self._join(settings)
 
     async def _join(self, settings: ConsumerConfig) -> Any:
-        """With a queue, so that several may share it."""
+        """Subscribe with a queue, so that several members can share it."""
         return await self._stream.subscribe(
             self.topic,
             queue=self.group,
@@ -173,7 +173,7 @@ class _Push(_Fetch):
         return [message.data]
 
     async def flush(self) -> None:
-        """What is pushed from now on goes to others, and what was pushed and not taken is given back."""
+        """Leave, so that new messages go to others, and give back those that were pushed and not taken."""
         await self._messages.unsubscribe()
         try:
             while True:
@@ -183,5 +183,5 @@ class _Push(_Fetch):
 
 
 def receiver(target: Target, way: str, topic: str, group: str) -> Receiver:
-    """One that consumes so."""
+    """Return a receiver for that way."""
     return {"bulk": _FetchAll, "each": _Fetch, "paced": _Push, "failing": _Failing}[way](target, topic, group)

@@ -22,7 +22,7 @@ _QUORUM: Final = {"x-queue-type": "quorum"}
 
 
 async def make_topics(target: Target, topics: Sequence[str]) -> None:
-    """Quorum queues."""
+    """Create quorum queues."""
     connection = pika.BlockingConnection(_parameters(target))
     channel = connection.channel()
     for topic in topics:
@@ -36,7 +36,7 @@ def _parameters(target: Target) -> pika.ConnectionParameters:
 
 
 class _Line:
-    """A connection with one channel, whose loop runs while somebody waits for something."""
+    """A connection with one channel, whose loop runs only while something is awaited."""
 
     def __init__(self, target: Target) -> None:
         self.channel: Any = None
@@ -57,11 +57,11 @@ class _Line:
         self.channel = channel
 
     def _tick(self) -> None:
-        """So that a turn waits no longer than this."""
+        """Bound the time of a turn."""
         self._loop.call_later(_TICK_S, self._tick)
 
     def turn(self, waits: bool) -> None:
-        """What is there to read and to write, once; *waits* a little when there is nothing."""
+        """Read and write once; with *waits*, wait a little if there is nothing to do."""
         if not waits:
             self._loop.call_later(0, _nothing)
         self._loop.process_timeouts()
@@ -70,7 +70,7 @@ class _Line:
             raise BenchFailed(f"RabbitMQ closed the connection: {self._gone[0]}")
 
     def wait(self, until: Callable[[], object], timeout_s: float) -> bool:
-        """Run the loop until it is so; False when it is not so in time."""
+        """Run the loop until the condition holds; return False if the time is up."""
         deadline = time.monotonic() + timeout_s
         while not until():
             if time.monotonic() > deadline:
@@ -79,7 +79,7 @@ class _Line:
         return True
 
     def close(self) -> None:
-        """Disconnect; what the broker says to that does not matter."""
+        """Disconnect; the broker's answer does not matter."""
         self._gone.clear()
         self._connection.close()
         deadline = time.monotonic() + _SILENCE_S
@@ -89,7 +89,7 @@ class _Line:
 
 
 def _nothing() -> None:
-    """A timer that is due, so that the loop does not wait."""
+    """Add a timer that is due, so that the loop does not wait."""
 
 
 class _Confirmed(Sender):
@@ -146,12 +146,12 @@ class _Confirmed(Sender):
 
 
 def sender(target: Target, way: str) -> Sender:
-    """One that sends so; all ways are the same."""
+    """Return a sender; all ways are the same."""
     return _Confirmed(target)
 
 
 class _Consuming(Receiver):
-    """Deliveries gather while the loop runs; the consumer starts with the first ``take``."""
+    """Collects deliveries while the loop runs; the consumer starts at the first ``take``."""
 
     blocks = True
     each = True
@@ -183,13 +183,13 @@ class _Consuming(Receiver):
             self._line.channel.basic_ack(tag)
 
     async def flush(self) -> None:
-        # A synchronous call is answered when all before it was handled.
+        # The broker answers a synchronous call after everything sent before it.
         answered: list[object] = []
         self._line.channel.basic_qos(prefetch_count=_PREFETCH, callback=answered.append)
         self._line.wait(lambda: answered, 60)
 
     async def left(self) -> int:
-        # Acks are replicated before the count follows them.
+        # Acks are replicated before the broker counts them.
         counts: list[int] = [1]
 
         def is_empty() -> bool:
@@ -209,7 +209,7 @@ class _Consuming(Receiver):
 
 
 class _Failing(_Consuming):
-    """Every tenth message goes back to the queue the first time."""
+    """Returns every tenth message to the queue the first time."""
 
     async def take(self) -> Sequence[bytes]:
         if not self._started:
@@ -233,5 +233,5 @@ class _Multiple(_Consuming):
 
 
 def receiver(target: Target, way: str, topic: str, group: str) -> Receiver:
-    """One that consumes so; a queue has one group."""
+    """Return a receiver for that way; a queue has one group."""
     return {"bulk": _Multiple, "each": _Consuming, "paced": _Consuming, "failing": _Failing}[way](target, topic, group)

@@ -12,7 +12,7 @@ from qmq import Client, connect
 from qmq.net.client.consumer.consumer import Consumer
 
 _CALLS_IN_FLIGHT: Final = 64
-#: What a consumer may hold at a time.
+#: The most messages in flight to a consumer.
 _WINDOW: Final = 100_000
 _WINDOW_BYTES: Final = 1 << 30
 _PULL: Final = 10_000
@@ -21,7 +21,7 @@ _HANDED_ON: Final = 1_000
 
 
 async def make_topics(target: Target, topics: Sequence[str]) -> None:
-    """Subjects need no making."""
+    """Do nothing: subjects need not be created."""
 
 
 def _client(target: Target) -> Client:
@@ -69,7 +69,7 @@ class _Bulk(_Queued):
         call.add_done_callback(self._ended)
 
     def _ended(self, call: asyncio.Task[object]) -> None:
-        if call.exception() is None:  # else it stays, for flush to raise
+        if call.exception() is None:  # an exception stays for flush to raise
             self._calls.discard(call)
         self._free.release()
 
@@ -78,7 +78,7 @@ class _Bulk(_Queued):
 
 
 class _Paced(_Queued):
-    """``send_nowait``; those of one turn of the loop go as one batch."""
+    """Sends by ``send_nowait``; the messages of one turn of the loop make one batch."""
 
     tells_acks = False
 
@@ -91,7 +91,7 @@ class _Paced(_Queued):
 
 
 def sender(target: Target, way: str) -> Sender:
-    """One that sends so."""
+    """Return a sender for that way."""
     kinds: dict[str, type[Sender]] = {"bulk": _Bulk, "queued": _Queued, "awaited": _Awaited, "paced": _Paced}
     return kinds[way](target)
 
@@ -127,7 +127,7 @@ class _Pull(_Group):
 
 
 class _Failing(_Pull):
-    """Every tenth message fails at its first attempt."""
+    """Fails every tenth message at its first attempt."""
 
     async def take(self) -> Sequence[bytes]:
         found: list[bytes] = []
@@ -155,7 +155,7 @@ class _PullBatch(_Group):
 
 
 class _Iterated(_Group):
-    """`async for`, handed on some at a time."""
+    """Consumes by `async for`, and returns several messages at a time."""
 
     async def take(self) -> Sequence[bytes]:
         found: list[bytes] = []
@@ -172,7 +172,7 @@ class _Iterated(_Group):
 
 
 def receiver(target: Target, way: str, topic: str, group: str) -> Receiver:
-    """One that consumes so."""
+    """Return a receiver for that way."""
     kinds: dict[str, type[Receiver]] = {
         "bulk": _PullBatch,
         "each": _Pull,

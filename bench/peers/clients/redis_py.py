@@ -18,7 +18,7 @@ _CONNECTIONS: Final = 100
 
 
 async def make_topics(target: Target, topics: Sequence[str]) -> None:
-    """Streams need no making."""
+    """Do nothing: streams need not be created."""
 
 
 def _connect(target: Target) -> Any:
@@ -39,7 +39,7 @@ class _Pipelines(Sender):
         pipeline.execute()
 
     async def flush(self) -> None:
-        """Each pipeline has its answers when ``put`` returns."""
+        """Do nothing: each pipeline has its answers when ``put`` returns."""
         await self.turn()
 
     def post(self, topic: str, body: bytes, number: int) -> None:
@@ -75,7 +75,7 @@ class _Awaited(AwaitedSender):
 
 
 def sender(target: Target, way: str) -> Sender:
-    """One that sends so."""
+    """Return a sender for that way."""
     kinds: dict[str, type[Sender]] = {"bulk": _Pipelines, "awaited": _Awaited, "paced": _Pipelines}
     return kinds[way](target)
 
@@ -89,7 +89,7 @@ class _Group(Receiver):
         try:
             self._redis.xgroup_create(self.topic, self.group, id="0", mkstream=True)
         except redis.ResponseError as error:
-            if "BUSYGROUP" not in str(error):  # it is there
+            if "BUSYGROUP" not in str(error):  # the group exists
                 raise
 
     def _read(self) -> list[tuple[bytes, dict[bytes, bytes]]]:
@@ -111,7 +111,7 @@ class _Group(Receiver):
         self._redis.xack(self.topic, self.group, *numbers)
 
     async def flush(self) -> None:
-        """Each XACK has its answer."""
+        """Do nothing: each XACK has its answer."""
 
     async def left(self) -> int:
         pending = int(self._redis.xpending(self.topic, self.group)["pending"])
@@ -130,10 +130,10 @@ class _Each(_Group):
 
 
 def _of_stream(found: Any) -> Any:
-    """The messages of the one stream, whichever protocol the client speaks."""
+    """Return the messages of the one stream, for either protocol of the client."""
     return next(iter(found.values()))[0] if isinstance(found, dict) else found[0][1]
 
 
 def receiver(target: Target, way: str, topic: str, group: str) -> Receiver:
-    """One that consumes so."""
+    """Return a receiver for that way."""
     return {"bulk": _Group, "each": _Each, "paced": _Group}[way](target, topic, group)

@@ -14,7 +14,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
-# It writes a log under the home directory; that of the user is none of its business.
+# It logs below the home directory, which is set to another one so that the user's stays clean.
 os.environ["HOME"] = tempfile.mkdtemp(prefix="rocketmq-client-")
 
 from rocketmq import ClientConfiguration, Credentials, FilterExpression, Message, Producer, SimpleConsumer
@@ -24,7 +24,7 @@ from bench.peers.peer import Target
 from qmq.bench.values import BenchFailed
 
 _IN_FLIGHT: Final = 1_000
-#: More at a time the proxy does not give.
+#: The proxy returns no more at a time.
 _RECEIVE: Final = 32
 _THREADS: Final = 16
 _LEASE_S: Final = 300
@@ -39,12 +39,14 @@ _READ_AND_WRITE: Final = 6
 
 
 def _plain(name: str) -> str:
-    """Names may have no dots."""
+    """Replace the dots of a name, which are not allowed."""
     return name.replace(".", "-")
 
 
 async def make_topics(target: Target, topics: Sequence[str]) -> None:
-    """Topics of 8 queues, and their groups: without, receiving fails. The tool starts a JVM, so all at once."""
+    """Create topics of 8 queues, and their groups, without which receiving fails. All at once, since the tool starts a
+    JVM.
+    """
     described = [
         {
             "topicName": _plain(topic),
@@ -79,7 +81,7 @@ def _admin(target: Target, *words: str, says: str = "success") -> None:
     command = [*target.more["admin"], *words, "-n", str(target.more["names"])]
     told = ""
     for _ in range(_TRIES):
-        # It gives up after seconds, which a machine that has much to do may take.
+        # It gives up after seconds, which a busy machine may take.
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
         if says in done.stdout:
             return
@@ -129,13 +131,12 @@ class _Async(Sender):
 
 
 def sender(target: Target, way: str) -> Sender:
-    """One that sends so; all ways are the same."""
+    """Return a sender; all ways are the same."""
     return _Async(target)
 
 
 class _Receiving(Receiver):
-    """Threads that receive and ack one by one: an ack costs a round trip, and the client's ``ack_async`` tells nobody
-    when it is done."""
+    """Receives and acks one by one in threads: an ack costs a round trip, and ``ack_async`` does not report its end."""
 
     blocks = True
 
@@ -157,8 +158,9 @@ class _Receiving(Receiver):
         self._started = False
 
     def _make_group(self) -> None:
-        """A group that begins with the first message, also where the broker has no longer all of them in memory: there
-        it would begin with the last."""
+        """Create a group that begins with the first message, even if the broker no longer has all of them in memory; by
+        default it would begin with the last.
+        """
         group = _group(self.topic, self.group)
         _make_groups(self.target, [group])
         words = ("-g", group, "-t", _plain(self.topic), "-s", "0")
@@ -182,14 +184,14 @@ class _Receiving(Receiver):
                     self._some.notify()
 
     def _handles(self, message: Any) -> bool:
-        """Acknowledge a message; False if it has failed instead."""
+        """Acknowledge a message; return False if it is to fail instead."""
         self._consumer.ack(message)
         return True
 
     async def take(self) -> Sequence[bytes]:
         if not self._started:
             self._started = True
-            # The proxy refuses until it has heard of this client by another way.
+            # The proxy refuses until it knows this client by another connection.
             self._patient_until = time.monotonic() + _ANSWER_S
             for _ in range(_THREADS):
                 self._pool.submit(self._work)
@@ -203,13 +205,13 @@ class _Receiving(Receiver):
         return [body for _, body in found]
 
     async def rest(self) -> Sequence[tuple[int, bytes]]:
-        """Threads that receive at this moment acknowledge what comes."""
+        """Return the remaining messages; threads that are receiving acknowledge what arrives."""
         self._ends.set()
         self._pool.shutdown()
         return self._came
 
     async def flush(self) -> None:
-        """Each ack had its answer before its message was handed on."""
+        """Do nothing: each ack had its answer before its message was returned."""
 
     async def close(self) -> None:
         self._ends.set()
@@ -218,7 +220,7 @@ class _Receiving(Receiver):
 
 
 class _Failing(_Receiving):
-    """Every tenth message fails the first time: there is no nack but a lease of a second."""
+    """Fails every tenth message the first time: there is no nack, only a lease of a second."""
 
     async def open(self) -> None:
         await super().open()
@@ -234,5 +236,5 @@ class _Failing(_Receiving):
 
 
 def receiver(target: Target, way: str, topic: str, group: str) -> Receiver:
-    """One that consumes so; but for failures all ways are the same."""
+    """Return a receiver; except for failures all ways are the same."""
     return (_Failing if way == "failing" else _Receiving)(target, topic, group)

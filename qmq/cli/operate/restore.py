@@ -20,7 +20,7 @@ from qmq.errors import InvalidOption
 from qmq.net.client.address import parse_url, shown_location
 from qmq.net.client.producer.receipts import utc_from_us
 from qmq.restore.progress import RestoreProgress
-from qmq.restore.run import Restoring
+from qmq.restore.run import RestoreRun
 from qmq.restore.selection import END_US, RestoreSelection
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -83,7 +83,7 @@ def restore(
         addresses = parse_url(server)
         does = f"send {_wanted(selection)} of {shown_location(source)} to {', '.join(map(str, addresses))} again"
         confirm(yes, f"this will {does}", lambda: f"{does}?")
-        restoring = Restoring(files, selection, addresses, _now_us, this_process(), source=reading, again=again)
+        restoring = RestoreRun(files, selection, addresses, _now_us, this_process(), source=reading, again=again)
         try:
             with reading_bar() as shown:
                 progress = run(restoring.run(shown))
