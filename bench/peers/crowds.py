@@ -1,4 +1,4 @@
-"""Very many topics; and consumers that come and go while messages flow."""
+"""Measure very many topics, consumers that come and go while messages flow, and consumers that wait."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from qmq.bench.values import BenchFailed
 _SIZE: Final = 100
 _SEED: Final = 1
 _CHECKED: Final = 5
-#: For a rate that no way here is known to have.
+#: The rate that is assumed where no way here has a known one.
 _SPREAD_RATE: Final = 250_000
 
 _PROCESSES: Final = 10
@@ -28,13 +28,13 @@ _LOOK_S: Final = 5.0
 _FLOW: Final = 1_000
 _FLOW_S: Final = 12.0
 #: When members join and how long each stays, in seconds. The first three are there before messages flow; the last stays
-#: until all has come.
+#: until all have arrived.
 MEMBERS: Final = ((0.0, 9.0), (0.0, 11.0), (0.0, 13.0), (7.0, 8.0), (10.0, 8.0), (12.0, 22.0))
 _FLOWS_AFTER_S: Final = 6.0
 
 
 def subjects(running: Running) -> Iterator[Row]:
-    """Each message to a random one of so many topics. Raises BenchFailed when so many can't be made in time."""
+    """Send each message to a random one of very many topics. Raises BenchFailed if these cannot be created in time."""
     client = running.peer.clients[0]
     way = next(iter(client.paced))
     running.warm(client)
@@ -67,7 +67,9 @@ def _made(running: Running, client: Client, prefix: str, count: int) -> float:
 
 
 def churn(running: Running) -> Iterator[Row]:
-    """Consumers of one group join and leave while messages flow; more of them than a topic has partitions."""
+    """Let consumers of one group join and leave while messages flow; there are more of them than a topic has
+    partitions.
+    """
     for client in running.peer.clients:
         if not client.paced:
             continue
@@ -107,7 +109,7 @@ def _flow(running: Running, client: Client, way: str, topic: str) -> tuple[list[
 
 
 def _check(came: Sequence[tuple[int, int]], sent: dict[str, Any]) -> None:
-    """Each message of the schedule came, some perhaps again, and no other."""
+    """Raise BenchFailed unless each message of the schedule arrived at least once, and no other did."""
     every = 1_000_000_000 // _FLOW
     wanted = {sent["first_due_ns"] + number * every for number in range(sent["messages"])}
     found = Counter(due for _, due in came)
@@ -117,7 +119,7 @@ def _check(came: Sequence[tuple[int, int]], sent: dict[str, Any]) -> None:
 
 
 def idle(running: Running) -> Iterator[Row]:
-    """Very many consumers that wait for messages that do not come: what they cost the broker."""
+    """Measure what very many consumers cost the broker while no messages arrive."""
     client = next(client for client in running.peer.clients if client.paced)
     before = running.server.memory().own
     topic = running.topic("idle")

@@ -1,8 +1,8 @@
-"""What drives a client library: a `Sender` and a `Receiver` for each of its ways, behind one interface.
+"""The interface that drives each client library: a `Sender` and a `Receiver` for each of its ways.
 
-A module of `bench.peers.clients` has ``make_topics(target, topics)``, ``sender(target, way)`` and
-``receiver(target, way, topic, group)``; a way is a name of its `peer.Client`. Libraries without asyncio are driven from
-coroutines that never wait: nothing else runs in the worker's loop.
+A module of `bench.peers.clients` has ``make_topics(target, topics)``, ``sender(target, way)`` and ``receiver(target,
+way, topic, group)``; a way is a name of its `peer.Client`. Libraries without asyncio are driven from coroutines that
+never wait: nothing else runs in the worker's loop.
 """
 
 from __future__ import annotations
@@ -17,57 +17,57 @@ from typing import Any, Protocol
 from bench.peers.peer import Target
 
 IN_FLIGHT = 1_000
-#: A consumer that fails does so for one message of so many, the first time it gets it.
+#: A consumer that fails does so for one message in so many, the first time it gets it.
 FAILS_ONE_OF = 10
 _REMEMBERED = 10_000
 
 
 class Sender(ABC):
-    """Sends to topics (streams, queues) and knows when all is acknowledged."""
+    """Sends to topics (streams, queues), and knows when all messages are acknowledged."""
 
-    #: Messages of a ``put``.
+    #: The number of messages of a ``put``.
     at_once: int = 1_000
-    #: Whether ``acked`` is told of each message of ``post``; else ``flush`` alone says that all are acknowledged.
+    #: Whether ``acked`` is called for each message of ``post``; else only ``flush`` says that all are acknowledged.
     tells_acks: bool = True
 
     def __init__(self, target: Target) -> None:
         self.target = target
-        #: Called with a message's number when it is acknowledged, for those of ``post``.
+        #: Called with the number of a message of ``post`` when it is acknowledged.
         self.acked: Callable[[int], None] = _ignore
 
     @abstractmethod
     async def open(self, topics: Sequence[str]) -> None:
-        """Connect, and learn all there is to know before sending to *topics*."""
+        """Connect, and prepare for sending to *topics*."""
 
     @abstractmethod
     async def put(self, topic: str, bodies: list[bytes]) -> None:
-        """Send these. May return before they are acknowledged, but not while too many are on their way."""
+        """Send messages. It may return before they are acknowledged, but waits while too many are in flight."""
 
     @abstractmethod
     async def flush(self) -> None:
-        """All is acknowledged, or it raises."""
+        """Wait until all messages are acknowledged; raises if one is not."""
 
     @abstractmethod
     async def close(self) -> None:
         """Disconnect."""
 
     def post(self, topic: str, body: bytes, number: int) -> None:
-        """Send one at once without waiting for it, and tell ``acked`` when it is acknowledged."""
+        """Send one message at once without waiting for it, and call ``acked`` when it is acknowledged."""
         raise NotImplementedError(f"{type(self).__name__} does not send on a schedule")
 
     async def turn(self) -> None:
-        """Let the client do what it has to do between two posts."""
+        """Let the client do its work between two posts."""
         await asyncio.sleep(0)
 
     async def run(self, topic: str, bodies: list[bytes], messages: int) -> None:
-        """Send that many, the bodies over and over; all are acknowledged when it returns."""
+        """Send that many messages, with the bodies over and over; all are acknowledged when it returns."""
         for part in portions(bodies, messages, self.at_once):
             await self.put(topic, part)
         await self.flush()
 
 
 class AwaitedSender(Sender):
-    """Awaits each message, *IN_FLIGHT* of them at a time."""
+    """Awaits each message, with *IN_FLIGHT* of them at a time."""
 
     in_flight = IN_FLIGHT
 
@@ -77,7 +77,7 @@ class AwaitedSender(Sender):
 
     @abstractmethod
     async def one(self, topic: str, body: bytes) -> None:
-        """Send one; it is acknowledged on return."""
+        """Send one message; it is acknowledged on return."""
 
     async def put(self, topic: str, bodies: list[bytes]) -> None:
         left = iter(bodies)
@@ -93,7 +93,7 @@ class AwaitedSender(Sender):
             await asyncio.gather(*self._posted)
 
     async def run(self, topic: str, bodies: list[bytes], messages: int) -> None:
-        # One pool over all, not one for each portion: those would wait for their slowest.
+        # One pool for all portions: a pool for each would wait for its slowest call.
         await self.put(topic, (bodies * (messages // len(bodies) + 1))[:messages])
 
     def post(self, topic: str, body: bytes, number: int) -> None:
@@ -109,16 +109,16 @@ class AwaitedSender(Sender):
 class Receiver(ABC):
     """Takes messages of one topic for one group, and acknowledges them."""
 
-    #: Whether joining can't be told from receiving, so that the clock starts with the first messages.
+    #: Whether joining cannot be told from receiving, so that the clock starts at the first message.
     late_start: bool = False
     #: Whether ``take`` blocks its thread while it waits, as libraries without asyncio do.
     blocks: bool = False
-    #: How many messages it has refused: those of a way that fails.
+    #: How many messages it has failed, in a way that fails.
     refused: int = 0
     #: How long ``take`` waits for a message.
     silence_s: float = 10.0
-    #: After how long a message that was handed out and not acknowledged comes again, where the client may say so: none
-    #: must expire because a consumer that is too slow for the rate has it waiting.
+    #: The time after which an unacknowledged message comes again, if the client can set it: so long that none expires
+    #: while it waits in a slow consumer.
     session_timeout_s: float = 300.0
 
     def __init__(self, target: Target, topic: str, group: str) -> None:
@@ -132,18 +132,20 @@ class Receiver(ABC):
 
     @abstractmethod
     async def take(self) -> Sequence[bytes] | int:
-        """What came next, acknowledged: the bodies, or how many if bodies are not touched; none after a silence."""
+        """Return the next messages, acknowledged: the bodies, or their number if bodies are not read; none after a
+        silence.
+        """
 
     @abstractmethod
     async def flush(self) -> None:
-        """All acknowledgements are confirmed as far as the client can know."""
+        """Wait until all acknowledgements are confirmed, as far as the client can know."""
 
     async def rest(self) -> Sequence[tuple[int, bytes]]:
-        """It takes no more: what was acknowledged for it that it has not taken, each with when (monotonic, ns)."""
+        """Stop, and return the acknowledged messages that were not taken, each with its time (monotonic, ns)."""
         return ()
 
     async def left(self) -> int:
-        """How many messages the group has not acknowledged, as the broker says; 0 where it can't be asked."""
+        """Return the broker's count of messages that the group has not acknowledged; 0 if it cannot be asked."""
         return 0
 
     @abstractmethod
@@ -152,14 +154,14 @@ class Receiver(ABC):
 
 
 class Tags:
-    """Which numbers the broker has confirmed: of several queues in any order, and all up to one at once."""
+    """The numbers that the broker has confirmed: of several queues in any order, and all up to one at once."""
 
     def __init__(self) -> None:
         self._all_to = 0
         self._ahead: set[int] = set()
 
     def confirm(self, tag: int, multiple: bool) -> Sequence[int]:
-        """Those that a confirmation is of and none before it was."""
+        """Return the numbers that a confirmation covers and no earlier one did."""
         if multiple:
             new = [one for one in range(self._all_to + 1, tag + 1) if one not in self._ahead]
             self._all_to = max(tag, self._all_to)
@@ -174,38 +176,38 @@ class Tags:
 
 
 class Driver(Protocol):
-    """A module of `bench.peers.clients`."""
+    """The interface of a module of `bench.peers.clients`."""
 
     async def make_topics(self, target: Target, topics: Sequence[str]) -> None:
-        """Make topics, or whatever they are called there."""
+        """Create topics, or their equivalents."""
 
     def sender(self, target: Target, way: str) -> Sender:
-        """One that sends so."""
+        """Return a sender for that way."""
 
     def receiver(self, target: Target, way: str, topic: str, group: str) -> Receiver:
-        """One that consumes so, from the topic's first message on."""
+        """Return a receiver for that way, from the topic's first message on."""
 
 
 def driver(module: str) -> Driver:
-    """The module of that name."""
+    """Return the module of that name."""
     found: Any = importlib.import_module(f"bench.peers.clients.{module}")
     return found  # type: ignore[no-any-return]  # what a module names so is one
 
 
 def portions(bodies: list[bytes], messages: int, at_once: int) -> Iterator[list[bytes]]:
-    """*bodies* over and over, *messages* of them, *at_once* in a list; each starts with the first body."""
+    """Yield *bodies* over and over in lists of *at_once*, *messages* in all; each list starts with the first body."""
     portion = (bodies * (at_once // len(bodies) + 1))[:at_once]
     for start in range(0, messages, at_once):
         yield portion if messages - start >= at_once else portion[: messages - start]
 
 
 def _ignore(_: int) -> None:
-    """Nobody asks."""
+    """Do nothing."""
 
 
 @asynccontextmanager
 async def closing(opened: Sender | Receiver) -> AsyncIterator[None]:
-    """Close it at the end of the block, however that ends."""
+    """Close it at the end of the block in any case."""
     try:
         yield
     finally:

@@ -1,7 +1,7 @@
-"""What was to be reached beside the others, and whether it was: the first table of docs/BENCHMARKS.md.
+"""The goals beside other brokers, and whether they are reached: the first table of docs/BENCHMARKS.md.
 
-A goal that is a ratio is one of two numbers of the same round, and the median of the rounds; of several ways of the
-others the best of that round counts.
+A goal that is a ratio compares two numbers of the same round, and takes the median of the rounds. Of several ways of
+the other brokers, the best of that round counts.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from bench.peers.results import OURS
 from qmq.bench.values import shown
 
 Found = Mapping[str, Any]
-#: Of one round: by broker, client and way.
+#: The numbers of one round, by broker, client and way.
 Round = Mapping[tuple[str, str, str], float]
 _MIB: Final = 1 << 20
 _PAGE_CACHE: Final = "page cache"
@@ -25,21 +25,22 @@ _C_CLIENT: Final = "confluent-kafka"
 
 
 class Who(NamedTuple):
-    """Ways of a broker. Without *ways* all of them, without *client* those of all its clients; without *broker* those
-    of all others than QMQ."""
+    """Some ways of a broker: without *ways* all ways, without *client* those of all clients, without *broker* those of
+    all brokers except QMQ.
+    """
 
     broker: str = ""
     client: str = ""
     ways: tuple[str, ...] = ()
 
     def has(self, broker: str, client: str, way: str) -> bool:
-        """Whether that is one of them."""
+        """Return whether a way is one of these."""
         is_his = broker == self.broker if self.broker else broker not in (OURS, LOOPBACK)
         return is_his and self.client in ("", client) and (not self.ways or way in self.ways)
 
 
 class Goal(NamedTuple):
-    """What is to be reached: *most* None: at least *least*, else at most that. ``figure`` finds it in a run."""
+    """A goal: at most *most*, or, if that is None, at least *least*. ``figure`` finds its number in a run."""
 
     says: str
     figure: Callable[[Found], float | None]
@@ -48,17 +49,17 @@ class Goal(NamedTuple):
     unit: str = "times"
 
     def reached(self, figure: float) -> bool:
-        """Whether that is enough."""
+        """Return whether a number reaches the goal."""
         return figure <= self.most if self.most is not None else figure >= self.least
 
     def wanted(self) -> str:
-        """In words."""
+        """Return the bound in words."""
         words = f"at most {shown(self.most)}" if self.most is not None else f"at least {shown(self.least)}"
         return f"{words} {self.unit}".rstrip()
 
 
 def _values(found: Found, work: str, promise: str, what: str, who: Who) -> dict[int, list[float]]:
-    """Of each round the numbers of these."""
+    """Return the numbers of these ways by round."""
     values: dict[int, list[float]] = {}
     for one in found["numbers"]:
         is_it = (one["work"], one["promise"], one["what"]) == (work, promise, what)
@@ -71,7 +72,7 @@ def _values(found: Found, work: str, promise: str, what: str, who: Who) -> dict[
 def _beside(
     work: str, promise: str, what: str, ours: Who, theirs: Who, less: bool = False
 ) -> Callable[[Found], float | None]:
-    """How many times better the best of ours was than the best of theirs, of what more (or *less*) is better."""
+    """Return a function for how many times better QMQ's best is than the best of others; more (or *less*) is better."""
 
     def figure(found: Found) -> float | None:
         best = min if less else max
@@ -84,7 +85,7 @@ def _beside(
 
 
 def _most(work: str, what: str, unit_size: float = 1.0, ending: bool = False) -> Callable[[Found], float | None]:
-    """The most of QMQ's medians of these numbers; with *ending*, of those whose name ends so."""
+    """Return a function for the greatest of QMQ's medians of these numbers; *ending* selects them by name."""
 
     def figure(found: Found) -> float | None:
         values = [
@@ -99,7 +100,7 @@ def _most(work: str, what: str, unit_size: float = 1.0, ending: bool = False) ->
 
 
 def _least(work: str, start: str, unit: str) -> Callable[[Found], float | None]:
-    """The least of QMQ's medians of the numbers of that unit whose names start so."""
+    """Return a function for the least of QMQ's medians of the numbers of that unit; *start* selects them by name."""
 
     def figure(found: Found) -> float | None:
         values = [
@@ -113,7 +114,7 @@ def _least(work: str, start: str, unit: str) -> Callable[[Found], float | None]:
 
 
 def _of_few(found: Found) -> float | None:
-    """QMQ's rate with the most subjects, of that with a hundredth of them."""
+    """Return QMQ's rate with the most subjects, relative to that with a hundredth of them."""
     rates = {
         int(one["what"].removesuffix(" subjects").replace(",", "")): one["median"]
         for one in found["numbers"]
@@ -173,7 +174,7 @@ GOALS: Final = (*_moving(), *_waiting())
 
 
 def summary(founds: Sequence[Found]) -> Iterator[str]:
-    """The table, of the first run that has the numbers of a goal."""
+    """Yield the lines of the table; each goal is looked up in the first run that has its numbers."""
     yield "| beside | wanted | figure | reached |"
     yield "|---|---|---|---|"
     for goal in GOALS:

@@ -1,4 +1,4 @@
-"""How brokers come onto the machine: Debian packages, Maven artifacts, Go modules. Nothing by hand, nothing twice."""
+"""Install brokers: Debian packages, Maven artifacts, Go modules. Nothing is installed twice."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _POM: Final = """<project xmlns="http://maven.apache.org/POM/4.0.0">
 
 
 def say(command: Sequence[str | Path], *, cwd: Path | None = None, more: Mapping[str, str] | None = None) -> str:
-    """Run a command; returns what it wrote. Raises Absent with its last words when it fails or is not there."""
+    """Run a command, and return its output. Raises Absent with its last words if it fails or does not exist."""
     try:
         done = subprocess.run(
             [str(part) for part in command],
@@ -49,7 +49,7 @@ def _shown(command: Sequence[str | Path]) -> str:
 
 
 def debian(package: str, program: str) -> Path:
-    """Where *program* of a Debian package is; installs the package when it is not there. Raises Absent."""
+    """Return the path of *program* of a Debian package, which is installed if necessary. Raises Absent."""
     found = shutil.which(program)
     if found is None:
         if os.geteuid():
@@ -64,19 +64,21 @@ def debian(package: str, program: str) -> Path:
 
 
 def debian_size(*packages: str) -> int:
-    """Bytes that Debian packages take when installed."""
+    """Return the bytes that installed Debian packages take."""
     told = say(["dpkg-query", "--show", "--showformat", "${Installed-Size}\n", *packages])
     return sum(int(line) for line in told.split()) * 1024
 
 
 def debian_version(package: str) -> str:
-    """The version of an installed Debian package, without Debian's own part."""
+    """Return the version of an installed Debian package, without Debian's own part."""
     told = say(["dpkg-query", "--show", "--showformat", "${Version}", package])
     return told.partition(":")[2].partition("-")[0] if ":" in told else told.partition("-")[0]
 
 
 def maven(home: Path, name: str, artifacts: Sequence[str]) -> Path:
-    """A directory with all jars of *artifacts* ("group:artifact:version") and what they need. Raises Absent."""
+    """Return a directory with all jars of *artifacts* ("group:artifact:version") and of what they need. Raises
+    Absent.
+    """
     directory = home / name
     lib, mark = directory / "lib", directory / "artifacts"
     wanted = "\n".join(artifacts)
@@ -99,7 +101,7 @@ def _dependencies(artifacts: Sequence[str]) -> str:
 
 
 def java() -> str:
-    """The Java to run brokers with. Raises Absent."""
+    """Return the Java to run brokers with. Raises Absent."""
     found = shutil.which("java")
     if found is None:
         raise Absent("there is no java on this machine; Debian's openjdk-17-jre-headless would bring it")
@@ -107,7 +109,7 @@ def java() -> str:
 
 
 def go(home: Path, module: str, program: str) -> Path:
-    """A program of a Go module ("path@version"), built once. Raises Absent."""
+    """Return a program of a Go module ("path@version"), built once. Raises Absent."""
     path = home / "go" / program
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -116,7 +118,7 @@ def go(home: Path, module: str, program: str) -> Path:
 
 
 def size_of(path: Path) -> int:
-    """Bytes of a file, or of all files under a directory."""
+    """Return the bytes of a file, or of all files below a directory."""
     if path.is_file():
         return path.stat().st_size
     return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())

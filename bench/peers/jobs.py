@@ -1,4 +1,4 @@
-"""What workers do, whatever the client library: the loops that send and receive, timed and checked."""
+"""The jobs of workers for every client library: loops that send and receive, timed and checked."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from bench.peers.tally import Tally, bodies
 from qmq.bench.values import BenchFailed, latencies
 from qmq.bench.worker import Gate
 
-#: A message on a schedule that is not acknowledged or has not come so long after the last was due is missing.
+#: A message on a schedule is missing if it was not acknowledged or received this long after the last one was due.
 LATE_S: Final = 30.0
 _SKIPPED: Final = 0.1
-#: A sender that takes so many times as long as its schedule, and some seconds, gives up.
+#: A sender gives up if it takes so many times as long as its schedule, and some seconds.
 _SLOWEST: Final = 2.0
 _SLOWEST_S: Final = 2.0
-#: A client that blocks looks at the clock after so many.
+#: How many messages a client that blocks sends between two looks at the clock.
 _POSTED_AT_ONCE: Final = 1_000
 
 
 def target_of(told: dict[str, Any]) -> Target:
-    """From plain types."""
+    """Return a target from plain types."""
     return Target(told["address"], Promise(told["promise"]), told.get("more", {}))
 
 
 async def make(gate: Gate, *, module: str, target: dict[str, Any], topics: list[str]) -> dict[str, Any]:
-    """Make topics."""
+    """Create topics."""
     chosen = driver(module)
     gate()
     started = time.perf_counter()
@@ -40,7 +40,7 @@ async def make(gate: Gate, *, module: str, target: dict[str, Any], topics: list[
 async def send(
     gate: Gate, *, module: str, way: str, target: dict[str, Any], topic: str, size: int, messages: int
 ) -> dict[str, Any]:
-    """Send *messages* to *topic* in this way: until all are acknowledged."""
+    """Send *messages* to *topic* in that way, until all are acknowledged."""
     parts = bodies(size)
     sender = driver(module).sender(target_of(target), way)
     await sender.open([topic])
@@ -56,7 +56,7 @@ async def consume(
     gate: Gate, *, module: str, way: str, target: dict[str, Any], topic: str, group: str, size: int, messages: int,
     there: int | None = None, text: str = "",
 ) -> dict[str, Any]:  # fmt: skip
-    """Take and acknowledge all *messages* of *topic*, or so many where more are *there*; *text* as in `Tally`.
+    """Take and acknowledge *messages* of *topic*, or so many if more are *there*; *text* as in `Tally`.
 
     ``checked`` says whether their bodies were compared.
     """
@@ -89,7 +89,7 @@ async def consume(
 
 
 async def _check_end(receiver: Receiver, tally: Tally, touched: bool, came: int, is_all: bool) -> None:
-    """All came, as they were sent, and none is left if that is *is_all*."""
+    """Raise BenchFailed unless all messages arrived as they were sent, and, with *is_all*, none is left."""
     if touched:
         tally.check()
     elif came != tally.messages:
@@ -106,9 +106,11 @@ async def _check_end(receiver: Receiver, tally: Tally, touched: bool, came: int,
 async def paced(
     gate: Gate, *, module: str, way: str, target: dict[str, Any], topic: str, size: int, rate: int, seconds: float
 ) -> dict[str, Any]:
-    """Send on a schedule that waits for nobody, spinning: each message is timed from when it was due to its
-    acknowledgement. A body begins with when it was due (monotonic ns). When it takes far longer than its schedule it
-    gives up, and tells how fast it was."""
+    """Send on a fixed schedule, spinning: each message is timed from when it was due to its acknowledgement.
+
+    A body begins with when it was due (monotonic ns). If it takes far longer than its schedule, it gives up, and
+    returns how fast it was.
+    """
     total, every = int(rate * seconds), 1_000_000_000 // rate
     rest = bodies(size)[0][8:]
     sender = driver(module).sender(target_of(target), way)
@@ -155,7 +157,7 @@ async def arrivals(
     gate: Gate, *, module: str, way: str, target: dict[str, Any], topic: str, group: str, size: int, rate: int,
     messages: int,
 ) -> dict[str, Any]:  # fmt: skip
-    """Take what `paced` sends: each is timed from when it was due until it is here."""
+    """Take the messages that `paced` sends: each is timed from when it was due until it arrives."""
     every = 1_000_000_000 // rate
     receiver = driver(module).receiver(target_of(target), way, topic, group)
     await receiver.open()
@@ -178,7 +180,7 @@ async def arrivals(
 
 
 def _check_schedule(came: Sequence[bytes], messages: int, every: int, size: int) -> None:
-    """Each message of the schedule once, and no other."""
+    """Raise BenchFailed unless each message of the schedule arrived once, and no other did."""
     if len(came) != messages:
         raise BenchFailed(f"{len(came)} messages came, {messages} were sent")
     rest = bodies(size)[0][8:]
@@ -188,7 +190,7 @@ def _check_schedule(came: Sequence[bytes], messages: int, every: int, size: int)
 
 
 def _tail(took_ns: array[int]) -> dict[str, float]:
-    """Percentiles without the first tenth."""
+    """Return percentiles without the first tenth."""
     return latencies([at / 1e9 for at in took_ns[int(len(took_ns) * _SKIPPED) :]])
 
 

@@ -1,4 +1,4 @@
-"""A yardstick beside the brokers: as many bytes over loopback from one process to another, with nothing done."""
+"""Measure a plain copy over loopback from one process to another, to compare brokers with."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 from qmq.bench.processes import LoadWorker
 from qmq.bench.values import BenchFailed
 
-#: Stands where a broker's name does.
+#: It takes the place of a broker's name.
 NAME: Final = "loopback"
 TITLE: Final = "no broker"
 CLIENT: Final = "two sockets"
@@ -18,9 +18,9 @@ _BATCH: Final = 1_000
 
 
 def rate(scratch: Path, size: int, messages: int) -> float:
-    """Messages of *size* bytes a second that a plain socket moves to another process, as QMQ's batches of 1,000.
+    """Return the messages of *size* bytes a second that a plain socket moves to another process, as batches of 1,000.
 
-    Raises BenchFailed when it moved less than that.
+    Raises BenchFailed if it moved fewer.
     """
     with LoadWorker(scratch, "raw.sink", {"write_to": None}) as sink:
         sink.go()

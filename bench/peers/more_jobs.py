@@ -1,4 +1,4 @@
-"""What workers do for the works with many topics or many consumers."""
+"""The jobs of workers for many topics or many consumers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from qmq.bench.values import BenchFailed
 from qmq.bench.worker import Gate
 
 _TIMEOUT_S: Final = 0.2
-#: What somebody held who has left comes again after this, where nothing else brings it back.
+#: The time after which messages in flight to a member that has left come again, if nothing else brings them back.
 _SESSION_TIMEOUT_S: Final = 2.0
 _IDLE_S: Final = 600.0
 _SETTLE_S: Final = 1.0
@@ -32,7 +32,7 @@ _MADE_AT_ONCE: Final = 500
 async def make_many(
     gate: Gate, *, module: str, target: dict[str, Any], prefix: str, count: int, timeout_s: float
 ) -> dict[str, Any]:
-    """Make `topics_of`, some at a time, and give up after *timeout_s*; tells how many there are."""
+    """Create `topics_of`, some at a time, and give up after *timeout_s*; return how many there are."""
     chosen, topics = driver(module), topics_of(prefix, count)
     gate()
     seconds, made, at_once = 0.0, 0, _FIRST_MADE
@@ -46,7 +46,7 @@ async def make_many(
 
 
 def enough(made: int, count: int, seconds: float) -> None:
-    """Raises BenchFailed when fewer than *count* topics could be made in that time."""
+    """Raise BenchFailed if fewer than *count* topics could be created in that time."""
     if made < count:
         raise BenchFailed(f"in {seconds:.0f} s only {made:,} of {count:,} topics could be made")
 
@@ -55,8 +55,11 @@ async def spread(
     gate: Gate, *, module: str, way: str, target: dict[str, Any], prefix: str, count: int, size: int, messages: int,
     seed: int, timeout_s: float,
 ) -> dict[str, Any]:  # fmt: skip
-    """Send each message to a random one of `topics_of`, after one to each of them: where topics need no making, that
-    makes them, and is given up after *timeout_s*. Raises BenchFailed then."""
+    """Send a message to each of `topics_of`, then each message to a random one.
+
+    Where topics need not be created, the first messages create them. Raises BenchFailed if that takes longer than
+    *timeout_s*.
+    """
     topics = topics_of(prefix, count)
     parts, places = bodies(size), places_of(count, messages, seed)
     sender = driver(module).sender(target_of(target), way)
@@ -70,7 +73,9 @@ async def spread(
     sender.acked = acked
 
     async def post(first: int, chosen: Sequence[int]) -> float:
-        """Send to these, the first as message number *first*; returns the seconds until all are acknowledged."""
+        """Send to these topics, beginning with message number *first*; return the seconds until all are
+        acknowledged.
+        """
         started = time.perf_counter()
         until = started + (timeout_s if not first else math.inf)
         for number, place in enumerate(chosen, first):
@@ -94,12 +99,14 @@ async def spread(
 
 
 def topics_of(prefix: str, count: int) -> list[str]:
-    """The topics that messages are spread over. Not among a worker's options: those of very many are too long."""
+    """Return the topics that messages are spread over. They are not among a worker's options, since these would be too
+    long.
+    """
     return [f"{prefix}.{number:06}" for number in range(count)]
 
 
 def places_of(topics: int, messages: int, seed: int) -> list[int]:
-    """Which topic each message goes to."""
+    """Return the index of the topic of each message."""
     return random.Random(seed).choices(range(topics), k=messages)
 
 
@@ -107,7 +114,7 @@ async def check_spread(
     gate: Gate, *, module: str, way: str, target: dict[str, Any], prefix: str, count: int, size: int, messages: int,
     seed: int, places: list[int],
 ) -> dict[str, Any]:  # fmt: skip
-    """Consume the topics at these *places* and compare each with what `spread` sent to it."""
+    """Consume the topics at *places*, and compare each with what `spread` sent to it."""
     gate()
     topics = topics_of(prefix, count)
     parts, sent = bodies(size), places_of(count, messages, seed)
@@ -135,7 +142,7 @@ async def check_spread(
 async def member(
     gate: Gate, *, module: str, way: str, target: dict[str, Any], topic: str, group: str, seconds: float
 ) -> dict[str, Any]:
-    """Join, consume for so many seconds, leave: when each message came, and when it was due (both ns)."""
+    """Join, consume for *seconds*, leave; return when each message arrived, and when it was due (both ns)."""
     receiver = driver(module).receiver(target_of(target), way, topic, group)
     receiver.silence_s = _TIMEOUT_S
     receiver.session_timeout_s = _SESSION_TIMEOUT_S
@@ -158,7 +165,7 @@ async def member(
 async def take_one(
     gate: Gate, *, module: str, way: str, target: dict[str, Any], topic: str, group: str
 ) -> dict[str, Any]:
-    """Take something, tell how much, and do nothing more; the parent stops this process meanwhile."""
+    """Take some messages, return how many, and do nothing more; the parent stops this process meanwhile."""
     receiver = driver(module).receiver(target_of(target), way, topic, group)
     await receiver.open()
     gate()
@@ -170,9 +177,9 @@ async def take_one(
 async def idle(
     gate: Gate, *, module: str, way: str, target: dict[str, Any], topic: str, consumers: int, seconds: float
 ) -> dict[str, Any]:
-    """Have *consumers* wait for messages that do not come, each of a group of its own, until the parent says enough.
+    """Have *consumers* wait for messages that do not arrive, each in a group of its own, until the parent ends it.
 
-    Opens them for no longer than *seconds*; tells how many there are.
+    It opens them for at most *seconds*, and returns how many there are.
     """
     receivers: list[Receiver] = []
     began = time.monotonic()

@@ -1,4 +1,4 @@
-"""Send and consume: how fast messages go in and come out, each way of each client, each size of body."""
+"""Measure how fast messages are sent and consumed, for each way of each client and each size of body."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from bench.peers.tools import Load
 RATE: Final = "msg/s"
 #: Ways to consume that other works measure.
 _OF_OTHER_WORKS: Final = ("paced", "failing")
-#: About what a bare copy of 100 B moves in a second.
+#: About how many messages of 100 B a plain copy moves in a second.
 _COPY_RATE: Final = 10_000_000
 
 
 def move(running: Running) -> Iterator[Row]:
-    """Every way to send, and every way to consume what was sent: so every message is checked."""
+    """Measure every way to send, and every way to consume what was sent, so that every message is checked."""
     for client in running.peer.clients:
         running.warm(client)
         for size in running.amount.sizes:
@@ -43,7 +43,7 @@ def move(running: Running) -> Iterator[Row]:
 
 
 def _by_tool(running: Running, tool: Tool) -> Iterator[Row]:
-    """The same with a broker's own load tool; what one of it and the usual client sends, the other consumes."""
+    """Measure a broker's own load tool; the usual client consumes what it sends, and the other way round."""
     client, module = running.peer.clients[0], tools.module(tool.module)
     for size in running.amount.sizes:
         topic, done = "", Load(0, 0.0)
@@ -65,9 +65,9 @@ def _by_tool(running: Running, tool: Tool) -> Iterator[Row]:
 
 
 def pairs(client: Client) -> list[tuple[str, str, bool, bool]]:
-    """Which way consumes what which way has sent, so that all are taken; and whether it is the first time of either.
+    """Return pairs of ways to send and to consume, so that all are used, and whether it is the first use of either.
 
-    The first ways to send are the fast ones, so they fill where there are more ways to consume.
+    The first ways to send are the fast ones, so they are used again if there are more ways to consume.
     """
     sends = list(client.sends)
     consumes = [way for way in client.consumes if way not in _OF_OTHER_WORKS]

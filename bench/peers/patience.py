@@ -1,4 +1,4 @@
-"""How long something may take, whatever it waits for; and what no signal may interrupt."""
+"""Limit the time of any wait, and keep signals from interrupting a block."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ _INTERRUPTING: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGALRM)
 
 @contextmanager
 def at_most(seconds: float) -> Iterator[None]:
-    """Raises BenchFailed in the block when it takes longer. For the main thread alone: an alarm ends what it waits for,
-    be it a worker, a program or a server."""
+    """Raise BenchFailed in the block if it takes longer. For the main thread only: an alarm interrupts any wait."""
 
     def late(*_: object) -> None:
         raise BenchFailed(f"it took more than {seconds:,.0f} s, and was ended")
@@ -32,8 +31,9 @@ def at_most(seconds: float) -> Iterator[None]:
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Signals that would raise in the block do so behind it: a process that was started and is not known yet would be
-    left running. For the main thread alone."""
+    """Delay signals that would raise in the block until its end: a process that was just started would be left running.
+    For the main thread only.
+    """
     came: list[int] = []
     before = {number: signal.signal(number, lambda number, _: came.append(number)) for number in _INTERRUPTING}
     try:

@@ -1,4 +1,4 @@
-"""What a broker has to tell and to do to be measured: a new one is a `Peer` and a module of `bench.peers.clients`."""
+"""The interface of a broker that is measured: a new one is a `Peer` and a module of `bench.peers.clients`."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from bench.peers.processes import Server
 
 
 class Promise(StrEnum):
-    """What an acknowledgement of a send means."""
+    """What an acknowledgement of a send promises."""
 
     PAGE_CACHE = "page cache"
     FSYNC = "fsync"
 
 
 class Absent(Exception):
-    """A peer can't be had on this machine; the text says why, and what would help."""
+    """A broker cannot be installed on this machine; the text says why, and what would help."""
 
 
 class Way(NamedTuple):
@@ -27,7 +27,7 @@ class Way(NamedTuple):
 
     ``says`` names the calls and settings. ``rate`` is about how many messages of 100 B it moves in a second: it decides
     how many are sent, so that slow and fast ones run for about as long. ``like`` is the way of QMQ that a user would
-    take instead, where it has another name.
+    choose instead, if it has another name.
     """
 
     says: str
@@ -38,8 +38,8 @@ class Way(NamedTuple):
 class Client(NamedTuple):
     """A client library. ``package`` is its distribution, ``module`` the one of `bench.peers.clients` that drives it.
 
-    ``paced`` are the ways to send on a schedule; the one to consume meanwhile is "paced" too. Empty where the client
-    can't (or nobody would).
+    ``paced`` are the ways to send on a schedule; the way to consume meanwhile is "paced" too. It is empty if the client
+    cannot do that or nobody would.
     """
 
     package: str
@@ -50,10 +50,10 @@ class Client(NamedTuple):
 
 
 class Tool(NamedTuple):
-    """A broker's own load tool, in another language than Python. ``package`` says which, and the language;
-    ``module`` is the one of `bench.peers.tools` that runs it.
+    """A broker's own load tool, in another language than Python.
 
-    Its ways are held against those of QMQ's Python client: ``Way.like`` says which.
+    ``package`` names it and the language; ``module`` is the one of `bench.peers.tools` that runs it. Its ways are
+    compared with those of QMQ's Python client that ``Way.like`` names.
     """
 
     package: str
@@ -61,19 +61,21 @@ class Tool(NamedTuple):
     sends: Mapping[str, Way]
     consumes: Mapping[str, Way]
     paced: Mapping[str, Way] = {}
-    #: Its bodies are of its own making, and the usual client would take too long over them: they are only counted.
+    #: Whether its messages are only counted, since it makes its own bodies and comparing them would take too long.
     only_counts: bool = False
 
 
 class Installed(NamedTuple):
-    """What is on the machine: the broker's version, and the bytes of all that was installed to run it."""
+    """An installed broker: its version, and the bytes of all that was installed to run it."""
 
     version: str
     size_bytes: int
 
 
 class Peer(ABC):
-    """A broker. ``promises`` says by which setting it keeps each promise, ``cannot`` why it does not keep one."""
+    """A broker. ``promises`` has the setting for each promise it keeps, ``cannot`` the reason why it does not keep
+    one.
+    """
 
     name: ClassVar[str]
     title: ClassVar[str]
@@ -81,27 +83,27 @@ class Peer(ABC):
     tools: ClassVar[tuple[Tool, ...]] = ()
     promises: ClassVar[Mapping[Promise, str]]
     cannot: ClassVar[Mapping[Promise, str]] = {}
-    #: Works that it can't do, and why.
+    #: The works that it cannot do, with the reasons.
     lacks: ClassVar[Mapping[str, str]] = {}
-    #: Messages that go through it before it is measured: compilers at run time need some.
+    #: How many messages go through it before it is measured: compilers at run time need some.
     warm_messages: ClassVar[int] = 20_000
 
     @property
     def drivers(self) -> list[Client | Tool]:
-        """All that sends to it and consumes from it."""
+        """Return all its clients and tools."""
         return [*self.clients, *self.tools]
 
     @abstractmethod
     def install(self, home: Path) -> Installed:
-        """See to it that the broker is there, under *home* or as the system's package. Raises Absent."""
+        """Make sure that the broker is installed, below *home* or as a package of the system. Raises Absent."""
 
     @abstractmethod
     def start(self, home: Path, directory: Path, promise: Promise) -> Server:
-        """Start it on loopback with its data under *directory*, and return when it serves. Raises BenchFailed."""
+        """Start it on loopback with its data below *directory*, and return when it serves. Raises BenchFailed."""
 
 
 class Target(NamedTuple):
-    """A broker that runs, as its clients see it: where, what it promises, and what else its client has to know."""
+    """A running broker as its clients see it: its address, its promise, and what else its client has to know."""
 
     address: str
     promise: Promise

@@ -1,4 +1,4 @@
-"""In which order everything is done: round after round, and within a round the peers in turn for each work."""
+"""Plan the order of all steps: round after round, and within a round all peers for each work."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from bench.peers.works import WORKS
 
 
 class Step(NamedTuple):
-    """A peer is started, does one work under one promise, and is stopped."""
+    """Starting a peer, doing one work under one promise, and stopping it."""
 
     number: int
     work: str
@@ -18,12 +18,12 @@ class Step(NamedTuple):
     promise: Promise
 
     def as_json(self) -> list[Any]:
-        """In plain types."""
+        """Return the step in plain types."""
         return [self.number, self.work, self.peer.name, str(self.promise)]
 
 
 def steps(peers: Sequence[Peer], works: Sequence[str], rounds: int) -> Iterator[Step]:
-    """Each round begins with another peer, so that none always comes after the same one."""
+    """Yield all steps. Each round begins with another peer, so that none always comes after the same one."""
     for number in range(rounds):
         shift = number % len(peers) if peers else 0
         for work in works:

@@ -1,4 +1,4 @@
-"""Plots of what was found: a picture a work, bars a person can read at a glance."""
+"""Draw plots of the results: a picture for each work, as bars."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _COLUMNS: Final = 2
 
 
 class Bar(NamedTuple):
-    """A number: who, how much, and from where to where the rounds went."""
+    """A bar: its label, its value, and the spread of the rounds."""
 
     label: str
     value: float
@@ -27,7 +27,7 @@ class Bar(NamedTuple):
 
 
 class Panel(NamedTuple):
-    """All who have one number, the best first."""
+    """All bars of one number, the best first."""
 
     title: str
     unit: str
@@ -35,7 +35,7 @@ class Panel(NamedTuple):
 
 
 def panels(found: Found, work: str) -> list[Panel]:
-    """What a picture of *work* shows: a panel a number and promise that at least two brokers have."""
+    """Return the panels of the picture of *work*: one for each number and promise that at least two brokers have."""
     titles = {loopback.NAME: loopback.TITLE} | {peer["name"]: peer["title"] for peer in found["peers"]}
     chosen = [number for number in found["numbers"] if number["work"] == work and _is_drawn(number["what"])]
     made = []
@@ -49,7 +49,7 @@ def panels(found: Found, work: str) -> list[Panel]:
 
 
 def _is_drawn(what: str) -> bool:
-    """p99.9, times to the acknowledgement and the sent rate stand in the table; a picture of all is one of nothing."""
+    """Return whether a number is drawn; p99.9, times to the acknowledgement and the sent rate are only in the table."""
     return not what.endswith(("p99.9", " sent")) and " to ack " not in what
 
 
@@ -60,7 +60,7 @@ def _bar(number: Mapping[str, Any], titles: Mapping[str, str]) -> Bar:
 
 
 def pictures(founds: Sequence[Found], directory: Path, suffix: str = ".png") -> dict[tuple[int, str], Path]:
-    """Where the picture of each work of each run is, that has something to compare, by the run's place and the work."""
+    """Return the path of each picture with something to compare, by the index of its run and its work."""
     paths: dict[tuple[int, str], Path] = {}
     for at, found in enumerate(founds):
         for work in dict.fromkeys(number["work"] for number in found["numbers"]):
@@ -80,7 +80,7 @@ def _draw(chosen: Sequence[Panel], title: str, path: Path) -> None:
     import matplotlib as mpl
 
     mpl.use("agg")
-    mpl.rcParams["svg.fonttype"] = "none"  # else letters are drawings, and a picture many times as large
+    mpl.rcParams["svg.fonttype"] = "none"  # otherwise letters are drawn as paths, and a picture is many times as large
     from matplotlib import pyplot
 
     rows = -(-len(chosen) // _COLUMNS)

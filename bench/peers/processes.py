@@ -1,4 +1,4 @@
-"""Servers as processes: started in a session of their own, watched, and always ended."""
+"""Run servers as processes: started in sessions of their own, watched, and ended in any case."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _LOOK_EVERY_S: Final = 0.02
 
 
 class Memory(NamedTuple):
-    """Bytes of a server's processes. ``own`` is RssAnon and shared anonymous memory, ``file`` what is mapped."""
+    """The bytes of a server's processes. ``own`` is RssAnon and shared anonymous memory, ``file`` what is mapped."""
 
     own: int
     file: int
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of loopback that nobody listened to a moment ago."""
+    """Return ports of loopback on which nobody listened a moment ago."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for one in sockets:
@@ -38,7 +38,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def answers(port: int) -> bool:
-    """Whether somebody listens on this port of loopback."""
+    """Return whether a server listens on this port of loopback."""
     try:
         socket.create_connection(("127.0.0.1", port), 1.0).close()
     except OSError:
@@ -47,16 +47,16 @@ def answers(port: int) -> bool:
 
 
 class Server:
-    """A broker that runs: one process or several, and all their descendants.
+    """A running broker: one process or several, and all their descendants.
 
-    *target* is what its clients are told (see `peer.Target`), in plain types. Use it in a ``with`` block.
+    *target* is for its clients (see `peer.Target`), in plain types. Use it in a ``with`` block.
     """
 
     def __init__(self, name: str, directory: Path, target: Mapping[str, Any]) -> None:
         self.name = name
         self.directory = directory
         self.target = dict(target)
-        #: From the start of its first process until it served, in seconds.
+        #: Seconds from the start of its first process until it served.
         self.ready_after_s = 0.0
         self._processes: list[subprocess.Popen[bytes]] = []
         self._started: float | None = None
@@ -85,7 +85,7 @@ class Server:
             raise
 
     def wait_until(self, serves: Callable[[], bool], timeout_s: float = _START_S) -> None:
-        """Return when *serves* says so. Raises BenchFailed when a process ends before, or the time is up."""
+        """Return when *serves* returns True. Raises BenchFailed if a process ends before, or the time is up."""
         assert self._started is not None
         try:
             while not serves():
@@ -105,16 +105,16 @@ class Server:
             raise BenchFailed(f"{self.name} did not serve within {timeout_s:.0f} s; {self.last_words()}")
 
     def last_words(self) -> str:
-        """The end of what it wrote, for errors."""
+        """Return the end of its output, for errors."""
         words = self._log.read_text("utf-8", "replace").strip()[-800:]
-        return f"its last words: {words}" if words else "it left no word"
+        return f"its last words: {words}" if words else "it printed nothing"
 
     def pids(self) -> list[int]:
-        """Of its processes and their descendants."""
+        """Return the ids of its processes and their descendants."""
         return sorted(descendants({process.pid for process in self._processes}))
 
     def memory(self) -> Memory:
-        """Of all its processes."""
+        """Return the memory of all its processes."""
         own = file = 0
         for pid in self.pids():
             status = dict(_status(pid))
@@ -123,11 +123,11 @@ class Server:
         return Memory(own, file)
 
     def cpu_s(self) -> float:
-        """Seconds of processor time of all its processes so far."""
+        """Return the seconds of processor time of all its processes so far."""
         return sum(_cpu_ticks(pid) for pid in self.pids()) / _TICKS
 
     def end(self) -> None:
-        """End all: gently, then not."""
+        """End all processes with SIGTERM, and kill those that do not end."""
         pids = self.pids()
         for process in reversed(self._processes):
             if process.poll() is None:
@@ -152,7 +152,7 @@ class Server:
 
 
 def descendants(roots: set[int]) -> set[int]:
-    """These processes and all that descend from them, of those that run."""
+    """Return these processes and all their descendants that run."""
     parents = dict(_parents())
     found = {pid for pid in roots if pid in parents}
     while more := {pid for pid, parent in parents.items() if parent in found and pid not in found}:
@@ -167,7 +167,7 @@ def _parents() -> Iterator[tuple[int, int]]:
 
 
 def _stat(pid: int) -> list[str]:
-    """The fields of /proc/PID/stat from the state on; empty when the process is gone."""
+    """Return the fields of /proc/PID/stat from the state on; empty if the process has ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text("ascii", "replace").rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
@@ -180,7 +180,7 @@ def _cpu_ticks(pid: int) -> int:
 
 
 def _status(pid: int) -> Iterator[tuple[str, int]]:
-    """The sizes in /proc/PID/status, in bytes."""
+    """Yield the sizes in /proc/PID/status, in bytes."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text("ascii", "replace").splitlines()
     except (FileNotFoundError, ProcessLookupError):

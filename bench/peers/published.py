@@ -1,5 +1,4 @@
-"""What docs/ shows of it: BENCHMARKS.md, its plots, and the saved JSON that both are made of, so that anybody can make
-them again."""
+"""The results that docs/ has: BENCHMARKS.md, its plots, and the saved JSON from which both can be made again."""
 
 from __future__ import annotations
 
@@ -13,12 +12,12 @@ from bench.peers import plots, table
 
 
 def kept(docs: Path) -> list[Path]:
-    """The JSON that is kept, in the order in which it is shown; none when none is."""
+    """Return the saved JSON files in the order in which they are shown."""
     return sorted(_places(docs).glob("found/*.json"))
 
 
 def keep(docs: Path, files: Sequence[Path]) -> None:
-    """Keep these, and no others; a run is called as the directory that it was saved in."""
+    """Save these files, and remove others; a run is named after the directory that it was saved in."""
     texts = [(f"{at:02}-{file.parent.name}.json", _compact(file)) for at, file in enumerate(files, 1)]
     for old in kept(docs):
         old.unlink()
@@ -29,7 +28,7 @@ def keep(docs: Path, files: Sequence[Path]) -> None:
 
 
 def _compact(file: Path) -> str:
-    """A line for each number and each other member: a tenth of the lines, and a difference still tells something."""
+    """Return JSON with a line for each number and each other member, so that differences are readable."""
     found = json.loads(file.read_text("utf-8"))
     numbers = ",\n".join(json.dumps(one) for one in found.pop("numbers"))
     members = [f"{json.dumps(name)}: {json.dumps(value)}" for name, value in found.items()]
@@ -37,17 +36,17 @@ def _compact(file: Path) -> str:
 
 
 def read(docs: Path) -> list[dict[str, Any]]:
-    """What is kept."""
+    """Return the saved runs."""
     return [json.loads(file.read_text("utf-8")) for file in kept(docs)]
 
 
 def pictures(docs: Path) -> dict[tuple[int, str], Path]:
-    """The plots that belong to it, by the run's place and the work."""
+    """Return the paths of their plots, by the index of the run and the work."""
     return plots.pictures(read(docs), _places(docs), ".svg")
 
 
 def render(docs: Path) -> str:
-    """The part of BENCHMARKS.md that what is kept makes."""
+    """Return the part of BENCHMARKS.md of the saved runs."""
     founds, places = read(docs), _places(docs)
     shown = {place: path.relative_to(docs).as_posix() for place, path in plots.pictures(founds, places, ".svg").items()}
     limits = places / "limits.md"
@@ -55,7 +54,7 @@ def render(docs: Path) -> str:
 
 
 def write(docs: Path, draws: bool) -> None:
-    """Write BENCHMARKS.md; with *draws* the plots that it shows too, and no others stay."""
+    """Write BENCHMARKS.md; with *draws* also the plots that it shows, removing others."""
     if draws:
         for old in _places(docs).glob("*.svg"):
             old.unlink()

@@ -21,7 +21,7 @@ PEERS: Final[dict[str, Peer]] = {
 
 
 def chosen(names: Sequence[str]) -> list[Peer]:
-    """The peers of these names, and QMQ always, since the ratios are to it; all without names. Raises InvalidOption."""
+    """Return the peers of these names, or all, always with QMQ, which the ratios need. Raises InvalidOption."""
     for name in names:
         if name not in PEERS:
             raise InvalidOption(f"there is no peer {name!r}; there are {', '.join(PEERS)}")

@@ -1,4 +1,4 @@
-"""What was found: the rounds of each number as median and spread, beside QMQ's of the same round."""
+"""The results: each number's median and spread over the rounds, and its ratio to QMQ's in the same round."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any, Final, NamedTuple
 from bench.peers.peer import Client, Peer, Tool
 from bench.peers.running import Row
 
-#: Of which less is better.
+#: The units of which less is better.
 _LESS: Final = ("ms", "s", "bytes", "cores")
-#: Of which neither more nor less is better: they say what was done, and brokers did not all do as much.
+#: The units of which neither is better: they describe the work, and brokers did not all do as much.
 _NEITHER: Final = ("cpu s", "messages", "consumers")
 OURS: Final = "qmq"
 
@@ -25,11 +25,11 @@ class Number(NamedTuple):
 
     @property
     def median(self) -> float:
-        """The middle of the rounds."""
+        """Return the median of the rounds."""
         return median(self.values.values())
 
     def as_json(self) -> dict[str, Any]:
-        """In plain types."""
+        """Return the number in plain types."""
         told = {name: value for name, value in self.row._asdict().items() if name != "value"}
         values = list(self.values.values())
         return {
@@ -44,7 +44,7 @@ class Number(NamedTuple):
 
 
 def numbers(rounds: Iterable[tuple[int, Row]], peers: Sequence[Peer]) -> list[Number]:
-    """The numbers of all rounds, in the order in which they first came."""
+    """Return the numbers of all rounds, in the order in which they first appear."""
     gathered: dict[Row, dict[int, float]] = {}
     for number, row in rounds:
         gathered.setdefault(row._replace(value=0.0), {})[number] = row.value
@@ -58,7 +58,7 @@ def numbers(rounds: Iterable[tuple[int, Row]], peers: Sequence[Peer]) -> list[Nu
 
 
 def rows_of(saved: Iterable[Mapping[str, Any]]) -> list[tuple[int, Row]]:
-    """The rounds that were saved by `Number.as_json`, again."""
+    """Return the rounds that `Number.as_json` has saved."""
     return [
         (number, Row(**{name: one[name] for name in Row._fields if name != "value"}, value=value))
         for one in saved
@@ -78,7 +78,7 @@ def _beside(
     all_rounds: Mapping[Row, Mapping[int, float]],
     likes: Mapping[tuple[str, str, str], str],
 ) -> float | None:
-    """How many times better QMQ was: the median over the rounds that both have."""
+    """Return how many times better QMQ was: the median over the rounds that both have."""
     if row.peer == OURS or row.unit in _NEITHER or row.what.endswith(" sent"):
         return None
     like = likes.get((row.peer, row.client, row.way), row.way)
@@ -86,7 +86,7 @@ def _beside(
     same = {
         other.way: found for other, found in all_rounds.items() if other._replace(client="", way="", value=0.0) == asked
     }
-    # Of what only another way of QMQ tells, that one.
+    # If only another way of QMQ has the number, take that one.
     ours = same.get(like) or next(iter(same.values()), {})
     both = [(ours[number], values[number]) for number in values if number in ours]
     ratios = [_times_better(one, other, row.unit) for one, other in both if one > 0 and other > 0]

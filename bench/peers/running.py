@@ -1,4 +1,4 @@
-"""One peer that runs, and workers that are sent at it: what the works are made of."""
+"""A running peer, and the workers that the works send to it."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from bench.peers.processes import Server
 from qmq.bench.processes import Child, warm_memory
 from qmq.bench.values import BenchFailed
 
-#: As sizes of bodies are called.
+#: The names of body sizes.
 SIZES: Final = {100: "100 B", 1_024: "1 KiB", 16_384: "16 KiB"}
-#: More bytes a second than anybody moves; a run of large bodies is no longer than so many of them.
+#: More bytes a second than any broker moves, which bounds runs with large bodies.
 _BYTES_PER_S: Final = 200e6
 _SMALL: Final = 100
 _SAMPLE_EVERY_S: Final = 0.5
@@ -28,10 +28,12 @@ _PORTION: Final = 1_000
 
 
 class Amount(NamedTuple):
-    """How much a run of the bench moves. ``seconds`` is about how long one run takes; ``sizes`` of bodies in bytes;
-    ``rates`` of messages a second on a schedule; ``backlog`` and ``own_backlog`` (QMQ's alone) messages that wait;
-    ``subjects`` as many as are sent to; ``consumers`` that wait; after ``timeout_s`` seconds filling a backlog, making
-    topics or joining is given up."""
+    """How much a run sends.
+
+    ``seconds`` is about how long one run takes; ``sizes`` of bodies in bytes; ``rates`` of messages a second on a
+    schedule; ``backlog`` and ``own_backlog`` (QMQ's alone) messages that wait; ``subjects`` numbers of subjects;
+    ``consumers`` that wait; after ``timeout_s`` seconds it gives up filling a backlog, making topics or joining.
+    """
 
     seconds: float = 2.0
     sizes: tuple[int, ...] = (100, 1_024, 16_384)
@@ -43,7 +45,7 @@ class Amount(NamedTuple):
     timeout_s: float = 60.0
 
     def messages(self, rate: int, size: int) -> int:
-        """Messages of *size* bytes for a run of a way that moves *rate* small ones a second."""
+        """Return how many messages of *size* bytes to send in a way that moves *rate* small ones a second."""
         most = min(rate, _BYTES_PER_S / size)
         return max(round(self.seconds * most / _PORTION), 2) * _PORTION
 
@@ -72,28 +74,28 @@ class Running:
         self._scratch = scratch
 
         self.most_memory = server.memory()
-        #: Messages that were put into a topic to wait there.
+        #: How many messages were sent to a topic to wait there.
         self.filled: dict[str, int] = {}
         self._ends = threading.Event()
         self._sampler = threading.Thread(target=self._sample, daemon=True)
         self._sampler.start()
 
     def _sample(self) -> None:
-        """Note the most memory that the server had; its memory goes up and down."""
+        """Record the most memory that the server has had, since it goes up and down."""
         while not self._ends.wait(_SAMPLE_EVERY_S):
             self.most_memory = max(self.most_memory, self.server.memory())
 
     def end(self) -> None:
-        """Look no more."""
+        """Stop sampling."""
         self._ends.set()
         self._sampler.join()
 
     def topic(self, what: str) -> str:
-        """A name that nobody has sent to."""
+        """Return the name of a topic that nothing was sent to yet."""
         return f"bench.{what}-{secrets.token_hex(3)}"
 
     def run(self, *jobs: tuple[str, Client, Mapping[str, Any]], writes_bytes: int = 0) -> list[dict[str, Any]]:
-        """Prepare workers one after another, start them together; returns their results. Raises BenchFailed."""
+        """Prepare workers one after another, start them together, and return their results. Raises BenchFailed."""
         with ExitStack() as stack:
             workers = [stack.enter_context(self.worker(job, client, options)) for job, client, options in jobs]
             warm_memory(self._scratch, writes_bytes)
@@ -102,16 +104,16 @@ class Running:
             return [self.result(worker) for worker in workers]
 
     def result(self, worker: Child) -> dict[str, Any]:
-        """What a worker has to say in the end."""
+        """Return the result of a worker."""
         found: dict[str, Any] = json.loads(worker.read_line())
         return found
 
     def worker(self, job: str, client: Client, options: Mapping[str, Any]) -> Child:
-        """A worker that is prepared, and starts when it is told "go"."""
+        """Return a worker that is prepared, and starts when it is told "go"."""
         return self.prepared(job, client, options)[0]
 
     def prepared(self, job: str, client: Client, options: Mapping[str, Any]) -> tuple[Child, dict[str, Any]]:
-        """The same, and what it had to say before it starts."""
+        """Return a prepared worker, and the values that it printed before its start."""
         told = {"module": client.module, "target": self.server.target, **options}
         errors = self._scratch / f"worker-{time.monotonic_ns():x}.errors"
         child = Child(
@@ -126,12 +128,12 @@ class Running:
             raise
 
     def make(self, client: Client, *topics: str) -> float:
-        """Make topics; returns the seconds that it took."""
+        """Create topics; return the seconds that it took."""
         (made,) = self.run(("make", client, {"topics": topics}))
         return float(made["seconds"])
 
     def send(self, client: Client, way: str, topic: str, size: int, messages: int) -> float:
-        """Send to a topic; returns messages a second."""
+        """Send to a topic; return messages a second."""
         options = {"way": way, "topic": topic, "size": size, "messages": messages}
         (sent,) = self.run(("send", client, options), writes_bytes=size * messages)
         return _rate(sent)
@@ -147,9 +149,9 @@ class Running:
         there: int | None = None,
         text: str = "",
     ) -> float:
-        """Consume all of a topic, or *messages* where more are *there*; returns messages a second.
+        """Consume all of a topic, or *messages* if more are *there*; return messages a second.
 
-        What was only counted is read again and compared.
+        Messages that were only counted are read again and compared.
         """
         options = {"topic": topic, "size": size, "messages": messages, "there": there, "text": text}
         (came,) = self.run(("consume", client, {**options, "way": way, "group": group}))
@@ -158,7 +160,7 @@ class Running:
         return _rate(came)
 
     def warm(self, client: Client) -> None:
-        """Move some messages that nobody measures."""
+        """Send and consume some messages that are not measured."""
         if not client.sends or not client.consumes:
             return
         topic, messages = self.topic("warm"), self.peer.warm_messages
@@ -168,21 +170,21 @@ class Running:
         self.consume(client, consume, topic, _SMALL, messages)
 
     def copy(self, size: int, messages: int) -> float:
-        """Messages a second that a bare copy over loopback moves while the broker has nothing to do."""
+        """Return the messages a second that a plain copy over loopback moves while the broker is idle."""
         return loopback.rate(self._scratch, size, messages)
 
     def backlogs(self) -> list[int]:
-        """How many messages are to wait, one after another: more for QMQ."""
+        """Return the sizes of backlogs to measure; QMQ has one more."""
         return [self.amount.backlog, *([self.amount.own_backlog] if self.peer.name == "qmq" else [])]
 
     def row(self, work: str, client: Client | Tool, way: str, what: str, value: float, unit: str) -> Row:
-        """A number of this peer."""
+        """Return a number of this peer."""
         return Row(work, self.peer.name, client.package, way, str(self.promise), what, value, unit)
 
 
 @contextmanager
 def running(peer: Peer, promise: Promise, home: Path, scratch: Path, amount: Amount) -> Iterator[Running]:
-    """Start a peer on a new directory under *scratch*; stopped, and all it wrote deleted, at the end."""
+    """Start a peer on a new directory below *scratch*; stop it and delete the directory at the end."""
     directory = scratch / f"{peer.name}-{time.monotonic_ns():x}"
     try:
         with peer.start(home, directory, promise) as server:

@@ -1,4 +1,4 @@
-"""A run of the bench: install, measure in turn, and tell what was found."""
+"""A run of the bench: install, measure in turn, and collect the results."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from qmq.bench.values import BenchFailed
 from qmq.errors import InvalidOption
 
 Say = Callable[[str], None]
-#: What a step may fail with; anything else is a fault of the bench itself.
+#: The errors that a step may raise; any other is a bug of the bench.
 _FAILURES: Final = (BenchFailed, Absent, OSError, ValueError, LookupError, SubprocessError)
 
 
 @dataclass
 class Suite:
-    """What is measured, where, and what was found so far."""
+    """The plan and the results so far."""
 
     peers: Sequence[Peer]
     works: Sequence[str]
@@ -46,14 +46,14 @@ class Suite:
     installed: dict[str, Installed] = field(default_factory=dict)
     absent: dict[str, str] = field(default_factory=dict)
     rows: list[tuple[int, Row]] = field(default_factory=list)
-    #: The steps that came to their end, in plain types.
+    #: The completed steps, in plain types.
     done: list[list[Any]] = field(default_factory=list)
     failures: list[dict[str, Any]] = field(default_factory=list)
     machine: Mapping[str, Any] = field(default_factory=dict)
     date: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
 
     def install(self, say: Say) -> None:
-        """See to it that all brokers are there; those that can't be had are told of, and left out."""
+        """Make sure that all brokers are installed; those that cannot be are reported and left out."""
         self.home.mkdir(parents=True, exist_ok=True)
         for peer in self.peers:
             try:
@@ -64,9 +64,9 @@ class Suite:
         self.machine = self.machine or machine(self.scratch)
 
     def measure(self, say: Say, saved: Callable[[], None]) -> None:
-        """Do all works, in turn. A work that fails is told of, and the others go on; *saved* is called after each.
+        """Do all works in turn. A work that fails is reported, and the others go on; *saved* is called after each.
 
-        What an earlier run has done (see `resume`) is not done again.
+        Steps that an earlier run has completed (see `resume`) are skipped.
         """
         for step in self.plan():
             if step.as_json() in self.done:
@@ -83,8 +83,10 @@ class Suite:
             saved()
 
     def resume(self, found: Mapping[str, Any]) -> None:
-        """Go on where an earlier run was ended; steps that failed are tried again. Raises InvalidOption when it moved
-        other amounts, or has numbers of a peer that this run has not."""
+        """Continue an interrupted run; steps that failed are tried again.
+
+        Raises InvalidOption if it had other amounts, or has numbers of a peer that this run lacks.
+        """
         amount = json.loads(json.dumps(self.amount._asdict()))
         if found["amount"] != amount:
             raise InvalidOption(f"the saved run moved other amounts: {found['amount']}, not {amount}")
@@ -97,7 +99,7 @@ class Suite:
         self.machine, self.date = found["machine"], found["date"]
 
     def plan(self) -> list[Step]:
-        """What is to be done with those that are there."""
+        """Return the steps for the installed peers."""
         there = [peer for peer in self.peers if peer.name in self.installed]
         return list(steps(there, self.works, self.rounds))
 
@@ -120,7 +122,7 @@ class Suite:
         self.rows.append((step.number, row))
 
     def found(self) -> dict[str, Any]:
-        """All of it, in plain types."""
+        """Return all results in plain types."""
         return {
             "date": self.date,
             "command": self.command,
@@ -154,7 +156,7 @@ class Suite:
 
 
 def failure(step: Step, why: Exception) -> dict[str, Any]:
-    """In plain types, the text on one line."""
+    """Return a failure in plain types, its text on one line."""
     told = str(why) if isinstance(why, BenchFailed | Absent) else f"{type(why).__name__}: {why}"
     words = " ".join(told.split())
     return {
@@ -167,7 +169,7 @@ def failure(step: Step, why: Exception) -> dict[str, Any]:
 
 
 def ways_of(peers: Sequence[Peer]) -> dict[str, str]:
-    """What the ways stand for, by "peer/client/work/way"."""
+    """Return descriptions of the ways, by "peer/client/work/way"."""
     copy = f"{loopback.NAME}/{loopback.CLIENT}/consume/{loopback.WAY}"
     return {copy: loopback.SAYS} | {
         f"{peer.name}/{client.package}/{work}/{name}": way.says

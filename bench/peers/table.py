@@ -1,4 +1,4 @@
-"""Markdown for docs/BENCHMARKS.md, made from what was found; nothing in it is written by hand."""
+"""Make the Markdown of docs/BENCHMARKS.md from the results."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from qmq.bench.values import shown
 Found = Mapping[str, Any]
 _MIB = 1 << 20
 _UNITS = {"bytes": "MiB"}
-#: Rounds that differ by less say nothing more than their median.
+#: Rounds that differ by less than this factor are shown by their median alone.
 _SPREAD = 1.2
-#: A sender that sent so much of the rate that was asked for has kept up.
+#: A sender that sent this part of the requested rate has kept up.
 _KEPT_UP = 0.99
 
 _TITLES = {
@@ -50,8 +50,11 @@ their brackets. Each row is one way of one client; what it calls is listed below
 def render(
     founds: Sequence[Found], pictures: Mapping[tuple[int, str], str] | None = None, limits: str | None = None
 ) -> str:
-    """The whole document. *founds* are runs of the bench, as saved; each becomes a part of it. *pictures*: where that
-    of a work is, by the place of the run and the work's name. *limits* is what somebody wrote of goals out of reach."""
+    """Return the whole document. *founds* are runs of the bench, as saved; each becomes a part of it.
+
+    *pictures*: the path of each picture by the index of the run and the work. *limits*: a text about goals out of
+    reach.
+    """
     lines = [_INTRO, *summary(founds)]
     if limits is not None:
         lines += ["", limits.strip("\n")]
@@ -124,13 +127,13 @@ def _work(found: Found, work: str, picture: str | None) -> Iterator[str]:
 
 
 def _by_work(number: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A number of a server with the work as its way: a line a work, else the table has a column for each."""
+    """Return a number of a server with its work as its way, so that it is a line and not a column."""
     work, what = number["what"].split(": ")
     return {**number, "way": f"during {work}", "what": what}
 
 
 def _kept_up(numbers: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
-    """Without the rates that were sent, but where a sender did not keep up."""
+    """Yield the numbers without the sent rates, except where a sender did not keep up."""
     for one in numbers:
         wanted = one["what"].removesuffix(" k msg/s sent")
         if wanted == one["what"] or one["median"] < _KEPT_UP * 1_000 * int(wanted):
@@ -138,7 +141,7 @@ def _kept_up(numbers: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]
 
 
 def _table(found: Found, numbers: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Percentiles of one thing share a column, the lowest first."""
+    """Yield the lines of a table. Percentiles of one thing share a column, the lowest first."""
     titles = {loopback.NAME: loopback.TITLE} | {peer["name"]: peer["title"] for peer in found["peers"]}
     columns = list(dict.fromkeys((_column(number["what"]), number["unit"]) for number in numbers))
     cells: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
@@ -162,7 +165,7 @@ def _column(what: str) -> str:
 
 
 def _cell(numbers: Sequence[Mapping[str, Any]]) -> str:
-    """One number, with its spread where that tells something; or the percentiles of one thing."""
+    """Return one number, with its spread if that matters; or the percentiles of one thing."""
     text = " / ".join(_shown(one["median"], one["unit"]) for one in numbers)
     if len(numbers) == 1 and numbers[0]["most"] > _SPREAD * numbers[0]["least"]:
         (one,) = numbers
@@ -176,7 +179,7 @@ def _shown(value: float, unit: str) -> str:
 
 
 def _ways(found: Found, work: str) -> Iterator[str]:
-    """What the names of ways stand for."""
+    """Yield the descriptions of the ways."""
     seen = list(
         dict.fromkeys((one["peer"], one["client"], one["way"]) for one in found["numbers"] if one["work"] == work)
     )

@@ -1,4 +1,6 @@
-"""What came, held against what was sent: as many, and the same bodies; in any order where brokers keep none."""
+"""Compare what was received with what was sent: as many messages, with the same bodies, in any order if brokers keep
+none.
+"""
 
 from __future__ import annotations
 
@@ -10,26 +12,26 @@ from typing import Final
 from qmq.bench.raw import bodies_of
 from qmq.bench.values import BenchFailed
 
-#: Different bodies, which are sent over and over.
+#: The number of different bodies, which are sent over and over.
 BODIES: Final = 1_000
 LETTERS: Final = "abcdefghijklmnopqrstuvwxyz"
 
 
 def bodies(size: int) -> list[bytes]:
-    """The bodies of that many bytes, in the order in which they are sent."""
+    """Return the bodies of *size* bytes, in the order in which they are sent."""
     return bodies_of(BODIES, size)
 
 
 def text_of(size: int) -> str:
-    """A body of that many bytes without a zero, for tools that send one text over and over."""
+    """Return a body of *size* bytes without a zero, for tools that send one text over and over."""
     return (LETTERS * (size // len(LETTERS) + 1))[:size]
 
 
 class Tally:
-    """Of *messages* that were sent, the bodies over and over. What comes in order is compared with a slice.
+    """The messages to receive, the bodies over and over. Messages in order are compared by a slice.
 
-    With *there*, so many were sent, and only *messages* of them, or some more, are to come. With *text*, that is
-    the one body that was sent over and over.
+    With *there*, so many were sent, and *messages* of them or a few more are to be received. With *text*, every message
+    has this body.
     """
 
     def __init__(self, size: int, messages: int, there: int | None = None, text: str = "") -> None:
@@ -43,7 +45,7 @@ class Tally:
         self._others: Counter[bytes] = Counter()
 
     def add(self, found: Sequence[bytes]) -> None:
-        """These came."""
+        """Add messages that were received."""
         start = self._in_order % len(self._bodies)
         expected = self._expected(start, len(found))
         if list(found) == expected:
@@ -58,7 +60,7 @@ class Tally:
         return list(islice(cycle(self._bodies), start, start + count))
 
     def check(self) -> None:
-        """Raises BenchFailed unless all came, each as often as it was sent."""
+        """Raise BenchFailed unless all messages were received, each as often as it was sent."""
         if not self.messages <= self.came <= self._there:
             raise BenchFailed(f"{self.came} messages came, {self.messages} were sent")
         wanted = Counter(dict(enumerate_counts(self._bodies, self._there)))
@@ -70,6 +72,6 @@ class Tally:
 
 
 def enumerate_counts(parts: Sequence[bytes], messages: int) -> list[tuple[bytes, int]]:
-    """How often each body is among that many, sent over and over."""
+    """Return how often each body is among *messages* that are sent over and over."""
     whole, rest = divmod(messages, len(parts))
     return [(body, whole + (place < rest)) for place, body in enumerate(parts)]

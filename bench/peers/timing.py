@@ -1,4 +1,4 @@
-"""Latency at a fixed rate, from when a message was due: until it is acknowledged, and until another process has it."""
+"""Measure latency at a fixed rate, from when a message was due until it is acknowledged, and until it is received."""
 
 from __future__ import annotations
 
@@ -13,19 +13,22 @@ MS: Final = "ms"
 _SIZE: Final = 100
 _SECONDS: Final = 2
 _SHARES: Final = ("p50", "p99", "p99.9")
-#: A sender that was behind its schedule by more than this at the end could not keep up: its times only say how long it
-#: was measured.
+#: A sender that has sent less than this part of the rate could not keep up: its times only say how long it was
+#: measured.
 _KEEPS_UP: Final = 0.9
 
 
 def rate_name(rate: int) -> str:
-    """1 k msg/s."""
+    """Return the name of a rate: 1 k msg/s."""
     return f"{rate // 1_000} k msg/s"
 
 
 def latency(running: Running) -> Iterator[Row]:
-    """Each way on a schedule, at each rate. A rate that a way can't keep up with is its last; one that it is far from
-    has no times, only how many were sent."""
+    """Measure each way on a schedule, at each rate.
+
+    A rate that a way cannot keep up with is its last; if it is far from it, only the number of messages sent is
+    reported.
+    """
     for client in running.peer.clients:
         if client.paced:
             running.warm(client)
@@ -46,8 +49,9 @@ def latency(running: Running) -> Iterator[Row]:
 def at_rate(
     running: Running, client: Client, way: str, rate: int, topic: str
 ) -> tuple[Mapping[str, Any], Mapping[str, Any] | None]:
-    """What the sender and the receiver measured, on a topic that is there; nothing of the receiver where the sender
-    gave up. Raises BenchFailed."""
+    """Return the results of sender and receiver, on an existing topic; None for the receiver if the sender gave up.
+    Raises BenchFailed.
+    """
     seconds = running.amount.seconds * _SECONDS
     common = {"topic": topic, "size": _SIZE, "rate": rate}
     receives = {**common, "way": "paced", "group": "one", "messages": int(rate * seconds)}
@@ -61,14 +65,14 @@ def at_rate(
         if sent["gave_up"]:
             return sent, None
         came = running.result(receiver)
-    # All others were compared with where the first one puts them.
+    # The times of all messages count from that of the first.
     if (came["messages"], came["first_due_ns"]) != (sent["messages"], sent["first_due_ns"]):
         raise BenchFailed(f"what came was not what was sent: {came}, {sent}")
     return sent, came
 
 
 def arrived(running: Running, client: Client, way: str, rate: int, topic: str) -> Mapping[str, Any]:
-    """What the receiver measured. Raises BenchFailed where the sender gave up."""
+    """Return the results of the receiver. Raises BenchFailed if the sender gave up."""
     sent, came = at_rate(running, client, way, rate, topic)
     if came is None:
         raise BenchFailed(f"of {rate:,} msg/s that were to be sent {sent['sent_rate']:,.0f} were")

@@ -1,4 +1,4 @@
-"""What waits must cost nothing: sends and consumption beside a backlog, and a live group beside a stuck one."""
+"""Measure what waiting messages cost: a backlog, and a live group beside a stuck one."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from qmq.bench.values import BenchFailed
 
 _SIZE: Final = 100
 RATIO: Final = "of the same without"
-#: Short runs of either differ by half: of so many in turn the median.
+#: Short runs differ by half, so this many of each kind are done in turn for the median.
 _PAIRS: Final = 3
 _FILL_PORTION: Final = 5_000_000
 _LIVE_RATE: Final = 1_000
-#: Failures are dear, so of a fast broker few messages are enough.
+#: Failures are slow, so few messages are enough for a fast broker.
 _FAILING_MOST: Final = 50_000
 
 
 def backlog(running: Running) -> Iterator[Row]:
-    """Send to a topic and consume from it, with next to nothing and with very many messages waiting in it."""
+    """Send to a topic and consume from it, with very few and with very many messages waiting in it."""
     client = running.peer.clients[0]
     running.warm(client)
     send = next(iter(client.sends))
@@ -38,7 +38,7 @@ def backlog(running: Running) -> Iterator[Row]:
         waiting = fill(running, client, send, topic, wanted)
         pairs = []
         for number in range(_PAIRS):
-            short = running.topic("short")  # each time anew: machines drift
+            short = running.topic("short")  # a new topic each time, since machines drift
             running.make(client, short)
             sent = running.send(client, send, short, _SIZE, messages)
             beside = running.send(client, send, topic, _SIZE, messages)
@@ -62,7 +62,7 @@ def backlog(running: Running) -> Iterator[Row]:
 
 
 def fill(running: Running, client: Client, send: str, topic: str, wanted: int) -> int:
-    """Send until so many wait, or patience is at its end; returns how many do: a slow broker has a shorter backlog."""
+    """Send until so many messages wait, or the time is up; return how many do: a slow broker has a shorter backlog."""
     waiting, seconds = running.filled.get(topic, 0), 0.0
     while waiting < wanted and seconds < running.amount.timeout_s:
         portion = min(wanted - waiting, _FILL_PORTION, max(client.sends[send].rate * 10, 1_000))
@@ -73,7 +73,7 @@ def fill(running: Running, client: Client, send: str, topic: str, wanted: int) -
 
 
 def neighbours(running: Running) -> Iterator[Row]:
-    """A group on a schedule, alone, and while the only consumer of another group of its topic stands still."""
+    """Measure a group on a schedule, alone, and while the only consumer of another group of its topic is stopped."""
     for client in running.peer.clients:
         if not client.paced:
             continue
@@ -96,7 +96,7 @@ def neighbours(running: Running) -> Iterator[Row]:
 
 
 def failing(running: Running) -> Iterator[Row]:
-    """A consumer that fails for one message of ten, the first time it gets it; where the broker lets it say so."""
+    """Measure a consumer that fails for one message of ten the first time, if the broker has a nack."""
     for client in running.peer.clients:
         if "failing" not in client.consumes:
             continue

@@ -17,5 +17,5 @@ if __name__ == "__main__":
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             print(json.dumps(runner.run(job(gate, **json.loads(sys.argv[2])))), flush=True)
-    except BenchFailed as error:  # it says all: where in the program it was found is nothing to publish
+    except BenchFailed as error:  # its text says enough; a traceback would publish paths
         sys.exit(str(error))

@@ -1,4 +1,4 @@
-"""The works by name, in the order in which they are done: what is asked of every broker."""
+"""The works by name, in their order: what every broker is asked to do."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from qmq.errors import InvalidOption
 
 
 class Work(NamedTuple):
-    """Something that a peer is to do while it runs. ``both``: under either promise, else under the first it keeps."""
+    """A work of a peer while it runs. ``both``: under both promises, else under the first that it keeps."""
 
     do: Callable[[Running], Iterator[Row]]
     both: bool
 
     def promises(self, peer: Peer) -> list[Promise]:
-        """Under which promises a peer does it, where it can."""
+        """Return the promises under which a peer does the work."""
         kept = [promise for promise in Promise if promise in peer.promises]
         return kept if self.both else kept[:1]
 
@@ -38,7 +38,7 @@ _ALSO: Final = {"send": "move", "consume": "move"}
 
 
 def chosen(names: Sequence[str]) -> list[str]:
-    """The works of these names; all without names. Raises InvalidOption."""
+    """Return the works of these names, or all. Raises InvalidOption."""
     for name in names:
         if name not in WORKS and name not in _ALSO:
             raise InvalidOption(f"there is no work {name!r}; there are {', '.join([*WORKS, *_ALSO])}")

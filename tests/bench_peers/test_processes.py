@@ -49,7 +49,7 @@ def test_a_server_that_never_serves_is_ended(tmp_path: Path) -> None:
     server = Server("a server", tmp_path, {})
     server.run([sys.executable, "-c", "import signal; signal.pause()"])
     (pid,) = server.pids()
-    with pytest.raises(BenchFailed, match="a server did not serve within 0 s; it left no word"):
+    with pytest.raises(BenchFailed, match="a server did not serve within 0 s; it printed nothing"):
         server.wait_until(lambda: False, timeout_s=0.0)
     assert descendants({pid}) == set()
 

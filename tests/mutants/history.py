@@ -72,7 +72,7 @@ OF_HISTORY: Final = (
     Mutant(
         "verify a copy before it gets its name",
         "_Run._copy",
-        skip("self._verify(unfinished, manifest, self._checked)"),
+        skip("self._verify(unfinished, manifest, self._verified)"),
         _RECEIPTS,
     ),
     Mutant(

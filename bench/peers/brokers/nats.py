@@ -49,7 +49,9 @@ class Nats(Peer):
         Tool(
             "nats.go (Go)",
             "nats",
-            sends={"queued": Way("PublishAsync, 4,000 pending; natscli, its own load tool, can't be had", 180_000)},
+            sends={
+                "queued": Way("PublishAsync, 4,000 pending; natscli, its own load tool, cannot be installed", 180_000)
+            },
             consumes={"each": Way("Fetch of 1,000, each acked", 150_000)},
         ),
     )

@@ -1,7 +1,7 @@
-"""Brokers' own load tools, as programs that are run and whose words are read. One file a broker.
+"""Run brokers' own load tools, and parse their output. One file a broker.
 
-Each module has ``send`` and ``consume``, which return what the tool did and raise `BenchFailed` when it did anything
-else than it was told.
+Each module has ``send`` and ``consume``, which return what the tool did, and raise `BenchFailed` if that is not what it
+was told to do.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _PATIENCE_S: Final = 600
 
 
 class Load(NamedTuple):
-    """What a tool has moved: *messages*, so many a second; all bodies were *text* if there is one."""
+    """What a tool has moved: *messages*, at this rate a second; all bodies were *text* if there is one."""
 
     messages: int
     rate: float
@@ -26,23 +26,23 @@ class Load(NamedTuple):
 
 
 class Runs(Protocol):
-    """A module here. *target* is what clients are told, see `peer.Target`."""
+    """The interface of a module here. *target* is for clients, see `peer.Target`."""
 
     def send(self, target: Mapping[str, Any], way: str, topic: str, size: int, messages: int) -> Load:
-        """Send to a topic that is empty."""
+        """Send to an empty topic."""
 
     def consume(self, target: Mapping[str, Any], way: str, topic: str, size: int, messages: int) -> Load:
         """Consume all of a topic."""
 
 
 def module(name: str) -> Runs:
-    """The module of that name."""
+    """Return the module of that name."""
     found: Any = importlib.import_module(f"bench.peers.tools.{name}")
     return found  # type: ignore[no-any-return]  # what a module names so is one
 
 
 def said(command: Sequence[object], content: bytes = b"", more: Mapping[str, str] | None = None) -> str:
-    """Run a tool, with *content* as its stdin; returns what it wrote to stdout. Raises BenchFailed."""
+    """Run a tool, with *content* as its stdin; return its stdout. Raises BenchFailed."""
     words, environment = [str(part) for part in command], {**os.environ, **(more or {})}
     try:
         done = subprocess.run(
@@ -58,6 +58,6 @@ def said(command: Sequence[object], content: bytes = b"", more: Mapping[str, str
 
 
 def counted(messages: int, wanted: int) -> None:
-    """Raises BenchFailed unless a tool moved what it was told to."""
+    """Raise BenchFailed unless a tool moved the number it was told to."""
     if messages != wanted:
         raise BenchFailed(f"the tool moved {messages} messages, not {wanted}")

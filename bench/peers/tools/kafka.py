@@ -1,4 +1,4 @@
-"""Kafka's own ProducerPerformance and ConsumerPerformance."""
+"""Run Kafka's own ProducerPerformance and ConsumerPerformance."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _TOOLS: Final = "org.apache.kafka.tools"
 _PRODUCER: Final = ("acks=all", "linger.ms=50", "batch.size=1000000", "buffer.memory=134217728")
 _CONSUMER: Final = ("max.partition.fetch.bytes=4194304", "max.poll.records=10000")
 _HEAP: Final = "-Xmx512m"
-#: Of the messages, so many are sent before the tool begins to count: its compiler has to have seen them.
+#: The part of the messages that is sent before the tool begins to count, to warm up its compiler.
 _WARM_ONE_OF: Final = 3
 _MEGABYTE: Final = 1 << 20
 
 
 def send(target: Mapping[str, Any], way: str, topic: str, size: int, messages: int) -> Load:
-    """ProducerPerformance; all messages have one body."""
+    """Send with ProducerPerformance; all messages have one body."""
     java, *rest = target["more"]["java"]
     with tempfile.TemporaryDirectory() as directory:
         payload = Path(directory) / "payload"
@@ -36,7 +36,7 @@ def send(target: Mapping[str, Any], way: str, topic: str, size: int, messages: i
 
 
 def sent_rate(told: str, messages: int) -> float:
-    """Messages a second, of what ProducerPerformance wrote last. Raises BenchFailed."""
+    """Return messages a second from the last line of ProducerPerformance. Raises BenchFailed."""
     totals = re.findall(r"^(\d+) (.*)records sent, ([\d.]+) records/sec .* 99\.9th\.$", told, re.MULTILINE)
     if not totals:
         raise BenchFailed(f"ProducerPerformance did not say what it sent: {told[-200:]!r}")
@@ -45,7 +45,7 @@ def sent_rate(told: str, messages: int) -> float:
 
 
 def consume(target: Mapping[str, Any], way: str, topic: str, size: int, messages: int) -> Load:
-    """ConsumerPerformance; the time of joining the group is left out."""
+    """Consume with ConsumerPerformance; the time of joining the group is left out."""
     java, *rest = target["more"]["java"]
     told = said([
         java, _HEAP, *rest, f"{_TOOLS}.ConsumerPerformance", "--bootstrap-server", target["address"], "--topic", topic,
@@ -55,7 +55,7 @@ def consume(target: Mapping[str, Any], way: str, topic: str, size: int, messages
 
 
 def came_rate(told: str, size: int, messages: int) -> float:
-    """Messages a second, of ConsumerPerformance's one line. Raises BenchFailed unless all their bytes came."""
+    """Return messages a second from the line of ConsumerPerformance. Raises BenchFailed unless all bytes arrived."""
     fields = [field.strip() for field in told.strip().rpartition("\n")[2].split(",")]
     try:
         megabytes, count, rate = float(fields[2]), int(fields[4]), float(fields[9])

@@ -1,4 +1,4 @@
-"""NATS' Go client, driven by the program in nats_load: the load tool of its command line, natscli, can't be had."""
+"""Run NATS' Go client by the program in nats_load, since natscli, its own load tool, cannot be installed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SOURCE: Final = Path(__file__).parent / "nats_load"
 
 
 def program(home: Path) -> Path:
-    """The load tool, built when it is not there or older than its source. Raises Absent."""
+    """Return the load tool, built if it is missing or older than its source. Raises Absent."""
     path = home / "go" / "nats-load"
     if not path.exists() or path.stat().st_mtime < max(file.stat().st_mtime for file in _SOURCE.iterdir()):
         say(["go", "build", "-o", path, "."], cwd=_SOURCE)
@@ -24,12 +24,12 @@ def program(home: Path) -> Path:
 
 
 def send(target: Mapping[str, Any], way: str, topic: str, size: int, messages: int) -> Load:
-    """The bodies in order; all are acknowledged."""
+    """Send the bodies in order; all are acknowledged."""
     return _run(target, "send", topic, size, messages)
 
 
 def consume(target: Mapping[str, Any], way: str, topic: str, size: int, messages: int) -> Load:
-    """Each body compared and acknowledged; the program ends when the broker has nothing left."""
+    """Compare and acknowledge each body; the program ends when the broker has nothing left."""
     return _run(target, "consume", topic, size, messages)
 
 

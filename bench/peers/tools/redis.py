@@ -1,4 +1,4 @@
-"""redis-benchmark: XADD over 8 connections, 64 in a pipeline. It can't consume with a group."""
+"""Run redis-benchmark: XADD over 8 connections, 64 in a pipeline. It cannot consume with a group."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _PIPELINE: Final = 64
 
 
 def send(target: Mapping[str, Any], way: str, topic: str, size: int, messages: int) -> Load:
-    """All messages have one body."""
+    """Send messages with one body."""
     host, port = target["address"].split(":")
-    # It sends whole pipelines, on each connection as many.
+    # It sends whole pipelines, equally many on each connection.
     messages = -(-messages // (_CONNECTIONS * _PIPELINE)) * _CONNECTIONS * _PIPELINE
     told = said(
         [
@@ -31,7 +31,7 @@ def send(target: Mapping[str, Any], way: str, topic: str, size: int, messages: i
 
 
 def sent_rate(told: str) -> float:
-    """Messages a second, of what it wrote with ``--csv``. Raises BenchFailed."""
+    """Return messages a second from its output with ``--csv``. Raises BenchFailed."""
     try:
         return float(list(csv.DictReader(io.StringIO(told)))[-1]["rps"])
     except (IndexError, KeyError, TypeError, ValueError):
@@ -39,5 +39,5 @@ def sent_rate(told: str) -> float:
 
 
 def consume(target: Mapping[str, Any], way: str, topic: str, size: int, messages: int) -> Load:
-    """It has no way to."""
+    """Raise BenchFailed: it cannot consume."""
     raise NotImplementedError("redis-benchmark does not consume")

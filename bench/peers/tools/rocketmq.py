@@ -1,7 +1,7 @@
-"""RocketMQ's own benchmark: Producer, BatchProducer and Consumer, past the proxy.
+"""Run RocketMQ's own benchmark: Producer, BatchProducer and Consumer, without the proxy.
 
-They report over a window of up to ten seconds and end when they are stopped (Producer, when it has sent enough). Their
-rate is the highest reported; how much was moved is what the broker says of the topic and of the group.
+They report over a window of up to ten seconds, and run until they are stopped (Producer: until it has sent enough).
+Their rate is the highest reported; how much was moved is what the broker says of the topic and of the group.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from qmq.bench.values import BenchFailed
 
 _EXAMPLES: Final = "org.apache.rocketmq.example.benchmark"
 _REPORT_MS: Final = 500
-#: The compilers of both have to have seen some, and the window of the report to be full of what came after: 8 s told of
-#: half as much as 20.
+#: Long enough to warm up the compilers of both, and to fill the window of the report after that: with 8 s it reported
+#: half as much as with 20 s.
 _SENDS_S: Final = 20.0
 _CONSUMES_MOST_S: Final = 40.0
-#: Reports of nothing new that end a consumer: what it has handled it tells the broker every five seconds.
+#: After so many reports of nothing new the consumer has finished: it tells the broker its progress every five seconds.
 _SILENT_REPORTS: Final = 14
 _WAYS: Final = {"16 threads": ("Producer", "-w", "16"), "batches": ("BatchProducer", "-w", "4", "-b", "32")}
 
 
 def send(target: Mapping[str, Any], way: str, topic: str, size: int, messages: int) -> Load:
-    """As many as it sends in a while."""
+    """Send as many messages as it can in a fixed time."""
     name, *options = _WAYS[way]
     deadline = time.monotonic() + _SENDS_S
     rates = _reports(
         target, name, ["-t", _plain(topic), "-s", str(size), *options], lambda _: time.monotonic() > deadline
     )
-    # What it had on its way when it was stopped comes, or not, within moments.
+    # Messages in flight when it was stopped arrive within moments, or never.
     before, count = -1, _stored(target, topic)
     while count != before:
         before, count = count, _stored(target, topic)
@@ -48,7 +48,7 @@ def _stored(target: Mapping[str, Any], topic: str) -> int:
 
 
 def consume(target: Mapping[str, Any], way: str, topic: str, size: int, messages: int) -> Load:
-    """Until nothing more comes."""
+    """Consume until nothing more arrives."""
     group = f"{_plain(topic)}-one"
     deadline = time.monotonic() + _CONSUMES_MOST_S
 
@@ -71,7 +71,7 @@ def _plain(name: str) -> str:
 def _reports(
     target: Mapping[str, Any], name: str, options: list[str], is_done: Callable[[list[float]], bool]
 ) -> list[float]:
-    """The rates that a benchmark reports until *is_done* says so of them."""
+    """Return the rates that a benchmark reports until *is_done* returns True for them."""
     more = target["more"]
     command = [*more["java"], f"{_EXAMPLES}.{name}", "-n", more["names"], "-ri", str(_REPORT_MS), *options]
     rates: list[float] = []
@@ -89,14 +89,16 @@ def _reports(
                     break
                 rates = rates_in(text.decode("utf-8", "replace"))
         finally:
-            run.kill()  # else leaving the block waits for its end, which may never come
+            run.kill()  # otherwise the end of the block would wait for a process that may never end
     if not rates:
         raise BenchFailed(f"{name} reported nothing: {text[-300:].decode('utf-8', 'replace')!r}")
     return rates
 
 
 def rates_in(text: str) -> list[float]:
-    """Messages a second of each whole line: of a batch producer not its batches. Raises BenchFailed at a failure."""
+    """Return messages a second of each whole line; a batch producer reports batches. Raises BenchFailed at a
+    failure.
+    """
     lines = [line for line in text.split("\n")[:-1] if "TPS" in line]
     for line in lines:
         if any(int(count) for count in re.findall(r"Fail(?:ed)?: (\d+)", line)):
@@ -111,6 +113,6 @@ def _asked(target: Mapping[str, Any], *words: str) -> str:
 
 
 def _sum_of(table: str, column: int, of: str = "broker-a") -> int:
-    """The sum of a *column* of the admin tool's table, over its lines that begin with *of*."""
+    """Return the sum of a *column* of the admin tool's table, over its lines that begin with *of*."""
     lines = (line.split() for line in table.splitlines())
     return sum(int(fields[column]) for fields in lines if fields and fields[0] == of)
