@@ -191,7 +191,7 @@ class Driver(Protocol):
 def driver(module: str) -> Driver:
     """Return the module of that name."""
     found: Any = importlib.import_module(f"bench.peers.clients.{module}")
-    return found  # type: ignore[no-any-return]  # what a module names so is one
+    return found  # type: ignore[no-any-return]  # each module has this interface
 
 
 def portions(bodies: list[bytes], messages: int, at_once: int) -> Iterator[list[bytes]]:

@@ -17,8 +17,8 @@ class Beanstalkd(Peer):
 
     name = "beanstalkd"
     title = "beanstalkd"
-    lacks = {"neighbours": "a tube is a plain queue, without groups"}  # noqa: RUF012 nobody changes it
-    promises = {  # noqa: RUF012 nobody changes it
+    lacks = {"neighbours": "a tube is a plain queue, without groups"}  # noqa: RUF012 a constant
+    promises = {  # noqa: RUF012 a constant
         Promise.PAGE_CACHE: "-f 50, a sync every 50 ms",
         Promise.FSYNC: "-f 0, a sync at each put",
     }

@@ -43,7 +43,7 @@ class Kafka(Peer):
     name = "kafka"
     title = "Apache Kafka"
     warm_messages = 300_000
-    promises = {Promise.PAGE_CACHE: "its default, acks=all", Promise.FSYNC: _FSYNC}  # noqa: RUF012 nobody changes it
+    promises = {Promise.PAGE_CACHE: "its default, acks=all", Promise.FSYNC: _FSYNC}  # noqa: RUF012 a constant
     clients = (
         Client(
             "confluent-kafka",

@@ -23,7 +23,7 @@ class Nats(Peer):
 
     name = "nats"
     title = "NATS JetStream"
-    promises = {  # noqa: RUF012 nobody changes it
+    promises = {  # noqa: RUF012 a constant
         Promise.PAGE_CACHE: "the default sync_interval",
         Promise.FSYNC: "sync_interval: always",
     }

@@ -21,7 +21,7 @@ class Qmq(Peer):
 
     name = "qmq"
     title = "QMQ"
-    promises = {  # noqa: RUF012 nobody changes it
+    promises = {  # noqa: RUF012 a constant
         Promise.PAGE_CACHE: "the sender's durability=append",
         Promise.FSYNC: "the sender's durability=flush",
     }

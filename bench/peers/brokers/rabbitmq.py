@@ -27,9 +27,9 @@ class RabbitMq(Peer):
 
     name = "rabbitmq"
     title = "RabbitMQ"
-    lacks = {"neighbours": "a quorum queue is a plain queue, without groups"}  # noqa: RUF012 nobody changes it
-    promises = {Promise.FSYNC: "quorum queues always do"}  # noqa: RUF012 nobody changes it
-    cannot = {Promise.PAGE_CACHE: "a quorum queue always syncs before it confirms"}  # noqa: RUF012 nobody changes it
+    lacks = {"neighbours": "a quorum queue is a plain queue, without groups"}  # noqa: RUF012 a constant
+    promises = {Promise.FSYNC: "quorum queues always do"}  # noqa: RUF012 a constant
+    cannot = {Promise.PAGE_CACHE: "a quorum queue always syncs before it confirms"}  # noqa: RUF012 a constant
     clients = (
         Client(
             "pika",

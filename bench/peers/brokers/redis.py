@@ -17,11 +17,11 @@ class Redis(Peer):
 
     name = "redis"
     title = "Redis Streams"
-    promises = {  # noqa: RUF012 nobody changes it
+    promises = {  # noqa: RUF012 a constant
         Promise.PAGE_CACHE: "appendfsync everysec",
         Promise.FSYNC: "appendfsync always",
     }
-    lacks = {  # noqa: RUF012 nobody changes it
+    lacks = {  # noqa: RUF012 a constant
         "failing": "it has no nack: what is not acknowledged waits until somebody claims it",
     }
     clients = (

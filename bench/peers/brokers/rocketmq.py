@@ -49,7 +49,7 @@ class RocketMq(Peer):
     name = "rocketmq"
     title = "Apache RocketMQ"
     warm_messages = 3_000
-    promises = {  # noqa: RUF012 nobody changes it
+    promises = {  # noqa: RUF012 a constant
         Promise.PAGE_CACHE: "flushDiskType=ASYNC_FLUSH",
         Promise.FSYNC: "flushDiskType=SYNC_FLUSH",
     }

@@ -38,7 +38,7 @@ class Runs(Protocol):
 def module(name: str) -> Runs:
     """Return the module of that name."""
     found: Any = importlib.import_module(f"bench.peers.tools.{name}")
-    return found  # type: ignore[no-any-return]  # what a module names so is one
+    return found  # type: ignore[no-any-return]  # each module has this interface
 
 
 def said(command: Sequence[object], content: bytes = b"", more: Mapping[str, str] | None = None) -> str:
