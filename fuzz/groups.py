@@ -12,11 +12,11 @@ from unittest import mock
 
 from fuzz.files import MOST_PULLS, NOW, OPTIONS, Files, answers, checkpoint, files_of, send
 from qmq.broker.broker import Broker
-from qmq.broker.journal.record_types import Disposition
 from qmq.broker.ports.commands import Ack, Administer, Command, DispositionRange, HandBack, Now, Pull, Send, Subscribe
 from qmq.broker.ports.effects import Administered, Effect, PulledMessages, Refused, Subscribed
 from qmq.broker.ports.limits import BrokerLimits
 from qmq.format.build import RunContent, build_batch, make_header
+from qmq.net.protocol.types import Disposition
 from qmq.storage.error_log import item_file as item_log
 from qmq.storage.error_log import timer_queue as schedule
 from qmq.storage.store import Store

@@ -12,8 +12,8 @@ from crc32c import crc32c
 
 from fuzz.target import GrowthCheck, Picks, edited, scratch_directory
 from qmq.net.client.consumer.ack_file import MAGIC, StateFile
-from qmq.net.client.consumer.in_flight import KnownConsumer
 from qmq.net.client.failover.spool import SUFFIX, Spool
+from qmq.net.protocol.types import KnownConsumer
 
 #: Nothing here is longer than a few KiB.
 _MOST_GROWTH_BYTES: Final = 16 << 20

@@ -42,11 +42,10 @@ from qmq.errors import (
 )
 
 if TYPE_CHECKING:
-    from qmq.net.client.admin import ConsumerInfo, DeadLetter, GroupInfo, SealedLog
+    from qmq.net.client.admin import Admin, ConsumerInfo, DeadLetter, GroupInfo, SealedLog
     from qmq.net.client.client import Client, SubjectInfo
     from qmq.net.client.consumer.consumer import Consumer
     from qmq.net.client.consumer.message import Message, MessageBatch
-    from qmq.net.client.everywhere import Admin
     from qmq.net.client.options import Durability
     from qmq.net.client.producer.receipts import Receipt, Receipts
     from qmq.net.client.sync.admin import SyncAdmin
@@ -108,7 +107,7 @@ _MAX_QUEUED_BYTES: Final = 64 << 20
 
 #: Loaded when first touched: they take numpy and asyncio with them.
 _LAZY: Final = {
-    "Admin": "qmq.net.client.everywhere",
+    "Admin": "qmq.net.client.admin",
     "Client": "qmq.net.client.client",
     "Consumer": "qmq.net.client.consumer.consumer",
     "ConsumerInfo": "qmq.net.client.admin",

@@ -15,7 +15,7 @@ from qmq.broker.groups.group import Group, resolve_start
 from qmq.broker.groups.group_state import Ledger
 from qmq.broker.groups.lag import oldest_us, ready
 from qmq.broker.groups.message_ranges import parts_of
-from qmq.broker.groups.settings import BROADCAST, ResolvedSettings, members_of, settings_of, unknown_group
+from qmq.broker.groups.settings import ResolvedSettings, members_of, settings_of, unknown_group
 from qmq.broker.ports.commands import Now
 from qmq.broker.startup.replay import GroupReplay
 from qmq.errors import BadBatch, InvalidOption, StorageError
@@ -25,6 +25,7 @@ from qmq.format.layout import ENTRY_HAS_ORIGIN_ID, HAS_ORIGIN_ID, RETRY_DTYPE
 from qmq.format.pieces import StoredBatch
 from qmq.format.private import origin_subject
 from qmq.names import check_group_or_member, check_prefix
+from qmq.net.protocol.types import BROADCAST
 from qmq.storage.store import NotAtHand, Store
 
 #: What changes nothing. What all else did is on disk before it is answered.

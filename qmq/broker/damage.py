@@ -14,6 +14,7 @@ from qmq.broker.ports.effects import CheckWanted, Effect, ReadWanted, Refused, R
 from qmq.broker.ports.metrics import Counters, FoundBy
 from qmq.errors import BadBytes, Overloaded, QmqError, StorageError
 from qmq.format.layout import DELAY_PARTITION
+from qmq.net.protocol.types import ReportOutcome
 from qmq.storage.store import NotAtHand, PartitionDamage, Store
 
 #: Places that are told of once: beyond so many the one known longest may be told of again.
@@ -123,7 +124,7 @@ class Reports:
             return
         if size is None:
             self._close(number)
-            self._effects.append(Reported(report.connection, report.request, "unknown"))
+            self._effects.append(Reported(report.connection, report.request, ReportOutcome.UNKNOWN))
             return
         self._effects.append(
             CheckWanted(number, report.partition, report.position, size, report.first, report.messages)
@@ -155,7 +156,7 @@ class Reports:
         if damage is not None:
             self._damages.found(damage, "report")
         self._counters.sound_reports += damage is None
-        found = "sound" if damage is None else "bad"
+        found = ReportOutcome.SOUND if damage is None else ReportOutcome.BAD
         self._effects.append(Reported(report.connection, report.request, found))
 
     def _batch_size(self, partition: int, position: int) -> int | None:

@@ -8,13 +8,13 @@ from typing import Final
 
 from qmq.format.layout import MESSAGE_ID
 from qmq.format.restored import RestoredBatch, numbered, restored_batches
-from qmq.net.client.restore import MOST_BATCHES
+from qmq.net.protocol.types import MAX_RESTORE_BATCHES
 from qmq.restore.progress import Counts
 from qmq.restore.read import ArchiveDamage, Found, RestoreStep
 
 #: A frame is sent when it has so many bytes or batches, or after so many steps.
 FRAME_BYTES: Final = 4 << 20
-FRAME_BATCHES: Final = MOST_BATCHES
+FRAME_BATCHES: Final = MAX_RESTORE_BATCHES
 _STEPS: Final = 4_096
 
 

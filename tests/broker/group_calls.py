@@ -7,10 +7,11 @@ from typing import Any, NamedTuple
 
 from hypothesis.stateful import RuleBasedStateMachine
 
-from qmq.broker.ports.commands import Administer, KnownConsumer, Subscribe
+from qmq.broker.ports.commands import Administer, Subscribe
 from qmq.broker.ports.effects import Administered, PulledMessages, Refused, Subscribed
 from qmq.broker.ports.limits import BrokerLimits
 from qmq.errors import Fenced, UnknownGroup
+from qmq.net.protocol.types import KnownConsumer
 from tests.broker.group_state import content, ledger_of, letter_of
 from tests.broker.harness import Driven, runs_of_answer
 from tests.broker.model import Consumer, Given, Group, Message, Refusal

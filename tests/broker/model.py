@@ -23,7 +23,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from qmq.broker.ports.commands import KnownConsumer
+from qmq.net.protocol.types import KnownConsumer
 
 Message = tuple[str, int]  # subject, sequence
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from qmq.broker.groups import lag as standing
-from qmq.broker.journal.record_types import Disposition
 from qmq.broker.ports.commands import Administer, Disconnected, Unsubscribe
 from qmq.broker.ports.effects import Administered, Effect, Refused, Unsubscribed
 from qmq.errors import Fenced, InvalidOption, UnknownGroup
+from qmq.net.protocol.types import Disposition
 from tests.broker.delay.test_delay import delay
 from tests.broker.harness import Driven
 from tests.broker.test_consuming import Consumer, killed

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from qmq.broker.journal.record_types import Disposition
 from qmq.broker.ports.commands import Ack
 from qmq.broker.ports.effects import Acked, PulledMessages, Refused
 from qmq.broker.ports.limits import BrokerLimits
 from qmq.errors import Fenced, InvalidOption, TooManyConsumers
+from qmq.net.protocol.types import Disposition
 from tests.broker.harness import Driven, bodies_of, runs_of_answer
 from tests.broker.test_consuming import Consumer, filled, many
 

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from qmq.broker.journal.record_types import Disposition
 from qmq.broker.ports.commands import Administer, Disconnected, Subscribe, Unsubscribe, Withdraw
 from qmq.broker.ports.effects import Administered, Effect, PulledMessages, Refused, Sent, Subscribed
 from qmq.errors import BrokerStopping, StorageFailed
 from qmq.format.pieces import Run, read_answer
+from qmq.net.protocol.types import Disposition
 from qmq.storage.disk.disk import PAGE
 from tests.broker.cut_files import BATCHES, SUBJECTS
 from tests.broker.harness import Driven, bodies_of, runs_of_answer

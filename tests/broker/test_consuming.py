@@ -10,11 +10,11 @@ from qmq.broker.delivery.redeliver import MOST_LOOKS
 from qmq.broker.error_log.error_log import Failure
 from qmq.broker.groups.in_flight import MessageRange
 from qmq.broker.groups.message_ranges import PARTITIONS
-from qmq.broker.journal.record_types import Disposition
 from qmq.broker.ports.commands import Ack, DispositionRange, HandBack, Heartbeat, Subscribe, Unsubscribe
 from qmq.broker.ports.effects import Acked, Effect, HandedBack, PulledMessages, Refused, Subscribed
 from qmq.broker.ports.limits import BrokerLimits
 from qmq.errors import Fenced
+from qmq.net.protocol.types import Disposition
 from tests.broker.harness import Driven, bodies_of, runs_of_answer
 
 

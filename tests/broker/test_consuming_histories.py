@@ -8,10 +8,10 @@ from typing import Final
 
 import pytest
 
-from qmq.broker.journal.record_types import Disposition
 from qmq.broker.ports.commands import Heartbeat, Unsubscribe
 from qmq.broker.ports.limits import BrokerLimits
 from qmq.errors import Fenced
+from qmq.net.protocol.types import Disposition
 from tests.broker.harness import Driven
 from tests.broker.test_consuming import Consumer, killed
 

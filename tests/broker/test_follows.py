@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from qmq.broker.delivery.redeliver import NOT_FOLLOWED
-from qmq.broker.journal.record_types import Disposition
 from qmq.broker.ports.commands import Administer, Subscribe, Unsubscribe
 from qmq.broker.ports.effects import PulledMessages, Refused, Subscribed
 from qmq.broker.ports.limits import BrokerLimits
 from qmq.errors import InvalidName, InvalidOption, UnknownGroup
+from qmq.net.protocol.types import Disposition
 from tests.broker.harness import Driven, bodies_of, runs_of_answer
 from tests.broker.retention.test_retention import HOUR_MS, driven_in, numbers, settle
 from tests.broker.retention.test_retention import send as fill

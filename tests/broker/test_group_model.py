@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule, run_state_machine_as_test
 
-from qmq.broker.journal.record_types import Disposition
 from qmq.broker.ports.commands import Ack, DispositionRange, HandBack, Heartbeat, Unsubscribe
 from qmq.broker.ports.effects import Acked, HandedBack, PulledMessages, Sent
+from qmq.net.protocol.types import Disposition
 from tests.broker.group_calls import SESSION_TIMEOUT_MS, GroupCalls, Session
 from tests.broker.group_state import letter_of
 from tests.broker.model import Consumer, Refusal

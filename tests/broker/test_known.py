@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from qmq.broker.ports.commands import Heartbeat, KnownConsumer, Subscribe
-from qmq.broker.ports.effects import ConsumerState, Refused, Subscribed
+from qmq.broker.ports.commands import Heartbeat, Subscribe
+from qmq.broker.ports.effects import Refused, Subscribed
 from qmq.broker.ports.limits import BrokerLimits
 from qmq.errors import Fenced
+from qmq.net.protocol.types import ConsumerState, KnownConsumer
 from tests.broker.harness import Driven
 from tests.broker.test_consuming import Consumer, filled, killed, many
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from qmq.broker.journal.record_types import Disposition
 from qmq.broker.ports.commands import Subscribe
 from qmq.broker.ports.effects import PulledMessages, Refused
 from qmq.broker.ports.limits import BrokerLimits
@@ -15,6 +14,7 @@ from qmq.errors import InvalidName
 from qmq.format.private import is_private, private_batch
 from qmq.format.restored import numbered, restored_batches
 from qmq.names import MAX_NAME_BYTES, MAX_SUBJECT_BYTES
+from qmq.net.protocol.types import Disposition
 from qmq.storage.disk.disk import Disk
 from qmq.storage.verify.verify import verify
 from tests.broker.harness import Driven

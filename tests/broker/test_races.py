@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from qmq.broker.journal.record_types import Disposition
-from qmq.broker.ports.commands import Heartbeat, KnownConsumer, Subscribe, Unsubscribe
+from qmq.broker.ports.commands import Heartbeat, Subscribe, Unsubscribe
 from qmq.broker.ports.effects import Effect, Refused, Subscribed
 from qmq.broker.ports.limits import BrokerLimits
 from qmq.errors import Fenced, UnknownSubscription
+from qmq.net.protocol.types import Disposition, KnownConsumer
 from tests.broker.group_state import ledger_of
 from tests.broker.test_admin import ask
 from tests.broker.test_consuming import Consumer, filled, killed

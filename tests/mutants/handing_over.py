@@ -77,6 +77,6 @@ HANDING_OVER: Final = (
         "let go of spool files that were taken for who has left",
         "taken_in_thread",
         skip("for thing in taken:\n    give_back(thing)"),
-        ("tests/net/client/sync/test_threads.py",),
+        ("tests/net/client/test_in_thread.py",),
     ),
 )

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import qmq
-from qmq.net.client import departures
+from qmq.net.client import broker_link
 from qmq.net.client.consumer import pull as pulling
 from qmq.net.client.consumer.ack_file import StateFile, state_directory
 from qmq.net.protocol import frames
@@ -373,7 +373,7 @@ async def test_a_connection_that_is_not_read_ends_though_nobody_waits_for_that(
 async def test_many_that_left_while_the_broker_was_away_are_told_some_at_a_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(departures, "AT_ONCE", 2)
+    monkeypatch.setattr(broker_link, "DEPARTURES_AT_ONCE", 2)
     async with scripted_broker() as broker, qmq.connect(broker.url) as client:
         peer = await broker.peer()
         entering = [asyncio.ensure_future(client.subscribe("a.", group="g").__aenter__()) for _ in range(5)]

@@ -15,9 +15,9 @@ import pytest
 import qmq
 from qmq.errors import Fenced
 from qmq.net.client.consumer import pull as pulling
-from qmq.net.client.consumer.in_flight import Disposition
 from qmq.net.protocol import frames
 from qmq.net.protocol.frames import FrameKind
+from qmq.net.protocol.types import Disposition
 from tests.broker_process import running_broker
 from tests.net.client.consumer.test_pull import Subscribed, batch, subscribed
 from tests.net.scripted import TIMEOUT_S, backs_of

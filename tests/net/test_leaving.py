@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 import qmq
-from qmq.net.client.consumer.in_flight import Disposition
 from qmq.net.protocol import frames
 from qmq.net.protocol.frames import FrameKind
+from qmq.net.protocol.types import Disposition
 from tests.broker_process import BrokerProcess, broker_process
 from tests.net.scripted import backs_of
 from tests.net.several import put, several

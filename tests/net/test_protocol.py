@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from qmq import errors
-from qmq.broker.journal.record_types import Disposition
 from qmq.broker.ports.commands import Administer
 from qmq.broker.ports.effects import Administered, PulledMessages, Sent
 from qmq.broker.ports.limits import BrokerLimits
 from qmq.errors import QmqError, StorageFull
 from qmq.net.protocol import frames
 from qmq.net.protocol.frames import FrameKind
+from qmq.net.protocol.types import Disposition
 from qmq.net.server import ServerOptions, replies, requests, server
 from qmq.settings import Settings
 from tests.broker.harness import Driven

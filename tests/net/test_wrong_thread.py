@@ -10,8 +10,8 @@ import pytest
 import qmq
 from qmq.broker.ports.commands import DispositionRange
 from qmq.net.client.consumer import acks
-from qmq.net.client.consumer.in_flight import Disposition
 from qmq.net.protocol.frames import ACK, FrameKind
+from qmq.net.protocol.types import Disposition
 from tests.net.scripted import backs_of, scripted_broker
 from tests.net.test_handlers import given
 

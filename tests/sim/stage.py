@@ -180,7 +180,7 @@ class Beating(HeartbeatSender):
 _MEMORY_ITEMS: Final = 4
 _CLIENT: Final = "qmq.net.client"
 _CLOCKS: Final = (
-    "failover.handover", "heartbeat", "consumer.holder", "broker_link", "consumer.pull", "timing",
+    "failover.handover", "heartbeat", "consumer.acks", "broker_link", "consumer.pull", "options",
 )  # fmt: skip
 
 
@@ -190,7 +190,7 @@ def staged(world: World, directory: Path) -> Iterator[None]:
     files, clock, chance = _Files(world, directory), _Clock(world), _Chance(random.Random(world.chance.getrandbits(32)))
     pieces: list[tuple[str, object]] = [
         *((f"{_CLIENT}.{module}.time", clock) for module in _CLOCKS),
-        *((f"{_CLIENT}.{module}.os", files) for module in ("failover.spool", "consumer.state_file")),
+        *((f"{_CLIENT}.{module}.os", files) for module in ("failover.spool", "consumer.ack_file")),
         *((f"{_CLIENT}.{module}.os", chance) for module in ("cluster", "failover.handover")),
         *((f"{_CLIENT}.{module}.secrets", chance) for module in ("cluster", "failover.spool", "consumer.subscribe")),
         ("qmq.net.client.backoff.random", chance),

@@ -6,17 +6,7 @@ import random
 from collections.abc import Sequence
 from typing import Final, NamedTuple, cast
 
-from qmq.broker.ports.commands import (
-    Ack,
-    Command,
-    DispositionRange,
-    HandBack,
-    Heartbeat,
-    KnownConsumer,
-    Pull,
-    Subscribe,
-    Unsubscribe,
-)
+from qmq.broker.ports.commands import Ack, Command, DispositionRange, HandBack, Heartbeat, Pull, Subscribe, Unsubscribe
 from qmq.broker.ports.effects import (
     Acked,
     Effect,
@@ -29,7 +19,8 @@ from qmq.broker.ports.effects import (
 )
 from qmq.errors import Fenced, QmqError
 from qmq.format.pieces import read_answer
-from qmq.net.client.consumer.in_flight import ConsumerState, Disposition, DispositionOwner, InFlightWindow
+from qmq.net.client.consumer.in_flight import DispositionOwner, InFlightWindow
+from qmq.net.protocol.types import ConsumerState, Disposition, KnownConsumer
 from tests.sim.tally import MAX_ATTEMPTS, MAX_SESSION_EXPIRIES, Holder, Key, Tally
 
 RETRY_DELAYS_US: Final = (300_000, 700_000, 1_500_000)

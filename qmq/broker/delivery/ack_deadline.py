@@ -8,8 +8,8 @@ from typing import Final
 
 from qmq.broker.groups.group_state import Ledger
 from qmq.broker.groups.member import Member
-from qmq.broker.journal.record_types import Disposition
 from qmq.broker.ports.commands import DispositionRange, Now
+from qmq.net.protocol.types import Disposition
 
 #: Ranges that are taken back in one turn, of about 20 us each; what is more comes with the next.
 MOST_RANGES: Final = 512

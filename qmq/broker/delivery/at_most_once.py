@@ -23,9 +23,9 @@ from qmq.broker.delivery.encode import Many, Rows, Some, chosen_of
 from qmq.broker.delivery.select import PullSelection
 from qmq.broker.groups.group import Group, SubjectFilter
 from qmq.broker.groups.message_ranges import Parts
-from qmq.broker.groups.settings import AT_MOST_ONCE
 from qmq.broker.journal.record_types import RecordKind
 from qmq.errors import StorageError
+from qmq.net.protocol.types import AT_MOST_ONCE
 from qmq.storage.store import Hole, NotAtHand, PullRecord, PullSync, Store
 
 #: A block that takes in all that is there goes on for so long behind it.

@@ -11,8 +11,9 @@ from qmq.broker.delivery.handing import Handing
 from qmq.broker.delivery.select import MAX_PIECES, PullSelection
 from qmq.broker.groups.group import Subscription, Waiting
 from qmq.broker.groups.message_ranges import Parts
-from qmq.broker.groups.settings import AT_MOST_ONCE, ResolvedSettings
+from qmq.broker.groups.settings import ResolvedSettings
 from qmq.broker.ports.limits import BrokerLimits
+from qmq.net.protocol.types import AT_MOST_ONCE
 from qmq.storage.store import Store
 
 #: Of what may not be wanted at least so much is looked at at a time.

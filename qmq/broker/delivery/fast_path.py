@@ -11,11 +11,11 @@ from typing import Final, NamedTuple
 from qmq.broker.delivery.encode import Some, entry_bytes
 from qmq.broker.groups.group import SubjectFilter, Subscription
 from qmq.broker.groups.message_ranges import Parts
-from qmq.broker.groups.settings import AT_MOST_ONCE
 from qmq.broker.ports.effects import Buffer
 from qmq.errors import StorageError
 from qmq.format.batch import EntryRow
 from qmq.format.layout import ENTRY_HAS_EXPIRE_AT
+from qmq.net.protocol.types import AT_MOST_ONCE
 from qmq.storage.store import Store
 
 #: Rows that are looked at.

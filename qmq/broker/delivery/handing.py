@@ -19,12 +19,11 @@ from qmq.broker.groups.in_flight import MessageRange, unflat
 from qmq.broker.groups.member import Member
 from qmq.broker.groups.membership import NOTHING_WAITS, Members, Offer, Waits
 from qmq.broker.groups.message_ranges import Parts, parts_of, ranges_of
-from qmq.broker.groups.settings import BROADCAST
-from qmq.broker.journal.record_types import MOST_RANGES_A_RECORD, Disposition, RecordKind
+from qmq.broker.journal.record_types import MOST_RANGES_A_RECORD, RecordKind
 from qmq.broker.ports.commands import DispositionRange, Heartbeat, Now, Pull, Subscribe
-from qmq.broker.ports.effects import ConsumerState
 from qmq.errors import InvalidOption
 from qmq.format.layout import ENTRY_DTYPE, MAX_DELAY_SHOWN, MAX_DELAY_US
+from qmq.net.protocol.types import BROADCAST, ConsumerState, Disposition
 from qmq.storage.store import Store
 
 EXPIRED_REASON: Final = "expired"

@@ -18,12 +18,12 @@ from qmq.broker.groups.in_flight import InFlight, InFlightRange, MessageRange
 from qmq.broker.groups.member import Member
 from qmq.broker.groups.membership import Offer, What
 from qmq.broker.groups.message_ranges import Parts, parts_of
-from qmq.broker.journal.record_types import Disposition
 from qmq.broker.ports.commands import DispositionRange, Pull
 from qmq.broker.ports.effects import Buffer
 from qmq.errors import QmqError
 from qmq.format.private import is_private, origin_subject
 from qmq.names import MAX_NAME_BYTES, MAX_SUBJECT_BYTES
+from qmq.net.protocol.types import Disposition
 from qmq.storage.store import NotAtHand, Store
 
 #: Ranges of delivery sequences that one answer has, at most.

@@ -19,11 +19,11 @@ from qmq.broker.delivery.subscriptions import hidden_since
 from qmq.broker.delivery.wakeups import Arrivals
 from qmq.broker.groups.group import SubjectFilter, Subscription, Waiting
 from qmq.broker.groups.membership import Offer, What
-from qmq.broker.groups.settings import AT_MOST_ONCE
 from qmq.broker.ports.commands import Pull
 from qmq.broker.ports.effects import Buffer, Effect, PulledMessages, Refused
 from qmq.broker.ports.limits import BrokerLimits
 from qmq.errors import QmqError, StorageError
+from qmq.net.protocol.types import AT_MOST_ONCE
 from qmq.storage.store import NotAtHand, Store
 
 #: A consumer may be given nothing now, whatever is ready.

@@ -22,25 +22,14 @@ from qmq.broker.groups.group import (
     resolve_start,
     takes,
 )
-from qmq.broker.groups.settings import (
-    AGAIN,
-    AT_MOST_ONCE,
-    BROADCAST,
-    FOLLOW,
-    LOOK,
-    ResolvedSettings,
-    check_mode,
-    differing,
-    group_of,
-    settings_of,
-    unknown_group,
-)
+from qmq.broker.groups.settings import ResolvedSettings, check_mode, differing, group_of, settings_of, unknown_group
 from qmq.broker.journal.durable_replies import Durable
 from qmq.broker.ports.commands import Subscribe
-from qmq.broker.ports.effects import ConsumerState, Effect, Subscribed
+from qmq.broker.ports.effects import Effect, Subscribed
 from qmq.broker.ports.limits import BrokerLimits
 from qmq.errors import InvalidOption, TooManyConsumers, TooManyGroups, UnknownGroup, UnknownSubscription
 from qmq.names import MEMBER_MARK, check_consumer, check_prefix
+from qmq.net.protocol.types import AGAIN, AT_MOST_ONCE, BROADCAST, FOLLOW, LOOK, ConsumerState
 from qmq.storage.store import Store
 
 

@@ -12,10 +12,10 @@ from typing import Final
 from qmq.broker.delivery.subscriptions import Subscriptions
 from qmq.broker.groups.group import Group
 from qmq.broker.groups.membership import Members
-from qmq.broker.groups.settings import BROADCAST
 from qmq.broker.ports.commands import Now
 from qmq.broker.ports.limits import BrokerLimits
 from qmq.broker.startup.replay import GroupReplay
+from qmq.net.protocol.types import BROADCAST
 
 #: The group of a made-up id goes so many session timeouts after its session has expired.
 MADE_UP_TIMEOUTS: Final = 3

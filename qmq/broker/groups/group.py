@@ -20,11 +20,11 @@ import numpy.typing as npt
 
 from qmq.broker.groups.group_state import Ledger
 from qmq.broker.groups.member import Member
-from qmq.broker.groups.settings import RELIABLE
 from qmq.broker.ports.commands import Pull, Subscribe
 from qmq.errors import InvalidOption, StorageError
 from qmq.format.batch import EntryRow
 from qmq.format.private import is_private
+from qmq.net.protocol.types import RELIABLE
 from qmq.storage.store import NotAtHand, Store
 
 if TYPE_CHECKING:

@@ -23,11 +23,12 @@ from qmq.broker.error_log.error_log import Failure, Retries, Taken, split, unpac
 from qmq.broker.groups.in_flight import InFlightPull, InFlightRange, MessageRange, flat, unflat
 from qmq.broker.groups.member import Consumers, Member
 from qmq.broker.groups.settings import ResolvedSettings
-from qmq.broker.journal.record_types import LEAVING_RANGES, MOST_RANGES_A_RECORD, Disposition, LeaveReason, RecordKind
-from qmq.broker.ports.commands import DispositionRange, KnownConsumer
+from qmq.broker.journal.record_types import LEAVING_RANGES, MOST_RANGES_A_RECORD, LeaveReason, RecordKind
+from qmq.broker.ports.commands import DispositionRange
 from qmq.broker.retention import forwarded
 from qmq.errors import Fenced
 from qmq.intervals import Intervals
+from qmq.net.protocol.types import Disposition, KnownConsumer
 from qmq.storage.store import ItemLog, ItemLogClaim, Schedule
 
 #: So many hand-overs are remembered, so that none is twice when it comes twice; their names have so many bytes each.

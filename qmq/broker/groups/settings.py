@@ -12,6 +12,7 @@ from qmq.broker.ports.commands import Subscribe
 from qmq.errors import GroupMismatch, InvalidOption, UnknownGroup
 from qmq.format.layout import MAX_DELAY_SHOWN, MAX_DELAY_US
 from qmq.names import MEMBER_MARK, check_group
+from qmq.net.protocol.types import ASKS, BROADCAST, LOOK, MODES, RELIABLE
 
 RETRY_DELAYS_US: Final = tuple(s * 1_000_000 for s in (5, 10, 30, 60, 120, 300, 600, 1_800, 3_600, 7_200))
 
@@ -108,19 +109,6 @@ def _shown(name: str) -> str:
 
 def _in_user_units(name: str, value: object) -> object:
     return value / 1e6 if name.endswith("_us") and type(value) is int else value
-
-
-RELIABLE: Final = "reliable"
-AT_MOST_ONCE: Final = "at_most_once"
-BROADCAST: Final = "broadcast"
-MODES: Final = (RELIABLE, AT_MOST_ONCE, BROADCAST)
-
-#: What a subscription asks of its group: to follow its prefixes from now on; the same once more, on another connection;
-#: or only to have of its messages what these prefixes take.
-FOLLOW: Final = "follow"
-AGAIN: Final = "again"
-LOOK: Final = "look"
-ASKS: Final = (FOLLOW, AGAIN, LOOK)
 
 
 def group_of(command: Subscribe) -> str | None:

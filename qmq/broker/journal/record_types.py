@@ -41,14 +41,6 @@ class RecordKind(enum.IntEnum):
     FORWARD = 19  # numbers, what pointed at dropped messages and now points at copies: retries, dead letters, held; now
 
 
-class Disposition(enum.IntEnum):
-    """How messages are handed back."""
-
-    NACK = 1
-    RELEASE = 2
-    REJECT = 3
-
-
 class LeaveReason(enum.IntEnum):
     """Why a consumer holds nothing any more."""
 

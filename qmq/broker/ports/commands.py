@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qmq.errors import QmqError
+from qmq.net.protocol.types import KnownConsumer
 from qmq.storage.store import PartitionDamage
 
 
@@ -37,26 +38,12 @@ class Send(NamedTuple):
     numbers: int | npt.NDArray[np.int64] | None = None
 
 
-class KnownConsumer(NamedTuple):
-    """What a client knows of the consumer that it is, or was before it was started again.
-
-    ``since_us`` and ``generation`` as Place told it. ``epoch``: as which this very subscription was there (0: it
-    was not). ``expected``: the delivery sequence behind the last message that came. ``handled``: start, end, ...
-    """
-
-    since_us: int
-    generation: int
-    epoch: int
-    expected: int
-    handled: tuple[int, ...] = ()
-
-
 class Subscribe(NamedTuple):
     """Take part in a group, or (group None) follow alone. ``start`` is None for the default of the kind.
 
     ``start`` is "first", "last", ("time", microseconds) or ("sequence", number). ``nonce`` is a random number that the
     client keeps over reconnects, ``client`` one of its process, ``settings`` those of a new group. A ``transient``
-    consumer is forgotten once it has left. ``mode`` is one of modes.MODES, ``asks`` of modes.ASKS.
+    consumer is forgotten once it has left. ``mode`` is one of MODES, ``asks`` of ASKS.
     """
 
     connection: int

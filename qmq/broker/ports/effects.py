@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qmq.errors import QmqError
+from qmq.net.protocol.types import ConsumerState, ReportOutcome
 from qmq.storage.store import Fetch
 
 Buffer = bytes | memoryview
@@ -22,20 +23,6 @@ class Sent(NamedTuple):
     stored_at_us: int
     partition: int
     first_sequences: int | npt.NDArray[np.uint64]
-
-
-class ConsumerState(NamedTuple):
-    """What a consumer is at the broker: its epoch, and its pulls from ``ack_floor`` up to ``next_sequence``.
-
-    Delivery sequences mean something together with ``since_us``, when it first came, and the pull log's ``generation``.
-    """
-
-    consumer: int
-    epoch: int
-    ack_floor: int
-    next_sequence: int
-    generation: int
-    since_us: int
 
 
 class Subscribed(NamedTuple):
@@ -206,11 +193,11 @@ class FetchWanted(NamedTuple):
 
 
 class Reported(NamedTuple):
-    """What was found where a client has reported messages: "sound", "bad" or "unknown"."""
+    """The answer to a report of damaged messages: what the broker found there."""
 
     connection: int
     request: int
-    found: str
+    found: ReportOutcome
 
 
 class CheckWanted(NamedTuple):

@@ -17,11 +17,12 @@ import numpy as np
 from qmq.broker.groups.group import Group
 from qmq.broker.groups.in_flight import MessageRange
 from qmq.broker.groups.message_ranges import PARTITIONS
-from qmq.broker.journal.record_types import Disposition, RecordKind
+from qmq.broker.journal.record_types import RecordKind
 from qmq.errors import BadBatch, StorageError
 from qmq.format.batch import Header, parse_header
 from qmq.format.layout import BATCH_HEADER_SIZE, RUN_REPLAYED
 from qmq.format.private import COPY_PRODUCER, private_subject
+from qmq.net.protocol.types import Disposition
 from qmq.storage.store import Hole, Store
 
 #: A group moves on by these. (Retention drops only what a checkpoint has, so MOVED and FORWARD can be done anew.)

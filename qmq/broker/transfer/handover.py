@@ -12,8 +12,6 @@ from qmq.broker.delivery.pull import Delivery
 from qmq.broker.groups.group_state import Ledger
 from qmq.broker.groups.in_flight import MessageRange
 from qmq.broker.groups.message_ranges import PARTITIONS
-from qmq.broker.groups.settings import AT_MOST_ONCE
-from qmq.broker.journal.record_types import Disposition
 from qmq.broker.ports.commands import HandOver, Now, Send
 from qmq.broker.ports.effects import Effect, HandedOver, Refused, Sent
 from qmq.broker.publish.publish import Intake
@@ -23,6 +21,7 @@ from qmq.format.due import DUE_PRODUCER
 from qmq.format.layout import HANDED_FLAGS, MAX_DELAY_SHOWN, MAX_DELAY_US, RUN_REPLAYED
 from qmq.format.private import check_private
 from qmq.names import check_group_or_member
+from qmq.net.protocol.types import AT_MOST_ONCE, Disposition
 from qmq.storage.store import Store
 
 

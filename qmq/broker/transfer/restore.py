@@ -19,7 +19,7 @@ from qmq.broker.delivery.pull import Delivery
 from qmq.broker.groups.group_state import Ledger
 from qmq.broker.groups.in_flight import MessageRange
 from qmq.broker.groups.message_ranges import PARTITIONS
-from qmq.broker.groups.settings import AT_MOST_ONCE, unknown_group
+from qmq.broker.groups.settings import unknown_group
 from qmq.broker.ports.commands import Administer, Now, Restore, Send
 from qmq.broker.ports.effects import Effect, Refused, Restored, Sent
 from qmq.broker.publish.publish import Intake
@@ -30,10 +30,9 @@ from qmq.format.batch import Header, parse_header, runs_of, stored_names
 from qmq.format.layout import BATCH_HEADER_SIZE, HAS_ORIGIN_ID, PRODUCER_ID_SIZE, RUN_REPLAYED, RUN_SIZE
 from qmq.format.private import check_private
 from qmq.names import check_group_or_member
+from qmq.net.protocol.types import AT_MOST_ONCE, MAX_RESTORE_BATCHES
 from qmq.storage.store import Store
 
-#: Batches that one frame brings: more would keep others waiting.
-MOST_BATCHES: Final = 1_024
 #: Their answers go to nobody's connection: one frame has one answer.
 _NOBODY: Final = -2
 #: Producer ids that begin so are the broker's own.
@@ -211,8 +210,8 @@ def batches_of(frame: memoryview, run: bytes) -> list[tuple[memoryview, Header]]
     """The batches of a frame. Raises BadBatch when they are not those of one run, one behind the other."""
     found, start = list[tuple[memoryview, Header]](), 0
     while start < len(frame):
-        if len(frame) - start < BATCH_HEADER_SIZE + RUN_SIZE or len(found) == MOST_BATCHES:
-            raise BadBatch(f"a frame of a restore has whole batches, at most {MOST_BATCHES}")
+        if len(frame) - start < BATCH_HEADER_SIZE + RUN_SIZE or len(found) == MAX_RESTORE_BATCHES:
+            raise BadBatch(f"a frame of a restore has whole batches, at most {MAX_RESTORE_BATCHES}")
         header = parse_header(frame, start)
         batch = frame[start : start + header.size]
         if header.size < BATCH_HEADER_SIZE or len(batch) != header.size or header.data_start > header.size:

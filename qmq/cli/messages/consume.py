@@ -23,8 +23,8 @@ from qmq.names import check_consumer, check_group, check_prefix
 from qmq.net.client.client import Client
 from qmq.net.client.consumer.consumer import Consumer
 from qmq.net.client.consumer.message import Message, MessageBatch
-from qmq.net.client.group_settings import Mode
 from qmq.net.client.producer.receipts import utc_from_us
+from qmq.net.protocol.types import Mode
 
 #: The most messages of one pull: few on a terminal, where somebody reads them as they arrive.
 _AT_ONCE: Final = 10_000

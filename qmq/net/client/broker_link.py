@@ -6,22 +6,23 @@ import asyncio
 import logging
 import struct
 import time
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 from importlib import metadata
-from typing import Any, Final, Protocol
+from itertools import islice
+from typing import Any, Final, NamedTuple, Protocol
 
 from qmq.errors import ConnectionLost, Fenced, InvalidOption, ProducerInUse, ProtocolError, QmqError
 from qmq.net.client.address import Address
 from qmq.net.client.backoff import Backoff
-from qmq.net.client.connection import Answer, BrokerConnection, Welcome
-from qmq.net.client.consumer.acks import AckSender
-from qmq.net.client.departures import Departure, Departures
+from qmq.net.client.connection import ANSWER_TIMEOUT, Answer, BrokerConnection, Welcome
 from qmq.net.client.heartbeat import HeartbeatSender
 from qmq.net.client.options import ClientOptions, producer_id_of
 from qmq.net.client.producer.accumulator import SendLimits
 from qmq.net.client.producer.window import Sending
 from qmq.net.protocol import frames
 from qmq.net.protocol.frames import FrameKind
+from qmq.net.protocol.types import KnownConsumer
 
 log = logging.getLogger("qmq.client")
 
@@ -35,8 +36,10 @@ SILENCE: Final = 10.0
 GOOD_AFTER: Final = 2.0
 #: While connections end soon again and again, one warning tells of all within so long.
 WARN_EVERY: Final = 30.0
-#: So often in a row connecting again meets what is no welcome.
-_MOST_DOUBTS: Final = 3
+#: Departures for which the broker's answer is awaited at once, of all requests that it takes of a connection.
+DEPARTURES_AT_ONCE: Final = 100
+#: So many invalid welcomes in a row end a link: a single one may have been damaged on the way.
+_MAX_INVALID_WELCOMES: Final = 3
 _TICK: Final = 1.0
 _FIRST: Final = struct.Struct("<Q")
 
@@ -45,6 +48,83 @@ _FIRST: Final = struct.Struct("<Q")
 def client_name() -> str:
     """What hello calls this client. To look it up takes milliseconds of the loop, so it is done once."""
     return f"qmq-python/{metadata.version('qmq')}"
+
+
+class Session(Protocol):
+    """A consumer of a group as its link knows it: it subscribes on each connection, and loses its messages in time."""
+
+    def fence(self, error: Fenced, *, for_good: bool = True) -> None:
+        """Give up all messages in flight; *for_good*: the broker refuses their acknowledgements."""
+
+    def resume(self) -> None:
+        """Subscribe again, as there is a new connection."""
+
+    def __hash__(self) -> int: ...
+
+
+class Departure(NamedTuple):
+    """A consumer that has left, what it had acknowledged, and its group: a member of a broadcast has its own."""
+
+    store_id: bytes
+    group: str
+    consumer: str
+    nonce: bytes
+    known: KnownConsumer | None
+
+
+class Departures:
+    """Consumers of one link that have left while their broker could not be told: it is told on the next connection.
+
+    Until then the heartbeats of the client's other consumers keep such a consumer alive, and its messages from others.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: dict[bytes, Departure] = {}  # by nonce
+        self._sent: set[bytes] = set()  # nonces of those that the present connection has sent
+
+    def add(self, departure: Departure, connection: BrokerConnection | None) -> None:
+        """Tell the broker at once on *connection*; on the next one, if it is None."""
+        self._waiting[departure.nonce] = departure
+        if connection is not None:
+            self._send_some(connection)
+
+    def connected(self, connection: BrokerConnection, store_id: bytes) -> None:
+        """Tell the broker of that store on a new connection; forget consumers of any other store."""
+        self._waiting = {nonce: one for nonce, one in self._waiting.items() if one.store_id == store_id}
+        self._sent.clear()
+        self._send_some(connection)
+
+    def _send_some(self, connection: BrokerConnection) -> None:
+        unsent = (one for one in self._waiting.values() if one.nonce not in self._sent)
+        for departure in list(islice(unsent, max(DEPARTURES_AT_ONCE - len(self._sent), 0))):
+            self._sent.add(departure.nonce)
+            self._send(departure, connection)
+
+    def _send(self, departure: Departure, connection: BrokerConnection) -> None:
+        consumer = {"group": departure.group, "consumer": departure.consumer}
+        known = departure.known
+        if known is not None and known.handled:
+            handled = {"since_us": known.since_us, "generation": known.generation, "handled": list(known.handled)}
+            _administer(connection, {"action": "handled", **consumer, **handled}, lambda answer: None)
+        leave = {"action": "leave", **consumer, "nonce": departure.nonce}
+        _administer(connection, leave, partial(self._answered, departure, connection))
+
+    def _answered(self, departure: Departure, connection: BrokerConnection, answer: Answer | QmqError) -> None:
+        if isinstance(answer, QmqError):
+            if answer.retryable:
+                return  # sent again on the next connection
+            log.debug("the broker refused to let consumer %s leave: %s", departure.consumer, answer)
+        self._waiting.pop(departure.nonce, None)
+        self._sent.discard(departure.nonce)
+        if not connection.closed:
+            self._send_some(connection)
+
+
+def _administer(
+    connection: BrokerConnection, meta: dict[str, Any], callback: Callable[[Answer | QmqError], None]
+) -> None:
+    due = asyncio.get_running_loop().time() + ANSWER_TIMEOUT
+    connection.ask(FrameKind.ADMINISTER, callback, frames.pack_meta(meta), due=due)
 
 
 class LinkOwner(Protocol):
@@ -78,7 +158,7 @@ class Link:
         #: Names this client's process to the broker.
         self.client_id = client_id
         self._heartbeat: HeartbeatSender | None = None
-        self._ack_senders: set[AckSender] = set()  # which lose what they hold when nobody hears of us
+        self._sessions: set[Session] = set()
         self._departures = Departures()
         self.welcome: Welcome | None = None
         self._options = options
@@ -153,13 +233,11 @@ class Link:
 
     # --- consumers of groups -----------------------------------------------------------------------------------------
 
-    def hold(self, ack_sender: AckSender, asked_at: float) -> None:
-        """A consumer of a group has subscribed, which it asked for then: the broker is to hear that its process lives,
-        and it is told when that may not be so.
-        """
+    def add_session(self, session: Session, asked_at: float) -> None:
+        """Send heartbeats for a consumer of a group that asked to subscribe at *asked_at*; fence it when they fail."""
         assert self._loop is not None
         assert self.welcome is not None
-        self._ack_senders.add(ack_sender)
+        self._sessions.add(session)
         if self._heartbeat is None:
             session_timeout_s = self.welcome.session_timeout_ms / 1_000
             self._heartbeat = HeartbeatSender(
@@ -168,21 +246,24 @@ class Link:
             self._heartbeat.start(self._loop)
         self._heartbeat.heard(self._loop.time() - asked_at)
 
-    def let_go(self, ack_sender: AckSender) -> None:
-        """It has left."""
-        self._ack_senders.discard(ack_sender)
-        if not self._ack_senders and self._heartbeat is not None:
+    def remove_session(self, session: Session) -> None:
+        """Forget a consumer that has left; stop the heartbeats after the last one."""
+        self._sessions.discard(session)
+        if not self._sessions and self._heartbeat is not None:
             self._heartbeat.stop()
             self._heartbeat = None
 
     def depart(self, departure: Departure) -> None:
-        """It has left, and its broker may not know: have it told as soon as that can be."""
+        """Tell the broker that a consumer has left, as soon as there is a connection."""
         self._departures.add(departure, self.connection)
 
     def _out_of_touch(self) -> None:
-        error = Fenced("the broker was out of reach for so long that it may have handed what is held here to others")
-        for ack_sender in self._ack_senders:
-            ack_sender.fence(error, for_good=False)
+        error = Fenced(
+            "the broker was out of reach for longer than the session timeout, so it may have handed the messages in "
+            "flight here to other consumers"
+        )
+        for session in self._sessions:
+            session.fence(error, for_good=False)
 
     # --- requests ----------------------------------------------------------------------------------------------------
 
@@ -337,7 +418,7 @@ class Link:
     async def _reconnect(self) -> None:
         """Try until there is a connection."""
         assert self._loop is not None
-        doubts = 0  # what a broker says at first may be damaged on the way
+        invalid = 0
         if self._backoff.tries:
             await asyncio.sleep(self._backoff.next_delay())
         while True:
@@ -345,8 +426,10 @@ class Link:
                 await self._connect()
             except QmqError as error:
                 self._sending.last_error = error
-                doubts += 1
-                is_final = not error.retryable and (type(error) is not ProtocolError or doubts >= _MOST_DOUBTS)
+                invalid += 1
+                is_final = not error.retryable and (
+                    type(error) is not ProtocolError or invalid >= _MAX_INVALID_WELCOMES
+                )
                 if is_final:
                     this, self._reconnecting = self._reconnecting, None
                     if self._owner.is_hopeless(self, error):
@@ -405,9 +488,8 @@ class Link:
         self._departures.connected(connection, welcome.store_id)
         self._tell(self._waiters)
         self._owner.changed()
-        for ack_sender in self._ack_senders:
-            if ack_sender.on_connected is not None:
-                ack_sender.on_connected()
+        for session in self._sessions:
+            session.resume()
         self.want_turn()
 
     async def _claim(self, connection: BrokerConnection, producer: str) -> None:

@@ -19,12 +19,12 @@ from qmq.errors import ConnectionLost, InvalidOption, QmqError
 from qmq.format.build import NO_HEADER, make_header
 from qmq.format.ids import MessageId
 from qmq.names import check_prefix
+from qmq.net.client.admin import Admin, Listing
 from qmq.net.client.broker_link import Link, sequence_in
 from qmq.net.client.cluster import Brokers
 from qmq.net.client.consumer.consumer import Consumer
 from qmq.net.client.consumer.multi_broker import make_puller
-from qmq.net.client.everywhere import Admin
-from qmq.net.client.group_settings import GroupSettings, Mode, terms_of
+from qmq.net.client.group_settings import GroupSettings, terms_of
 from qmq.net.client.options import (
     Body,
     ClientOptions,
@@ -40,6 +40,7 @@ from qmq.net.client.producer.accumulator import Accumulator
 from qmq.net.client.producer.batch import MESSAGE_OVERHEAD
 from qmq.net.client.producer.receipts import Receipt, Receipts
 from qmq.net.protocol.frames import FrameKind
+from qmq.net.protocol.types import Mode
 
 log = logging.getLogger("qmq.client")
 
@@ -66,22 +67,24 @@ class ClientParts(NamedTuple):
     options: ClientOptions
     accumulator: Accumulator
     brokers: Brokers
+    listing: Listing
 
 
 def make_parts(options: ClientOptions) -> ClientParts:
     """The parts of a client that is not connected yet; its producer id is its own, or its name's."""
     accumulator = Accumulator(options.flush, options.linger, options.max_queued_bytes)
-    return ClientParts(options, accumulator, Brokers(options, accumulator))
+    brokers = Brokers(options, accumulator)
+    return ClientParts(options, accumulator, brokers, Listing(brokers))
 
 
 class Client:
     """A client of one broker or several. Made by ``qmq.connect``, used as ``async with``; not for several threads."""
 
     def __init__(self, parts: ClientParts) -> None:
-        self._options, self._accumulator, self._brokers = parts
+        self._options, self._accumulator, self._brokers, self._listing = parts
         self._flush = self._options.flush
         #: Groups, their consumers and dead letters.
-        self.admin = Admin(self._brokers)
+        self.admin = Admin(self._brokers, self._listing)
 
     async def __aenter__(self) -> Self:
         """Connect. Raises ConnectionLost when no address answers, and what a broker refuses us with."""
@@ -298,10 +301,10 @@ class Client:
         far as they answer within ``admin_timeout`` seconds: ``admin.missed`` names the others. Raises BrokersMissed
         when none does.
         """
-        for link in await self._brokers.listing.begin():
+        for link in await self._listing.begin():
             after: int | None = 0
             while after is not None:
-                page = await self._brokers.listing.page(link, list_subjects(link, prefix, after))
+                page = await self._listing.page(link, list_subjects(link, prefix, after))
                 infos, after = page or ([], None)
                 for info in infos:
                     yield info

@@ -17,7 +17,6 @@ from typing import Any, Final
 
 from qmq.errors import ConnectionLost, InvalidOption, QmqError
 from qmq.format.layout import PRODUCER_ID_SIZE
-from qmq.net.client.admin import Listing
 from qmq.net.client.broker_link import Link
 from qmq.net.client.connection import Answer, BrokerConnection, Welcome
 from qmq.net.client.failover.handover import HandoverClient
@@ -86,7 +85,6 @@ class Brokers:
             Link(address, options, lane, self, self.client_id)
             for address, lane in zip(options.addresses, lanes, strict=True)
         ]
-        self.listing = Listing(self)
         self._failover = Failover(lanes, options.failover_after)
         self._active = self.links[0]
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -96,7 +94,7 @@ class Brokers:
         self._listeners: list[asyncio.Future[None]] = []  # for batches to end
         self._moving: asyncio.TimerHandle | None = None
         #: What takes messages that failed whose broker is gone.
-        self.handover = HandoverClient(self)
+        self.handover = HandoverClient(self.links, options.failover_after)
         self._refused: set[Link] = set()  # by their brokers, for good, as far as these know
         self._warned_of_left_open = False
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import Any, Final, Literal, NamedTuple, TypedDict, get_args
+from typing import Any, Final, NamedTuple, TypedDict
 
 from qmq.errors import InvalidOption
 from qmq.net.client.options import microseconds_of
-
-Mode = Literal["reliable", "at_most_once", "broadcast"]
-MODES: Final[tuple[str, ...]] = get_args(Mode)
+from qmq.net.protocol.types import MODES
 
 _COUNTS: Final = ("max_attempts", "max_session_expiries", "max_unacked", "max_unacked_bytes")
 _SECONDS: Final = {"expire_after": "expire_after_us", "ack_deadline": "ack_deadline_us"}

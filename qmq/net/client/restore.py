@@ -13,8 +13,6 @@ from qmq.net.client.broker_link import CONNECT_TIMEOUT
 from qmq.net.client.connection import Answer, BrokerConnection, Welcome
 from qmq.net.protocol.frames import FRAME_SIZE, FrameKind
 
-#: Batches that one frame may bring.
-MOST_BATCHES: Final = 1_024
 #: How long a broker may look up what is stored of a run, and store a frame, in seconds.
 _LOOK_TIMEOUT: Final = 600.0
 _STORE_TIMEOUT: Final = 60.0

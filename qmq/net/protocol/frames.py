@@ -115,17 +115,6 @@ class FrameKind(enum.IntEnum):
     ERROR = 255
 
 
-class ReportOutcome(enum.StrEnum):
-    """What a broker found at the place of a report."""
-
-    #: All is what was written: it was damaged on the way.
-    SOUND = "sound"
-    #: Some of it is bad on disk, or nobody could decode it.
-    BAD = "bad"
-    #: No batch begins there.
-    UNKNOWN = "unknown"
-
-
 #: What a NamedTuple is made by: so said it takes half the time of a call of its class. For what every frame needs.
 made: Final = tuple.__new__
 

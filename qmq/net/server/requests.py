@@ -18,6 +18,7 @@ from qmq.errors import InvalidOption, ProtocolError, UnsupportedVersion
 from qmq.format.layout import PRODUCER_ID_SIZE
 from qmq.net.protocol import frames
 from qmq.net.protocol.frames import Frame, FrameKind, made
+from qmq.net.protocol.types import KnownConsumer
 
 #: Rows of one list of subjects.
 MAX_LISTED: Final = 1_000
@@ -172,7 +173,7 @@ def _subscribe(connection: int, frame: Frame) -> Command:
     )  # fmt: skip
 
 
-def _known_of(fields: dict[str, Any]) -> commands.KnownConsumer | None:
+def _known_of(fields: dict[str, Any]) -> KnownConsumer | None:
     """What a client knows of the consumer that it is."""
     numbers = fields.get("known")
     if numbers is None:
@@ -182,7 +183,7 @@ def _known_of(fields: dict[str, Any]) -> commands.KnownConsumer | None:
     if len(numbers) < _KNOWN_NUMBERS or frames.pack_numbers(numbers)[1] != fields.get("known_crc"):
         raise ProtocolError("what a SUBSCRIBE has in known is too little, or does not fit its checksum")
     since_us, generation, epoch, expected, *handled = numbers
-    return commands.KnownConsumer(since_us, generation, epoch, expected, tuple(handled))
+    return KnownConsumer(since_us, generation, epoch, expected, tuple(handled))
 
 
 def _subjects(connection: int, frame: Frame) -> Command:

@@ -10,11 +10,11 @@ from qmq.broker.delivery.eligibility import share_of
 from qmq.broker.error_log import error_log as retries
 from qmq.broker.error_log.error_log import Failure
 from qmq.broker.groups.in_flight import MessageRange
-from qmq.broker.journal.record_types import Disposition
 from qmq.broker.ports.commands import HandOver
 from qmq.broker.ports.effects import PulledMessages
 from qmq.broker.ports.limits import BrokerLimits
 from qmq.format.private import private_batch
+from qmq.net.protocol.types import Disposition
 from tests.broker.harness import Driven
 from tests.broker.test_consuming import Consumer, killed
 from tests.fake_disk import FakeDisk

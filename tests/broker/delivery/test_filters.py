@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from qmq.broker.journal.record_types import Disposition
 from qmq.broker.ports.commands import Administer, Send, Subscribe
 from qmq.broker.ports.effects import Administered, Refused, Subscribed
 from qmq.format.build import RunContent, build_batch, make_header
 from qmq.format.hashing import tag_bits
+from qmq.net.protocol.types import Disposition
 from tests.broker.harness import START_US, Driven, bodies_of
 from tests.broker.test_consuming import Consumer, killed
 

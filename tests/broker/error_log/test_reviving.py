@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from qmq.broker.error_log import reviving
-from qmq.broker.journal.record_types import Disposition
 from qmq.broker.ports.commands import Administer
 from qmq.broker.ports.effects import Administered, Effect
+from qmq.net.protocol.types import Disposition
 from tests.broker.harness import Driven
 from tests.broker.test_admin import ask, counts, filled
 from tests.broker.test_consuming import Consumer

@@ -14,10 +14,11 @@ from qmq.broker.groups.group_state import Ledger
 from qmq.broker.groups.in_flight import MessageRange
 from qmq.broker.groups.member import Member
 from qmq.broker.groups.settings import ResolvedSettings
-from qmq.broker.journal.record_types import Disposition, LeaveReason, RecordKind
+from qmq.broker.journal.record_types import LeaveReason, RecordKind
 from qmq.broker.ports.commands import DispositionRange
 from qmq.errors import Fenced
 from qmq.format.layout import RETRY_DTYPE
+from qmq.net.protocol.types import Disposition
 from qmq.storage.disk.disk import Disk
 from qmq.storage.store import ItemLog, Schedule
 

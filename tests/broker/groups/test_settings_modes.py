@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from qmq.broker.groups.settings import MODES
 from qmq.broker.ports.commands import Administer, Subscribe, Unsubscribe
 from qmq.broker.ports.effects import Administered, Refused
 from qmq.broker.ports.limits import BrokerLimits
 from qmq.errors import GroupMismatch, InvalidOption, UnknownGroup
+from qmq.net.protocol.types import MODES
 from tests.broker.harness import Driven
 from tests.broker.test_consuming import Consumer, filled, killed, many
 

@@ -8,10 +8,10 @@ from collections.abc import Callable
 import pytest
 
 from qmq.broker.journal.durable_replies import SYNC_NUMBER
-from qmq.broker.journal.record_types import Disposition
 from qmq.broker.ports.commands import Administer, Now, ReadDone, Subscribe
 from qmq.broker.ports.effects import Administered, Effect, Refused, Subscribed
 from qmq.errors import SyncFailed, UnknownGroup
+from qmq.net.protocol.types import Disposition
 from tests.broker.harness import Driven, bodies_of
 from tests.broker.test_consuming import Consumer
 from tests.fake_disk import Operation

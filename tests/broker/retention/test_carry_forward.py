@@ -12,13 +12,13 @@ from qmq.broker.error_log.error_log import unpacked
 from qmq.broker.groups.group import Group
 from qmq.broker.groups.in_flight import MessageRange
 from qmq.broker.groups.message_ranges import parts_of
-from qmq.broker.journal.record_types import Disposition
 from qmq.broker.ports.commands import Administer
 from qmq.broker.ports.limits import BrokerLimits
 from qmq.broker.retention.carry_forward import COPY_NUMBER
 from qmq.format.batch import parse_header
 from qmq.format.pieces import stored_runs
 from qmq.format.private import origin_subject
+from qmq.net.protocol.types import Disposition
 from tests.broker.harness import Driven
 from tests.broker.retention.test_retention import HOUR_MS, SMALL, driven_in, numbers, segments, send, settle
 from tests.broker.test_admin import ask, group_row

@@ -12,10 +12,11 @@ from typing import Final, NamedTuple
 import numpy as np
 import pytest
 
-from qmq.broker.journal.record_types import Disposition, RecordKind
+from qmq.broker.journal.record_types import RecordKind
 from qmq.broker.ports.commands import Administer
 from qmq.broker.ports.effects import Administered
 from qmq.errors import Fenced
+from qmq.net.protocol.types import Disposition
 from qmq.storage.disk.disk import Disk
 from qmq.storage.meta.checkpoint import GROUP_STATE, GroupClaim, list_checkpoints, read_checkpoint
 from qmq.storage.pull_log.records import PullRecord, list_pull_files, pull_file_path, read_pull_log

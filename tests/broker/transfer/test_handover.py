@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from qmq.broker.journal.record_types import Disposition
 from qmq.broker.ports.commands import Administer, HandOver, ListSubjects, ReadDone
 from qmq.broker.ports.effects import Administered, HandedOver, Refused, SubjectList
 from qmq.broker.ports.limits import BrokerLimits
 from qmq.errors import BadBatch, InvalidName, InvalidOption, QmqError, SyncFailed, UnknownGroup
 from qmq.format.due import DUE_PRODUCER
 from qmq.format.private import private_batch
+from qmq.net.protocol.types import Disposition
 from tests.broker.harness import Driven, batch_of, bodies_of
 from tests.broker.test_consuming import Consumer, filled, killed
 from tests.fake_disk import FakeDisk

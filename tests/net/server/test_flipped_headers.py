@@ -11,10 +11,11 @@ from qmq.broker.ports import commands
 from qmq.broker.transfer.restore import batches_of
 from qmq.errors import BadBatch, ProtocolError
 from qmq.format.batch import BatchLimits, check_batch
-from qmq.net.client.consumer.in_flight import Disposition, PendingDisposition
+from qmq.net.client.consumer.in_flight import PendingDisposition
 from qmq.net.client.consumer.nacks import packed
 from qmq.net.protocol import frames
 from qmq.net.protocol.frames import FRAME_SIZE, FrameKind
+from qmq.net.protocol.types import Disposition
 from qmq.net.server.requests import decode_request
 from tests.broker.transfer.test_restore import RUN, frame_of
 from tests.net.frames import batch, frame

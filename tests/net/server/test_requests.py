@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 
 from qmq.broker.ports import commands
 from qmq.errors import InvalidOption, ProtocolError, QmqError, UnsupportedVersion
-from qmq.net.client.consumer.in_flight import Disposition, PendingDisposition
+from qmq.net.client.consumer.in_flight import PendingDisposition
 from qmq.net.client.consumer.nacks import packed
 from qmq.net.protocol import frames
 from qmq.net.protocol.frames import Frame, FrameKind
+from qmq.net.protocol.types import Disposition, KnownConsumer
 from qmq.net.server.requests import MAX_LISTED, decode_hello, decode_request
 
 
@@ -207,13 +208,13 @@ def test_what_a_client_knows_fits_its_checksum() -> None:
     numbers = [1_700_000_000_000_000, 3, 2, 50, 10, 20, 30, 31]
     right = frames.pack_numbers(numbers)[1]
 
-    def known(said: Any, crc: Any) -> commands.KnownConsumer | None:
+    def known(said: Any, crc: Any) -> KnownConsumer | None:
         command = decode_request(3, of(FrameKind.SUBSCRIBE, meta={**SUBSCRIBE, "known": said, "known_crc": crc}))
         assert isinstance(command, commands.Subscribe)
         return command.known
 
-    assert known(numbers, right) == commands.KnownConsumer(numbers[0], 3, 2, 50, (10, 20, 30, 31))
-    assert known(numbers[:4], frames.pack_numbers(numbers[:4])[1]) == commands.KnownConsumer(numbers[0], 3, 2, 50)
+    assert known(numbers, right) == KnownConsumer(numbers[0], 3, 2, 50, (10, 20, 30, 31))
+    assert known(numbers[:4], frames.pack_numbers(numbers[:4])[1]) == KnownConsumer(numbers[0], 3, 2, 50)
     assert known(None, None) is None
     for said, crc in (
         (numbers, right ^ 1),

@@ -32,8 +32,9 @@ import msgpack
 from crc32c import crc32c
 
 from qmq.format.packed import unpack
-from qmq.net.client.consumer.in_flight import MOST_INTERVALS, KnownConsumer
-from qmq.net.client.sync.threads import taken_in_thread
+from qmq.net.client.consumer.in_flight import MOST_INTERVALS
+from qmq.net.client.in_thread import taken_in_thread
+from qmq.net.protocol.types import KnownConsumer
 
 MAGIC: Final = b"QMQSTA1\n"
 _CRC: Final = struct.Struct("<I")

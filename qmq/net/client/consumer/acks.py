@@ -18,10 +18,7 @@ from qmq.net.client.connection import Answer, BrokerConnection
 from qmq.net.client.consumer.ack_file import WRITE_COUNT, AckFile
 from qmq.net.client.consumer.in_flight import (
     MOST_INTERVALS,
-    ConsumerState,
-    Disposition,
     InFlightWindow,
-    KnownConsumer,
     PendingDisposition,
     Whole,
     check_delay,
@@ -30,6 +27,7 @@ from qmq.net.client.consumer.in_flight import (
 from qmq.net.client.consumer.nacks import HandingBack, left
 from qmq.net.protocol import frames
 from qmq.net.protocol.frames import FrameKind
+from qmq.net.protocol.types import ConsumerState, Disposition, KnownConsumer
 
 if TYPE_CHECKING:
     from qmq.net.client.consumer.in_flight import InFlightWindow
@@ -134,6 +132,11 @@ class AckSender:
     def fenced(self) -> Fenced | None:
         """Why nothing is held."""
         return self.in_flight.fenced if self.in_flight is not None else None
+
+    def resume(self) -> None:
+        """Subscribe again, as there is a new connection."""
+        if self.on_connected is not None:
+            self.on_connected()
 
     def fence(self, error: Fenced, *, for_good: bool = True) -> None:
         """Nothing is held any more; *for_good*: the broker has said so, else it may yet take acknowledgements."""

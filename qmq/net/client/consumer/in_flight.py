@@ -7,7 +7,6 @@ handed what is held to others, it is held no more, for good: what comes after th
 
 from __future__ import annotations
 
-import enum
 import sys
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple, Protocol
@@ -17,17 +16,10 @@ from qmq.format.private import PRIVATE, origin_subject
 from qmq.format.run import Run
 from qmq.intervals import Intervals
 from qmq.net.client.options import microseconds_of
+from qmq.net.protocol.types import ConsumerState, Disposition
 
 #: So many ranges of acknowledgements go in one frame.
 MOST_INTERVALS: Final = 2_000
-
-
-class Disposition(enum.IntEnum):
-    """How messages are handed back; as in HAND_BACK."""
-
-    NACK = 1
-    RELEASE = 2
-    REJECT = 3
 
 
 class Task(Protocol):
@@ -101,34 +93,6 @@ class Lease:
     def __del__(self) -> None:
         if not sys.is_finalizing():
             self._in_flight_window.let_go(self._ranges)
-
-
-class ConsumerState(NamedTuple):
-    """What the broker said that this consumer is."""
-
-    consumer: int
-    epoch: int
-    ack_floor: int
-    next_sequence: int
-    generation: int
-    since_us: int
-
-    def is_that_of(self, other: ConsumerState) -> bool:
-        """Delivery sequences mean the same, and what was held still is."""
-        return self[:2] == other[:2] and self[4:] == other[4:]
-
-
-class KnownConsumer(NamedTuple):
-    """What a client tells of the consumer that it is; ``handled`` are delivery sequences start, end, start, end, ...
-
-    ``epoch``: as which this very subscription was there, 0: not yet.
-    """
-
-    since_us: int
-    generation: int
-    epoch: int
-    expected: int
-    handled: tuple[int, ...]
 
 
 class InFlightWindow:

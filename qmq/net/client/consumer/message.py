@@ -21,9 +21,10 @@ import numpy as np
 from qmq.errors import InvalidOption, ProtocolError, QmqError
 from qmq.format.layout import HAS_CREATED_AT, HAS_ORIGIN_ID, MESSAGE_ID, RUN_REPLAYED
 from qmq.format.run import Run
-from qmq.net.client.consumer.in_flight import Disposition, PendingDisposition, check_delay, check_reason
+from qmq.net.client.consumer.in_flight import PendingDisposition, check_delay, check_reason
 from qmq.net.client.producer.receipts import utc_from_us
 from qmq.net.protocol import frames
+from qmq.net.protocol.types import Disposition
 
 if TYPE_CHECKING:
     import pyarrow

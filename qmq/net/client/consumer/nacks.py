@@ -15,11 +15,12 @@ from crc32c import crc32c
 
 from qmq.errors import Fenced, QmqError, UnknownSubscription
 from qmq.net.client.connection import BrokerConnection
-from qmq.net.client.consumer.in_flight import Disposition, InFlightWindow, PendingDisposition
+from qmq.net.client.consumer.in_flight import InFlightWindow, PendingDisposition
 from qmq.net.client.failover.handover import HandoverClient
 from qmq.net.client.failover.spool import Late
 from qmq.net.protocol import frames
 from qmq.net.protocol.frames import FrameKind
+from qmq.net.protocol.types import Disposition
 
 log = logging.getLogger("qmq.client")
 

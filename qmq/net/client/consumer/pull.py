@@ -30,14 +30,15 @@ from qmq.net.client.broker_link import Link
 from qmq.net.client.connection import Answer, BrokerConnection
 from qmq.net.client.consumer.acks import AckSender
 from qmq.net.client.consumer.corrupt_reads import error_of, pack_report, read_checked, sequences_of
-from qmq.net.client.consumer.in_flight import Disposition, InFlightWindow, PendingDisposition
+from qmq.net.client.consumer.in_flight import InFlightWindow, PendingDisposition
 from qmq.net.client.consumer.message import tags_of, with_tags
 from qmq.net.client.consumer.pull_request import Asking, numbers_of
 from qmq.net.client.consumer.subscribe import MOST_DOUBTS, Subscribing
 from qmq.net.client.group_settings import DEFAULT_TERMS, Terms
 from qmq.net.client.options import PULL_BYTES, Start, check_pull
 from qmq.net.protocol import frames
-from qmq.net.protocol.frames import FrameKind, ReportOutcome
+from qmq.net.protocol.frames import FrameKind
+from qmq.net.protocol.types import Disposition, ReportOutcome
 
 
 class ReceivedRuns:
@@ -237,7 +238,7 @@ class Puller:
                 self.ack_sender.send(current)
             known, _ = self.ack_sender.snapshot()
             self.ack_sender.close()
-            self._link.let_go(self.ack_sender)
+            self._link.remove_session(self.ack_sender)
         return self._subscribing.leave(known)
 
     def _stop(self) -> None:

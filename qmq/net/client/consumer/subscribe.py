@@ -12,17 +12,16 @@ from typing import Any, Final
 from qmq.errors import ConnectionLost, InvalidName, ProtocolError, QmqError, UnknownSubscription
 from qmq.names import check_consumer, check_group, check_prefix
 from qmq.net.client.backoff import Backoff, RefusalLog
-from qmq.net.client.broker_link import Link
+from qmq.net.client.broker_link import Departure, Link
 from qmq.net.client.connection import ANSWER_TIMEOUT, Answer, BrokerConnection
 from qmq.net.client.consumer.ack_file import AckFile
 from qmq.net.client.consumer.acks import AckSender
-from qmq.net.client.consumer.in_flight import ConsumerState, KnownConsumer
 from qmq.net.client.consumer.solo_cursor import SoloCursor, without_covered
-from qmq.net.client.departures import Departure
 from qmq.net.client.group_settings import Terms, shown_settings
 from qmq.net.client.options import Start, make_consumer_id, start_of
 from qmq.net.protocol import frames
 from qmq.net.protocol.frames import FrameKind
+from qmq.net.protocol.types import AGAIN, FOLLOW, LOOK, ConsumerState, KnownConsumer
 
 log = logging.getLogger("qmq.client")
 
@@ -221,7 +220,7 @@ class Subscribing:
         if self.ack_sender is not None:
             self.ack_sender.backs.store_id = store_id
             self.ack_sender.joined(_consumer_state_in(answer))
-            self._link.hold(self.ack_sender, asked_at)
+            self._link.add_session(self.ack_sender, asked_at)
         self.store_id = store_id
         self._backoff.reset()
         start_us = answer.meta.get("start_us")
@@ -288,7 +287,7 @@ class Subscribing:
             "group": self._group, "prefixes": self._prefixes, "consumer": self.id, "start": start
         }  # fmt: skip
         if self._group is not None:
-            asks = "look" if self._terms.looks else "again" if self.store_id == store_id else "follow"
+            asks = LOOK if self._terms.looks else AGAIN if self.store_id == store_id else FOLLOW
             meta |= {"mode": self._terms.mode, "settings": dict(self._terms.settings), "asks": asks}
         if self.ack_sender is not None:
             meta |= {"nonce": self._nonce, "client": self._link.client_id, "transient": self._transient}

@@ -11,20 +11,17 @@ import os
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from qmq.errors import QmqError, StorageFailed
 from qmq.format.layout import PRODUCER_ID_SIZE
 from qmq.format.private import private_batch
 from qmq.format.run import Run
+from qmq.net.client.broker_link import Link
 from qmq.net.client.connection import BrokerConnection
 from qmq.net.client.failover.spool import Late, Record, Spool, WaitingSpool
-from qmq.net.client.sync.threads import taken_in_thread
+from qmq.net.client.in_thread import taken_in_thread
 from qmq.net.protocol.frames import FRAME_SIZE, FrameKind, pack_meta
-
-if TYPE_CHECKING:
-    from qmq.net.client.broker_link import Link
-    from qmq.net.client.cluster import Brokers
 
 log = logging.getLogger("qmq.client")
 
@@ -38,18 +35,15 @@ AT_ONCE: Final = 100
 class HandoverClient:
     """Of one client: hands messages over to whatever broker is there, and what was spooled once one is."""
 
-    def __init__(self, brokers: Brokers) -> None:
-        self._brokers = brokers
-        self._spool = Spool([str(link.address) for link in brokers.links])
+    def __init__(self, links: Sequence[Link], after: float | None) -> None:
+        #: A broker is taken for gone after this many seconds; None: never.
+        self.after = after
+        self._links = links
+        self._spool = Spool([str(link.address) for link in links])
         self._spooling = asyncio.Lock()
         self._producer_id = os.urandom(PRODUCER_ID_SIZE)
         self._next_number = 0
         self._replaying: asyncio.Task[None] | None = None
-
-    @property
-    def after(self) -> float | None:
-        """How long a broker is away, in seconds, before it is taken for gone; None: it never is."""
-        return self._brokers.options.failover_after
 
     async def take(
         self, run: Run, index: int, group: str, disposition: int, delay_us: int | None, reason: str, late: Late
@@ -86,7 +80,7 @@ class HandoverClient:
 
     async def _handed_over(self, record: Record) -> bool:
         """Whether one of the brokers that are there has taken it."""
-        for link in self._brokers.links:
+        for link in self._links:
             if link.connection is not None and await self._took(link, link.connection, record):
                 return True
         return False
@@ -116,7 +110,7 @@ class HandoverClient:
         """Whether the broker of these is there, and has heard of them: it may have handed them to others since."""
         fields = late._asdict()
         store = fields.pop("store")
-        for link in self._brokers.links:
+        for link in self._links:
             if link.connection is None or link.store_id != store:
                 continue
             try:

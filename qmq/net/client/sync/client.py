@@ -11,15 +11,16 @@ from typing import Any, Literal, Self, Unpack
 
 from qmq.errors import ConnectionLost
 from qmq.format.build import make_header
+from qmq.net.client.admin import Admin
 from qmq.net.client.client import SubjectInfo, list_subjects
 from qmq.net.client.consumer.multi_broker import make_puller
-from qmq.net.client.everywhere import Admin
-from qmq.net.client.group_settings import GroupSettings, Mode, terms_of
+from qmq.net.client.group_settings import GroupSettings, terms_of
 from qmq.net.client.options import Body, ClientOptions, Durability, body_of, deliver_at_of, expire_at_of
 from qmq.net.client.producer.receipts import Receipt, Receipts
 from qmq.net.client.sync.admin import SyncAdmin
 from qmq.net.client.sync.consumer import SyncConsumer
-from qmq.net.client.sync.loop_thread import Session
+from qmq.net.client.sync.loop_thread import ClientThread
+from qmq.net.protocol.types import Mode
 
 
 class SyncClient:
@@ -31,7 +32,7 @@ class SyncClient:
 
     def __init__(self, options: ClientOptions) -> None:
         self._options = options
-        self._session: Session | None = None
+        self._session: ClientThread | None = None
         #: Groups, their consumers and dead letters.
         self.admin = SyncAdmin(self._administer)
 
@@ -41,7 +42,7 @@ class SyncClient:
 
     def __enter__(self) -> Self:
         """Connect. Raises ConnectionLost when no address answers, and what a broker refuses us with."""
-        self._session = Session(self._options)
+        self._session = ClientThread(self._options)
         return self
 
     def __exit__(
@@ -56,7 +57,7 @@ class SyncClient:
         else:
             _inherited.append(session)
 
-    def _here(self) -> Session:
+    def _here(self) -> ClientThread:
         """This process's session. Raises ConnectionLost outside of the client's block."""
         session = self._session
         if session is not None and session.pid == os.getpid():
@@ -69,7 +70,7 @@ class SyncClient:
                 )
             if session.pid != os.getpid():
                 _inherited.append(session)
-                session = self._session = Session(self._options)
+                session = self._session = ClientThread(self._options)
             return session
 
     def send(
@@ -158,14 +159,14 @@ class SyncClient:
     def subjects(self, prefix: str = "") -> Iterator[SubjectInfo]:
         """As ``Client.subjects``."""
         session = self._here()
-        brokers = session.parts.brokers
-        for number in [brokers.links.index(link) for link in session.run(brokers.listing.begin())]:
+        parts = session.parts
+        for number in [parts.brokers.links.index(link) for link in session.run(parts.listing.begin())]:
             after: int | None = 0
             while after is not None:
                 session = self._here()  # in the child of a fork: another one
-                brokers = session.parts.brokers
-                link = brokers.links[number]
-                page = session.run(brokers.listing.page(link, list_subjects(link, prefix, after)))
+                parts = session.parts
+                link = parts.brokers.links[number]
+                page = session.run(parts.listing.page(link, list_subjects(link, prefix, after)))
                 infos, after = page or ([], None)
                 yield from infos
 
@@ -186,7 +187,7 @@ class SyncClient:
 
 
 #: Sessions that a fork copied. Their loops share an epoll with the parent's, so nothing here may close or collect them.
-_inherited: list[Session] = []
+_inherited: list[ClientThread] = []
 _making = threading.Lock()
 
 

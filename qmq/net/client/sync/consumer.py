@@ -17,7 +17,7 @@ from qmq.net.client.consumer.message import Message, MessageBatch, each_message,
 from qmq.net.client.consumer.multi_broker import MergedPuller
 from qmq.net.client.consumer.pull import Puller
 from qmq.net.client.options import BATCH_BYTES, PULL_BYTES
-from qmq.net.client.sync.loop_thread import Session
+from qmq.net.client.sync.loop_thread import ClientThread
 
 log = logging.getLogger("qmq.client")
 
@@ -141,7 +141,7 @@ class SyncConsumer:
     that the program was given and that have no disposition, as of ``Consumer``.
     """
 
-    def __init__(self, here: Callable[[], Session], make: Callable[[Brokers], Puller | MergedPuller]) -> None:
+    def __init__(self, here: Callable[[], ClientThread], make: Callable[[Brokers], Puller | MergedPuller]) -> None:
         """*here* gives the session of the process it is called in."""
         self._here = here
         self._make = make

@@ -21,7 +21,7 @@ T = TypeVar("T")
 _Queued = tuple[str, bytes, MessageHeader, bool]
 
 
-class Session:
+class ClientThread:
     """A thread with a loop, and a connected client in it: what a process has, and its forks do not."""
 
     def __init__(self, options: ClientOptions) -> None:

@@ -12,9 +12,9 @@ import qmq
 from qmq.net.client.consumer import ack_file as keeping
 from qmq.net.client.consumer import pull as pulling
 from qmq.net.client.consumer.ack_file import StateFile, state_directory
-from qmq.net.client.consumer.in_flight import KnownConsumer
 from qmq.net.protocol import frames
 from qmq.net.protocol.frames import FrameKind
+from qmq.net.protocol.types import KnownConsumer
 from tests.net.client.consumer.test_pull import batch
 from tests.net.scripted import START_US, STORE, Peer, scripted_broker
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from qmq.net.client.consumer.ack_file import StateFile, state_directory
-from qmq.net.client.consumer.in_flight import KnownConsumer
+from qmq.net.protocol.types import KnownConsumer
 
 STORE = b"store1"
 KNOWN = KnownConsumer(1_700_000_000_000_000, 3, 0, 500, (1, 5, 7, 8, 400, 500))

@@ -13,7 +13,8 @@ from qmq.errors import Fenced, InvalidOption, ProtocolError
 from qmq.format.pieces import read_answer
 from qmq.format.run import Run
 from qmq.intervals import Intervals
-from qmq.net.client.consumer.in_flight import ConsumerState, InFlightWindow, PendingDisposition, check_delay
+from qmq.net.client.consumer.in_flight import InFlightWindow, PendingDisposition, check_delay
+from qmq.net.protocol.types import ConsumerState
 from tests.net.scripted import stored_batch
 
 PLACE = ConsumerState(1, 1, 10, 10, 1, 1_700_000_000_000_000)

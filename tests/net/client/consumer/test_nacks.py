@@ -10,9 +10,9 @@ import pytest
 import qmq
 from qmq.broker.ports import commands
 from qmq.errors import Fenced, Overloaded
-from qmq.net.client.consumer.in_flight import Disposition
 from qmq.net.client.consumer.nacks import MOST_BACKS, MOST_REASON
 from qmq.net.protocol.frames import Frame, FrameKind
+from qmq.net.protocol.types import Disposition
 from tests.net.client.consumer.test_pull import Subscribed
 from tests.net.scripted import backs_of
 from tests.net.test_handlers import given

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from qmq.net.client.sync.threads import taken_in_thread
+from qmq.net.client.in_thread import taken_in_thread
 
 
 async def test_what_is_taken_comes_and_what_is_raised_too() -> None:
