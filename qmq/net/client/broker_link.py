@@ -1,4 +1,4 @@
-"""What keeps a client connected to a broker: one connection at a time, made anew when it is lost, and turns."""
+"""The link of a client to one broker: one connection at a time, connected again when it is lost, and what it sends."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ from qmq.net.protocol.types import KnownConsumer
 
 log = logging.getLogger("qmq.client")
 
-#: How long connecting and hello may take.
+#: Connecting and HELLO may take this long. All times here are seconds.
 CONNECT_TIMEOUT: Final = 5.0
-#: For so long a producer's name may still be that of a client which has ended.
+#: The broker may take this long to notice that the last client of a producer's name has ended.
 CLAIM_TIMEOUT: Final = 2.0
-#: A broker that owes an answer for so long is taken for dead, and connected to again.
+#: A broker that owes an answer for this long counts as dead; the link connects again.
 SILENCE: Final = 10.0
-#: A connection that lasted so long was a good one: the next one is tried for at once.
+#: After a connection that lasted this long, the link connects again without a delay.
 GOOD_AFTER: Final = 2.0
-#: While connections end soon again and again, one warning tells of all within so long.
+#: While connections keep ending soon, one warning in this time reports all of them.
 WARN_EVERY: Final = 30.0
-#: Departures for which the broker's answer is awaited at once, of all requests that it takes of a connection.
+#: Departures that await an answer at once: a part of the requests that a broker takes of one connection.
 DEPARTURES_AT_ONCE: Final = 100
-#: So many invalid welcomes in a row end a link: a single one may have been damaged on the way.
+#: This many invalid welcomes in a row end a link: a single one may have been damaged on the way.
 _MAX_INVALID_WELCOMES: Final = 3
 _TICK: Final = 1.0
 _FIRST: Final = struct.Struct("<Q")
@@ -46,7 +46,7 @@ _FIRST: Final = struct.Struct("<Q")
 
 @cache
 def client_name() -> str:
-    """What hello calls this client. To look it up takes milliseconds of the loop, so it is done once."""
+    """Return the name that HELLO gives this client. The lookup blocks the loop for milliseconds, so it runs once."""
     return f"qmq-python/{metadata.version('qmq')}"
 
 
@@ -128,34 +128,34 @@ def _administer(
 
 
 class LinkOwner(Protocol):
-    """Who has links, to one broker each."""
+    """The owner of links, and the calls by which they report to it."""
 
     def adopting(self, link: Link, welcome: Welcome) -> None:
-        """It is about to use a connection to that store. Raises InvalidOption where that must not be."""
+        """Check the store of a new connection before the link uses it. Raises InvalidOption to refuse it."""
 
     def changed(self) -> None:
-        """A connection came or went, or the broker has refused something."""
+        """Choose brokers again: a connection came or went, or a broker refused a batch."""
 
     def batch_ended(self) -> None:
-        """A batch is stored, has failed, or may have."""
+        """Wake those that wait for a batch to be stored or to fail."""
 
     def is_hopeless(self, link: Link, error: QmqError) -> bool:
-        """The broker has refused us for good; False: to be tried again, as others are there."""
+        """Return whether the link gives up after its broker refused the client for good."""
 
     def left_open(self) -> None:
-        """[any thread] The loop was closed, and the client was not."""
+        """[any thread] Warn that the loop was closed before the client."""
 
 
 class Link:
-    """The connection to one broker, and what is written to it. In one loop; ``open`` before anything else."""
+    """The link to one broker. It belongs to one event loop; call ``open`` first."""
 
     def __init__(
         self, address: Address, options: ClientOptions, sending: Sending, owner: LinkOwner, client_id: bytes
     ) -> None:
         self.address = address
-        #: The connection while it is good.
+        #: The connection; None while there is none.
         self.connection: BrokerConnection | None = None
-        #: Names this client's process to the broker.
+        #: The broker knows this client's process by it.
         self.client_id = client_id
         self._heartbeat: HeartbeatSender | None = None
         self._sessions: set[Session] = set()
@@ -170,7 +170,7 @@ class Link:
         )
         self._connected_at = 0.0
         self._warned_at = 0.0
-        self._unwarned = 0  # connections that have ended since, and were not told of
+        self._unreported = 0  # connections that have ended since the last warning
         self._backoff = Backoff()
         self._reconnecting: asyncio.Task[None] | None = None
         self._turn_wanted = False
@@ -181,14 +181,14 @@ class Link:
     # --- life --------------------------------------------------------------------------------------------------------
 
     async def open(self) -> None:
-        """Try to connect once. Raises QmqError when that fails; ``keep_trying`` then, or ``close``."""
+        """Try to connect once. Raises QmqError when that fails; call ``keep_trying`` or ``close`` then."""
         self._loop = asyncio.get_running_loop()
         await self._connect()
         self._ended = None
         self._start_tick()
 
     def keep_trying(self, error: QmqError) -> None:
-        """Connect as soon as that can be; *error* is why it could not at first."""
+        """Connect in the background, until it succeeds; *error* is the cause of the first failure."""
         assert self._loop is not None
         self._ended = None
         self._sending.last_error = error
@@ -197,7 +197,7 @@ class Link:
         self._reconnecting = self._loop.create_task(self._reconnect(), name="qmq-reconnect")
 
     def close(self, error: QmqError) -> None:
-        """End it: whatever is waited for raises *error*."""
+        """Close the link; everything that waits for it raises *error*."""
         self._ended = error
         if self._heartbeat is not None:
             self._heartbeat.stop()
@@ -211,16 +211,16 @@ class Link:
         if connection is not None:
             connection.close()
         self._sending.abandon(error)
-        self._tell(self._waiters)
+        self._wake_all(self._waiters)
         self._owner.batch_ended()
 
     @property
     def is_open(self) -> bool:
-        """It was opened, and nothing has ended it."""
+        """Whether the link was opened and has not ended."""
         return self._ended is None
 
     def ready(self) -> asyncio.AbstractEventLoop:
-        """The loop. Raises what ended the link."""
+        """Return the event loop. Raises the error that ended the link."""
         if self._ended is not None:
             raise type(self._ended)(*self._ended.args)
         assert self._loop is not None
@@ -228,7 +228,7 @@ class Link:
 
     @property
     def store_id(self) -> bytes:
-        """The store that the connection leads to, or the last one did."""
+        """The id of the broker's store, of this connection or the last one; empty before the first."""
         return self.welcome.store_id if self.welcome is not None else b""
 
     # --- consumers of groups -----------------------------------------------------------------------------------------
@@ -268,7 +268,7 @@ class Link:
     # --- requests ----------------------------------------------------------------------------------------------------
 
     async def connected(self) -> BrokerConnection:
-        """The connection, as soon as there is one. Raises what ended the link."""
+        """Return the connection, as soon as there is one. Raises the error that ended the link."""
         while True:
             loop = self.ready()
             if self.connection is not None:
@@ -282,7 +282,7 @@ class Link:
                     self._waiters.remove(future)
 
     async def ask(self, kind: FrameKind, meta: dict[str, Any] | None = None, payload: bytes = b"") -> Answer:
-        """Ask the broker, again while that can help. Raises what it can't help."""
+        """Send a request and return the answer; repeat it after retryable errors. Raises any other QmqError."""
         backoff = Backoff()
         while True:
             connection = await self.connected()
@@ -294,12 +294,12 @@ class Link:
             await asyncio.sleep(backoff.next_delay())
 
     async def answer(self, kind: FrameKind, meta: dict[str, Any] | None = None) -> Answer:
-        """As ``ask``, but the broker gets ``admin_timeout`` seconds. Raises TimeoutError when these are over."""
+        """Do as ``ask``, but for ``admin_timeout`` seconds at most. Raises TimeoutError after that."""
         async with asyncio.timeout(self._options.admin_timeout):
             return await self.ask(kind, meta)
 
     @staticmethod
-    def _tell(futures: list[asyncio.Future[None]]) -> None:
+    def _wake_all(futures: list[asyncio.Future[None]]) -> None:
         waiting = futures.copy()
         futures.clear()
         for future in waiting:
@@ -309,14 +309,14 @@ class Link:
     # --- turns of the loop -------------------------------------------------------------------------------------------
 
     def want_turn(self) -> None:
-        """There may be something to write: see to it in the next turn of the loop."""
+        """Look for a batch to write in the next turn of the loop."""
         if not self._turn_wanted and self.connection is not None:
             assert self._loop is not None
             self._loop.call_soon(self._turn)  # raises in a wrong thread, where asyncio is in its debug mode
             self._turn_wanted = True
 
     def _turn(self) -> None:
-        """Write one batch; more in further turns, so that the broker works while the next one is made."""
+        """Write one batch. The next one goes in another turn, so that the broker works while it is built."""
         self._turn_wanted = False
         connection, sending = self.connection, self._sending
         if connection is None or connection.closed or not connection.writable:
@@ -343,7 +343,7 @@ class Link:
         self._tick = self._loop.call_later(min(_TICK, self._options.send_timeout / 8), self._ticked)
 
     def _ticked(self) -> None:
-        """Do what is due by time: give up sends, and a broker that does not answer."""
+        """Give up sends that are too old, and a broker that does not answer."""
         assert self._loop is not None
         now = self._loop.time()
         self._sending.expire(now)
@@ -357,10 +357,10 @@ class Link:
                 self.want_turn()
         self._start_tick()
 
-    # --- told by the connection --------------------------------------------------------------------------------------
+    # --- called by the connection ------------------------------------------------------------------------------------
 
     def batch_stored(self, request: int, payload: memoryview) -> None:
-        """SENT came."""
+        """Hand in a SENT frame: the broker has stored the batch of that request."""
         assert self._loop is not None
         try:
             position, stored_at_us, partition, store_id, runs = frames.SENT.unpack_from(payload)
@@ -369,12 +369,12 @@ class Link:
             else:
                 firsts = struct.unpack_from(f"<{runs}Q", payload, frames.SENT.size)
         except struct.error:
-            raise ProtocolError(f"the answer to a batch has {len(payload)} bytes, which can't be all") from None
+            raise ProtocolError(f"SENT has a payload of {len(payload)} bytes: some are missing") from None
         self._sending.stored(request, position, stored_at_us, partition, store_id, firsts, self._loop.time())
         self._batch_ended()
 
     def batch_refused(self, request: int, error: QmqError) -> None:
-        """ERROR came for a batch."""
+        """Hand in the error with which the broker refused the batch of that request."""
         assert self._loop is not None
         self._sending.refused(request, error, self._loop.time())
         self._owner.changed()
@@ -386,11 +386,11 @@ class Link:
             self.want_turn()
 
     def writable(self) -> None:
-        """The connection takes more again."""
+        """Write on, as the connection takes more again."""
         self.want_turn()
 
     def lost(self, connection: BrokerConnection, error: QmqError) -> None:
-        """A connection is gone: try for another one."""
+        """Connect again, as this connection has ended."""
         if connection is not self.connection:
             return
         assert self._loop is not None
@@ -399,7 +399,7 @@ class Link:
         if now > self._connected_at + GOOD_AFTER:
             self._backoff.reset()
         else:
-            self._backoff.next_delay()  # a try that has failed, though it did connect
+            self._backoff.next_delay()  # it did connect, but counts as a failed try
         self._warn(error, now)
         self._sending.disconnected(error, now)
         self._owner.changed()
@@ -407,16 +407,16 @@ class Link:
 
     def _warn(self, error: QmqError, now: float) -> None:
         if self._backoff.tries > 1 and now < self._warned_at + WARN_EVERY:
-            self._unwarned += 1
+            self._unreported += 1
             return
-        others = f" (so have {self._unwarned} connections before it, each after a moment)" if self._unwarned else ""
+        others = f" ({self._unreported} connections before it ended soon, too)" if self._unreported else ""
         log.warning("%s; connecting again%s", error, others)
-        self._warned_at, self._unwarned = now, 0
+        self._warned_at, self._unreported = now, 0
 
     # --- connecting --------------------------------------------------------------------------------------------------
 
     async def _reconnect(self) -> None:
-        """Try until there is a connection."""
+        """Try to connect until it succeeds, or the owner gives up."""
         assert self._loop is not None
         invalid = 0
         if self._backoff.tries:
@@ -459,12 +459,13 @@ class Link:
             raise
 
     async def _adopt(self, connection: BrokerConnection, welcome: Welcome) -> None:
-        """Use that connection from here on."""
+        """Check a new connection, then send and pull on it."""
         assert self._loop is not None
         if self._options.send_timeout >= welcome.producer_ttl_ms / 2_000:
             raise InvalidOption(
-                f"send_timeout ({self._options.send_timeout:g} s) must be below half of the time for which the broker "
-                f"remembers a producer (producer_ttl_ms {welcome.producer_ttl_ms}): later tries could store twice"
+                f"send_timeout is {self._options.send_timeout:g} s; it must be below half of the time for which the "
+                f"broker remembers a producer (producer_ttl_ms {welcome.producer_ttl_ms}), else a batch could be "
+                "stored twice"
             )
         last = None
         if self._options.producer is not None:
@@ -486,15 +487,15 @@ class Link:
         self._connected_at = self._loop.time()
         self.connection = connection
         self._departures.connected(connection, welcome.store_id)
-        self._tell(self._waiters)
+        self._wake_all(self._waiters)
         self._owner.changed()
         for session in self._sessions:
             session.resume()
         self.want_turn()
 
     async def _claim(self, connection: BrokerConnection, producer: str) -> None:
-        """Have the broker refuse every other client of that name. Raises ProducerInUse where one is there already; one
-        that has just ended may take the broker a moment.
+        """Claim the producer's name, so that the broker refuses every other client of that name. Raises ProducerInUse
+        if another client still has it after CLAIM_TIMEOUT: the broker may need a moment to see that one has ended.
         """
         assert self._loop is not None
         until, backoff = self._loop.time() + CLAIM_TIMEOUT, Backoff()
@@ -510,8 +511,8 @@ class Link:
 
 
 def sequence_in(answer: Answer) -> int | None:
-    """The number in LAST_SEQUENCE_IS. Raises ProtocolError."""
+    """Return the sequence in LAST_SEQUENCE_IS. Raises ProtocolError."""
     sequence = answer.meta.get("sequence")
     if sequence is not None and not isinstance(sequence, int):
-        raise ProtocolError(f"the broker answered with a last sequence of {sequence!r:.40}")
+        raise ProtocolError(f"LAST_SEQUENCE_IS has a sequence of {sequence!r:.40}; it must be a whole number")
     return sequence

@@ -1,11 +1,8 @@
 """One connection of a client to a broker: frames in and out of an asyncio transport.
 
-Every request is answered through the callback it came with; what the answers mean is for the callers. Frames over
-64 KiB are received into a buffer of exactly their size, others into one that is used again.
-
-Memory that large answers are received into, used again when nobody looks at it any more.
-
-To touch fresh memory for the first time costs more than to receive into it.
+Each request has a callback, which gets its answer; callers know what the answers mean. Frames up to 64 KiB are received
+into one buffer that is used again, larger ones into a buffer for the frame alone. Such a buffer is used again once no
+view leads to it: to touch fresh memory for the first time costs more than to receive into it.
 """
 
 from __future__ import annotations
@@ -25,65 +22,65 @@ from qmq.format.arriving import PartialAnswer
 from qmq.net.protocol import frames
 from qmq.net.protocol.frames import FRAME, FRAME_SIZE, Frame, FrameKind
 
-#: Of the answer that is handled, and of the next one.
-_MOST: Final = 2
+#: Large buffers of a connection: for the answer that is handled, and for the next one.
+_MAX_BUFFERS: Final = 2
 _STEP_BYTES: Final = 1 << 20
-#: Of an array to which no view leads: the list's, and the call's own.
+#: References to an array to which no view leads: the list's, and the call's own.
 _REFERENCES: Final = 2
 
 
-class Buffers:
-    """Of one connection."""
+class ReceiveBuffers:
+    """The buffers into which one connection receives large frames."""
 
     def __init__(self) -> None:
         self._arrays: list[npt.NDArray[np.uint8]] = []
 
-    def room(self, size: int) -> memoryview:
-        """*size* bytes, whatever is in them; theirs who hold the view, or any view of it."""
-        for place in range(len(self._arrays)):
-            if len(self._arrays[place]) >= size and sys.getrefcount(self._arrays[place]) == _REFERENCES:
-                return self._arrays[place][:size].data
-        del self._arrays[: len(self._arrays) + 1 - _MOST]
+    def buffer(self, size: int) -> memoryview:
+        """Return *size* bytes with any content. They are not used again while the view, or any view of it, exists."""
+        for number in range(len(self._arrays)):
+            if len(self._arrays[number]) >= size and sys.getrefcount(self._arrays[number]) == _REFERENCES:
+                return self._arrays[number][:size].data
+        del self._arrays[: len(self._arrays) + 1 - _MAX_BUFFERS]
         # np.empty does not fill with zeros, which costs as much as receiving
         self._arrays.append(np.empty(-(-size // _STEP_BYTES) * _STEP_BYTES, np.uint8))
         return self._arrays[-1][:size].data
 
     def clear(self) -> None:
-        """Keep nothing: large answers do not follow one another any more."""
+        """Free the memory, as no large answers follow one another any more."""
         self._arrays.clear()
 
 
 #: Frames up to this size are read in place.
 SMALL_BYTES: Final = 64 << 10
 _BUFFER_BYTES: Final = 128 << 10
-#: Written and not yet taken by the kernel: above the first a connection is not writable, until it is below the second.
+#: Bytes written that the kernel has not taken: above the first a connection is not writable, until below the second.
 WRITE_HIGH_BYTES: Final = 4 << 20
 WRITE_LOW_BYTES: Final = 1 << 20
-#: A broker that lets a request wait so long, in seconds, is taken for dead.
+#: A broker that lets a request wait this long, in seconds, counts as dead.
 ANSWER_TIMEOUT: Final = 20.0
-#: How long closing waits for the broker to read what is left, in seconds.
+#: Closing waits this long, in seconds, for the broker to read the remaining bytes.
 CLOSE_TIMEOUT: Final = 1.0
-#: Until the broker has said what it may send.
+#: The largest frame before WELCOME has said how large frames may be.
 _MAX_WELCOME_BYTES: Final = 64 << 10
-#: The answer to an acknowledgement that is part of one with messages: none was refused.
+#: The answer to acks that came within MESSAGES: none was refused.
 _NONE_REFUSED: Final = memoryview(frames.ACKED.pack(0))
-#: As plain numbers: an enum is asked for its members by name.
+#: As plain numbers: looking up a member of an enum costs more.
 _ACK, _SENT, _MESSAGES, _ERROR = map(int, (FrameKind.ACK, FrameKind.SENT, FrameKind.MESSAGES, FrameKind.ERROR))
-_MAX_CODE_BYTES: Final = 1 << 20  # what an answer may take beside the messages that it was asked for
+_MAX_EXTRA_BYTES: Final = 1 << 20  # the size of an answer beside the messages in it
 
 
 class Answer(NamedTuple):
-    """What the broker said to a request. ``payload`` is the receiver's to keep."""
+    """The broker's answer to a request. The receiver may keep ``payload``."""
 
     kind: int
     meta: dict[str, Any]
     payload: memoryview
-    #: What of a large answer to a pull was read while it came.
+    #: The part of a large answer to a pull that was decoded while it came.
     begun: PartialAnswer | None = None
 
 
 class Welcome(NamedTuple):
-    """Who the broker is and what it takes."""
+    """A broker's answer to HELLO: its store, its version, and its limits."""
 
     store_id: bytes
     version: str
@@ -98,19 +95,19 @@ class Welcome(NamedTuple):
 
 
 class ConnectionOwner(Protocol):
-    """Who is told what happens on a connection."""
+    """The owner of a connection, and the calls by which it learns what happens there."""
 
     def batch_stored(self, request: int, payload: memoryview) -> None:
-        """SENT came; the view is good during the call only."""
+        """Take a SENT frame; the view is valid during the call only."""
 
     def batch_refused(self, request: int, error: QmqError) -> None:
-        """ERROR came for a batch."""
+        """Take the error with which the broker refused a batch."""
 
     def writable(self) -> None:
-        """The connection takes more again."""
+        """Write on: the connection takes more again."""
 
     def lost(self, connection: BrokerConnection, error: QmqError) -> None:
-        """It is gone; all its requests were told."""
+        """Learn that the connection has ended; all its requests got *error* before."""
 
 
 Callback = Callable[[Answer | QmqError], None]
@@ -123,7 +120,7 @@ class _Asked(NamedTuple):
 
 
 class BrokerConnection(asyncio.BufferedProtocol):
-    """One connection. ``writable`` says whether more may be written now; small requests always may."""
+    """One connection. ``writable`` says whether it takes batches now; small requests may always be written."""
 
     def __init__(self, owner: ConnectionOwner, address: str, loop: asyncio.AbstractEventLoop) -> None:
         self.address = address
@@ -139,37 +136,37 @@ class BrokerConnection(asyncio.BufferedProtocol):
         self._lost = False
         self._end_waiter: asyncio.Future[None] | None = None
         self._end_timer: asyncio.TimerHandle | None = None
-        self._error: QmqError | None = None  # why it ends, when it is known before the transport says so
+        self._error: QmqError | None = None  # the cause of the end, if known before the transport reports it
         self._buffer = memoryview(bytearray(_BUFFER_BYTES))
         self._filled = 0
-        self._large: memoryview | None = None  # the one frame that is being received, when it is over SMALL_BYTES
+        self._large: memoryview | None = None  # the frame that is being received, if it is over SMALL_BYTES
         self._large_filled = 0
-        self._buffers = Buffers()
-        self._arriving: PartialAnswer | None = None  # where that is an answer to a pull; and where its payload begins
-        self._payload_at = 0
+        self._buffers = ReceiveBuffers()
+        self._arriving: PartialAnswer | None = None  # decodes the large frame, if it is an answer to a pull
+        self._payload_at = 0  # in the large frame
 
     # --- requests ----------------------------------------------------------------------------------------------------
 
     def next_request(self) -> int:
-        """A number for a request. All have an even number of bits: one flipped on the way is no request's number."""
+        """Return a new request number. All have an even number of 1 bits, so one flipped bit gives no valid number."""
         self._counted += 1
         return self._counted << 1 | self._counted.bit_count() & 1
 
     async def hello(self, client: str) -> Welcome:
-        """Introduce ourselves. Raises QmqError when the broker does not want us, or lies."""
+        """Send HELLO and return WELCOME. Raises QmqError if the broker refuses the client or its answer is invalid."""
         answer = await self.request(FrameKind.HELLO, {"protocol": frames.PROTOCOL_VERSION, "client": client})
         try:
             welcome = Welcome(*(answer.meta[name] for name in Welcome._fields))
         except KeyError as error:
-            raise ProtocolError(f"the broker at {self.address} did not say {error} in its welcome") from None
+            raise ProtocolError(f"WELCOME of the broker at {self.address} lacks {error}") from None
         if type(welcome.store_id) is not bytes or not all(type(number) is int for number in welcome[2:]):
-            raise ProtocolError(f"the welcome of the broker at {self.address} is not made of what it should be")
-        self._max_frame_bytes = max(welcome.max_batch_bytes, welcome.max_pull_bytes) + _MAX_CODE_BYTES
+            raise ProtocolError(f"WELCOME of the broker at {self.address} has fields of a wrong type")
+        self._max_frame_bytes = max(welcome.max_batch_bytes, welcome.max_pull_bytes) + _MAX_EXTRA_BYTES
         self._greeted = True
         return welcome
 
     async def request(self, kind: int, meta: dict[str, Any] | None = None, payload: bytes = b"") -> Answer:
-        """Ask, and wait for the answer. Raises the QmqError that came instead."""
+        """Send a request and return its answer. Raises the QmqError that came instead."""
         future: asyncio.Future[Answer] = self._loop.create_future()
 
         def answered(answer: Answer | QmqError) -> None:
@@ -188,9 +185,9 @@ class BrokerConnection(asyncio.BufferedProtocol):
         self, kind: int, callback: Callback, meta: bytes = b"", payload: bytes = b"", due: float | None = None,
         flags: int = 0,
     ) -> int:  # fmt: skip
-        """Ask; *callback* is called once, with the answer or the error. Returns the request's number.
+        """Send a request and return its number; *callback* is called once, with the answer or the error.
 
-        An answer that is not there at *due*, in seconds of the loop's clock, means that nobody is there any more.
+        If no answer has come at *due*, in seconds of the loop's clock, the broker counts as dead.
         """
         request = self.next_request()
         if self.closed:
@@ -201,12 +198,12 @@ class BrokerConnection(asyncio.BufferedProtocol):
         return request
 
     def tell(self, kind: int, payload: bytes) -> None:
-        """Say what has no answer."""
+        """Send a frame that has no answer."""
         if not self.closed:
             self._write(frames.encode_frame(kind, self.next_request(), b"", len(payload)) + payload)
 
     def send_batch(self, request: int, buffers: list[bytes], flush: bool) -> None:
-        """Write a SEND frame; the owner gets its answer."""
+        """Write a SEND frame; its answer goes to the owner."""
         size = sum(map(len, buffers))
         head = FRAME.pack(FRAME_SIZE + size, FrameKind.SEND, frames.FLUSH if flush else 0, 0, request)
         assert self._transport is not None
@@ -220,11 +217,11 @@ class BrokerConnection(asyncio.BufferedProtocol):
         self._transport.write(frame)
 
     def is_overdue(self, now: float) -> bool:
-        """An answer is long overdue."""
+        """Return whether an answer is overdue."""
         return any(asked.due is not None and now > asked.due for asked in self._asked.values())
 
     def close(self) -> None:
-        """Write what is left, then end; a broker that does not read that is not waited for long."""
+        """Write the remaining bytes, then end; after CLOSE_TIMEOUT end without a broker that does not read them."""
         self.closed = True
         if self._transport is not None and not self._lost:
             self._transport.close()
@@ -232,7 +229,7 @@ class BrokerConnection(asyncio.BufferedProtocol):
                 self._end_timer = self._loop.call_later(CLOSE_TIMEOUT, self._transport.abort)
 
     async def wait_closed(self) -> None:
-        """After ``close``: wait until it has ended."""
+        """Wait until a closed connection has ended."""
         if self._transport is None or self._lost:
             return
         if self._end_waiter is None:
@@ -240,13 +237,13 @@ class BrokerConnection(asyncio.BufferedProtocol):
         await asyncio.shield(self._end_waiter)
 
     def abort(self, error: QmqError) -> None:
-        """End now, because of *error*."""
+        """End the connection now, because of *error*."""
         self._error = self._error or error
         if self._transport is not None:
             self._transport.abort()
 
     def end_error(self) -> QmqError:
-        """Why the connection is not there any more."""
+        """Return the error that ended the connection."""
         return self._error or ConnectionLost(f"the connection to {self.address} was lost")
 
     # --- called by asyncio -------------------------------------------------------------------------------------------
@@ -298,9 +295,11 @@ class BrokerConnection(asyncio.BufferedProtocol):
                 self._filled += nbytes
                 self._take_small()
         except QmqError as error:
-            # From who has said a good hello such bytes were damaged on the way: another connection may well do.
+            # A broker whose welcome was valid sends valid frames: they were damaged on the way, so connect again.
             self.abort(
-                ConnectionLost(f"the connection to {self.address} is of no use: {error}") if self._greeted else error
+                ConnectionLost(f"the connection to {self.address} delivered invalid bytes: {error}")
+                if self._greeted
+                else error
             )
 
     # --- frames in ---------------------------------------------------------------------------------------------------
@@ -313,7 +312,7 @@ class BrokerConnection(asyncio.BufferedProtocol):
         if left >= FRAME_SIZE:
             size, kind, _, meta_size, _ = FRAME.unpack_from(self._buffer, used)
             if size > SMALL_BYTES:
-                self._large = self._buffers.room(size)
+                self._large = self._buffers.buffer(size)
                 self._large[:left] = self._buffer[used : used + left]
                 self._large_filled = left
                 self._filled = 0
@@ -324,7 +323,7 @@ class BrokerConnection(asyncio.BufferedProtocol):
             self._buffer[:left] = bytes(self._buffer[used : used + left])
 
     def _take(self, received: Iterable[Frame], keeps: bool) -> int:
-        """Handle received; returns how many bytes they took. *keeps*: their views may be kept."""
+        """Handle received frames and return how many bytes they took. *keeps*: their views stay valid."""
         used = 0
         for frame in received:
             used += FRAME_SIZE + len(frame.meta) + len(frame.payload)
@@ -355,19 +354,17 @@ class BrokerConnection(asyncio.BufferedProtocol):
         asked.callback(answer)
 
     def _take_acked(self, meta: dict[str, Any]) -> None:
-        """Of an answer with messages: it answers these acknowledgements, too."""
+        """Confirm the acks that an answer with messages confirms, too."""
         requests = meta.get("acked")
         try:
             if not requests or frames.pack_numbers(requests)[1] != meta.get("acked_crc"):
-                raise ProtocolError("an answer does not say which acknowledgements it answers")
+                raise ProtocolError("the numbers in acked of MESSAGES do not fit acked_crc")
         except (struct.error, TypeError):
-            raise ProtocolError("an answer names acknowledgements by what is no number") from None
+            raise ProtocolError("acked of MESSAGES is not a list of whole numbers") from None
         for request in requests:
             asked = self._asked.get(request)
             if asked is None or asked.kind != _ACK:
-                raise ProtocolError(
-                    f"an answer says that it answers an acknowledgement (number {request}), and none is"
-                )
+                raise ProtocolError(f"acked of MESSAGES names request {request}, which is no ACK that waits")
             del self._asked[request]
             asked.callback(Answer(FrameKind.ACKED, {}, _NONE_REFUSED))
 

@@ -6,7 +6,7 @@ import random
 
 import numpy as np
 
-from qmq.net.client.connection import Buffers
+from qmq.net.client.connection import ReceiveBuffers
 
 MIB = 1 << 20
 
@@ -17,31 +17,31 @@ def address(view: memoryview) -> int:
 
 
 def test_what_nobody_looks_at_is_used_again() -> None:
-    buffers = Buffers()
-    first = buffers.room(3 * MIB)
+    buffers = ReceiveBuffers()
+    first = buffers.buffer(3 * MIB)
     assert len(first) == 3 * MIB
     place = address(first)
     del first
-    again = buffers.room(2 * MIB + 5)
+    again = buffers.buffer(2 * MIB + 5)
     assert (address(again), len(again)) == (place, 2 * MIB + 5)
 
 
 def test_a_view_of_a_view_keeps_it() -> None:
-    buffers = Buffers()
-    part = buffers.room(MIB)[5:9]
+    buffers = ReceiveBuffers()
+    part = buffers.buffer(MIB)[5:9]
     part[:] = b"mine"
     for _ in range(4):
-        buffers.room(MIB)[:] = bytes(MIB)
+        buffers.buffer(MIB)[:] = bytes(MIB)
     column = np.frombuffer(part, np.uint8)
     del part
     for _ in range(4):
-        buffers.room(MIB)[:] = bytes(MIB)
+        buffers.buffer(MIB)[:] = bytes(MIB)
     assert column.tobytes() == b"mine"
 
 
 def test_nothing_is_kept_once_it_is_cleared() -> None:
-    buffers = Buffers()
-    held = buffers.room(MIB)
+    buffers = ReceiveBuffers()
+    held = buffers.buffer(MIB)
     buffers.clear()
     assert buffers._arrays == []
     held[:4] = b"mine"
@@ -50,9 +50,9 @@ def test_nothing_is_kept_once_it_is_cleared() -> None:
 
 def test_any_order_of_taking_and_letting_go() -> None:
     chosen = random.Random(7)
-    buffers, held = Buffers(), list[tuple[memoryview, bytes]]()
+    buffers, held = ReceiveBuffers(), list[tuple[memoryview, bytes]]()
     for number in range(300):
-        view = buffers.room(chosen.randrange(16, 3 * MIB))
+        view = buffers.buffer(chosen.randrange(16, 3 * MIB))
         mark = number.to_bytes(16, "little")
         view[:16] = mark
         held.append((view[:16], mark))
