@@ -102,10 +102,10 @@ __all__ = [
     "connect_sync",
 ]
 
-#: Bytes that may be queued by default.
+#: The default of ``max_queued_bytes``.
 _MAX_QUEUED_BYTES: Final = 64 << 20
 
-#: Loaded when first touched: they take numpy and asyncio with them.
+#: Names that are imported at their first use, as they import numpy and asyncio.
 _LAZY: Final = {
     "Admin": "qmq.net.client.admin",
     "Client": "qmq.net.client.client",
@@ -128,7 +128,7 @@ _LAZY: Final = {
 }
 
 
-if not TYPE_CHECKING:  # a type checker that saw it would take every name for one of qmq's
+if not TYPE_CHECKING:  # a type checker would accept every name of qmq because of it
 
     def __getattr__(name: str) -> Any:
         module = _LAZY.get(name)
@@ -155,15 +155,15 @@ def connect(
     failover_after: float | None = 5,
     admin_timeout: float = 10,
 ) -> Client:
-    """A client of the broker at *url* (several brokers: comma separated), to be used as ``async with``.
+    """Return a client of the broker at *url* (several brokers: comma separated); use it with ``async with``.
 
-    *durability*: "flush", where what is acknowledged is on disk, or "append", where it survives the end of the broker
-    but not power loss. *linger*: seconds for which messages gather to go as one batch; 0: for one turn of
-    the loop, or until one of two batches on their way is answered.
-    *producer*: a name that goes on with its sequence after a restart, for one client at a time: ProducerInUse while
-    another one has it. *send_timeout*: seconds after which a send is not tried again. *failover_after*: seconds for
-    which a send that its broker may have stored waits for that broker, before another one gets it too (None: never;
-    then it may end as SendUnknown). *admin_timeout*: seconds that each broker gets for each answer to a call of
+    *durability*: with "flush" a message is on disk when its send returns; with "append" it survives a crash of the
+    broker, but not power loss. *linger*: messages are collected for this many seconds and sent as one batch; 0: for one
+    turn of the event loop, or until the broker has answered one of two batches in flight.
+    *producer*: a name whose sequence continues after a restart. One client at a time may use it; another one gets
+    ProducerInUse. *send_timeout*: after this many seconds a send is not repeated. *failover_after*: a send that its
+    broker may have stored waits this many seconds for that broker before it goes to another one (None: it never does,
+    and may end as SendUnknown). *admin_timeout*: each broker has this many seconds for each answer to a call of
     ``client.admin`` or ``client.subjects``. Raises InvalidOption and InvalidName at once.
     """
     from qmq.net.client.client import Client, make_parts
@@ -186,7 +186,10 @@ def connect_sync(
     failover_after: float | None = 5,
     admin_timeout: float = 10,
 ) -> SyncClient:
-    """As ``connect``, for code without asyncio: the same calls, without await, used as ``with``. For any thread."""
+    """Return a client as ``connect`` does, for code without asyncio: the same calls without ``await``, from any thread.
+
+    Use it with ``with``.
+    """
     from qmq.net.client.options import check_options
     from qmq.net.client.sync.client import SyncClient
 

@@ -1,6 +1,6 @@
-"""The error tree. Every error says what happened, to what, and what to do; ``retryable`` says whether it can pass.
+"""The errors of QMQ. A message says what happened, to what, and what to do; ``retryable``: whether a retry can help.
 
-Errors that a broker answers with carry a ``code``: a stable word that stands in docs/PROTOCOL.md and on the wire.
+An error that a broker answers with has a ``code``: a stable word on the wire, listed in docs/PROTOCOL.md.
 """
 
 from __future__ import annotations
@@ -9,35 +9,35 @@ from typing import ClassVar
 
 
 class QmqError(Exception):
-    """The root of all errors of QMQ."""
+    """The base class of all errors of QMQ."""
 
     retryable: bool = False
     code: ClassVar[str] = "error"
 
 
-# --- what a caller handed over ---------------------------------------------------------------------------------------
+# --- arguments -------------------------------------------------------------------------------------------------------
 
 
 class InvalidName(QmqError, ValueError):
-    """A subject, prefix, group, consumer or producer name that QMQ does not accept."""
+    """A name of a subject, prefix, group, consumer or producer is not allowed."""
 
     code = "invalid_name"
 
 
 class InvalidOption(QmqError, ValueError):
-    """An option, setting or argument outside what is allowed."""
+    """An option, setting or argument has a value that is not allowed."""
 
     code = "invalid_option"
 
 
 class MessageTooLarge(QmqError, ValueError):
-    """A message, its header or its batch is over a limit of the broker."""
+    """A message, its header or its batch is larger than the broker allows."""
 
     code = "message_too_large"
 
 
 class BadBatch(QmqError):
-    """The bytes of a batch contradict themselves: sizes, indexes, checksums, table."""
+    """The sizes, indexes, checksums or table of a batch contradict each other."""
 
     code = "bad_batch"
 
@@ -46,46 +46,46 @@ class BadBatch(QmqError):
 
 
 class ProtocolError(QmqError):
-    """The other side broke the protocol; the connection is closed."""
+    """The other side sent something that the protocol forbids; the connection is closed."""
 
     code = "protocol_error"
 
 
 class UnsupportedVersion(ProtocolError):
-    """The other side speaks a version of the protocol that this one does not."""
+    """The other side speaks a version of the protocol that this side does not know."""
 
     code = "unsupported_version"
 
 
 class ConnectionLost(QmqError):
-    """The connection to the broker ended or could not be made."""
+    """The connection to the broker ended, or could not be made."""
 
     retryable = True
     code = "connection_lost"
 
 
 class BrokerStopping(QmqError):
-    """The broker is shutting down; another one, or the same one in a moment, will answer."""
+    """The broker is shutting down. Another broker may answer, or this one after its restart."""
 
     retryable = True
     code = "broker_stopping"
 
 
 class Overloaded(QmqError):
-    """A bound of the broker is reached (connections, waiting pulls, bytes in flight)."""
+    """A limit of the broker is reached: connections, waiting pulls, or bytes in flight."""
 
     retryable = True
     code = "overloaded"
 
 
 class InternalError(QmqError):
-    """The broker failed in a way that nobody foresaw; its log has the details."""
+    """The broker has a bug; its log has the details."""
 
     code = "internal_error"
 
 
 class RemoteError(QmqError):
-    """The broker answered with an error that this client has no class for, and said whether trying again can help."""
+    """The broker answered with an error whose code this client does not know."""
 
     code = "remote_error"
 
@@ -101,7 +101,7 @@ class RemoteError(QmqError):
 
 
 class SendFailed(QmqError):
-    """Messages were not acknowledged. ``failures`` lists (ticket or index, subject, key, error, outcome)."""
+    """Messages were not stored, or may not be. ``failures`` has a SendFailure for each."""
 
     code = "send_failed"
 
@@ -111,13 +111,13 @@ class SendFailed(QmqError):
 
 
 class SendUnknown(SendFailed):
-    """Nobody can say whether the messages were stored: the answers were lost and the time to try again is up."""
+    """The messages may be stored or not: the answers were lost, and the time for retries is over."""
 
     code = "send_unknown"
 
 
 class SendFailure:
-    """One message that was not acknowledged."""
+    """One message that was not stored, or may not be. ``ticket`` is its ticket, or its index in ``send_many``."""
 
     __slots__ = ("error", "key", "outcome", "subject", "ticket")
 
@@ -126,7 +126,7 @@ class SendFailure:
         self.subject = subject
         self.key = key
         self.error = error
-        #: "refused" (certainly not stored) or "unknown"
+        #: "refused" (the message is not stored) or "unknown"
         self.outcome = outcome
 
     def __repr__(self) -> str:
@@ -134,39 +134,39 @@ class SendFailure:
 
 
 class QueueFull(QmqError):
-    """More is queued with ``send_nowait`` than ``max_queued_bytes``; await ``drain()``."""
+    """``send_nowait`` has queued ``max_queued_bytes``; call ``drain()`` before the next one."""
 
     retryable = True
     code = "queue_full"
 
 
 class SequenceForgotten(QmqError):
-    """A batch comes with a producer sequence so old that the broker cannot tell any more whether it has it."""
+    """The producer sequence of a batch is so old that the broker no longer knows whether it has stored the batch."""
 
     code = "sequence_forgotten"
 
 
 class TooManyProducers(QmqError):
-    """The broker remembers as many producers as it may."""
+    """The broker remembers ``max_producers`` producers already."""
 
     retryable = True
     code = "too_many_producers"
 
 
 class ProducerInUse(QmqError):
-    """Another client that is connected sends under the same ``producer`` name."""
+    """Another connected client sends under the same ``producer`` name."""
 
     code = "producer_in_use"
 
 
 class TooManySubjects(QmqError):
-    """``max_subjects`` is reached."""
+    """The broker has ``max_subjects`` subjects already."""
 
     code = "too_many_subjects"
 
 
 class TooManyGroups(QmqError):
-    """``max_groups`` is reached."""
+    """The broker has ``max_groups`` groups already."""
 
     code = "too_many_groups"
 
@@ -175,7 +175,7 @@ class TooManyGroups(QmqError):
 
 
 class TooManyConsumers(QmqError):
-    """A client has ``max_consumers_per_connection`` consumers, or a group as many as it may have."""
+    """A client has ``max_consumers_per_connection`` consumers already, or a group the most that it may have."""
 
     code = "too_many_consumers"
 
@@ -187,20 +187,20 @@ class GroupMismatch(QmqError):
 
 
 class UnknownGroup(QmqError):
-    """There is no such group (any more)."""
+    """The group does not exist, or was deleted."""
 
     code = "unknown_group"
 
 
 class BrokersMissed(QmqError):
-    """A call that is for every broker did not reach all of them: the same call again completes it."""
+    """A call for all brokers did not reach all of them; repeat it to complete it."""
 
     retryable = True
     code = "brokers_missed"
 
 
 class Retry(QmqError):
-    """Raised by a handler: the message comes again after *after* seconds (None: the group's delay)."""
+    """Raise it in a handler to get the message again after *after* seconds (None: after the group's delay)."""
 
     code = "retry"
 
@@ -210,13 +210,13 @@ class Retry(QmqError):
 
 
 class Fenced(QmqError):
-    """Another epoch of this consumer took over."""
+    """This consumer no longer has the messages: they may have been handed to other consumers."""
 
     code = "fenced"
 
 
 class UnknownSubscription(QmqError):
-    """A call names a subscription that this connection does not have."""
+    """A request names a subscription that its connection does not have."""
 
     code = "unknown_subscription"
 
@@ -225,44 +225,44 @@ class UnknownSubscription(QmqError):
 
 
 class StorageError(QmqError):
-    """Something about the files of a data directory."""
+    """The files of a data directory are not as they must be."""
 
     code = "storage_error"
 
 
 class DirectoryInUse(StorageError):
-    """Another process holds the data directory."""
+    """Another process uses the data directory."""
 
     code = "directory_in_use"
 
 
 class ForeignFile(StorageError):
-    """A file of another store, of a newer format version, or not of QMQ at all stands where one of ours must."""
+    """A file in a data directory is of another store, of a newer format version, or not of QMQ."""
 
     code = "foreign_file"
 
 
 class BadBytes(StorageError):
-    """Bytes on disk that are not what was written."""
+    """Bytes on disk are not those that were written."""
 
     code = "bad_bytes"
 
 
 class StorageFull(StorageError):
-    """No room: the disk or a quota is full. Nothing was stored; sends are taken again when there is room."""
+    """The disk or a quota is full. Nothing was stored; sends succeed again when there is free space."""
 
     retryable = True
     code = "storage_full"
 
 
 class StorageFailed(StorageError):
-    """The operating system refused a read or write."""
+    """The operating system refused to read or write a file."""
 
     retryable = True
     code = "storage_failed"
 
 
 class SyncFailed(StorageError):
-    """An fsync failed: nothing more is acknowledged from that log until the broker has been restarted."""
+    """An fsync failed. The broker acknowledges nothing more from that log until it is restarted."""
 
     code = "sync_failed"

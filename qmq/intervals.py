@@ -1,4 +1,4 @@
-"""Sets of whole numbers as half-open intervals: which delivery sequences are handled."""
+"""Sets of whole numbers, stored as half-open intervals: for example the acknowledged delivery sequences."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from collections.abc import Iterator
 
 
 class Intervals:
-    """Disjoint intervals [start, end), ascending; those that touch are one."""
+    """A set of whole numbers: disjoint intervals [start, end) in ascending order. Intervals that touch are joined."""
 
     __slots__ = ("_ends", "_starts", "size")
 
     def __init__(self) -> None:
         self._starts: list[int] = []
         self._ends: list[int] = []
-        #: How many numbers are in it.
+        #: The count of numbers in the set.
         self.size = 0
 
     def __len__(self) -> int:
-        """How many intervals there are."""
+        """Return the count of intervals."""
         return len(self._starts)
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
@@ -29,7 +29,7 @@ class Intervals:
         return at >= 0 and number < self._ends[at]
 
     def add(self, start: int, end: int) -> int:
-        """Put [start, end) in; returns how many of these numbers were not in it."""
+        """Add [start, end); return how many of these numbers are new."""
         if start >= end:
             return 0
         if not self._ends or start > self._ends[-1]:
@@ -50,7 +50,7 @@ class Intervals:
         return new
 
     def missing(self, start: int, end: int, most: int | None = None) -> list[tuple[int, int]]:
-        """What of [start, end) is not in it; with *most* the first intervals of it, so many or one more."""
+        """Return the intervals of [start, end) that are not in the set; with *most* the first *most*, or one more."""
         found: list[tuple[int, int]] = []
         at = bisect_right(self._ends, start)
         while at < len(self._starts) and self._starts[at] < end:
@@ -65,17 +65,17 @@ class Intervals:
         return found
 
     def covers(self, start: int, end: int) -> bool:
-        """Whether it has all of [start, end), which is not empty."""
+        """Return whether all of [start, end), which must not be empty, is in the set."""
         at = bisect_right(self._starts, start) - 1
         return at >= 0 and end <= self._ends[at]
 
     def overlaps(self, start: int, end: int) -> bool:
-        """Whether it has one of [start, end)."""
+        """Return whether any of [start, end) is in the set."""
         at = bisect_right(self._ends, start)
         return start < end and at < len(self._starts) and self._starts[at] < end
 
     def drop_below(self, number: int) -> None:
-        """Take out all that is below *number*."""
+        """Remove all numbers below *number*."""
         at = bisect_right(self._ends, number)
         self.size -= sum(self._ends[:at]) - sum(self._starts[:at])
         del self._starts[:at], self._ends[:at]
@@ -84,6 +84,6 @@ class Intervals:
             self._starts[0] = number
 
     def end_from(self, number: int) -> int:
-        """The first number at or behind *number* that is not in it."""
+        """Return the first number from *number* on that is not in the set."""
         at = bisect_right(self._starts, number) - 1
         return self._ends[at] if at >= 0 and number < self._ends[at] else number

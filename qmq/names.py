@@ -1,4 +1,4 @@
-"""Names of subjects, prefixes, groups, consumers: checked once, at the edge."""
+"""Checks of names of subjects, prefixes, groups and consumers. Callers check a name once, where it enters QMQ."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from qmq.errors import InvalidName
 
 MAX_NAME_BYTES: Final = 200
 
-#: Between the group's name and the consumer's, in the name of a broadcast member's own group: GROUP@CONSUMER.
+#: Each member of a broadcast has a group of its own, GROUP@CONSUMER; this stands between the two names.
 MEMBER_MARK: Final = "@"
 MAX_GROUP_BYTES: Final = MAX_NAME_BYTES + 1 + MAX_NAME_BYTES
-#: The longest subject that a broker stores: of one group alone, ~GROUP~SUBJECT.
+#: The longest subject that a broker stores is one for a single group: ~GROUP~SUBJECT.
 MAX_SUBJECT_BYTES: Final = 1 + MAX_GROUP_BYTES + 1 + MAX_NAME_BYTES
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*", re.ASCII)
@@ -22,23 +22,23 @@ _RULE: Final = (
 
 
 def check_subject(name: str) -> str:
-    """Return *name* if it may be a subject, else raise InvalidName."""
+    """Return *name* if it is a valid subject. Raises InvalidName."""
     return _check("subject", name)
 
 
 def check_group(name: str) -> str:
-    """Return *name* if it may be a group that consumers name, else raise InvalidName."""
+    """Return *name* if it is a valid group to subscribe to. Raises InvalidName."""
     if isinstance(name, str) and MEMBER_MARK in name:
         group, _, consumer = name.partition(MEMBER_MARK)
         raise InvalidName(
-            f"group {name[:80]!r} is one member of a broadcast: consume from group {group[:40]!r} in broadcast mode as "
+            f"group {name[:80]!r} is one member of a broadcast: subscribe to group {group[:40]!r} in broadcast mode as "
             f"consumer {consumer[:40]!r}; {_RULE}"
         )
     return _check("group", name)
 
 
 def check_group_or_member(name: str) -> str:
-    """Return *name* if it may be a group, or one member's of a broadcast: GROUP@CONSUMER. Else raise InvalidName."""
+    """Return *name* if it is a valid group, or GROUP@CONSUMER of a member of a broadcast. Raises InvalidName."""
     if isinstance(name, str) and MEMBER_MARK in name:
         group, _, consumer = name.partition(MEMBER_MARK)
         check_group(group)
@@ -48,12 +48,12 @@ def check_group_or_member(name: str) -> str:
 
 
 def check_consumer(name: str) -> str:
-    """Return *name* if it may be a consumer id, else raise InvalidName."""
+    """Return *name* if it is a valid consumer id. Raises InvalidName."""
     return _check("consumer", name)
 
 
 def check_prefix(name: str) -> str:
-    """Return *name* if it may be subscribed: a subject, or a prefix (ends with a dot), or "" for everything."""
+    """Return *name* if it is a subject, a prefix (ends with a dot), or "" for all subjects. Raises InvalidName."""
     if name == "":
         return name
     if isinstance(name, str) and name.endswith(".") and len(name) <= MAX_NAME_BYTES:
@@ -62,11 +62,11 @@ def check_prefix(name: str) -> str:
     return _check("prefix", name)
 
 
-def _check(what: str, name: str) -> str:
+def _check(kind: str, name: str) -> str:
     if not isinstance(name, str):
-        raise InvalidName(f"{what} must be a str, not {type(name).__name__}")
+        raise InvalidName(f"{kind} must be a str, not {type(name).__name__}")
     if len(name) > MAX_NAME_BYTES:
-        raise InvalidName(f"{what} {name[:40]!r}... has {len(name)} characters; {_RULE}")
+        raise InvalidName(f"{kind} {name[:40]!r}... has {len(name)} characters; {_RULE}")
     if not _NAME.fullmatch(name):
-        raise InvalidName(f"{what} {name!r} is not a valid name; {_RULE}")
+        raise InvalidName(f"{kind} {name!r} is not a valid name; {_RULE}")
     return name

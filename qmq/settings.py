@@ -1,7 +1,8 @@
-"""Every key of ``qmq serve``: its default, its bounds and what it does; and how a file, ``--set`` and flags are read.
+"""The settings of ``qmq serve``: their defaults, bounds and descriptions, and how they are read.
 
-A key carries its unit (``checkpoint_ms``, ``segment_bytes``). Keys that end in ``_bytes`` also take text such as
-``"256 MiB"``. The flags of the command line win over ``--set``, ``--set`` over the file, the file over the defaults.
+A key ends with its unit (``checkpoint_ms``, ``segment_bytes``). Keys that end with ``_bytes`` also take text such as
+``"256 MiB"``. Flags win over ``--set``, ``--set`` over the environment, the environment over the file, the file over
+the defaults.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ GIB: Final = 1024 * MIB
 
 _SIZE: Final = re.compile(r"(\d+) ?(KiB|MiB|GiB)?", re.ASCII)
 _SIZE_UNITS: Final = {None: 1, "KiB": KIB, "MiB": MIB, "GiB": GIB}
-#: What a frame and a batch need beside the body of one message: their headers, a run, its columns, a subject's name.
-_ONE_MESSAGE_ROOM: Final = 4 * KIB
-#: What a segment file has before its first batch.
-_SEGMENT_ROOM: Final = 64
+#: Bytes of a frame with one message beside its body: headers, a run, its columns, the subject's name.
+_ONE_MESSAGE_EXTRA: Final = 4 * KIB
+#: Bytes of a segment file before its first batch.
+_SEGMENT_EXTRA: Final = 64
 
 
 def parse_address(text: str) -> tuple[str, int]:
-    """Split ``HOST:PORT`` (an IPv6 host in brackets); raises ValueError for anything else. Port 0 passes."""
+    """Return host and port of ``HOST:PORT`` (an IPv6 host in brackets). Port 0 is allowed. Raises ValueError."""
     host, colon, port = text.rpartition(":")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
@@ -85,7 +86,7 @@ def _paths(value: object) -> object:
 
 
 def show_bytes(count: int) -> str:
-    """*count* in the largest unit that divides it: ``64 KiB``, or plain digits; ``Settings`` reads it back."""
+    """Return *count* in the largest unit that divides it (``64 KiB``), else in digits. ``Settings`` reads both."""
     for name, unit in (("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
         if count and count % unit == 0:
             return f"{count // unit} {name}"
@@ -98,22 +99,22 @@ Bytes = Annotated[int, BeforeValidator(_size)]
 
 
 class Settings(BaseModel):
-    """The settings of one broker. Frozen: a broker that runs keeps what it was started with."""
+    """The settings of one broker. They are frozen: a running broker keeps those that it was started with."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    # where
+    # files and addresses
     data_dir: Annotated[Path, BeforeValidator(_path)] = Field(
-        Path("qmq-data"), description="Where everything is kept; made when it is not there."
+        Path("qmq-data"), description="Directory of all data; created if it does not exist."
     )
     listen: Annotated[str, AfterValidator(_listen_address)] = Field(
-        "127.0.0.1:20881", description="HOST:PORT to serve on; port 0 picks a free one."
+        "127.0.0.1:20881", description="HOST:PORT to serve on; with port 0 a free port is chosen."
     )
     advertise: Annotated[str, AfterValidator(_reachable_address)] | None = Field(
-        None, description="HOST:PORT under which clients reach this broker, where that is not the one it listens on."
+        None, description="HOST:PORT at which clients reach this broker, if it differs from listen."
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="From which level on the log goes to stderr."
+        "info", description="Lowest level of log lines that are written to stderr."
     )
 
     # the message log
@@ -121,100 +122,136 @@ class Settings(BaseModel):
         1, ge=1, le=256, description="Partitions of the message log, each a directory of its own."
     )
     partition_dirs: Annotated[tuple[Path, ...], BeforeValidator(_paths)] = Field(
-        (), description="One directory for each partition, to spread them over disks; without: log-N in data_dir."
+        (), description="One directory for each partition, for example on several disks; empty: log-N in data_dir."
     )
     segment_bytes: Bytes = Field(
-        256 * MIB, ge=64 * KIB, le=4 * GIB, description="Size at which a file of the message log is sealed."
+        256 * MIB,
+        ge=64 * KIB,
+        le=4 * GIB,
+        description="Size at which a segment (a file of the message log) is full and the next one begins.",
     )
     reserve_bytes: Bytes = Field(
-        1 * GIB, ge=1 * MIB, le=1024 * GIB, description="How far ahead positions are reserved against loss of power."
+        1 * GIB,
+        ge=1 * MIB,
+        le=1024 * GIB,
+        description="Positions are reserved this many bytes ahead, so that none is used twice after power loss.",
     )
     checkpoint_ms: Milliseconds = Field(
-        1_000, ge=10, le=3_600_000, description="A checkpoint is taken at least this often while anything changes."
+        1_000, ge=10, le=3_600_000, description="Longest time between two checkpoints while anything changes."
     )
     checkpoint_bytes: Bytes = Field(
-        256 * MIB, ge=64 * KIB, le=64 * GIB, description="A checkpoint is taken at least every so many bytes."
+        256 * MIB, ge=64 * KIB, le=64 * GIB, description="Most bytes written between two checkpoints."
     )
     max_unsynced_bytes: Bytes = Field(
-        512 * MIB, ge=1 * MIB, le=64 * GIB, description="Bytes not yet on disk at which sends wait for the disk."
+        512 * MIB,
+        ge=1 * MIB,
+        le=64 * GIB,
+        description="Most bytes that are not yet on disk; then sends wait for the disk.",
     )
     keep_free_bytes: Bytes = Field(
         64 * MIB,
         ge=0,
         le=1024 * GIB,
-        description="Room that sends leave free on each disk, for checkpoints and acknowledgements; a 16th at most.",
+        description="Free space that sends leave on each disk for checkpoints and acks; at most 1/16 of the disk.",
     )
     scrub_bytes_per_s: Bytes = Field(
-        1 * MIB, ge=0, le=1 * GIB, description="How fast sealed files are read again in search of rot; 0: never."
+        1 * MIB,
+        ge=0,
+        le=1 * GIB,
+        description="Bytes per second at which full segments are read again to find damage; 0: never.",
     )
     scrub_round_ms: Milliseconds = Field(
-        3_600_000, ge=10, le=30 * 86_400_000, description="Reading all of them again begins at most this often."
+        3_600_000,
+        ge=10,
+        le=30 * 86_400_000,
+        description="Shortest time between the starts of two such rounds over all segments.",
     )
 
-    # how long messages are kept
+    # retention
     retention_ms: Milliseconds = Field(
         0,
         ge=0,
         le=100 * 365 * 86_400_000,
-        description="How long messages are kept, by whole sealed files; 0: for good.",
+        description="Time for which messages are kept; only whole segments are dropped. 0: for good.",
     )
     retention_bytes: Bytes = Field(
-        0, ge=0, le=1024 * 1024 * GIB, description="The message log's size beyond which its oldest files go; 0: any."
+        0,
+        ge=0,
+        le=1024 * 1024 * GIB,
+        description="Size of the message log above which its oldest segments are dropped; 0: no limit.",
     )
     retention_needs_archive: Literal["yes", "no"] = Field(
-        "no", description="Whether a file goes only when `qmq archive` has verified a copy of it."
+        "no", description="Whether a segment is dropped only after `qmq archive` has verified a copy of it."
     )
 
-    # one connection
+    # connections
     max_frame_bytes: Bytes = Field(
-        16 * MIB, ge=64 * KIB, le=1 * GIB, description="Largest frame, so also the largest batch, that is taken."
+        16 * MIB, ge=64 * KIB, le=1 * GIB, description="Largest frame that the broker takes; a batch is one frame."
     )
     max_message_bytes: Bytes = Field(
-        4 * MIB, ge=1 * KIB, le=1 * GIB, description="Largest message (its key, tags, properties and body)."
+        4 * MIB, ge=1 * KIB, le=1 * GIB, description="Largest message: its key, tags, properties and body."
     )
-    max_connections: Count = Field(10_000, ge=1, le=1_000_000, description="Connections at the same time.")
-    max_waiting_pulls: Count = Field(1_000, ge=1, le=100_000, description="Pulls that wait, for each connection.")
+    max_connections: Count = Field(10_000, ge=1, le=1_000_000, description="Most connections at the same time.")
+    max_waiting_pulls: Count = Field(1_000, ge=1, le=100_000, description="Most waiting pulls of one connection.")
     max_consumers_per_connection: Count = Field(
-        1_000, ge=1, le=100_000, description="Consumers (subscriptions) that one connection, so one client, may have."
+        1_000, ge=1, le=100_000, description="Most consumers (subscriptions) of one connection; a client has one."
     )
     max_inflight_bytes: Bytes = Field(
-        64 * MIB, ge=64 * KIB, le=16 * GIB, description="Answers that a connection has not read yet; then it waits."
+        64 * MIB,
+        ge=64 * KIB,
+        le=16 * GIB,
+        description="Most bytes of answers that one connection has not read; then its pulls wait.",
     )
     max_buffered_bytes: Bytes = Field(
         512 * MIB,
         ge=1 * MIB,
         le=256 * GIB,
-        description="What all connections together may have of unfinished frames, unread answers and open requests.",
+        description="Most bytes of unfinished frames, unread answers and open requests of all connections together.",
     )
     first_frame_timeout_ms: Milliseconds = Field(
-        10_000, ge=10, le=3_600_000, description="Time within which a new connection must say hello."
+        10_000, ge=10, le=3_600_000, description="Time within which a new connection must send HELLO."
     )
-    max_pull_count: Count = Field(1_000_000, ge=1, le=10_000_000, description="Most messages that one pull brings.")
+    max_pull_count: Count = Field(1_000_000, ge=1, le=10_000_000, description="Most messages that one pull returns.")
     max_pull_bytes: Bytes = Field(
-        16 * MIB, ge=64 * KIB, le=1 * GIB, description="Most bytes that one pull brings (one message always passes)."
+        16 * MIB,
+        ge=64 * KIB,
+        le=1 * GIB,
+        description="Most bytes that one pull returns; a single message may be larger.",
     )
 
     session_timeout_ms: Milliseconds = Field(
-        30_000, ge=100, le=86_400_000, description="A consumer that is silent for so long is taken for dead."
+        30_000,
+        ge=100,
+        le=86_400_000,
+        description="A consumer that is silent for this long has expired; others get its messages.",
     )
     broadcast_ttl_ms: Milliseconds = Field(
         7 * 86_400_000,
         ge=60_000,
         le=10 * 365 * 86_400_000,
-        description="How long a member of a broadcast that is away keeps its place.",
+        description="Time after which a member of a broadcast that is offline is forgotten.",
     )
 
     # the whole broker
-    max_subjects: Count = Field(1_000_000, ge=1, le=16_000_000, description="Subjects that may exist.")
-    max_groups: Count = Field(10_000, ge=1, le=1_000_000, description="Groups that may exist.")
+    max_subjects: Count = Field(1_000_000, ge=1, le=16_000_000, description="Most subjects.")
+    max_groups: Count = Field(10_000, ge=1, le=1_000_000, description="Most groups.")
     max_producers: Count = Field(
-        100_000, ge=1, le=10_000_000, description="Producers that are remembered, to know a repeated send."
+        100_000,
+        ge=1,
+        le=10_000_000,
+        description="Most producers that are remembered, so that repeated sends are recognized.",
     )
     producer_window: Count = Field(
-        64, ge=1, le=4_096, description="Last batches remembered of each producer, and most that one has in flight."
+        64,
+        ge=1,
+        le=4_096,
+        description="Last batches of a producer that are remembered; it has at most as many in flight.",
     )
     producer_ttl_ms: Milliseconds = Field(
-        3_600_000, ge=60_000, le=30 * 86_400_000, description="How long a producer is remembered after its last send."
+        3_600_000,
+        ge=60_000,
+        le=30 * 86_400_000,
+        description="Time for which a producer is remembered after its last send.",
     )
 
     @model_validator(mode="after")
@@ -223,13 +260,13 @@ class Settings(BaseModel):
             raise _misfit(
                 "partition_dirs", self.partition_dirs, f"one directory for each of the {self.partitions} partitions"
             )
-        if self.segment_bytes < self.max_frame_bytes + _SEGMENT_ROOM:
-            least = self.max_frame_bytes + _SEGMENT_ROOM
+        if self.segment_bytes < self.max_frame_bytes + _SEGMENT_EXTRA:
+            least = self.max_frame_bytes + _SEGMENT_EXTRA
             raise _misfit(
                 "segment_bytes", self.segment_bytes, f"at least {least}, so that a batch of max_frame_bytes fits"
             )
-        if self.max_message_bytes > self.max_frame_bytes - _ONE_MESSAGE_ROOM:
-            most = self.max_frame_bytes - _ONE_MESSAGE_ROOM
+        if self.max_message_bytes > self.max_frame_bytes - _ONE_MESSAGE_EXTRA:
+            most = self.max_frame_bytes - _ONE_MESSAGE_EXTRA
             raise _misfit(
                 "max_message_bytes", self.max_message_bytes, f"at most {most}, so that it fits max_frame_bytes"
             )
@@ -247,7 +284,7 @@ class Settings(BaseModel):
 
 
 def _misfit(key: str, value: object, allowed: str) -> PydanticCustomError:
-    """A value that is fine by itself and does not fit another one."""
+    """Return the error of a value that is allowed by itself, but does not fit another setting."""
     return PydanticCustomError("misfit", "{key}", {"key": key, "value": value, "allowed": allowed})
 
 
@@ -257,10 +294,10 @@ def load(
     flags: Mapping[str, object] | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> Settings:
-    """Read the settings: *config* is a TOML file, *assignments* are ``key=value`` texts, *flags* those not None, and
-    *environment* has some as QMQ_KEY. Flags win over assignments, these over the environment, that over the file.
+    """Return the settings of a TOML file *config*, of ``QMQ_KEY`` in *environment*, of ``key=value`` *assignments*, and
+    of *flags* that are not None; each of these wins over those before it.
 
-    Raises InvalidOption, which names the key, where it was given, what was given and what is allowed.
+    Raises InvalidOption, which names the key, its source, the value, and the allowed values.
     """
     given: dict[str, tuple[str, object]] = {}
     if config is not None:
@@ -279,7 +316,7 @@ def load(
             given[key] = (f"--{key.replace('_', '-')}", flag)
     for key, (source, _) in given.items():
         if key not in Settings.model_fields:
-            raise InvalidOption(f"{key!r} ({source}) is no setting{_nearest(key)}; `qmq config` lists them")
+            raise InvalidOption(f"{key!r} ({source}) is not a setting{_nearest(key)}; `qmq config` lists all settings")
     try:
         return Settings.model_validate({key: value for key, (_, value) in given.items()})
     except ValidationError as error:
@@ -290,7 +327,9 @@ def _read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text("utf-8"))
     except OSError as error:
-        raise InvalidOption(f"the settings file {path} cannot be read: {error.strerror}; give one that can") from None
+        raise InvalidOption(
+            f"the settings file {path} cannot be read: {error.strerror}; give the path of a readable file"
+        ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InvalidOption(
             f"the settings file {path} is not TOML: {error}; write lines such as partitions = 2"
@@ -315,7 +354,7 @@ def _explain(error: ValidationError, given: Mapping[str, tuple[str, object]]) ->
 
 
 class SettingDescription(NamedTuple):
-    """One key of ``qmq serve`` as people read it. ``minimum`` and ``maximum`` are None where there is none."""
+    """One setting of ``qmq serve`` for users. ``minimum`` and ``maximum`` are None where it has no bounds."""
 
     key: str
     default: int | str | list[str] | None
@@ -327,7 +366,7 @@ class SettingDescription(NamedTuple):
 
 
 def describe() -> list[SettingDescription]:
-    """Every setting, in the order of the model."""
+    """Return the description of every setting, in the order of the model."""
     return [
         SettingDescription(
             key=key,
@@ -370,7 +409,7 @@ def _allowed(key: str, field: FieldInfo) -> str:
             return f"a whole number from {least} to {most}"
     texts = {
         "data_dir": "the path of a directory",
-        "partition_dirs": "the paths of directories, with commas between",
+        "partition_dirs": "the paths of directories, separated by commas",
         "listen": "HOST:PORT, such as 127.0.0.1:20881 or [::1]:20881",
         "advertise": "HOST:PORT with a port that is not 0",
         "log_level": "debug, info, warning or error",

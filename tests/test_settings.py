@@ -108,9 +108,11 @@ def test_the_file_is_checked_as_strictly(tmp_path: Path, line: str) -> None:
 
 
 def test_unknown_keys_are_refused_with_the_nearest_one(tmp_path: Path) -> None:
-    with pytest.raises(InvalidOption, match=r"'partition' \(--set\) is no setting, did you mean 'partitions'\?"):
+    with pytest.raises(InvalidOption, match=r"'partition' \(--set\) is not a setting, did you mean 'partitions'\?"):
         load(None, ["partition=2"])
-    with pytest.raises(InvalidOption, match=r"'colour' \(.*qmq.toml\) is no setting; `qmq config` lists them"):
+    with pytest.raises(
+        InvalidOption, match=r"'colour' \(.*qmq.toml\) is not a setting; `qmq config` lists all settings"
+    ):
         load(toml(tmp_path, "colour = 1"))
     with pytest.raises(ValidationError):
         Settings.model_validate({"colour": 1})

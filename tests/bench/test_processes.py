@@ -61,5 +61,5 @@ def test_a_broker_serves_is_looked_into_and_leaves_nothing(tmp_path: Path) -> No
 
 
 def test_a_broker_that_cannot_start_says_why(tmp_path: Path) -> None:
-    with pytest.raises(BenchFailed, match=r"'partitoins' .* is no setting"):
+    with pytest.raises(BenchFailed, match=r"'partitoins' .* is not a setting"):
         BrokerProcess(tmp_path / "data", {"partitoins": 2})

@@ -290,7 +290,7 @@ def test_an_interrupt_while_it_subscribes_leaves_no_subscription(tmp_path: Path)
                 lambda: [one.name for one in client.admin.consumers("g") if one.online] == ["stays"],
                 "only who stays is online",
             )
-        store_id = client._here().parts.brokers.links[0].store_id
+        store_id = client._current_thread().parts.brokers.links[0].store_id
         StateFile.open(state_directory(), store_id, "g", "c1").close()
 
 

@@ -70,7 +70,7 @@ def test_what_cannot_be_followed_is_said_before_a_broker_is_asked(given: Any, er
 
 @pytest.mark.parametrize("more", [{"mode": "broadcast"}, {"tags": ["t"]}, {"max_attempts": 3}, {"group": None}])
 def test_looking_changes_no_settings(more: dict[str, Any]) -> None:
-    with pytest.raises(InvalidOption, match="look goes with a reliable group that is there"):
+    with pytest.raises(InvalidOption, match="look needs an existing reliable group"):
         qmq.connect("qmq://127.0.0.1:1").subscribe("a.", **{"group": "g", "look": True, **more})
 
 

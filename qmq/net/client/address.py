@@ -1,4 +1,4 @@
-"""Where brokers are: `qmq://host:port`, several comma separated."""
+"""Addresses of brokers: `qmq://host:port`, or several of them separated by commas."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SCHEMES: Final = ("qmq://", "file://", "hdfs://")
 
 
 class Address(NamedTuple):
-    """One broker."""
+    """The address of one broker."""
 
     host: str
     port: int
@@ -23,7 +23,7 @@ class Address(NamedTuple):
 
 
 def parse_url(url: str) -> list[Address]:
-    """The brokers that *url* names, in its order. Raises InvalidOption.
+    """Return the addresses in *url*, in its order. Raises InvalidOption.
 
     >>> [str(address) for address in parse_url("qmq://10.0.0.1:20881,10.0.0.2")]
     ['10.0.0.1:20881', '10.0.0.2:20881']
@@ -34,12 +34,12 @@ def parse_url(url: str) -> list[Address]:
 
 
 def shown_url(url: str) -> str:
-    """*url* as errors and logs may have it: without user, password and query.
+    """Return *url* for errors and logs: without user, password and query.
 
     >>> shown_url("hdfs://me:secret@name:8020/archive?token=x")
     'hdfs://...@name:8020/archive?...'
     """
-    # A password may have any sign, so all before the last @ may be one.
+    # A password may have any character, so everything before the last @ may belong to one.
     head, at, tail = url.rpartition("@")
     if at:
         scheme = next((scheme for scheme in _SCHEMES if head.startswith(scheme)), "")
@@ -49,7 +49,7 @@ def shown_url(url: str) -> str:
 
 
 def shown_location(location: str) -> str:
-    """As ``shown_url``, of where an archive is: a path may have any sign, and so may that of a URL."""
+    """Return the location of an archive for errors and logs: a path as it is, a URL as ``shown_url``."""
     _, is_url, rest = location.partition("://")
     authority = rest.partition("/")[0]
     _, has_port, port = authority.rpartition(":")
@@ -61,9 +61,9 @@ def _parse_one(part: str, url: str) -> Address:
     scheme, separator, rest = part.partition("://")
     try:
         if separator and scheme != "qmq":
-            raise ValueError("its scheme is not qmq")
+            raise ValueError("the scheme is not qmq")
         if "@" in part:
-            raise ValueError("it has a user or a password, which brokers do not ask for")
+            raise ValueError("it has a user or a password, which brokers do not use")
         try:
             parts = urlsplit(f"//{rest if separator else part}")
         except ValueError:
@@ -71,24 +71,24 @@ def _parse_one(part: str, url: str) -> Address:
         if not parts.hostname or parts.path not in ("", "/") or parts.query or parts.fragment:
             raise ValueError("give host and port only")
         if not _is_host(parts.hostname):
-            raise ValueError("the host is no name that could be looked up")
+            raise ValueError("the host is not a valid host name")
         try:
             port = parts.port
         except ValueError:
-            raise ValueError("its port is no number from 1 to 65535") from None
+            raise ValueError("the port is not a number from 1 to 65535") from None
         if port == 0:
-            raise ValueError("port 0 is no port to connect to")
+            raise ValueError("port 0 cannot be connected to")
     except ValueError as error:
         which = f" ({part!r})" if part != url and "@" not in url and "?" not in url else ""
         raise InvalidOption(
             f"{shown_url(url)!r} is not the address of a broker{which}: {error}; use {DEFAULT_URL}, "
-            "or several of that form with commas between"
+            "or several of that form separated by commas"
         ) from None
     return Address(parts.hostname, DEFAULT_PORT if port is None else port)
 
 
 def _is_host(name: str) -> bool:
-    """Whether the system can be asked for it: it has no empty and no long labels."""
+    """Return whether the system can look up *name*: it has no empty and no long labels."""
     try:
         name.encode("idna")
     except UnicodeError:

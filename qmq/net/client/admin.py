@@ -1,7 +1,4 @@
-"""Groups, their consumers and dead letters at one broker, seen and changed; ``everywhere`` does it at all of them.
-
-Lists of all brokers of a client, page by page, and which brokers a list lacks.
-"""
+"""``client.admin``: lists and changes of groups, consumers and dead letters, at one broker and at all of a client."""
 
 from __future__ import annotations
 
@@ -28,15 +25,17 @@ T = TypeVar("T")
 
 
 class Listing:
-    """Of one client."""
+    """Lists of all brokers of one client, page by page, and the brokers that the last list lacks."""
 
     def __init__(self, brokers: Brokers) -> None:
         self._brokers = brokers
-        #: Which brokers the last list lacks, as they were not reached.
+        #: The brokers that the last list lacks, as they did not answer.
         self.missed: tuple[str, ...] = ()
 
     async def begin(self) -> list[Link]:
-        """Of which brokers a list is now. Raises BrokersMissed when none is reached."""
+        """Return the links of a new list: those that are connected within ``admin_timeout``. Raises BrokersMissed if
+        there is none.
+        """
         found = await self._brokers.reached_within(self._brokers.options.admin_timeout)
         missed = [str(link.address) for link in self._brokers.links if link not in found]
         if not found:
@@ -45,8 +44,8 @@ class Listing:
         return found
 
     async def page(self, link: Link, asked: Coroutine[Any, Any, T]) -> T | None:
-        """A page of one of them; None when that one of several does not answer: it is missed then, too. Raises
-        BrokersMissed when it is the only one.
+        """Return a page of one broker; None, and count it as missed, if this one of several does not answer. Raises
+        BrokersMissed if it is the only one.
         """
         try:
             return await asked
@@ -57,27 +56,26 @@ class Listing:
             return None
 
     def no_answer(self, addresses: Sequence[str]) -> str:
-        """Say that these brokers did not answer in time."""
+        """Return the text that these brokers did not answer in time."""
         return f"no answer within {self._brokers.options.admin_timeout:g} s from {', '.join(addresses)}"
 
     def lacks(self, addresses: Sequence[str]) -> None:
-        """The list that is made now lacks these, which the log is told."""
+        """Note, and log, that the present list lacks these brokers."""
         self.missed = tuple(addresses)
         if addresses:
-            log.warning("what is listed lacks %s: %s", ", ".join(addresses), self.no_answer(addresses))
+            log.warning("the list lacks %s: %s", ", ".join(addresses), self.no_answer(addresses))
 
 
 _PAGE: Final = 500
 
 
 class GroupInfo(NamedTuple):
-    """A group: which prefixes and subjects it follows, how many consumers are online, and how many of its messages are
-    where.
+    """A group: the prefixes and subjects that it follows, its count of online consumers, and counts of its messages.
 
-    ``ready``: nobody was given them yet (these at least, where not ``ready_exact``); ``oldest`` of these was stored
-    then. ``in_flight``: consumers hold them. ``in_retry``: they wait to be handed out again. ``skipped``: lost
-    to the group, as they were dropped before it took them, or may have been handed out before a crash. ``filtered``:
-    passed, as they have none of its tags. ``delayed``: to be delivered later.
+    ``ready``: not handed out yet (a lower bound unless ``ready_exact``); ``oldest`` is the time at which the oldest of
+    these was stored. ``in_flight``: handed to consumers, without a disposition. ``in_retry``: waiting to be handed out
+    again. ``skipped``: lost to the group, as they were dropped before it took them, or may have been handed out before
+    a crash. ``filtered``: passed over, as they have none of its tags. ``delayed``: to be delivered later.
     """
 
     name: str
@@ -98,10 +96,10 @@ class GroupInfo(NamedTuple):
 
 
 class ConsumerInfo(NamedTuple):
-    """A consumer of a group, and how many messages it has in flight, the oldest of them since ``in_flight_since``.
+    """A consumer of a group, and its count of messages in flight, the oldest of them since ``in_flight_since``.
 
-    ``last_pull``: when it was given something last, as far as the broker remembers. ``silent``: seconds since it was
-    heard of (its heartbeats, or its process's). ``stalled``: for so many seconds its event loop had not turned then.
+    ``last_pull``: the time at which it last got messages, if the broker remembers. ``silent``: seconds since its last
+    sign of life. ``stalled``: seconds for which its event loop had not turned then.
     """
 
     name: str
@@ -116,7 +114,7 @@ class ConsumerInfo(NamedTuple):
 
 
 class DeadLetter(NamedTuple):
-    """A message that its group has given up, and why. ``id`` is None when it cannot be read any more."""
+    """A dead letter of a group, and the reason. ``id`` is None if the message can no longer be read."""
 
     number: int
     id: str | None
@@ -130,7 +128,7 @@ class DeadLetter(NamedTuple):
 
 
 class SealedLog(NamedTuple):
-    """A partition of a broker's message log: what lies before position ``end`` is in files that nobody writes to."""
+    """A partition of a broker's message log, of which all before position ``end`` is in sealed segments."""
 
     partition: int
     end: int
@@ -138,13 +136,13 @@ class SealedLog(NamedTuple):
 
 
 class AdminOfOne:
-    """Of the broker that a link leads to."""
+    """The admin of the broker of one link."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
 
     async def do(self, action: str, **fields: Any) -> dict[str, Any]:
-        """Ask for *action*: what came of it. Raises InvalidName of what can't be a group's, TimeoutError."""
+        """Have the broker do *action*, and return its answer. Raises InvalidName for the group, TimeoutError."""
         if "group" in fields:
             check_group_or_member(fields["group"])
         answer = await self._link.answer(FrameKind.ADMINISTER, {"action": action, **fields})
@@ -152,7 +150,7 @@ class AdminOfOne:
         return found
 
     async def groups(self, name: str | None = None) -> list[GroupInfo]:
-        """All groups by name, or that one (of a broadcast the group of each member). Raises UnknownGroup."""
+        """Return all groups by name, or the one with *name* (for a broadcast, one a member). Raises UnknownGroup."""
         found, after = list[GroupInfo](), ""
         while True:
             fields = {} if name is None else {"group": name}
@@ -173,8 +171,8 @@ class AdminOfOne:
             after = page["after"]
 
     async def set_group(self, group: str, *, follows: Sequence[str] | None = None, **settings: Any) -> dict[str, Any]:
-        """Change settings of a group, or what it follows; returns all of them. Raises UnknownGroup, InvalidOption,
-        InvalidName.
+        """Change settings of a group, or the names that it follows; return all settings. Raises UnknownGroup,
+        InvalidOption, InvalidName.
         """
         fields = {} if follows is None else {"follows": checked_follows(follows)}
         found = await self.do("set_group", group=group, settings=packed_settings(settings), **fields)
@@ -183,42 +181,42 @@ class AdminOfOne:
     async def seek(
         self, group: str, to: Literal["first", "last"] | datetime | int, *, clear_retries: bool = False
     ) -> None:
-        """Have a group go on at the first message kept, behind the last, at a time or at a sequence.
+        """Move a group: to the first stored message, behind the last one, to a time or to a sequence.
 
-        What its consumers hold is dropped, and their late acknowledgements are refused. What waits to be handed out
-        again stays, unless *clear_retries*. Raises UnknownGroup, InvalidOption.
+        Messages in flight are dropped, and late acks of them are refused. Retries stay, unless *clear_retries*.
+        Raises UnknownGroup, InvalidOption.
         """
         await self.do("seek_group", group=group, to=start_of(to), clear_retries=clear_retries)
 
     async def delete_group(self, group: str) -> None:
-        """Forget a group, with all it holds, retries and dead letters. Raises UnknownGroup."""
+        """Delete a group with its cursors, retries and dead letters. Raises UnknownGroup."""
         await self.do("delete_group", group=group)
 
     async def dead_letters(self, group: str, after: int) -> tuple[list[DeadLetter], int | None]:
-        """Some dead letters of a group, the oldest first, from *after* (at first 0) on, and what to go on with (None:
-        no more). Raises UnknownGroup.
+        """Return some dead letters of a group from *after* (at first 0) on, the oldest first, and the next *after*
+        (None: there are no more). Raises UnknownGroup.
         """
         page = await self.do("dead_letters", group=group, after=after, limit=_PAGE)
         return [_dead_letter(row) for row in page["rows"]], page["after"]
 
     async def cancel(self, message_id: str) -> bool:
-        """Cancel a delayed message: True when it was in time. Raises InvalidOption."""
+        """Cancel a delayed message; return whether it was in time. Raises InvalidOption."""
         return bool((await self.do("cancel", id=message_id))["cancelled"])
 
     async def seal(self) -> list[SealedLog]:
-        """Close the files that are being written; by partition. Raises StorageError."""
+        """Roll the segment of each partition. Raises StorageError."""
         return [SealedLog(row["partition"], row["end"]) for row in (await self.do("seal"))["rows"]]
 
     async def change_dead(
         self, action: Literal["retry_dead", "delete_dead"], group: str, numbers: Sequence[int] | None
     ) -> int:
-        """Hand out dead letters again or delete them: all, or those with these numbers; how many."""
+        """Redrive or delete dead letters, all or those with these numbers; return their count."""
         fields = {} if numbers is None else {"numbers": list(numbers)}
         return int((await self.do(action, group=group, **fields))["messages"])
 
 
 def checked_follows(follows: Sequence[str]) -> list[str]:
-    """What a group is to follow, as the broker takes it. Raises InvalidOption and InvalidName."""
+    """Return *follows* as the broker takes it. Raises InvalidOption, InvalidName."""
     if isinstance(follows, str | bytes) or not isinstance(follows, Sequence) or not follows:
         raise InvalidOption(f"follows must be a list of prefixes and subjects, not {follows!r:.80}")
     return [check_prefix(prefix) for prefix in follows]
@@ -253,8 +251,8 @@ def _time(time_us: int | None) -> datetime | None:
 _Action = Literal["retry_dead", "delete_dead"]
 
 
-class _Told(NamedTuple):
-    """What came of asking every broker: answers by address, who does not know the group, who did not answer in time."""
+class _Answers(NamedTuple):
+    """The answers of brokers by address, the errors of those without the group, and the brokers without an answer."""
 
     answers: dict[str, Any]
     unknown: list[UnknownGroup]
@@ -262,12 +260,11 @@ class _Told(NamedTuple):
 
 
 class Admin:
-    """Groups, their consumers and dead letters, at every broker of a client. Made by it.
+    """Lists and changes groups, consumers and dead letters at all brokers of a client: its attribute ``admin``.
 
-    A row says which broker it is of. A broker gets ``admin_timeout`` seconds for each answer (see ``qmq.connect``). A
-    list of several brokers goes on without one that does not answer, which ``missed`` names; where none answers, and
-    where a change may not have been made everywhere, BrokersMissed names those that did not, and the same call again
-    completes it.
+    Each row names its broker. A broker has ``admin_timeout`` seconds for each answer (see ``qmq.connect``). A list of
+    several brokers goes on without those that do not answer; ``missed`` names them. BrokersMissed is raised if none
+    answers, or if a change may be missing at some; it names these, and the same call again completes the change.
     """
 
     def __init__(self, brokers: Brokers, listing: Listing) -> None:
@@ -276,31 +273,31 @@ class Admin:
 
     @property
     def missed(self) -> tuple[str, ...]:
-        """Which brokers the last list lacks (also one of ``Client.subjects``), as they did not answer in time."""
+        """The brokers that the last list (also of ``Client.subjects``) lacks, as they did not answer in time."""
         return self._listing.missed
 
     async def groups(self, name: str | None = None) -> list[GroupInfo]:
-        """All groups by name, or that one (of a broadcast the group of each member); a row a broker. Raises
-        UnknownGroup.
+        """Return all groups by name, or the one with *name* (for a broadcast, one of each member); one row for each
+        broker. Raises UnknownGroup, BrokersMissed.
         """
         found = await self._listed(lambda admin: admin.groups(name))
         return [row._replace(broker=broker) for broker, rows in found.items() for row in rows]
 
     async def consumers(self, group: str) -> list[ConsumerInfo]:
-        """The consumers of a group; a row a broker. Raises UnknownGroup."""
+        """Return the consumers of a group; one row for each broker. Raises UnknownGroup, BrokersMissed."""
         found = await self._listed(lambda admin: admin.consumers(group))
         return [row._replace(broker=broker) for broker, rows in found.items() for row in rows]
 
     async def set_group(
         self, group: str, *, follows: Sequence[str] | None = None, **settings: Unpack[ChangedSettings]
     ) -> dict[str, Any]:
-        """Change settings of a group; returns all of them. Raises UnknownGroup, InvalidOption, BrokersMissed.
+        """Change settings of a group; return all of them. Raises UnknownGroup, InvalidOption, BrokersMissed.
 
-        With *follows* it follows these prefixes and subjects from now on, and nothing else. What is ready in others is
-        not its own any more, what is in flight may still be acknowledged, and what comes back is dead. Consumers that
-        are there go on with what of their own prefixes is left. A prefix that the group followed once goes on where it
-        was, so nothing is handed out twice; one that is new begins at the first message kept (of a broadcast: behind
-        the last).
+        With *follows* the group follows these prefixes and subjects from now on, and no others. Messages of the others
+        that are ready no longer belong to it; those in flight may still be acknowledged, and become dead letters if
+        they come back. Present consumers keep those of their prefixes that the group still follows. A prefix that the
+        group followed before continues where it was, so no message is handed out twice; a new one begins at the first
+        stored message (for a broadcast: behind the last).
         """
         found = await self._changed(lambda admin: admin.set_group(group, follows=follows, **settings))
         return dict(next(iter(found.values())))
@@ -308,19 +305,19 @@ class Admin:
     async def seek(
         self, group: str, to: Literal["first", "last"] | datetime | int, *, clear_retries: bool = False
     ) -> None:
-        """Have a group go on at the first message kept, behind the last, at a time or at a sequence.
+        """Move a group: to the first stored message, behind the last one, to a time or to a sequence.
 
-        What its consumers hold is dropped, and their late acknowledgements are refused. What waits to be handed out
-        again stays, unless *clear_retries*. Raises UnknownGroup, InvalidOption, BrokersMissed.
+        Messages in flight are dropped, and late acks of them are refused. Retries stay, unless *clear_retries*.
+        Raises UnknownGroup, InvalidOption, BrokersMissed.
         """
         await self._changed(lambda admin: admin.seek(group, to, clear_retries=clear_retries))
 
     async def delete_group(self, group: str) -> None:
-        """Forget a group, with all it holds, retries and dead letters. Raises UnknownGroup, BrokersMissed."""
+        """Delete a group with its cursors, retries and dead letters. Raises UnknownGroup, BrokersMissed."""
         await self._changed(lambda admin: admin.delete_group(group))
 
     async def dead_letters(self, group: str) -> AsyncIterator[DeadLetter]:
-        """The dead letters of a group, of one broker after another, the oldest first. Raises UnknownGroup."""
+        """Yield the dead letters of a group, broker by broker, the oldest first. Raises UnknownGroup, BrokersMissed."""
         unknown, known = list[UnknownGroup](), 0
         for link in await self._listing.begin():
             after: int | None = 0
@@ -337,19 +334,20 @@ class Admin:
             raise unknown[0]
 
     async def retry_dead(self, group: str, ids: Iterable[str] | None = None, *, all: bool = False) -> int:
-        """Hand out dead letters again, as if for the first time: those with these message ids, or *all*; how many.
+        """Hand out dead letters again, as if for the first time: those with these message ids, or *all*. Return their
+        count.
 
-        Raises InvalidOption without either, UnknownGroup, BrokersMissed.
+        Raises InvalidOption without ids and *all*, UnknownGroup, BrokersMissed.
         """
         return await self._change_dead("retry_dead", group, ids, all)
 
     async def delete_dead(self, group: str, ids: Iterable[str] | None = None, *, all: bool = False) -> int:
-        """Delete dead letters for good: those with these message ids, or *all*; how many. Raises as ``retry_dead``."""
+        """Delete dead letters: those with these message ids, or *all*. Return their count. Raises as ``retry_dead``."""
         return await self._change_dead("delete_dead", group, ids, all)
 
     async def _change_dead(self, action: _Action, group: str, ids: Iterable[str] | None, every: bool) -> int:
         if ids is None and not every:
-            raise InvalidOption(f"give ids, or all=True for every dead letter of group {group!r}")
+            raise InvalidOption(f"neither ids nor all are given; give ids, or all=True for group {group!r}")
         if ids is None:
             return sum((await self._changed(lambda admin: admin.change_dead(action, group, None))).values())
         if every:
@@ -359,10 +357,11 @@ class Admin:
         absent = wanted - {letter.id for letter in letters}
         if absent and self.missed:
             raise BrokersMissed(
-                f"done nowhere; {self._listing.no_answer(self.missed)}, which may have {len(absent)} of these"
+                f"nothing was done; {self._listing.no_answer(self.missed)}, which may have {len(absent)} of these ids; "
+                "call it again when all brokers answer"
             )
         if absent:
-            raise InvalidOption(f"{len(absent)} of these ids are no dead letters of group {group!r}")
+            raise InvalidOption(f"{len(absent)} of these ids are not dead letters of group {group!r}; list them first")
         changed = 0
         for link in self._brokers.links:
             numbers = [letter.number for letter in letters if letter.broker == str(link.address)]
@@ -373,75 +372,75 @@ class Admin:
             except TimeoutError:
                 missed = self._listing.no_answer([str(link.address)])
                 raise BrokersMissed(
-                    f"{changed} done; {missed}, which may have done {len(numbers)} more or not: list them to see"
+                    f"{changed} done; {missed}, which may have done {len(numbers)} more or not; list the dead letters "
+                    "to see"
                 ) from None
         return changed
 
     async def cancel(self, message_id: str) -> bool:
-        """Cancel a delayed message at whichever broker has it: True when it was in time.
+        """Cancel a delayed message at the broker that has it; return whether it was in time.
 
-        Raises InvalidOption; BrokersMissed when it may be at one that did not answer.
+        Raises InvalidOption, or BrokersMissed if a broker that did not answer may have it.
         """
-        told = await self._each(lambda admin: admin.cancel(message_id))
-        if not any(told.answers.values()) and told.missed:
-            raise BrokersMissed(f"{self._listing.no_answer(told.missed)}, which may have it")
-        return any(told.answers.values())
+        result = await self._each(lambda admin: admin.cancel(message_id))
+        if not any(result.answers.values()) and result.missed:
+            raise BrokersMissed(f"{self._listing.no_answer(result.missed)}, which may have the message; call it again")
+        return any(result.answers.values())
 
     async def seal(self) -> list[SealedLog]:
-        """Close the files that messages are being written to, so that they can be archived; a row a partition.
+        """Roll the segment of each partition, so that its messages can be archived; return one row for each partition.
 
-        Returns when they are on disk. Where nothing was written since the last time nothing is done. Raises
-        StorageError, BrokersMissed.
+        It returns when the segments are on disk. An empty segment is not rolled. Raises StorageError, BrokersMissed.
         """
         found = await self._changed(lambda admin: admin.seal())
         return [row._replace(broker=broker) for broker, rows in found.items() for row in rows]
 
-    # --- all of them -------------------------------------------------------------------------------------------------
+    # --- all brokers -------------------------------------------------------------------------------------------------
 
     async def _listed(self, call: Callable[[AdminOfOne], Awaitable[T]]) -> dict[str, T]:
-        told = await self._each(call)
-        if told.missed and not told.answers and not told.unknown:
-            raise BrokersMissed(self._listing.no_answer(told.missed))
-        self._listing.lacks(told.missed)
-        if not told.answers:
-            raise told.unknown[0]
-        return told.answers
+        result = await self._each(call)
+        if result.missed and not result.answers and not result.unknown:
+            raise BrokersMissed(self._listing.no_answer(result.missed))
+        self._listing.lacks(result.missed)
+        if not result.answers:
+            raise result.unknown[0]
+        return result.answers
 
     async def _changed(self, call: Callable[[AdminOfOne], Awaitable[T]]) -> dict[str, T]:
-        told = await self._each(call)
-        if told.missed:
-            done = f"done at {', '.join(told.answers)}; " if told.answers else ""
-            missed = self._listing.no_answer(told.missed)
-            raise BrokersMissed(f"{done}{missed}, which may have done it or not; the same call again completes it")
-        if not told.answers:
-            raise told.unknown[0]
-        return told.answers
+        result = await self._each(call)
+        if result.missed:
+            done = f"done at {', '.join(result.answers)}; " if result.answers else ""
+            missed = self._listing.no_answer(result.missed)
+            raise BrokersMissed(f"{done}{missed}, which may have done it or not; call it again to complete it")
+        if not result.answers:
+            raise result.unknown[0]
+        return result.answers
 
-    async def _each(self, call: Callable[[AdminOfOne], Awaitable[T]]) -> _Told:
-        """Ask all at once. Raises what any of them refuses it with, but that it does not know the group."""
+    async def _each(self, call: Callable[[AdminOfOne], Awaitable[T]]) -> _Answers:
+        """Call all brokers at once. Raises the first refusal except UnknownGroup."""
         self._brokers.ready()
         links = self._brokers.links
         asked = [call(AdminOfOne(link)) for link in links]
-        told = _Told({}, [], [])
+        result = _Answers({}, [], [])
         refusals: list[BaseException] = []
-        for link, result in zip(links, await asyncio.gather(*asked, return_exceptions=True), strict=True):
-            if isinstance(result, TimeoutError):
-                told.missed.append(str(link.address))
-            elif isinstance(result, UnknownGroup):
-                told.unknown.append(result)
-            elif isinstance(result, BaseException):
-                refusals.append(result)
+        for link, answer in zip(links, await asyncio.gather(*asked, return_exceptions=True), strict=True):
+            if isinstance(answer, TimeoutError):
+                result.missed.append(str(link.address))
+            elif isinstance(answer, UnknownGroup):
+                result.unknown.append(answer)
+            elif isinstance(answer, BaseException):
+                refusals.append(answer)
             else:
-                told.answers[str(link.address)] = result
+                result.answers[str(link.address)] = answer
         for refusal in refusals:
-            if isinstance(refusal, QmqError) and told.answers:
-                refusal.add_note(f"done at {', '.join(told.answers)}")
+            if isinstance(refusal, QmqError) and result.answers:
+                refusal.add_note(f"done at {', '.join(result.answers)}")
             raise refusal
-        return told
+        return result
 
 
 def _lowered(ids: Iterable[str]) -> set[str]:
-    """Message ids as a dead letter has its own. Raises InvalidOption."""
+    """Return message ids in lower case, as dead letters have them. Raises InvalidOption."""
     listed = list(ids)
     if isinstance(ids, str) or not all(isinstance(one, str) for one in listed):
         raise InvalidOption(f"ids must be a list of message ids, not {ids!r:.80}")

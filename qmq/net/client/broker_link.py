@@ -19,7 +19,7 @@ from qmq.net.client.connection import ANSWER_TIMEOUT, Answer, BrokerConnection, 
 from qmq.net.client.heartbeat import HeartbeatSender
 from qmq.net.client.options import ClientOptions, producer_id_of
 from qmq.net.client.producer.accumulator import SendLimits
-from qmq.net.client.producer.window import Sending
+from qmq.net.client.producer.window import SendWindow
 from qmq.net.protocol import frames
 from qmq.net.protocol.frames import FrameKind
 from qmq.net.protocol.types import KnownConsumer
@@ -150,7 +150,7 @@ class Link:
     """The link to one broker. It belongs to one event loop; call ``open`` first."""
 
     def __init__(
-        self, address: Address, options: ClientOptions, sending: Sending, owner: LinkOwner, client_id: bytes
+        self, address: Address, options: ClientOptions, sending: SendWindow, owner: LinkOwner, client_id: bytes
     ) -> None:
         self.address = address
         #: The connection; None while there is none.

@@ -44,25 +44,25 @@ from qmq.net.protocol.types import Mode
 
 log = logging.getLogger("qmq.client")
 
-#: How long closing waits for what is queued when the client's block ends by a cancellation, in seconds.
+#: After a cancellation, closing waits this long, in seconds, for queued messages.
 CANCELLED_FLUSH: Final = 1.0
 _SUBJECTS_AT_ONCE: Final = 1_000
 
 
 class SubjectInfo(NamedTuple):
-    """One subject: its messages have sequences from ``first_sequence`` up to, not including, ``next_sequence``."""
+    """A subject, whose messages have sequences from ``first_sequence`` up to, not including, ``next_sequence``."""
 
     name: str
     first_sequence: int
     next_sequence: int
     messages: int
-    #: Messages that are to be delivered to it later.
+    #: The count of delayed messages.
     delayed: int
     broker: str
 
 
 class ClientParts(NamedTuple):
-    """What a client is made of."""
+    """The parts of a client."""
 
     options: ClientOptions
     accumulator: Accumulator
@@ -71,23 +71,23 @@ class ClientParts(NamedTuple):
 
 
 def make_parts(options: ClientOptions) -> ClientParts:
-    """The parts of a client that is not connected yet; its producer id is its own, or its name's."""
+    """Return the parts of a client that is not connected; its producer id is random, or that of its name."""
     accumulator = Accumulator(options.flush, options.linger, options.max_queued_bytes)
     brokers = Brokers(options, accumulator)
     return ClientParts(options, accumulator, brokers, Listing(brokers))
 
 
 class Client:
-    """A client of one broker or several. Made by ``qmq.connect``, used as ``async with``; not for several threads."""
+    """A client of one broker or several. ``qmq.connect`` makes it; use it with ``async with``, in one thread."""
 
     def __init__(self, parts: ClientParts) -> None:
         self._options, self._accumulator, self._brokers, self._listing = parts
         self._flush = self._options.flush
-        #: Groups, their consumers and dead letters.
+        #: Lists and changes groups, their consumers and dead letters.
         self.admin = Admin(self._brokers, self._listing)
 
     async def __aenter__(self) -> Self:
-        """Connect. Raises ConnectionLost when no address answers, and what a broker refuses us with."""
+        """Connect. Raises ConnectionLost if no broker answers, or the error with which a broker refuses the client."""
         await self._brokers.open()
         _clients.add(self)
         return self
@@ -95,7 +95,7 @@ class Client:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Send what is queued, then close. Raises SendFailed for what failed, unless the block ends by an error."""
+        """Send all queued messages, then close. Raises SendFailed if some failed, unless the block ends by an error."""
         try:
             if error is None:
                 await self.flush()
@@ -110,16 +110,16 @@ class Client:
             await self._brokers.aclose(ConnectionLost("the client is closed"))
 
     def __del__(self) -> None:
-        """End what was left open: else its heartbeats would keep its messages from others."""
-        brokers = getattr(self, "_brokers", None)  # none where options were refused
+        """Close a client that was left open: its heartbeats would keep its messages from other consumers."""
+        brokers = getattr(self, "_brokers", None)  # None if the options were refused
         if brokers is None or not brokers.is_open or sys.is_finalizing():
             return
-        with suppress(RuntimeError):  # the loop is closed, with which all of it has ended
+        with suppress(RuntimeError):  # the loop is closed, and has ended all of it
             brokers.ready().call_soon_threadsafe(brokers.close, ConnectionLost("the client was left open"))
         brokers.left_open()
 
     def _forked(self) -> None:
-        """This process is a copy of the one that connected: the socket, and what is queued, are that one's."""
+        """Become a client that is not connected, in the child of a fork: socket and queue belong to the parent."""
         _of_the_parent.append(self._brokers)
         self.__init__(make_parts(self._options))  # type: ignore[misc]  # a client that is not connected
 
@@ -138,14 +138,13 @@ class Client:
         expire: float | None = None,
         durability: Durability | None = None,
     ) -> Receipt:
-        """Send one message; returns once it is stored.
+        """Send one message; return its receipt once it is stored.
 
         It is delivered *delay* seconds after it was stored, or at *deliver_at* (seconds since 1970, or an aware
-        datetime), at most 731 days (two years) ahead and never early by the broker's clock. *expire* seconds after it
-        was stored, or fell due, it is a dead letter for groups that were not given it. Sends that are in flight
-        together go as one batch. Raises InvalidName, InvalidOption, MessageTooLarge, TypeError before anything is sent;
-        SendFailed when it was not stored; SendUnknown when nobody can say. A send that is cancelled may still be
-        stored.
+        datetime): at most 731 days (two years) ahead, and never early by the broker's clock. *expire* seconds after it
+        was stored, or fell due, it becomes a dead letter of groups to which it was not handed out. Concurrent sends go
+        as one batch. Raises InvalidName, InvalidOption, MessageTooLarge, TypeError before it is sent; SendFailed if it
+        was not stored; SendUnknown if it may be stored or not. A send that is cancelled may still be stored.
         """
         due = deliver_at_of(delay, deliver_at) if delay is not None or deliver_at is not None else 0
         plain = key is None and not tags and not properties and not due and expire is None
@@ -168,10 +167,10 @@ class Client:
         expire: float | None = None,
         durability: Durability | None = None,
     ) -> Receipts:
-        """Send messages of one subject; returns their receipts once all are stored.
+        """Send messages of one subject; return their receipts once all are stored.
 
-        They go as one batch, or as several when they are too large for one: only a batch is stored whole or not at all.
-        Raises as ``send``; ``failures`` of SendFailed name the messages by index.
+        They go as one batch, or as several if they are too large for one; each batch is stored as a whole or not at
+        all. Raises as ``send``; ``failures`` of SendFailed name the messages by index.
         """
         flush = self._flush if durability is None else is_flush(durability)
         header = make_header(None, None, None, deliver_at_of(delay, deliver_at), expire_at_of(expire))
@@ -197,19 +196,19 @@ class Client:
         expire: float | None = None,
         durability: Durability | None = None,
     ) -> int:
-        """Queue one message; returns its ticket, by which SendFailed of a later ``flush`` names it.
+        """Queue one message; return its ticket, by which SendFailed of a later ``flush`` names it.
 
-        Raises QueueFull when more than ``max_queued_bytes`` are queued, else as ``send`` does before anything is sent.
+        Raises QueueFull if ``max_queued_bytes`` are queued, or the errors that ``send`` raises before it sends.
         """
         plain = key is None and tags is None and properties is None and durability is None
         if plain and delay is None and deliver_at is None and expire is None and type(body) is bytes:
             accumulator = self._accumulator
-            place = accumulator.plain.get(subject)
-            if place is not None:
+            run = accumulator.plain.get(subject)
+            if run is not None:
                 room = accumulator.room - len(body) - MESSAGE_OVERHEAD
                 if room >= 0:
                     accumulator.room = room
-                    bodies, tickets = place
+                    bodies, tickets = run
                     bodies.append(body)
                     accumulator.ticket = ticket = accumulator.ticket + 1
                     tickets.append(ticket)
@@ -226,15 +225,15 @@ class Client:
         return ticket
 
     async def cancel(self, message_id: str) -> bool:
-        """Cancel a delayed message by its receipt's id: True when it was in time, and will never be delivered.
+        """Cancel a delayed message by the id of its receipt; return whether it was in time, so is never delivered.
 
-        Raises InvalidOption for what is no id; BrokersMissed when the broker that has it may be one not reached.
+        Raises InvalidOption for an invalid id, BrokersMissed if a broker that did not answer may have the message.
         """
         MessageId.parse(message_id)
         return await self.admin.cancel(message_id)
 
     async def drain(self) -> None:
-        """Wait while so much is queued that more would not make anything faster. Call it between ``send_nowait``."""
+        """Wait while the queue is so full that more would not be sent faster. Call it between ``send_nowait``."""
         if self._accumulator.is_crowded():
             while not self._accumulator.is_drained():
                 await self._brokers.batch_end()
@@ -242,9 +241,9 @@ class Client:
             await asyncio.sleep(0)
 
     async def flush(self) -> None:
-        """Wait until all that was queued is acknowledged.
+        """Wait until all queued messages are stored.
 
-        Raises SendFailed when messages of ``send_nowait`` were not; each failure is reported once.
+        Raises SendFailed if messages of ``send_nowait`` are not; each failure is reported once.
         """
         future: asyncio.Future[None] = self._brokers.ready().create_future()
         self._brokers.outcomes.flush(future)
@@ -255,11 +254,12 @@ class Client:
             raise error
 
     async def last_sequence(self, producer: str | None = None) -> int | None:
-        """The number (from 0) of the last message stored of a producer by name, or of this client; None: none known.
+        """Return the producer sequence (from 0) of the last stored message of a producer by name, or of this client;
+        None if the broker knows none.
 
-        A job that numbers its messages itself and sends them in order resumes after it. The broker forgets a producer
-        some time after its last send (``producer_ttl_ms``). Raises InvalidOption for a client of several brokers: what
-        has moved from one to another has other numbers.
+        A job that sends numbered messages in order can resume after it. The broker forgets a producer some time after
+        its last send (``producer_ttl_ms``). Raises InvalidOption for a client of several brokers, as messages that move
+        from one to another get other sequences.
         """
         if len(self._brokers.links) > 1:
             raise InvalidOption("last_sequence needs a client of one broker: connect to the one that the job sends to")
@@ -279,27 +279,28 @@ class Client:
         look: bool = False,
         **settings: Unpack[GroupSettings],
     ) -> Consumer:
-        """Take part in *group*, or follow alone without one; used as ``async with``.
+        """Return a consumer of *group*, or one that reads without a group; use it with ``async with``.
 
-        A prefix ends with a dot (or is empty: everything), any other name is exactly that subject. *start* is "first",
-        "last" (behind the last message), an aware datetime or a sequence; without it a new group begins at the first
-        message kept, a follower and a new member of a broadcast behind the last. Raises InvalidName, InvalidOption.
+        A prefix ends with a dot (or is empty: all subjects); any other name is a subject. *start* is "first", "last"
+        (behind the last message), an aware datetime or a sequence. Without it a new group begins at the first stored
+        message; a consumer without a group, and a new member of a broadcast, begin behind the last one. Raises
+        InvalidName, InvalidOption.
 
-        A group's *mode* is one for good: "reliable", "at_most_once" (nothing is acknowledged or comes again) or
-        "broadcast" (each consumer id gets every message). *tags* (a group takes only messages with one of these) and
-        other *settings* are for a new group; one that has others keeps them, which is logged.
+        The *mode* of a group never changes: "reliable", "at_most_once" (no acks, and no message comes again) or
+        "broadcast" (each consumer id gets every message). *tags* (the group takes only messages with one of these) and
+        other *settings* apply to a new group; an existing one keeps its own, and differences are logged.
 
-        A group follows all that its consumers have ever asked for, until ``admin.set_group`` says otherwise. With
-        *look* it follows nothing more by this: the group must be there (UnknownGroup), and what of the prefixes it
-        follows is what comes. Acknowledge nothing then, and all of it is handed out again.
+        A group follows all prefixes that its consumers have ever asked for, until ``admin.set_group`` changes them.
+        With *look* it follows no more than before: the group must exist (UnknownGroup), and messages come of those
+        prefixes that it follows already. If none is acknowledged, all are handed out again.
         """
         terms = terms_of(group, mode, {"tags": tags, **settings}, looks=look)
         return Consumer(make_puller(self._brokers, prefixes, group, consumer, start, terms), self)
 
     async def subjects(self, prefix: str = "") -> AsyncIterator[SubjectInfo]:
-        """The subjects that *prefix* takes, in the order of their creation; of several brokers one after another, as
-        far as they answer within ``admin_timeout`` seconds: ``admin.missed`` names the others. Raises BrokersMissed
-        when none does.
+        """Yield the subjects of *prefix* in the order of their creation, broker by broker. Brokers that do not answer
+        within ``admin_timeout`` seconds are left out, and named by ``admin.missed``. Raises BrokersMissed if none
+        answers.
         """
         for link in await self._listing.begin():
             after: int | None = 0
@@ -311,22 +312,22 @@ class Client:
 
 
 async def list_subjects(link: Link, prefix: str, after: int) -> tuple[list[SubjectInfo], int | None]:
-    """Some subjects that *prefix* takes, from *after* (at first 0), and what to go on with (None: no more). Raises
-    TimeoutError.
+    """Return some subjects of *prefix* from *after* (at first 0) on, and the next *after* (None: there are no more).
+    Raises TimeoutError.
     """
     meta = {"prefix": check_prefix(prefix), "after": after, "limit": _SUBJECTS_AT_ONCE}
     content = msgpack.unpackb((await link.answer(FrameKind.SUBJECTS, meta)).payload)
-    where = str(link.address)
+    broker = str(link.address)
     rows = [
-        SubjectInfo(name, first, following, messages, delayed, where)
+        SubjectInfo(name, first, following, messages, delayed, broker)
         for name, first, following, messages, delayed in content["rows"]
     ]
     return rows, content["after"]
 
 
-#: Clients that are connected; in the child of a fork they are the parent's.
+#: Connected clients; in the child of a fork they belong to the parent.
 _clients: weakref.WeakSet[Client] = weakref.WeakSet()
-#: Kept so that nothing here closes what is the parent's.
+#: References, so that the child of a fork does not close the parent's sockets.
 _of_the_parent: list[Brokers] = []
 
 

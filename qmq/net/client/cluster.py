@@ -1,8 +1,7 @@
-"""The brokers of a client: a link to each, and sends that move from one to another.
+"""The brokers of a client: a link to each, and the failover of sends from one to another.
 
-Which of several brokers gets what a client sends. Without I/O; time is an argument, in seconds.
-
-New batches go to one broker until it is lost or refuses for the moment; then to the next in the order of the addresses.
+New batches go to one broker until it is lost or refuses one with a retryable error; then to the next, in the order of
+the addresses.
 """
 
 from __future__ import annotations
@@ -23,24 +22,24 @@ from qmq.net.client.failover.handover import HandoverClient
 from qmq.net.client.options import ClientOptions, producer_id_of
 from qmq.net.client.producer.accumulator import Accumulator
 from qmq.net.client.producer.outcomes import Outcomes
-from qmq.net.client.producer.window import Sending
+from qmq.net.client.producer.window import SendWindow
 from qmq.net.protocol.frames import FrameKind
 
 
 class Failover:
-    """Moves batches between ``lanes``, the sends to each broker."""
+    """Moves batches between ``lanes``, the windows of the brokers, without I/O. Time is an argument, in seconds."""
 
-    def __init__(self, lanes: Sequence[Sending], failover_after: float | None) -> None:
-        """*failover_after*: how long what may be stored waits for its own broker; None: as long as it is tried."""
+    def __init__(self, lanes: Sequence[SendWindow], failover_after: float | None) -> None:
+        """*failover_after*: seconds for which a batch that its broker may have stored waits for it; None: no limit."""
         self._lanes = lanes
         self._failover_after = failover_after
-        #: The number of the lane that new batches go to.
+        #: The number of the lane to which new batches go.
         self.active = 0
         for number, lane in enumerate(lanes):
             lane.takes_new = number == 0
 
     def rebalance(self, now: float) -> None:
-        """Something has changed: a broker came, went, or refused; or time has passed."""
+        """Choose a broker and move batches, after a broker came, went or refused a batch, or after some time."""
         if len(self._lanes) == 1:
             return
         self._choose(now)
@@ -67,20 +66,20 @@ class Failover:
 
 log = logging.getLogger("qmq.client")
 
-#: Once one broker is there, the others get so long (seconds) to answer before a client begins without them.
+#: Once one broker has answered, the others have this long, in seconds, before a client begins without them.
 OTHERS_WAIT: Final = 0.5
 
 
 class Brokers:
-    """All brokers that a client knows, in the order of their addresses. In one loop; ``open`` before anything else."""
+    """All brokers of a client, in the order of its addresses. It belongs to one event loop; call ``open`` first."""
 
     def __init__(self, options: ClientOptions, accumulator: Accumulator) -> None:
         producer_id = os.urandom(PRODUCER_ID_SIZE) if options.producer is None else producer_id_of(options.producer)
         self.options = options
         self.outcomes = Outcomes(producer_id, accumulator)
-        #: Names this client's process to every broker.
+        #: The brokers know this client's process by it.
         self.client_id = secrets.token_bytes(16)
-        lanes = [Sending(self.outcomes, accumulator, options.send_timeout) for _ in options.addresses]
+        lanes = [SendWindow(self.outcomes, accumulator, options.send_timeout) for _ in options.addresses]
         self.links = [
             Link(address, options, lane, self, self.client_id)
             for address, lane in zip(options.addresses, lanes, strict=True)
@@ -91,21 +90,23 @@ class Brokers:
         self._ended: QmqError | None = ConnectionLost(
             "the client is not connected; use it inside `async with qmq.connect(...) as client`"
         )
-        self._listeners: list[asyncio.Future[None]] = []  # for batches to end
+        self._listeners: list[asyncio.Future[None]] = []  # that wait for a batch to end
         self._moving: asyncio.TimerHandle | None = None
-        #: What takes messages that failed whose broker is gone.
+        #: Hands failed messages to another broker when their own is lost.
         self.handover = HandoverClient(self.links, options.failover_after)
-        self._refused: set[Link] = set()  # by their brokers, for good, as far as these know
+        self._refused: set[Link] = set()  # links whose brokers refuse the client for good
         self._warned_of_left_open = False
 
     # --- life --------------------------------------------------------------------------------------------------------
 
     async def open(self) -> None:
-        """Connect to all; returns once one is there. Raises the first refusal that trying again can't help, or
+        """Connect to all brokers; return once one has answered. Raises the first refusal that is not retryable, or
         ConnectionLost.
         """
         if self._loop is not None:
-            raise InvalidOption("this client was used already; call connect again")
+            raise InvalidOption(
+                "a client can be used in one `async with` block only; call connect again for another client"
+            )
         self._loop = asyncio.get_running_loop()
         tasks = [self._loop.create_task(link.open(), name="qmq-connect") for link in self.links]
         try:
@@ -141,14 +142,14 @@ class Brokers:
                 raise error
         if all(errors):
             causes = "; ".join(map(str, errors))
-            raise ConnectionLost(f"no broker can be reached: {causes}; is `qmq serve` running there?")
+            raise ConnectionLost(f"no broker can be reached: {causes}; check that `qmq serve` runs there")
         for link, error in zip(self.links, errors, strict=True):
             if error is not None:
                 log.warning("%s; connecting again", error)
                 link.keep_trying(error)
 
     def close(self, error: QmqError) -> None:
-        """End it: whatever is waited for raises *error*."""
+        """Close all links; everything that waits for them raises *error*."""
         self._ended = error
         self.handover.close()
         if self._moving is not None:
@@ -157,18 +158,18 @@ class Brokers:
             link.close(error)
 
     async def aclose(self, error: QmqError) -> None:
-        """As ``close``, and wait for the connections to end."""
+        """Do as ``close``, and wait for the connections to end."""
         connections = [link.connection for link in self.links if link.connection is not None]
-        self.close(error)  # before anything is waited for, which may be cancelled
+        self.close(error)  # before the wait, which may be cancelled
         await asyncio.gather(*(connection.wait_closed() for connection in connections))
 
     @property
     def is_open(self) -> bool:
-        """It was opened, and nothing has ended it."""
+        """Whether the client was opened and has not ended."""
         return self._ended is None
 
     def ready(self) -> asyncio.AbstractEventLoop:
-        """The loop. Raises what ended the client."""
+        """Return the event loop. Raises the error that ended the client."""
         if self._ended is not None:
             raise type(self._ended)(*self._ended.args)
         assert self._loop is not None
@@ -177,26 +178,26 @@ class Brokers:
     # --- sends -------------------------------------------------------------------------------------------------------
 
     def want_turn(self) -> None:
-        """There may be something new to send: see to it in the next turn of the loop."""
+        """Look for a batch to send in the next turn of the loop."""
         self._active.want_turn()
 
     async def batch_end(self) -> None:
-        """Wait until some batch is stored or has failed."""
+        """Wait until any batch is stored or has failed."""
         future: asyncio.Future[None] = self.ready().create_future()
         self._listeners.append(future)
         await future
 
     async def ask(self, kind: FrameKind, meta: dict[str, Any] | None = None, payload: bytes = b"") -> Answer:
-        """Ask the broker that sends go to, again while that can help. Raises what it can't help."""
+        """Send a request to the broker of new batches; repeat it after retryable errors. Raises any other QmqError."""
         return await self._active.ask(kind, meta, payload)
 
     @property
     def connection(self) -> BrokerConnection | None:
-        """To the broker that sends go to, while it is good."""
+        """The connection to the broker of new batches; None while there is none."""
         return self._active.connection
 
     async def reached(self) -> list[Link]:
-        """The links that lead to a broker now; waits for one while there is none. Raises what ended the client."""
+        """Return the connected links; wait for one while there is none. Raises the error that ended the client."""
         while True:
             self.ready()
             found = [link for link in self.links if link.connection is not None]
@@ -211,8 +212,8 @@ class Brokers:
                 await asyncio.gather(*waits, return_exceptions=True)
 
     async def reached_within(self, timeout: float) -> list[Link]:
-        """The links that lead to a broker once all do, or after so long (seconds); maybe none. Raises what ended the
-        client.
+        """Return all links once they are connected, or after *timeout* seconds those that are, maybe none. Raises the
+        error that ended the client.
         """
         self.ready()
         if all(link.connection is not None for link in self.links):
@@ -227,17 +228,17 @@ class Brokers:
         self.ready()
         return [link for link in self.links if link.connection is not None]
 
-    # --- told by links -----------------------------------------------------------------------------------------------
+    # --- called by links ---------------------------------------------------------------------------------------------
 
     def adopting(self, link: Link, welcome: Welcome) -> None:
-        """Two ways to one store would be two consumers that are one."""
+        """Refuse a second link to one store: each consumer would subscribe there twice. Raises InvalidOption."""
         for other in self.links:
             if other is not link and other.connection is not None and other.store_id == welcome.store_id:
                 raise InvalidOption(f"{other.address} and {link.address} lead to the same broker; give one of them")
         self._refused.discard(link)
 
     def changed(self) -> None:
-        """Have every batch at a broker that may have it, and see to it again when that may be another one by time."""
+        """Move batches to brokers that are fit, and look again later while a broker is lost."""
         if self._ended is not None:
             return
         if any(link.connection is not None for link in self.links):
@@ -257,7 +258,7 @@ class Brokers:
         self.changed()
 
     def batch_ended(self) -> None:
-        """Tell who waits for that."""
+        """Wake those that wait for a batch to end."""
         if self._listeners:
             waiting, self._listeners = self._listeners, []
             for future in waiting:
@@ -265,20 +266,20 @@ class Brokers:
                     future.set_result(None)
 
     def is_hopeless(self, link: Link, error: QmqError) -> bool:
-        """One broker that wants us no more ends the client where no other is there."""
+        """Return whether a link gives up after its broker refused the client for good. This ends the client, unless
+        another broker is connected; then the link tries again.
+        """
         if any(other.connection is not None for other in self.links):
             if link not in self._refused:
                 self._refused.add(link)
-                log.error("%s takes us no more until something changes there: %s", link.address, error)
+                log.error("%s refuses this client; it is tried again now and then: %s", link.address, error)
             return False
-        log.error("connecting again can't help: %s", error)
+        log.error("%s refuses this client, and there is no other broker: %s", link.address, error)
         self.close(error)
         return True
 
     def left_open(self) -> None:
-        """[any thread] The program has let go of the client, or closed its loop, without closing the client: warn it,
-        once.
-        """
+        """[any thread] Warn, once, that the program dropped the client, or closed its loop, without closing it."""
         if self.is_open and not self._warned_of_left_open:
             self._warned_of_left_open = True
             addresses = ", ".join(str(link.address) for link in self.links)

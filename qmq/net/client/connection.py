@@ -110,6 +110,22 @@ class ConnectionOwner(Protocol):
         """Learn that the connection has ended; all its requests got *error* before."""
 
 
+class RequestsOnly:
+    """The owner of a connection that has requests only: their callbacks learn all that happens."""
+
+    def batch_stored(self, request: int, payload: memoryview) -> None:
+        """Never called, as no batch is sent."""
+
+    def batch_refused(self, request: int, error: QmqError) -> None:
+        """Never called, as no batch is sent."""
+
+    def writable(self) -> None:
+        """Do nothing: one frame at a time is on its way."""
+
+    def lost(self, connection: BrokerConnection, error: QmqError) -> None:
+        """Do nothing: the requests got *error*."""
+
+
 Callback = Callable[[Answer | QmqError], None]
 
 

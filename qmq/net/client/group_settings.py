@@ -1,4 +1,4 @@
-"""Settings of groups as users give and see them: times in seconds. The broker takes them in microseconds."""
+"""Settings of groups as users give and see them, with times in seconds; the broker has microseconds."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ SETTINGS: Final = (*_COUNTS, _DELAYS[0], *_SECONDS, "tags")
 
 
 class GroupSettings(TypedDict, total=False):
-    """What a new group may be given; None: the broker's default. Times are seconds, and 0 is never.
+    """The settings of a new group; None: the broker's default. Times are in seconds; 0: never.
 
-    A message is handed out ``max_attempts`` times at most, again after the ``retry_delays`` of its attempts; it may end
-    ``max_session_expiries`` processes. A consumer holds ``max_unacked`` messages of ``max_unacked_bytes`` at most, each
-    no longer than ``ack_deadline``. What waits longer than ``expire_after`` is dead.
+    A message is handed out at most ``max_attempts`` times, again after the ``retry_delays`` of its attempts, and may be
+    in flight at most in ``max_session_expiries`` sessions that expire. A consumer has at most ``max_unacked`` messages
+    of ``max_unacked_bytes`` in flight, each for at most ``ack_deadline``. A message that waits longer than
+    ``expire_after`` becomes a dead letter.
     """
 
     max_attempts: int | None
@@ -35,7 +36,7 @@ class GroupSettings(TypedDict, total=False):
 
 
 class ChangedSettings(TypedDict, total=False):
-    """What ``set_group`` may change: as ``GroupSettings``, and ``tags``: only messages with one of these; none: all."""
+    """The settings that ``set_group`` changes: ``GroupSettings``, and ``tags``: only messages with one; none: all."""
 
     max_attempts: int
     max_session_expiries: int
@@ -48,9 +49,9 @@ class ChangedSettings(TypedDict, total=False):
 
 
 class Terms(NamedTuple):
-    """How a consumer takes part in its group: the mode, and the settings of a new group as the broker takes them.
+    """The terms of a subscription: the group's mode, and the settings of a new group as the broker takes them.
 
-    One that only *looks* makes no group, and has it follow nothing more.
+    A consumer that only *looks* creates no group, and adds no prefixes to one.
     """
 
     mode: str = "reliable"
@@ -62,26 +63,26 @@ DEFAULT_TERMS: Final = Terms()
 
 
 def terms_of(group: str | None, mode: str, settings: Mapping[str, Any], *, looks: bool = False) -> Terms:
-    """Check what ``subscribe`` was given. Raises InvalidOption."""
+    """Return the terms of a subscription from the arguments of ``subscribe``. Raises InvalidOption."""
     if mode not in MODES:
         raise InvalidOption(f"mode must be one of {', '.join(MODES)}, not {mode!r:.80}")
     given = {name: value for name, value in settings.items() if value is not None}
     if group is None and (given or mode != "reliable"):
-        raise InvalidOption(f"who follows alone has no {', '.join(given) or 'mode'}: give a group")
+        raise InvalidOption(f"{', '.join(given) or 'mode'} can be given with a group only; give group=")
     if looks and (group is None or mode != "reliable" or given):
-        raise InvalidOption("look goes with a reliable group that is there, and with none of its settings")
+        raise InvalidOption("look needs an existing reliable group; give a group, and neither mode nor settings")
     return Terms(mode, packed_settings(given), looks)
 
 
 def packed_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """As the broker takes them. Raises InvalidOption; the broker checks the bounds of each."""
+    """Return settings as the broker takes them. Raises InvalidOption; the broker checks their bounds."""
     packed: dict[str, Any] = {}
     for name, value in settings.items():
         if name in _COUNTS:
             if type(value) is not int:
                 raise InvalidOption(f"{name} must be a whole number, not {value!r:.80}")
             if not -(1 << 63) <= value < 1 << 63:
-                raise InvalidOption(f"{name} must be a whole number of less than 2^63")
+                raise InvalidOption(f"{name} must be a whole number below 2^63, not {value!r:.80}")
             packed[name] = value
         elif name == _DELAYS[0]:
             packed[_DELAYS[1]] = [microseconds_of(name, one) for one in _listed(name, "delays in seconds", value)]
@@ -95,7 +96,7 @@ def packed_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_setting(name: str) -> None:
-    """Raise InvalidOption for what is the name of no setting."""
+    """Check the name of a setting. Raises InvalidOption."""
     if name in SETTINGS:
         return
     near = difflib.get_close_matches(name, SETTINGS, n=1)
@@ -103,9 +104,9 @@ def check_setting(name: str) -> None:
     raise InvalidOption(f"a group has no setting {name!r:.80}; {advice} {', '.join(SETTINGS)}")
 
 
-def _listed(name: str, what: str, value: object) -> list[object]:
+def _listed(name: str, items: str, value: object) -> list[object]:
     if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
-        raise InvalidOption(f"{name} must be a list of {what}, not {value!r:.80}")
+        raise InvalidOption(f"{name} must be a list of {items}, not {value!r:.80}")
     return list(value)
 
 
@@ -120,7 +121,7 @@ def _text(value: object) -> str:
 
 
 def shown_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """As users see them."""
+    """Return settings of the broker as users see them."""
     names = {packed: name for name, packed in (*_SECONDS.items(), _DELAYS)}
     shown: dict[str, Any] = {}
     for name, value in settings.items():

@@ -1,8 +1,8 @@
 """Heartbeats: a thread with a connection of its own tells the broker that this process lives.
 
-So a handler that blocks the loop for minutes keeps its messages; one that keeps the interpreter itself does not. Each
-beat says for how long the loop has not turned. Silence is counted from when the last beat that was answered was sent.
-The thread ends with the client, and with the loop that it is in: whoever left the client open is warned.
+So a handler that blocks the event loop for minutes keeps its messages; one that blocks the interpreter does not. Each
+beat says for how long the loop has not turned. The session timeout counts from the sending of the last beat that was
+answered. The thread ends with the client or its loop; if the loop is closed first, the client's owner gets a warning.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from qmq.net.protocol.frames import FRAME, FRAME_SIZE, FrameKind
 
 log = logging.getLogger("qmq.client")
 
-#: So many beats go in the time after which the broker takes a consumer for dead.
+#: Beats in one session timeout.
 BEATS: Final = 6
-#: A client gives up what it holds after so much of that time: before the broker does.
+#: The part of the session timeout after which a client gives up its messages in flight: before the broker does.
 GIVE_UP: Final = 0.8
 _MAX_ANSWER: Final = 64 << 10
 
 
 class HeartbeatSender:
-    """The heartbeats of a client. ``start`` it in its loop, ``stop`` it there."""
+    """Sends the heartbeats of a client. Call ``start`` and ``stop`` in its event loop."""
 
     def __init__(
         self,
@@ -42,9 +42,8 @@ class HeartbeatSender:
         out_of_touch: Callable[[], None],
         left_open: Callable[[], None],
     ) -> None:
-        """*address* tells where the client is connected now; *out_of_touch* is called in the loop, again and again
-        while the broker may take this client for dead before long; *left_open* in the thread, when the loop was closed
-        before the client.
+        """*address* returns the broker's address. *out_of_touch* is called in the loop, repeatedly while the session
+        may expire soon; *left_open* is called in the thread if the loop was closed before the client.
         """
         self._client_id = client_id
         self._address = address
@@ -56,12 +55,12 @@ class HeartbeatSender:
         self._thread: threading.Thread | None = None
         self._turned_at = time.monotonic()
         self._timer: asyncio.TimerHandle | None = None
-        self._heard_at = time.monotonic()  # when the last beat that was answered was sent
+        self._heard_at = time.monotonic()  # the sending of the last beat that was answered
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Begin; does nothing when it has begun."""
+        """Begin to send; do nothing if it has begun."""
         if self._thread is None:
-            self._begin(loop, self._interval_s)  # to subscribe was a sign of life
+            self._begin(loop, self._interval_s)  # SUBSCRIBE was the first sign of life
             self._turned(loop)
 
     def _begin(self, loop: asyncio.AbstractEventLoop, first_after_s: float) -> None:
@@ -71,13 +70,13 @@ class HeartbeatSender:
         self._thread.start()
 
     def stop(self) -> None:
-        """End; the thread is not waited for."""
+        """End the thread, without waiting for it."""
         self._ended.set()
         if self._timer is not None:
             self._timer.cancel()
 
     def heard(self, ago_s: float) -> None:
-        """The broker has answered what was sent so long ago, and by which it knows that this client lives."""
+        """Note that the broker has answered a request of *ago_s* seconds ago that was a sign of life."""
         self._heard_at = max(self._heard_at, time.monotonic() - ago_s)
 
     def _turned(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -105,7 +104,7 @@ class HeartbeatSender:
             self._left_open()
 
     def _goes_on(self, loop: asyncio.AbstractEventLoop) -> bool:
-        """The client is open, and its loop runs; a handler may block it."""
+        """Return whether the client is open and its loop runs; a handler may block it."""
         return not self._ended.is_set() and loop.is_running()
 
     def _connected(self) -> socket.socket:
@@ -131,7 +130,7 @@ class HeartbeatSender:
     def _expect(self, connection: socket.socket, kind: FrameKind) -> None:
         size, found, _, _, _ = FRAME.unpack(_receive(connection, FRAME_SIZE))
         if not FRAME_SIZE <= size <= _MAX_ANSWER:
-            raise ProtocolError(f"the broker answered a heartbeat with {size} bytes")
+            raise ProtocolError(f"the broker answered a heartbeat with a frame of {size} bytes")
         _receive(connection, size - FRAME_SIZE)
         if found != kind:
             raise ProtocolError(f"the broker answered a heartbeat with a frame of kind {found}")

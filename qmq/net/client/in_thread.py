@@ -1,4 +1,4 @@
-"""What waits for a disk, done in a thread beside the loop."""
+"""Work that waits for a disk, done in a thread beside the event loop."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ T = TypeVar("T")
 
 
 async def taken_in_thread(take: Callable[[], T], give_back: Callable[[T], object]) -> T:
-    """What *take* returns, which holds something open. Who is cancelled meanwhile has it given back, in the thread
-    where that is still at work: the loop may have ended before it is through.
+    """Call *take* in a thread and return its result, which holds a file or lock open. Raises what *take* raises.
 
-    Raises what *take* raises.
+    If this is cancelled, *give_back* gets the result: in the thread if *take* still runs, as the loop may end before.
     """
     lock = threading.Lock()
     taken: list[T] = []

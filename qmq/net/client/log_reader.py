@@ -1,7 +1,7 @@
-"""Reading a broker's message log over the wire, without asyncio: for readers of history, one broker a connection.
+"""A reader of a broker's message log over the wire, without asyncio: archives and Spark use it, one per broker.
 
-A connection that is lost is made again, and what was not answered is asked for again: positions never change what they
-mean.
+It connects again when the connection is lost, and repeats the requests without an answer: a position always means the
+same bytes.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from qmq.net.client.address import Address
 from qmq.net.protocol import frames
 from qmq.net.protocol.frames import FRAME, FRAME_SIZE, Frame, FrameKind
 
-#: Bytes that are asked for at once, and how many such requests are on their way.
+#: Bytes of one READ_LOG request, and how many of these are in flight.
 PIECE_BYTES: Final = 1 << 20
 AHEAD: Final = 4
-#: A broker that lets a request wait so long, in seconds, is taken for dead.
+#: A broker that lets a request wait this long, in seconds, counts as dead.
 ANSWER_TIMEOUT: Final = 30.0
-#: How long one that is away is waited for, in seconds.
+#: The reader tries this long, in seconds, to reach a broker.
 GIVE_UP_AFTER: Final = 60.0
 _PAUSE: Final = 0.05
 _MAX_PAUSE: Final = 1.0
@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 
 class Span(NamedTuple):
-    """A segment: positions [base, end), and whether it can grow no more."""
+    """A segment: positions [base, end), and whether it is sealed, so never grows."""
 
     base: int
     end: int
@@ -43,7 +43,7 @@ class Span(NamedTuple):
 
 
 class LogReader:
-    """Reads one broker's log. Not for several threads, nor over a fork."""
+    """Reads one broker's log. One thread uses it, and no fork."""
 
     def __init__(self, address: Address, give_up_after: float = GIVE_UP_AFTER) -> None:
         self._address = address
@@ -53,18 +53,18 @@ class LogReader:
         self._request = 0
 
     def close(self) -> None:
-        """Close the connection; the next call makes another."""
+        """Close the connection; the next call connects again."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None
 
     @property
     def store_id(self) -> bytes:
-        """Whose log it is. Raises ConnectionLost."""
+        """The id of the broker's store. Raises ConnectionLost."""
         return self._store_id or self._surely(lambda: self._store_id)
 
     def segments(self, partition: int, position: int = 0) -> tuple[int, list[Span]]:
-        """How many partitions there are, and the segments of one from the first that ends behind *position*.
+        """Return the count of partitions, and the segments of one, from the first that ends behind *position*.
 
         Raises ConnectionLost, InvalidOption.
         """
@@ -77,7 +77,7 @@ class LogReader:
                 return fields["partitions"], found
 
     def batches(self, partition: int, start: int, end: int) -> Iterator[memoryview]:
-        """Where batches begin at positions [start, end), as many at a time as the broker tells: INDEX_DTYPE records.
+        """Yield INDEX_DTYPE records of the batches that begin at positions [start, end), as the broker sends them.
 
         Raises ConnectionLost, StorageError.
         """
@@ -89,7 +89,7 @@ class LogReader:
             after = frames.unpack_meta(frame.meta)["after"]
 
     def read(self, partition: int, position: int, size: int) -> bytes:
-        """*size* bytes from *position* on, over the ends of segments; fewer where the log ends, or begins in between.
+        """Return *size* bytes from *position* on, across segments; fewer if the log ends, or begins, in between.
 
         Raises ConnectionLost, StorageError.
         """
@@ -116,7 +116,7 @@ class LogReader:
         return bytes(buffer[:end]) if end < size else bytes(buffer)
 
     def _receive_bytes(self, asked: dict[int, tuple[int, int]], buffer: bytearray) -> tuple[int, int]:
-        """Take one answer into its place: the number of its request, and how many bytes came."""
+        """Receive one answer into *buffer*; return the number of its request, and the count of bytes."""
         size, kind, _, meta_size, number = FRAME.unpack(self._exactly(FRAME_SIZE))
         left = size - FRAME_SIZE
         if kind == FrameKind.ERROR and meta_size <= left <= frames.MAX_META_BYTES:
@@ -132,7 +132,7 @@ class LogReader:
         size, answer, _, meta_size, request = FRAME.unpack(self._exactly(FRAME_SIZE))
         left = size - FRAME_SIZE
         if request not in (number, 0) or not meta_size <= left <= _MAX_ANSWER_BYTES:
-            raise ProtocolError(f"the broker at {self._address} sent a frame that answers nothing")
+            raise ProtocolError(f"the broker at {self._address} sent a frame that answers no request")
         frame = _frame(answer, request, self._exactly(left), meta_size)
         if answer == FrameKind.ERROR:
             raise frames.decode_error(frame)
@@ -162,7 +162,7 @@ class LogReader:
     # --- the connection ----------------------------------------------------------------------------------------------
 
     def _surely(self, call: Callable[[], T]) -> T:
-        """Make a call, again while the broker is away or has no room. Raises what it raised last."""
+        """Make a call; repeat it while the broker is out of reach or overloaded. Raises the last error in the end."""
         give_up, pause = time.monotonic() + self._give_up_after, _PAUSE
         while True:
             try:
@@ -176,7 +176,7 @@ class LogReader:
                         raise
                     raise ConnectionLost(f"cannot read from the broker at {self._address}: {error}") from error
             except QmqError:
-                self.close()  # other answers may be on their way
+                self.close()  # answers to other requests may still come
                 raise
             time.sleep(pause)
             pause = min(2 * pause, _MAX_PAUSE)
@@ -188,7 +188,9 @@ class LogReader:
         hello = frames.pack_meta({"protocol": frames.PROTOCOL_VERSION, "client": "qmq history"})
         store_id = frames.unpack_meta(self._ask(FrameKind.HELLO, b"", hello).meta).get("store_id")
         if type(store_id) is not bytes or (self._store_id and store_id != self._store_id):
-            raise ProtocolError(f"the broker at {self._address} serves another store than before; look again")
+            raise ProtocolError(
+                f"the broker at {self._address} serves another store than before; list its segments again"
+            )
         self._store_id = store_id
 
 
@@ -197,9 +199,9 @@ def _frame(kind: int, request: int, body: memoryview, meta_size: int) -> Frame:
 
 
 def _checked(frame: Frame) -> Frame:
-    """An answer whose payload came as it was sent. Raises ConnectionLost: another connection may well do."""
+    """Return an answer whose payload fits its checksum. Raises ConnectionLost, as the request can be repeated."""
     if frames.unpack_meta(frame.meta).get("crc") != crc32c(frame.payload):
-        raise ConnectionLost("an answer about the log was damaged on its way")
+        raise ConnectionLost("an answer about the log was damaged on the way")
     return frame
 
 

@@ -1,7 +1,4 @@
-"""What callers hand over to a client, checked at the call.
-
-When a message is to be delivered, as callers say it and as a batch carries it.
-"""
+"""The arguments of a client's calls: their checks, and the values that frames and batches carry for them."""
 
 from __future__ import annotations
 
@@ -26,13 +23,13 @@ Start = Literal["first", "last"] | datetime | int | None
 
 _MAX_PRODUCER_NAME = 200
 
-#: What one pull may bring; and one for columns, which makes no object of a message.
+#: The default size limits of ``pull``, and of ``pull_batch``, which makes no object for each message.
 PULL_BYTES: Final = 4 << 20
 BATCH_BYTES: Final = 16 << 20
 
 
 class ClientOptions(NamedTuple):
-    """What ``connect`` was called with. Times in seconds."""
+    """The arguments of ``connect``, checked. Times are seconds."""
 
     addresses: tuple[Address, ...]
     flush: bool
@@ -54,9 +51,9 @@ def check_options(
     failover_after: float | None,
     admin_timeout: float,
 ) -> ClientOptions:
-    """Check what ``connect`` was called with. Raises InvalidOption, InvalidName."""
+    """Return the options of a client from the arguments of ``connect``. Raises InvalidOption, InvalidName."""
     if not _is_number(linger) or linger < 0:
-        raise InvalidOption(f"linger must be a number of seconds from 0, not {linger!r}")
+        raise InvalidOption(f"linger must be a number of seconds, 0 or more, not {linger!r}")
     if not _is_number(send_timeout) or send_timeout <= 0:
         raise InvalidOption(f"send_timeout must be a number of seconds above 0, not {send_timeout!r}")
     if linger >= send_timeout:
@@ -66,7 +63,7 @@ def check_options(
     if producer is not None:
         producer_id_of(producer)
     if failover_after is not None and (not _is_number(failover_after) or failover_after < 0):
-        raise InvalidOption(f"failover_after must be a number of seconds from 0 or None, not {failover_after!r}")
+        raise InvalidOption(f"failover_after must be a number of seconds, 0 or more, or None, not {failover_after!r}")
     if not _is_number(admin_timeout) or not 0 < admin_timeout < 1e9:
         raise InvalidOption(f"admin_timeout must be a number of seconds above 0, not {admin_timeout!r}")
     addresses = tuple(dict.fromkeys(parse_url(url)))
@@ -87,7 +84,7 @@ def _is_number(value: object) -> bool:
 
 
 def is_flush(durability: str) -> bool:
-    """Whether that durability waits for the disk. Raises InvalidOption."""
+    """Return whether *durability* waits for the disk. Raises InvalidOption."""
     if durability == "flush":
         return True
     if durability == "append":
@@ -96,14 +93,14 @@ def is_flush(durability: str) -> bool:
 
 
 def producer_id_of(producer: str) -> bytes:
-    """The 16 bytes that a producer name stands for. Raises InvalidName."""
+    """Return the producer id, 16 bytes, of a producer name. Raises InvalidName."""
     if not isinstance(producer, str) or not 1 <= len(producer) <= _MAX_PRODUCER_NAME:
         raise InvalidName(f"producer must be a str of 1 to {_MAX_PRODUCER_NAME} characters, not {producer!r:.80}")
     return hashlib.blake2b(producer.encode("utf-8", "surrogatepass"), digest_size=PRODUCER_ID_SIZE).digest()
 
 
 def body_of(body: object) -> bytes:
-    """*body* as bytes of its own. Raises TypeError."""
+    """Return *body* as bytes, copied unless it is bytes. Raises TypeError."""
     if type(body) is bytes:
         return body
     if isinstance(body, bytes | bytearray | memoryview):
@@ -113,7 +110,7 @@ def body_of(body: object) -> bytes:
 
 
 def bodies_of(bodies: Sequence[Body]) -> list[bytes]:
-    """The bodies as a list of bytes, maybe the very one given. Raises TypeError."""
+    """Return the bodies as a list of bytes; this may be *bodies* itself. Raises TypeError."""
     if isinstance(bodies, str | bytes | bytearray | memoryview):
         raise TypeError(f"send_many takes a sequence of bodies, not one {type(bodies).__name__}; use send for one")
     listed = bodies if type(bodies) is list else list(bodies)
@@ -123,17 +120,17 @@ def bodies_of(bodies: Sequence[Body]) -> list[bytes]:
 
 
 def check_pull(max_count: int, min_count: int, timeout: float | None) -> None:
-    """Raise InvalidOption for what a pull can't be asked for."""
+    """Check the arguments of a pull. Raises InvalidOption."""
     if type(max_count) is not int or type(min_count) is not int or not 1 <= min_count <= max_count:
         raise InvalidOption(
             f"a pull needs 1 <= min_count <= max_count, not min_count={min_count!r}, max_count={max_count!r}"
         )
     if timeout is not None and (not isinstance(timeout, int | float) or not 0 <= timeout < 1e9):
-        raise InvalidOption(f"timeout must be a number of seconds from 0, or None to wait without end, not {timeout!r}")
+        raise InvalidOption(f"timeout must be a number of seconds, 0 or more, or None for no limit, not {timeout!r}")
 
 
 def start_of(start: object) -> Any:
-    """What SUBSCRIBE says for *start*. Raises InvalidOption."""
+    """Return the field start of SUBSCRIBE for *start*. Raises InvalidOption."""
     if start is None or start in ("first", "last"):
         return start
     if isinstance(start, datetime):
@@ -143,24 +140,24 @@ def start_of(start: object) -> Any:
         return ["time", max(0, (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds)]
     if type(start) is int and 0 <= start < 1 << 63:
         return ["sequence", start]
-    raise InvalidOption(f'start must be "first", "last", an aware datetime, a sequence from 0 or None, not {start!r}')
+    raise InvalidOption(f'start must be "first", "last", an aware datetime, a sequence or None, not {start!r}')
 
 
 def make_consumer_id() -> str:
-    """An id for a consumer that was given none: host, process id and a random part."""
+    """Return an id for a consumer without one: host, process id and a random part."""
     host = re.sub(r"[^A-Za-z0-9_-]", "-", socket.gethostname())[:100] or "host"
     return f"{host}-{os.getpid()}-{secrets.token_hex(4)}"
 
 
 _DAY_US: Final = 86_400_000_000
-#: Seconds since 1970 in which no calendar is left.
+#: Times from this one on, in seconds since 1970, are refused: no calendar reaches them.
 _FAR: Final = 1e15
 
 
 def deliver_at_of(delay: float | None, deliver_at: float | datetime | None) -> int:
-    """The column deliver_at: a delay goes by the broker's clock, from when it stores the message; 0: at once.
+    """Return the column deliver_at; 0: at once. A delay counts from the time at which the broker stores the message.
 
-    *delay* is seconds, *deliver_at* seconds since 1970 or an aware datetime. Raises InvalidOption.
+    *delay* is in seconds, *deliver_at* in seconds since 1970 or an aware datetime. Raises InvalidOption.
     """
     if delay is not None and deliver_at is not None:
         raise InvalidOption("give either delay or deliver_at, not both")
@@ -176,16 +173,17 @@ def deliver_at_of(delay: float | None, deliver_at: float | datetime | None) -> i
         raise InvalidOption(f"deliver_at must be a number of seconds since 1970, not {deliver_at!r:.80}")
     at_us = math.ceil(deliver_at * 1_000_000)
     ahead_us = at_us - time.time_ns() // 1_000
-    if ahead_us > MAX_DELAY_US + _DAY_US:  # the broker knows better what time it is
+    if ahead_us > MAX_DELAY_US + _DAY_US:  # a day more, as the broker's clock counts, not this one
         raise InvalidOption(
-            f"a message is to be delivered in {ahead_us / _DAY_US:.1f} days; at most {MAX_DELAY_SHOWN} are allowed"
+            f"deliver_at is {ahead_us / _DAY_US:.1f} days ahead; it must be at most {MAX_DELAY_SHOWN} ahead"
         )
     return at_us if at_us >= DELAY_END_US else 0
 
 
 def expire_at_of(expire: float | None) -> int:
-    """The column expire_at: so many microseconds from when the broker stores the message; 0: never. *expire* is
-    seconds. Raises InvalidOption.
+    """Return the column expire_at: microseconds from the time at which the broker stores the message; 0: never.
+
+    *expire* is in seconds. Raises InvalidOption.
     """
     if expire is None:
         return 0
@@ -196,9 +194,9 @@ def expire_at_of(expire: float | None) -> int:
 
 
 def microseconds_of(name: str, seconds: object) -> int:
-    """A time that a caller gives in seconds, as microseconds; a shorter one than that counts as one.
+    """Return *seconds* in microseconds: at least 1, unless it is 0.
 
-    Raises InvalidOption where it is none, negative, or longer than MAX_DELAY_US.
+    Raises InvalidOption, which calls it *name*, if it is not a number, is negative, or is above MAX_DELAY_US.
     """
     is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
     if not is_number or not 0 <= seconds <= MAX_DELAY_US / 1_000_000:  # type: ignore[operator]  # it is a number

@@ -1,4 +1,4 @@
-"""Whether a broker is there: one connection, one question, and how long its answer took."""
+"""A check that a broker answers: one connection, one request, and the time that its answer took."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ import os
 import time
 from typing import NamedTuple
 
-from qmq.errors import ConnectionLost, QmqError
+from qmq.errors import ConnectionLost
 from qmq.format.layout import PRODUCER_ID_SIZE
 from qmq.net.client.address import Address
 from qmq.net.client.broker_link import client_name
-from qmq.net.client.connection import BrokerConnection
+from qmq.net.client.connection import BrokerConnection, RequestsOnly
 from qmq.net.protocol.frames import FrameKind
 
 
 class Pong(NamedTuple):
-    """A broker is there: its version, and seconds that a question and its answer took."""
+    """A broker has answered: its version, and the seconds from the request to its answer."""
 
     version: str
     round_trip: float
 
 
 async def ping(address: Address, timeout: float) -> Pong:
-    """Ask a broker for what costs it next to nothing. Raises QmqError: it is not there, does not answer within
-    *timeout* seconds, or is no broker that this client can talk to.
+    """Send a broker a request that costs it next to nothing. Raises QmqError if it does not answer within *timeout*
+    seconds, or is not a broker that this client can talk to.
     """
     loop = asyncio.get_running_loop()
-    connection = BrokerConnection(_NoOwner(), str(address), loop)
+    connection = BrokerConnection(RequestsOnly(), str(address), loop)
     try:
         async with asyncio.timeout(timeout):
             await loop.create_connection(lambda: connection, address.host, address.port)
@@ -41,19 +41,3 @@ async def ping(address: Address, timeout: float) -> Pong:
         raise ConnectionLost(f"{address}: {error.strerror or error}") from error
     finally:
         connection.abort(ConnectionLost("the question is answered"))
-
-
-class _NoOwner:
-    """Sends nothing, so is told of nothing."""
-
-    def batch_stored(self, request: int, payload: memoryview) -> None:
-        """As Owner."""
-
-    def batch_refused(self, request: int, error: QmqError) -> None:
-        """As Owner."""
-
-    def writable(self) -> None:
-        """As Owner."""
-
-    def lost(self, connection: BrokerConnection, error: QmqError) -> None:
-        """As Owner."""

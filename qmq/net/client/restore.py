@@ -1,4 +1,4 @@
-"""What a restore says to one broker: it begins its run, or goes on with it, and sends batches."""
+"""The connection of a restore to one broker: it begins its run, or continues it, and sends batches."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from typing import Any, Final, NamedTuple, Self
 
 import msgpack
 
-from qmq.errors import ConnectionLost, ProtocolError, QmqError
+from qmq.errors import ConnectionLost, ProtocolError
 from qmq.net.client.address import Address
 from qmq.net.client.broker_link import CONNECT_TIMEOUT
-from qmq.net.client.connection import Answer, BrokerConnection, Welcome
+from qmq.net.client.connection import Answer, BrokerConnection, RequestsOnly, Welcome
 from qmq.net.protocol.frames import FRAME_SIZE, FrameKind
 
-#: How long a broker may look up what is stored of a run, and store a frame, in seconds.
+#: A broker has this long, in seconds, to look up the stored messages of a run, and to store a frame.
 _LOOK_TIMEOUT: Final = 600.0
 _STORE_TIMEOUT: Final = 60.0
 
 
 class Begun(NamedTuple):
-    """Where each partition's log ends; which messages of the run are stored, by store id and partition of their ids as
-    positions start, stop, start, stop, ...; the number that the run's next message may have.
+    """The broker's answer to the begin of a run: the end of each partition's log; the stored messages of the run, by
+    the store id and partition of their ids, as positions start, stop, start, stop, ...; the number for the next one.
     """
 
     ends: list[int]
@@ -29,7 +29,7 @@ class Begun(NamedTuple):
 
 
 class RestoreTarget:
-    """One connection to one broker. Made by ``open``; ``close`` it."""
+    """One connection to one broker. ``open`` makes it; call ``close`` at the end."""
 
     def __init__(self, connection: BrokerConnection, welcome: Welcome) -> None:
         self._connection = connection
@@ -37,9 +37,9 @@ class RestoreTarget:
 
     @classmethod
     async def open(cls, address: Address) -> Self:
-        """Connect. Raises QmqError."""
+        """Connect to a broker. Raises QmqError."""
         loop = asyncio.get_running_loop()
-        connection = BrokerConnection(_RequestOwner(), str(address), loop)
+        connection = BrokerConnection(RequestsOnly(), str(address), loop)
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT):
                 await loop.create_connection(lambda: connection, address.host, address.port)
@@ -54,30 +54,34 @@ class RestoreTarget:
 
     @property
     def most_bytes(self) -> int:
-        """What the batches of one frame may take."""
+        """The size limit of the batches of one frame."""
         return self.welcome.max_frame_bytes - FRAME_SIZE
 
     async def begin(self, run: bytes, group: str | None, since: list[int] | None) -> Begun:
-        """Go on with a run, 16 bytes, of which messages may be stored from positions *since* on, one a partition; or
-        (None) begin it. What another connection still sends of it is refused from then on. Raises QmqError.
+        """Begin the run with this id of 16 bytes (*since* None), or continue it: its messages may be stored from
+        positions *since* on, one a partition. From now on the broker refuses frames of this run on other connections.
+        Raises QmqError.
         """
-        fields = {"action": "restore", "run": run, "group": group, "since": since}
-        answer = await self._ask(FrameKind.ADMINISTER, _LOOK_TIMEOUT, fields)
+        asked = {"action": "restore", "run": run, "group": group, "since": since}
+        answer = await self._ask(FrameKind.ADMINISTER, _LOOK_TIMEOUT, asked)
         try:
-            said: dict[str, Any] = msgpack.unpackb(answer.payload)
-            found = [(bytes(store_id), int(number), list(places)) for store_id, number, places in said["found"]]
-            return Begun(list(said["ends"]), found, int(said["next"]))
+            fields: dict[str, Any] = msgpack.unpackb(answer.payload)
+            found = [(bytes(store_id), int(number), list(ends)) for store_id, number, ends in fields["found"]]
+            return Begun(list(fields["ends"]), found, int(fields["next"]))
         except (ValueError, KeyError, TypeError) as error:
-            raise ProtocolError(f"the broker at {self._connection.address} does not say what is stored") from error
+            raise ProtocolError(
+                f"the broker at {self._connection.address} sent an invalid list of stored messages"
+            ) from error
 
     async def store(self, batches: bytes) -> list[int]:
-        """Have batches stored and synced, of at most ``most_bytes`` together; where each partition's log ends then.
-        Raises QmqError: then nobody knows, but for what ``begin`` tells.
+        """Have the broker store and sync batches of at most ``most_bytes``; return the end of each partition's log.
+
+        Raises QmqError; then they may be stored or not, and ``begin`` on another connection tells which are.
         """
         answer = await self._ask(FrameKind.RESTORE, _STORE_TIMEOUT, None, batches)
         ends = answer.meta.get("ends")
         if type(ends) is not list or not all(type(end) is int for end in ends):
-            raise ProtocolError(f"the broker at {self._connection.address} does not say where its logs end")
+            raise ProtocolError(f"RESTORED of the broker at {self._connection.address} lacks the ends of its logs")
         return ends
 
     async def _ask(
@@ -92,22 +96,6 @@ class RestoreTarget:
             raise error from None
 
     async def close(self) -> None:
-        """End the connection."""
+        """Close the connection, and wait until it has ended."""
         self._connection.close()
         await self._connection.wait_closed()
-
-
-class _RequestOwner:
-    """Who is told of a connection that has requests only."""
-
-    def batch_stored(self, request: int, payload: memoryview) -> None:
-        """No batch is sent by itself."""
-
-    def batch_refused(self, request: int, error: QmqError) -> None:
-        """As above."""
-
-    def writable(self) -> None:
-        """One frame at a time is on its way."""
-
-    def lost(self, connection: BrokerConnection, error: QmqError) -> None:
-        """Its requests were told."""

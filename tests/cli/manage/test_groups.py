@@ -312,7 +312,7 @@ def test_a_list_that_lacks_a_broker_says_so_to_programs_too(
         shown = run(*command, "--json", "--timeout", "2", server=f"{broker.url},{away}")
         assert shown.exit_code == 1
         assert "lacking" in shown.stdout
-        assert f"what is listed lacks {away}" in caplog.text
+        assert f"the list lacks {away}" in caplog.text
         whole = run(*command, "--json", server=broker.url)
         assert (whole.exit_code, "lacking" in whole.stdout) == (0, True)
 

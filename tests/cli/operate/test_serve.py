@@ -97,7 +97,7 @@ def test_a_file_of_another_version_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--set", "nonsense=1"], "'nonsense' (--set) is no setting"),
+        (["--set", "nonsense=1"], "'nonsense' (--set) is not a setting"),
         (["--set", "partitions=0"], "partitions = '0' (--set) is not allowed"),
         (["--set", "partitions"], "not key=value"),
         (["--listen", "nowhere"], "not allowed"),

@@ -38,5 +38,5 @@ async def test_what_is_lacking_from_the_start_is_told(tmp_path: Path, caplog: py
         await brokers.stop(0)
         with caplog.at_level(logging.WARNING, "qmq.client"):
             assert [info.broker async for info in client.subjects()] == [brokers.address(1)]
-        assert f"what is listed lacks {brokers.address(0)}" in caplog.text
+        assert f"the list lacks {brokers.address(0)}" in caplog.text
         assert client.admin.missed == (brokers.address(0),)

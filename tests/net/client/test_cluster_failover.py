@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from qmq.errors import ConnectionLost, StorageFull
 from qmq.net.client.cluster import Failover
-from qmq.net.client.producer.accumulator import Accumulator, SendLimits, Sort
-from qmq.net.client.producer.batch import Outgoing
+from qmq.net.client.producer.accumulator import Accumulator, BatchKind, SendLimits
+from qmq.net.client.producer.batch import OutgoingBatch
 from qmq.net.client.producer.outcomes import Outcomes
 from qmq.net.client.producer.receipts import Receipts
-from qmq.net.client.producer.window import Sending
+from qmq.net.client.producer.window import SendWindow
 from tests.net.client.producer.test_batch import Waiting
 
 LOST = ConnectionLost("the connection was lost")
@@ -22,7 +22,7 @@ class Driven:
     def __init__(self, brokers: int = 2, failover_after: float | None = 5.0) -> None:
         self.accumulator = Accumulator(True, 0.0, 64 << 20)
         self.outcomes = Outcomes(b"p" * 16, self.accumulator)
-        self.lanes = [Sending(self.outcomes, self.accumulator, 30.0) for _ in range(brokers)]
+        self.lanes = [SendWindow(self.outcomes, self.accumulator, 30.0) for _ in range(brokers)]
         self.failover = Failover(self.lanes, failover_after)
         self.requests = 0
         for number in range(brokers):
@@ -44,15 +44,15 @@ class Driven:
         """One batch of its own, that somebody awaits."""
         waiting = Waiting()
         self.accumulator.add_many("a", [body], True, waiting, 0.0)
-        self.accumulator._seal(Sort(True, False))
+        self.accumulator._seal(BatchKind(True, False))
         return waiting
 
-    def write(self, number: int, now: float) -> tuple[int, Outgoing] | None:
+    def write(self, number: int, now: float) -> tuple[int, OutgoingBatch] | None:
         self.requests += 1
         batch = self.lanes[number].next_batch(self.requests, now, 1_000)
         return None if batch is None else (self.requests, batch)
 
-    def written(self, number: int, now: float) -> tuple[int, Outgoing]:
+    def written(self, number: int, now: float) -> tuple[int, OutgoingBatch]:
         found = self.write(number, now)
         assert found is not None
         return found

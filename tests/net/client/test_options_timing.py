@@ -39,7 +39,7 @@ def test_delays_stay_delays_and_times_stay_times() -> None:
         (None, "tomorrow", "deliver_at must be a number of seconds"),
         (MAX_DELAY_US / 1e6 + 1, None, r"from 0 to 731 days \(two years\), not 63158401"),
         (10**400, None, r"from 0 to 731 days \(two years\), not 1000"),
-        (None, 1e11, r"at most 731 days \(two years\) are allowed"),
+        (None, 1e11, r"must be at most 731 days \(two years\) ahead"),
     ],
 )
 def test_what_cannot_be_is_refused(delay: float | None, deliver_at: float | None, says: str) -> None:

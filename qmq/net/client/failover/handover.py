@@ -1,6 +1,6 @@
-"""What becomes of a message that failed when the broker it came from is gone: another broker takes it, or the spool.
+"""The handover of a failed message whose broker is lost: another broker takes it, or the spool on this machine.
 
-The acknowledgement follows, to the broker that it came from; until that one has it, it waits in the spool too.
+The message's own broker hears later that it is handled; until then this ack waits in the spool, too.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from qmq.net.protocol.frames import FRAME_SIZE, FrameKind, pack_meta
 
 log = logging.getLogger("qmq.client")
 
-#: What no broker takes is tried again so long after (seconds), twice as long each time, at most the second.
+#: Records that no broker takes are tried again after this many seconds, doubled each time up to the second.
 AGAIN_AFTER: Final = 1.0
 LONGEST_AFTER: Final = 30.0
-#: So many are on their way to brokers at once.
+#: Records of the spool that are sent at once.
 AT_ONCE: Final = 100
 
 
 class HandoverClient:
-    """Of one client: hands messages over to whatever broker is there, and what was spooled once one is."""
+    """Hands messages of one client over to a connected broker; spools them while there is none."""
 
     def __init__(self, links: Sequence[Link], after: float | None) -> None:
-        #: A broker is taken for gone after this many seconds; None: never.
+        #: A broker counts as lost after this many seconds without a connection; None: never.
         self.after = after
         self._links = links
         self._spool = Spool([str(link.address) for link in links])
@@ -48,9 +48,9 @@ class HandoverClient:
     async def take(
         self, run: Run, index: int, group: str, disposition: int, delay_us: int | None, reason: str, late: Late
     ) -> None:
-        """Have a broker or the spool take message *index* of a run, and the spool that it is handled then (*late*).
+        """Give message *index* of a run to a broker or the spool, and its acknowledgement, *late*, to the spool.
 
-        Raises StorageFailed when neither takes the message.
+        Raises StorageFailed if neither takes the message.
         """
         number, self._next_number = self._next_number, self._next_number + 1
         record: Record = {
@@ -63,14 +63,14 @@ class HandoverClient:
             await self.keep(late)
             return
         await self._put(record)
-        log.warning("no broker takes what has failed of group %s: it is kept on this machine until one does", group)
+        log.warning("no broker takes a failed message of group %s: it waits on this machine until one does", group)
 
     async def keep(self, late: Late) -> bool:
-        """Keep acknowledgements until their broker is back; whether that can be."""
+        """Spool acks until their broker is back; return whether that succeeds."""
         try:
             await self._put({"ack": late._asdict()})
         except StorageFailed as error:
-            log.warning("acknowledgements of consumer %s are not kept: %s", late.consumer, error)
+            log.warning("acks of consumer %s are lost, so its messages come again: %s", late.consumer, error)
             return False
         return True
 
@@ -79,7 +79,7 @@ class HandoverClient:
             await asyncio.to_thread(self._spool.put, record)
 
     async def _handed_over(self, record: Record) -> bool:
-        """Whether one of the brokers that are there has taken it."""
+        """Hand a message over to a connected broker; return whether one took it."""
         for link in self._links:
             if link.connection is not None and await self._took(link, link.connection, record):
                 return True
@@ -89,25 +89,25 @@ class HandoverClient:
         meta: dict[str, Any] = {
             name: record[name] for name in ("group", "attempt", "disposition", "delay_us", "reason")
         }
-        if meta["delay_us"] is not None:  # the time it has waited here counts
+        if meta["delay_us"] is not None:  # the time in the spool counts
             meta["delay_us"] = max(0, meta["delay_us"] - max(0, time.time_ns() // 1_000 - record["at_us"]))
         assert link.welcome is not None
         size = FRAME_SIZE + len(pack_meta(meta)) + len(record["batch"])
-        if size > link.welcome.max_frame_bytes:  # it would end the connection, and each one after it
+        if size > link.welcome.max_frame_bytes:  # the broker would end the connection, and each one after it
             log.warning(
-                "a message of group %s that has failed is too large for %s: a frame of %d bytes, over its "
-                "max_frame_bytes of %d", record["group"], link.address, size, link.welcome.max_frame_bytes,
+                "a failed message of group %s is too large for %s: its frame has %d bytes, and max_frame_bytes there "
+                "is %d", record["group"], link.address, size, link.welcome.max_frame_bytes,
             )  # fmt: skip
             return False
         try:
             await connection.request(FrameKind.HAND_OVER, meta, record["batch"])
         except QmqError as error:
-            log.debug("a message of group %s could not be handed over: %s", record["group"], error)
+            log.debug("%s did not take a failed message of group %s: %s", link.address, record["group"], error)
             return False
         return True
 
-    async def _was_told(self, late: Late) -> bool:
-        """Whether the broker of these is there, and has heard of them: it may have handed them to others since."""
+    async def _acknowledged(self, late: Late) -> bool:
+        """Send late acks; return whether their broker got them. It may refuse them, as others have the messages."""
         fields = late._asdict()
         store = fields.pop("store")
         for link in self._links:
@@ -118,14 +118,14 @@ class HandoverClient:
             except QmqError as error:
                 if error.retryable:
                     return False
-                log.debug("acknowledgements of consumer %s were refused: %s", late.consumer, error)
+                log.debug("late acks of consumer %s were refused: %s", late.consumer, error)
             return True
         return False
 
     # --- the spool ---------------------------------------------------------------------------------------------------
 
     def broker_came(self) -> None:
-        """A broker is there: what waits in the spool may go to it."""
+        """Send the records of the spool, as a broker is connected."""
         if (self._replaying is None or self._replaying.done()) and self._spool.may_wait:
             self._replaying = asyncio.get_running_loop().create_task(self._replay(), name="qmq-spool")
 
@@ -136,7 +136,7 @@ class HandoverClient:
             delay = min(2 * delay, LONGEST_AFTER)
 
     async def _replayed(self) -> bool:
-        """Hand over what waits; False when something of it was not taken."""
+        """Send the records of the spool; return whether brokers took all of them."""
         async with self._spooling:
             files = await taken_in_thread(self._spool.take, self._put_back)
         done, todo = True, deque(files)
@@ -144,9 +144,9 @@ class HandoverClient:
             while todo:
                 left = await self._left_of(todo[0].records)
                 done = done and not left
-                # Begun it is ended, also when this is cancelled: the file would stay locked otherwise.
-                letting_go = asyncio.get_running_loop().run_in_executor(None, self._let_go, todo.popleft(), left)
-                await asyncio.shield(letting_go)
+                # The shield lets this end also when the task is cancelled: the file would stay locked otherwise.
+                finishing = asyncio.get_running_loop().run_in_executor(None, self._finish, todo.popleft(), left)
+                await asyncio.shield(finishing)
         finally:
             self._put_back(todo)
         return done
@@ -155,11 +155,11 @@ class HandoverClient:
         for waiting in files:
             self._spool.kept(waiting, waiting.records)
 
-    def _let_go(self, waiting: WaitingSpool, left: Sequence[Record]) -> None:
+    def _finish(self, waiting: WaitingSpool, left: Sequence[Record]) -> None:
         if left:
             self._spool.kept(waiting, left)
         else:
-            log.info("what was kept on this machine (%d records) is with a broker", len(waiting.records))
+            log.info("brokers took %d records that waited on this machine", len(waiting.records))
             self._spool.removed(waiting)
 
     async def _left_of(self, records: Sequence[Record]) -> list[Record]:
@@ -170,15 +170,15 @@ class HandoverClient:
         return left
 
     async def _rest_of(self, record: Record) -> Record | None:
-        """What no broker has taken of it yet; None when that is nothing."""
+        """Send a record; return the part of it that no broker took, None if that is nothing."""
         if "batch" in record:
             if not await self._handed_over(record):
                 return record
             record = {"ack": record["ack"]}
-        return None if await self._was_told(Late(**record["ack"])) else record
+        return None if await self._acknowledged(Late(**record["ack"])) else record
 
     def close(self) -> None:
-        """Stop; what waits in the spool stays there."""
+        """Stop; the records of the spool stay there."""
         if self._replaying is not None:
             self._replaying.cancel()
         self._spool.close()

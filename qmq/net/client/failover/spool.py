@@ -1,16 +1,16 @@
-"""What no broker takes now, kept on this machine until one does: messages that failed, and acknowledgements for a
-broker that is gone.
+"""The spool: files on this machine with failed messages that no broker takes now, and acks for brokers out of reach.
 
-Each client has files of its own, ``<random>.spool`` in the directory ``spool`` of the user's state, held by a lock as
-long as its process lives; what a process left behind is for any client that knows one of the same brokers.
+Each client has files of its own, ``<random>.spool`` in the directory ``spool`` of the user's state, and locks them
+while its process lives. Files of a process that has ended go to any client that knows one of the same brokers.
 
     header       magic "QMQSPOOL" 8s | version u16 | reserved 6s
     record       size u32 (of what follows the checksum) | crc32c u32 | msgpack
 
-The first record is a list of the addresses of the client; each other one a map: what a HAND_OVER says, its batch among
-it, and in ``ack`` what is to be told after it to the broker that the message came from; or ``ack`` alone. A record that
-is not whole at the end was being written when its process ended: nobody was told of it; or its size is wrong. The file
-is then set aside when what can be read of it is with a broker. Where a part is, a file of the rest takes its place.
+The first record is a list of the addresses of the client. Each other one is a map: the fields and batch of a HAND_OVER,
+and in ``ack`` the delivery sequences that the message's own broker must hear of after it; or ``ack`` alone. An
+incomplete record at the end was not finished when its process ended, so was never confirmed; or its size is wrong. Such
+a file is renamed to ``.bad`` once a broker has its readable records. When a broker has some records of a file, a new
+file with the others replaces it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _VERSION: Final = 1
 _RECORD: Final = struct.Struct("<II")
 
 Record = dict[str, Any]
-#: What a record has, and of which type.
+#: The fields of a record with a message, and their types.
 _FIELDS: Final[dict[str, tuple[type, ...]]] = {
     "group": (str,),
     "attempt": (int,),
@@ -63,7 +63,7 @@ _ACK_FIELDS: Final[dict[str, tuple[type, ...]]] = {
 
 
 class Late(NamedTuple):
-    """Messages [start, end), ... that a consumer has handled, told to their broker when that is back."""
+    """Delivery sequences start, end, ... that a consumer has handled, for their broker when it is back."""
 
     store: bytes
     group: str
@@ -74,38 +74,38 @@ class Late(NamedTuple):
 
 
 class WaitingSpool(NamedTuple):
-    """A file whose process has ended or that is this client's own, held by a lock: what waits in it."""
+    """A locked file of this client, or of a process that has ended, and its records."""
 
     path: Path
     fd: int
-    #: Of the client that wrote it.
+    #: The addresses of the client that wrote the file.
     addresses: list[str]
     records: list[Record]
-    #: There are bytes that are bad, or no whole record.
+    #: Some bytes of the file are bad, or an incomplete record.
     is_damaged: bool
 
 
 class Spool:
-    """Of one client. Every method but ``close`` may wait for the disk, and is for a thread; they go one at a time."""
+    """The spool of one client. Methods except ``close`` may wait for the disk: call them in a thread, one at a time."""
 
     def __init__(self, addresses: Sequence[str]) -> None:
         self._addresses = list(addresses)
         self._directory = state_directory() / "spool"
         self._path: Path | None = None
         self._fd = -1
-        self._mutex = threading.Lock()  # who waited for a thread may have been cancelled, and others come
+        self._mutex = threading.Lock()  # a cancelled caller may leave its thread at work while another call comes
         self._closed = False
 
     @property
     def may_wait(self) -> bool:
-        """Whether there may be anything for ``take``."""
+        """Whether ``take`` may find a file."""
         return self._directory.is_dir()
 
     def put(self, record: Record) -> None:
-        """Keep it: it is on disk when this returns. Raises StorageFailed."""
+        """Write a record; it is on disk when this returns. Raises StorageFailed."""
         with self._mutex:
             self._put(record)
-        if self._closed:  # while this was at it
+        if self._closed:  # by another thread, meanwhile
             self.close()
 
     def _put(self, record: Record) -> None:
@@ -121,8 +121,8 @@ class Spool:
                 raise
         except OSError as error:
             raise StorageFailed(
-                f"no broker takes it now, and {self._directory} can't be written: {error}; set QMQ_STATE_DIR to a "
-                "directory that can"
+                f"no broker takes the message now, and {self._directory} cannot be written: {error}; set QMQ_STATE_DIR "
+                "to a directory that can be"
             ) from error
 
     def _begin(self) -> None:
@@ -131,7 +131,7 @@ class Spool:
         self._path, self._fd = path, _made(path, self._addresses, [])
 
     def close(self) -> None:
-        """This client writes no more; what is in its file is for others, once nobody writes to it."""
+        """Write no more; unlock the file for other clients once no thread writes to it."""
         self._closed = True
         if self._mutex.acquire(blocking=False):
             try:
@@ -142,9 +142,9 @@ class Spool:
                 self._mutex.release()
 
     def take(self) -> list[WaitingSpool]:
-        """The files that wait for a broker of this client: its own, and those of processes that have ended.
+        """Return the files with records for a broker of this client: its own, and those of processes that have ended.
 
-        Each is to be ``removed`` or ``kept``. What cannot be read is left alone, and logged.
+        Call ``removed`` or ``kept`` for each. Files that cannot be read are logged and left alone.
         """
         with self._mutex:
             return self._take()
@@ -160,7 +160,7 @@ class Spool:
             try:
                 fd = own_fd if path == own else _locked(path)
             except OSError as error:
-                log.warning("%s can't be read: %s", path, error)
+                log.warning("%s cannot be read: %s", path, error)
                 continue
             if fd is None:
                 continue
@@ -173,10 +173,10 @@ class Spool:
 
     @staticmethod
     def removed(waiting: WaitingSpool) -> None:
-        """A broker has all of it; a file with bad bytes is set aside."""
+        """Delete a file whose records a broker has; rename one with bad bytes."""
         with suppress(OSError):
             if waiting.is_damaged:
-                log.error("%s has bytes that are no whole record: it was set aside as .bad", waiting.path)
+                log.error("%s has damaged or incomplete records: it was renamed to .bad", waiting.path)
                 os.rename(waiting.path, waiting.path.with_suffix(".bad"))
             else:
                 os.unlink(waiting.path)
@@ -184,7 +184,7 @@ class Spool:
 
     @staticmethod
     def kept(waiting: WaitingSpool, left: Sequence[Record]) -> None:
-        """No broker takes these of its records now: they wait on."""
+        """Keep the records in *left*, which no broker takes now."""
         try:
             if len(left) < len(waiting.records) or any(a is not b for a, b in zip(left, waiting.records, strict=True)):
                 _replace(waiting, left)
@@ -193,11 +193,8 @@ class Spool:
 
 
 def _made(path: Path, addresses: Sequence[str], records: Sequence[Record]) -> int:
-    """Make a file, or put it in the place of another one: on disk when this returns. The open file, held by a lock.
-
-    Raises OSError.
-    """
-    new = path.with_suffix(".new")  # so that nobody else locks it first
+    """Write a file, or replace one; return it open and locked. It is on disk when this returns. Raises OSError."""
+    new = path.with_suffix(".new")  # so that no other process locks it first
     fd = os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -219,19 +216,19 @@ def _made(path: Path, addresses: Sequence[str], records: Sequence[Record]) -> in
 
 
 def _replace(waiting: WaitingSpool, left: Sequence[Record]) -> None:
-    """Write what is left in its place; where that cannot be, or bytes are bad, all of it stays: brokers know what they
-    have had.
+    """Replace a file by one with the records in *left*. All records stay if that fails or the file is damaged: brokers
+    recognize those that they have.
     """
     if waiting.is_damaged:
         return
     try:
         os.close(_made(waiting.path, waiting.addresses, left))
     except OSError as error:
-        log.debug("%s can't be written anew: %s", waiting.path, error)
+        log.debug("%s cannot be replaced: %s", waiting.path, error)
 
 
 def _locked(path: Path) -> int | None:
-    """The open file, when no other process holds it, and it is still there."""
+    """Return the open file, if no other process has locked it and it still exists."""
     fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -244,7 +241,7 @@ def _locked(path: Path) -> int | None:
 
 
 def _read(path: Path, fd: int, addresses: set[str]) -> WaitingSpool | None:
-    """What is in a file; None when it is not for a client of these brokers."""
+    """Return the records of a file; None if it is not for a client of these brokers."""
     data = os.pread(fd, os.fstat(fd).st_size, 0)
     if len(data) < _HEADER.size or _HEADER.unpack_from(data)[:2] != (_MAGIC, _VERSION):
         return None
@@ -261,7 +258,7 @@ def _read(path: Path, fd: int, addresses: set[str]) -> WaitingSpool | None:
             contents.append(content)
         at += _RECORD.size + size
     if not contents or not isinstance(contents[0], list) or not all(isinstance(one, str) for one in contents[0]):
-        log.warning("%s is damaged where it says for whom it is; it is left alone", path)
+        log.warning("%s is left alone: its list of brokers is damaged", path)
         return None
     if not addresses & set(contents[0]):
         return None
@@ -269,7 +266,7 @@ def _read(path: Path, fd: int, addresses: set[str]) -> WaitingSpool | None:
 
 
 def _unpacked(body: bytes) -> Any:
-    """What a record says; None when no client has written it."""
+    """Return the content of a record; None if it is not valid."""
     try:
         return unpack(body)
     except (ValueError, TypeError, msgpack.UnpackException):

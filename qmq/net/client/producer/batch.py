@@ -1,4 +1,4 @@
-"""One batch on its way out of a client: from the first message gathered to the answer, or to giving up."""
+"""One batch that a client sends: from its first message to the broker's answer, or to its failure."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ from qmq.format.layout import (
 )
 from qmq.net.client.producer.receipts import Receipt, Receipts, StoredSpan
 
-#: What a message takes in a batch beside header and body, at most: length, header size, crc, tags, key hash.
+#: Most bytes of a message in a batch beside header and body: length, header size, crc, tags, key hash.
 MESSAGE_OVERHEAD: Final = 22
-#: And one that is delayed, or expires: when.
+#: Bytes of a time in a message that is delayed or expires.
 DELAYED_OVERHEAD: Final = 8
-#: What a run takes beside its messages and its subject's name: its record, and the name's size in the table.
+#: Bytes of a run beside its messages and its subject's name: its record, and the size of the name in the table.
 RUN_OVERHEAD: Final = RUN_SIZE + 5
-#: What a batch takes beside its runs.
+#: Bytes of a batch beside its runs.
 BATCH_OVERHEAD: Final = BATCH_HEADER_SIZE + 16
 
-#: Bytes of each body: little-endian u32.
+#: The sizes of bodies: little-endian u32.
 Sizes = npt.NDArray[np.uint32]
 
 _SEQUENCE_OFFSET: Final = BATCH_PREFIX_SIZE - 12  # producer_sequence u64, before data_crc
 
 
 class Waiter(Protocol):
-    """Who waits for messages: an asyncio.Future, or anything that takes its result like one."""
+    """The waiter for the outcome of messages: an asyncio.Future, or an object that takes a result like one."""
 
     def done(self) -> bool: ...
     def set_result(self, result: Any, /) -> None: ...
@@ -49,8 +49,8 @@ class Waiter(Protocol):
 class OutgoingRun:
     """The messages of one subject in a batch.
 
-    ``tickets`` are those of the messages that nobody awaits, in order; None while there are fewer than two: one object
-    less for the collector to walk over.
+    ``tickets`` are those of the messages without a waiter, in order. It is None while there are fewer than two: one
+    object less for the garbage collector.
     """
 
     __slots__ = ("bodies", "count", "first_ticket", "headers", "sizes", "subject", "tickets")
@@ -61,8 +61,8 @@ class OutgoingRun:
         self.headers: list[MessageHeader] | None = None
         self.first_ticket = 0
         self.tickets: list[int] | None = None
-        self.sizes: list[Sizes] | None = None  # of the bodies, as far as they came many at a time
-        self.count = 0  # known once the batch is built
+        self.sizes: list[Sizes] | None = None  # sizes of the bodies that came from send_many
+        self.count = 0  # set when the batch is built
 
     def append(self, body: bytes, header: MessageHeader) -> None:
         """Add a message."""
@@ -73,7 +73,7 @@ class OutgoingRun:
         self.bodies.append(body)
 
     def extend(self, bodies: Sequence[bytes], header: MessageHeader = NO_HEADER, sizes: Sizes | None = None) -> int:
-        """Add messages that have all the same header; returns the index of the first. *sizes* of bodies, if known."""
+        """Add messages with the same header; return the index of the first. *sizes*: those of the bodies, if known."""
         index = len(self.bodies)
         if self.headers is None and header is not NO_HEADER:
             self.headers = [NO_HEADER] * index
@@ -87,13 +87,13 @@ class OutgoingRun:
         return index
 
     def lengths(self) -> bytes | None:
-        """The sizes of its bodies as little-endian u32; None where they are not known, or messages have headers."""
+        """Return the sizes of the bodies as little-endian u32; None if unknown, or if messages have headers."""
         if self.sizes is None or self.headers is not None or sum(map(len, self.sizes)) != len(self.bodies):
             return None
         return np.concatenate(self.sizes).tobytes()
 
     def add_ticket(self, ticket: int) -> None:
-        """The last message is one that nobody awaits."""
+        """Give the last message, which has no waiter, a ticket."""
         if self.tickets is not None:
             self.tickets.append(ticket)
         elif self.first_ticket:
@@ -102,18 +102,18 @@ class OutgoingRun:
             self.first_ticket = ticket
 
     def all_tickets(self) -> list[int]:
-        """The tickets, however many."""
+        """Return all tickets."""
         if self.tickets is not None:
             return self.tickets
         return [self.first_ticket] if self.first_ticket else []
 
     def part(self, start: int, stop: int, awaited: Sequence[range]) -> OutgoingRun:
-        """Of a run that is built the messages [start, stop), where those of *awaited* have no tickets."""
+        """Return messages [start, stop) of a built run, in which the messages in *awaited* have no tickets."""
         part = OutgoingRun(self.subject)
         part.count = stop - start
         part.headers = None if self.headers is None else self.headers[start:stop]
         before, within = (
-            end - first - sum(max(0, min(end, them.stop) - max(first, them.start)) for them in awaited)
+            end - first - sum(max(0, min(end, one.stop) - max(first, one.start)) for one in awaited)
             for first, end in ((0, start), (start, stop))
         )
         for ticket in self.all_tickets()[before : before + within]:
@@ -121,13 +121,13 @@ class OutgoingRun:
         return part
 
     def key(self, index: int) -> str | None:
-        """The key of message *index*."""
+        """Return the key of message *index*."""
         packed = self.headers[index].packed if self.headers is not None else b""
         return msgpack.unpackb(packed).get("k", (None,))[0] if packed else None
 
 
-class Outgoing:
-    """A batch. It gathers, is sealed, built, written (maybe again and again), and ends stored or failed."""
+class OutgoingBatch:
+    """A batch that collects messages, is sealed, built, written (once or several times), and ends stored or failed."""
 
     __slots__ = (
         "answer_lost",
@@ -152,28 +152,28 @@ class Outgoing:
     def __init__(self, flush: bool, opened_at: float) -> None:
         self.flush = flush
         self.opened_at = opened_at
-        #: By subject. Of one plain message that nobody awaits there is only its body, and None once that is built: with
-        #: many subjects an object a message is most of the time, half of it the collector's.
+        #: Runs by subject. A single plain message without a waiter is only its body, and None once the batch is built:
+        #: with many subjects, an object for each message would take most of the time, half of it in the collector.
         self.runs: dict[str, OutgoingRun | bytes | None] = {}
-        self.singles: dict[str, int] = {}  # the tickets of those, by subject
-        self.size = BATCH_OVERHEAD  # what is counted against limits: never less than what is built
-        self.waiters: list[tuple[OutgoingRun, int, int, Waiter]] = []  # run, first index, count (0: one send), who
+        self.singles: dict[str, int] = {}  # tickets of single messages by subject
+        self.size = BATCH_OVERHEAD  # counts against limits; never below the size of the built batch
+        self.waiters: list[tuple[OutgoingRun, int, int, Waiter]] = []  # run, first index, count (0: one send), waiter
         self.buffers: list[bytes] | None = None
         self.count = 0
         self.producer_sequence = 0
         self.first_written_at = 0.0
         self.written_at = 0.0  # the last time
-        self.store_id = b""  # the store it was last written to
-        self.answer_lost = False  # it was written to that store, and that attempt was never answered
+        self.store_id = b""  # the store that it was last written to
+        self.answer_lost = False  # it was written to that store without an answer
         self.unknown_since = 0.0
-        #: Another store may have it too: it has moved from there, and nobody knows.
+        #: Another store, from which it has moved, may have it, too.
         self.maybe_duplicate = False
-        #: The broker called its bytes bad: once that may have been damage on the way.
+        #: The broker refused it as a bad batch; the first time the bytes may have been damaged on the way.
         self.is_doubted = False
         self.last_error: QmqError | None = None
 
     def run_of(self, subject: str) -> OutgoingRun | None:
-        """The run of *subject*, to add messages to; None when there is none."""
+        """Return the run of *subject* for more messages; None if there is none."""
         found = self.runs.get(subject)
         if type(found) is not bytes:
             return found  # type: ignore[return-value]  # None and OutgoingRun are all that is left
@@ -183,7 +183,7 @@ class Outgoing:
         return run
 
     def build(self, created_at_us: int, producer_id: bytes, producer_sequence: int) -> None:
-        """Make its bytes; from here on only what is said of it is kept, not the bodies."""
+        """Build the bytes of the batch, and free the bodies."""
         bodies, counts, headers = self._flat()
         self.buffers = build_flat(
             list(self.runs),
@@ -211,7 +211,7 @@ class Outgoing:
         return run.lengths() if type(run) is OutgoingRun else None
 
     def _flat(self) -> tuple[list[bytes], list[int], list[MessageHeader] | None]:
-        """Bodies of all runs, how many each run has, and headers, if any message has one."""
+        """Return the bodies of all runs, the count of each run, and the headers, if any message has one."""
         bodies: list[bytes] = []
         counts: list[int] = []
         headers: list[MessageHeader] | None = None
@@ -232,7 +232,7 @@ class Outgoing:
         return bodies, counts, headers
 
     def renumber(self, producer_sequence: int) -> None:
-        """Give it another producer sequence: only for a batch that the store it goes to can not have yet."""
+        """Change the producer sequence of a batch that the store it goes to cannot have yet."""
         assert self.buffers is not None
         head = bytearray(self.buffers[0])
         head[_SEQUENCE_OFFSET : _SEQUENCE_OFFSET + 8] = producer_sequence.to_bytes(8, "little")
@@ -244,7 +244,7 @@ class Outgoing:
     def stored(
         self, position: int, stored_at_us: int, partition: int, store_id: bytes, first_sequences: Sequence[int]
     ) -> None:
-        """Give everybody who waits their receipts."""
+        """Wake the waiters with their receipts."""
         if not self.waiters:
             return
         spans: dict[OutgoingRun, StoredSpan] = {}
@@ -270,7 +270,7 @@ class Outgoing:
                 waiter.set_result(span.part(index, count))
 
     def failed(self, error: QmqError, unknown: bool) -> list[SendFailure]:
-        """Tell everybody who waits; returns the failures of the messages that nobody awaits."""
+        """Wake the waiters with the error; return the failures of the messages without a waiter."""
         outcome = "unknown" if unknown else "refused"
         awaited: dict[OutgoingRun, list[range]] = {}
         for run, index, count, waiter in self.waiters:
@@ -297,18 +297,18 @@ class Outgoing:
 
 
 class ManyWaiter:
-    """Waits for the spans of one ``send_many``, which may lie in several batches, on behalf of one future.
+    """Joins the outcomes of one ``send_many``, whose spans may lie in several batches, for one future.
 
-    Make a ``part`` for every span, then ``seal``; the waiter is told once all of them have ended.
+    Make a ``part`` for every span, then call ``seal``; the future gets its result once all parts have ended.
     """
 
     def __init__(self, waiter: Waiter) -> None:
         self._waiter = waiter
         self._parts: list[SpanWaiter] = []
-        self._left = 1  # seal takes the last one
+        self._left = 1  # seal counts as one
 
     def part(self, count: int) -> Waiter:
-        """The waiter for the next *count* messages."""
+        """Return the waiter for the next *count* messages."""
         start = self._parts[-1].start + self._parts[-1].count if self._parts else 0
         part = SpanWaiter(self, start, count)
         self._parts.append(part)
@@ -316,9 +316,7 @@ class ManyWaiter:
         return part
 
     def cut(self, part: SpanWaiter, start: int, stop: int) -> Waiter:
-        """The waiter for messages [start, stop) of a part of which the others have waiters of their own. Cuts of a part
-        come in order, and cover it.
-        """
+        """Return the waiter for messages [start, stop) of a part. The cuts of a part come in order, and cover it."""
         if start == 0 and stop == part.count:
             return part
         cut = SpanWaiter(self, part.start + start, stop - start)
@@ -331,15 +329,15 @@ class ManyWaiter:
         return cut
 
     def seal(self) -> None:
-        """No more parts will come."""
+        """End the list of parts."""
         self.ended()
 
     def cancelled(self) -> bool:
-        """Nobody waits any more."""
+        """Return whether the future has ended, so that nothing waits any more."""
         return self._waiter.done()
 
     def ended(self) -> None:
-        """One part less to wait for."""
+        """Count a part that has ended; after the last one, give the future its result."""
         self._left -= 1
         if self._left or self._waiter.done():
             return
@@ -366,7 +364,7 @@ class SpanWaiter:
         return self._many.cancelled()
 
     def cut(self, start: int, stop: int) -> Waiter:
-        """The waiter for messages [start, stop) of these, see ManyWaiter."""
+        """Return the waiter for messages [start, stop) of this part."""
         return self._many.cut(self, start, stop)
 
     def set_result(self, result: StoredSpan, /) -> None:
@@ -381,15 +379,15 @@ class SpanWaiter:
 
 
 def failure_of(failures: list[SendFailure], more: int = 0) -> SendFailed:
-    """The error that tells of *failures* (at least one; *more* happened that are not listed)."""
+    """Return the error for *failures*, at least one; *more*: the count of further ones, which are not listed."""
     first = failures[0]
     kind = SendUnknown if all(failure.outcome == "unknown" for failure in failures) else SendFailed
     total = len(failures) + more
     if kind is SendUnknown:
-        what = "it is not known whether they were stored" if total > 1 else "it is not known whether it was stored"
+        outcome = "it is not known whether they were stored" if total > 1 else "it is not known whether it was stored"
     else:
-        what = "not acknowledged"
+        outcome = "not stored"
     messages = f"1 message to {first.subject!r}" if total == 1 else f"{total} messages, the first to {first.subject!r}"
-    error = kind(f"{messages}: {what}: {first.error}", failures)
+    error = kind(f"{messages}: {outcome}: {first.error}", failures)
     error.__cause__ = first.error
     return error

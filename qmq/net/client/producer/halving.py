@@ -1,19 +1,19 @@
-"""A batch that was refused because of some of its messages, as two: the innocent ones are to be sent."""
+"""A refused batch as two halves, so that the messages that were not the cause are sent without it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from qmq.format.build import cut_batch
-from qmq.net.client.producer.batch import BATCH_OVERHEAD, Outgoing, OutgoingRun, SpanWaiter, Waiter
+from qmq.net.client.producer.batch import BATCH_OVERHEAD, OutgoingBatch, OutgoingRun, SpanWaiter, Waiter
 
-#: Those who wait for messages of a run: the index of the first message, how many (0: one send), who.
+#: The waiters for messages of a run: index of the first message, count (0: one send), waiter.
 _Waiting = dict[OutgoingRun, list[tuple[int, int, Waiter]]]
 
 
-def halves_of(batch: Outgoing, take_numbers: Callable[[int], int] | None) -> list[Outgoing]:
-    """Two batches of a built batch's messages, with producer sequences that *take_numbers* gives, or (None) those that
-    the messages have. A batch of several subjects is cut between two of them.
+def halves_of(batch: OutgoingBatch, take_numbers: Callable[[int], int] | None) -> list[OutgoingBatch]:
+    """Return two batches with the messages of a built batch. Their producer sequences come from *take_numbers*; with
+    None the messages keep theirs. A batch of several subjects is cut between two of them.
     """
     assert batch.buffers is not None
     view = memoryview(b"".join(batch.buffers))
@@ -25,7 +25,7 @@ def halves_of(batch: Outgoing, take_numbers: Callable[[int], int] | None) -> lis
     halves = []
     for start, stop in ((0, middle), (middle, batch.count)):
         number = batch.producer_sequence + start if take_numbers is None else take_numbers(stop - start)
-        half = Outgoing(batch.flush, batch.opened_at)
+        half = OutgoingBatch(batch.flush, batch.opened_at)
         half.buffers = cut_batch(view, start, stop, number)
         half.count, half.producer_sequence = stop - start, number
         messages_bytes = batch.size - BATCH_OVERHEAD
@@ -38,8 +38,8 @@ def halves_of(batch: Outgoing, take_numbers: Callable[[int], int] | None) -> lis
     return halves
 
 
-def _share(batch: Outgoing, half: Outgoing, start: int, stop: int, waiting: _Waiting) -> None:
-    """Give *half*, the messages with ordinals [start, stop), its runs, and those who wait for its messages."""
+def _share(batch: OutgoingBatch, half: OutgoingBatch, start: int, stop: int, waiting: _Waiting) -> None:
+    """Give *half*, the messages with ordinals [start, stop), its runs, and the waiters for its messages."""
     ordinal = 0
     for subject, known in batch.runs.items():
         count = known.count if type(known) is OutgoingRun else 1

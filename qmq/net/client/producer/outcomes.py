@@ -1,4 +1,4 @@
-"""What a client knows of its sends whichever broker they go to: their numbers, who waits for them, what has failed."""
+"""The outcomes of a client's sends at all brokers: their producer sequences, waiting flushes, and failures."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 from qmq.errors import QmqError, SendFailed, SendFailure
 from qmq.net.client.producer.accumulator import Accumulator
-from qmq.net.client.producer.batch import Outgoing, Waiter, failure_of
+from qmq.net.client.producer.batch import OutgoingBatch, Waiter, failure_of
 
 log = logging.getLogger("qmq.client")
 
@@ -17,14 +17,14 @@ MAX_FAILURES: Final = 100_000
 
 
 class _Flusher(NamedTuple):
-    """Somebody who waits until these batches have ended."""
+    """A flush that waits until these batches have ended."""
 
-    batches: set[Outgoing]
+    batches: set[OutgoingBatch]
     waiter: Waiter
 
 
 class Outcomes:
-    """Of all batches of one client. Not for several threads."""
+    """The outcomes of all batches of one client. One thread uses it."""
 
     def __init__(self, producer_id: bytes, accumulator: Accumulator) -> None:
         self.producer_id = producer_id
@@ -38,35 +38,35 @@ class Outcomes:
         self._more_failures = 0
 
     def take_numbers(self, count: int) -> int:
-        """The first of *count* producer sequences, which nothing else gets."""
+        """Reserve *count* producer sequences, and return the first."""
         first = self.next_sequence
         self.next_sequence += count
         return first
 
     # --- ends --------------------------------------------------------------------------------------------------------
 
-    def fail(self, batch: Outgoing, error: QmqError, unknown: bool) -> None:
-        """A batch has failed for good; *unknown*: it may be stored at the broker that it was last written to."""
+    def fail(self, batch: OutgoingBatch, error: QmqError, unknown: bool) -> None:
+        """End a batch that has failed; *unknown*: its last broker may have stored it."""
         unknown = unknown or batch.maybe_duplicate
         failures = batch.failed(error, unknown)
         if failures:
             outcome = "may not have been stored" if unknown else "were not stored"
-            log.error("%d messages sent without waiting %s: %s", len(failures), outcome, error)
-            room = MAX_FAILURES - len(self._failures)
-            self._failures += failures[:room]
-            self._more_failures += max(0, len(failures) - room)
+            log.error("%d messages of send_nowait %s: %s", len(failures), outcome, error)
+            left = MAX_FAILURES - len(self._failures)
+            self._failures += failures[:left]
+            self._more_failures += max(0, len(failures) - left)
         self.ended(batch)
 
-    def replaced(self, batch: Outgoing, parts: Sequence[Outgoing]) -> None:
-        """The messages of a batch go as these from now on: who waits for it waits for them."""
+    def replaced(self, batch: OutgoingBatch, parts: Sequence[OutgoingBatch]) -> None:
+        """Replace a batch by *parts*, which have its messages: flushes wait for them instead."""
         self._accumulator.replaced(batch, parts)
         for flusher in self._flushers:
             if batch in flusher.batches:
                 flusher.batches.discard(batch)
                 flusher.batches.update(parts)
 
-    def ended(self, batch: Outgoing) -> None:
-        """A batch is stored, or has failed: it is not queued any more."""
+    def ended(self, batch: OutgoingBatch) -> None:
+        """End a batch that is stored or has failed: it is no longer queued."""
         self._accumulator.ended(batch)
         if self._flushers:
             for flusher in self._flushers:
@@ -77,11 +77,11 @@ class Outcomes:
 
     @property
     def is_flushing(self) -> bool:
-        """Somebody waits for all that is queued."""
+        """Whether a flush waits."""
         return bool(self._flushers)
 
     def flush(self, waiter: Waiter) -> None:
-        """Give *waiter* None once all batches that there are now have ended."""
+        """Wake *waiter* with None once all present batches have ended."""
         self._flushers.append(_Flusher(set(self._accumulator.unfinished), waiter))
         self._end_flushers()
 
@@ -97,7 +97,7 @@ class Outcomes:
         self._flushers = waiting
 
     def take_failure(self) -> SendFailed | None:
-        """The failures of messages that nobody awaited since the last call, as one error."""
+        """Return the failures of ``send_nowait`` since the last call as one error; None without any."""
         if not self._failures:
             return None
         error = failure_of(self._failures, self._more_failures)

@@ -1,4 +1,4 @@
-"""What a producer gets for messages that a broker has stored."""
+"""Receipts of messages that a broker has stored."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ _LAST_US: Final = (datetime.max.replace(tzinfo=UTC) - _EPOCH) // timedelta(micro
 
 
 def utc_from_us(time_us: int) -> datetime:
-    """Microseconds since 1970 as an aware datetime in UTC; the last there is for what is behind it, as a sender's clock
-    may have said.
+    """Return microseconds since 1970 as a datetime in UTC; a later time than datetime can hold as the latest one, as a
+    sender's clock may be wrong.
     """
     return _EPOCH + timedelta(microseconds=min(time_us, _LAST_US))
 
 
 class StoredSpan(NamedTuple):
-    """Messages of one subject that were stored one after another: ``position`` and ``sequence`` are the first one's
-    (None: they have none yet, or it is not known any more).
+    """Stored messages of one subject in a row. ``position`` and ``sequence`` are those of the first message; the
+    sequence is None for delayed messages, which have none yet, and where the broker no longer knows it.
     """
 
     subject: str
@@ -35,13 +35,13 @@ class StoredSpan(NamedTuple):
     maybe_duplicate: bool = False
 
     def part(self, start: int, count: int) -> StoredSpan:
-        """So many of them, from that one on."""
+        """Return *count* of these messages, from number *start* on."""
         sequence = None if self.sequence is None else self.sequence + start
         return self._replace(messages=count, position=self.position + start, sequence=sequence)
 
 
 class Receipt:
-    """One message is stored: under which id, as which sequence of its subject, and when."""
+    """The receipt of one stored message: its id, its sequence, and the time at which the broker stored it."""
 
     __slots__ = ("_index", "_span")
 
@@ -51,36 +51,36 @@ class Receipt:
 
     @property
     def id(self) -> str:
-        """The message's id, 32 hex digits: its name for good."""
+        """The id of the message: 32 hex digits that never change."""
         span = self._span
         return str(MessageId(span.store_id, span.partition, span.position + self._index))
 
     @property
     def subject(self) -> str:
-        """The subject it was sent to."""
+        """The subject of the message."""
         return self._span.subject
 
     @property
     def sequence(self) -> int | None:
-        """Its number among the messages of its subject; None for one that is to be delivered later, which gets its
-        number then, and where the broker did not know it any more.
+        """The number of the message within its subject. It is None for a delayed message, which gets a number when it
+        falls due, and if the broker no longer knew it.
         """
         first = self._span.sequence
         return None if first is None else first + self._index
 
     @property
     def stored_at_us(self) -> int:
-        """When the broker stored it: microseconds since 1970, UTC."""
+        """The time at which the broker stored the message, in microseconds since 1970, UTC."""
         return self._span.stored_at_us
 
     @property
     def stored_at(self) -> datetime:
-        """When the broker stored it, UTC."""
+        """The time at which the broker stored the message, in UTC."""
         return utc_from_us(self._span.stored_at_us)
 
     @property
     def maybe_duplicate(self) -> bool:
-        """Another broker may have stored it too: it did not answer, and stayed away for ``failover_after``."""
+        """Whether another broker may have stored it, too: that one was lost before it answered (``failover_after``)."""
         return self._span.maybe_duplicate
 
     def __eq__(self, other: object) -> bool:
@@ -94,7 +94,7 @@ class Receipt:
 
 
 class Receipts(Sequence[Receipt]):
-    """The receipts of one ``send_many``, in the order of its bodies; each is made when it is looked at."""
+    """The receipts of one ``send_many``, in the order of its bodies; each is made on access."""
 
     __slots__ = ("_spans", "_starts", "_total")
 

@@ -1,8 +1,7 @@
-"""Sends to one broker, without I/O: the window in flight, retries, giving up. Time is an argument.
+"""The window of batches in flight to one broker, and their retries, without I/O. Time is an argument.
 
-``next_batch`` hands out what is to be written, oldest first; ``stored``, ``refused`` and ``disconnected`` say what
-became of it. A batch keeps its bytes and bounds over all tries. Times are seconds of one monotonic clock, but where a
-name says otherwise.
+``next_batch`` returns the batch to write, oldest first; ``stored``, ``refused`` and ``disconnected`` take its outcome.
+A batch has the same bytes in all tries. Times are seconds of one monotonic clock, unless a name says otherwise.
 """
 
 from __future__ import annotations
@@ -28,30 +27,29 @@ from qmq.errors import (
 )
 from qmq.net.client.backoff import Backoff
 from qmq.net.client.producer.accumulator import Accumulator, SendLimits
-from qmq.net.client.producer.batch import Outgoing
+from qmq.net.client.producer.batch import OutgoingBatch
 from qmq.net.client.producer.halving import halves_of
 from qmq.net.client.producer.outcomes import Outcomes
 
-#: Refusals that do not say whether the batch is stored: docs/PROTOCOL.md has them all.
-_SAY_NOTHING: Final = (BadBytes, InternalError, RemoteError, SequenceForgotten, SyncFailed)
+#: Refusals after which the batch may be stored or not; docs/PROTOCOL.md lists them.
+_OUTCOME_UNKNOWN: Final = (BadBytes, InternalError, RemoteError, SequenceForgotten, SyncFailed)
 
-
-#: Refusals because of one message, or of one subject: what else is in the batch is sent without it.
+#: Refusals because of one message, or of one subject: the rest of the batch is sent without it.
 _OF_A_SUBJECT: Final = (InvalidName, TooManySubjects)
 _OF_A_MESSAGE: Final = (InvalidOption, MessageTooLarge)
 
-#: While so many batches wait for their answers, messages gather until one comes, or until they fill a batch: a busy
-#: broker gets fewer and larger batches, an idle one gets each at once.
+#: While this many batches are in flight, messages collect until an answer comes, or until they fill a batch: a busy
+#: broker gets fewer and larger batches, an idle one gets each message at once.
 AT_ONCE: Final = 2
 
 
-class Sending:
-    """What becomes of the batches that one broker gets. Not for several threads."""
+class SendWindow:
+    """The batches of a client for one broker. One thread uses it."""
 
     def __init__(self, outcomes: Outcomes, accumulator: Accumulator, send_timeout: float) -> None:
-        #: Why nothing goes out at the moment.
+        #: The reason why no batch is sent now.
         self.last_error: QmqError | None = None
-        #: New batches go to this broker.
+        #: Whether new batches go to this broker.
         self.takes_new = True
         self.is_connected = False
         self._outcomes = outcomes
@@ -59,20 +57,21 @@ class Sending:
         self._send_timeout = send_timeout
         self._limits = SendLimits()
         self._store_id = b""
-        self._retries: list[Outgoing] = []  # by producer sequence
-        self._in_flight: dict[int, Outgoing] = {}  # by request, as written
-        self._given_up: set[int] = set()  # requests whose batch has failed, and may still be answered
-        # What was refused for a while, and what was written with it. Until all of these have ended batches go one at a
-        # time: so the order holds, and the broker does not take so many others that it forgets whether it has these.
-        self._careful: set[Outgoing] = set()
+        self._retries: list[OutgoingBatch] = []  # by producer sequence
+        self._in_flight: dict[int, OutgoingBatch] = {}  # by request, as written
+        self._given_up: set[int] = set()  # requests whose batch has failed, but that may still be answered
+        # Batches with a retryable refusal, and those that were in flight with them. Until all of these have ended,
+        # batches go one at a time: this keeps their order, and the broker does not take so many others meanwhile that
+        # it forgets whether it has these.
+        self._careful: set[OutgoingBatch] = set()
         self._backoff = Backoff()
         self._retry_at = 0.0
-        self._progress_at = 0.0  # when a batch was last stored here
+        self._progress_at = 0.0  # the time at which this broker last stored a batch
 
     # --- connections -------------------------------------------------------------------------------------------------
 
     def connected(self, store_id: bytes, limits: SendLimits) -> None:
-        """A broker is there. What another store may have stored already is not sent to this one: it is unknown."""
+        """Send to a broker that is connected now. Batches that another store may have stored fail as unknown."""
         self._store_id = store_id
         self._limits = limits
         self.is_connected = True
@@ -86,17 +85,17 @@ class Sending:
             self._fail(batch, batch.last_error or ConnectionLost("the connection was lost"), unknown=True)
 
     def continue_after(self, last_sequence: int | None) -> None:
-        """Another store than before knows this producer up to there: go on behind it. Call it after ``connected``."""
+        """Continue behind the last producer sequence that another store knows. Call it after ``connected``."""
         numbers = self._outcomes
         lowest = self._retries[0].producer_sequence if self._retries else numbers.next_sequence
         if last_sequence is None or last_sequence < lowest:
             return
         numbers.next_sequence = max(numbers.next_sequence, last_sequence + 1)
-        for batch in self._retries:  # refused, all of them: see connected
+        for batch in self._retries:  # none of them can be stored: see connected
             batch.renumber(numbers.take_numbers(batch.count))
 
     def disconnected(self, error: QmqError, now: float) -> None:
-        """The connection is gone: what is in flight goes out again, in order, once there is another."""
+        """Send the batches in flight again, in order, on the next connection: this one is lost."""
         self.last_error = error
         self.is_connected = False
         self._given_up.clear()
@@ -112,19 +111,18 @@ class Sending:
     # --- other brokers -----------------------------------------------------------------------------------------------
 
     def take_new(self, does: bool) -> None:
-        """New batches go to this broker from now on, or to another one."""
+        """Choose whether new batches go to this broker."""
         if does and not self.takes_new:
             self._accumulator.set_limits(self._limits)
         self.takes_new = does
 
     def is_fit(self, now: float) -> bool:
-        """It is connected, and has not refused anything just now."""
+        """Return whether the broker is connected and has refused nothing just now."""
         return self.is_connected and now >= self._retry_at
 
-    def give_away(self, now: float, failover_after: float | None) -> list[Outgoing]:
-        """What may go to another broker now: what this one does not have, and what it may have had for too long.
-
-        *failover_after*: how long, in seconds; None: for ever. While the broker is well it gets all of it itself.
+    def give_away(self, now: float, failover_after: float | None) -> list[OutgoingBatch]:
+        """Remove and return the batches that another broker may get now: those that this one cannot have stored, and
+        those without an answer for *failover_after* seconds (None: these stay). A broker that is fit gives none away.
         """
         if self.is_fit(now):
             return []
@@ -141,8 +139,8 @@ class Sending:
             self._careful.discard(batch)
         return given
 
-    def take_over(self, batches: Sequence[Outgoing]) -> None:
-        """Send these here, under other numbers than they had at another broker."""
+    def take_over(self, batches: Sequence[OutgoingBatch]) -> None:
+        """Send batches of another broker here, under new producer sequences."""
         for batch in batches:
             batch.renumber(self._outcomes.take_numbers(batch.count))
         self._retries += batches
@@ -150,8 +148,8 @@ class Sending:
 
     # --- out ---------------------------------------------------------------------------------------------------------
 
-    def next_batch(self, request: int, now: float, wall_us: int) -> Outgoing | None:
-        """What is to be written now as *request*, built; None when there is nothing, or it has to wait."""
+    def next_batch(self, request: int, now: float, wall_us: int) -> OutgoingBatch | None:
+        """Return the built batch to write now as *request*; None if there is none, or it has to wait."""
         if len(self._in_flight) + len(self._given_up) >= self._limits.producer_window:
             return None
         if self._careful and self._in_flight:
@@ -161,10 +159,10 @@ class Sending:
                 return None
             batch = self._retries.pop(0)
         else:
-            gathered = self._gather(now) if self.takes_new else None
-            if gathered is None:
+            new = self._take_new_batch(now) if self.takes_new else None
+            if new is None:
                 return None
-            batch = gathered
+            batch = new
         if batch.buffers is None:
             batch.build(wall_us, self._outcomes.producer_id, self._outcomes.next_sequence)
             self._outcomes.take_numbers(batch.count)
@@ -174,13 +172,13 @@ class Sending:
         self._in_flight[request] = batch
         return batch
 
-    def _gather(self, now: float) -> Outgoing | None:
+    def _take_new_batch(self, now: float) -> OutgoingBatch | None:
         if len(self._in_flight) >= AT_ONCE and not self._accumulator.has_sealed():
             return None
         return self._accumulator.take(now, self._outcomes.is_flushing)
 
     def wake_at(self) -> float | None:
-        """When ``next_batch`` has something (maybe in the past); None: only after an answer or a new message."""
+        """Return the time from which ``next_batch`` has a batch; None: only after an answer or a new message."""
         if len(self._in_flight) + len(self._given_up) >= self._limits.producer_window or (
             self._careful and self._in_flight
         ):
@@ -192,16 +190,16 @@ class Sending:
         return self._accumulator.next_at() if self.takes_new else None
 
     def has_waiting(self) -> bool:
-        """There is something to write, now or later."""
+        """Return whether there is a batch to write, now or later."""
         return bool(self._retries) or (self.takes_new and self._accumulator.has_any())
 
     def silent_since(self) -> float | None:
-        """Since when the broker owes an answer; None when it does not."""
+        """Return the time since which the broker owes an answer; None if it owes none."""
         if not self._in_flight:
             return None
         return max(min(batch.written_at for batch in self._in_flight.values()), self._progress_at)
 
-    # --- what came of it ---------------------------------------------------------------------------------------------
+    # --- outcomes ----------------------------------------------------------------------------------------------------
 
     def stored(
         self,
@@ -213,13 +211,13 @@ class Sending:
         first_sequences: Sequence[int],
         now: float,
     ) -> None:
-        """The broker acknowledged that batch. Raises ProtocolError when it speaks of another one."""
+        """End a batch that the broker has stored. Raises ProtocolError if the answer does not fit the batch."""
         batch = self._in_flight.get(request)
         if batch is None:
             self._given_up.discard(request)
             return
         if len(first_sequences) != len(batch.runs):
-            raise ProtocolError(f"the answer to a batch of {len(batch.runs)} runs speaks of {len(first_sequences)}")
+            raise ProtocolError(f"SENT for a batch of {len(batch.runs)} runs has {len(first_sequences)} sequences")
         del self._in_flight[request]
         self._progress_at = self._outcomes.progress_at = now
         self._backoff.reset()
@@ -228,7 +226,7 @@ class Sending:
         self._outcomes.ended(batch)
 
     def refused(self, request: int, error: QmqError, now: float) -> None:
-        """The broker did not take that batch: another try later when that can help, else it has failed."""
+        """Take the refusal of a batch: send it again later, or in halves; else it has failed."""
         batch = self._in_flight.pop(request, None)
         if batch is None:
             self._given_up.discard(request)
@@ -239,8 +237,8 @@ class Sending:
             if _may_spare_others(batch, error):
                 self._halve(batch)
                 return
-            nobody_knows = isinstance(error, _SAY_NOTHING) or type(error) is StorageError
-            self._fail(batch, error, batch.answer_lost or nobody_knows)
+            is_unknown = isinstance(error, _OUTCOME_UNKNOWN) or type(error) is StorageError
+            self._fail(batch, error, batch.answer_lost or is_unknown)
             return
         self._retries.append(batch)
         self._retries.sort(key=_by_sequence)
@@ -248,10 +246,11 @@ class Sending:
         if now >= self._retry_at:  # else it was in flight together with one that was refused just now
             self._retry_at = now + self._backoff.next_delay()
 
-    def _halve(self, batch: Outgoing) -> None:
-        """Send both halves of a batch that was refused because of some message: in the end only that one has failed.
+    def _halve(self, batch: OutgoingBatch) -> None:
+        """Send both halves of a batch that was refused because of a message: in the end only this message fails.
 
-        What may be on its way still, as an answer was lost, keeps its numbers: then it is not stored beside its halves.
+        A batch whose answer was lost may still be on its way: its halves keep its producer sequences, so the broker
+        does not store the messages twice.
         """
         halves = halves_of(batch, None if batch.answer_lost else self._outcomes.take_numbers)
         self._outcomes.replaced(batch, halves)
@@ -262,7 +261,7 @@ class Sending:
         self._retries.sort(key=_by_sequence)
 
     def expire(self, now: float) -> None:
-        """Give up what has been tried for ``send_timeout``, or has waited so long while nothing was acknowledged."""
+        """Fail batches that were tried for ``send_timeout``, or waited that long while no batch was stored."""
         for request, batch in list(self._in_flight.items()):
             if now >= batch.first_written_at + self._send_timeout:
                 del self._in_flight[request]
@@ -276,14 +275,14 @@ class Sending:
             for batch in self._accumulator.remove(lambda since: now >= max(since, progress_at) + timeout):
                 self._fail(batch, self._timed_out(batch), unknown=False)
 
-    def _timed_out(self, batch: Outgoing) -> QmqError:
+    def _timed_out(self, batch: OutgoingBatch) -> QmqError:
         cause = batch.last_error or self.last_error
         if cause is None:
             return ConnectionLost(f"the broker did not answer within the send_timeout of {self._send_timeout:g} s")
         return type(cause)(f"tried for the send_timeout of {self._send_timeout:g} s, last: {cause}")
 
     def abandon(self, error: QmqError) -> None:
-        """Trying again cannot help any more: all that has not ended fails with *error*."""
+        """Fail all batches with *error*."""
         in_flight, self._in_flight = self._in_flight, {}
         retries, self._retries = self._retries, []
         for batch in in_flight.values():
@@ -294,16 +293,16 @@ class Sending:
             for batch in self._accumulator.remove(lambda since: True):
                 self._fail(batch, error, unknown=False)
 
-    def _fail(self, batch: Outgoing, error: QmqError, unknown: bool) -> None:
+    def _fail(self, batch: OutgoingBatch, error: QmqError, unknown: bool) -> None:
         self._careful.discard(batch)
         self._outcomes.fail(batch, error, unknown)
 
 
-def _may_spare_others(batch: Outgoing, error: QmqError) -> bool:
-    """Whether some messages of a refused batch may be taken without the others."""
+def _may_spare_others(batch: OutgoingBatch, error: QmqError) -> bool:
+    """Return whether the broker may take some messages of a refused batch without the others."""
     is_of_a_subject = isinstance(error, _OF_A_SUBJECT)
     return len(batch.runs) > 1 if is_of_a_subject else batch.count > 1 and isinstance(error, _OF_A_MESSAGE)
 
 
-def _by_sequence(batch: Outgoing) -> int:
+def _by_sequence(batch: OutgoingBatch) -> int:
     return batch.producer_sequence

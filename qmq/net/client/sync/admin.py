@@ -13,15 +13,15 @@ _AT_ONCE: Final = 500
 
 
 class SyncAdmin:
-    """The same calls as ``Admin``, without await. Made by ``qmq.connect_sync``."""
+    """The calls of ``Admin``, without ``await``: the attribute ``admin`` of a ``SyncClient``."""
 
     def __init__(self, run: Callable[[Callable[[Admin], Coroutine[Any, Any, Any]]], Any]) -> None:
-        """*run* makes a call of the admin of this process's client, and waits for it."""
+        """*run* calls a function with the admin of this process's client, and waits for its result."""
         self._run = run
 
     @property
     def missed(self) -> tuple[str, ...]:
-        """As of ``Admin``."""
+        """The brokers that the last list lacks. See ``Admin.missed``."""
 
         async def missed(admin: Admin) -> tuple[str, ...]:
             return admin.missed
@@ -30,32 +30,32 @@ class SyncAdmin:
         return found
 
     def groups(self, name: str | None = None) -> list[GroupInfo]:
-        """As ``Admin.groups``."""
+        """Return the groups. See ``Admin.groups``."""
         found: list[GroupInfo] = self._run(lambda admin: admin.groups(name))
         return found
 
     def consumers(self, group: str) -> list[ConsumerInfo]:
-        """As ``Admin.consumers``."""
+        """Return the consumers of a group. See ``Admin.consumers``."""
         found: list[ConsumerInfo] = self._run(lambda admin: admin.consumers(group))
         return found
 
     def set_group(
         self, group: str, *, follows: Sequence[str] | None = None, **settings: Unpack[ChangedSettings]
     ) -> dict[str, Any]:
-        """As ``Admin.set_group``."""
+        """Change the settings of a group. See ``Admin.set_group``."""
         found: dict[str, Any] = self._run(lambda admin: admin.set_group(group, follows=follows, **settings))
         return found
 
     def seek(self, group: str, to: Literal["first", "last"] | datetime | int, *, clear_retries: bool = False) -> None:
-        """As ``Admin.seek``."""
+        """Move a group to another message. See ``Admin.seek``."""
         self._run(lambda admin: admin.seek(group, to, clear_retries=clear_retries))
 
     def delete_group(self, group: str) -> None:
-        """As ``Admin.delete_group``."""
+        """Delete a group. See ``Admin.delete_group``."""
         self._run(lambda admin: admin.delete_group(group))
 
     def dead_letters(self, group: str) -> Iterator[DeadLetter]:
-        """As ``Admin.dead_letters``."""
+        """Yield the dead letters of a group. See ``Admin.dead_letters``."""
         letters: list[AsyncIterator[DeadLetter]] = []
 
         async def some(admin: Admin) -> list[DeadLetter]:
@@ -70,18 +70,18 @@ class SyncAdmin:
             yield from page
 
     def retry_dead(self, group: str, ids: Iterable[str] | None = None, *, all: bool = False) -> int:
-        """As ``Admin.retry_dead``."""
+        """Hand out dead letters again. See ``Admin.retry_dead``."""
         return int(self._run(lambda admin: admin.retry_dead(group, ids, all=all)))
 
     def delete_dead(self, group: str, ids: Iterable[str] | None = None, *, all: bool = False) -> int:
-        """As ``Admin.delete_dead``."""
+        """Delete dead letters. See ``Admin.delete_dead``."""
         return int(self._run(lambda admin: admin.delete_dead(group, ids, all=all)))
 
     def cancel(self, message_id: str) -> bool:
-        """As ``Admin.cancel``."""
+        """Cancel a delayed message. See ``Admin.cancel``."""
         return bool(self._run(lambda admin: admin.cancel(message_id)))
 
     def seal(self) -> list[SealedLog]:
-        """As ``Admin.seal``."""
+        """Roll the segments. See ``Admin.seal``."""
         found: list[SealedLog] = self._run(lambda admin: admin.seal())
         return found

@@ -1,4 +1,4 @@
-"""The client without asyncio: the same client, driven on a loop in a background thread. Usable after fork."""
+"""The client without asyncio: it runs a ``Client`` on an event loop in a background thread, and survives forks."""
 
 from __future__ import annotations
 
@@ -24,54 +24,56 @@ from qmq.net.protocol.types import Mode
 
 
 class SyncClient:
-    """A client of one broker for code without asyncio. Made by ``qmq.connect_sync``, used as ``with``; for any thread.
+    """A client of one broker or several, for code without asyncio, and for any thread.
 
-    In the child of a fork it connects anew at the first call, with another producer id; what the parent has queued, and
-    its consumers' messages, stay the parent's.
+    ``qmq.connect_sync`` makes it; use it with ``with``.
+
+    In the child of a fork it connects again at the first call, with another producer id. Queued sends, and messages of
+    consumers, stay with the parent.
     """
 
     def __init__(self, options: ClientOptions) -> None:
         self._options = options
-        self._session: ClientThread | None = None
+        self._thread: ClientThread | None = None
         #: Groups, their consumers and dead letters.
         self.admin = SyncAdmin(self._administer)
 
     def _administer(self, call: Callable[[Admin], Coroutine[Any, Any, Any]]) -> Any:
-        session = self._here()
-        return session.run(call(session.client.admin))
+        thread = self._current_thread()
+        return thread.run(call(thread.client.admin))
 
     def __enter__(self) -> Self:
-        """Connect. Raises ConnectionLost when no address answers, and what a broker refuses us with."""
-        self._session = ClientThread(self._options)
+        """Connect. Raises ConnectionLost if no broker answers, or the error with which a broker refuses the client."""
+        self._thread = ClientThread(self._options)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Send what is queued, then close. Raises SendFailed for what failed, unless the block ends by an error."""
-        session, self._session = self._session, None
-        if session is None:
+        """Send all queued messages, then close. Raises SendFailed if some failed, unless the block ends by an error."""
+        thread, self._thread = self._thread, None
+        if thread is None:
             return
-        if session.pid == os.getpid():
-            session.close(kind, error, traceback)
+        if thread.pid == os.getpid():
+            thread.close(kind, error, traceback)
         else:
-            _inherited.append(session)
+            _inherited.append(thread)
 
-    def _here(self) -> ClientThread:
-        """This process's session. Raises ConnectionLost outside of the client's block."""
-        session = self._session
-        if session is not None and session.pid == os.getpid():
-            return session
+    def _current_thread(self) -> ClientThread:
+        """Return the client thread of this process. Raises ConnectionLost outside of the client's block."""
+        thread = self._thread
+        if thread is not None and thread.pid == os.getpid():
+            return thread
         with _making:
-            session = self._session
-            if session is None:
+            thread = self._thread
+            if thread is None:
                 raise ConnectionLost(
                     "the client is not connected; use it inside `with qmq.connect_sync(...) as client`"
                 )
-            if session.pid != os.getpid():
-                _inherited.append(session)
-                session = self._session = ClientThread(self._options)
-            return session
+            if thread.pid != os.getpid():
+                _inherited.append(thread)
+                thread = self._thread = ClientThread(self._options)
+            return thread
 
     def send(
         self,
@@ -86,10 +88,10 @@ class SyncClient:
         expire: float | None = None,
         durability: Durability | None = None,
     ) -> Receipt:
-        """Send one message; returns once it is stored. Raises as ``Client.send``."""
-        session = self._here()
-        return session.run(
-            session.client.send(
+        """Send one message; return once it is stored. Raises as ``Client.send``."""
+        thread = self._current_thread()
+        return thread.run(
+            thread.client.send(
                 subject,
                 body,
                 key=key,
@@ -112,10 +114,10 @@ class SyncClient:
         expire: float | None = None,
         durability: Durability | None = None,
     ) -> Receipts:
-        """Send messages of one subject; returns their receipts once all are stored. Raises as ``Client.send_many``."""
-        session = self._here()
-        return session.run(
-            session.client.send_many(
+        """Send messages of one subject; return their receipts once all are stored. Raises as ``Client.send_many``."""
+        thread = self._current_thread()
+        return thread.run(
+            thread.client.send_many(
                 subject, bodies, delay=delay, deliver_at=deliver_at, expire=expire, durability=durability
             )
         )
@@ -133,40 +135,40 @@ class SyncClient:
         expire: float | None = None,
         durability: Durability | None = None,
     ) -> int:
-        """Queue one message; returns its ticket. Raises as ``Client.send_nowait``."""
+        """Queue one message; return its ticket. Raises as ``Client.send_nowait``."""
         header = make_header(key, tags, properties, deliver_at_of(delay, deliver_at), expire_at_of(expire))
-        return self._here().queue(subject, body_of(body), header, durability)
+        return self._current_thread().queue(subject, body_of(body), header, durability)
 
     def cancel(self, message_id: str) -> bool:
-        """Cancel a delayed message: True when it was in time. See ``Client``."""
-        session = self._here()
-        return session.run(session.client.cancel(message_id))
+        """Cancel a delayed message; return whether it was in time. See ``Client.cancel``."""
+        thread = self._current_thread()
+        return thread.run(thread.client.cancel(message_id))
 
     def drain(self) -> None:
-        """Wait while so much is queued that more would not make anything faster."""
-        self._here().drain()
+        """Wait while the queue is so full that more messages would not be sent faster. See ``Client.drain``."""
+        self._current_thread().drain()
 
     def flush(self) -> None:
-        """Wait until all that was queued is acknowledged. Raises SendFailed, which reports each failure once."""
-        session = self._here()
-        session.run(session.client.flush())
+        """Wait until all queued messages are stored. Raises SendFailed, which reports each failure once."""
+        thread = self._current_thread()
+        thread.run(thread.client.flush())
 
     def last_sequence(self, producer: str | None = None) -> int | None:
-        """The number of the last message stored of a producer by name, or of this client. See ``Client``."""
-        session = self._here()
-        return session.run(session.client.last_sequence(producer))
+        """Return the producer sequence of the last stored message. See ``Client.last_sequence``."""
+        thread = self._current_thread()
+        return thread.run(thread.client.last_sequence(producer))
 
     def subjects(self, prefix: str = "") -> Iterator[SubjectInfo]:
-        """As ``Client.subjects``."""
-        session = self._here()
-        parts = session.parts
-        for number in [parts.brokers.links.index(link) for link in session.run(parts.listing.begin())]:
+        """Yield the subjects of *prefix*. See ``Client.subjects``."""
+        thread = self._current_thread()
+        parts = thread.parts
+        for number in [parts.brokers.links.index(link) for link in thread.run(parts.listing.begin())]:
             after: int | None = 0
             while after is not None:
-                session = self._here()  # in the child of a fork: another one
-                parts = session.parts
+                thread = self._current_thread()  # another one in the child of a fork
+                parts = thread.parts
                 link = parts.brokers.links[number]
-                page = session.run(parts.listing.page(link, list_subjects(link, prefix, after)))
+                page = thread.run(parts.listing.page(link, list_subjects(link, prefix, after)))
                 infos, after = page or ([], None)
                 yield from infos
 
@@ -181,12 +183,14 @@ class SyncClient:
         look: bool = False,
         **settings: Unpack[GroupSettings],
     ) -> SyncConsumer:
-        """Take part in *group*, or follow alone without one; used as ``with``. See ``Client.subscribe``."""
+        """Return a consumer of *group*, or without a group; use it with ``with``. See ``Client.subscribe``."""
         terms = terms_of(group, mode, {"tags": tags, **settings}, looks=look)
-        return SyncConsumer(self._here, lambda brokers: make_puller(brokers, prefixes, group, consumer, start, terms))
+        return SyncConsumer(
+            self._current_thread, lambda brokers: make_puller(brokers, prefixes, group, consumer, start, terms)
+        )
 
 
-#: Sessions that a fork copied. Their loops share an epoll with the parent's, so nothing here may close or collect them.
+#: Client threads that a fork copied. Their loops share an epoll with the parent's, so they must not be closed or freed.
 _inherited: list[ClientThread] = []
 _making = threading.Lock()
 

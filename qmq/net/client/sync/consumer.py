@@ -23,12 +23,12 @@ log = logging.getLogger("qmq.client")
 
 
 class SyncMessage(Message):
-    """A message of a ``SyncConsumer``: the same, but its dispositions are plain calls, and it is used as ``with``."""
+    """A message of a ``SyncConsumer``: a ``Message`` whose dispositions are plain calls; use it with ``with``."""
 
     __slots__ = ()
 
     def ack(self) -> None:
-        """As ``Message.ack``."""
+        """Acknowledge the message. See ``Message.ack``."""
         in_flight = self._run.in_flight
         if in_flight is not None:
             owner = in_flight.owner
@@ -40,15 +40,15 @@ class SyncMessage(Message):
                 in_flight.late("ack()", self._number, self._number + 1, self)
 
     def nack(self, delay: float | None = None, reason: str = "") -> None:  # type: ignore[override]  # waits by itself
-        """As ``Message.nack``."""
+        """Hand the message back as failed. See ``Message.nack``."""
         self._wait(super().nack(delay, reason))
 
     def reject(self, reason: str) -> None:  # type: ignore[override]  # likewise
-        """As ``Message.reject``."""
+        """Make the message a dead letter. See ``Message.reject``."""
         self._wait(super().reject(reason))
 
     def release(self) -> None:
-        """As ``Message.release``."""
+        """Hand the message back unhandled. See ``Message.release``."""
         in_flight = self._run.in_flight
         if in_flight is not None:
             if in_flight.fenced is not None:
@@ -68,13 +68,15 @@ class SyncMessage(Message):
         in_flight = self._run.in_flight
         if in_flight is None:
             disposition.close()
-            raise InvalidOption("who follows alone, or takes part in an at_most_once group, has nothing to hand back")
+            raise InvalidOption(
+                "messages can be handed back in reliable and broadcast groups only, not without a group or at most once"
+            )
         try:
             waiting = asyncio.run_coroutine_threadsafe(disposition, in_flight.owner.loop)
         except RuntimeError:
             disposition.close()
             raise Fenced(
-                "the client is closed: what had no disposition then was handed back; call nack and reject inside "
+                "the client is closed, and handed back all messages without a disposition; call nack and reject inside "
                 "the block of `client.subscribe(...)`"
             ) from None
         waiting.result()
@@ -85,7 +87,7 @@ class SyncMessage(Message):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool:
-        """As ``Message.__aexit__``."""
+        """Acknowledge the message, or nack it after an exception. See ``Message.__aexit__``."""
         if error is None:
             self.ack()
             return False
@@ -103,13 +105,13 @@ class SyncMessage(Message):
 
 
 class SyncMessageBatch(MessageBatch):
-    """The messages of one ``SyncConsumer.pull_batch``: as ``MessageBatch``, but each is a ``SyncMessage``."""
+    """The messages of one ``SyncConsumer.pull_batch``: a ``MessageBatch`` of ``SyncMessage``."""
 
     __slots__ = ()
 
     _kind = SyncMessage
 
-    @overload  # type: ignore[override]  # a list of SyncMessage is no list of Message
+    @overload  # type: ignore[override]  # a list of SyncMessage is not a list of Message
     def __getitem__(self, index: int) -> SyncMessage: ...
     @overload
     def __getitem__(self, index: slice) -> list[SyncMessage]: ...
@@ -123,7 +125,7 @@ class SyncMessageBatch(MessageBatch):
         return (self[index] for index in range(len(self) - 1, -1, -1))
 
     def ack(self) -> None:
-        """As ``MessageBatch.ack``; for any thread."""
+        """Acknowledge all messages, from any thread. See ``MessageBatch.ack``."""
         runs = [run for run in self._runs if run.in_flight is not None]
         if not runs:
             return
@@ -135,18 +137,20 @@ class SyncMessageBatch(MessageBatch):
 
 
 class SyncConsumer:
-    """Takes messages of a group, or follows alone. Made by ``SyncClient.subscribe``, used as ``with``.
+    """A consumer of a group, or of its own. ``SyncClient.subscribe`` makes it; use it with ``with``.
 
-    In the child of a fork it subscribes anew at the first call. An exception that ends its block fails the messages
-    that the program was given and that have no disposition, as of ``Consumer``.
+    In the child of a fork it subscribes again at the first call. As with ``Consumer``, an exception that ends its block
+    nacks the messages that the program got and gave no disposition.
     """
 
-    def __init__(self, here: Callable[[], ClientThread], make: Callable[[Brokers], Puller | MergedPuller]) -> None:
-        """*here* gives the session of the process it is called in."""
-        self._here = here
+    def __init__(
+        self, current_thread: Callable[[], ClientThread], make: Callable[[Brokers], Puller | MergedPuller]
+    ) -> None:
+        """*current_thread* returns the client thread of the process that calls it."""
+        self._current_thread = current_thread
         self._make = make
-        self._session = here()
-        self._puller = make(self._session.parts.brokers)
+        self._thread = current_thread()
+        self._puller = make(self._thread.parts.brokers)
         self._feed = Feed(self._puller, SyncMessage)
 
     @property
@@ -156,13 +160,13 @@ class SyncConsumer:
 
     @property
     def damaged(self) -> int:
-        """Pieces of answers that were left out because nobody can read them: rotten, or made wrong by their sender."""
+        """The count of parts of answers that were left out because they are damaged, on disk or by their sender."""
         return self._puller.damaged
 
     @property
     def on_error(self) -> Callable[[Exception], object] | None:
-        """Called, when it is set, with each error but ``qmq.Retry`` by which the program left `with message`, and with
-        a BadBatch for each piece that ``damaged`` counts; in the client's thread. What it raises itself is logged.
+        """A function that is called in the client's thread with each error that left a `with message` block, except
+        ``qmq.Retry``, and with a BadBatch for each part that ``damaged`` counts. Errors that it raises are logged.
         """
         return self._puller.on_error
 
@@ -171,47 +175,47 @@ class SyncConsumer:
         self._puller.on_error = call
 
     def __enter__(self) -> Self:
-        """Subscribe; waits while no broker can be reached. Raises what the broker refuses it with."""
-        self._session.run(self._puller.enter(), lambda _: self._puller.part())
+        """Subscribe; wait while no broker can be reached. Raises the error with which the broker refuses it."""
+        self._thread.run(self._puller.enter(), lambda _: self._puller.part())
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Leave: the broker forgets the subscription, and messages without a disposition are handed back."""
-        if self._session.pid == os.getpid():
-            self._session.run(self._feed.leave(error))
+        """Unsubscribe; messages without a disposition are handed back."""
+        if self._thread.pid == os.getpid():
+            self._thread.run(self._feed.leave(error))
 
     def pull(self, max_count: int = 100, min_count: int = 1, timeout: float | None = None) -> list[SyncMessage]:
-        """Up to *max_count* messages, once *min_count* are there; what is there, maybe [], after *timeout* seconds."""
+        """Return up to *max_count* messages, once *min_count* are there, or after *timeout* seconds fewer or none."""
         return messages_of(self._pull(max_count, min_count, timeout, PULL_BYTES), SyncMessage)
 
     def pull_batch(self, max_count: int = 10_000, min_count: int = 1, timeout: float | None = None) -> SyncMessageBatch:
-        """As ``pull``, but as columns: no object per message, and up to 16 MiB at a time."""
+        """Do as ``pull``, but return columns: no object for each message, and up to 16 MiB at a time."""
         return SyncMessageBatch(self._pull(max_count, min_count, timeout, BATCH_BYTES))
 
     def flush(self) -> None:
-        """Wait until every acknowledgement so far is confirmed. Raises Fenced, which says how many were refused."""
-        if self._session.pid == os.getpid():
-            self._session.run(self._puller.flush())
+        """Wait until every ack so far is confirmed. Raises Fenced, which says how many were refused."""
+        if self._thread.pid == os.getpid():
+            self._thread.run(self._puller.flush())
 
     def __iter__(self) -> Iterator[SyncMessage]:
-        """Message after message, without end; waits while there are none."""
+        """Yield messages without end; wait while there are none."""
         while True:
-            self._come_here()
+            self._resubscribe()
             yield from self._feed.ready
-            self._session.run(self._feed.refill())
+            self._thread.run(self._feed.refill())
 
     def _pull(self, max_count: int, min_count: int, timeout: float | None, max_bytes: int) -> list[Run]:
-        self._come_here()
+        self._resubscribe()
         puller = self._puller
-        return self._session.run(self._feed.pull(max_count, min_count, timeout, max_bytes), puller.put_back)
+        return self._thread.run(self._feed.pull(max_count, min_count, timeout, max_bytes), puller.put_back)
 
-    def _come_here(self) -> None:
-        """Be subscribed in this process."""
-        session = self._here()
-        if session is not self._session:
-            puller = self._make(session.parts.brokers)
+    def _resubscribe(self) -> None:
+        """Subscribe in this process, if a fork has copied the consumer."""
+        thread = self._current_thread()
+        if thread is not self._thread:
+            puller = self._make(thread.parts.brokers)
             puller.on_error = self._puller.on_error
-            session.run(puller.enter(), lambda _: puller.part())
-            self._session, self._puller, self._feed = session, puller, Feed(puller, SyncMessage)
+            thread.run(puller.enter(), lambda _: puller.part())
+            self._thread, self._puller, self._feed = thread, puller, Feed(puller, SyncMessage)

@@ -1,4 +1,4 @@
-"""A client of asyncio that lives in a thread of its own: what the client without asyncio is made of."""
+"""A thread with an event loop and an asyncio client in it, for the client without asyncio."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _Queued = tuple[str, bytes, MessageHeader, bool]
 
 
 class ClientThread:
-    """A thread with a loop, and a connected client in it: what a process has, and its forks do not."""
+    """A thread with an event loop, and a connected client in it. A fork does not copy it: each process has its own."""
 
     def __init__(self, options: ClientOptions) -> None:
         self.pid = os.getpid()
@@ -31,7 +31,7 @@ class ClientThread:
         self._loop = asyncio.new_event_loop()
         self._lock = threading.Lock()
         self._ticket = 0
-        self._queued: list[_Queued] = []  # by send_nowait, for the loop to take
+        self._queued: list[_Queued] = []  # messages of send_nowait that the loop has not taken
         self._queued_bytes = 0
         self._thread = threading.Thread(target=_run, args=(self._loop,), name="qmq-client", daemon=True)
         self._thread.start()
@@ -42,8 +42,8 @@ class ClientThread:
             raise
 
     def run(self, coroutine: Coroutine[Any, Any, T], undo: Callable[[T], object] | None = None) -> T:
-        """Run it in the loop and wait; an interrupt of the wait cancels it. *undo* is called in the loop with what it
-        returned when it was through just then, so that nobody else gets that.
+        """Run a coroutine in the loop and return its result; an interrupt cancels it. If it has ended just then, *undo*
+        is called in the loop with its result, which would be lost otherwise.
         """
         results: list[T] = []
 
@@ -63,11 +63,11 @@ class ClientThread:
         except BaseException:
             future.cancel()
             if undo is not None:
-                self._loop.call_soon_threadsafe(undone)  # behind the cancellation: it is through, or never will be
+                self._loop.call_soon_threadsafe(undone)  # after the cancellation, so the coroutine has ended
             raise
 
     def queue(self, subject: str, body: bytes, header: MessageHeader, durability: Durability | None) -> int:
-        """As Client.send_nowait. The loop is woken once for all messages that it has not taken yet."""
+        """Do as Client.send_nowait. The loop is woken once for all messages that it has not taken yet."""
         flush = self.parts.options.flush if durability is None else is_flush(durability)
         size = len(body) + len(header.packed) + MESSAGE_OVERHEAD
         with self._lock:
@@ -85,21 +85,21 @@ class ClientThread:
         with self._lock:
             queued, self._queued = self._queued, []
             self._queued_bytes = 0
-            # Under the lock, so that no message is in neither of the two counts.
+            # The lock keeps each message in one of the two counts of queued bytes.
             now = self._loop.time()
             for message in queued:
                 self.parts.accumulator.add_nowait(*message, now)
         self.parts.brokers.want_turn()
 
     def drain(self) -> None:
-        """As Client.drain."""
+        """Do as Client.drain."""
         if self._queued_bytes > BATCH_BYTES or self.parts.accumulator.is_crowded(self._queued_bytes):
             self.run(self.client.drain())
 
     def close(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Leave the client, as at the end of its block, and end the thread."""
+        """Close the client, as at the end of its block, and end the thread."""
         try:
             self.run(self.client.__aexit__(kind, error, traceback))
         finally:
@@ -111,7 +111,7 @@ class ClientThread:
 
 
 def _run(loop: asyncio.AbstractEventLoop) -> None:
-    """Run it until it is stopped, then end what is in it: here, where no interrupt comes between."""
+    """Run the loop until it is stopped, then end its tasks; in this thread no interrupt comes in between."""
     try:
         loop.run_forever()
         loop.run_until_complete(_end_tasks())
@@ -120,7 +120,7 @@ def _run(loop: asyncio.AbstractEventLoop) -> None:
 
 
 async def _end_tasks() -> None:
-    """Cancel what still runs in the loop, and let transports close."""
+    """Cancel the tasks of the loop, and let transports close."""
     tasks = asyncio.all_tasks() - {asyncio.current_task()}
     for task in tasks:
         task.cancel()

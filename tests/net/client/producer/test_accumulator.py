@@ -10,7 +10,7 @@ from qmq.errors import InvalidName, MessageTooLarge, QueueFull
 from qmq.format.batch import BatchLimits, check_batch
 from qmq.format.build import NO_HEADER, make_header
 from qmq.net.client.producer.accumulator import BATCH_BYTES, Accumulator, SendLimits
-from qmq.net.client.producer.batch import MESSAGE_OVERHEAD, Outgoing
+from qmq.net.client.producer.batch import MESSAGE_OVERHEAD, OutgoingBatch
 from tests.net.client.producer.test_batch import Waiting
 
 
@@ -35,7 +35,7 @@ def nowait(into: Accumulator, subject: str, body: bytes, flush: bool = True, now
     return into.add_nowait(subject, body, NO_HEADER, flush, now)
 
 
-def contents(batch: Outgoing) -> dict[str, list[bytes]]:
+def contents(batch: OutgoingBatch) -> dict[str, list[bytes]]:
     found = {}
     for subject, run in batch.runs.items():
         assert run is not None
@@ -43,7 +43,7 @@ def contents(batch: Outgoing) -> dict[str, list[bytes]]:
     return found
 
 
-def all_batches(of: Accumulator) -> list[Outgoing]:
+def all_batches(of: Accumulator) -> list[OutgoingBatch]:
     batches = []
     while (batch := of.take(0.0, hurry=True)) is not None:
         batches.append(batch)
@@ -292,7 +292,7 @@ def test_nothing_is_lost_or_reordered_and_the_books_balance(steps: list[tuple[st
     came: dict[str, list[tuple[int, bool]]] = {}
     number = 0
 
-    def take(batch: Outgoing) -> None:
+    def take(batch: OutgoingBatch) -> None:
         size = batch.size
         for subject, bodies in contents(batch).items():
             came.setdefault(subject, []).extend((int(body[:8]), batch.flush) for body in bodies)

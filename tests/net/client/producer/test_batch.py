@@ -17,7 +17,7 @@ from qmq.net.client.producer.batch import (
     MESSAGE_OVERHEAD,
     RUN_OVERHEAD,
     ManyWaiter,
-    Outgoing,
+    OutgoingBatch,
     OutgoingRun,
     failure_of,
 )
@@ -49,8 +49,8 @@ class Waiting:
         self.error = error
 
 
-def batch_with(*subjects: str) -> Outgoing:
-    batch = Outgoing(True, 0.0)
+def batch_with(*subjects: str) -> OutgoingBatch:
+    batch = OutgoingBatch(True, 0.0)
     for subject in subjects:
         batch.runs[subject] = OutgoingRun(subject)
     return batch
@@ -240,7 +240,7 @@ def test_the_error_is_unknown_only_when_all_are(outcomes: list[str], kind: type[
     assert run.count == 0
 
 
-def with_singles() -> Outgoing:
+def with_singles() -> OutgoingBatch:
     """Runs of one message that nobody awaits, around one with a header."""
     batch = batch_with("a")
     run = batch.run_of("a")

@@ -5,12 +5,12 @@ from __future__ import annotations
 from qmq.errors import ConnectionLost
 from qmq.format.build import NO_HEADER
 from qmq.net.client.producer.accumulator import Accumulator
-from qmq.net.client.producer.batch import Outgoing
+from qmq.net.client.producer.batch import OutgoingBatch
 from qmq.net.client.producer.outcomes import Outcomes
 from tests.net.client.producer.test_batch import Waiting
 
 
-def one_batch(accumulator: Accumulator, subject: str) -> Outgoing:
+def one_batch(accumulator: Accumulator, subject: str) -> OutgoingBatch:
     accumulator.add_many(subject, [b"x"], True, Waiting(), 0.0)
     batch = accumulator.take(0.0, True)
     assert batch is not None

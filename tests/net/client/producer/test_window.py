@@ -33,10 +33,10 @@ from qmq.errors import (
 from qmq.format.batch import BatchLimits, check_batch
 from qmq.format.build import NO_HEADER
 from qmq.format.pieces import stored_runs
-from qmq.net.client.producer.accumulator import Accumulator, SendLimits, Sort
-from qmq.net.client.producer.batch import Outgoing
+from qmq.net.client.producer.accumulator import Accumulator, BatchKind, SendLimits
+from qmq.net.client.producer.batch import OutgoingBatch
 from qmq.net.client.producer.outcomes import Outcomes
-from qmq.net.client.producer.window import Sending
+from qmq.net.client.producer.window import SendWindow
 from tests.net.client.producer.test_batch import Waiting
 
 STORE, OTHER = b"store1", b"store2"
@@ -46,12 +46,12 @@ FULL = StorageFull("the disk is full")
 
 
 class Driven:
-    """A Sending with its Accumulator, driven by hand."""
+    """A window with its accumulator, driven by hand."""
 
     def __init__(self, linger: float = 0.0, connected: bool = True, window: int = 64) -> None:
         self.accumulator = Accumulator(True, linger, 64 << 20)
         self.outcomes = Outcomes(b"p" * 16, self.accumulator)
-        self.sending = Sending(self.outcomes, self.accumulator, TIMEOUT)
+        self.sending = SendWindow(self.outcomes, self.accumulator, TIMEOUT)
         self.limits = SendLimits(producer_window=window)
         self.requests = 0
         if connected:
@@ -61,15 +61,15 @@ class Driven:
         """One batch of its own, that somebody awaits."""
         waiting = Waiting()
         self.accumulator.add_many(subject, bodies, True, waiting, now)
-        self.accumulator._seal(Sort(True, False))
+        self.accumulator._seal(BatchKind(True, False))
         return waiting
 
-    def write(self, now: float = 0.0) -> tuple[int, Outgoing] | None:
+    def write(self, now: float = 0.0) -> tuple[int, OutgoingBatch] | None:
         self.requests += 1
         batch = self.sending.next_batch(self.requests, now, 1_000)
         return None if batch is None else (self.requests, batch)
 
-    def written(self, now: float = 0.0) -> tuple[int, Outgoing]:
+    def written(self, now: float = 0.0) -> tuple[int, OutgoingBatch]:
         written = self.write(now)
         assert written is not None
         return written
@@ -78,7 +78,7 @@ class Driven:
         self.sending.stored(request, 1_000, 1, 0, STORE, (first,), now)
 
 
-def bytes_of(batch: Outgoing) -> bytes:
+def bytes_of(batch: OutgoingBatch) -> bytes:
     assert batch.buffers is not None
     return b"".join(batch.buffers)
 
@@ -173,7 +173,7 @@ def test_an_answer_about_other_runs_is_refused_and_the_batch_stays() -> None:
     driven = Driven()
     waiting = driven.send(b"1")
     request, _ = driven.written()
-    with pytest.raises(ProtocolError, match="1 runs speaks of 2"):
+    with pytest.raises(ProtocolError, match="1 runs has 2"):
         driven.sending.stored(request, 1, 1, 0, STORE, (1, 2), 0.0)
     assert not waiting.done()
     driven.store(request)
@@ -479,7 +479,7 @@ def test_failures_of_messages_nobody_awaits_are_reported_once(caplog: pytest.Log
     tickets = [driven.accumulator.add_nowait("a", b"1", NO_HEADER, True, 0.0) for _ in range(3)]
     with caplog.at_level(logging.ERROR, "qmq.client"):
         driven.sending.refused(driven.written()[0], TooManySubjects("no"), 0.0)
-    assert "3 messages sent without waiting were not stored: no" in caplog.text
+    assert "3 messages of send_nowait were not stored: no" in caplog.text
     error = driven.outcomes.take_failure()
     assert error is not None
     assert [failure.ticket for failure in error.failures] == tickets
