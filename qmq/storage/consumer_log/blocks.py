@@ -9,8 +9,7 @@ from typing import Final, Protocol
 import numpy as np
 
 from qmq.format.layout import ENTRY_SIZE
-from qmq.storage.consumer_log.sealed_segment import SUBJECT
-from qmq.storage.consumer_log.subject_order import Numbers, Order, RowRange, Rows, order_block, sort_block
+from qmq.storage.consumer_log.subject_order import SUBJECT, Numbers, Order, RowRange, Rows, order_block, sort_block
 
 #: Up to this many rows that a question finds not indexed go into the dict one by one, more are sorted at once.
 FEW_ROWS: Final = 4_096

@@ -27,10 +27,9 @@ from qmq.storage.consumer_log.subject_order import Order, Rows, derive_order, op
 from qmq.storage.disk.disk import BAD_SECTOR, Disk, failure, read_fully
 from qmq.storage.message_log.cold_reads import FileRange, Residence
 
-#: Where a batch lies and how long it is; which sequences a run has; whose it is. Offsets are in an entry.
+#: Fields of an entry: position and size of the batch; first sequence and count of the run; when it was stored.
 PLACE: Final = struct.Struct("<8xQ28xI")
 SEQUENCES: Final = struct.Struct("<Q20xI")
-SUBJECT: Final = struct.Struct("<24xI")
 STORED_AT: Final = struct.Struct("<16xQ")
 
 #: Read at once where some rows are not in memory.

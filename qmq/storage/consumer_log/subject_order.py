@@ -14,6 +14,7 @@ order by sequence. Rows of the segment that is being written are sorted in block
 from __future__ import annotations
 
 import os
+import struct
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -30,6 +31,8 @@ from qmq.storage.disk.disk import Disk, read_fully, write_fully
 
 #: Rows of a block: an index in one takes 16 bits.
 BLOCK_ROWS: Final = 65_536
+#: The subject of an entry.
+SUBJECT: Final = struct.Struct("<24xI")
 
 Rows = npt.NDArray[np.void]
 Numbers = npt.NDArray[np.uint32]

@@ -20,10 +20,9 @@ from qmq.errors import BadBytes, ForeignFile
 from qmq.format.layout import PULL_FILE_HEADER_SIZE, PULL_RECORD_HEADER_SIZE, SCHEDULE_HEADER_SIZE
 from qmq.storage.disk.disk import BAD_SECTOR, Disk, failure
 from qmq.storage.error_log.sorted_runs import both_rotten, check_run_header, run_paths
+from qmq.storage.verify.scrub import READ_BYTES
 from qmq.storage.pull_log.records import MAX_RECORD_BYTES, pull_file_path, record_at, record_size
 
-#: Read at once: 512 items, whose checksums take 0.2 ms.
-READ_BYTES: Final = 64 << 10
 _CRC_SIZE: Final = 4
 
 
