@@ -18,8 +18,7 @@ from qmq.broker.ports.commands import Now
 from qmq.errors import QmqError, StorageError
 from qmq.settings import Settings
 from qmq.storage.store import Store
-from qmq.storage.verify.scrub import Pace, ScrubStep, SegmentReader
-from qmq.storage.verify.scrub_groups import GroupReader, GroupStep
+from qmq.storage.verify.scrub import GroupReader, GroupStep, Pace, ScrubStep, SegmentReader, group_readers
 
 log = logging.getLogger("qmq.broker")
 
@@ -81,7 +80,7 @@ class Scrubbing:
             first = skip % len(segments) if segments else 0
             for partition, base in segments[first:] + segments[:first]:
                 await self._scrub(partition, base)
-            files = self._store.groups.scrubbed()
+            files = group_readers(self._store.groups)
             for make in files:
                 await self._scrub_group(make)
             skip = 0

@@ -144,7 +144,7 @@ async def test_a_file_that_is_gone_or_cut_short(tmp_path: Path, caplog: pytest.L
         os.truncate(second, place_in(second, cut) + 100)
         await rounds(broker, 3)
         assert broker.counters.damaged == {"scrub": 2}
-        assert f"{first} is not there any more" in caplog.text
+        assert f"{first} is missing" in caplog.text
         assert f"{second} at offset" in caplog.text
         assert "the file is shorter than it was" in caplog.text
         async with qmq.connect(broker.url) as client, client.subscribe("a.", group="g") as consumer:

@@ -106,7 +106,7 @@ ROTTING: Final = (
     Mutant(
         "scrub the items of runs",
         "RunReader._look_at",
-        skip("bad[start:start + count] = ~self._good(data, count)"),
+        skip("bad[start:start + count] = ~good_items(data, self._item_size, count)"),
         _SCRUB,
     ),
     Mutant(

@@ -76,7 +76,7 @@ class Cold:
             while read.step():
                 pass
             for unreadable in read.unreadable:
-                self.log.distrust(unreadable.one_range.path)
+                self.log.distrust(unreadable.file_range.path)
 
     def rows(self) -> list[Row]:
         found: list[Row] = []

@@ -1,1 +1,1 @@
-"""The consumer log: rows that point into the message log, by position and by subject."""
+"""The consumer log: rows that point into the message log, found by position, time and subject."""

@@ -1,8 +1,8 @@
-"""The rows of the segment that is being written, on their way to its ``.entries`` file (entries.py).
+"""The rows of the segment that is being written, on their way to its ``.entries`` file (sealed_segment.py).
 
-The last rows, up to 65,536, lie in a buffer that both numpy and struct write to. A full buffer is written, sorted by
-subject (order.py) and from then on read through a map of the file, so memory does not grow with the rows: 3 MiB of
-buffer, a dict of at most 65,536 rows, and 2 bytes for each older row of the segment.
+The last rows, up to 65,536, are in a buffer that both numpy and struct write to. A full buffer is written, sorted by
+subject (subject_order.py) and from then on read through a map of the file, so memory does not grow with the rows: 3 MiB
+of buffer, a dict of at most 65,536 rows, and 2 bytes for each older row of the segment.
 """
 
 from __future__ import annotations
@@ -16,14 +16,16 @@ from crc32c import crc32c
 
 from qmq.errors import BadBytes, ForeignFile, StorageError
 from qmq.format.layout import DERIVED_HEADER_SIZE, ENTRIES_MAGIC, ENTRY_DTYPE, ENTRY_SIZE, SEGMENT_HEADER_SIZE
-from qmq.storage.consumer_log.blocks import Block, RecentIndex, touch
 from qmq.storage.consumer_log.header import DerivedHeader, crc_of_body, entries_path, order_path, parse_derived
 from qmq.storage.consumer_log.sealed_segment import NO_ROWS, PLACE, SealedSegment, count_before, map_entries, need_rows
 from qmq.storage.consumer_log.subject_lookup import Shelves, no_touch
 from qmq.storage.consumer_log.subject_order import (
     BLOCK_ROWS,
+    Block,
+    RecentIndex,
     Rows,
     derive_order,
+    touch,
     write_order,
 )
 from qmq.storage.disk.disk import BAD_SECTOR, Disk, failure, read_fully, write_fully
@@ -34,19 +36,19 @@ from qmq.storage.message_log.cold_reads import Residence
 class Journal:
     """The rows of a segment that has not been sealed.
 
-    The last rows, up to 65,536, are in ``buffer`` (``data`` is its bytes), ``fill`` of them; those before, ``turned``
-    of them, are in the file and mapped, or in memory while the disk takes no writes. Nothing here reaches the file
-    before ``flush``, but for full buffers.
+    The last rows, up to 65,536, are in ``buffer`` (``data`` is its bytes), ``fill`` of them. The ``sorted_count`` rows
+    before them are in the file and mapped, or in memory while the disk takes no writes. Only full buffers and ``flush``
+    write to the file.
     """
 
     __slots__ = (
         "_disk", "_fd", "_mapped", "_resumed", "_view", "_waiting", "base", "buffer", "covered", "crc", "data",
         "directory", "fill", "first_row", "flushed", "is_rotten", "owner", "recent", "residence", "sealed",
-        "shelves", "sync", "turned",
+        "shelves", "sync", "sorted_count",
     )  # fmt: skip
 
     def __init__(self, disk: Disk, directory: Path, owner: DerivedHeader) -> None:
-        """*owner* is the header that the file gets; the file is made by the first write."""
+        """*owner* is the header of the file; the first write makes the file."""
         self._disk = disk
         self._fd = -1
         self.sync = SureSync(disk)
@@ -54,17 +56,17 @@ class Journal:
         self.owner = owner
         self.base = owner.base
         self.first_row = owner.first_row
-        #: Rows before the buffer, rows that are in the file, and the checksum of those.
-        self.turned = self.flushed = self.crc = 0
-        #: The blocks of the rows before the buffer.
+        #: Rows before the buffer, rows in the file, and the checksum of those in the file.
+        self.sorted_count = self.flushed = self.crc = 0
+        #: The blocks of rows before the buffer.
         self.shelves = Shelves(touch)
-        #: Where the last batch ends; known once it is frozen.
+        #: Where the last batch ends; known once the journal is frozen.
         self.covered = 0
-        #: What was written cannot be read: another file has to take its place.
+        #: The file cannot be read back: another has to replace it.
         self.is_rotten = False
-        #: What ``seal`` has made of this.
+        #: The result of ``seal``.
         self.sealed: SealedSegment | None = None
-        #: What of its map is in memory; None while whoever asks may wait for the disk.
+        #: Which bytes of its map are in memory; None while callers may wait for the disk.
         self.residence: Residence | None = None
         self._mapped: Rows = NO_ROWS
         self._resumed = 0  # rows that were in the file before this process wrote to it
@@ -81,17 +83,17 @@ class Journal:
 
     @property
     def path(self) -> Path:
-        """Where the file is, or will be."""
+        """The path of the file, which may not exist yet."""
         return entries_path(self.directory, self.base)
 
     @property
     def count(self) -> int:
-        """All rows of the segment so far."""
-        return self.turned + self.fill
+        """The number of rows of the segment so far."""
+        return self.sorted_count + self.fill
 
     @property
     def waiting_blocks(self) -> int:
-        """Full buffers that the disk has not taken."""
+        """The number of full buffers that the disk has not taken."""
         return len(self._waiting)
 
     # --- writing ---------------------------------------------------------------------------------------------------
@@ -101,19 +103,19 @@ class Journal:
         done = 0
         while done < len(rows):
             if self.fill == BLOCK_ROWS:
-                self.turn()
+                self.sort_buffer()
             take = min(len(rows) - done, BLOCK_ROWS - self.fill)
             self.buffer[self.fill : self.fill + take] = rows[done : done + take]
             self.fill += take
             done += take
 
-    def turn(self) -> None:
-        """Put the buffer behind, sorted, and begin another one. Never fails: what the disk refuses stays in memory."""
+    def sort_buffer(self) -> None:
+        """Sort the buffer into a block, and begin another one. Never fails: what the disk refuses stays in memory."""
         if not self.fill:
             return
-        start, rows = self.turned, self._view[: self.fill]
+        start, rows = self.sorted_count, self._view[: self.fill]
         self._waiting.append(rows)
-        self.turned += self.fill
+        self.sorted_count += self.fill
         self._new_buffer()
         with suppress(StorageError):
             self.flush()
@@ -124,7 +126,7 @@ class Journal:
         try:
             self._write_rows()
             if self._waiting:
-                self._mapped = map_entries(self._disk, self._fd, self.turned)
+                self._mapped = map_entries(self._disk, self._fd, self.sorted_count)
                 self._waiting.clear()
         except OSError as error:
             raise failure(error, "write", self.path) from error
@@ -142,7 +144,7 @@ class Journal:
                 self._disk.close(self._fd)
                 self._fd = -1
                 raise
-        start = self.turned - sum(map(len, self._waiting))
+        start = self.sorted_count - sum(map(len, self._waiting))
         for rows in (*self._waiting, self._view[: self.fill]):
             new = rows[max(0, self.flushed - start) :]
             start += len(rows)
@@ -153,9 +155,9 @@ class Journal:
                 self.flushed += len(new)
 
     def freeze(self) -> None:
-        """The segment is full: write what the disk takes, the header that says so with it. Never fails."""
+        """Write what the disk takes, and a header that says so: the segment is full. Never fails."""
         self.covered = self.end()
-        self.turn()
+        self.sort_buffer()
         self.buffer = self._view = NO_ROWS
         self.data = memoryview(b"")
         with suppress(StorageError):
@@ -164,11 +166,11 @@ class Journal:
                 write_fully(self._disk, self._fd, [self.final_header().pack(ENTRIES_MAGIC)], 0)
 
     def final_header(self) -> DerivedHeader:
-        """The header of the file of a frozen segment."""
-        return self.owner._replace(sealed=True, covered=self.covered, rows=self.turned, body_crc=self.crc)
+        """Return the header of the file of a frozen segment."""
+        return self.owner._replace(sealed=True, covered=self.covered, rows=self.sorted_count, body_crc=self.crc)
 
     def end(self) -> int:
-        """The position where the last batch ends; where the first one would begin when there is none."""
+        """Return the position where the last batch ends; where the first one would begin when there is none."""
         if not self.count:
             return self.base + SEGMENT_HEADER_SIZE
         rows, start = self.rows_at(self.count - 1)
@@ -178,8 +180,8 @@ class Journal:
     def seal(self) -> None:
         """[thread] Finish the files of a frozen segment, on disk when this returns, and set ``sealed``.
 
-        Nobody else writes to a frozen journal, and what readers of it use stays as it is. Raises StorageFull,
-        StorageFailed or BadBytes; it can be tried again.
+        Nothing else writes to a frozen journal, and what readers use of it stays as it is. Raises StorageFull,
+        StorageFailed or BadBytes; it can be called again.
         """
         try:
             self._write_rows()
@@ -187,34 +189,32 @@ class Journal:
             write_fully(self._disk, self._fd, [header.pack(ENTRIES_MAGIC)], 0)
             self.sync(self._fd)
             self._check()
-            rows = map_entries(self._disk, self._fd, self.turned)
+            rows = map_entries(self._disk, self._fd, self.sorted_count)
             write_order(self._disk, order_path(self.directory, self.base), header, derive_order(rows))
         except OSError as error:
             raise failure(error, "seal", self.path) from error
         self.sealed = SealedSegment(self._disk, self.directory, header, checked=True)
 
     def _check(self) -> None:
-        """Raises BadBytes when what was written can't be read: to look at it through a map would end the process."""
+        """Raise BadBytes when the file cannot be read back: looking at it through a map would end the process."""
         try:
-            if crc_of_body(self._disk, self._fd, self.turned * ENTRY_SIZE) == self.crc:
+            if crc_of_body(self._disk, self._fd, self.sorted_count * ENTRY_SIZE) == self.crc:
                 return
             error: OSError | None = None
         except OSError as refused:
             error = refused
         self.is_rotten = True
-        raise BadBytes(
-            f"{self.path} does not hold what was written to it; restart the broker, it is made again then"
-        ) from error
+        raise BadBytes(f"{self.path} is not what was written; restart the broker, which makes it again") from error
 
     def close(self) -> None:
-        """Close the file; what was not flushed is not in it."""
+        """Close the file; rows that were not flushed are not in it."""
         if self._fd >= 0:
             self._disk.close(self._fd)
             self._fd = -1
 
     def retire(self) -> int:
-        """Let go of all memory, now that there is a sealed segment; gives the descriptor, for the caller to close."""
-        self.shelves = Shelves(no_touch)  # its blocks refer back here, so they would wait for the garbage collector
+        """Free all memory, now that there is a sealed segment; return the descriptor, for the caller to close."""
+        self.shelves = Shelves(no_touch)  # its blocks refer to the journal: only the garbage collector would free them
         self._mapped = NO_ROWS
         self._waiting = []
         fd, self._fd = self._fd, -1
@@ -223,9 +223,9 @@ class Journal:
     # --- reading ---------------------------------------------------------------------------------------------------
 
     def rows_at(self, index: int) -> tuple[Rows, int]:
-        """The array that holds row *index* of the segment, and the index of that array's first row."""
-        if index >= self.turned:
-            return self._view[: self.fill], self.turned
+        """Return the array that has row *index* of the segment, and the index of that array's first row."""
+        if index >= self.sorted_count:
+            return self._view[: self.fill], self.sorted_count
         if index < len(self._mapped):
             return self._mapped, 0
         start = len(self._mapped)
@@ -236,29 +236,29 @@ class Journal:
         raise IndexError(index)
 
     def need(self, first: int, stop: int) -> None:
-        """Return when rows [first, stop) of one array can be looked at without a wait: those that were added last are
-        taken to be in memory. Raises as need_rows() does.
+        """Return when rows [first, stop) of one array can be read without a wait; the newest rows are taken to be in
+        memory. Raises as need_rows() does.
         """
-        old = max(self._resumed, self.turned - BLOCK_ROWS)
+        old = max(self._resumed, self.sorted_count - BLOCK_ROWS)
         if self.residence is not None and first < min(old, len(self._mapped)):
             need_rows(self.residence, self.path, self._mapped, first, min(stop, len(self._mapped)))
 
     # --- after a start ---------------------------------------------------------------------------------------------
 
     def resume(self, count: int, crc: int, covered: int, *, renumber: bool = False) -> bool:
-        """Take over the first *count* rows of the file, which a checkpoint knows by *crc*, those before position
-        *covered*; False, with nothing changed, when they are not there. With *renumber* the file may say that its rows
-        have other numbers. Raises StorageFull or StorageFailed.
+        """Take over the first *count* rows of the file, whose checksum in a checkpoint is *crc*, up to position
+        *covered*; return False, with nothing changed, when they are not there. With *renumber* the file may give its
+        rows other numbers. Raises StorageFull or StorageFailed.
         """
         fd = -1
         try:
             fd = self._disk.open(self.path, os.O_RDWR)
             rows = self._trusted_rows(fd, count, crc, renumber=renumber)
-            kept = count_before(rows, covered)
-            if not kept:
+            taken = count_before(rows, covered)
+            if not taken:
                 self._disk.close(fd)
                 return False
-            self._disk.ftruncate(fd, DERIVED_HEADER_SIZE + kept * ENTRY_SIZE)
+            self._disk.ftruncate(fd, DERIVED_HEADER_SIZE + taken * ENTRY_SIZE)
             write_fully(self._disk, fd, [self.owner.pack(ENTRIES_MAGIC)], 0)
         except (FileNotFoundError, BadBytes, ForeignFile, ValueError):
             if fd >= 0:
@@ -271,11 +271,11 @@ class Journal:
                 return False
             raise failure(error, "open", self.path) from error
         self._fd = fd
-        self._take_over(rows[:kept])
+        self._take_over(rows[:taken])
         return True
 
     def _trusted_rows(self, fd: int, count: int, crc: int, *, renumber: bool) -> Rows:
-        """The rows that a checkpoint knows. Raises BadBytes, ValueError or OSError."""
+        """Return the rows that a checkpoint knows. Raises BadBytes, ValueError or OSError."""
         header = parse_derived(read_fully(self._disk, fd, DERIVED_HEADER_SIZE, 0), ENTRIES_MAGIC, self.path)
         first_row = self.first_row if renumber else header.first_row
         if header.unsealed()._replace(first_row=first_row) != self.owner:
@@ -288,10 +288,10 @@ class Journal:
     def _take_over(self, rows: Rows) -> None:
         self.crc = crc32c(rows.data.cast("B"))
         self.flushed = len(rows)
-        self.turned = len(rows) // BLOCK_ROWS * BLOCK_ROWS
-        self._mapped = rows[: self.turned]
-        self._resumed = self.turned
-        self.fill = len(rows) - self.turned
-        self.buffer[: self.fill] = rows[self.turned :]
-        for start in range(0, self.turned, BLOCK_ROWS):
+        self.sorted_count = len(rows) // BLOCK_ROWS * BLOCK_ROWS
+        self._mapped = rows[: self.sorted_count]
+        self._resumed = self.sorted_count
+        self.fill = len(rows) - self.sorted_count
+        self.buffer[: self.fill] = rows[self.sorted_count :]
+        for start in range(0, self.sorted_count, BLOCK_ROWS):
             self.shelves.add(Block(self, start, rows[start : start + BLOCK_ROWS]))

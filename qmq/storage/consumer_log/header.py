@@ -11,8 +11,8 @@ Bytes:
     56  body_crc u32      crc32c of all after this header               0 until sealed
     60  crc32c u32        of the 60 bytes before
 
-Nothing in these files depends on when they were written: thrown away and derived again from the message log and the
-registry of subjects they are equal byte for byte, once sealed.
+Nothing in these files depends on when they were written: deleted, and derived again from the message log and the
+registry of subjects, they are equal byte for byte once sealed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _READ_BYTES: Final = 1 << 20
 
 
 class DerivedHeader(NamedTuple):
-    """What a file of the consumer log says of itself."""
+    """The header of a file of the consumer log."""
 
     partition: int
     store_id: bytes
@@ -46,19 +46,19 @@ class DerivedHeader(NamedTuple):
     body_crc: int
 
     def pack(self, magic: bytes) -> bytes:
-        """The 64 bytes at the beginning of the file."""
+        """Return the 64 bytes at the beginning of the file."""
         fields = DERIVED_HEADER.pack(
             magic, DERIVED_VERSION, self.partition, self.store_id, self.sealed, b"", *self[3:7], self.body_crc, 0
         )
         return fields[:_CHECKED] + crc32c(fields[:_CHECKED]).to_bytes(4, "little")
 
     def unsealed(self) -> DerivedHeader:
-        """The header that the file had while its segment was being written."""
+        """Return the header that the file had while its segment was being written."""
         return self._replace(sealed=False, covered=0, rows=0, body_crc=0)
 
 
 def parse_derived(data: bytes, magic: bytes, path: Path) -> DerivedHeader:
-    """Read a header. Raises BadBytes when it is rotten or another kind's, ForeignFile for a newer version."""
+    """Read a header. Raises BadBytes when it is rotten or of another kind, ForeignFile for a newer version."""
     if len(data) < DERIVED_HEADER_SIZE:
         raise BadBytes(f"{path} has {len(data)} bytes, fewer than its header; delete it, it is made again")
     found, version, partition, store_id, sealed, _, base, covered, rows, first_row, body_crc, crc = (
@@ -72,7 +72,7 @@ def parse_derived(data: bytes, magic: bytes, path: Path) -> DerivedHeader:
 
 
 def crc_of_body(disk: Disk, fd: int, size: int) -> int:
-    """The crc32c of *size* bytes after the header of such a file, read in pieces. Raises OSError."""
+    """Return the crc32c of *size* bytes after the header of such a file, read in pieces. Raises OSError."""
     crc, offset, end = 0, DERIVED_HEADER_SIZE, DERIVED_HEADER_SIZE + size
     while offset < end:
         piece = disk.pread(fd, min(_READ_BYTES, end - offset), offset)
@@ -84,7 +84,7 @@ def crc_of_body(disk: Disk, fd: int, size: int) -> int:
 
 
 def delete_others(disk: Disk, directory: Path, kept: set[str]) -> None:
-    """Delete the files of segments whose names are not among *kept*. Raises StorageFull or StorageFailed."""
+    """Delete the files of segments whose names are not in *kept*. Raises StorageFull or StorageFailed."""
     try:
         for name in disk.listdir(directory):
             if base_of(name.removesuffix(".tmp")) is not None and name not in kept:
@@ -94,17 +94,17 @@ def delete_others(disk: Disk, directory: Path, kept: set[str]) -> None:
 
 
 def entries_path(directory: Path, base: int) -> Path:
-    """Where the entries of the segment that begins at *base* lie."""
+    """Return the path of the entries of the segment that begins at *base*."""
     return directory / f"{base:016x}{ENTRIES_SUFFIX}"
 
 
 def order_path(directory: Path, base: int) -> Path:
-    """Where the order of the segment that begins at *base* lies."""
+    """Return the path of the order of the segment that begins at *base*."""
     return directory / f"{base:016x}{ORDER_SUFFIX}"
 
 
 def base_of(name: str) -> int | None:
-    """The base in the name of a consumer log's file; None for any other file."""
+    """Return the base in the name of a consumer log's file; None for any other file."""
     stem, dot, suffix = name.partition(".")
     if dot + suffix not in (ENTRIES_SUFFIX, ORDER_SUFFIX) or len(stem) != 16:
         return None

@@ -1,17 +1,15 @@
-"""The consumer logs of one partition: every run of the partition's message log, by row, by place, by time, by subject.
+"""The consumer logs of one partition: every run of its message log, found by row, position, time and subject.
 
-    directory/<base:016x>.entries   the rows of one segment, in position order                    entries.py, journal.py
-    directory/<base:016x>.order     the same rows sorted by subject, once the segment is sealed   order.py
+    directory/<base:016x>.entries   the rows of one segment, in position order          sealed_segment.py, active.py
+    directory/<base:016x>.order     the same rows by subject, once it is sealed         subject_order.py
 
 A row is one run of a batch; rows are numbered through the partition, in position order. All of it is derived from the
-message log: deleted and fed again, the files of sealed segments are equal byte for byte. They are never synced on the
-send path; the checkpoint says how far they are good.
+message log: deleted and fed again, the files of sealed segments are equal byte for byte. Sends never sync them; the
+checkpoint says how far they are good.
 
-Costs: a row added 0.6 us, in arrays 0.12; a range of rows 1 us; the rows of one subject 6 to 8 us where they are
-among the last 65,536 of the partition, else 40 us and more (lookup.py), however many subjects there are. Memory: 3 MiB
-of rows, their index, 2 bytes for each row of a segment that is not sealed, and what lookup.py says.
-
-The rows of one partition as they are read: by row, by place, by time, by subject. consumer_log.py adds them.
+Costs: a row added 0.6 us, in arrays 0.12; a range of rows 1 us; the rows of one subject 6 to 8 us where they are among
+the last 65,536 of the partition, else 40 us and more (subject_lookup.py), however many subjects there are. Memory: 3
+MiB of rows, their index, 2 bytes for each row of a segment that is not sealed, and what subject_lookup.py says.
 """
 
 from __future__ import annotations
@@ -41,7 +39,7 @@ _unpack_from: Final = ENTRY.unpack_from
 
 
 class ReadableRows:
-    """See ConsumerLog, which fills it in: the rows [``first_row``, ``visible_row``) can be read."""
+    """The reading half of a ConsumerLog, which fills it in: rows [``first_row``, ``visible_row``) can be read."""
 
     __slots__ = (
         "_data", "_disk", "_frozen", "_journal", "_residence", "_retired", "_sealed", "buffer_row", "end_row",
@@ -54,44 +52,44 @@ class ReadableRows:
     _sealed: SealedSegments
     _frozen: list[Journal]
     _journal: Journal
-    #: Its buffer.
+    #: The buffer of ``_journal``.
     _data: memoryview
     #: Descriptors of sealed segments that a checkpoint may be syncing.
     _retired: list[int]
-    #: The number of the first row, of the row after the last that can be read, and of the row after the last.
+    #: The numbers of the first row, of the row after the last that can be read, and of the row after the last.
     first_row: int
     visible_row: int
     end_row: int
-    #: The rows from here on are in the buffer.
+    #: Rows from here on are in the buffer.
     buffer_row: int
 
     def attend(self, residence: Residence) -> None:
-        """Look at nothing that is not in memory, unless *residence* allows to wait: reading raises NotAtHand then."""
+        """Read only what is in memory from now on, unless *residence* allows to wait: reading raises NotAtHand then."""
         self._residence = residence
         for journal in (*self._frozen, self._journal):
             journal.residence = residence
         self._sealed.attend(residence)
 
     def distrust(self, path: Path) -> None:
-        """A part of that file cannot be read: it is made again before it is used, where it is a sealed segment's."""
+        """Have a file of a sealed segment made again before it is used: a part of it cannot be read."""
         self._sealed.distrust(path)
 
     def _settle(self) -> None:
-        """Go over to the sealed files that ``seal_pending`` has finished."""
+        """Switch to the sealed files that ``seal_pending`` has finished."""
         while self._frozen and (sealed := self._frozen[0].sealed) is not None:
-            sealed.first_row = self._frozen[0].first_row  # its header says what that was at first
+            sealed.first_row = self._frozen[0].first_row  # the header has the number from before removals
             self._sealed.add(sealed)
             self._retired.append(self._frozen.pop(0).retire())
 
     # --- reading by row --------------------------------------------------------------------------------------------
 
     def hidden_since(self) -> int | None:
-        """When the first of the rows was stored that cannot be read yet; None when there is none."""
+        """Return when the first row that cannot be read yet was stored; None when there is none."""
         return self._stored_at(self.visible_row) if self.visible_row < self.end_row else None
 
     def rows(self, row: int, limit: int) -> Rows:
-        """At most *limit* rows from number *row* on: fewer where a segment or the buffer ends, none only where nothing
-        is left to read. A view, never a copy. Raises BadBytes or StorageFailed for rows of sealed segments.
+        """Return at most *limit* rows from number *row* on: fewer where a segment or the buffer ends, none only where
+        nothing is left to read. A view, never a copy. Raises BadBytes or StorageFailed for rows of sealed segments.
         """
         stop = min(row + limit, self.visible_row)
         if row >= stop:
@@ -100,21 +98,23 @@ class ReadableRows:
         return rows[row - start : stop - start]
 
     def read_entry(self, row: int) -> EntryRow:
-        """One row that can be read, as a tuple in the order of layout.ENTRY. Raises as ``rows`` does."""
+        """Return one row that can be read, as a tuple in the order of layout.ENTRY. Raises as ``rows`` does."""
         if row >= self.buffer_row:
             return _unpack_from(self._data, (row - self.buffer_row) * ENTRY_SIZE)
         rows, start = self._rows_at(row)
         return _unpack_from(rows.data.cast("B"), (row - start) * ENTRY_SIZE)
 
     def newest_entries(self, row: int, most: int) -> list[EntryRow]:
-        """All rows from number *row* on that can be read, where they are some, at most so many, and in the buffer."""
+        """Return all readable rows from number *row* on, if there are 1 to *most* and all are in the buffer; else
+        none.
+        """
         end, buffer = self.visible_row, self.buffer_row
         if not row < end <= row + most or row < buffer:
             return []
         return [_unpack_from(self._data, at * ENTRY_SIZE) for at in range(row - buffer, end - buffer)]
 
     def rows_since(self, position: int) -> Iterator[Rows]:
-        """All rows of batches at or behind *position*, also those that cannot be read yet. Raises as ``rows`` does."""
+        """Yield all rows of batches at or behind *position*, also those that cannot be read yet. Raises as ``rows``."""
         stored = range(self.first_row, self.end_row)
         row = self.first_row + bisect_left(stored, position, key=lambda row: self._place(row)[0])
         while row < self.end_row:
@@ -124,7 +124,7 @@ class ReadableRows:
             row += len(rows)
 
     def rows_between(self, start: int, end: int) -> Iterator[Rows]:
-        """The rows of batches at positions [start, end) that can be read, in pieces. Raises as ``rows`` does."""
+        """Yield the readable rows of batches at positions [start, end), in pieces. Raises as ``rows`` does."""
         row, stop = self.row_at_position(start), self.row_at_position(end)
         while row < stop:
             rows = self.rows(row, min(BLOCK_ROWS, stop - row))
@@ -132,17 +132,17 @@ class ReadableRows:
             yield rows
 
     def row_at_position(self, position: int) -> int:
-        """The first row at or after *position* that can be read; ``visible_row`` when there is none. About 50 us."""
+        """Return the first readable row at or after *position*; ``visible_row`` when there is none. About 50 us."""
         readable = range(self.first_row, self.visible_row)
         return self.first_row + bisect_left(readable, position, key=lambda row: self._place(row)[0])
 
     def row_at_time(self, stored_at_us: int) -> int:
-        """The first row stored at or after a time that can be read; ``visible_row`` when there is none. About 50 us."""
+        """Return the first readable row stored at or after a time; ``visible_row`` when there is none. About 50 us."""
         readable = range(self.first_row, self.visible_row)
         return self.first_row + bisect_left(readable, stored_at_us, key=self._stored_at)
 
     def _place(self, row: int) -> tuple[int, int]:
-        """Where the batch of a row begins, and its size."""
+        """Return position and size of the batch of a row."""
         if row >= self.buffer_row:
             return PLACE.unpack_from(self._data, (row - self.buffer_row) * ENTRY_SIZE)
         rows, start = self._rows_at(row)
@@ -153,8 +153,8 @@ class ReadableRows:
         return int(STORED_AT.unpack_from(rows.data.cast("B"), (row - start) * ENTRY_SIZE)[0])
 
     def _rows_at(self, row: int, stop: int = 0) -> tuple[Rows, int]:
-        """The array that holds a row, and the number of that array's first row; those up to *stop* that it holds too
-        can be looked at.
+        """Return the array that has a row, and the number of that array's first row; its rows up to *stop* can be read
+        without a wait.
         """
         stop = max(stop, row + 1)
         journal = self._journal
@@ -171,13 +171,13 @@ class ReadableRows:
     # --- reading by subject ----------------------------------------------------------------------------------------
 
     def subject_rows(self, number: int, sequence: int, limit: int) -> Rows:
-        """At most *limit* rows of one subject in sequence order, from the one that contains or follows *sequence*:
-        fewer only when there are no more to read. A view where they lie together. Raises as ``rows`` does.
+        """Return at most *limit* rows of one subject in sequence order, from the one that contains or follows
+        *sequence*: fewer only when there are no more to read. A view where they are adjacent. Raises as ``rows`` does.
 
         6 to 8 us where the subject's next row is among the last 65,536 of the partition. Otherwise the first call
-        builds what lookup.py keeps, 2 ms a segment of 100,000 subjects; then 40 us with 10 segments, 115 with 100, of
-        which 64 are mapped at a time; and 3 us, or 15 where it has to be mapped, for each more segment that rows come
-        from. The number of subjects does not matter.
+        builds the shelves of subject_lookup.py, 2 ms a segment of 100,000 subjects; then 40 us with 10 segments, 115
+        with 100, of which 64 are mapped at a time; and 3 us, or 15 where it has to be mapped, for each further segment
+        that rows come from. The number of subjects does not matter.
         """
         parts: list[Rows] = []
         for found in self._from_sequence(number, sequence):
@@ -193,7 +193,7 @@ class ReadableRows:
         return np.concatenate(parts) if parts else NO_ROWS
 
     def sequence_at_time(self, number: int, stored_at_us: int) -> int | None:
-        """The first sequence of a subject stored at or after a time that can be read here, None when there is none."""
+        """Return the first readable sequence of a subject stored at or after a time; None when there is none."""
         row = self.row_at_time(stored_at_us)
         for found in self._from_row(number, row):
             index = found.span[found.start]
@@ -231,9 +231,9 @@ class ReadableRows:
 
 
 #: (base, rows, crc32c): how much of the current segment's file is known to be good.
-Journaled = tuple[int, int, int]
+JournalState = tuple[int, int, int]
 
-#: Rows, the newest, whose orders have their checksums looked at when a log is loaded; the others at their first use.
+#: The newest rows, whose orders are checked when a log is loaded; the others are checked at their first use.
 CHECKED_ORDER_ROWS: Final = 1 << 24
 
 _pack_into: Final = ENTRY.pack_into
@@ -242,7 +242,7 @@ _pack_into: Final = ENTRY.pack_into
 class ConsumerLog(ReadableRows):
     """The rows [``first_row``, ``visible_row``) can be read; the others up to ``end_row`` wait to be published.
 
-    All methods belong to one thread, but for ``seal_pending``. Arrays that are handed out are read-only and stay good.
+    All methods but ``seal_pending`` belong to one thread. Arrays that are returned are read-only and stay good.
     """
 
     __slots__ = ("_orders_missing", "_partition", "_started", "_store_id", "directory")
@@ -257,7 +257,7 @@ class ConsumerLog(ReadableRows):
 
     @classmethod
     def open(cls, disk: Disk, directory: Path, partition: int, store_id: bytes) -> ConsumerLog:
-        """Make the directory where it is missing. The log is empty until ``load``. Raises StorageFull or Failed."""
+        """Make the directory if it is missing. The log is empty until ``load``. Raises StorageFull or StorageFailed."""
         try:
             disk.mkdir(directory.parent)
             disk.mkdir(directory)
@@ -282,7 +282,7 @@ class ConsumerLog(ReadableRows):
         journal.residence = self._residence
         self._journal = journal
         self._data = journal.data
-        self.buffer_row = journal.first_row + journal.turned
+        self.buffer_row = journal.first_row + journal.sorted_count
 
     # --- after a start ---------------------------------------------------------------------------------------------
 
@@ -290,22 +290,22 @@ class ConsumerLog(ReadableRows):
         self,
         segments: list[tuple[int, int, bool]],
         covered: int,
-        journal: Journaled | None = None,
+        journal: JournalState | None = None,
         reread: Reread | None = None,
         *,
         renumber: bool = False,
     ) -> int:
-        """Take what is good of the files, and return the position from which rows are to be fed again.
+        """Load the good part of the files, and return the position from which rows are to be fed again.
 
         *segments* are (base, end, sealed) of the message log, ascending. Nothing at or past position *covered* (of the
-        checkpoint, a batch's start) is used; *journal* is what ``journal_state`` gave for it, without which the segment
-        that was being written is fed again. What is kept is published.
+        checkpoint, a batch's start) is used; *journal* is what ``journal_state`` returned for it, without which the
+        segment that was being written is fed again. The loaded rows are published.
 
-        The position is a batch's start: the base of a segment, or within the segment that goes on to be written; from
-        there call ``append`` for every batch and ``roll`` where a later segment begins. A sealed segment whose files do
-        not hold is made again by *reread* alone; without it all from that segment on is to be fed. Files of other
-        segments are deleted. With *renumber*, as segments were removed, files need not say which rows theirs are.
-        Raises StorageFull or StorageFailed.
+        The position is a batch's start: the base of a segment, or within the segment that is written on; from there
+        call ``append`` for every batch and ``roll`` where a later segment begins. A sealed segment with bad files is
+        made again by *reread* alone; without it everything from that segment on is to be fed. Files of other segments
+        are deleted. With *renumber*, after segments were removed, files may give their rows other numbers. Raises
+        StorageFull or StorageFailed.
         """
         self._reset(reread)
         found = find_sealed(self._disk, self.directory, self._header(0), segments, covered)
@@ -333,15 +333,11 @@ class ConsumerLog(ReadableRows):
         ]
         return position
 
-    def _resume(self, base: int, covered: int, journaled: Journaled | None, *, renumber: bool) -> int:
-        """Go on in the segment at *base*, with what of its journal is known to be good; see load for the result."""
+    def _resume(self, base: int, covered: int, state: JournalState | None, *, renumber: bool) -> int:
+        """Go on in the segment at *base*, with the good part of its journal; see ``load`` for the result."""
         journal = Journal(self._disk, self.directory, self._header(base))
         position = base
-        if (
-            journaled is not None
-            and journaled[0] == base
-            and journal.resume(*journaled[1:], covered, renumber=renumber)
-        ):
+        if state is not None and state[0] == base and journal.resume(*state[1:], covered, renumber=renumber):
             position = journal.end()
         self.end_row = journal.first_row + journal.count
         self._started = True
@@ -349,7 +345,7 @@ class ConsumerLog(ReadableRows):
         return position
 
     def _clean(self) -> None:
-        """Delete the files of segments that are not there, and what is left of the one that goes on."""
+        """Delete the files of segments that are gone, and of the one that is fed again."""
         kept = {path.name for segment in self._sealed.segments for path in (segment.path, segment.order_path)}
         if self._journal.count:
             kept.add(self._journal.path.name)
@@ -363,19 +359,19 @@ class ConsumerLog(ReadableRows):
         if type(rows) is tuple:
             fill = journal.fill
             if fill == BLOCK_ROWS:
-                journal.turn()
+                journal.sort_buffer()
                 self._use(journal)
                 fill = 0
             _pack_into(self._data, fill * ENTRY_SIZE, *rows)
             journal.fill = fill + 1
             self.end_row += 1
         else:
-            journal.extend(rows)  # type: ignore[arg-type]  # type() does not narrow what is left
+            journal.extend(rows)  # type: ignore[arg-type]  # type() does not narrow the other branch
             self._use(journal)
             self.end_row += len(rows)
 
     def publish(self, position: int) -> None:
-        """Let the rows of batches before *position* be read. It never takes any back."""
+        """Let the rows of batches before *position* be read; rows once published stay so."""
         end = self.end_row
         if self.visible_row < end:
             if self._place(end - 1)[0] < position:
@@ -385,9 +381,9 @@ class ConsumerLog(ReadableRows):
                 self.visible_row += bisect_left(waiting, position, key=lambda row: self._place(row)[0])
 
     def roll(self, base: int) -> None:
-        """The segment is full and the next one begins at *base*. Never fails.
+        """End the full segment, and begin the next one at *base*. Never fails.
 
-        Its rows go to the file here; sorting them, 100 ms for a million, and syncing is left to ``seal_pending``.
+        Its rows go to the file here; ``seal_pending`` sorts them, 100 ms for a million, and syncs.
         """
         self._settle()
         if self._started:
@@ -398,10 +394,10 @@ class ConsumerLog(ReadableRows):
         self._use(Journal(self._disk, self.directory, self._header(base)))
 
     def seal_pending(self) -> None:
-        """[thread] Finish the files of segments that were rolled, on disk when this returns. To be called before a
-        checkpoint is written that covers them: otherwise the next start feeds them again.
+        """[thread] Finish the files of segments that were rolled, on disk when this returns. Call it before a
+        checkpoint that covers them is written: otherwise the next start feeds them again.
 
-        Raises StorageFull or StorageFailed; what was not done is tried again by the next call.
+        Raises StorageFull or StorageFailed; the next call tries again what was not done.
         """
         for journal in tuple(self._frozen):
             if journal.sealed is None:
@@ -412,8 +408,8 @@ class ConsumerLog(ReadableRows):
             self._orders_missing.pop()
 
     def flush(self) -> list[int]:
-        """Write the rows of the segment that is being written; the descriptors that have to be synced for a checkpoint
-        to name what ``journal_state`` says then. They stay open until the next ``flush``, or ``close``.
+        """Write the rows of the segment that is being written; return the descriptors to sync before a checkpoint may
+        use ``journal_state``. They stay open until the next ``flush``, or ``close``.
 
         Raises StorageFull or StorageFailed; nothing is lost then.
         """
@@ -423,32 +419,32 @@ class ConsumerLog(ReadableRows):
 
     @property
     def sync(self) -> SureSync:
-        """[thread] What syncs the descriptors that ``flush`` gives, until the next ``roll``."""
+        """[thread] The function that syncs the descriptors of ``flush``, until the next ``roll``."""
         return self._journal.sync
 
-    def journal_state(self) -> Journaled | None:
-        """(base, rows, crc32c) of what the file of the current segment held after the last ``flush``."""
+    def journal_state(self) -> JournalState | None:
+        """Return (base, rows, crc32c) of the file of the current segment after the last ``flush``."""
         return (self._journal.base, self._journal.flushed, self._journal.crc) if self._started else None
 
     @property
     def waiting_blocks(self) -> int:
-        """Blocks of 65,536 rows (3 MiB) that only memory holds, because the disk takes no writes: no more batches
-        should be stored while there are some.
+        """The number of blocks of 65,536 rows (3 MiB) that are only in memory, because the disk takes no writes: store
+        no more batches until it is 0.
         """
         return sum(journal.waiting_blocks for journal in (*self._frozen, self._journal))
 
     def unfinished(self) -> set[int]:
-        """The bases of closed segments whose files ``seal_pending`` has still to finish."""
+        """Return the bases of closed segments whose files ``seal_pending`` has still to finish."""
         self._settle()
         return {journal.base for journal in self._frozen}
 
     def row_behind(self, base: int) -> int:
-        """The number of the row behind the last one of a segment whose files are finished."""
+        """Return the number of the row behind the last one of a segment whose files are finished."""
         _, segment = self.sealed_at(base)
         return segment.first_row + segment.count
 
     def sealed_at(self, base: int) -> tuple[SealedSegments, SealedSegment]:
-        """The files of a segment that are finished, and those that they are among."""
+        """Return the finished files of a segment, and the set that they are in."""
         self._settle()
         return self._sealed, self._sealed.at(base)
 
@@ -465,7 +461,7 @@ class ConsumerLog(ReadableRows):
             self._disk.close(self._retired.pop())
 
     def remove(self, base: int) -> None:
-        """Leave the rows of a sealed segment out from now on: where there are some before them, those behind them get
+        """Leave the rows of a sealed segment out from now on; if there are rows before them, those behind them get
         lower numbers.
 
         No ``seal_pending`` may be running.

@@ -1,4 +1,4 @@
-"""Consumer-log rows made of stored batches: recovery does for each what the broker did when it stored it."""
+"""Consumer-log rows made from stored batches: recovery makes the rows that the broker made when it stored the batch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from qmq.storage.consumer_log.subject_order import Rows
 from qmq.storage.meta.subjects import SubjectTable
 
 _ONE_RUN_TABLE: Final = BATCH_HEADER_SIZE + RUN_SIZE
-#: Tables that name one subject are remembered while a log is replayed: so many, of fewer bytes than this.
+#: How many tables that name one subject are remembered while a log is replayed, and the bytes of the largest.
 _TABLES_KEPT: Final = 1 << 17
 _TABLE_BYTES_KEPT: Final = 256
 
@@ -26,19 +26,19 @@ class Damaged(NamedTuple):
 
 
 class RowMaker:
-    """Makes consumer-log rows of stored batches; subjects that are not registered are."""
+    """Makes consumer-log rows of stored batches, and registers new subjects."""
 
     def __init__(self, subjects: SubjectTable) -> None:
         self._subjects = subjects
         self._by_table: dict[bytes, int] = {}
 
     def number(self, name: str) -> int:
-        """The number of a subject, new or not."""
+        """Return the number of a subject, which is registered if it is new."""
         number = self._subjects.number(name)
         return self._subjects.add(name) if number is None else number
 
     def rows(self, header: Header, batch: memoryview) -> EntryRow | Rows:
-        """The rows of a valid batch: a tuple when it has one run, else ENTRY_DTYPE[runs]."""
+        """Return the rows of a valid batch: a tuple when it has one run, else ENTRY_DTYPE[runs]."""
         if header.runs == 1:
             subject, lane, flags, _, count, _, size, _, first = RUN.unpack_from(batch, BATCH_HEADER_SIZE)
             table = bytes(batch[_ONE_RUN_TABLE : header.data_start])
@@ -55,7 +55,7 @@ class RowMaker:
         return entries_of(runs, header, header.position, header.stored_at_us, numbers)
 
     def damaged(self, prefix: bytes) -> list[Damaged]:
-        """The runs of a bad batch, of which *prefix* is header, runs and table, all good."""
+        """Return the runs of a bad batch; *prefix* is its header, runs and table, all good."""
         view = memoryview(prefix)
         rows = self.rows(parse_header(view), view)
         if isinstance(rows, tuple):

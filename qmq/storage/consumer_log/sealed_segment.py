@@ -1,8 +1,8 @@
-"""The rows of one segment: ``<base:016x>.entries``, a header (derived.py) and then ENTRY records in position order.
+"""The rows of one segment: ``<base:016x>.entries``, a header (header.py) and then ENTRY records in position order.
 
-The file of the segment that is being written is a journal: header with sealed 0, rows added as they come, trusted only
-as far as a checkpoint says how many there are and what their crc32c is. When the segment is full the header is written
-again with sealed 1, the count and the checksum of the body.
+The file of the segment that is being written is a journal: its header has sealed 0, rows are added as they come, and
+they are trusted only as far as a checkpoint gives their number and crc32c. When the segment is full the header is
+written again with sealed 1, the count and the checksum of the body.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ PLACE: Final = struct.Struct("<8xQ28xI")
 SEQUENCES: Final = struct.Struct("<Q20xI")
 STORED_AT: Final = struct.Struct("<16xQ")
 
-#: Read at once where some rows are not in memory.
+#: Bytes read at once where some rows are not in memory.
 _AROUND_BYTES: Final = 256 << 10
-_RESTART: Final = "restart the broker, it is made again then"
+_RESTART: Final = "restart the broker, which makes it again"
 NO_ROWS: Final[Rows] = np.empty(0, ENTRY_DTYPE)
 
 assert PLACE.size == ENTRY_SIZE
 
 
 def map_entries(disk: Disk, fd: int, count: int) -> Rows:
-    """The first *count* rows of an entries file, mapped. Raises OSError, or ValueError when the file is shorter."""
+    """Map the first *count* rows of an entries file. Raises OSError, or ValueError when the file is shorter."""
     if not count:
         return NO_ROWS
     mapped = disk.map(fd, DERIVED_HEADER_SIZE + count * ENTRY_SIZE)
@@ -49,7 +49,7 @@ def map_entries(disk: Disk, fd: int, count: int) -> Rows:
 
 
 def _map_of(array: Any) -> mmap.mmap | None:
-    """The map that an array shows a part of, None when it shows none."""
+    """Return the map that an array is a view of; None when it is of none."""
     while isinstance(array, np.ndarray):
         array = array.base
     shown = array.obj if isinstance(array, memoryview) else None
@@ -57,9 +57,9 @@ def _map_of(array: Any) -> mmap.mmap | None:
 
 
 def need_rows(residence: Residence, path: Path, rows: Rows, first: int, stop: int) -> None:
-    """Return when rows [first, stop) of a mapped entries file can be looked at without a wait.
+    """Return when rows [first, stop) of a mapped entries file can be read without a wait.
 
-    Raises NotAtHand, or StorageFailed where waiting is allowed and the disk does not give them.
+    Raises NotAtHand, or StorageFailed where waiting is allowed and the disk cannot read them.
     """
     mapped = _map_of(rows)
     if mapped is None or stop <= first:
@@ -71,13 +71,13 @@ def need_rows(residence: Residence, path: Path, rows: Rows, first: int, stop: in
 
 
 def count_before(rows: Rows, position: int) -> int:
-    """How many of the rows lie before *position*."""
+    """Return how many of the rows lie before *position*."""
     data = rows.data.cast("B") if len(rows) else memoryview(b"")
     return bisect_left(range(len(rows)), position, key=lambda index: PLACE.unpack_from(data, index * ENTRY_SIZE)[0])
 
 
 class SealedSegment:
-    """The files of a full segment. They are mapped at first use, and their bodies checked unless that has been done."""
+    """The files of a full segment. They are mapped at first use, and checked then unless they were before."""
 
     __slots__ = (
         "_data", "_directory", "_disk", "_order", "_order_checked", "_order_map", "_rows", "checked", "count",
@@ -87,10 +87,11 @@ class SealedSegment:
     def __init__(self, disk: Disk, directory: Path, header: DerivedHeader, *, checked: bool = False) -> None:
         self._disk = disk
         self._directory = directory
-        #: Whether the body of the entries has been compared with its checksum; *checked*: both files were just made.
+        #: Whether the body of the entries has been compared with its checksum; with *checked* both files were just
+        #: made.
         self.checked = checked
         self._order_checked = checked
-        #: What of its maps is in memory; None while whoever asks may wait for the disk.
+        #: Which bytes of its maps are in memory; None while callers may wait for the disk.
         self.residence: Residence | None = None
         self._rows: Rows | None = None
         self._data = memoryview(b"")
@@ -102,8 +103,8 @@ class SealedSegment:
 
     @classmethod
     def open(cls, disk: Disk, directory: Path, owner: DerivedHeader, end: int) -> SealedSegment:
-        """Look at the header of the segment that *owner* names and that ends at position *end*; first_row is not
-        compared. Raises BadBytes or ForeignFile when the file is not that segment's, OSError.
+        """Check the header of the segment that *owner* names and that ends at position *end*; first_row is not
+        compared. Raises OSError, BadBytes or ForeignFile when the file is not that segment's.
         """
         path = entries_path(directory, owner.base)
         fd = disk.open(path, os.O_RDONLY)
@@ -114,7 +115,7 @@ class SealedSegment:
             disk.close(fd)
         same = header.base == owner.base and header[:2] == owner[:2] and header.sealed and header.covered <= end
         if not same or size != DERIVED_HEADER_SIZE + header.rows * ENTRY_SIZE:
-            raise BadBytes(f"{path} is not the whole of a sealed segment; delete it, it is made again")
+            raise BadBytes(f"{path} is not a whole sealed segment; delete it, it is made again")
         return cls(disk, directory, header)
 
     @property
@@ -129,12 +130,12 @@ class SealedSegment:
 
     @property
     def is_mapped(self) -> bool:
-        """Whether the maps are held."""
+        """Whether the entries are mapped."""
         return self._rows is not None
 
     def check(self) -> None:
-        """Compare the body of the entries with its checksum, once. Raises BadBytes, also for what the disk does not
-        give back, or StorageFailed.
+        """Compare the body of the entries with its checksum, once. Raises BadBytes, also for bytes that the disk cannot
+        read, or StorageFailed.
         """
         if self.checked:
             return
@@ -151,13 +152,13 @@ class SealedSegment:
         self.checked = True
 
     def _unreadable(self, error: OSError) -> StorageError:
-        """What is wrong with the file, or with anything else: then it must not be thrown away."""
+        """Return BadBytes when the file is bad; StorageFailed when something else is, and the file must stay."""
         if error.errno == errno.ENOENT or error.errno in BAD_SECTOR:
             return BadBytes(f"cannot read {self.path}: {error.strerror}; {_RESTART}")
         return failure(error, "read", self.path)
 
     def rows(self) -> Rows:
-        """ENTRY_DTYPE[count], mapped. Raises BadBytes or StorageFailed."""
+        """Return ENTRY_DTYPE[count], mapped. Raises BadBytes or StorageFailed."""
         if self._rows is None:
             self.check()
             try:
@@ -174,12 +175,12 @@ class SealedSegment:
         return self._rows
 
     def data(self) -> memoryview:
-        """The bytes of rows()."""
+        """Return the bytes of rows()."""
         self.rows()
         return self._data
 
     def has_order(self, *, check: bool) -> bool:
-        """Whether the order file is there; with *check*, whether it is right, too."""
+        """Return whether the order file exists; with *check*, whether it is also right."""
         if not check:
             return self._disk.exists(self.order_path)
         try:
@@ -191,21 +192,21 @@ class SealedSegment:
 
     @property
     def is_ready(self) -> bool:
-        """Whether its files have been checked, so that mapping them is all that is left to do."""
+        """Whether the files have been checked, so that they only need to be mapped."""
         return self.checked and (self._order_checked or self._order is not None)
 
     def make_ready(self) -> None:
-        """[thread] Check the files, which nobody uses meanwhile; an order that is missing or rotten is made again.
-        Raises as check() does.
+        """[thread] Check the files, which nothing uses meanwhile; make a missing or rotten order again. Raises as
+        check() does.
         """
         self.check()
         if not self.opens_order():
             order = SealedSegment(self._disk, self._directory, self.header).order()
-            if not self.opens_order():  # the disk takes no files
+            if not self.opens_order():  # the disk took no file
                 self._order = order
 
     def opens_order(self) -> bool:
-        """Map the order file, unless that has been done, and check it, likewise; False when it is not good."""
+        """Map the order file, and check it, unless that was done before; return False when it is not good."""
         if self._order is None:
             try:
                 columns = open_order(self._disk, self.order_path, self.header, check=not self._order_checked)
@@ -217,29 +218,31 @@ class SealedSegment:
         return True
 
     def order(self) -> Order:
-        """The order of the rows. A file that is missing or rotten is made again. Raises as rows() does."""
+        """Return the order of the rows; make a missing or rotten file again. Raises as rows() does."""
         if not self.opens_order():
             columns = derive_order(self.rows())
-            with suppress(OSError):  # it is of use without the file, too
+            with suppress(OSError):  # the order is of use without the file
                 write_order(self._disk, self.order_path, self.header, columns)
             self._order = Order(columns)
         assert self._order is not None
         return self._order
 
     def need(self, first: int, stop: int) -> None:
-        """Return when rows [first, stop) can be looked at without a wait. Raises as need_rows() does."""
+        """Return when rows [first, stop) can be read without a wait. Raises as need_rows() does."""
         if self.residence is not None:
             need_rows(self.residence, self.path, self.rows(), first, stop)
 
     def _need_order(self, first: int, stop: int) -> None:
-        """As ``need``, for numbers [first, stop) of the order file. Where some are missing all of it is read."""
+        """Return when numbers [first, stop) of the order file can be read without a wait. If some are missing the whole
+        file is read.
+        """
         mapped = self._order_map
         if self.residence is not None and mapped is not None and first < stop:
             offset, end = DERIVED_HEADER_SIZE + 4 * first, DERIVED_HEADER_SIZE + 4 * stop
             self.residence.require(mapped, offset, end - offset, FileRange(self.order_path, 0, len(mapped)))
 
     def distrust(self) -> None:
-        """A part of the files cannot be read: they are checked again before they are used, and made again."""
+        """Have the files checked, and made again, before they are used: a part of them cannot be read."""
         self.unmap()
         self.checked = self._order_checked = False
 
@@ -253,14 +256,14 @@ class SealedSegment:
             raise failure(error, "write", self.order_path) from error
 
     def span(self, subject: int) -> Sequence[int]:
-        """The indexes of a subject's rows, ascending."""
+        """Return the indexes of a subject's rows, ascending."""
         return self.order().span(subject)
 
     def subjects(self) -> npt.NDArray[np.uint32]:
-        """The subjects that have rows here, ascending."""
+        """Return the subjects that have rows here, ascending."""
         return self.order().subjects()
 
     def unmap(self) -> None:
-        """Let go of the maps; views of them that are in use keep them alive."""
+        """Drop the maps; views of them that are in use keep them alive."""
         self._rows = self._order = self._order_map = None
         self._data = memoryview(b"")

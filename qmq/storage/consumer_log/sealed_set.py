@@ -1,4 +1,6 @@
-"""The sealed segments of a partition's consumer logs: which there are, which are mapped, and how one is made again."""
+"""The sealed segments of a partition's consumer log: which exist, which are mapped, and how a rotten one is made
+again.
+"""
 
 from __future__ import annotations
 
@@ -25,19 +27,19 @@ from qmq.storage.message_log.cold_reads import ColdRead, FileRange, NotAtHand, R
 
 #: Sealed segments that are mapped at a time.
 MAPPED_SEGMENTS: Final = 64
-#: Bytes of entries that are checked when they are found at a start, newest first; the others are at their first use.
+#: Bytes of entries that are checked at a start, newest first; the others are checked at their first use.
 CHECKED_AT_START: Final = 256 << 20
 
-#: Gives the rows of the batches at positions [base, end) again, in order: one tuple or array a batch.
+#: Returns the rows of the batches at positions [base, end) again, in order: one tuple or array a batch.
 Reread = Callable[[int, int], Iterable[EntryRow | Rows]]
 
 
 def find_sealed(
     disk: Disk, directory: Path, owner: DerivedHeader, segments: list[tuple[int, int, bool]], covered: int
 ) -> dict[int, SealedSegment]:
-    """The segments, of (base, end, sealed), that are sealed, end before *covered* and have good files, by base.
+    """Return the segments, of (base, end, sealed), that are sealed, end before *covered* and have good files, by base.
 
-    *owner* says whose they have to be. Raises StorageFailed.
+    *owner* is the header that they have to have. Raises StorageFailed.
     """
     found: dict[int, SealedSegment] = {}
     unchecked = CHECKED_AT_START
@@ -74,7 +76,7 @@ def make_again(disk: Disk, directory: Path, owner: DerivedHeader, end: int, rere
 
 
 def seal(disk: Disk, directory: Path, journal: Journal, reread: Reread | None) -> None:
-    """[thread] Finish the files of a frozen journal; where what was written cannot be read, others take their place.
+    """[thread] Finish the files of a frozen journal; make them from the message log when they cannot be read back.
     Raises StorageFull, StorageFailed; BadBytes without *reread*.
     """
     if reread is None or not journal.is_rotten:
@@ -88,7 +90,7 @@ def seal(disk: Disk, directory: Path, journal: Journal, reread: Reread | None) -
 
 
 class SegmentRead(ColdRead):
-    """A sealed segment's files to be checked, and made again if need be, before they are used for the first time."""
+    """A sealed segment's files, to be checked before their first use, and made again if they are bad."""
 
     __slots__ = ("_segment", "_segments")
 
@@ -98,13 +100,15 @@ class SegmentRead(ColdRead):
         self._segment = segment
 
     def step(self) -> bool:
-        """[thread] All of it: both files are derived, so that what is unreadable is no loss. Raises StorageError."""
+        """[thread] Check both files, and make bad ones again: they are derived, so nothing is lost. Raises
+        StorageError.
+        """
         self._segments.make_ready(self._segment)
         return False
 
 
 class SealedSegments:
-    """The sealed segments in use, ascending. ``reread`` is what rotten ones are made again from, if anything."""
+    """The sealed segments in use, ascending. ``reread`` makes rotten ones again, if it is set."""
 
     __slots__ = ("_directory", "_disk", "_mapped", "reread", "residence", "segments", "shelves")
 
@@ -113,21 +117,21 @@ class SealedSegments:
         self._directory = directory
         self._mapped: deque[SealedSegment] = deque()
         self.reread = reread
-        #: What of the maps is in memory; None while whoever asks may wait for the disk.
+        #: Which bytes of the maps are in memory; None while callers may wait for the disk.
         self.residence: Residence | None = None
         self.segments: list[SealedSegment] = []
-        #: Where the rows of a subject are.
+        #: The index of subjects.
         self.shelves = Shelves(self._touch_order)
 
     def add(self, segment: SealedSegment) -> None:
-        """Put a segment behind the others."""
+        """Append a segment."""
         segment.residence = self.residence
         self.segments.append(segment)
         if segment.count:
             self.shelves.add(segment)
 
     def remove(self, base: int) -> SealedSegment:
-        """Take the segment at *base* out from among the others."""
+        """Remove the segment at *base*, and return it."""
         gone = self.at(base)
         self.segments.remove(gone)
         if gone in self._mapped:
@@ -138,18 +142,18 @@ class SealedSegments:
         return gone
 
     def at(self, base: int) -> SealedSegment:
-        """The segment at *base*."""
+        """Return the segment at *base*."""
         return next(segment for segment in self.segments if segment.header.base == base)
 
     def attend(self, residence: Residence) -> None:
-        """Look at nothing from now on that is not in memory, unless *residence* allows to wait."""
+        """Read only what is in memory from now on, unless *residence* allows to wait."""
         self.residence = residence
         for segment in self.segments:
             segment.residence = residence
 
     def rows_at(self, row: int, stop: int = 0) -> tuple[Rows, int]:
-        """The array that holds a row, and the number of that array's first row; the rows up to *stop* that it holds
-        can be looked at. Raises BadBytes, StorageFailed and NotAtHand.
+        """Return the array that has a row, and the number of that array's first row; its rows up to *stop* can be read.
+        Raises BadBytes, StorageFailed and NotAtHand.
         """
         segment = self.segments[bisect_right(self.segments, row, key=lambda segment: segment.first_row) - 1]
         self._touch(segment)
@@ -157,13 +161,13 @@ class SealedSegments:
         return segment.rows(), segment.first_row
 
     def distrust(self, path: Path) -> None:
-        """A part of that file cannot be read."""
+        """Have a file checked again before it is used: a part of it cannot be read."""
         for segment in self.segments:
             if path in (segment.path, segment.order_path):
                 segment.distrust()
 
     def make_ready(self, segment: SealedSegment) -> None:
-        """[thread] Check the files of a segment, and make them again where they do not hold. Raises StorageError."""
+        """[thread] Check the files of a segment, and make bad ones again. Raises StorageError."""
         try:
             segment.make_ready()
         except BadBytes:
@@ -171,7 +175,7 @@ class SealedSegments:
             segment.make_ready()
 
     def _touch_order(self, row_range: RowRange) -> None:
-        """As _touch, for who looks up subjects."""
+        """Map a segment and its order, before it is searched for a subject."""
         self._touch(row_range)
         assert isinstance(row_range, SealedSegment)
         if not self._waits() and not row_range.opens_order():
@@ -179,16 +183,16 @@ class SealedSegments:
             self._touch(row_range)
 
     def _waits(self) -> bool:
-        """Whether whoever asks may wait for the disk."""
+        """Return whether callers may wait for the disk."""
         return self.residence is None or self.residence.may_wait
 
     def unmap(self) -> None:
-        """Let go of all maps."""
+        """Drop all maps."""
         while self._mapped:
             self._mapped.pop().unmap()
 
     def _touch(self, row_range: RowRange) -> None:
-        """Map a segment that is about to be used, in the place of the one that has been mapped longest."""
+        """Map a segment that is about to be used, in place of the one that has been mapped longest."""
         assert isinstance(row_range, SealedSegment)
         if row_range.is_mapped:
             return
@@ -204,14 +208,14 @@ class SealedSegments:
             self._mapped.popleft().unmap()
 
     def _repair(self, segment: SealedSegment) -> None:
-        """Make the files of a segment again that have rotten since they were written; where that cannot be, raise
-        BadBytes and see to it that the next start does so.
+        """Make the rotten files of a segment again; if that is impossible, raise BadBytes, and have the next start make
+        them.
         """
         segment.unmap()
         if self.reread is None:
             with suppress(OSError):
                 self._disk.unlink(segment.path)
-            raise BadBytes(f"{segment.path} does not fit its checksum; restart the broker, it is made again then")
+            raise BadBytes(f"{segment.path} does not fit its checksum; restart the broker, which makes it again")
         header = segment.header
         made = make_again(self._disk, self._directory, header.unsealed(), header.covered, self.reread)
         if made.header != header:

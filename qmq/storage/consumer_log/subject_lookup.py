@@ -1,10 +1,10 @@
-"""Where the rows of one subject are, over many ranges of rows.
+"""Finding the rows of one subject in many ranges of rows.
 
-Ranges (sealed segments, and blocks of segments that are being written) stand on shelves of 64, in row order. A
-shelf keeps one u64 a subject: which of its ranges have rows of it. So a question costs one look a shelf, and a
-binary search over the ranges that have the subject; never a look at a range without it, and nothing for each
-subject that there is. The words of a shelf are made when it is first asked: 0.5 ms a range of 100,000 subjects, and 8
-bytes of memory a subject and shelf.
+Ranges (sealed segments, and blocks of segments that are being written) stand on shelves of 64, in row order. A shelf
+keeps one u64 a subject, with a bit for each of its ranges that has rows of it. So a lookup costs one look a shelf, and
+a binary search over the ranges that have the subject; ranges without the subject and other subjects cost nothing. The
+words of a shelf are made at its first lookup: 0.5 ms a range of 100,000 subjects, and 8 bytes of memory a subject and
+shelf.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from qmq.storage.consumer_log.sealed_segment import SEQUENCES
 from qmq.storage.consumer_log.subject_order import RowRange, Rows
 
 SHELF_RANGES: Final = 64
-#: Rows that lie closer than this are asked about together.
+#: Rows closer than this are asked about together.
 _NEAR_ROWS: Final = 4_096
 
 #: Called with a range before its rows are used, so that its owner can bound what is mapped.
@@ -30,7 +30,7 @@ Touch = Callable[[RowRange], None]
 
 
 def no_touch(row_range: RowRange) -> None:
-    """For ranges that are always at hand."""
+    """Do nothing: the range is in memory."""
 
 
 class SubjectRows(NamedTuple):
@@ -48,19 +48,19 @@ class Shelf:
 
     def __init__(self) -> None:
         self.row_ranges: list[RowRange] = []
-        self._left = self.row_ranges  # those that are not gone
-        self._gone = 0  # a bit each
+        self._left = self.row_ranges  # the ranges that were not removed
+        self._gone = 0  # a bit for each range that was removed
         self._marked = 0
         self._words: npt.NDArray[np.uint64] = np.zeros(0, np.uint64)
 
     def add(self, row_range: RowRange) -> None:
-        """Put a range behind the others."""
+        """Append a range."""
         if self._left is not self.row_ranges:
             self._left.append(row_range)
         self.row_ranges.append(row_range)
 
     def with_subject(self, subject: int, touch: Touch) -> list[RowRange]:
-        """The ranges that have rows of a subject, in order."""
+        """Return the ranges that have rows of a subject, in order."""
         while self._marked < len(self.row_ranges):
             if self._gone >> self._marked & 1:
                 self._marked += 1
@@ -72,21 +72,21 @@ class Shelf:
         word = int(self._words[subject]) & ~self._gone
         if word == (1 << len(self.row_ranges)) - 1 & ~self._gone:
             return self._left
-        found = []
+        with_rows = []
         while word:
             lowest = word & -word
-            found.append(self.row_ranges[lowest.bit_length() - 1])
+            with_rows.append(self.row_ranges[lowest.bit_length() - 1])
             word ^= lowest
-        return found
+        return with_rows
 
     def remove(self, row_range: RowRange) -> None:
-        """Leave that one out from now on."""
+        """Leave a range out from now on."""
         self._gone |= 1 << self.row_ranges.index(row_range)
         self._left = [one for place, one in enumerate(self.row_ranges) if not self._gone >> place & 1]
 
     @property
     def is_over(self) -> bool:
-        """It had all that it takes, and all are gone."""
+        """Whether the shelf is full and all its ranges were removed."""
         return len(self.row_ranges) == SHELF_RANGES and not self._left
 
     def _mark(self, subjects: npt.NDArray[np.uint32]) -> None:
@@ -109,20 +109,20 @@ class Shelves:
         self._shelves: list[Shelf] = []
 
     def add(self, row_range: RowRange) -> None:
-        """Put a range behind the others."""
+        """Append a range."""
         if not self._shelves or len(self._shelves[-1].row_ranges) == SHELF_RANGES:
             self._shelves.append(Shelf())
         self._shelves[-1].add(row_range)
 
     def remove(self, row_range: RowRange) -> None:
-        """Leave that one out from now on."""
+        """Leave a range out from now on."""
         shelf = next(shelf for shelf in self._shelves if row_range in shelf.row_ranges)
         shelf.remove(row_range)
         if shelf.is_over:
             self._shelves.remove(shelf)
 
     def starts_by(self, subject: int, sequence: int) -> bool:
-        """Whether the first row of a subject here begins at or before *sequence*."""
+        """Return whether the first row of a subject here begins at or before *sequence*."""
         for shelf in self._shelves:
             with_subject = shelf.with_subject(subject, self._touch)
             if with_subject:
@@ -130,9 +130,9 @@ class Shelves:
         return False
 
     def from_sequence(self, subject: int, sequence: int) -> Iterator[SubjectRows]:
-        """The rows of a subject from the one that contains or follows *sequence*, range by range.
+        """Yield the rows of a subject from the one that contains or follows *sequence*, range by range.
 
-        Looks at shelves from the last one back to the one where *sequence* lies, then forward.
+        Looks at shelves from the last one back to the one that has *sequence*, then forward.
         """
         place = len(self._shelves)
         while place > 0:
@@ -151,7 +151,7 @@ class Shelves:
                     yield found
 
     def from_row(self, subject: int, row: int) -> Iterator[SubjectRows]:
-        """The rows of a subject from row number *row* on, range by range."""
+        """Yield the rows of a subject from row number *row* on, range by range."""
         for shelf in self._shelves:
             last = shelf.row_ranges[-1]
             if last.first_row + last.count <= row:
@@ -166,7 +166,7 @@ class Shelves:
 
 
 def first_sequence(row_range: RowRange, subject: int, touch: Touch) -> int:
-    """The first sequence of a subject in a range that has rows of it."""
+    """Return the first sequence of a subject in a range that has rows of it."""
     touch(row_range)
     index = row_range.span(subject)[0]
     row_range.need(index, index + 1)
@@ -174,7 +174,7 @@ def first_sequence(row_range: RowRange, subject: int, touch: Touch) -> int:
 
 
 def in_row_range(row_range: RowRange, subject: int, sequence: int, touch: Touch) -> SubjectRows | None:
-    """The rows of a subject in one range from the one that contains or follows *sequence* on."""
+    """Return the rows of a subject in one range from the one that contains or follows *sequence* on."""
     touch(row_range)
     span, data, unpack = row_range.span(subject), row_range.data(), SEQUENCES.unpack_from
 
@@ -188,7 +188,9 @@ def in_row_range(row_range: RowRange, subject: int, sequence: int, touch: Touch)
 
 
 def take(found: SubjectRows, stop_row: int, limit: int) -> Rows | None:
-    """At most *limit* of the rows found, those before row number *stop_row*: a view when they lie together."""
+    """Return at most *limit* of the rows of *found*, those before row number *stop_row*: a view when they are
+    adjacent.
+    """
     row_range, span, start = found
     stop = min(len(span), start + limit)
     if row_range.first_row + span[stop - 1] >= stop_row:

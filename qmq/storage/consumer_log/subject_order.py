@@ -1,20 +1,24 @@
-"""Rows sorted by subject: how the rows of one subject are found without looking at the others'.
+"""Rows sorted by subject, so that the rows of one subject are found without looking at others.
 
-The file ``<base:016x>.order`` stands beside the entries of a sealed segment, n rows of k subjects:
+A sealed segment has a file ``<base:016x>.order`` beside its entries, for n rows of k subjects:
 
-    header (64)       derived.py, magic "QMQORDER"
+    header (64)       header.py, magic "QMQORDER"
     subjects u32[k]   the subjects that have rows here, ascending
     starts u32[k+1]   where each subject's part of the permutation begins; the last one is n
     permutation u32[n]  indexes of rows in the segment, sorted by (subject, lane, index)
 
 k follows from the size of the file. Sequences of a consumer log grow with the position, so the order by index is the
-order by sequence. Rows of the segment that is being written are sorted in blocks of 65,536, kept in memory as u16.
+order by sequence.
+
+The rows of the segment that is being written (active.py) are sorted in blocks of 65,536, kept in memory as u16. The
+newest, in the journal's buffer, have a dict.
 """
 
 from __future__ import annotations
 
 import os
 import struct
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -25,7 +29,7 @@ import numpy.typing as npt
 from crc32c import crc32c
 
 from qmq.errors import BadBytes
-from qmq.format.layout import DERIVED_HEADER_SIZE, ORDER_MAGIC
+from qmq.format.layout import DERIVED_HEADER_SIZE, ENTRY_SIZE, ORDER_MAGIC
 from qmq.storage.consumer_log.header import DerivedHeader, crc_of_body, parse_derived
 from qmq.storage.disk.disk import Disk, read_fully, write_fully
 
@@ -42,7 +46,7 @@ _LANE_SHIFT: Final = np.uint64(16)
 
 
 class RowRange(Protocol):
-    """Consecutive rows of a partition that can be asked for one subject's."""
+    """Consecutive rows of a partition that can be searched for a subject."""
 
     @property
     def first_row(self) -> int:
@@ -50,26 +54,26 @@ class RowRange(Protocol):
 
     @property
     def count(self) -> int:
-        """How many rows there are."""
+        """The number of rows."""
 
     def rows(self) -> Rows:
-        """ENTRY_DTYPE[count]."""
+        """Return ENTRY_DTYPE[count]."""
 
     def data(self) -> memoryview:
-        """The bytes of rows()."""
+        """Return the bytes of rows()."""
 
     def span(self, subject: int) -> Sequence[int]:
-        """The indexes in rows() of a subject's rows, ascending."""
+        """Return the indexes in rows() of a subject's rows, ascending."""
 
     def subjects(self) -> Numbers:
-        """The subjects that have rows here, some perhaps more than once."""
+        """Return the subjects that have rows here, some perhaps more than once."""
 
     def need(self, first: int, stop: int) -> None:
-        """Return when rows [first, stop) can be looked at without a wait. Raises NotAtHand or StorageFailed."""
+        """Return when rows [first, stop) can be read without a wait. Raises NotAtHand or StorageFailed."""
 
 
 class OrderColumns(NamedTuple):
-    """The body of an order file; that of a block in memory has a narrower permutation."""
+    """The body of an order file; a block in memory has a narrower permutation."""
 
     subjects: Numbers
     starts: Numbers
@@ -77,7 +81,7 @@ class OrderColumns(NamedTuple):
 
 
 def sort_block(rows: Rows) -> npt.NDArray[np.uint16]:
-    """Indexes of at most 65,536 rows sorted by (subject, lane, index): 20 ns a row."""
+    """Return the indexes of at most 65,536 rows sorted by (subject, lane, index): 20 ns a row."""
     keys = rows["subject"].astype(np.uint64)
     keys <<= _SUBJECT_SHIFT
     lanes = rows["lane"].astype(np.uint64)
@@ -89,14 +93,14 @@ def sort_block(rows: Rows) -> npt.NDArray[np.uint16]:
 
 
 def order_block(rows: Rows) -> OrderColumns:
-    """The order of at most 65,536 rows: 30 ns a row, and 2 bytes a row and 8 a subject of memory."""
+    """Return the order of at most 65,536 rows: 30 ns a row, and 2 bytes a row and 8 a subject of memory."""
     permutation = sort_block(rows)
     subjects, heads, _ = _groups(rows["subject"].take(permutation))
     return OrderColumns(subjects, np.append(heads, len(rows)).astype(np.uint32), permutation)
 
 
 def _groups(subjects: Numbers) -> tuple[Numbers, npt.NDArray[np.intp], npt.NDArray[np.intp]]:
-    """The groups of equal subjects in a sorted column: which, where each begins, and how long it is."""
+    """Return, for each group of equal subjects in a sorted column, the subject, its first index and its length."""
     heads = np.flatnonzero(np.concatenate(([True], subjects[1:] != subjects[:-1])))
     return subjects[heads], heads, np.diff(heads, append=len(subjects))
 
@@ -107,8 +111,8 @@ def derive_order(rows: Rows) -> OrderColumns:
     top = max((int(rows["subject"][block].max()) for block in blocks), default=0)
     counts = np.zeros(top + 1, np.uint32)
     for block in blocks:
-        found = np.bincount(rows["subject"][block])
-        counts[: len(found)] += found.astype(np.uint32)
+        of_block = np.bincount(rows["subject"][block])
+        counts[: len(of_block)] += of_block.astype(np.uint32)
     subjects = np.flatnonzero(counts).astype(np.uint32)
     starts = np.zeros(len(subjects) + 1, np.uint32)
     np.cumsum(counts[subjects], out=starts[1:])
@@ -123,7 +127,7 @@ def derive_order(rows: Rows) -> OrderColumns:
 
 
 def _place_block(rows: Rows, start: int, free: Numbers, permutation: Numbers) -> None:
-    """Put the rows of one block into the permutation; *free* says where each subject's next one goes."""
+    """Put the rows of one block into the permutation; *free* is the next free index of each subject."""
     block = sort_block(rows)
     subjects, heads, lengths = _groups(rows["subject"].take(block))
     places = np.repeat(free[subjects] - heads, lengths) + np.arange(len(block))
@@ -132,7 +136,7 @@ def _place_block(rows: Rows, start: int, free: Numbers, permutation: Numbers) ->
 
 
 def write_order(disk: Disk, path: Path, entries: DerivedHeader, order: OrderColumns) -> None:
-    """Write, sync and close the order file of a sealed segment. A file that is there is replaced. Raises OSError."""
+    """Write, sync and close the order file of a sealed segment, in place of any that exists. Raises OSError."""
     columns = [column.astype("<u4", copy=False).data.cast("B") for column in order if len(column)]
     crc = 0
     for column in columns:
@@ -153,8 +157,8 @@ def write_order(disk: Disk, path: Path, entries: DerivedHeader, order: OrderColu
 
 
 def open_order(disk: Disk, path: Path, entries: DerivedHeader, *, check: bool) -> OrderColumns:
-    """Map the order file that belongs to a segment's *entries*; without *check*, which has been done before then,
-    nothing of it is read. Raises OSError; BadBytes when it does not fit them or its checksum.
+    """Map the order file that belongs to a segment's *entries*. Without *check*, when it was checked before, nothing of
+    it is read. Raises OSError; BadBytes when it does not fit the entries or its checksum.
     """
     fd = disk.open(path, os.O_RDONLY)
     try:
@@ -183,16 +187,16 @@ def _check_order(disk: Disk, fd: int, path: Path, entries: DerivedHeader, size: 
         raise BadBytes(f"{path} does not fit its checksum; delete it, it is made again")
 
 
-#: Called with a part of an order file, in numbers of 4 bytes behind its header, before it is looked at.
+#: Called with a part of an order file, counted in numbers of 4 bytes behind its header, before that part is read.
 NeedNumbers = Callable[[int, int], None]
 
 
 def _at_hand(first: int, stop: int) -> None:
-    """For what is always in memory."""
+    """Do nothing: the order is in memory."""
 
 
 class Order:
-    """An order in use. ``span`` costs one binary search over the subjects, about 1 us."""
+    """An order that is searched. ``span`` costs one binary search over the subjects, about 1 us."""
 
     __slots__ = ("_need", "_permutation", "_starts", "_subjects")
 
@@ -203,12 +207,12 @@ class Order:
         self._permutation = columns.permutation.data
 
     def subjects(self) -> Numbers:
-        """The subjects that have rows, ascending. Raises what *need* does."""
+        """Return the subjects that have rows, ascending. Raises what *need* does."""
         self._need(0, len(self._subjects))
         return self._subjects
 
     def span(self, subject: int) -> Sequence[int]:
-        """The indexes of a subject's rows, ascending. Raises what *need* does."""
+        """Return the indexes of a subject's rows, ascending. Raises what *need* does."""
         subjects = self.subjects()
         count = len(subjects)
         key: Any = np.uint32(subject)  # a plain int would make numpy copy the column
@@ -219,3 +223,144 @@ class Order:
         start, stop = self._starts[place], self._starts[place + 1]
         self._need(2 * count + 1 + start, 2 * count + 1 + stop)
         return self._permutation[start:stop]
+
+
+#: Up to this many new rows go into the dict one by one; more are sorted at once.
+FEW_ROWS: Final = 4_096
+
+
+class JournalRows(Protocol):
+    """The rows of a segment that is being written: the part of a journal that is used here."""
+
+    #: The number of the first row in the partition, rows before the buffer, rows in it, and its bytes.
+    first_row: int
+    sorted_count: int
+    fill: int
+    data: memoryview
+
+    def rows_at(self, index: int) -> tuple[Rows, int]:
+        """Return the array that has a row, and the index of that array's first row."""
+
+    def need(self, first: int, stop: int) -> None:
+        """Return when rows [first, stop) of one array can be read without a wait."""
+
+
+class Block:
+    """65,536 rows of a journal, sorted: 2 bytes a row in memory. ``span`` costs two binary searches, about 10 us."""
+
+    __slots__ = ("_answer", "_asked", "_journal", "_order", "_start", "count", "first_row")
+
+    def __init__(self, journal: JournalRows, start: int, rows: Rows) -> None:
+        self._journal = journal
+        self._start = start
+        self._order = sort_block(rows).data
+        self._asked, self._answer = -1, self._order[:0]  # a lookup asks for the same subject several times
+        self.first_row = journal.first_row + start
+        self.count = len(rows)
+
+    def rows(self) -> Rows:
+        """Return ENTRY_DTYPE[count]."""
+        rows, start = self._journal.rows_at(self._start)
+        return rows[self._start - start : self._start - start + self.count]
+
+    def data(self) -> memoryview:
+        """Return the bytes of rows()."""
+        return self.rows().data.cast("B")
+
+    def span(self, subject: int) -> Sequence[int]:
+        """Return the indexes of a subject's rows, ascending."""
+        if subject != self._asked:
+            self._asked, self._answer = subject, sorted_span(self._order, self.data(), subject)
+        return self._answer
+
+    def subjects(self) -> Numbers:
+        """Return the subject of every row."""
+        return np.asarray(self.rows()["subject"])
+
+    def need(self, first: int, stop: int) -> None:
+        """Do nothing: ``touch`` has made all rows readable."""
+
+    def touch(self) -> None:
+        """Return when the whole block can be read without a wait. Raises as need_rows() does."""
+        self._journal.need(self._start, self._start + self.count)
+
+
+def sorted_span(order: memoryview, data: memoryview, subject: int) -> memoryview:
+    """Return the part of *order*, indexes of the rows in *data* sorted by subject, that belongs to one subject."""
+    unpack = SUBJECT.unpack_from
+
+    def subject_of(index: int) -> int:
+        return unpack(data, index * ENTRY_SIZE)[0]  # type: ignore[no-any-return]  # an int, by its layout
+
+    low = bisect_left(order, subject, key=subject_of)
+    return order[low : bisect_right(order, subject, low, key=subject_of)]
+
+
+def touch(block: RowRange) -> None:
+    """Touch a block: the callback of shelves (subject_lookup.py)."""
+    assert isinstance(block, Block)
+    block.touch()
+
+
+class RecentIndex:
+    """The rows in the buffer of a journal, by subject: the last ones in a dict, those before sorted.
+
+    Searches bring it up to date, so that rows that are never searched by subject cost nothing.
+    """
+
+    __slots__ = ("_indexed", "_journal", "_late", "_order")
+
+    def __init__(self, journal: JournalRows) -> None:
+        self._journal = journal
+        self._order: Order | None = None
+        self._late: dict[int, list[int]] = {}
+        self._indexed = 0
+
+    @property
+    def first_row(self) -> int:
+        """The row number of the buffer's first row."""
+        return self._journal.first_row + self._journal.sorted_count
+
+    @property
+    def count(self) -> int:
+        """The number of rows in the buffer."""
+        return self._journal.fill
+
+    def rows(self) -> Rows:
+        """Return ENTRY_DTYPE[count]."""
+        return self._journal.rows_at(self._journal.sorted_count)[0]
+
+    def data(self) -> memoryview:
+        """Return the bytes of the buffer."""
+        return self._journal.data
+
+    def subjects(self) -> Numbers:
+        """Return the subject of every row."""
+        return np.asarray(self.rows()["subject"])
+
+    def need(self, first: int, stop: int) -> None:
+        """Do nothing: the buffer is in memory."""
+
+    def span(self, subject: int) -> Sequence[int]:
+        """Return the indexes of a subject's rows, ascending: 0.1 us a row added since the last call, at most 2 ms."""
+        if self._indexed < self._journal.fill:
+            self._catch_up()
+        late: Sequence[int] = self._late.get(subject, ())
+        if self._order is None:
+            return late
+        early = self._order.span(subject)
+        return [*early, *late] if late else early
+
+    def _catch_up(self) -> None:
+        start, fill = self._indexed, self._journal.fill
+        self._indexed = fill
+        if fill - start > FEW_ROWS:
+            self._order = Order(order_block(self.rows()))
+            self._late.clear()
+            return
+        late = self._late
+        for index, number in enumerate(self.subjects()[start:].tolist(), start):
+            if number in late:
+                late[number].append(index)
+            else:
+                late[number] = [index]

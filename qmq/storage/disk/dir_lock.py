@@ -1,4 +1,6 @@
-"""One broker per data directory: the file ``lock``, held with flock. Its text says who holds it."""
+"""One broker per data directory: the file ``lock``, locked with flock. Its text names the process that holds the
+lock.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ LOCK_NAME = "lock"
 
 
 class DirectoryLock:
-    """The hold on a data directory; the system drops it when the process ends, however it ends."""
+    """The lock on a data directory. The system drops it when the process ends, in whatever way."""
 
     def __init__(self, disk: Disk, fd: int, path: Path) -> None:
         self._disk = disk
@@ -24,7 +26,7 @@ class DirectoryLock:
 
     @classmethod
     def acquire(cls, disk: Disk, directory: Path, now_us: int) -> DirectoryLock:
-        """Take the directory. Raises DirectoryInUse, naming the holder, or StorageFailed."""
+        """Lock the directory. Raises DirectoryInUse, which names the holder, or StorageFailed."""
         path = directory / LOCK_NAME
         try:
             fd = disk.open(path, os.O_RDWR | os.O_CREAT)
@@ -37,7 +39,7 @@ class DirectoryLock:
                 )
             started = datetime.fromtimestamp(now_us // 1_000_000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
             text = f"process {os.getpid()} on {socket.gethostname()}, since {started}\n".encode()
-            with suppress(OSError):  # a full disk must not keep anyone from reading what is there
+            with suppress(OSError):  # a full disk must not prevent reading
                 disk.ftruncate(fd, 0)
                 write_fully(disk, fd, [text], 0)
         except OSError as error:
@@ -49,19 +51,19 @@ class DirectoryLock:
         return cls(disk, fd, path)
 
     def check_in_flight(self) -> None:
-        """[thread] Check that the directory that was locked is still the one of its name. Raises SyncFailed."""
+        """[thread] Check that the data directory still has the lock file that was locked. Raises SyncFailed."""
         try:
-            held = self._disk.is_at(self._fd, self._path)
+            is_there = self._disk.is_at(self._fd, self._path)
         except OSError as error:
             raise failure(error, "look at", self._path) from error
-        if not held:
+        if not is_there:
             raise SyncFailed(
-                f"{self._path.parent} was removed, moved or replaced while the broker runs ({self._path.name} in it is "
-                "not the one that it locked); nothing more is stored: put the directory back, then restart the broker"
+                f"{self._path.parent} was removed, moved or replaced while the broker runs (its {self._path.name} is "
+                "not the locked file); nothing more is stored: put the directory back, then restart the broker"
             )
 
     def release(self) -> None:
-        """Let another process have the directory. Calling it again does nothing."""
+        """Unlock the directory. A second call does nothing."""
         if self._fd >= 0:
             with suppress(OSError):
                 self._disk.ftruncate(self._fd, 0)
@@ -70,7 +72,8 @@ class DirectoryLock:
 
 
 def holder_of(disk: Disk, directory: Path) -> str | None:
-    """Who holds the directory now ("process 12 on host, since ..."); None when nobody does. Takes no lock.
+    """Return which process holds the directory now ("process 12 on host, since ..."), None when none does, without
+    locking it.
 
     Raises StorageFailed when the system refuses to read the lock file.
     """
@@ -82,7 +85,7 @@ def holder_of(disk: Disk, directory: Path) -> str | None:
     except OSError as error:
         raise failure(error, "open", path) from error
     try:
-        # A try that succeeds holds the file until the close below, a few microseconds later.
+        # If this locks the file, close() below unlocks it, a few microseconds later.
         return None if disk.flock(fd) else _holder(disk, fd)
     finally:
         disk.close(fd)

@@ -1,6 +1,6 @@
-"""The operating system behind one small interface: everything in storage goes through a Disk.
+"""The operating system behind one small interface: all of storage uses files through a Disk.
 
-Tests put a faulty one in its place; a user with a bug can trace here. The methods raise OSError as the system does;
+Tests put a faulty disk in its place; users with a bug can trace here. The methods raise OSError as the system does;
 ``failure`` turns one into the StorageError that says what happened, to what, and what to do.
 """
 
@@ -27,21 +27,21 @@ Buffer = bytes | bytearray | memoryview
 #: The most buffers one pwritev takes.
 IOV_MAX: Final = 1_024
 
-#: The most bytes one pwritev is asked to take. One of 8 MiB into fresh page cache costs three to four times as much
-#: processor time a byte as pieces of up to 2 MiB do (measured: 0.9 to 1.2 s a GiB, against 0.22 to 0.29).
+#: The most bytes given to one pwritev. One call of 8 MiB into a fresh page cache takes three to four times as much
+#: processor time a byte as pieces of up to 2 MiB (measured: 0.9 to 1.2 s a GiB, against 0.22 to 0.29).
 WRITE_BYTES: Final = 1 << 20
 
-#: The unit in which files are in memory.
+#: The size of a page of the page cache.
 PAGE: Final = mmap.PAGESIZE
 
-#: Messages are for the user that runs the broker: nobody else may read what is made in a data directory.
+#: Only the user that runs the broker may read messages: modes of what is made in a data directory.
 PRIVATE_FILE: Final = 0o600
 PRIVATE_DIRECTORY: Final = 0o700
-#: As far as the umask lets others read it: for archives, which are made to be read, and for what holds no messages.
+#: Others may read as far as the umask allows: for archives, and for files that hold no messages.
 SHARED_FILE: Final = 0o666
 SHARED_DIRECTORY: Final = 0o777
 
-#: What a disk says of bytes that it cannot give. Other errors of the system say nothing about the bytes.
+#: Errors for bytes that the disk cannot read. Other errors say nothing about the bytes.
 BAD_SECTOR: Final = frozenset((errno.EIO, errno.ENODATA, errno.EBADMSG, errno.EUCLEAN, errno.EREMOTEIO))
 
 _FULL: Final = frozenset((errno.ENOSPC, errno.EDQUOT))
@@ -71,7 +71,7 @@ _KINDS: Final = {
 
 
 def kind_of(mode: int) -> str:
-    """The kind of thing that has this st_mode, in a word or two."""
+    """Return the kind of file with this st_mode, in a word or two."""
     return _KINDS.get(stat.S_IFMT(mode), "something unknown")
 
 
@@ -81,7 +81,7 @@ def _no_file(path: Path, mode: int) -> OSError:
 
 
 def _find_mincore() -> Callable[[int, int, ctypes.Array[ctypes.c_char]], int] | None:
-    """The system's own, called without letting go of the interpreter: it takes a microsecond."""
+    """Return the system's mincore, called without releasing the interpreter: it takes a microsecond."""
     function = getattr(ctypes.PyDLL(None), "mincore", None)
     if function is not None:
         function.argtypes = [ctypes.c_size_t, ctypes.c_size_t, ctypes.c_char_p]
@@ -92,25 +92,25 @@ _mincore: Final = _find_mincore()
 
 
 class _Map(mmap.mmap):
-    """A map that knows where it is."""
+    """A map that knows its address."""
 
     address = 0
 
 
 class Disk:
-    """The real one."""
+    """The disk of the operating system."""
 
-    #: The last bytes of what is written to a segment are taken to be in memory: they are not asked about.
+    #: The last bytes written to a segment are taken to be in memory, without asking the system.
     hot_bytes = 16 << 20
 
     def open(self, path: Path, flags: int, mode: int = PRIVATE_FILE) -> int:
-        """Open a regular file. Raises OSError (ENXIO) for a FIFO, a socket or a device, which might have the caller
-        wait for ever, and IsADirectoryError.
+        """Open a regular file. Raises IsADirectoryError, and OSError (ENXIO) for a FIFO, a socket or a device, which
+        could make the caller wait for ever.
         """
         try:
             fd = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK, mode)
         except OSError as error:
-            if error.errno != errno.ENXIO:  # of a socket, and of a FIFO that nobody reads
+            if error.errno != errno.ENXIO:  # a socket, or a FIFO without a reader
                 raise
             raise _no_file(path, os.stat(path).st_mode) from None
         kind = os.fstat(fd).st_mode
@@ -132,39 +132,41 @@ class Disk:
         return os.preadv(fd, buffers, offset)
 
     def open_aside(self, path: Path) -> int:
-        """Open for ``preadv_aside``: the system reads nothing ahead."""
+        """Open a file for ``preadv_aside``, without read-ahead."""
         fd = self.open(path, os.O_RDONLY)
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
         return fd
 
     def preadv_aside(self, fd: int, buffer: memoryview, offset: int) -> int:
-        """Read bytes that nobody else wants now: they are let go of again from the first one that was not in memory."""
+        """Read bytes and leave the page cache as it was: pages from the first one that was not in memory are dropped
+        again.
+        """
         try:
-            held = os.preadv(fd, [buffer], offset, os.RWF_NOWAIT)
+            cached = os.preadv(fd, [buffer], offset, os.RWF_NOWAIT)
         except OSError as error:
             if error.errno not in (errno.EAGAIN, errno.EOPNOTSUPP):
                 raise
-            held = 0
-        if held == len(buffer):
-            return held
-        read = self.preadv(fd, [buffer[held:]], offset + held)
-        os.posix_fadvise(fd, offset + held, read, os.POSIX_FADV_DONTNEED)
-        return held + read
+            cached = 0
+        if cached == len(buffer):
+            return cached
+        read = self.preadv(fd, [buffer[cached:]], offset + cached)
+        os.posix_fadvise(fd, offset + cached, read, os.POSIX_FADV_DONTNEED)
+        return cached + read
 
     def map(self, fd: int, length: int) -> mmap.mmap:
-        """The first *length* bytes, read-only; sees later writes. ValueError when the file is shorter."""
+        """Map the first *length* bytes, read-only; later writes show. Raises ValueError when the file is shorter."""
         mapped = _Map(fd, length, mmap.MAP_SHARED, mmap.PROT_READ)
         with suppress(OSError):
-            mapped.madvise(mmap.MADV_RANDOM)  # or whoever looks at it would be made to read ahead, 8 MiB at once here
+            mapped.madvise(mmap.MADV_RANDOM)  # otherwise each access would read ahead, 8 MiB at once here
         mapped.address = np.frombuffer(mapped, np.uint8).__array_interface__["data"][0]
         return mapped
 
     def residency(self, mapped: mmap.mmap, offset: int, size: int) -> bytes:
-        """A byte for each page of a map that [offset, offset + size) touches: 0 where the page is not in memory, so
-        that to look at it would wait for the disk, or end the process where the disk cannot read it.
+        """Return a byte for each page of a map that [offset, offset + size) touches: 0 where the page is not in memory.
+        Touching such a page waits for the disk, and ends the process where the disk cannot read it.
 
-        1.2 us for a page, 3 us for 4 MiB, 22 where nobody looked at them through this map yet. All 1 on systems that
-        do not tell.
+        Takes 1.2 us for a page, 3 us for 4 MiB, 22 us for the first look through this map. All 1 on systems without
+        mincore.
         """
         first = offset // PAGE
         pages = (offset + size - 1) // PAGE - first + 1
@@ -183,19 +185,19 @@ class Disk:
         os.ftruncate(fd, length)
 
     def allocate(self, fd: int, size: int) -> None:
-        """Have room for the first *size* bytes, zeros where nothing was written."""
+        """Allocate the first *size* bytes, with zeros where nothing was written."""
         os.posix_fallocate(fd, 0, size)
 
     def size(self, fd: int) -> int:
         return os.fstat(fd).st_size
 
     def room(self, path: Path) -> tuple[int, int]:
-        """Bytes that may still be written to the disk of *path*, and its size."""
-        found = os.statvfs(path)
-        return found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
+        """Return the bytes that can still be written to the disk of *path*, and the size of that disk."""
+        stats = os.statvfs(path)
+        return stats.f_bavail * stats.f_frsize, stats.f_blocks * stats.f_frsize
 
     def data_end(self, fd: int) -> int:
-        """The offset from which on the file surely holds only zeros; its size where the file system does not tell."""
+        """Return the offset behind which the file holds only zeros; its size where the file system cannot say."""
         size, end = self.size(fd), 0
         try:
             while end < size:
@@ -224,7 +226,7 @@ class Disk:
         os.replace(source, target)
 
     def link(self, source: Path, target: Path) -> None:
-        """Give a file another name too, unless that is there: FileExistsError."""
+        """Give a file another name. Raises FileExistsError when there is a file of that name."""
         os.link(source, target)
 
     def unlink(self, path: Path) -> None:
@@ -234,18 +236,20 @@ class Disk:
         return sorted(os.listdir(path))
 
     def mkdir(self, path: Path, mode: int = PRIVATE_DIRECTORY) -> None:
-        """Make one directory; nothing happens when it is there."""
+        """Make one directory, unless it exists."""
         with suppress(FileExistsError):
             os.mkdir(path, mode)
         if not path.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
 
     def kind(self, path: Path) -> str:
-        """The kind of thing that *path* names, in a word or two: "a file", "a directory", "a FIFO". Raises OSError."""
+        """Return the kind of file that *path* names, in a word or two: "a file", "a directory", "a FIFO". Raises
+        OSError.
+        """
         return kind_of(os.stat(path).st_mode)
 
     def is_at(self, fd: int, path: Path) -> bool:
-        """Whether *path* still names the file that is open as *fd*. Raises OSError."""
+        """Return whether *path* still names the file that is open as *fd*. Raises OSError."""
         try:
             there = os.stat(path)
         except (FileNotFoundError, NotADirectoryError):
@@ -253,14 +257,14 @@ class Disk:
         return os.path.samestat(there, os.fstat(fd))
 
     def resolve(self, path: Path) -> Path:
-        """The absolute path without symbolic links, of what may not be there yet."""
+        """Return the absolute path without symbolic links; the file need not exist."""
         return Path(os.path.realpath(path))
 
     def exists(self, path: Path) -> bool:
         return os.path.lexists(path)
 
     def flock(self, fd: int) -> bool:
-        """Take the whole file for this process alone; False when another has it."""
+        """Lock the file for this process; False when another process has locked it."""
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -268,15 +272,17 @@ class Disk:
         return True
 
     def boot_id(self) -> str:
-        """Differs after every start of the machine; empty when the system does not tell, then any stop may be one."""
+        """Return a text that differs after every start of the machine; empty where the system has none, then any stop
+        may be one.
+        """
         try:
             return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         except OSError:
             return ""
 
     def aside(self) -> Aside | None:
-        """What does fdatasyncs without a thread; None where the system has no such calls, and for who does it otherwise
-        than the system.
+        """Return an Aside for fdatasyncs without a thread; None where the system has none, or a subclass syncs in its
+        own way.
         """
         if type(self).fdatasync is Disk.fdatasync:
             with suppress(OSError):
@@ -288,7 +294,9 @@ class Disk:
 
 
 def failure(error: OSError, doing: str, path: Path | str, position: int | None = None) -> StorageError:
-    """The StorageError for *error*, met while *doing* something ("write", "open") to *path*, maybe at a position."""
+    """Return the StorageError for *error*, met while *doing* something ("write", "open") to *path*, maybe at a
+    position.
+    """
     where = f"{path}" if position is None else f"{path} at position {position}"
     text = f"cannot {doing} {where}: {error.strerror or error}"
     if error.errno in _FULL:
@@ -312,7 +320,7 @@ def write_fully(disk: Disk, fd: int, buffers: Sequence[Buffer], offset: int) -> 
 
 
 def _calls(buffers: Sequence[Buffer]) -> Iterator[tuple[list[Buffer], int]]:
-    """*buffers* cut into what one call takes each, with its size."""
+    """Split *buffers* into groups that one call can take, each with its size."""
     if len(buffers) == 1 and isinstance(buffers[0], bytes) and 0 < len(buffers[0]) <= WRITE_BYTES:
         yield [buffers[0]], len(buffers[0])
         return
@@ -333,7 +341,7 @@ def _calls(buffers: Sequence[Buffer]) -> Iterator[tuple[list[Buffer], int]]:
 
 
 def _behind(buffers: list[Buffer], written: int) -> list[Buffer]:
-    """What is left of *buffers* after *written* bytes."""
+    """Return what is left of *buffers* after *written* bytes."""
     done = 0
     while written >= len(buffers[done]):
         written -= len(buffers[done])
@@ -342,7 +350,7 @@ def _behind(buffers: list[Buffer], written: int) -> list[Buffer]:
 
 
 def read_whole(disk: Disk, path: Path) -> bytes:
-    """All of a file. Raises OSError."""
+    """Return all of a file. Raises OSError."""
     fd = disk.open(path, os.O_RDONLY)
     try:
         return read_fully(disk, fd, disk.size(fd), 0)
@@ -351,7 +359,7 @@ def read_whole(disk: Disk, path: Path) -> bytes:
 
 
 def read_fully(disk: Disk, fd: int, size: int, offset: int) -> bytes:
-    """*size* bytes at *offset*, fewer only where the file ends. Raises OSError."""
+    """Return *size* bytes at *offset*, fewer only where the file ends. Raises OSError."""
     parts = []
     while size > 0:
         part = disk.pread(fd, size, offset)
@@ -364,7 +372,7 @@ def read_fully(disk: Disk, fd: int, size: int, offset: int) -> bytes:
 
 
 def read_around(disk: Disk, fd: int, size: int, offset: int) -> tuple[bytes, int]:
-    """As ``read_fully``, with zeros for pages that the disk does not give; and how many bytes these are.
+    """Read as ``read_fully``, with zeros for pages that the disk cannot read; return also how many bytes these are.
 
     Raises OSError for other errors.
     """
@@ -389,7 +397,7 @@ def read_around(disk: Disk, fd: int, size: int, offset: int) -> tuple[bytes, int
 
 
 def write_atomically(disk: Disk, path: Path, content: Buffer | list[bytes], mode: int = PRIVATE_FILE) -> None:
-    """Put *content* in the place of *path*, on disk when this returns; the old file stays whole if it fails.
+    """Replace the file at *path* by *content*, on disk when this returns; the old file stays whole if it fails.
 
     Raises StorageFull or StorageFailed.
     """
@@ -427,11 +435,11 @@ def write_in_place(disk: Disk, path: Path, content: list[bytes]) -> None:
 
 
 def make_directory(disk: Disk, path: Path, mode: int = PRIVATE_DIRECTORY) -> None:
-    """Make a directory and those above it, for good: a name that is not synced goes with the power, and all below it.
+    """Make a directory and its missing parents, on disk when this returns: a name that is not synced is lost with the
+    power.
 
-    Raises StorageFull or StorageFailed.
-
-    The first one that is there may have been made by a start that was killed before it could sync the name.
+    The first parent that exists is synced too: a start that was killed may have made it. Raises StorageFull or
+    StorageFailed.
     """
     missing = []
     parent = path
@@ -441,7 +449,7 @@ def make_directory(disk: Disk, path: Path, mode: int = PRIVATE_DIRECTORY) -> Non
     try:
         if not missing:
             disk.mkdir(path, mode)
-        with suppress(PermissionError):  # made by somebody who may do more than this process
+        with suppress(PermissionError):  # another user made it, and this process may not sync it
             disk.fsync_directory(parent.parent)
         for made in reversed(missing):
             disk.mkdir(made, mode if made == path else SHARED_DIRECTORY)

@@ -1,7 +1,8 @@
-"""A small file that is written whole: header, then msgpack, one checksum over both. Identity and checkpoints are such.
+"""A small file that is written whole: a header and msgpack, with one checksum over both. Identity and checkpoints use
+it.
 
 Bytes: magic 8s | version u16 | reserved u16 | size u32 (of the msgpack) | crc32c u32 (of the 16 bytes before and of the
-msgpack) | msgpack. Header and checksum stay as they are in every version, so that rot never passes for a newer one.
+msgpack) | msgpack. Every version has this header and checksum, so that rot never passes for a newer version.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ assert ENVELOPE_SIZE == 20
 
 
 class FileState(enum.Enum):
-    """What was found where such a file should be."""
+    """The state of a file that was read."""
 
     GOOD = "good"
     ROTTEN = "rotten"
@@ -34,7 +35,7 @@ class FileState(enum.Enum):
 
 
 class OpenedFile(NamedTuple):
-    """A file that was looked at: ``content`` is set when it is good, ``reason`` when it is not."""
+    """A file that was read: ``content`` is set when it is good, ``reason`` when it is not."""
 
     state: FileState
     content: dict[str, Any] | None
@@ -42,14 +43,14 @@ class OpenedFile(NamedTuple):
 
 
 def pack_envelope(magic: bytes, version: int, content: dict[str, Any]) -> list[bytes]:
-    """The buffers of a file with *content* (str, int, bytes, list, dict, bool, None)."""
+    """Return the buffers of a file with *content* (str, int, bytes, list, dict, bool, None)."""
     body = msgpack.packb(content, use_bin_type=True)
     fields = _FIELDS.pack(magic, version, 0, len(body))
     return [fields, _CRC.pack(crc32c(body, crc32c(fields))), body]
 
 
 def unpack_envelope(data: bytes, magic: bytes, version: int, name: str) -> dict[str, Any]:
-    """The content of a file's bytes. Raises BadBytes, or ForeignFile for a version that this code does not know."""
+    """Return the content of a file's bytes. Raises BadBytes, or ForeignFile for a newer version."""
     if len(data) < ENVELOPE_SIZE:
         raise BadBytes(f"{name} has {len(data)} bytes, fewer than its header")
     found, found_version, _, size = _FIELDS.unpack_from(data)
@@ -63,7 +64,7 @@ def unpack_envelope(data: bytes, magic: bytes, version: int, name: str) -> dict[
         raise ForeignFile(f"{name} has format version {found_version}; this QMQ reads {version}: use a newer one")
     try:
         content = msgpack.unpackb(body, raw=False, strict_map_key=False, max_bin_len=size, max_str_len=size)
-    except (ValueError, TypeError, msgpack.UnpackException) as error:  # TypeError: a key that cannot be one
+    except (ValueError, TypeError, msgpack.UnpackException) as error:  # TypeError: an unhashable key
         raise BadBytes(f"{name} does not hold a map: {error}") from error
     if not isinstance(content, dict):
         raise BadBytes(f"{name} does not hold a map")
@@ -71,7 +72,7 @@ def unpack_envelope(data: bytes, magic: bytes, version: int, name: str) -> dict[
 
 
 def read_envelope(disk: Disk, path: Path, magic: bytes, version: int) -> OpenedFile:
-    """Look at the file at *path*; a bad sector is rot. Raises StorageFailed when the system refuses to read it."""
+    """Read the file at *path*; a bad sector is rot. Raises StorageFailed when the system refuses to read it."""
     try:
         data = read_whole(disk, path)
     except FileNotFoundError:

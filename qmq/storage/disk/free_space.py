@@ -1,7 +1,7 @@
-"""Room that is kept free on the disks, so that what follows from earlier sends can be written while sends are refused.
+"""Free space that sends may not use up, so that the broker can write on while it refuses sends.
 
-Checkpoints with their cursors, rows, names of subjects and, once there are any, acknowledgements need some. Were sends
-to take it, a full disk would keep consumers from getting on, too.
+Checkpoints, rows, names of subjects and acks need some space. If sends used it up, a full disk would stop consumers
+too.
 """
 
 from __future__ import annotations
@@ -12,33 +12,35 @@ from typing import Final
 from qmq.errors import StorageFull
 from qmq.storage.disk.disk import Disk, failure
 
-#: At most so much of a disk is kept free: one part of so many.
+#: At most a sixteenth of a disk is kept free.
 PARTS: Final = 16
-#: It is measured again when so much of what is kept may have been used since.
+#: Measure again when an eighth of the reserved space may have been used.
 _AGAIN_PARTS: Final = 8
 
 
 class Room:
-    """The room for one partition's batches: on the disk that they go to, and on that of the data directory."""
+    """The space for one partition's batches, on the disk of the partition and on that of the data directory."""
 
     __slots__ = ("_directories", "_disk", "_keep_bytes", "_left")
 
     def __init__(self, disk: Disk, directories: tuple[Path, ...], keep_bytes: int) -> None:
-        """*keep_bytes* are kept free on each disk, and at most a sixteenth of it; 0: nothing is looked at."""
+        """*keep_bytes* stay free on each disk, but at most a sixteenth of it; with 0 nothing is measured."""
         self._disk = disk
         self._directories = directories
         self._keep_bytes = keep_bytes
-        self._left = -1  # what may be written before it is measured again
+        self._left = -1  # bytes that may be written before the next measurement
 
     def take(self, size: int) -> None:
-        """*size* bytes are about to be written. Raises StorageFull when too little would be left, StorageFailed."""
+        """Count *size* bytes that are about to be written. Raises StorageFull when too little would be left,
+        StorageFailed.
+        """
         if self._keep_bytes:
             self._left -= size
             if self._left < 0:
                 self._measure(size)
 
     def measure_again(self) -> None:
-        """Others write to the disks as well: measure with the next call of ``take``."""
+        """Measure at the next ``take``, since others write to the disks too."""
         self._left = -1
 
     def _measure(self, size: int) -> None:

@@ -1,4 +1,4 @@
-"""Bringing a file to the disk for sure, also after a sync of it has failed."""
+"""Syncs that are sure, also after a sync of the same file has failed."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from qmq.storage.disk.disk import WRITE_BYTES, Disk, write_fully
 
 
 class SureSync:
-    """[thread] Syncs a file that only grows: called with its descriptor, it is all on disk when the call returns.
+    """[thread] Syncs a file that only grows: called with a descriptor, it returns when the whole file is on disk.
 
-    What a failed sync has not brought to the disk reads well until it leaves memory, and the system does not write it
-    by itself. So all of the file is written again then, in place, for the next call to sync. Raises OSError.
+    Bytes that a failed sync left unwritten read well until they leave memory, and the system does not write them again.
+    So after a failure the whole file is written again in place, for the next sync. Raises OSError.
     """
 
     __slots__ = ("_disk", "_is_behind")
@@ -27,7 +27,7 @@ class SureSync:
             self._disk.fdatasync(fd)
         except OSError:
             self._is_behind = True
-            with suppress(OSError):  # now, while it is in memory; else the next call tries
+            with suppress(OSError):  # now, while the bytes are in memory; the next call tries again
                 self._write_again(fd)
             raise
 

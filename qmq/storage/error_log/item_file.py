@@ -1,9 +1,8 @@
 """Items by number, listed and taken out one by one: the dead letters of a group.
 
-The newest are in memory and in checkpoints; when there are many they become a run (``runs.py``
-draws it), in the order of their numbers. The numbers that were taken out stand in the checkpoint. Each checkpoint drops
-runs of which nothing is left, and makes one of a few neighbours of which little is left: so the files are in proportion
-to the items, whoever takes out which.
+The newest are in memory and in checkpoints; when there are many they become a run (sorted_runs.py), in the order of
+their numbers. The checkpoint has the numbers that were taken out. Each checkpoint drops runs that have no items left,
+and merges a few neighbours that have few left: so the files are in proportion to the items, whichever are taken out.
 """
 
 from __future__ import annotations
@@ -19,14 +18,14 @@ from qmq.intervals import Intervals
 from qmq.storage.disk.disk import Disk
 from qmq.storage.error_log.sorted_runs import Items, RunClaim, RunOwner, SortedRun, seal
 
-#: So many items are in memory before they become a run.
+#: Items in memory before they become a run.
 MEMORY_ITEMS: Final = 4_096
-#: A checkpoint makes one run of so many at most: each is half a MiB to be read.
+#: The most runs that a checkpoint merges into one: half a MiB is read for each.
 MERGED_RUNS: Final = 8
 
 
 class NumberedRun(NamedTuple):
-    """A run of items with numbers in [first, end). Some are missing where runs were merged."""
+    """A run of items with numbers in [first, end). Some numbers are missing where runs were merged."""
 
     first: int
     end: int
@@ -34,27 +33,27 @@ class NumberedRun(NamedTuple):
 
 
 class ItemLogClaim(NamedTuple):
-    """What a checkpoint says: runs with the number of their first item, items in none, and what was taken out."""
+    """The state of an item log in a checkpoint: its runs, the items in no run, and the numbers taken out."""
 
     next_number: int
     next_run: int
-    runs: list[tuple[int, int, int, int]]  # run number, items, number of the first item, and behind the last one
+    runs: list[tuple[int, int, int, int]]  # run number, items, number of the first item, and number behind the last one
     kept: bytes
     gone: list[tuple[int, int]]
 
 
 class ItemLog(RunOwner):
-    """The items of one owner. Belongs to one thread, but for ``RunSync.run``."""
+    """The items of one owner. All of it but ``RunSync.run`` belongs to one thread."""
 
     def __init__(
         self, disk: Disk, directory: Path, store_id: bytes, dtype: np.dtype[Any], damaged: list[StorageError]
     ) -> None:
-        """As of every owner of runs."""
+        """Make an empty log; see RunOwner."""
         super().__init__(disk, directory, store_id, dtype, damaged)
-        self._kept: list[Items] = []  # one each
+        self._kept: list[Items] = []  # arrays of one item
         self._runs: list[NumberedRun] = []
         self._gone = Intervals()  # all numbers below the next one that were taken out
-        self._untidy = False  # something was taken out since runs were looked through
+        self._untidy = False  # items were taken out since the last tidying
         self._next_number = 1
         self._spill_at = MEMORY_ITEMS
 
@@ -62,12 +61,12 @@ class ItemLog(RunOwner):
         return [one.run for one in self._runs]
 
     def __len__(self) -> int:
-        """How many items there are that were not taken out."""
+        """Return the number of items that were not taken out."""
         return self._next_number - 1 - self._gone.size
 
     def add(self, items: Items) -> None:
-        """Put items in, with the next numbers. When they are too many for memory and no run can be written (a full
-        disk), they stay there, and after some more it is tried again.
+        """Add items, with the next numbers. When they are too many for memory and no run can be written (a full disk),
+        they stay there, and writing is tried again after some more.
         """
         items = items.copy()
         items["number"] = np.arange(self._next_number, self._next_number + len(items))
@@ -89,19 +88,19 @@ class ItemLog(RunOwner):
         self._spill_at = MEMORY_ITEMS
 
     def _run_of(self, items: Items) -> NumberedRun:
-        """Raises StorageFull or StorageFailed."""
+        """Make a run of items. Raises StorageFull or StorageFailed."""
         numbers = items["number"]
         return NumberedRun(int(numbers[0]), int(numbers[-1]) + 1, self._add_run(items))
 
     def _forget_gone(self) -> None:
-        """Let go of items in memory that were taken out."""
+        """Drop items in memory that were taken out."""
         self._kept = [item for item in self._kept if int(item["number"][0]) not in self._gone]
 
     def _left_in(self, one: NumberedRun) -> int:
         return sum(end - start for start, end in self._gone.missing(one.first, one.end))
 
     def _tidy(self) -> None:
-        """Drop runs of which nothing is left; make one of neighbours of which less than half is left."""
+        """Drop runs that have no items left; merge neighbours that have less than half of theirs left."""
         self._untidy = False
         self._forget_gone()
         left = [(one, count) for one in self._runs if (count := self._left_in(one))]
@@ -113,13 +112,13 @@ class ItemLog(RunOwner):
             if items > 2 * total:
                 try:
                     self._merge(at, end)
-                    self._untidy = True  # there may be more
+                    self._untidy = True  # more runs may be merged
                 except StorageError as error:
                     self._damaged.append(error)
                 return
 
     def _merge(self, at: int, end: int) -> None:
-        """Raises StorageFull or StorageFailed."""
+        """Make one run of the runs [at, end). Raises StorageFull or StorageFailed."""
         blocks = [block for one in self._runs[at:end] for block in self._blocks(one, one.first - 1)]
         items = np.concatenate(blocks) if blocks else np.empty(0, self._dtype)
         first, last = self._runs[at].first, self._runs[end - 1].end
@@ -127,11 +126,11 @@ class ItemLog(RunOwner):
         there = set(items["number"].tolist())
         for start, stop in self._gone.missing(first, last):
             for number in range(start, stop):
-                if number not in there:  # it was rotten in both files, and that was told of
+                if number not in there:  # it was rotten in both files, which was reported
                     self._gone.add(number, number + 1)
 
     def after(self, number: int) -> Iterator[Items]:
-        """The items with a higher number that were not taken out, ascending, in blocks. Raises StorageFailed."""
+        """Yield the items with a higher number that were not taken out, ascending, in blocks. Raises StorageFailed."""
         for one in self._runs:
             if number + 1 < one.end:
                 yield from self._blocks(one, number)
@@ -140,13 +139,13 @@ class ItemLog(RunOwner):
             yield self._left(block[block["number"] > number])
 
     def _blocks(self, one: NumberedRun, number: int) -> Iterator[Items]:
-        """The blocks of a run that have items with a higher number. Raises StorageFailed."""
+        """Yield the blocks of a run that have items with a higher number. Raises StorageFailed."""
         is_whole = one.run.items == one.end - one.first
         start = max(0, number + 1 - one.first) if is_whole else 0
         while start < one.run.items:
             block = one.run.read(start)
             start += len(block)
-            block = block[block["number"] > max(number, 0)]  # rotten ones have the number 0
+            block = block[block["number"] > max(number, 0)]  # rotten items have the number 0
             if len(block):
                 yield self._left(block)
 
@@ -158,28 +157,28 @@ class ItemLog(RunOwner):
 
     @property
     def next_number(self) -> int:
-        """The number of the item that is put in next."""
+        """The number of the next item that is added."""
         return self._next_number
 
     def skip_to(self, number: int) -> None:
-        """The next item gets that number: what had the numbers up to it is not known any more."""
+        """Give the next item that number: the items with the numbers before it are lost."""
         start, count = self._next_number, number - self._next_number
         if count > 0:
             self._next_number = number
             self._gone.add(start, number)
 
     def has(self, number: int) -> bool:
-        """Whether the item of that number was put in and not taken out."""
+        """Return whether the item of that number was added and not taken out."""
         return 0 < number < self._next_number and number not in self._gone
 
     def take_out(self, start: int, end: int) -> int:
-        """The items with numbers [start, end) are gone; returns how many of them were there."""
-        found = self._gone.add(start, min(end, self._next_number))
-        self._untidy |= found > 0
-        return found
+        """Take out the items with numbers [start, end); return how many there were."""
+        taken = self._gone.add(start, min(end, self._next_number))
+        self._untidy |= taken > 0
+        return taken
 
     def claim(self) -> ItemLogClaim:
-        """For a checkpoint, which has to claim the runs that there are now."""
+        """Return the state for a checkpoint, which has to claim the runs that there are now."""
         if self._untidy:
             self._tidy()
         runs = [(one.run.number, one.run.items, one.first, one.end) for one in self._runs]
@@ -187,7 +186,7 @@ class ItemLog(RunOwner):
         return ItemLogClaim(self._next_number, self._next_run, runs, kept, list(self._gone))
 
     def restore(self, claim: ItemLogClaim) -> None:
-        """Take over what ``claim`` gave."""
+        """Take over the state that ``claim`` returned."""
         self._next_number, self._next_run = claim.next_number, claim.next_run
         self._runs = [
             NumberedRun(first, end, self._run(RunClaim(number, items, 0))) for number, items, first, end in claim.runs

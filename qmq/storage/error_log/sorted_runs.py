@@ -1,13 +1,13 @@
-"""Runs: files of items in an order, written once and then read: what schedule.py and item_log.py keep on disk.
+"""Runs: files of items in an order, written once and then read, of timer_queue.py and item_file.py.
 
-A run is written twice over (``.a`` and ``.b``: an item that is rotten in one is read from the other). Of each run only
-a block is in memory.
+A run is written twice (``.a`` and ``.b``): an item that is rotten in one file is read from the other. Only a block of
+each run is in memory.
 
     header (64): magic 8s | version u16 | item size u16 | store_id 6s | reserved 6s | number u64 | items u64 |
                  reserved 20s | crc32c u32 (of the 60 bytes before)
-    item:        due_us u64 | number u64 | what the owner keeps of it | crc32c u32 (of the bytes before, in the item)
+    item:        due_us u64 | number u64 | fields of the owner | crc32c u32 (of the bytes before, in the item)
 
-What has been taken of each run stands in the checkpoint, and so do the items that are in no run.
+The checkpoint has what was taken of each run, and the items that are in no run.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from qmq.storage.meta.identity import COPY_NAMES
 
 #: Items of a run that are in memory at once.
 BLOCK_ITEMS: Final = 128
-#: Bytes behind these that the system is told will be wanted soon: whoever reads them then does not wait.
+#: Bytes behind a block that the system reads ahead.
 _AHEAD_BYTES: Final = 64 << 10
 _CHECKED: Final = SCHEDULE_HEADER_SIZE - 4
 _CRC_SIZE: Final = 4
-#: Directories between that of an owner and that of the store, and the last.
+#: Directory levels from an owner's up to the store's.
 _MOST_LEVELS: Final = 3
 
 Items = npt.NDArray[np.void]
 
 
 class RunClaim(NamedTuple):
-    """What a checkpoint says of a run."""
+    """The state of a run in a checkpoint."""
 
     number: int
     items: int
@@ -50,7 +50,7 @@ class RunClaim(NamedTuple):
 
 
 def seal(items: Items) -> Items:
-    """Give items their checksums; returns *items*."""
+    """Give items their checksums; return *items*."""
     size = items.dtype.itemsize - _CRC_SIZE
     data = memoryview(items.tobytes())
     step = items.dtype.itemsize
@@ -59,7 +59,7 @@ def seal(items: Items) -> Items:
 
 
 def sound(items: Items) -> npt.NDArray[np.bool_]:
-    """Which of them fit their checksums."""
+    """Return which of the items fit their checksums."""
     size, step = items.dtype.itemsize - _CRC_SIZE, items.dtype.itemsize
     data = memoryview(items.tobytes())
     found: npt.NDArray[np.bool_] = items["crc"] == [
@@ -69,12 +69,12 @@ def sound(items: Items) -> npt.NDArray[np.bool_]:
 
 
 def run_paths(directory: Path, number: int) -> tuple[Path, Path]:
-    """The two files of run *number*."""
+    """Return the two files of run *number*."""
     return directory / f"{number:08x}.a", directory / f"{number:08x}.b"
 
 
 def run_number(name: str) -> int | None:
-    """The number of the run that a file of that name is of; None when it is no run's."""
+    """Return the run number in a file name; None when it is not the name of a run."""
     stem, _, copy = name.partition(".")
     if copy in ("a", "b") and len(stem) == 8 and all(digit in "0123456789abcdef" for digit in stem):
         return int(stem, 16)
@@ -82,10 +82,10 @@ def run_number(name: str) -> int | None:
 
 
 def both_rotten(first: Path, second: Path, offset: int) -> str:
-    """What is said of an item that is rotten in both files of a run."""
+    """Return the text about an item that is rotten in both files of a run."""
     return (
-        f"{first} and {second.name} are both rotten at byte {offset}: the messages that stood there to be handed out "
-        "again, or as dead, are not known any more; stop the broker, run qmq repair, and see what the disk says"
+        f"{first} and {second.name} are both rotten at byte {offset}: which messages were to be handed out again, or "
+        "were dead, by this item is lost; stop the broker, run qmq repair, and see what the disk says"
     )
 
 
@@ -119,7 +119,7 @@ def _make_directory(disk: Disk, path: Path) -> None:
 
 
 def pack_run_header(store_id: bytes, item_size: int, number: int, items: int) -> bytes:
-    """What a run begins with."""
+    """Return the header of a run."""
     draft = SCHEDULE_HEADER.pack(
         SCHEDULE_MAGIC, SCHEDULE_VERSION, item_size, store_id, bytes(6), number, items, bytes(20), 0
     )
@@ -127,7 +127,7 @@ def pack_run_header(store_id: bytes, item_size: int, number: int, items: int) ->
 
 
 def check_run_header(data: bytes, path: Path, store_id: bytes, item_size: int, number: int) -> int:
-    """How many items the file has. Raises BadBytes, or ForeignFile for a newer version."""
+    """Return how many items the file has. Raises BadBytes, or ForeignFile for a newer version."""
     if len(data) < SCHEDULE_HEADER_SIZE:
         raise BadBytes(f"{path} is shorter than its header")
     magic, version, size, found_id, _, found, items, _, crc = SCHEDULE_HEADER.unpack(data)
@@ -147,24 +147,24 @@ def _remove(disk: Disk, directory: Path, number: int) -> None:
 
 
 class SortedRun:
-    """One run as it is read: items [0, items), of which ``taken`` are gone."""
+    """A run that is read: items [0, items), the first ``taken`` of which are taken out."""
 
     def __init__(
         self, disk: Disk, directory: Path, dtype: np.dtype[Any], claim: RunClaim, damaged: list[StorageError]
     ) -> None:
-        """What is rotten is added to *damaged*."""
+        """Rot that is found is added to *damaged*."""
         self._disk = disk
         self._directory = directory
         self._dtype = dtype
         self.number, self.items, self.taken = claim
         self._block: Items = np.empty(0, dtype)
-        self._start = 0  # the item that the block begins with
-        #: How often ``head`` had to read.
+        self._start = 0  # the number of the block's first item
+        #: How often ``head`` has read a block.
         self.blocks_read = 0
         self._damaged = damaged
 
     def head(self) -> np.void | None:
-        """The next item; None when none is left. Raises StorageFailed."""
+        """Return the next item; None when none is left. Raises StorageFailed."""
         while self.taken < self.items:
             at = self.taken - self._start
             if not 0 <= at < len(self._block):
@@ -173,13 +173,13 @@ class SortedRun:
             if int(self._block["number"][at]):
                 found: np.void = self._block[at]
                 return found
-            self.taken += 1  # it can be read from neither file
+            self.taken += 1  # neither file has it
         return None
 
     def read(self, start: int) -> Items:
-        """The items from number *start* on, a block at most; rotten ones have the number 0.
+        """Return the items from number *start* on, a block at most; rotten ones have the number 0.
 
-        Raises StorageFailed when the system refuses to read what may well be there.
+        Raises StorageFailed when the system refuses to read items that may be good.
         """
         count = min(BLOCK_ITEMS, self.items - start)
         first, second = run_paths(self._directory, self.number)
@@ -197,7 +197,7 @@ class SortedRun:
         return items
 
     def _read_file(self, path: Path, start: int, count: int) -> tuple[Items, StorageError | None]:
-        """So many items, where the file has them; and why it cannot be read, if that may pass."""
+        """Return the items that the file has, and the error that refused them, if it may pass."""
         size = self._dtype.itemsize
         data, refused = b"", None
         try:
@@ -215,7 +215,7 @@ class SortedRun:
         items = np.zeros(count, self._dtype)
         whole = len(data) // size
         items[:whole] = np.frombuffer(data[: whole * size], self._dtype)
-        items["crc"][whole:] = 1  # fits no item of zeros
+        items["crc"][whole:] = 1  # no checksum of zeros
         return items, refused
 
     def _tell(self, first: Path, second: Path, lost: list[int], helped: int) -> None:
@@ -232,13 +232,13 @@ class SortedRun:
 
 
 class RunOwner(ABC):
-    """What has items in runs. Belongs to one thread, but for ``RunSync.run``."""
+    """A collection of items with runs. All of it but ``RunSync.run`` belongs to one thread."""
 
     def __init__(
         self, disk: Disk, directory: Path, store_id: bytes, dtype: np.dtype[Any], damaged: list[StorageError]
     ) -> None:
-        """*dtype* begins with due_us and number and ends with crc. Nothing is read or written yet. What is rotten or
-        refused by the system later is added to *damaged*.
+        """*dtype* begins with due_us and number and ends with crc. Nothing is read or written yet. Later rot, and
+        errors of the system, are added to *damaged*.
         """
         self._disk = disk
         self._directory = directory
@@ -250,12 +250,12 @@ class RunOwner(ABC):
 
     @abstractmethod
     def _all_runs(self) -> Iterable[SortedRun]:
-        """Those that have items left."""
+        """Return the runs that have items left."""
 
     def _add_run(self, items: Items) -> SortedRun:
         """Make a run of items. Raises StorageFull or StorageFailed; no file is left then."""
         number = self._next_run
-        self._unsynced.append(number)  # before there are files of it: ``unclaimed`` is asked in another thread
+        self._unsynced.append(number)  # before its files exist, since another thread calls ``unclaimed``
         try:
             write_run(self._disk, self._directory, self._store_id, number, items)
         except BaseException:
@@ -269,34 +269,34 @@ class RunOwner(ABC):
 
     @property
     def item_size(self) -> int:
-        """Bytes of an item."""
+        """The bytes of an item."""
         return int(self._dtype.itemsize)
 
     def runs(self) -> dict[int, int]:
-        """How many items its runs have, by number."""
+        """Return how many items each run has, by number."""
         return {run.number: run.items for run in self._all_runs()}
 
     @property
     def has_files(self) -> bool:
-        """Some of it is in runs, or a run of it has to be synced."""
+        """Whether there are runs, or a run has to be synced."""
         return bool(self._unsynced or self.runs())
 
     def unclaimed(self) -> set[int]:
-        """[any thread] Return the runs that were made since the last checkpoint began: none may claim them yet."""
+        """[any thread] Return the runs made since the last checkpoint began: no checkpoint may claim them yet."""
         return set(self._unsynced)
 
     def begin_sync(self) -> RunSync:
-        """What has to be on disk before a checkpoint may claim it."""
+        """Return the sync of what a checkpoint is going to claim."""
         unsynced, self._unsynced = self._unsynced, []
         return RunSync(self._disk, self._directory, unsynced)
 
     def sync_failed(self, sync: RunSync) -> None:
-        """Have the next checkpoint sync it again: nothing was claimed of it."""
+        """Have the next checkpoint sync the same runs again: none was claimed."""
         self._unsynced += sync.runs
 
 
 class RunSync:
-    """Runs that a checkpoint is going to claim."""
+    """The sync of runs that a checkpoint is going to claim."""
 
     def __init__(self, disk: Disk, directory: Path, runs: list[int]) -> None:
         self._disk = disk
@@ -304,7 +304,7 @@ class RunSync:
         self.runs = runs
 
     def run(self) -> None:
-        """[thread] Raises StorageFull or StorageFailed."""
+        """[thread] Sync the runs. Raises StorageFull or StorageFailed."""
         path = self._directory
         try:
             for number in self.runs:
@@ -320,7 +320,7 @@ class RunSync:
             raise failure(error, "sync", path) from error
 
     def _above(self) -> Iterator[Path]:
-        """The directory and those that it lies in, up to that of the store."""
+        """Yield the directory and its parents, up to the store's."""
         for path in (self._directory, *self._directory.parents[:_MOST_LEVELS]):
             yield path
             if self._disk.exists(path / COPY_NAMES[0]):
@@ -328,8 +328,8 @@ class RunSync:
 
 
 def sweep(disk: Disk, directory: Path, claimed: set[int], unclaimed: Callable[[], set[int]]) -> None:
-    """[thread] Remove the runs that are neither in *claimed*, by checkpoints, nor made since: *unclaimed* is asked once
-    the files are listed, for more may be made meanwhile. Raises StorageFailed.
+    """[thread] Remove the runs that are neither in *claimed*, by checkpoints, nor made since: *unclaimed* is called
+    after the files are listed, since more may be made meanwhile. Raises StorageFailed.
     """
     try:
         names = disk.listdir(directory)

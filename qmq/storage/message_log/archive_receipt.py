@@ -1,7 +1,7 @@
-"""The receipt beside a segment: ``<base:016x>.receipt`` says that an archive has a copy of it, which was verified.
+"""The receipt beside a segment: ``<base:016x>.receipt`` says that an archive has a verified copy of the segment.
 
 Bytes: one line of JSON with a checksum (`qmq/format/checked.py`). The archive job writes it, also while a broker runs.
-A segment may go on after it was archived: then its receipt ends before it does, and is none for all of it.
+A segment may grow after it was archived: then its receipt ends before the segment, and does not cover all of it.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ _ADVICE: Final = "remove it: the next run of qmq archive verifies its segment's 
 
 @dataclass(frozen=True)
 class ArchiveReceipt:
-    """What was verified, and where. Positions; times in microseconds."""
+    """Which part of which segment was verified, and where its copy is. Positions; times in microseconds."""
 
-    #: Hex.
+    #: In hex.
     store_id: str
     partition: int
     base: int
     #: Behind the last batch that was archived.
     end: int
-    #: Of the archived copy of the segment, as of the segment's bytes up to the end; the checksum is crc32c.
+    #: Size and crc32c of the archived copy, which are those of the segment's bytes up to ``end``.
     messages_bytes: int
     messages_crc: int
     #: The archive: an absolute path, or a URL.
@@ -38,25 +38,25 @@ class ArchiveReceipt:
     verified_at_us: int
 
     def covers(self, owner: SegmentOwner, base: int, end: int) -> bool:
-        """Whether this is about that segment, and about all of it up to *end*."""
+        """Return whether the receipt is for that segment, and covers it up to *end*."""
         own = (bytes.fromhex(self.store_id), self.partition, self.base)
         return own == (*owner, base) and self.end >= end and bool(self.destination)
 
 
 def receipt_path(directory: Path, base: int) -> Path:
-    """Where the receipt of the segment that begins at *base* lies."""
+    """Return the path of the receipt of the segment that begins at *base*."""
     return directory / f"{base:016x}{SUFFIX}"
 
 
 def write_receipt(disk: Disk, directory: Path, receipt: ArchiveReceipt) -> None:
-    """Put a receipt beside its segment, on disk when this returns. Raises StorageFull or StorageFailed."""
-    # Whoever runs qmq archive, the broker reads it.
+    """Write a receipt beside its segment, on disk when this returns. Raises StorageFull or StorageFailed."""
+    # The broker has to read it, whichever user runs qmq archive.
     path, data = receipt_path(directory, receipt.base), pack_checked(VERSION, asdict(receipt))
     write_atomically(disk, path, data, SHARED_FILE)
 
 
 def read_receipt(disk: Disk, directory: Path, base: int) -> ArchiveReceipt | None:
-    """The receipt of a segment; None when it has none.
+    """Return the receipt of a segment; None when it has none.
 
     Raises BadBytes when it is not what was written, ForeignFile for a newer version, StorageFailed.
     """
@@ -71,7 +71,7 @@ def read_receipt(disk: Disk, directory: Path, base: int) -> ArchiveReceipt | Non
 
 
 def parse_receipt(data: bytes, path: Path) -> ArchiveReceipt:
-    """The receipt that these bytes of a file are. Raises BadBytes, ForeignFile."""
+    """Return the receipt in *data*, the bytes of the file at *path*. Raises BadBytes, ForeignFile."""
     content = parse_checked(data, VERSION, str(path), _ADVICE)
     try:
         receipt = ArchiveReceipt(**{field.name: content[field.name] for field in fields(ArchiveReceipt)})

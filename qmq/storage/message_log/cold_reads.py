@@ -1,10 +1,10 @@
-"""Bytes that are on disk and not in memory: how they are noticed, and how a thread brings them in.
+"""Bytes that are on disk and not in memory: how the broker notices them, and how a thread reads them.
 
-Logs are read through maps. To touch a page that is not in memory stops the whole process until the disk has answered,
-and a bad sector ends it. So whoever serves others meanwhile asks first, is told NotAtHand, has its ColdRead run in a
-thread and asks again. The thread reads with preadv, where a bad sector is an exception.
+Logs are read through maps. Touching a page that is not in memory stops the whole process until the disk has answered,
+and a bad sector ends the process. So code that serves others asks first, gets NotAtHand, has its ColdRead run in a
+thread, and asks again. The thread reads with preadv, where a bad sector is an exception.
 
-Bytes of the message log as they lie, for who reads history: a part of a file, read in a thread by ``preadv``.
+A Fetch reads bytes of the message log as they are, for clients that read the log.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from qmq.storage.disk.disk import BAD_SECTOR, PAGE, Disk, failure, read_fully
 
 
 class Fetch:
-    """A part of a segment's file. Call ``run`` in a thread; ``data`` is what was read, fewer bytes where it was cut."""
+    """A part of a segment's file. Call ``run`` in a thread; ``data`` then has the bytes, fewer where the file ends."""
 
     __slots__ = ("_disk", "_offset", "_path", "_position", "_size", "data", "partition")
 
@@ -36,7 +36,7 @@ class Fetch:
         self.data: bytes | memoryview = b""
 
     def run(self) -> None:
-        """[thread] Read it. Raises BadBytes when the file was removed meanwhile, StorageFailed."""
+        """[thread] Read the bytes. Raises BadBytes when the file was removed meanwhile, StorageFailed."""
         try:
             fd = self._disk.open(self._path, os.O_RDONLY)
             try:
@@ -44,19 +44,19 @@ class Fetch:
             finally:
                 self._disk.close(fd)
         except FileNotFoundError as error:
-            raise BadBytes(f"{self._path} is gone, it was removed meanwhile; look for what there is again") from error
+            raise BadBytes(f"{self._path} was removed meanwhile; list the segments again") from error
         except OSError as error:
             raise failure(error, "read", self._path, self._position) from error
 
 
-#: What a thread reads before others get their turn.
+#: Bytes that a thread reads in one step.
 STEP_BYTES: Final = 1 << 20
-#: What one ColdRead brings in, beyond one batch that is larger, and has the system go on with.
+#: Bytes that one ColdRead reads, unless one batch is larger, and that the system reads ahead behind them.
 READ_BYTES: Final = 4 << 20
 
 
 class FileRange(NamedTuple):
-    """Bytes of a file; *position* is that of the first one, in a file of the message log."""
+    """Bytes of a file; *position* is that of the first byte, in a file of the message log."""
 
     path: Path
     offset: int
@@ -64,20 +64,20 @@ class FileRange(NamedTuple):
     position: int | None = None
 
     def part(self, start: int, size: int) -> FileRange:
-        """*size* bytes of the file from offset *start* on."""
+        """Return the range of *size* bytes from offset *start* on."""
         position = self.position
         return FileRange(self.path, start, size, None if position is None else position + start - self.offset)
 
 
 class Unreadable(NamedTuple):
-    """A range that the disk does not give, and what it said."""
+    """A range that the disk cannot read, and the error."""
 
     file_range: FileRange
     error: StorageError
 
 
 class NotAtHand(Exception):
-    """What was asked for is not in memory: run ``read`` in a thread, and ask again."""
+    """The bytes are not in memory: run ``read`` in a thread, and ask again."""
 
     def __init__(self, read: ColdRead) -> None:
         super().__init__(f"{read.key} is not in memory")
@@ -85,20 +85,20 @@ class NotAtHand(Exception):
 
 
 class ColdRead:
-    """Parts of files to be brought into memory. Call ``step`` in a thread until nothing is left."""
+    """Parts of files to be read into memory. Call ``step`` in a thread until nothing is left."""
 
     __slots__ = ("_ahead", "_disk", "_left", "_unadvised", "key", "partition", "unreadable")
 
     def __init__(self, disk: Disk, partition: int, file_ranges: list[FileRange], ahead: int = 0) -> None:
-        """*ahead*: so many bytes behind the last range will be wanted next."""
+        """*ahead*: the bytes behind the last range that will be wanted next."""
         self._disk = disk
         self._left = file_ranges[::-1]
         self._unadvised = file_ranges
         self._ahead = ahead
         self.partition = partition
-        #: The same for the same bytes.
+        #: Equal for reads of the same bytes.
         self.key = file_ranges[0].path, file_ranges[0].offset, file_ranges[-1].path, file_ranges[-1].offset
-        #: What was found on the way.
+        #: The ranges that the disk could not read.
         self.unreadable: list[Unreadable] = []
 
     def step(self) -> bool:
@@ -123,7 +123,7 @@ class ColdRead:
             raise failure(error, "open", path) from error
 
     def _advise(self) -> None:
-        """Have the disk see at once all that it is to read."""
+        """Tell the system at once about all ranges."""
         file_ranges, self._unadvised = self._unadvised, []
         last = file_ranges[-1]
         file_ranges[-1] = last._replace(size=last.size + self._ahead)
@@ -144,13 +144,13 @@ class ColdRead:
             if error.errno not in BAD_SECTOR:
                 raise failure(error, "read", file_range.path, file_range.position) from error
             if self._narrow(fd, file_range) or file_range.position is None:
-                return  # what is derived is made again
+                return  # derived files are made again
             if not self._reads_elsewhere(fd, file_range):
                 self.unreadable.clear()
                 raise failure(error, "read", file_range.path, file_range.position) from error
 
     def _narrow(self, fd: int, file_range: FileRange) -> bool:
-        """Note the pages that cannot be read; False when that is each of them."""
+        """Note the pages that cannot be read; return False when that is all of them."""
         start, end = file_range.offset // PAGE * PAGE, file_range.offset + file_range.size
         pages = range(start, end, PAGE)
         bad = 0
@@ -166,7 +166,7 @@ class ColdRead:
         return bad < len(pages)
 
     def _note(self, page: FileRange, error: OSError) -> None:
-        """Pages that lie together are told of together."""
+        """Note a page that cannot be read; join it to the one before it."""
         last = self.unreadable[-1] if self.unreadable else None
         if (
             last is not None
@@ -178,7 +178,7 @@ class ColdRead:
             self.unreadable.append(Unreadable(page, failure(error, "read", page.path, page.position)))
 
     def _reads_elsewhere(self, fd: int, file_range: FileRange) -> bool:
-        """Whether other parts of the file can be read: else it is the disk that fails, not some of its sectors."""
+        """Return whether other parts of the file can be read: if not, the disk fails, and not some sectors."""
         with suppress(OSError):
             size = self._disk.size(fd)
             for part in range(5):
@@ -190,19 +190,19 @@ class ColdRead:
 
 
 class Residence:
-    """What a partition's maps have in memory."""
+    """Which bytes of a partition's maps are in memory."""
 
     __slots__ = ("disk", "may_wait", "partition")
 
     def __init__(self, disk: Disk, partition: int) -> None:
         self.disk = disk
         self.partition = partition
-        #: While set, what is missing is read at once by whoever wants it.
+        #: While set, the caller reads missing bytes at once.
         self.may_wait = True
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Within it, what is missing is read at once."""
+        """Read missing bytes at once within this context."""
         before, self.may_wait = self.may_wait, True
         try:
             yield
@@ -210,13 +210,14 @@ class Residence:
             self.may_wait = before
 
     def holds(self, mapped: mmap.mmap, offset: int, size: int) -> bool:
-        """Whether all of these bytes of a map are in memory."""
+        """Return whether all of these bytes of a map are in memory."""
         return 0 not in self.disk.residency(mapped, offset, size)
 
     def require(self, mapped: mmap.mmap, offset: int, size: int, file_range: FileRange) -> None:
-        """Return when these bytes of a map are in memory. Raises NotAtHand, with *file_range* to be read, when not.
+        """Return when these bytes of a map are in memory. Raises NotAtHand, with a read of *file_range*, when they are
+        not.
 
-        With ``may_wait`` that is read here. Raises StorageFailed when it cannot be.
+        With ``may_wait`` they are read here. Raises StorageFailed when they cannot be read.
         """
         if self.holds(mapped, offset, size):
             return

@@ -1,9 +1,7 @@
-"""Sealed segments that are old enough to go: how old, which messages are in them, and their bytes once more.
+"""Sealed segments that retention drops: the age, the messages and the bytes of an old segment, and removing its files.
 
-[thread] An OldSegment reads with descriptors of its own, or through maps that nobody else uses: no disk holds up
-whoever serves others meanwhile.
-
-Sealed segments that nobody needs any more: out of the log at once, off the disk once no checkpoint names them.
+[thread] An OldSegment reads with descriptors of its own, or through maps that nothing else uses, so that a slow disk
+does not delay the broker. A removed segment leaves the log at once, and the disk once no checkpoint names it.
 """
 
 from __future__ import annotations
@@ -29,20 +27,22 @@ from qmq.storage.meta.checkpoint import Hole, SegmentSpan
 
 
 class Removals:
-    """Of one partition. Belongs to one thread, but for ``clean_up``."""
+    """The removed segments of one partition. Belongs to one thread, but for ``clean_up``."""
 
     def __init__(self, disk: Disk, log: Path, consumer: Path, removed: tuple[Hole, ...], left: list[int]) -> None:
-        """*log* and *consumer* are where the files lie; *removed* and the bases *left* on disk are as of a start."""
+        """*log* and *consumer* are the directories of the files; *removed* and the bases *left* on disk are as of a
+        start.
+        """
         self._disk = disk
         self._log = log
         self._consumer = consumer
-        #: What checkpoints do without: positions [start, end), ascending, never next to each other.
+        #: What checkpoints do without: positions [start, end), ascending, never adjacent.
         self.removed = removed
-        self._left = dict.fromkeys(left, 0)  # how many checkpoints do without the segment at that base
+        self._left = dict.fromkeys(left, 0)  # by base: how many checkpoints do without it
         self._unlinked: list[int] = []
 
     def add(self, before: int, span: SegmentSpan) -> None:
-        """A segment is out of the log, in which positions up to *before* precede it."""
+        """Note that a segment has left the log, in which positions up to *before* precede it."""
         self._left[span.base] = 0
         joined = list[Hole]()
         for hole in sorted([*self.removed, Hole(min(before, span.base), span.end)]):
@@ -54,15 +54,17 @@ class Removals:
 
     @property
     def are_pending(self) -> bool:
-        """There are files to be removed: more checkpoints are needed."""
+        """Whether files are still to be removed, so that more checkpoints are needed."""
         return bool(self._left)
 
     def begin_checkpoint(self) -> list[int]:
-        """The bases whose files may go once this checkpoint is written, as the one before does without them too."""
+        """Return the bases whose files may go once this checkpoint is written: the one before does without them too."""
         return [base for base, checkpoints in self._left.items() if checkpoints]
 
     def clean_up(self, bases: list[int]) -> None:
-        """[thread] The checkpoint is written: remove the files. What the system refuses is tried again by the next."""
+        """[thread] Remove the files, once the checkpoint is written. The next one tries again what the system
+        refuses.
+        """
         for base in bases:
             beside = index_path(self._log, base), receipt_path(self._log, base)
             derived = entries_path(self._consumer, base), order_path(self._consumer, base)
@@ -79,7 +81,7 @@ class Removals:
         return True
 
     def finish_checkpoint(self) -> None:
-        """One more checkpoint does without them."""
+        """Note that one more checkpoint does without the removed segments."""
         self._left = {base: checkpoints + 1 for base, checkpoints in self._left.items() if base not in self._unlinked}
         self._unlinked = []
 
@@ -91,7 +93,7 @@ _NO_STAMP: Final = 0
 
 
 class SubjectRanges(NamedTuple):
-    """Sequences [start, end) of subjects, by number, ascending by (subject, start); those that touch are one."""
+    """Sequences [start, end) of subjects, by number, ascending by (subject, start); adjacent ones are joined."""
 
     subjects: Numbers
     starts: Sequences
@@ -99,7 +101,7 @@ class SubjectRanges(NamedTuple):
 
 
 def subject_ranges_of(rows: Rows) -> SubjectRanges:
-    """The sequences that rows of one partition, ENTRY_DTYPE[n] in position order, have."""
+    """Return the sequences of the messages of rows of one partition, ENTRY_DTYPE[n] in position order."""
     order = np.argsort(rows["subject"], kind="stable")
     subjects, starts = rows["subject"][order], rows["first_sequence"][order]
     ends = starts + rows["count"][order]
@@ -110,21 +112,21 @@ def subject_ranges_of(rows: Rows) -> SubjectRanges:
 
 
 class SegmentToDrop(NamedTuple):
-    """The first segment of a partition, that nobody is to begin in any more."""
+    """The first segment of a partition, which no new group is to begin in."""
 
     partition: int
     end_row: int
     had: SubjectRanges
 
     def sequence_behind(self, number: int) -> int:
-        """The sequence behind the last that it has of a subject; 0 when it has none."""
+        """Return the sequence behind the segment's last message of a subject; 0 when it has none."""
         key: Any = np.uint32(number)  # a plain int would make numpy copy the column
         place = int(self.had.subjects.searchsorted(key, "right")) - 1
         return int(self.had.ends[place]) if place >= 0 and int(self.had.subjects[place]) == number else 0
 
 
 class OldSegment:
-    """One of them. Made by ``Store.old_segment``."""
+    """A sealed segment that may be dropped. Made by ``Store.old_segment``."""
 
     def __init__(
         self,
@@ -144,7 +146,7 @@ class OldSegment:
         self.span = span
 
     def stored_until_us(self) -> int:
-        """When its last batch was stored; 0 when it has none that can be read. Raises BadBytes, StorageFailed."""
+        """Return when its last batch was stored; 0 when no batch can be read. Raises BadBytes, StorageFailed."""
         count = self._mine.count
         if not count:
             return _NO_STAMP
@@ -153,20 +155,20 @@ class OldSegment:
         return int(STORED_AT.unpack_from(last)[0])
 
     def rows(self) -> Rows:
-        """The rows of its batches, ENTRY_DTYPE[n]; checked. Raises BadBytes, StorageFailed."""
+        """Return the rows of its batches, ENTRY_DTYPE[n], checked. Raises BadBytes, StorageFailed."""
         self._files.make_ready(self._mine)
         return SealedSegment(self._disk, self._mine.path.parent, self._mine.header).rows()
 
     def is_archived(self) -> bool:
-        """Whether a receipt beside it says that an archive has a verified copy of all of it. Raises StorageFailed."""
+        """Return whether a receipt says that an archive has a verified copy of all of it. Raises StorageFailed."""
         try:
             receipt = read_receipt(self._disk, self.path.parent, self.span.base)
-        except BadBytes:  # the next run of the archive makes another one
+        except BadBytes:  # the next run of qmq archive writes it again
             return False
         return receipt is not None and receipt.covers(self._owner, *self.span)
 
     def read(self, position: int, size: int) -> memoryview:
-        """*size* bytes of the message log at *position*. Raises BadBytes, StorageFailed."""
+        """Return *size* bytes of the message log at *position*. Raises BadBytes, StorageFailed."""
         return memoryview(self._read(self.path, size, position - self.span.base))
 
     def _read(self, path: Path, size: int, offset: int) -> bytes:

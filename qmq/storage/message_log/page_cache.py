@@ -1,4 +1,4 @@
-"""Which batches of a message log are in memory, and what brings the others in."""
+"""Which batches of a message log are in memory, and the reads that bring in the others."""
 
 from __future__ import annotations
 
@@ -15,22 +15,23 @@ from qmq.storage.message_log.cold_reads import READ_BYTES, ColdRead, FileRange
 from qmq.storage.message_log.partition_log import MessageLog
 from qmq.storage.message_log.segment import segment_path
 
-#: Batches that lie closer than this are asked about together: the system takes a microsecond for a question, and
-#: another one for 64 pages.
+#: Batches closer than this are asked about together: a question to the system takes 1 us, and another 1 us for 64
+#: pages.
 _NEAR_BYTES: Final = 256 << 10
-#: What one question is about at most.
+#: The most bytes of one question.
 _ASK_BYTES: Final = 16 << 20
-#: Batches that lie closer than this are read together.
+#: Batches closer than this are read together.
 _JOIN_BYTES: Final = 64 << 10
-#: What was found in memory is taken to be there for so long: to ask costs 10 us beside work that the processor's caches
-#: are full of, and the system lets go first of what nobody has looked at for long.
+#: Bytes in memory are taken to stay there for this long: asking takes 10 us beside work that fills the processor's
+#: caches, and the system drops first what was not used for long.
 _FOUND_US: Final = 100_000
 
 Positions = npt.NDArray[np.int64]
 
 
 class AtHand:
-    """Asks about one log, and touches nothing of it. What ``view`` refuses is at hand: it waits for no disk.
+    """Asks which bytes of one log are in memory, and touches none of them. Bytes that ``view`` refuses count as in
+    memory, since they do not make anything wait for a disk.
 
     The methods raise StorageFailed when a segment cannot be mapped.
     """
@@ -40,12 +41,12 @@ class AtHand:
     def __init__(self, disk: Disk, log: MessageLog) -> None:
         self._disk = disk
         self._log = log
-        # Bytes that were found in memory, and until when that counts.
+        # The range found in memory, and until when that counts.
         self._found = self._found_end = self._found_until_us = 0
 
     def has(self, position: int, size: int, now_us: int | None = None) -> bool:
-        """Whether these bytes are in memory, so that ``view`` shows them without a wait. Who gives *now_us*, by a clock
-        that never goes back, is content with what was found 0.1 s ago, and will mostly ask about what lies behind.
+        """Return whether these bytes are in memory, so that ``view`` shows them without a wait. With *now_us*, of a
+        clock that never goes back, an answer may be 0.1 s old, and bytes behind the range are asked about too.
         """
         log = self._log
         if log.residence.may_wait or position >= log.hot_from() or self._finds(position, position + size, now_us):
@@ -53,7 +54,9 @@ class AtHand:
         return self.count(np.array([position]), np.array([size])) == 1
 
     def _finds(self, start: int, end: int, now_us: int | None) -> bool:
-        """Whether positions [start, end) were found lately or are found now. False does not mean that they are not."""
+        """Return whether [start, end) was found in memory lately, or is found now. False does not mean that it is
+        not.
+        """
         if now_us is not None and now_us < self._found_until_us and self._found <= start and end <= self._found_end:
             return True
         try:
@@ -74,7 +77,7 @@ class AtHand:
         return True
 
     def peek(self, position: int, size: int) -> memoryview:
-        """These bytes, from the map where that waits for no disk, else by a read. Raises as ``view`` does."""
+        """Return these bytes, from the map if that waits for no disk, else by a read. Raises as ``view`` does."""
         if self.has(position, size):
             return self._log.view(position, size)
         place = self._log.file_offset_of(position)
@@ -91,7 +94,9 @@ class AtHand:
         return memoryview(found)
 
     def count(self, positions: Positions, sizes: Positions, now_us: int | None = None) -> int:
-        """How many of these batches, ascending, come before the first that is not in memory. *now_us*: see ``has``."""
+        """Return how many of these batches, ascending, come before the first that is not in memory. *now_us*: see
+        ``has``.
+        """
         log, count = self._log, len(positions)
         hot = log.hot_from()
         if log.residence.may_wait or positions[0] >= hot:
@@ -109,7 +114,7 @@ class AtHand:
                 except StorageError as error:
                     if not isinstance(error.__cause__, FileNotFoundError):
                         raise
-                    done += 1  # it is gone for good, as ``view`` says
+                    done += 1  # the segment is gone, as ``view`` says
                     continue
                 stop = int(np.searchsorted(positions, min(span.end, start + _ASK_BYTES)))
                 stop = max(done + 1, min(stop, following))
@@ -120,7 +125,7 @@ class AtHand:
         return count
 
     def _first_cold(self, mapped: mmap.mmap, base: int, starts: Positions, ends: Positions) -> int | None:
-        """The first of these batches of one segment that is not in memory, but for those known to be unreadable."""
+        """Return the first of these batches of one segment that is neither in memory nor known to be unreadable."""
         start = int(starts[0]) - base
         pages = self._disk.residency(mapped, start, int(ends.max()) - base - start)
         if 0 not in pages:
@@ -135,8 +140,8 @@ class AtHand:
         return None
 
     def read(self, positions: Positions, sizes: Positions, *, onward: bool) -> ColdRead:
-        """What brings the first of these batches in, and as many as make up READ_BYTES. *onward*: what lies behind
-        them will be wanted too, so where they lie close together everything is read.
+        """Return a read of the first of these batches, and of as many as make up READ_BYTES. *onward*: bytes behind
+        them will be wanted too, so where batches are close together everything is read.
         """
         first = int(positions[0])
         log = self._log

@@ -1,8 +1,8 @@
-"""One partition of the message log: a directory of segments, of which the last one is written.
+"""One partition of the message log: a directory of segments, the last of which is written.
 
-Batches are placed (a position each), staged, and written together: all of them or none. If one does not fit, ``roll``
-prepares the next segment, and ``write`` makes it the current one. Everything but ``sync`` belongs to one thread; that
-may run in others at the same time, one after another.
+Batches are given a position each, staged, and written together: all or none. When one does not fit, ``roll`` prepares
+the next segment, and ``write`` makes it the current one. All methods but ``sync`` belong to one thread; ``sync`` may
+run in others at the same time, one after another.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from qmq.storage.message_log.cold_reads import Residence
 from qmq.storage.message_log.segment import FileOffset, Segment, SegmentOwner, segment_path
 from qmq.storage.meta.checkpoint import SegmentSpan
 
-#: Sealed segments that stay mapped, the most lately read ones.
+#: How many sealed segments stay mapped: the last ones that were read.
 MAPS_KEPT: Final = 64
 _NOT_VIEWED: Final = SegmentSpan(0, 0), memoryview(b"")
 
@@ -40,7 +40,7 @@ class _Group(NamedTuple):
 
 
 class MessageLog:
-    """An open partition. Positions are plain ints; ``end`` is the position after the last written batch."""
+    """An open partition. Positions are plain ints; ``end`` is the position behind the last written batch."""
 
     __slots__ = (
         "_begun", "_ahead", "_created", "_created_synced", "_disk", "_last_viewed", "_maps", "_opened_at", "_retired",
@@ -65,7 +65,7 @@ class MessageLog:
         self._segment_bytes = segment_bytes
         self._maps: OrderedDict[int, memoryview] = OrderedDict()
         self._last_viewed = _NOT_VIEWED
-        self._begun = Path()  # of the sync that ``begin_sync`` was for
+        self._begun = Path()  # the file of the sync that ``begin_sync`` began
         self._sync_lock = threading.Lock()
         self._unsynced: tuple[Segment, ...] = (current,)
         self._retired: list[Segment] = []
@@ -77,44 +77,44 @@ class MessageLog:
         self.current = current
         self.end = self.staged_end = end
         self.synced = end
-        #: Batches for the segment that is written next, the first of them at ``_start``.
+        #: Batches for the segment that is staged for, the first of them at ``_start``.
         self.staged: list[Buffer] = []
         self._start = end
         self._target = current
-        #: What is staged for segments before that one.
+        #: Batches staged for segments before that one.
         self._ahead: list[_Group] = []
-        #: No position from here on is given out until the reserve has been renewed.
+        #: Positions from here on are given out only after the reserve is renewed.
         self.reserve = reserve
         #: A batch that would end behind this needs ``check``, ``roll`` or a new reserve.
         self.limit = 0
-        #: Why nothing is taken any more, once a sync has failed.
+        #: Why no batch is taken any more, after a failed sync.
         self.broken: str | None = None
-        #: What ``view`` refuses.
+        #: The bytes that ``view`` refuses.
         self.unreadable = UnreadableRanges()
         self._opened_at = end
-        #: What the maps have in memory.
+        #: Which bytes of the maps are in memory.
         self.residence = Residence(disk, owner.partition)
         self._set_limit()
 
     # --- writing ---------------------------------------------------------------------------------------------------
 
     def set_reserve(self, reserve: int) -> None:
-        """Positions below *reserve* may be given out."""
+        """Allow positions below *reserve* to be given out."""
         self.reserve = reserve
         self._set_limit()
 
     def fits_segment(self, size: int) -> bool:
-        """Whether *size* more bytes fit the segment that is staged for."""
+        """Return whether *size* more bytes fit the segment that is staged for."""
         return self.staged_end + size <= self._target.base + self._target.capacity
 
     def stage(self, buffer: Buffer, size: int) -> None:
-        """Add a batch, *size* bytes, to what the next ``write`` writes, at ``staged_end``."""
+        """Stage a batch of *size* bytes at ``staged_end``, for the next ``write``."""
         self.staged.append(buffer)
         self.staged_end += size
 
     def roll(self, created_at_us: int, size: int) -> int:
-        """Stage what comes next, a batch of *size* bytes, for a new segment; gives its base. It becomes the current one
-        with the next write.
+        """Stage what follows, a batch of *size* bytes, for a new segment, and return its base. The next write makes it
+        the current one.
 
         Raises StorageFull or StorageFailed; nothing has changed then.
         """
@@ -129,7 +129,7 @@ class MessageLog:
         return base
 
     def unstage(self) -> None:
-        """Forget what is staged; its places are free again, and segments made for it are gone."""
+        """Drop all that is staged: its positions are free again, and segments made for it are removed."""
         for segment in [group.segment for group in self._ahead[1:]] + ([self._target] if self._ahead else []):
             segment.close()
             try:
@@ -148,8 +148,8 @@ class MessageLog:
     def write(self) -> None:
         """Write all that is staged: a call to the system for each segment and each MiB, mostly one.
 
-        Raises StorageFull or StorageFailed; nothing of it is stored then, nothing stays staged, and the next write may
-        work again. Raises SyncFailed when a part of it may be there after a restart; nothing is written until then.
+        Raises StorageFull or StorageFailed; nothing is stored then, nothing stays staged, and the next write may work
+        again. Raises SyncFailed when a part of it may be there after a restart; nothing is written until then.
         """
         if self.broken is not None:
             self.unstage()
@@ -174,7 +174,7 @@ class MessageLog:
             self._commit_roll()
 
     def _clean_up(self, failed: StorageError) -> None:
-        """Take away what a failed write left behind the end: whole batches in it would come back after a restart."""
+        """Remove what a failed write left behind the end: whole batches in it would come back after a restart."""
         self._soiled = True
         with suppress(OSError):
             self._clean()
@@ -189,7 +189,7 @@ class MessageLog:
         self._soiled = False
 
     def _has_leftovers(self) -> bool:
-        """Whether anything stands behind the end, as far as one can tell: writes go from front to back."""
+        """Return whether bytes may stand behind the end: writes go from front to back."""
         try:
             return any(read_fully(self._disk, self.current.fd, BATCH_HEADER_SIZE, self.end - self.current.base))
         except OSError:
@@ -214,15 +214,16 @@ class MessageLog:
     # --- syncing ---------------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Raises SyncFailed when a sync has failed since the log was opened."""
+        """Raise SyncFailed when a sync has failed since the log was opened."""
         if self.broken is not None:
             raise SyncFailed(self.broken)
 
     def sync(self) -> None:
         """[thread] Bring everything written before the call to the disk.
 
-        Raises SyncFailed, also for every later call and write: what a failed sync left in memory reads well, and is not
-        on disk, and the system says so only once. Raises StorageFailed when it could not begin: call it again.
+        Raises SyncFailed, then for every later call and write too: what a failed sync left in memory reads well but is
+        not on disk, and the system reports that only once. Raises StorageFailed when the sync could not begin: call it
+        again.
         """
         with self._sync_lock:
             self.check()
@@ -245,12 +246,12 @@ class MessageLog:
                 self.check()
 
     def check_there(self) -> None:
-        """[thread] Take nothing more when the segment that is written is not the file of its name any more: it, or its
-        directory, was removed or replaced. Raises StorageFailed when nobody can tell.
+        """[thread] Take no more batches when the current segment's name is no longer that of the open file: the file or
+        its directory was removed or replaced. Raises StorageFailed when the system cannot say.
         """
         if self.broken is not None:
             return
-        with self._sync_lock:  # no segment is closed meanwhile
+        with self._sync_lock:  # so no segment is closed meanwhile
             segment = self.current
             try:
                 is_there = self._disk.is_at(segment.fd, segment.path)
@@ -264,7 +265,7 @@ class MessageLog:
                 )
 
     def give_up(self, reason: str) -> None:
-        """[thread] Take nothing more: every later sync and write fails with *reason*."""
+        """[thread] Take no more batches: every later sync and write fails with *reason*."""
         self.broken = self.broken or reason
 
     def _break(self, error: OSError, path: Path) -> None:
@@ -274,8 +275,8 @@ class MessageLog:
         )
 
     def begin_sync(self) -> int | None:
-        """The descriptor of which an fdatasync is all that ``sync`` would do; ``end_sync`` must follow, and other syncs
-        wait for it. None: it would do more, or one runs.
+        """Return the descriptor whose fdatasync does all that ``sync`` would do; ``end_sync`` must follow, and other
+        syncs wait for it. Return None when ``sync`` would do more, or one is running.
         """
         if not self._sync_lock.acquire(blocking=False):
             return None
@@ -288,7 +289,7 @@ class MessageLog:
         return None
 
     def end_sync(self, error: OSError | None) -> None:
-        """It is done, or has failed: so does every ``sync`` from here on then."""
+        """Note that the fdatasync has ended; if it failed, every later ``sync`` fails too."""
         if error is not None:
             self._break(error, self._begun)
         self._sync_lock.release()
@@ -300,13 +301,13 @@ class MessageLog:
             segments = self._unsynced
             kept = [after > self.synced for after in (*(segment.base for segment in segments[1:]), self.synced + 1)]
             self._unsynced = tuple(compress(segments, kept))
-            # Closed by the next sync: one that runs now may still use them.
+            # The next sync closes them: one that runs now may still use them.
             self._retired += [segment for segment in segments if segment not in self._unsynced]
 
     # --- reading ---------------------------------------------------------------------------------------------------
 
     def view(self, position: int, size: int) -> memoryview:
-        """*size* mapped bytes at *position*; the view keeps its map alive.
+        """Return *size* mapped bytes at *position*; the view keeps its map alive.
 
         Raises BadBytes when they are not there, KnownBad when some of them are known to be unreadable.
         """
@@ -315,7 +316,9 @@ class MessageLog:
         return self.view_marked(position, size)
 
     def view_marked(self, position: int, size: int) -> memoryview:
-        """As ``view``, also where bytes are known to be unreadable: for who knows which, and does not touch them."""
+        """Return a view also where bytes are known to be unreadable: the caller knows which, and does not touch
+        them.
+        """
         current = self.current
         offset = position - current.base
         if offset < SEGMENT_HEADER_SIZE:
@@ -327,7 +330,7 @@ class MessageLog:
         return self._waited_view(position, view) if self.residence.may_wait else view
 
     def _waited_view(self, position: int, view: memoryview) -> memoryview:
-        """What *view* shows, without touching what is not in memory."""
+        """Return the bytes of *view* without touching pages that are not in memory."""
         base = self._base_at(position)
         mapped: mmap.mmap = view.obj  # type: ignore[assignment]  # all views here are of maps
         if position >= self.hot_from() or self.residence.holds(mapped, position - base, len(view)):
@@ -352,28 +355,28 @@ class MessageLog:
             raise KnownBad(f"{path} is known to be bad from position {bad[0]} to {bad[1]}; run qmq verify")
 
     def _base_at(self, position: int) -> int:
-        """The base of the segment that *position* belongs to."""
+        """Return the base of the segment that *position* belongs to."""
         bases = [*(span.base for span in self.sealed), self.current.base]
         return bases[max(0, bisect_right(bases, position) - 1)]
 
     def segment_at(self, position: int) -> SegmentSpan | None:
-        """The segment that holds *position*; None when there is none."""
+        """Return the segment that has *position*; None when there is none."""
         if position >= self.current.base:
             return SegmentSpan(self.current.base, self.end)
         at = bisect_right(self.sealed, position, key=lambda span: span.base) - 1
         return self.sealed[at] if at >= 0 and position < self.sealed[at].end else None
 
     def file_offset_of(self, position: int) -> FileOffset:
-        """In which file a position lies, and where."""
+        """Return the file and the offset of a position."""
         base = self._base_at(position)
         return FileOffset(segment_path(self.directory, base), position - base, self.owner.partition, position)
 
     def hot_from(self) -> int:
-        """What was stored from here on is taken to be in memory: it was written a moment ago."""
+        """Return the position from which on bytes are taken to be in memory, since they were written a moment ago."""
         return max(self._opened_at, self.current.base, self.end - self._disk.hot_bytes)
 
     def mapped_at(self, position: int) -> tuple[SegmentSpan, mmap.mmap]:
-        """The segment that holds *position*, or would, and its map. Raises StorageError."""
+        """Return the segment that has *position*, or would, and its map. Raises StorageError."""
         current = self.current
         if position >= current.base or not self.sealed:
             return SegmentSpan(current.base, self.end), current.view.obj  # type: ignore[return-value]  # as above
@@ -381,8 +384,8 @@ class MessageLog:
         return span, self._sealed_map(span).obj  # type: ignore[return-value]  # as above
 
     def remove(self, base: int) -> tuple[int, SegmentSpan]:
-        """Leave a sealed segment out from now on: where the one before it ends (its own base where it is the first),
-        and its span. Views of it stay good.
+        """Leave a sealed segment out from now on; return where the one before it ends (its own base if it is the
+        first), and its span. Views of it stay good.
         """
         at = next(at for at, span in enumerate(self.sealed) if span.base == base)
         self._maps.pop(base, None)
@@ -390,7 +393,7 @@ class MessageLog:
         return self.sealed[at - 1].end if at else base, self.sealed.pop(at)
 
     def spans(self) -> list[SegmentSpan]:
-        """All segments, the current one up to ``end``."""
+        """Return the spans of all segments, the current one up to ``end``."""
         return [*self.sealed, SegmentSpan(self.current.base, self.end)]
 
     def close(self) -> None:

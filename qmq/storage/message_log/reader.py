@@ -1,7 +1,7 @@
-"""Reading segments again after a stop: valid batches one after another, and what lies between them that is none.
+"""Reading segments again after a stop: valid batches one after another, and the bad bytes between them.
 
-Bytes that are no batch are skipped to the next header whose position is its place and whose mark is this store's, so
-bytes in a body cannot pass for a batch. Reads go through ``preadv``: a bad sector is an error here, not a signal.
+Bytes that are no batch are skipped up to the next header that names its own position and bears the store's mark, so
+bytes in a body cannot pass for a batch. Reads use ``preadv``: a bad sector is an error, not a signal.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from qmq.storage.disk.disk import Disk, failure, write_fully
 from qmq.storage.message_log.segment import Segment
 from qmq.storage.meta.checkpoint import Hole
 
-#: How much is read at once; more only for a larger batch.
+#: Bytes read at once; more only for a larger batch.
 WINDOW_BYTES: Final = 8 << 20
 
 _FIRST_SEARCH_BYTES: Final = 64 << 10
@@ -31,14 +31,14 @@ Feed = Callable[[Header, memoryview], None]
 
 @dataclass(slots=True)
 class ScanResult:
-    """What a scan of one segment found. Positions."""
+    """The result of a scan of one segment. Positions."""
 
-    #: Behind the last batch that stands; where the scan began when there is none.
+    #: Behind the last batch; where the scan began when there is none.
     end: int
     batches: int = 0
-    #: Bad bytes that stand: with a valid batch after them, or bad batches with good headers at the very end.
+    #: Bad bytes that stay: with a valid batch behind them, or bad batches with good headers at the very end.
     holes: list[Hole] = field(default_factory=list)
-    #: How many of these bytes no header explains: what was in them cannot be told.
+    #: How many of these bytes no header explains: their content is unknown.
     blind_bytes: int = 0
     #: Header, runs and table of bad batches in the holes whose headers are good.
     damaged: list[bytes] = field(default_factory=list)
@@ -46,17 +46,17 @@ class ScanResult:
     rotten: list[Hole] = field(default_factory=list)
     #: Bytes after ``end`` up to the last one that is not zero.
     junk_bytes: int = 0
-    #: The file ends where the next batch has begun: it is longer as long as it is written.
+    #: The file ends within the next batch, so it was cut: a segment that is written has its full size.
     severed: bool = False
-    #: It ends where the next batch has no room.
+    #: The file has no room for another header.
     full: bool = False
     rewritten_bytes: int = 0
-    #: Headers that are good but for the mark, so of a store with another secret.
+    #: Headers that are good but for the mark: those of a store with another secret.
     foreign: int = 0
 
 
 class Scanner:
-    """Reads the batches of one store's segments. Holds one buffer, of WINDOW_BYTES if need be."""
+    """Reads the batches of one store's segments. Has one buffer, of at most WINDOW_BYTES unless a batch is larger."""
 
     def __init__(self, disk: Disk, secret: bytes, store_id: bytes, feed: Feed) -> None:
         """*feed* gets the header of each valid batch and a view that begins with the batch, good for the call only."""
@@ -70,11 +70,11 @@ class Scanner:
     def scan(
         self, segment: Segment, start: int, stop: int, rewrite_from: int | None = None, *, vouched: bool = False
     ) -> ScanResult:
-        """Read positions [start, stop) of *segment*, where *start* is a batch's place or the segment's first.
+        """Read positions [start, stop) of *segment*; *start* is that of a batch or the segment's first.
 
-        Valid batches at or after *rewrite_from* are written again in place; the caller syncs. With *vouched*, because
-        a checkpoint knew these positions to be good, batches are fed by their headers even if their data has rotten
-        since: which of their runs are still good is for the reader to tell. Raises StorageFailed.
+        Valid batches at or after *rewrite_from* are written again in place; the caller syncs. *vouched*: a checkpoint
+        knows that these positions were good, so batches are fed by their headers even if their data has rotten since;
+        the reader finds out which of their runs are good. Raises StorageFailed.
         """
         try:
             return self._scan(segment, start, stop, rewrite_from, vouched)
@@ -119,12 +119,12 @@ class Scanner:
             self._feed(header, batch)
             found.batches += 1
             if rewrite_from is not None and position >= rewrite_from:
-                window.keep(position, position + header.size)
+                window.rewrite(position, position + header.size)
                 found.rewritten_bytes += header.size
             position = found.end = position + header.size
-        window.write_kept()
+        window.write_again()
         last = window.last_data(found.end)
-        if known:  # nobody can tell whether it was torn while it was written, or seen and rotten since
+        if known:  # either torn by the write, or written and rotten since: unknown
             found.holes.append(Hole(found.end, known_end))
             found.blind_bytes += known_blind
             found.damaged += known
@@ -138,7 +138,7 @@ class Scanner:
         return found
 
     def _next_position(self, window: _SegmentWindow, position: int) -> int:
-        """The first place from *position* on where a good header stands; the end when there is none."""
+        """Return the first position from *position* on that has a good header; the end when there is none."""
         step = _FIRST_SEARCH_BYTES
         while position + BATCH_HEADER_SIZE <= window.stop:
             window.need(position, BATCH_HEADER_SIZE)
@@ -164,11 +164,11 @@ class Scanner:
 
 
 def candidates(view: memoryview, position: int) -> list[int]:
-    """Places in *view*, which begins at *position*, where the magic of a batch and its own position stand."""
+    """Return the positions in *view*, which begins at *position*, with the magic of a batch and its own position."""
     count = len(view) - _POSITION_BYTES + 1
     if count <= 0:
         return []
-    # Every byte offset seen as the start of an integer, because batches are not aligned.
+    # Batches are not aligned, so every byte offset is looked at as the start of an integer.
     magics = np.ndarray((count,), "<u4", view, 0, (1,))
     found = np.flatnonzero(magics == BATCH_MAGIC)
     if not len(found):
@@ -179,7 +179,7 @@ def candidates(view: memoryview, position: int) -> list[int]:
 
 
 def _wanted(batch: memoryview, position: int) -> int:
-    """How many bytes a look at *position* needs: its batch's, if a header seems to stand there."""
+    """Return how many bytes of *position* to read: those of its batch, if a header seems to be there."""
     if len(batch) >= BATCH_HEADER_SIZE:
         header = parse_header(batch)
         if header.magic == BATCH_MAGIC and header.position == position:
@@ -195,12 +195,12 @@ class _SegmentWindow:
         self._segment = segment
         self._view = memoryview(b"")
         self._start = 0
-        self._kept: list[tuple[int, int]] = []
+        self._rewrites: list[tuple[int, int]] = []
         self.buffer = buffer
         self.stop = stop
 
     def at(self, position: int) -> memoryview:
-        """What is in memory from *position* on, at least a byte."""
+        """Return the bytes in memory from *position* on, at least one."""
         offset = position - self._start
         if not 0 <= offset < len(self._view):
             self._load(position)
@@ -208,37 +208,39 @@ class _SegmentWindow:
         return self._view[offset:]
 
     def need(self, position: int, size: int) -> bool:
-        """Have *size* bytes from *position* on in memory, fewer only where the segment ends; True if they were not."""
+        """Have *size* bytes from *position* on in memory, fewer only at the segment's end; True if they were not there
+        before.
+        """
         size = min(size, self.stop - position)
         if position >= self._start and position + size <= self._start + len(self._view):
             return False
         if size > len(self.buffer):
-            self.write_kept()
+            self.write_again()
             self.buffer = bytearray(size)
         self._load(position)
         return True
 
     def wanted(self, position: int) -> int:
-        """How many bytes the batch that seems to begin at *position* has."""
+        """Return how many bytes the batch that seems to begin at *position* has."""
         self.need(position, BATCH_HEADER_SIZE)
         return _wanted(self.at(position), position)
 
-    def keep(self, start: int, end: int) -> None:
+    def rewrite(self, start: int, end: int) -> None:
         """Have bytes that are in memory written again before they leave it."""
-        if self._kept and self._kept[-1][1] == start:
-            self._kept[-1] = (self._kept[-1][0], end)
+        if self._rewrites and self._rewrites[-1][1] == start:
+            self._rewrites[-1] = (self._rewrites[-1][0], end)
         else:
-            self._kept.append((start, end))
+            self._rewrites.append((start, end))
 
-    def write_kept(self) -> None:
-        """Write what is kept. Raises OSError."""
-        for start, end in self._kept:
+    def write_again(self) -> None:
+        """Write the bytes that are to be written again. Raises OSError."""
+        for start, end in self._rewrites:
             part = self._view[start - self._start : end - self._start]
             write_fully(self._disk, self._segment.fd, [part], start - self._segment.base)
-        self._kept.clear()
+        self._rewrites.clear()
 
     def last_data(self, position: int) -> int:
-        """The position behind the last byte from *position* on that is not zero."""
+        """Return the position behind the last byte from *position* on that is not zero."""
         last = position
         while position < self.stop:
             part = bytes(self.at(position))
@@ -248,12 +250,12 @@ class _SegmentWindow:
         return last
 
     def _load(self, position: int) -> None:
-        self.write_kept()
+        self.write_again()
         size, done = min(len(self.buffer), self.stop - position), 0
         whole = memoryview(self.buffer)
         while done < size:
             read = self._disk.preadv(self._segment.fd, [whole[done:size]], position + done - self._segment.base)
-            if read <= 0:  # the file is shorter than it was a moment ago: zeros, which are no batch
+            if read <= 0:  # the file was cut meanwhile: zeros are no batch
                 whole[done:size] = bytes(size - done)
                 break
             done += read

@@ -2,11 +2,11 @@
 
 Bytes: SEGMENT_HEADER (layout.py), then batches back to back. The position of a byte is the segment's base plus its
 offset in the file. The current segment is extended sparsely to its full size and mapped once, whole; when it is sealed
-the file is cut to its exact end. Zeros follow the last batch of a current segment, so its size never tells its end.
+the file is cut to its exact end. Zeros follow the last batch of a current segment, so its size does not show its end.
 
-The first 8 of the header's 20 reserved bytes are previous_end u64: the position where the segment before ended. It is
-the base but for the first segment after a power loss, whose base is the reserve: so a gap tells itself from a loss. The
-checksum stays where it is in every version, so that rot never passes for a newer one.
+The first 8 of the header's 20 reserved bytes are previous_end u64: the position where the segment before ended. It
+equals the base, but for the first segment after a power loss, whose base is the reserve: so a gap is not taken for a
+loss. The checksum has the same place in every version, so that rot never passes for a newer one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from qmq.format.layout import SEGMENT_HEADER, SEGMENT_HEADER_SIZE, SEGMENT_MAGIC
 from qmq.storage.disk.disk import IOV_MAX, WRITE_BYTES, Buffer, Disk, failure, read_fully, write_fully
 
 SUFFIX: Final = ".messages"
-#: What a file's name ends in until it is whole.
+#: The suffix of a file that is not whole yet.
 _UNFINISHED: Final = ".tmp"
 _CHECKED: Final = SEGMENT_HEADER_SIZE - 4
 _DIGITS: Final = frozenset("0123456789abcdef")
@@ -39,14 +39,14 @@ class ForeignSegment(ForeignFile):
 
 
 class SegmentOwner(NamedTuple):
-    """Whose segments these are."""
+    """The store and the partition that segments belong to."""
 
     store_id: bytes
     partition: int
 
 
 class FileOffset(NamedTuple):
-    """Where a position lies: in which file of which partition, at what offset."""
+    """The file and the offset of a position."""
 
     path: Path
     offset: int
@@ -58,12 +58,12 @@ class FileOffset(NamedTuple):
 
 
 def segment_path(directory: Path, base: int) -> Path:
-    """Where the segment that begins at *base* lies."""
+    """Return the path of the segment that begins at *base*."""
     return directory / f"{base:016x}{SUFFIX}"
 
 
 def base_of(name: str) -> int | None:
-    """The base that a file name says; None when it is not the name of a segment."""
+    """Return the base in a file name; None when it is not the name of a segment."""
     digits = name.removesuffix(SUFFIX)
     if digits == name or len(digits) != 16 or not _DIGITS.issuperset(digits):
         return None
@@ -71,7 +71,7 @@ def base_of(name: str) -> int | None:
 
 
 def list_bases(disk: Disk, directory: Path) -> list[int]:
-    """The bases of all segments in *directory*, ascending; other files are left alone. Raises StorageFailed."""
+    """Return the bases of all segments in *directory*, ascending; other files do not count. Raises StorageFailed."""
     try:
         names = disk.listdir(directory)
     except OSError as error:
@@ -80,7 +80,7 @@ def list_bases(disk: Disk, directory: Path) -> list[int]:
 
 
 def remove_unfinished(disk: Disk, directory: Path) -> None:
-    """Remove what interrupted rolls have left. Raises StorageFailed."""
+    """Remove the files that interrupted rolls left. Raises StorageFailed."""
     path = directory
     try:
         for name in disk.listdir(directory):
@@ -92,7 +92,7 @@ def remove_unfinished(disk: Disk, directory: Path) -> None:
 
 
 def pack_header(owner: SegmentOwner, base: int, previous_end: int, created_at_us: int) -> bytes:
-    """The 64 bytes that a segment begins with."""
+    """Return the 64 bytes that a segment begins with."""
     rest = _PREVIOUS_END.pack(previous_end)
     draft = SEGMENT_HEADER.pack(
         SEGMENT_MAGIC, SEGMENT_VERSION, owner.partition, owner.store_id, b"", base, created_at_us, rest, 0
@@ -101,10 +101,10 @@ def pack_header(owner: SegmentOwner, base: int, previous_end: int, created_at_us
 
 
 def check_header(data: bytes, path: Path, owner: SegmentOwner, base: int) -> int | None:
-    """Judge the first 64 bytes of the file at *path*: previous_end, or None when they are not what was written.
+    """Check the first 64 bytes of the file at *path*; return previous_end, None when they are not what was written.
 
-    Raises ForeignSegment when they are whole, but of another store or another place; else ForeignFile when they are of
-    a newer version.
+    Raises ForeignSegment when they are whole, but of another store or another place; ForeignFile when they are of a
+    newer version.
     """
     if len(data) < SEGMENT_HEADER_SIZE:
         return None
@@ -117,7 +117,7 @@ def check_header(data: bytes, path: Path, owner: SegmentOwner, base: int) -> int
         )
     if partition != owner.partition or found_base != base:
         raise ForeignSegment(
-            f"{path} was written as partition {partition}, position {found_base:#x}; give it its name and place again"
+            f"{path} was written as partition {partition}, position {found_base:#x}; move it back there"
         )
     if version > SEGMENT_VERSION:
         raise ForeignFile(f"{path} has format version {version}; this QMQ reads {SEGMENT_VERSION}: use a newer one")
@@ -126,8 +126,8 @@ def check_header(data: bytes, path: Path, owner: SegmentOwner, base: int) -> int
 
 
 def is_of(disk: Disk, directory: Path, owner: SegmentOwner, base: int) -> bool:
-    """Whether the header of the segment at *base* says that it is *owner*'s. Raises OSError, and ForeignFile for a
-    newer version.
+    """Return whether the header of the segment at *base* names *owner*. Raises OSError, and ForeignFile for a newer
+    version.
     """
     path = segment_path(directory, base)
     fd = disk.open(path, os.O_RDONLY)
@@ -149,7 +149,7 @@ class Segment:
         self.fd = fd
         self.path = path
         self.base = base
-        #: How large the file may grow, and what ``view`` spans.
+        #: The size that the file may grow to, and that ``view`` spans.
         self.capacity = capacity
         #: The whole file, mapped; empty until ``map``.
         self.view = memoryview(b"")
@@ -167,8 +167,8 @@ class Segment:
     ) -> Segment:
         """Make the file, extended to *capacity* and mapped. The directory is not synced.
 
-        It gets its name once it is whole: one that is shorter than it was made has been cut by somebody else.
-        Raises StorageFull or StorageFailed; no file is left then.
+        It gets its name once it is whole: a file that is shorter than its full size was cut from outside. Raises
+        StorageFull or StorageFailed; no file is left then.
         """
         path = segment_path(directory, base)
         unfinished = path.with_name(path.name + _UNFINISHED)
@@ -200,7 +200,7 @@ class Segment:
         return cls(disk, fd, path, base, capacity)
 
     def previous_end(self, owner: SegmentOwner) -> int | None:
-        """Judge the header, see check_header. Raises ForeignFile or StorageFailed."""
+        """Check the header as ``check_header`` does. Raises ForeignFile or StorageFailed."""
         try:
             data = read_fully(self._disk, self.fd, SEGMENT_HEADER_SIZE, 0)
         except OSError as error:
@@ -208,18 +208,18 @@ class Segment:
         return check_header(data, self.path, owner, self.base)
 
     def size(self) -> int:
-        """Bytes of the file. Raises StorageFailed."""
+        """Return the size of the file. Raises StorageFailed."""
         try:
             return self._disk.size(self.fd)
         except OSError as error:
             raise failure(error, "look at", self.path) from error
 
     def map(self) -> None:
-        """Map the file up to its capacity; nothing may shorten the part that is read from here on. Raises OSError."""
+        """Map the file up to its capacity; the part that is read must not be cut from here on. Raises OSError."""
         self.view = memoryview(self._disk.map(self.fd, self.capacity))
 
     def extend(self, end: int) -> None:
-        """Put zeros behind offset *end*, up to the capacity, as sparse as the file system can. Raises OSError."""
+        """Put zeros behind offset *end*, up to the capacity, sparse where the file system can. Raises OSError."""
         self._disk.ftruncate(self.fd, end)
         self.grow()
 
@@ -234,7 +234,7 @@ class Segment:
     def write(self, buffers: Sequence[Buffer], size: int, offset: int) -> None:
         """Write *buffers*, *size* bytes in all, at *offset*: one call to the system unless they are many.
 
-        Raises OSError; some of the bytes may stand in the file then.
+        Raises OSError; some of the bytes may be in the file then.
         """
         if not size:
             return

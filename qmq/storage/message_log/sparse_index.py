@@ -1,7 +1,7 @@
-"""The sparse index beside a segment: ``<base:016x>.index``, one record a batch, to find a batch by place or time.
+"""The sparse index beside a segment: ``<base:016x>.index``, one record a batch, to find a batch by position or time.
 
 Bytes: DERIVED_HEADER (magic ``QMQINDEX``), then INDEX_ENTRY records in position order. All of it is derived from the
-segment: it is written behind the sends, and made again from the consumer log where it is missing, behind or rotten.
+segment: it is written after the sends, and made again from the consumer log where it is missing, behind or rotten.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from qmq.storage.disk.fsync import SureSync
 from qmq.storage.message_log.segment import SegmentOwner
 
 SUFFIX: Final = ".index"
-#: Records that gather in memory before they are written.
+#: Records that are buffered in memory before they are written.
 BUFFER_RECORDS: Final = 16_384
 
 _BUFFER_BYTES: Final = BUFFER_RECORDS * INDEX_ENTRY_SIZE
@@ -41,12 +41,12 @@ Records = npt.NDArray[np.void]
 
 
 def index_path(directory: Path, base: int) -> Path:
-    """Where the index of the segment that begins at *base* lies."""
+    """Return the path of the index of the segment that begins at *base*."""
     return directory / f"{base:016x}{SUFFIX}"
 
 
 def derive_index(rows: npt.NDArray[Any]) -> Records:
-    """The index records, INDEX_DTYPE[batches], of consumer-log rows, ENTRY_DTYPE[n] in position order."""
+    """Return the index records, INDEX_DTYPE[batches], of consumer-log rows, ENTRY_DTYPE[n] in position order."""
     positions = rows["position"]
     first = np.empty(len(rows), np.bool_)
     first[:1] = True
@@ -60,7 +60,7 @@ def derive_index(rows: npt.NDArray[Any]) -> Records:
 def pack_index_header(
     owner: SegmentOwner, base: int, *, sealed: bool, covered: int, count: int, body_crc: int
 ) -> bytes:
-    """The 64 bytes that an index begins with; covered, count and body_crc are 0 until it is sealed."""
+    """Return the 64 bytes that an index begins with; covered, count and body_crc are 0 until it is sealed."""
     draft = DERIVED_HEADER.pack(
         INDEX_MAGIC, DERIVED_VERSION, owner.partition, owner.store_id, sealed, b"", base, covered, count, 0, body_crc, 0
     )
@@ -70,8 +70,8 @@ def pack_index_header(
 def is_sealed_index(
     disk: Disk, directory: Path, owner: SegmentOwner, base: int, covered: int, *, check: bool = True
 ) -> bool:
-    """Whether a sealed index of that segment, up to position *covered*, is there: header and size are looked at, with
-    *check* the checksum of all of it, too.
+    """Return whether there is a sealed index of that segment, up to position *covered*: header and size are checked,
+    with *check* the checksum of the whole file too.
     """
     try:
         fd = disk.open(index_path(directory, base), os.O_RDONLY)
@@ -95,7 +95,7 @@ def is_sealed_index(
 
 
 class SegmentIndex:
-    """The index of a segment, being written. Records gather in memory; ``flush`` and ``seal`` write them."""
+    """The index of a segment while it is written. Records are buffered; ``flush`` and ``seal`` write them."""
 
     def __init__(self, disk: Disk, directory: Path, owner: SegmentOwner, base: int) -> None:
         self._disk = disk
@@ -127,7 +127,7 @@ class SegmentIndex:
             self.flush()
 
     def flush(self) -> int:
-        """Write what has gathered; gives the descriptor to sync. Raises StorageFull or StorageFailed."""
+        """Write what is buffered; return the descriptor to sync. Raises StorageFull or StorageFailed."""
         if self._used or self._fd < 0:
             self._write(bytes(memoryview(self._buffer)[: self._used]))
             self._used = 0
@@ -136,9 +136,10 @@ class SegmentIndex:
         return self._fd
 
     def seal(self, covered: int) -> None:
-        """[thread] Write all and say so in the header: the segment ends at position *covered*. On disk when it returns.
+        """[thread] Write everything, and the header that says so: the segment ends at position *covered*. On disk when
+        it returns.
 
-        The file is closed then. Raises StorageFull or StorageFailed; sealing can be tried again.
+        The file is closed then. Raises StorageFull or StorageFailed; it can be called again.
         """
         self._sync(self.flush())
         count = self._written // INDEX_ENTRY_SIZE

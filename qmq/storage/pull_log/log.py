@@ -1,6 +1,6 @@
-"""The pull log as it is written: records are staged, written with one call a turn, and synced by checkpoints.
+"""Writing the pull log: records are staged, written with one call a turn, and synced by checkpoints.
 
-Its bytes are drawn in pull_records.py, which reads it.
+records.py describes the bytes and reads them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FILE_BYTES: Final = 4 << 20
 
 
 class PullSync:
-    """What is to be on disk before a checkpoint may claim the log up to ``position``."""
+    """The files that must be synced before a checkpoint may claim the log up to ``position``."""
 
     def __init__(self, disk: Disk, directory: Path, position: int, files: list[tuple[int, Path]]) -> None:
         self._disk = disk
@@ -37,7 +37,9 @@ class PullSync:
         self.failed = False
 
     def run(self) -> None:
-        """[thread] Raises StorageFailed, or SyncFailed: what was written since the last sync may be lost then."""
+        """[thread] Sync them. Raises StorageFailed, or SyncFailed: what was written since the last sync may be lost
+        then.
+        """
         at = self._directory
         try:
             for fd, at in self.files:  # noqa: B007
@@ -56,19 +58,19 @@ class PullSync:
 
 
 class PullLog:
-    """The file that is written, and those before it. Records are staged, then written together; all belongs to one
-    thread, but for ``PullSync.run``.
+    """The pull log that is written: one file, and those before it. Records are staged, then written together. All of it
+    but ``PullSync.run`` belongs to one thread.
     """
 
     def __init__(
         self, disk: Disk, directory: Path, store_id: bytes, secret: bytes, base: int, now_us: int, file_bytes: int,
         generation: int = 1, cut: int | None = None,
     ) -> None:  # fmt: skip
-        """Go on at position *base*, in a new file; where the disk has no room for it now, in the rest of the last one,
-        or else with the first write that finds some. Raises StorageFailed.
+        """Go on at position *base*, in a new file; if the disk has no space for it now, in the rest of the last file,
+        or else with the first write that finds space. Raises StorageFailed.
 
-        With *cut* the generation is another one than before, and no record from there on counts up to *base*: the new
-        file says so, and is on disk before anything else is written.
+        With *cut* the generation is a new one, and records from *cut* up to *base* do not count: the new file's header
+        says so, and is on disk before anything else is written.
         """
         self._disk = disk
         self._directory = directory
@@ -76,22 +78,22 @@ class PullLog:
         self._secret = secret
         self._now_us = now_us
         self._generation = generation
-        self._cut = cut  # until a file says so
+        self._cut = cut  # None once a file's header has it
         self._file_bytes = file_bytes
         self._staged: list[tuple[int, bytes]] = []
-        #: Where the files begin and end that were filled by this process.
+        #: Begin and end of each file that this process has filled.
         self.full: list[tuple[int, int]] = []
         self._began_at = base
-        #: Files that are full: closed once a sync has covered them.
+        #: Full files, closed once a sync has covered them.
         self._full: list[tuple[int, Path]] = []
-        #: Why nothing may be confirmed any more: a sync has failed.
+        #: Why nothing may be confirmed any more, after a failed sync.
         self.broken: str | None = None
-        #: Syncs beside those of checkpoints.
+        #: Syncs that run beside those of checkpoints.
         self._lent: list[PullSync] = []
         self._fd, self._path, self._base, self._limit = -1, pull_file_path(directory, base), base, base
-        #: Behind the last record that is written.
+        #: The position behind the last record that is written.
         self.end = base
-        #: Behind the last that is known to be on disk.
+        #: The position behind the last record known to be on disk.
         self.synced_end = base
         try:
             self._begin_file(base, 0)
@@ -99,8 +101,8 @@ class PullLog:
             self._go_on()
 
     def _go_on(self) -> None:
-        """Write on in the last file, which was made with room for more: nothing behind its end passes for a record. Not
-        where records were lost before this start: another generation has to stand in a header first.
+        """Write on in the last file, which was made with space for more: nothing behind its end passes for a record.
+        Not when records were lost before this start: a header has to have the new generation first.
         """
         base = max((base for base in list_pull_files(self._disk, self._directory) if base < self.end), default=None)
         if base is None or self._cut is not None:
@@ -119,7 +121,7 @@ class PullLog:
         self._fd, self._path, self._base, self._limit = fd, path, base, limit
 
     def _begin_file(self, base: int, needed: int) -> None:
-        """Make a file with room for *needed* bytes of records at least."""
+        """Make a file with space for at least *needed* bytes of records."""
         if self._fd < 0:
             make_directory(self._disk, self._directory)
         path = pull_file_path(self._directory, base)
@@ -145,25 +147,25 @@ class PullLog:
         self.end = base + PULL_FILE_HEADER_SIZE
 
     def stage(self, kind: int, payload: bytes) -> None:
-        """Have a record written by the next ``write``."""
+        """Stage a record for the next ``write``."""
         assert PULL_RECORD_HEADER_SIZE + len(payload) <= MAX_RECORD_BYTES
         self._staged.append((kind, payload))
 
     @property
     def staged(self) -> int:
-        """How many records are not written yet."""
+        """The number of records that are not written yet."""
         return len(self._staged)
 
     def settle(self) -> None:
-        """A checkpoint begins. Whoever calls has written what is staged; where nothing can be written any more, that is
-        dropped: it was confirmed to nobody, and is in the checkpoint.
+        """Begin a checkpoint: staged records have been written. When nothing can be written any more they are dropped:
+        no client got a confirmation, and the checkpoint has what they say.
         """
         if self.broken is not None:
             self._staged.clear()
         assert not self._staged
 
     def write(self) -> None:
-        """Write all that is staged, with one call to the system if one file takes it.
+        """Write all that is staged, with one call to the system if it fits one file.
 
         Raises StorageFull, StorageFailed or SyncFailed; what is not written stays staged, and the next write may work.
         """
@@ -184,12 +186,12 @@ class PullLog:
             del self._staged[:count]
 
     def _sealed(self) -> tuple[int, list[bytes], int]:
-        """As many records as the file has room for, with the checksums of their places."""
+        """Return as many records as the file has space for, with checksums for their positions."""
         buffers, size, count = list[bytes](), 0, 0
-        room = self._limit - self.end
+        space = self._limit - self.end
         for kind, payload in self._staged:
             record = PULL_RECORD_HEADER_SIZE + len(payload)
-            if size + record > room:
+            if size + record > space:
                 break
             head = PULL_RECORD_HEADER.pack(record, 0, kind, 0, 0)
             crc = record_crc(head, payload, self.end + size, self._secret)
@@ -198,38 +200,38 @@ class PullLog:
         return count, buffers, size
 
     def _roll(self) -> None:
-        """Go on in another file, that has room for the next record."""
+        """Begin another file that has space for the next record."""
         full, base = (self._fd, self._path), self._base
         self._begin_file(self.end, PULL_RECORD_HEADER_SIZE + len(self._staged[0][1]))
         if full[0] >= 0:
             self._full.append(full)
-            if base >= self._began_at:  # what is before was read at the start
+            if base >= self._began_at:  # earlier files were read at the start
                 self.full.append((base, self._base))
 
     def _files(self) -> list[tuple[int, Path]]:
         return [*self._full, (self._fd, self._path)] if self._fd >= 0 else []
 
     def begin_sync(self) -> PullSync:
-        """What has been written is to be on disk. After a sync that failed there is none: another one would succeed,
+        """Return the sync of all that has been written. After a failed sync it has no files: another sync would succeed
         and prove nothing.
         """
         return PullSync(self._disk, self._directory, self.end, [] if self.broken is not None else self._files())
 
     def synced(self, sync: PullSync) -> None:
-        """It is: close what is full and covered."""
+        """Note that *sync* has succeeded: close the full files that it covers."""
         if self.broken is None:
             self.synced_end = max(self.synced_end, sync.position)
         while self._full and self._full[0] in sync.files and not any(self._full[0] in one.files for one in self._lent):
             self._disk.close(self._full.pop(0)[0])
 
     def lend_sync(self) -> PullSync:
-        """As ``begin_sync``, beside a checkpoint: its files stay open until ``take_back``."""
+        """Return a sync as ``begin_sync``, to run beside a checkpoint: its files stay open until ``take_back``."""
         sync = self.begin_sync()
         self._lent.append(sync)
         return sync
 
     def take_back(self, sync: PullSync) -> None:
-        """It has been run."""
+        """Note that a lent sync has been run."""
         self._lent.remove(sync)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The pull log: what consumers pulled, acknowledged and handed back, record after record. One for all of a broker.
+"""The pull log: what consumers pulled, acked, nacked and released, record after record. One log for a broker.
 
 It lies in ``pulls/``, in files named by the position of their first byte (16 hex digits and ``.pulls``):
 
@@ -8,12 +8,12 @@ It lies in ``pulls/``, in files named by the position of their first byte (16 he
     ...          zeros up to the size that the file was made with
 
 A record's checksum covers the rest of it and begins with a fold of the store's secret and the record's position, so no
-bytes of another place, and none that a client chose, pass for a record. What a record says is the broker's business.
+bytes from another position, and none that a client chose, pass for a record. The broker defines the payloads.
 
 Everything before a checkpoint's position is in the checkpoint; a start reads what follows, and writes on in a new file.
-After a loss of power some records may be there that came after others that are not: they do not count, for what they
-say was done on top of what is lost. The file that such a start begins says so: ``cut`` is where they begin, and its own
-base where all before it counts.
+After a power loss some records may be there although earlier ones are lost: they do not count, since they build on what
+is lost. The file that such a start begins says so: ``cut`` is where they begin, and equals the file's own base when all
+records before it count.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from qmq.storage.meta.checkpoint import Hole
 
 PULL_LOG_NAME: Final = "pulls"
 SUFFIX: Final = ".pulls"
-#: No record is longer: what would be is written as several.
+#: No record is longer: longer ones are split.
 MAX_RECORD_BYTES: Final = 1 << 20
 
 _SEED: Final = struct.Struct("<16sQ")
@@ -51,7 +51,7 @@ _CRC_OFFSET: Final = 4
 
 
 class PullRecord(NamedTuple):
-    """One record as found: where, of which kind, and what it says; and whether it counts."""
+    """One record that was read: position, kind and payload; and whether it counts."""
 
     position: int
     kind: int
@@ -60,41 +60,41 @@ class PullRecord(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Of all of it."""
+        """The bytes of the whole record."""
         return PULL_RECORD_HEADER_SIZE + len(self.payload)
 
     @property
     def end(self) -> int:
-        """The position behind it."""
+        """The position behind the record."""
         return self.position + self.size
 
 
 class PullLogFound(NamedTuple):
-    """What a start reads of the pull log: the records behind the claim, in order, what is bad, where to go on."""
+    """The part of the pull log that a start reads: the records behind the claim, bad bytes, and where to go on."""
 
     records: list[PullRecord]
     holes: list[Hole]
-    #: What is wrong with files beside that: the base of each, and what.
+    #: Other problems of files: the base of each, and the problem.
     problems: list[tuple[int, str]]
     end: int
-    #: The highest of its files, 0 where none says.
+    #: The highest generation of its files, 0 where no header has one.
     generation: int = 0
-    #: So many bytes behind the last record are something else: it was being written, or is rotten.
+    #: Bytes behind the last record that are no record: they were being written, or are rotten.
     torn: int = 0
 
     def cut(self, start: int, end: int) -> None:
-        """No record in [start, end) counts, nor what is bad between them."""
+        """Drop what is in [start, end): its records do not count, and its holes are forgotten."""
         self.records[:] = [one._replace(counts=False) if start <= one.position < end else one for one in self.records]
         self.holes[:] = [hole for hole in self.holes if not start <= hole.start < end]
 
 
 def pull_file_path(directory: Path, base: int) -> Path:
-    """Where the file lies whose first byte is at position *base*."""
+    """Return the path of the file whose first byte is at position *base*."""
     return directory / f"{base:016x}{SUFFIX}"
 
 
 def list_pull_files(disk: Disk, directory: Path) -> list[int]:
-    """The bases of all files, ascending. Raises StorageFailed."""
+    """Return the bases of all files, ascending. Raises StorageFailed."""
     try:
         names = disk.listdir(directory) if disk.exists(directory) else []
     except OSError as error:
@@ -109,10 +109,10 @@ def list_pull_files(disk: Disk, directory: Path) -> list[int]:
 
 
 def read_pull_log(disk: Disk, directory: Path, store_id: bytes, secret: bytes, claimed: int) -> PullLogFound:
-    """Everything from position *claimed* on.
+    """Read everything from position *claimed* on.
 
-    Bad bytes between records are holes, also those that the disk does not give; what follows the last record is no
-    fault: it was being written. Raises StorageFailed, ForeignFile for a newer version.
+    Bad bytes between records are holes, also those that the disk cannot read; bytes behind the last record are no
+    fault, since they were being written. Raises StorageFailed, ForeignFile for a newer version.
     """
     found = PullLogFound([], [], [], claimed)
     bases = list_pull_files(disk, directory)
@@ -132,12 +132,12 @@ def read_pull_log(disk: Disk, directory: Path, store_id: bytes, secret: bytes, c
             said, cut = _check_header(bytes(data[:PULL_FILE_HEADER_SIZE]), path, store_id, base)
             generation = max(generation, said)
             found.cut(cut, base)
-        except BadBytes as error:  # every record is checked for itself
+        except BadBytes as error:  # every record has a checksum of its own
             problem = str(error)
         last = _read_records(found, data, base, max(claimed, base + PULL_FILE_HEADER_SIZE), secret)
         if problem is not None:
             if following is None and base == end and len(found.records) == before:
-                break  # it was being made: it is made again
+                break  # it was being made, and is made again
             found.problems.append((base, problem))
         end = last
         torn = len(bytes(data[end - base :]).rstrip(b"\0"))
@@ -145,7 +145,7 @@ def read_pull_log(disk: Disk, directory: Path, store_id: bytes, secret: bytes, c
 
 
 def pull_file_generation(disk: Disk, directory: Path, store_id: bytes, base: int) -> int | None:
-    """The generation in which a file was begun; None when its header does not tell. Raises StorageFailed."""
+    """Return the generation in which a file was begun; None when its header is bad. Raises StorageFailed."""
     path = pull_file_path(directory, base)
     try:
         fd = disk.open(path, os.O_RDONLY)
@@ -162,7 +162,7 @@ def pull_file_generation(disk: Disk, directory: Path, store_id: bytes, base: int
 
 
 def _read_file(disk: Disk, path: Path, base: int, found: PullLogFound) -> memoryview:
-    """What the disk gives of a file; zeros elsewhere. Raises OSError."""
+    """Return the bytes of a file, zeros where the disk cannot read them. Raises OSError."""
     fd = disk.open(path, os.O_RDONLY)
     try:
         data, lost = read_around(disk, fd, disk.size(fd), 0)
@@ -174,8 +174,8 @@ def _read_file(disk: Disk, path: Path, base: int, found: PullLogFound) -> memory
 
 
 def rewrite_pull_log(disk: Disk, directory: Path, found: PullLogFound) -> None:
-    """Write headers, and the records that were found, again in place, and sync them, and their names: what a failed
-    sync has left in memory, or a start that was killed, reads well, and is not on disk. Raises StorageFull or
+    """Write headers and the records that were read again in place, and sync them and their names: what a failed sync
+    has left in memory, or a start that was killed, reads well without being on disk. Raises StorageFull or
     StorageFailed.
     """
     bases = list_pull_files(disk, directory)
@@ -205,7 +205,7 @@ def rewrite_pull_log(disk: Disk, directory: Path, found: PullLogFound) -> None:
 
 
 def _read_records(found: PullLogFound, data: memoryview, base: int, start: int, secret: bytes) -> int:
-    """The records of one file from position *start* on; returns where the last one ends."""
+    """Read the records of one file from position *start* on; return where the last one ends."""
     offset = end = start - base
     while offset < len(data):
         record = record_at(data, offset, base, secret)
@@ -220,7 +220,7 @@ def _read_records(found: PullLogFound, data: memoryview, base: int, start: int, 
 
 
 def record_at(data: memoryview, offset: int, base: int, secret: bytes) -> PullRecord | None:
-    """The record that begins there, None when none does."""
+    """Return the record that begins at *offset*; None when none does."""
     if offset + PULL_RECORD_HEADER_SIZE > len(data):
         return None
     size, crc, kind, _, _ = PULL_RECORD_HEADER.unpack_from(data, offset)
@@ -234,17 +234,17 @@ def record_at(data: memoryview, offset: int, base: int, secret: bytes) -> PullRe
 
 
 def record_size(data: memoryview) -> int:
-    """How long the record that begins *data* says that it is."""
+    """Return the size in the header of the record that begins *data*."""
     return int(PULL_RECORD_HEADER.unpack_from(data)[0])
 
 
 def _next_record(data: memoryview, offset: int, base: int, secret: bytes) -> int:
-    """Where the next record begins, at or behind *offset*; the end of the data when there is none."""
+    """Return where the next record begins, at or behind *offset*; the end of the data when there is none."""
     last = len(data) - PULL_RECORD_HEADER_SIZE + 1
     if offset >= last:
         return len(data)
     octets = np.frombuffer(data, np.uint8)
-    # The size of a record is below 2^20 and what is reserved is 0: few places look like one.
+    # The size of a record is below 2^20 and its reserved fields are 0: few offsets look like one.
     likely = (octets[offset + 3 : last + 3] == 0) & (octets[offset + 9 : last + 9] == 0)
     likely &= (octets[offset + 10 : last + 10] == 0) & (octets[offset + 11 : last + 11] == 0)
     likely &= (octets[offset:last] != 0) | (octets[offset + 1 : last + 1] != 0) | (octets[offset + 2 : last + 2] != 0)
@@ -255,13 +255,13 @@ def _next_record(data: memoryview, offset: int, base: int, secret: bytes) -> int
 
 
 def record_crc(head: bytes, payload: Buffer, position: int, secret: bytes) -> int:
-    """The checksum of a record at that position; *head* is its header, whatever crc stands in it."""
+    """Return the checksum of a record at that position; *head* is its header, with any crc."""
     seed = crc32c(_SEED.pack(secret, position))
     return crc32c(payload, crc32c(head[_CRC_OFFSET + 4 :], crc32c(head[:_CRC_OFFSET], seed)))
 
 
 def _check_header(data: bytes, path: Path, store_id: bytes, base: int) -> tuple[int, int]:
-    """The generation that a file says, and from where on nothing before it counts. Raises BadBytes and ForeignFile."""
+    """Return generation and cut of a file's header. Raises BadBytes and ForeignFile."""
     if len(data) < PULL_FILE_HEADER_SIZE:
         raise BadBytes(f"{path} is shorter than its header")
     magic, version, _, found_id, _, found_base, _, generation, cut, _, crc = PULL_FILE_HEADER.unpack(data)
@@ -275,7 +275,7 @@ def _check_header(data: bytes, path: Path, store_id: bytes, base: int) -> tuple[
 
 
 def pack_pull_header(store_id: bytes, base: int, now_us: int, generation: int, cut: int) -> bytes:
-    """The header of a file."""
+    """Return the header of a file."""
     draft = PULL_FILE_HEADER.pack(
         PULL_LOG_MAGIC, PULL_LOG_VERSION, 0, store_id, bytes(6), base, now_us, generation, cut, bytes(8), 0
     )

@@ -1,7 +1,8 @@
-"""Many batches checked at once: all that ``check_batch`` asks and the store's stamps, by columns over a piece of log.
+"""Checking many batches at once: all checks of ``check_batch`` and of the store's stamps, by columns over a piece of
+log.
 
-What is left for each batch alone is its checksums and its mark, 2 us; looked at one by one a batch costs 20. This only
-says how many batches from a place on are good: why the next one is not is for the slow way to tell.
+Only checksums and mark are checked batch by batch, in 2 us; a check of single batches takes 20 us each. The result only
+says how many batches from the start are good: a check of the next batch alone says why it is not.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ Columns = npt.NDArray[np.void]
 
 
 class Prefix(NamedTuple):
-    """The good batches that a piece of log begins with: their consumer-log rows, and how many bytes they are."""
+    """The good batches at the start of a piece of log: their consumer-log rows, and their bytes."""
 
     rows: Rows
     size: int
@@ -66,29 +67,29 @@ class BatchColumns:
     def __init__(self, owner: SegmentOwner, secret: bytes, number_of: Callable[[str], int]) -> None:
         self._owner = owner
         self._store_id = np.void(owner.store_id)
-        self._keyed = blake2b(digest_size=MARK_SIZE, key=secret)  # copied for each mark: the key is mixed in once
+        self._keyed = blake2b(digest_size=MARK_SIZE, key=secret)  # copied for each mark, so the key is mixed in once
         self._number_of = number_of
         self._tables: dict[bytes, tuple[int, ...]] = {}
 
     def good_prefix(self, view: memoryview, position: int) -> Prefix:
-        """The good batches that *view* begins with, which lies at *position*; maybe none."""
-        places = _chain(view)
-        data = bytes(view[: places[-1]]) if len(view) < _SMALL_BATCH * len(places) else view
-        starts = np.array(places, np.int64)
+        """Return the good batches at the start of *view*, whose first byte is at *position*; maybe none."""
+        offsets = _chain(view)
+        data = bytes(view[: offsets[-1]]) if len(view) < _SMALL_BATCH * len(offsets) else view
+        starts = np.array(offsets, np.int64)
         heads = _records(view, starts[:-1], BATCH_HEADER_DTYPE)
         count = _first_bad(self._stamps(heads, starts, position))
         data_starts = BATCH_HEADER_SIZE + RUN_SIZE * heads["runs"].astype(np.int64) + heads["table_size"]
-        count = self._sealed(data, heads[:count], places, data_starts.tolist())
-        numbers, count = self._subjects(data, heads[:count], places, data_starts.tolist())
+        count = self._sealed(data, heads[:count], offsets, data_starts.tolist())
+        numbers, count = self._subjects(data, heads[:count], offsets, data_starts.tolist())
         if not count:
             return Prefix(np.empty(0, ENTRY_DTYPE), 0)
         heads, starts, data_starts = heads[:count], starts[: count + 1], data_starts[:count]
         runs = _Runs(view, data, heads, starts, data_starts)
         good = min(count, runs.first_bad())
-        return Prefix(_rows(heads, runs, numbers)[: runs.rows_of(good)], places[good])
+        return Prefix(_rows(heads, runs, numbers)[: runs.rows_of(good)], offsets[good])
 
     def _stamps(self, heads: Columns, starts: Numbers, position: int) -> Mask:
-        """What can be told from headers alone."""
+        """Return which headers are good by themselves."""
         runs, sizes = heads["runs"].astype(np.int64), heads["size"].astype(np.int64)
         table_sizes = heads["table_size"].astype(np.int64)
         good: Mask = heads["position"] == (starts[:-1] + position).astype(np.uint64)
@@ -100,18 +101,18 @@ class BatchColumns:
         return good
 
     def _sealed(
-        self, data: bytes | memoryview, heads: Columns, places: Sequence[int], data_starts: Sequence[int]
+        self, data: bytes | memoryview, heads: Columns, offsets: Sequence[int], data_starts: Sequence[int]
     ) -> int:
-        """How many batches bear this store's mark and fit their two checksums."""
+        """Return how many batches bear this store's mark and fit their two checksums."""
         header_crcs = [
-            crc32c(data[place + BATCH_HEADER_SIZE : data_start], crc32c(data[place : place + BATCH_PREFIX_SIZE]))
-            for place, data_start in zip(places, _absolute(places, data_starts, len(heads)), strict=False)
+            crc32c(data[offset + BATCH_HEADER_SIZE : data_start], crc32c(data[offset : offset + BATCH_PREFIX_SIZE]))
+            for offset, data_start in zip(offsets, _absolute(offsets, data_starts, len(heads)), strict=False)
         ]
         count = _first_bad(np.array(header_crcs, np.uint32) == heads["header_crc"])
         count = _first_bad(self._marks(heads[:count]) == heads["mark"][:count])
         data_crcs = [
             crc32c(data[data_start:end])
-            for data_start, end in zip(_absolute(places, data_starts, count), places[1:], strict=False)
+            for data_start, end in zip(_absolute(offsets, data_starts, count), offsets[1:], strict=False)
         ]
         return _first_bad(np.array(data_crcs, np.uint32) == heads["data_crc"][:count])
 
@@ -127,13 +128,17 @@ class BatchColumns:
         return np.frombuffer(b"".join(marks), "<u8")
 
     def _subjects(
-        self, data: bytes | memoryview, heads: Columns, places: Sequence[int], data_starts: Sequence[int]
+        self, data: bytes | memoryview, heads: Columns, offsets: Sequence[int], data_starts: Sequence[int]
     ) -> tuple[list[int], int]:
-        """The subjects that the tables name, one batch after another, and how many batches have as many as runs."""
+        """Return the subjects that the tables name, batch after batch, and how many batches name as many as they have
+        runs.
+        """
         numbers: list[int] = []
         runs = heads["runs"].tolist()
-        for at, (place, data_start) in enumerate(zip(places, _absolute(places, data_starts, len(runs)), strict=False)):
-            table = bytes(data[place + BATCH_HEADER_SIZE + RUN_SIZE * runs[at] : data_start])
+        for at, (offset, data_start) in enumerate(
+            zip(offsets, _absolute(offsets, data_starts, len(runs)), strict=False)
+        ):
+            table = bytes(data[offset + BATCH_HEADER_SIZE + RUN_SIZE * runs[at] : data_start])
             named = self._tables.get(table)
             if named is None:
                 named = self._read_table(table)
@@ -143,7 +148,7 @@ class BatchColumns:
         return numbers, len(runs)
 
     def _read_table(self, table: bytes) -> tuple[int, ...]:
-        """The numbers of the subjects in a table; none when it is bad."""
+        """Return the numbers of the subjects in a table; none when it is bad."""
         try:
             named = tuple(map(self._number_of, names_of(table)))
         except BadBatch:
@@ -163,21 +168,21 @@ class _Runs:
         self._data = data
         self._heads = heads
         self._counts = heads["runs"].astype(np.int64)
-        #: Where the runs of each batch begin, and where those of the last end.
+        #: The index of each batch's first run, and of the end of the last batch's.
         self._firsts: Numbers = np.concatenate(([0], np.cumsum(self._counts)))
         self.batch: Numbers = np.repeat(np.arange(len(heads)), self._counts)
         self.within: Numbers = np.arange(len(self.batch)) - self._firsts[self.batch]
-        places = starts[self.batch] + BATCH_HEADER_SIZE + RUN_SIZE * self.within
-        self.records = _records(view, places, RUN_DTYPE)
+        offsets = starts[self.batch] + BATCH_HEADER_SIZE + RUN_SIZE * self.within
+        self.records = _records(view, offsets, RUN_DTYPE)
         self._base: Numbers = starts[:-1] + data_starts
         self._data_sizes: Numbers = np.diff(starts) - data_starts
 
     def rows_of(self, batches: int) -> int:
-        """How many runs the first *batches* have."""
+        """Return how many runs the first *batches* have."""
         return int(self._firsts[batches])
 
     def first_bad(self) -> int:
-        """The first batch whose runs do not add up; the number of batches when there is none."""
+        """Return the first batch whose runs are bad; the number of batches when there is none."""
         records, firsts = self.records, self._firsts[:-1]
         subjects, counts = records["subject"].astype(np.int64), records["count"].astype(np.int64)
         sizes, offsets = records["size"].astype(np.int64), records["offset"].astype(np.int64)
@@ -201,7 +206,7 @@ class _Runs:
         return count if bad == rows else int(self.batch[bad])
 
     def _are_different(self, subjects: Numbers) -> Mask:
-        """False for runs whose subject a run of the same batch has, too."""
+        """Return False for each run that has the same subject as another run of its batch."""
         if len(subjects) == len(self._heads):
             return np.ones(len(subjects), np.bool_)
         keys = self.batch * (MAX_RUNS + 1) + subjects
@@ -209,7 +214,7 @@ class _Runs:
         return np.asarray(times[inverse] == 1)
 
     def _crcs(self, starts: Numbers, sizes: Numbers) -> npt.NDArray[np.uint32]:
-        """The checksum of each run; that of a batch's only one is its data's, which has been found right."""
+        """Return the checksum of each run; a batch's only run has the checksum of the data, which was found right."""
         crcs = self._heads["data_crc"][self.batch[: len(starts)]].astype(np.uint32)
         several = np.flatnonzero(self._counts[self.batch[: len(starts)]] > 1)
         if len(several):
@@ -218,7 +223,7 @@ class _Runs:
         return crcs
 
     def _lengths_fit(self, starts: Numbers, counts: Numbers, payloads: Numbers) -> Mask:
-        """Whether the lengths of each run's messages sum to its payload, and no header is longer than its message."""
+        """Return for each run whether its lengths add up to its payload, and no header is longer than its message."""
         good: Mask = np.ones(len(starts), np.bool_)
         few = np.flatnonzero(counts < _LONG_RUN)
         if len(few):
@@ -235,7 +240,7 @@ class _Runs:
 
 
 def _rows(heads: Columns, runs: _Runs, numbers: list[int]) -> Rows:
-    """The consumer-log rows of batches; *numbers* are the subjects that their tables name, one after another."""
+    """Return the consumer-log rows of batches; *numbers* are the subjects that their tables name, one after another."""
     records, batch = runs.records, runs.batch
     rows = np.empty(len(records), ENTRY_DTYPE)
     rows["first_sequence"] = records["first_sequence"]
@@ -254,29 +259,29 @@ def _rows(heads: Columns, runs: _Runs, numbers: list[int]) -> Rows:
 
 
 def _chain(view: memoryview) -> list[int]:
-    """Where batches seem to begin that lie in *view* back to back, and where the last one ends."""
-    places, place, end = [0], 0, len(view)
+    """Return where batches seem to begin that lie back to back in *view*, and where the last one ends."""
+    offsets, offset, end = [0], 0, len(view)
     unpack, least = _MAGIC_AND_SIZE.unpack_from, BATCH_HEADER_SIZE + RUN_SIZE
-    while place + least <= end:
-        magic, size = unpack(view, place)
-        place += size
-        if magic != BATCH_MAGIC or size < least or place > end:
+    while offset + least <= end:
+        magic, size = unpack(view, offset)
+        offset += size
+        if magic != BATCH_MAGIC or size < least or offset > end:
             break
-        places.append(place)
-    return places
+        offsets.append(offset)
+    return offsets
 
 
-def _records(view: memoryview, places: Numbers, dtype: np.dtype[Any]) -> Columns:
-    """The records at *places*, which need not be aligned: every byte offset is seen as the start of one."""
-    if not len(places):
+def _records(view: memoryview, offsets: Numbers, dtype: np.dtype[Any]) -> Columns:
+    """Return the records at *offsets*, unaligned: every byte offset is looked at as the start of one."""
+    if not len(offsets):
         return np.empty(0, dtype)
-    return np.asarray(np.ndarray((len(view) - dtype.itemsize + 1,), dtype, view, 0, (1,))[places])
+    return np.asarray(np.ndarray((len(view) - dtype.itemsize + 1,), dtype, view, 0, (1,))[offsets])
 
 
-def _absolute(places: Sequence[int], data_starts: Sequence[int], count: int) -> list[int]:
-    return [place + start for place, start in zip(places[:count], data_starts[:count], strict=True)]
+def _absolute(offsets: Sequence[int], data_starts: Sequence[int], count: int) -> list[int]:
+    return [offset + start for offset, start in zip(offsets[:count], data_starts[:count], strict=True)]
 
 
 def _first_bad(good: Mask) -> int:
-    """The index of the first False; the length when there is none."""
+    """Return the index of the first False; the length when there is none."""
     return len(good) if good.all() else int(good.argmin())

@@ -1,7 +1,7 @@
-"""Whether derived files say what the message log says: index, entries and order of one segment.
+"""Whether derived files agree with the message log: index, entries and order of one segment.
 
-The records that the log asks for are held against those in the file as they are read, a megabyte at a time. Records of
-batches that are bad now, but were good when the file was written, may be there.
+The records that the log implies are compared with those in the file, a megabyte at a time. The file may have records of
+batches that are bad now but were good when it was written.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from qmq.storage.disk.disk import Disk, read_fully
 from qmq.storage.meta.checkpoint import Hole
 from qmq.storage.verify.report import VerifyReport
 
-#: What order files are derived from: 6 bytes a row, kept for one segment at a time.
+#: The columns that order files are derived from: 6 bytes a row, in memory for one segment at a time.
 KEY_DTYPE: Final = np.dtype([("subject", "<u4"), ("lane", "<u2")])
 
 _PIECE_RECORDS: Final = 20_480
@@ -38,11 +38,13 @@ _MADE_AGAIN: Final = "nothing: it is made again"
 _DELETE: Final = "delete it: it is made again at the next start"
 
 Records = npt.NDArray[np.void]
-Journaled = tuple[int, int, int]
+JournalState = tuple[int, int, int]
 
 
 class DerivedCheck:
-    """One index or entries file, compared with what ``expect`` is told, in order; ``finish`` says the rest."""
+    """One index or entries file, compared with the records given to ``expect``, in order; ``finish`` checks the
+    rest.
+    """
 
     def __init__(
         self,
@@ -52,10 +54,10 @@ class DerivedCheck:
         owner: DerivedHeader,
         *,
         first_row: int | None = None,
-        journal: Journaled | None = None,
+        journal: JournalState | None = None,
     ) -> None:
-        """*owner* is the header of the unsealed file, but for *first_row*, which may be unknown. With *journal*, what
-        the checkpoint says of the file of the segment that was being written, only that part is looked at.
+        """*owner* is the header of the unsealed file, but for *first_row*, which may be unknown. *journal* is the
+        checkpoint's entry for the segment that was being written: only that part of its file is checked.
         """
         self._disk = disk
         self._path = path
@@ -63,7 +65,7 @@ class DerivedCheck:
         self._is_index = path.suffix == ".index"
         self._dtype = INDEX_DTYPE if self._is_index else ENTRY_DTYPE
         self._fd = -1
-        self._next = 0  # record of the file
+        self._next = 0  # the next record of the file
         self._trusted = 0
         self._expected: list[Records] = []
         self._expected_records = 0
@@ -73,11 +75,11 @@ class DerivedCheck:
         self._want_crc: int | None = None
         #: The header of a sealed file; None when it is bad or not sealed.
         self.header: DerivedHeader | None = None
-        #: Subject and lane of every row in the file so far, when it is entries.
+        #: Subject and lane of every row read so far, of an entries file.
         self.keys: list[Records] = []
         self._open(owner, first_row, journal)
 
-    def _open(self, owner: DerivedHeader, first_row: int | None, journal: Journaled | None) -> None:
+    def _open(self, owner: DerivedHeader, first_row: int | None, journal: JournalState | None) -> None:
         try:
             self._fd = self._disk.open(self._path, os.O_RDONLY)
         except FileNotFoundError:
@@ -109,11 +111,13 @@ class DerivedCheck:
         else:
             self._trusted, self._want_crc, self.header = header.rows, header.body_crc, header
             if there != header.rows or odd:
-                self._report.fault(self._path, size, f"has not just the {header.rows} records that it says", _DELETE)
+                self._report.fault(
+                    self._path, size, f"does not have exactly the {header.rows} records of its header", _DELETE
+                )
                 self._failed, self.header = True, None
 
     def expect(self, records: Records, holes: list[Hole]) -> None:
-        """The log has these records next; *holes* are the bad bytes of the partition so far."""
+        """Compare the next records that the log implies; *holes* are the bad bytes of the partition so far."""
         if self._fd < 0 or self._failed:
             return
         self._expected.append(records)
@@ -142,7 +146,7 @@ class DerivedCheck:
         self._report.fault(self._path, DERIVED_HEADER_SIZE + record * self._dtype.itemsize, what, _DELETE)
 
     def _read(self, count: int) -> Records:
-        """The next records that are trusted, at most *count*."""
+        """Return the next trusted records, at most *count*."""
         count = min(count, self._trusted - self._next)
         if count <= 0:
             return np.empty(0, self._dtype)
@@ -159,7 +163,7 @@ class DerivedCheck:
         return found
 
     def finish(self, holes: list[Hole], covered: int) -> None:
-        """The segment's batches, the last of which ends at position *covered*, have all been told."""
+        """End the comparison: the last batch of the segment ends at position *covered*."""
         if self._fd < 0:
             return
         if not self._failed:
@@ -190,7 +194,7 @@ class DerivedCheck:
 
 
 def _outside(found: Records, holes: list[Hole]) -> Records:
-    """The records whose batches do not lie in a hole."""
+    """Return the records whose batches do not lie in a hole."""
     for hole in holes:
         positions = found["position"]
         inside = (positions >= hole.start) & (positions < hole.end)
@@ -200,7 +204,7 @@ def _outside(found: Records, holes: list[Hole]) -> Records:
 
 
 def check_order(disk: Disk, path: Path, report: VerifyReport, entries: DerivedCheck) -> None:
-    """Hold the order file of a sealed segment against its entries, which have been read."""
+    """Compare the order file of a sealed segment with its entries, which have been read."""
     try:
         fd = disk.open(path, os.O_RDONLY)
     except FileNotFoundError:
@@ -228,6 +232,7 @@ def check_order(disk: Disk, path: Path, report: VerifyReport, entries: DerivedCh
 
 
 def _first_difference(disk: Disk, fd: int, expected: list[bytes]) -> int | None:
+    """Return the offset of the first byte that differs from *expected*; None when none does."""
     offset = 0
     for part in expected:
         for start in range(0, len(part), _READ_BYTES):

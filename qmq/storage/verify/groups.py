@@ -1,4 +1,4 @@
-"""Verify, the part about the files of groups: the pull log, and the runs of error logs and dead letters."""
+"""Verify, for the files of groups: the pull log, and the runs of error logs and dead letters."""
 
 from __future__ import annotations
 
@@ -35,20 +35,18 @@ from qmq.storage.pull_log.records import (
 )
 from qmq.storage.verify.report import VerifyReport
 
-#: What repair puts the bytes of a rotten run under.
+#: The suffix of files with the bytes of a rotten run that repair keeps.
 SET_ASIDE: Final = ".set-aside"
 
-_PULLS_ADVICE: Final = (
-    "nothing but a restart: groups are set back to there, and are handed again what they were given since"
-)
+_PULLS_ADVICE: Final = "nothing but a restart: groups are set back to there, and get again what they got since"
 _OTHER_COPY: Final = "run qmq repair: the other copy has it"
-_BOTH: Final = "run qmq repair: it takes out what is rotten, whose messages are not known any more"
+_BOTH: Final = "run qmq repair: it takes out rotten items; which messages they named is lost"
 _CRC_SIZE: Final = 4
 
 
 class RunFile(NamedTuple):
-    """One file of a run as it is read: the items' bytes (short ones are missing), which are good, what is wrong with
-    its header, whether it is there.
+    """One file of a run: the bytes of its items (those at the end may be missing), which items are good, the problem of
+    its header, and whether it exists.
     """
 
     data: bytes
@@ -58,18 +56,18 @@ class RunFile(NamedTuple):
 
 
 def group_claims(checkpoints: Sequence[CheckpointClaims]) -> list[GroupClaim]:
-    """What checkpoints say of the files of groups, for those that say anything. Raises BadBytes."""
+    """Return the part about groups of each checkpoint that has one. Raises BadBytes."""
     return [GroupClaim.unpack(one.state[GROUP_STATE]) for one in checkpoints if GROUP_STATE in one.state]
 
 
 def good_checkpoints(disk: Disk, directory: Path) -> list[CheckpointClaims]:
-    """What the good ones of the checkpoints that are kept say, the last one first. Raises StorageFailed."""
+    """Return the good ones of the checkpoints that are kept, the last one first. Raises StorageFailed."""
     numbers = list_checkpoints(disk, directory)[:KEPT]
     return [claims for number in numbers if (claims := read_checkpoint(disk, directory, number).claims) is not None]
 
 
 class GroupsCheck:
-    """One check of them; *claims* of the checkpoints, the last one first."""
+    """One check of the files of groups; *claims* are those of the checkpoints, the last one first."""
 
     def __init__(
         self, disk: Disk, directory: Path, report: VerifyReport, identity: Identity, claims: Sequence[GroupClaim]
@@ -94,13 +92,15 @@ class GroupsCheck:
     # --- the pull log ------------------------------------------------------------------------------------------------
 
     def _check_pulls(self) -> None:
-        """From where the older checkpoint needs it on; what the newer one knows to be on disk has to be good."""
+        """Check the pull log from where the older checkpoint needs it; what the newer one has as synced must be
+        good.
+        """
         directory = self._directory / PULL_LOG_NAME
         claimed = self._claims[0].synced if self._claims else 0
         start = min((claim.position for claim in self._claims), default=0)
         bases = list_pull_files(self._disk, directory)
         if not self._claims and bases:
-            start = bases[0]  # no checkpoint is good: a start takes what there is
+            start = bases[0]  # no checkpoint is good: a start reads all files
         found = read_pull_log(self._disk, directory, self._identity.store_id, self._identity.secret, start)
         for place, base in enumerate(bases):
             self._report.count("pulls", self._size(pull_file_path(directory, base)), 0 if place else len(found.records))
@@ -116,14 +116,14 @@ class GroupsCheck:
         before = max((base for base in bases if base < claimed), default=None)
         if claimed and before is None:
             path = pull_file_path(directory, claimed)
-            self._report.fault(path, None, f"what comes before position {claimed} is missing", _PULLS_ADVICE)
+            self._report.fault(path, None, f"the records before position {claimed} are missing", _PULLS_ADVICE)
         elif before is not None and found.end < claimed:
             what = f"the last record ends {claimed - found.end} bytes before what the checkpoint knows"
             self._report.fault(pull_file_path(directory, before), max(0, found.end - before), what, _PULLS_ADVICE)
 
     def _passed(self, directory: Path, bases: list[int]) -> set[int]:
-        """The files behind which a start has begun another generation: it has seen what was bad in them, and has handed
-        out again what that may have said.
+        """Return the files behind which a start has begun another generation: it knew of their bad records, and has
+        handed out again what those may have said.
         """
         passed, newest = set[int](), [1]
         generations = [pull_file_generation(self._disk, directory, self._identity.store_id, base) for base in bases]
@@ -156,7 +156,8 @@ class GroupsCheck:
                 position = SCHEDULE_HEADER_SIZE + item * item_size
                 self._report.tell(is_fault, path, position, what, _BOTH if both else _OTHER_COPY)
 
-    # --- untrusted clients --------------------------------------------------------------------------------------------
+    # --- foreign files
+    # -------------------------------------------------------------------------------------------------
 
     def _look_for_foreign_files(self) -> None:
         known = {
@@ -169,20 +170,20 @@ class GroupsCheck:
         for name in self._names(self._directory / PULL_LOG_NAME):
             stem = name.removesuffix(SUFFIX)
             if stem == name or len(stem) != 16 or not _is_hex(stem):
-                self._foreign(self._directory / PULL_LOG_NAME / name)
+                self._report_foreign(self._directory / PULL_LOG_NAME / name)
         for path in [*self._files(self._directory / GROUPS_NAME, 2), *self._files(self._directory / DUE_NAME, 0)]:
             if path in known:
                 continue
             if path.name.endswith(SET_ASIDE):
-                what = "holds the bytes of a run that had rotten items, as a repair found them"
-                self._report.note(path, None, what, "delete it when nobody wants to look at it")
+                what = "has the bytes of a run with rotten items, from before a repair"
+                self._report.note(path, None, what, "delete it when you do not want to look at it")
             elif run_number(path.name.removesuffix(".tmp")) is not None:
                 self._report.note(path, None, "is known to no checkpoint", "nothing: it is removed, or written again")
             else:
-                self._foreign(path)
+                self._report_foreign(path)
 
     def _files(self, directory: Path, depth: int) -> list[Path]:
-        """The files in the directories so many levels below; others on the way are told of."""
+        """Return the files in the directories *depth* levels below; report other files on the way."""
         found = []
         for name in self._names(directory):
             path = directory / name
@@ -191,18 +192,18 @@ class GroupsCheck:
             elif path.is_dir():
                 found += self._files(path, depth - 1)
             else:
-                self._foreign(path)
+                self._report_foreign(path)
         return found
 
     def _names(self, directory: Path) -> list[str]:
         return sorted(self._disk.listdir(directory)) if self._disk.exists(directory) else []
 
-    def _foreign(self, path: Path) -> None:
+    def _report_foreign(self, path: Path) -> None:
         self._report.note(path, None, "is a foreign file", "nothing: it is not QMQ's, and is left alone")
 
 
 def read_copy(disk: Disk, path: Path, store_id: bytes, number: int, item_size: int, items: int) -> RunFile:
-    """One file of a run. Raises OSError, ForeignFile for a newer version."""
+    """Read one file of a run. Raises OSError, ForeignFile for a newer version."""
     size = SCHEDULE_HEADER_SIZE + items * item_size
     try:
         fd = disk.open(path, 0)
@@ -222,10 +223,11 @@ def read_copy(disk: Disk, path: Path, store_id: bytes, number: int, item_size: i
     except BadBytes as error:
         problem = str(error)
     data = whole[SCHEDULE_HEADER_SIZE:]
-    return RunFile(data, _good_items(data, item_size, items), problem, True)
+    return RunFile(data, good_items(data, item_size, items), problem, True)
 
 
-def _good_items(data: bytes, item_size: int, items: int) -> npt.NDArray[np.bool_]:
+def good_items(data: bytes, item_size: int, items: int) -> npt.NDArray[np.bool_]:
+    """Return which items of a file of a run fit their checksums; missing ones do not."""
     good = np.zeros(items, np.bool_)
     view = memoryview(data)
     for item in range(min(items, len(data) // item_size)):

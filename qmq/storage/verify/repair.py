@@ -1,13 +1,12 @@
-"""Derived files made again from the message log, in a directory that no broker has.
+"""Repair of a data directory that no broker uses: derived files made again from the message log, and runs of items
+mended.
 
-Verify says which files do not hold. Those that are derived are thrown away; the directory is opened as by a broker,
-which makes them again and mends whatever else a start mends, and is closed cleanly; verify says what is left. While a
-segment is missing that could be put back, nothing is changed: a start gives up what it held for good.
+Verify finds the bad files. Derived ones are deleted; the directory is opened as by a broker, which makes them again and
+mends all that a start mends, and is closed cleanly; verify says what is still wrong. While a segment is missing that
+could be put back, nothing is changed: a start would give up its messages for good.
 
-Runs of error logs and dead letters made whole again: each item is taken from whichever of the two files has it.
-
-An item that is rotten in both becomes one with number 0, which stands for nothing, and the items are kept as they were
-in files beside them: whoever wants to may look what can be told of it.
+Runs of error logs and dead letters are made whole: each item is taken from the file that has it. An item that is rotten
+in both becomes an empty one with number 0, and the rotten bytes are kept in files beside them, to be looked at.
 """
 
 from __future__ import annotations
@@ -41,14 +40,14 @@ from qmq.storage.verify.verify import Progress, verify_one
 _CRC_SIZE: Final = 4
 
 
-#: A file, and a byte of it.
+#: A file, and an offset in it.
 FilePosition = tuple[Path, int]
 
 
 def repair_runs(disk: Disk, directory: Path, store_id: bytes, claims: list[GroupClaim]) -> set[FilePosition]:
-    """Write again what is rotten of the runs that checkpoints know; returns where items could not be brought back.
+    """Write rotten runs that checkpoints know again; return where items could not be brought back.
 
-    Doing it again, after a crash too, changes nothing more. Raises StorageFull, StorageFailed, ForeignFile.
+    A second call changes nothing, also after a crash. Raises StorageFull, StorageFailed, ForeignFile.
     """
     lost = set[FilePosition]()
     known = {
@@ -104,22 +103,22 @@ _DERIVED: Final = (ENTRIES_SUFFIX, ORDER_SUFFIX, INDEX_SUFFIX)
 
 
 class Outcome(Enum):
-    """What became of something that was wrong."""
+    """The outcome of something that was wrong."""
 
-    #: A derived file, which is as it was.
+    #: A derived file, made again as it was.
     MADE_AGAIN = "made again"
-    #: Another file, which says again what it did.
+    #: Another file, which has its content again.
     MENDED = "mended"
-    #: A file that was good for nothing any more.
+    #: A file that was of no use any more.
     REMOVED = "removed"
-    #: Bytes of the message log, or items of a run: what they held is lost. No message that is there is missed for it.
+    #: Bytes of the message log, or items of a run: their content is lost. No good message is lost with them.
     GIVEN_UP = "given up"
     #: Still wrong.
     LEFT = "left"
 
 
 class Treated(NamedTuple):
-    """Something that was wrong, and what became of it."""
+    """Something that was wrong, and its outcome."""
 
     finding: Finding
     outcome: Outcome
@@ -127,12 +126,12 @@ class Treated(NamedTuple):
 
 @dataclass(slots=True)
 class Repair:
-    """What was wrong and what became of it, and what a start had to say, a sentence each."""
+    """All outcomes of a repair, and the notes of a start, a sentence each."""
 
     directory: Path
     treated: list[Treated] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    #: Findings that are not in ``treated``: they are of files that have many.
+    #: Findings that are not in ``treated``: their files have too many.
     left_out: int = 0
 
     @property
@@ -142,10 +141,10 @@ class Repair:
 
 
 def repair(directory: Path, disk: Disk, now_us: int, progress: Progress | None = None) -> Repair:
-    """Do all of it. *progress* is told of the bytes read by then, and how many there are.
+    """Repair a data directory and its delay log. *progress* is called with the bytes read so far, and the bytes in all.
 
-    Raises InvalidOption when there is no data directory, DirectoryInUse while a broker has it, and what verify and
-    opening raise: StorageFull and StorageFailed above all.
+    Raises InvalidOption when there is no data directory, DirectoryInUse while a broker uses it, and the errors of
+    verify and of opening, such as StorageFull and StorageFailed.
     """
     _check_is_ours(directory, disk)
     done = _repair_one(directory, disk, now_us, progress)
@@ -159,7 +158,7 @@ def repair(directory: Path, disk: Disk, now_us: int, progress: Progress | None =
 
 
 def _repair_one(directory: Path, disk: Disk, now_us: int, progress: Progress | None) -> Repair:
-    """The data directory, or the delay log in it."""
+    """Repair a data directory without its delay log, or a delay log."""
     before = verify_one(directory, disk, _half(progress, 0))
     wrong = list(_wrong(before, disk))
     done = Repair(directory)
@@ -180,7 +179,7 @@ def _repair_one(directory: Path, disk: Disk, now_us: int, progress: Progress | N
 
 
 def _half(progress: Progress | None, place: int) -> Progress | None:
-    """All is read twice."""
+    """Return the progress of one of the two times that everything is read."""
     return None if progress is None else lambda done, total: progress(done + place * total, 2 * total)
 
 
@@ -190,7 +189,7 @@ def _check_is_ours(directory: Path, disk: Disk) -> None:
 
 
 def _identity(directory: Path, disk: Disk) -> Identity | None:
-    """The identity; None when no copy of it is good."""
+    """Return the identity; None when no copy of it is good."""
     copies = read_copies(disk, directory)
     return latest(*copies) if any(copy.identity is not None for copy in copies) else None
 
@@ -200,20 +199,20 @@ def _is_derived(finding: Finding) -> bool:
 
 
 def _wrong(report: VerifyReport, disk: Disk) -> Iterator[Finding]:
-    """The faults, and derived files that are missing, which is none."""
+    """Yield the faults, and missing derived files, which are none."""
     for finding in report.findings:
         if finding.severity == "fault" or (_is_derived(finding) and not disk.exists(finding.file)):
             yield finding
 
 
 def _start(directory: Path, disk: Disk, now_us: int, identity: Identity, discarded: Collection[Path]) -> RecoveryReport:
-    """Start and stop as a broker does that serves nobody."""
-    # Never less than the broker's: files that are smaller look as if they had been cut.
+    """Open and close the directory as a broker without clients does."""
+    # Never less than the broker's: smaller files look like files that were cut.
     largest = max([StoreOptions().segment_bytes, *(_size(disk, path) for path in _segments(directory, disk, identity))])
     options = StoreOptions(segment_bytes=largest, partitions=len(identity.partitions))
     store = Store(open_directory(directory, options, disk, now_us, discarded))
     try:
-        checkpoint = store.begin_checkpoint(store.state, now_us)  # the broker's part goes on as it is
+        checkpoint = store.begin_checkpoint(store.state, now_us)  # the broker's part stays as it is
         checkpoint.write()
         store.finish_checkpoint(checkpoint)
     except BaseException:
@@ -261,7 +260,7 @@ def _compared(disk: Disk, wrong: list[Finding], after: VerifyReport, lost: set[F
 
 
 def _given_up(directory: Path, disk: Disk, identity: Identity, recovery: RecoveryReport) -> Iterator[Treated]:
-    """What was bad behind the checkpoint: whether it was acknowledged nobody can tell."""
+    """Yield what was bad behind the checkpoint: whether it was acknowledged is unknown."""
     for partition, report in zip(identity.partitions, recovery.partitions, strict=True):
         log = directory / partition.directory
         for hole in report.holes:

@@ -1,4 +1,4 @@
-"""What a check of a data directory found."""
+"""The findings of a check of a data directory."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
-#: Findings of one file that are kept; the others are counted.
+#: Findings kept for one file; the others are counted.
 KEPT_PER_FILE: Final = 20
 
 Severity = Literal["fault", "note"]
 
 
 class Finding(NamedTuple):
-    """One thing that was found. A fault is something bad that should be good; a note is worth knowing."""
+    """One finding. A fault is something bad that should be good; a note is worth knowing."""
 
     severity: Severity
     file: Path
-    #: Byte offset in the file, where it is about one.
+    #: The byte offset in the file, if the finding has one.
     position: int | None
     what: str
-    #: What to do about it.
+    #: The advice: what to do.
     advice: str
 
     @property
     def place(self) -> str:
-        """File and position, for a line of text."""
+        """File and offset, for a line of text."""
         return str(self.file) if self.position is None else f"{self.file} at byte {self.position}"
 
     def __str__(self) -> str:
@@ -35,7 +35,7 @@ class Finding(NamedTuple):
 
 @dataclass(slots=True)
 class Count:
-    """What was read of one kind of file. Records are batches, rows, subjects, ..."""
+    """How much was read of one kind of file. Records are batches, rows, subjects, ..."""
 
     files: int = 0
     bytes: int = 0
@@ -44,7 +44,9 @@ class Count:
 
 @dataclass(slots=True)
 class VerifyReport:
-    """The outcome: ``findings`` in the order they were found, at most 20 a file; ``left_out`` counts the others."""
+    """The outcome: ``findings`` in the order in which they were made, at most 20 a file; ``left_out`` counts the
+    others.
+    """
 
     directory: Path
     findings: list[Finding] = field(default_factory=list)
@@ -52,7 +54,7 @@ class VerifyReport:
     faults: int = 0
     notes: int = 0
     left_out: int = 0
-    #: Segments, or directories of them, that are not there, shorter than they were, or not those that belong there.
+    #: Segments, or directories of them, that are missing, shorter than they were, or not the right ones.
     absent: list[Path] = field(default_factory=list)
     _per_file: Counter[Path] = field(default_factory=Counter)
 
@@ -62,21 +64,21 @@ class VerifyReport:
         return not self.faults
 
     def fault(self, file: Path, position: int | None, what: str, advice: str) -> None:
-        """Something is bad."""
+        """Add a fault: something is bad."""
         self.faults += 1
         self._keep(Finding("fault", file, position, what, advice))
 
     def note(self, file: Path, position: int | None, what: str, advice: str) -> None:
-        """Something is worth knowing."""
+        """Add a note: something is worth knowing."""
         self.notes += 1
         self._keep(Finding("note", file, position, what, advice))
 
     def tell(self, is_fault: bool, file: Path, position: int | None, what: str, advice: str) -> None:
-        """A fault or a note."""
+        """Add a fault or a note."""
         (self.fault if is_fault else self.note)(file, position, what, advice)
 
     def count(self, kind: str, size: int, records: int = 0) -> None:
-        """A file of a kind was read."""
+        """Count a file of a kind that was read."""
         known = self.counts.setdefault(kind, Count())
         known.files += 1
         known.bytes += size

@@ -1,39 +1,52 @@
-"""Reading segments again while a broker runs: the scrub, and the batch that a client could not verify.
+"""The scrub: reading files again while a broker runs. Also rereads a batch that a client could not verify.
 
-[thread] Everything here reads by ``preadv`` through a descriptor of its own, where a bad sector is an error and a page
-fault stalls nobody, a little at a time, and leaves in the page cache what it found there and no more.
+[thread] All reads use ``preadv`` through descriptors of their own, where a bad sector is an error and a page fault
+stalls nothing else; they read a little at a time, and leave the page cache as they found it.
 
-What is found is given as bytes to serve no more: see qmq/format/salvage.py.
+Segments are read batch by batch; bad bytes are returned as ranges that are served no more: see qmq/format/salvage.py.
+Files of groups are runs of error logs, of dead letters and of delayed messages, and full files of the pull log. Rot in
+a run is reported at its end, when it is known whether the other copy is good. Readers of a run's items need no report:
+they check each checksum themselves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
+import numpy as np
+import numpy.typing as npt
 from crc32c import crc32c
 
-from qmq.errors import BadBatch, ForeignFile
+from qmq.errors import BadBatch, BadBytes, ForeignFile
 from qmq.format.batch import Header, header_crc_of, mark_of, parse_header, validate_stored
 from qmq.format.layout import (
     BATCH_HEADER_SIZE,
     BATCH_MAGIC,
     BATCH_VERSION,
+    PULL_FILE_HEADER_SIZE,
+    PULL_RECORD_HEADER_SIZE,
+    SCHEDULE_HEADER_SIZE,
     SEGMENT_HEADER_SIZE,
 )
 from qmq.format.salvage import Marks, marks_of, undecodable_in
 from qmq.storage.disk.disk import BAD_SECTOR, Disk, failure
+from qmq.storage.error_log.group_files import GroupFiles
+from qmq.storage.error_log.sorted_runs import both_rotten, check_run_header, run_paths
 from qmq.storage.message_log.reader import candidates
 from qmq.storage.message_log.segment import SegmentOwner, check_header, segment_path
 from qmq.storage.meta.checkpoint import Hole, SegmentSpan
+from qmq.storage.pull_log.records import MAX_RECORD_BYTES, pull_file_path, record_at, record_size
+from qmq.storage.verify.groups import good_items
 
-#: Read at once. Checking so much takes the interpreter for 0.1 ms where batches are large, for 2 ms where each has one
-#: small message.
+#: Bytes read at once. Checking them takes the interpreter for 0.1 ms where batches are large, for 2 ms where each has
+#: one small message. Of a run they are 512 items, 0.2 ms.
 READ_BYTES: Final = 64 << 10
-#: The header of a batch has its magic and its position in so many bytes.
+#: The magic and the position of a batch are within this many bytes.
 _SEARCH_OVERLAP: Final = 31
-#: A sector that cannot be read is passed over.
+#: The bytes skipped where a sector cannot be read.
 _SECTOR: Final = 4_096
 _SHORTER: Final = "the file is shorter than it was"
 
@@ -41,7 +54,7 @@ _SHORTER: Final = "the file is shorter than it was"
 class PartitionDamage(NamedTuple):
     """Bytes of a partition that are not what was written, or cannot be read: positions [start, end).
 
-    ``marks`` are what of it is to be served no more, as (position, size).
+    ``marks`` are the parts that are to be served no more, as (position, size).
     """
 
     partition: int
@@ -52,20 +65,20 @@ class PartitionDamage(NamedTuple):
 
 
 class Pace:
-    """How fast to read: told what was read and when, says when to go on. Microseconds."""
+    """Limits the rate of reads. Microseconds."""
 
     def __init__(self, bytes_per_s: int) -> None:
         self._bytes_per_s = bytes_per_s
         self._free_us = 0
 
     def next_us(self, size: int, now_us: int) -> int:
-        """*size* bytes have been read by *now_us*: when the next may be. Time that was not used is not saved up."""
+        """Return when the next read may be, after *size* bytes read by *now_us*. Unused time is not saved up."""
         self._free_us = max(self._free_us, now_us) + size * 1_000_000 // self._bytes_per_s
         return self._free_us
 
 
 class ScrubStep(NamedTuple):
-    """What one read brought; ``is_last``: the segment is through."""
+    """The result of one read; ``is_last``: the segment is done."""
 
     size: int
     found: tuple[PartitionDamage, ...]
@@ -73,7 +86,7 @@ class ScrubStep(NamedTuple):
 
 
 class SegmentReader:
-    """Reads one segment. Its descriptor is opened by the first read, and stays open until ``close``."""
+    """Reads one segment. The first read opens its descriptor, which stays open until ``close``."""
 
     def __init__(
         self,
@@ -84,11 +97,11 @@ class SegmentReader:
         secret: bytes,
         holes: Sequence[Hole] = (),
     ) -> None:
-        """*holes* were reported before, and are passed over."""
+        """*holes* were reported before, and are skipped."""
         self.path = segment_path(directory, span.base)
         self._disk = disk
         self._base, self._end = span
-        self._limit = self._end  # where the file ends, if that is before
+        self._limit = self._end  # where the file ends, if it is shorter
         self._owner = owner
         self._secret = secret
         self._holes = {hole.start: hole.end for hole in holes}
@@ -96,9 +109,9 @@ class SegmentReader:
         self._walk = self._walked()
 
     def step(self) -> ScrubStep:
-        """Read on a little, from the segment's beginning to its end.
+        """Read a little further, from the segment's beginning to its end.
 
-        Raises StorageFailed when the system refuses to read, for another reason than what is on the disk.
+        Raises StorageFailed when the system refuses to read, for another reason than the state of the disk.
         """
         found = list[PartitionDamage]()
         for item in self._walk:
@@ -110,10 +123,10 @@ class SegmentReader:
     def read_batch(
         self, position: int, size: int, first: int = 0, messages: int = 0
     ) -> tuple[memoryview, PartitionDamage | None]:
-        """The *size* bytes of the batch that begins at *position*, and what is bad in them. Raises as ``step``.
+        """Return the *size* bytes of the batch that begins at *position*, and what is bad in them. Raises as ``step``.
 
-        Of so many messages from ordinal *first* on (0: all) the headers are unpacked as well: what nobody can decode is
-        bad too, though its bytes are those that its sender made.
+        Of *messages* messages from ordinal *first* on (0: all) the headers are unpacked too: one that cannot be decoded
+        is bad, even if its bytes are those that the sender made.
         """
         try:
             view = self._read(position, size)
@@ -132,7 +145,7 @@ class SegmentReader:
         return view, self._marked(view, position, marks, reason)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._walk.close()
         if self._fd >= 0:
             self._disk.close(self._fd)
@@ -141,9 +154,9 @@ class SegmentReader:
     # --- a whole segment ---------------------------------------------------------------------------------------------
 
     def _walked(self) -> Generator[int | PartitionDamage]:
-        """Numbers of bytes that were read, and what is bad in those before."""
+        """Yield the numbers of bytes that were read, and what is bad in those before."""
         if not self._disk.exists(self.path):
-            yield self._unmarked(f"{self.path} is not there any more; put it back, or restart the broker")
+            yield self._unmarked(f"{self.path} is missing; put it back, or restart the broker")
             return
         yield from self._check_file()
         position = self._base + SEGMENT_HEADER_SIZE
@@ -160,7 +173,7 @@ class SegmentReader:
             position = position + sound if sound else (yield from self._one_batch(position))
 
     def _check_file(self) -> Iterator[int | PartitionDamage]:
-        """The file's own header. What it says is not needed to serve what follows, so nothing is marked."""
+        """Check the header of the file. What follows can be served without it, so nothing is marked."""
         reason = f"the header of {self.path} is not what was written"
         try:
             view = self._read(self._base, SEGMENT_HEADER_SIZE)
@@ -174,18 +187,18 @@ class SegmentReader:
         yield self._unmarked(reason)
 
     def _sound_size(self, view: memoryview, position: int) -> int:
-        """How many bytes of *view* are whole batches that hold, from its beginning on."""
+        """Return how many bytes from the start of *view* are good whole batches."""
         offset = 0
         try:
             while offset < len(view):
                 rest = view[offset:]
                 offset += validate_stored(rest, position + offset, self._secret, self._owner.store_id).size
         except BadBatch:
-            pass  # it is bad, or goes on behind the view: it is looked at by itself
+            pass  # it is bad, or longer than the view: ``_one_batch`` checks it
         return offset
 
     def _one_batch(self, position: int) -> Generator[int | PartitionDamage, None, int]:
-        """Look at what begins at *position*: a batch of any size, or bad bytes; returns where the next one begins."""
+        """Check what begins at *position*, a batch of any size or bad bytes; return where the next batch begins."""
         reason = "no batch begins here"
         try:
             header = yield from self._right_header(position)
@@ -208,7 +221,7 @@ class SegmentReader:
         return following
 
     def _right_header(self, position: int) -> Generator[int, None, Header | None]:
-        """The header at *position* when it, runs, table and mark are right. Raises OSError."""
+        """Return the header at *position* when it, its runs, table and mark are right. Raises OSError."""
         view = self._read(position, BATCH_HEADER_SIZE)
         header = self._likely_header(view, position)
         if header is None:
@@ -218,7 +231,7 @@ class SegmentReader:
         return header if self._is_right(view, position) else None
 
     def _likely_header(self, view: memoryview, position: int) -> Header | None:
-        """The header that begins *view*, if its place and sizes can be true."""
+        """Return the header that begins *view*, if its position and sizes are possible."""
         if len(view) < BATCH_HEADER_SIZE:
             return None
         header = parse_header(view)
@@ -235,7 +248,7 @@ class SegmentReader:
         return crc == header.header_crc and mark_of(self._secret, position, crc) == header.mark
 
     def _crc(self, start: int, end: int) -> Generator[int, None, int]:
-        """The crc32c of positions [start, end), READ_BYTES at a time. Raises OSError."""
+        """Return the crc32c of positions [start, end), read READ_BYTES at a time. Raises OSError."""
         crc = 0
         while start < end:
             view = self._read(start, min(READ_BYTES, end - start))
@@ -247,7 +260,7 @@ class SegmentReader:
         return crc
 
     def _next_position(self, position: int) -> Generator[int, None, int]:
-        """The first place from *position* on where a right header stands; the file's end when there is none."""
+        """Return the first position from *position* on that has a right header; the file's end when there is none."""
         while position + BATCH_HEADER_SIZE <= self._limit:
             try:
                 view = self._read(position, READ_BYTES)
@@ -270,11 +283,11 @@ class SegmentReader:
         return PartitionDamage(self._owner.partition, start, end, reason, ((start, end - start),))
 
     def _unmarked(self, reason: str) -> PartitionDamage:
-        """Something about the file that keeps nobody from reading what is in it."""
+        """Return damage of the file that does not affect what is in it."""
         return PartitionDamage(self._owner.partition, self._base, self._base + SEGMENT_HEADER_SIZE, reason, ())
 
     def _examined(self, view: memoryview, position: int, reason: str) -> PartitionDamage:
-        """Which messages are bad of a batch with a right header whose data does not fit its checksum."""
+        """Return which messages are bad in a batch with a right header whose data does not fit its checksum."""
         header = parse_header(view)
         if len(view) < header.size:
             return self._bad(position, position + header.size, _SHORTER)
@@ -285,9 +298,9 @@ class SegmentReader:
         return PartitionDamage(self._owner.partition, position, position + parse_header(view).size, reason, places)
 
     def _read(self, position: int, size: int) -> memoryview:
-        """*size* bytes from *position* on, fewer where the segment ends.
+        """Return *size* bytes from *position* on, fewer where the segment ends.
 
-        Raises OSError where the disk cannot give them, StorageFailed where the system refuses for another reason.
+        Raises OSError where the disk cannot read them, StorageFailed where the system refuses for another reason.
         """
         buffer, done = memoryview(bytearray(max(0, min(size, self._end - position)))), 0
         try:
@@ -303,6 +316,214 @@ class SegmentReader:
             if error.errno in BAD_SECTOR:
                 raise
             raise failure(error, "read", self.path, position) from error
-        if done < len(buffer):  # it may be cut while it is read
+        if done < len(buffer):  # the file may be cut while it is read
             self._limit = min(self._limit, position + done)
         return buffer[:done]
+
+
+_CRC_SIZE: Final = 4
+
+
+class GroupStep(NamedTuple):
+    """The result of one read; ``is_last``: all of the run or file is done, and ``found`` is all that is bad in it."""
+
+    size: int
+    found: tuple[BadBytes, ...]
+    is_last: bool
+
+
+class GroupReader(Protocol):
+    """Reads one file, or the two of a run."""
+
+    #: The file, or the run's first.
+    path: Path
+
+    def step(self) -> GroupStep:
+        """Read a little further. Raises StorageFailed when the system refuses, for another reason than the state of the
+        disk.
+        """
+
+    def close(self) -> None:
+        """Close the file."""
+
+
+class _Reader:
+    """A file that is read in steps; the first opens its descriptor."""
+
+    def __init__(self, disk: Disk, path: Path) -> None:
+        self.path = path
+        self._disk = disk
+        self._fd = -1
+        self._reading = path
+        self._found = list[BadBytes]()
+        self._walk = self._walked()
+
+    def _walked(self) -> Generator[int]:
+        """Yield the numbers of bytes that were read."""
+        raise NotImplementedError
+
+    def step(self) -> GroupStep:
+        """Read a little further."""
+        size = next(self._walk, None)
+        return GroupStep(0, tuple(self._found), True) if size is None else GroupStep(size, (), False)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._walk.close()
+        self._close()
+
+    def _close(self) -> None:
+        if self._fd >= 0:
+            self._disk.close(self._fd)
+            self._fd = -1
+
+    def _open(self, path: Path) -> bool:
+        """Open a file; return whether it can be read."""
+        self._close()
+        self._reading = path
+        try:
+            self._fd = self._disk.open_aside(path)
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            if error.errno in BAD_SECTOR:
+                return False
+            raise failure(error, "open", path) from error
+        return True
+
+    def _read(self, offset: int, size: int) -> bytes:
+        """Return the first of these bytes, up to one that the disk cannot read."""
+        buffer, done = memoryview(bytearray(size)), 0
+        try:
+            while done < size:
+                read = self._disk.preadv_aside(self._fd, buffer[done:], offset + done)
+                if read <= 0:
+                    break
+                done += read
+        except OSError as error:
+            if error.errno not in BAD_SECTOR:
+                raise failure(error, "read", self._reading, offset) from error
+        return bytes(buffer[:done])
+
+
+class RunReader(_Reader):
+    """Reads both files of a run with *items* items of *item_size* bytes."""
+
+    def __init__(self, disk: Disk, directory: Path, store_id: bytes, number: int, item_size: int, items: int) -> None:
+        self._store_id = store_id
+        self._number = number
+        self._item_size = item_size
+        self._items = items
+        self._paths = run_paths(directory, number)
+        super().__init__(disk, self._paths[0])
+
+    def _walked(self) -> Generator[int]:
+        bad = [np.zeros(self._items, np.bool_) for _ in self._paths]
+        there = []
+        for path, mine in zip(self._paths, bad, strict=True):
+            there.append(self._open(path))
+            if there[-1]:
+                yield from self._look_at(path, mine)
+            else:
+                mine[:] = True
+        if not any(there):
+            return  # the run was merged with another meanwhile
+        both = bad[0] & bad[1]
+        for path, other, mine, is_there in zip(self._paths, reversed(self._paths), bad, there, strict=True):
+            if not is_there:
+                self._tell(f"{path} is gone; {other.name} has its items, and qmq repair makes it again")
+            for start, end in _ranges(mine & ~both) if is_there else ():
+                self._tell(
+                    f"{path} is rotten at bytes {self._offset(start)} to {self._offset(end)}; {other.name} has "
+                    "these items, and qmq repair mends the file; see what the disk says"
+                )
+        for item in np.flatnonzero(both).tolist():
+            self._tell(both_rotten(*self._paths, self._offset(item)))
+
+    def _look_at(self, path: Path, bad: npt.NDArray[np.bool_]) -> Generator[int]:
+        header = self._read(0, SCHEDULE_HEADER_SIZE)
+        try:
+            check_run_header(header, path, self._store_id, self._item_size, self._number)
+        except (BadBytes, ForeignFile) as error:
+            self._tell(f"{error}; the items behind it are read all the same, and qmq repair mends it")
+        yield len(header)
+        step = READ_BYTES // self._item_size
+        for start in range(0, self._items, step):
+            count = min(step, self._items - start)
+            data = self._read(self._offset(start), count * self._item_size)
+            bad[start : start + count] = ~good_items(data, self._item_size, count)
+            yield len(data)
+
+    def _offset(self, item: int) -> int:
+        return SCHEDULE_HEADER_SIZE + item * self._item_size
+
+    def _tell(self, text: str) -> None:
+        self._found.append(BadBytes(text))
+
+
+class PullReader(_Reader):
+    """Reads a file of the pull log that ends at position *end*, where the next begins, up to the first bad record."""
+
+    def __init__(self, disk: Disk, directory: Path, base: int, end: int, secret: bytes) -> None:
+        self._base = base
+        self._end = end
+        self._secret = secret
+        super().__init__(disk, pull_file_path(directory, base))
+
+    def _walked(self) -> Generator[int]:
+        if not self._open(self.path):
+            return  # no checkpoint needs it any more
+        position = self._base + PULL_FILE_HEADER_SIZE
+        while position < self._end:
+            view = self._view(position, READ_BYTES)
+            yield len(view)
+            sound = self._sound_size(view, position)
+            if not sound and len(view) >= PULL_RECORD_HEADER_SIZE:  # longer than the view, or bad
+                view = self._view(position, min(record_size(view), MAX_RECORD_BYTES))
+                yield len(view)
+                sound = self._sound_size(view, position)
+            if not sound:
+                self._found.append(
+                    BadBytes(
+                        f"{self.path} is rotten at byte {position - self._base}, where a record was written; the next "
+                        "checkpoint replaces it; if the broker is killed before, groups get again what this record "
+                        "was about; see what the disk says"
+                    )
+                )
+                return
+            position += sound
+
+    def _view(self, position: int, size: int) -> memoryview:
+        return memoryview(self._read(position - self._base, min(size, self._end - position)))
+
+    def _sound_size(self, view: memoryview, position: int) -> int:
+        """Return how many bytes from the start of *view* are whole records."""
+        offset = 0
+        while (record := record_at(view, offset, position, self._secret)) is not None:
+            offset += PULL_RECORD_HEADER_SIZE + len(record.payload)
+        return offset
+
+
+def group_readers(files: GroupFiles) -> list[Callable[[], GroupReader | None]]:
+    """Return, for each file of groups that can be scrubbed, a function that makes its reader. That function returns
+    None once nothing needs the file any more.
+    """
+    runs = [partial(_run_reader, files, path, number) for path, number in files.run_names()]
+    return [*runs, *(partial(_pull_reader, files, *span) for span in files.full_pull_files())]
+
+
+def _run_reader(files: GroupFiles, path: Path, number: int) -> GroupReader | None:
+    size = files.run_size(path, number)
+    return None if size is None else RunReader(files.disk, path, files.store_id, number, *size)
+
+
+def _pull_reader(files: GroupFiles, base: int, end: int) -> GroupReader | None:
+    if (base, end) not in files.full_pull_files():
+        return None
+    return PullReader(files.disk, files.pulls, base, end, files.secret)
+
+
+def _ranges(chosen: npt.NDArray[np.bool_]) -> list[tuple[int, int]]:
+    """Return the ranges [start, end) that are True."""
+    edges = np.flatnonzero(np.diff(chosen, prepend=np.False_, append=np.False_)).tolist()
+    return list(zip(edges[::2], edges[1::2], strict=True))

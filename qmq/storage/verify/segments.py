@@ -1,6 +1,6 @@
-"""One partition of a message log, read from end to end: every batch, and the derived files held against them.
+"""One partition of a message log, read from end to end: every batch, and the derived files compared with them.
 
-An own reader, not recovery's: what the one gets wrong the other shall not agree with. It reads 8 MiB at a time.
+Verify has a reader of its own, so that it does not repeat a mistake of recovery's. It reads 8 MiB at a time.
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ from qmq.storage.verify.report import VerifyReport
 
 _READ_BYTES: Final = 8 << 20
 _SEARCH_OVERLAP: Final = 32
-#: No batch is larger than a segment; this only keeps a rotten size from asking for more memory than that.
+#: The header bears the store's mark, so any size in it is allowed.
 _NO_LIMITS: Final = BatchLimits(ANY_MESSAGE_BYTES, KNOWN_FLAGS, RUN_REPLAYED, is_stored=True)
-_LOST: Final = "put back a good copy of the file; without one what they held is lost, and all else is served"
-_PUT_BACK: Final = "put it back before the next start, which gives up what it held"
+_LOST: Final = "put back a good copy of the file; without one the messages in them are lost, and all others are served"
+_PUT_BACK: Final = "put it back before the next start, which gives up its messages"
 _RECORDED: Final = "nothing: recovery has recorded it, and what follows is served"
 _NEXT_START: Final = "nothing: the next start takes care of it"
 
 
 class Stored(NamedTuple):
-    """Batches that hold and lie one after another in one segment: their consumer-log rows, ENTRY_DTYPE[n]."""
+    """Good batches one after another in one segment: their consumer-log rows, ENTRY_DTYPE[n]."""
 
     rows: Rows
     file: Path
@@ -77,12 +77,14 @@ class _File:
         self._start = base
         self.base = base
         self.size = disk.size(self._fd)
-        #: Only zeros follow, as far as the file system tells.
+        #: Behind the last data, as far as the file system can say; zeros follow.
         self.data_end = base + disk.data_end(self._fd)
         self.buffer = buffer
 
     def at(self, position: int, size: int) -> memoryview:
-        """The bytes from *position* on: at least *size*, fewer only where the file ends. Good until the next call."""
+        """Return the bytes from *position* on: at least *size*, fewer only where the file ends. Good until the next
+        call.
+        """
         offset = position - self._start
         if offset < 0 or offset + size > len(self._view):
             wanted = max(size, min(_READ_BYTES, self.base + self.size - position))
@@ -100,7 +102,7 @@ class _File:
                 break
             done += read
         self._view, self._start = whole[:done], position
-        with suppress(OSError):  # what comes next is read while this is looked at
+        with suppress(OSError):  # the system reads ahead while this is checked
             self._disk.will_need(self._fd, position - self.base + done, _READ_BYTES)
 
     def close(self) -> None:
@@ -108,7 +110,9 @@ class _File:
 
 
 class PartitionCheck:
-    """Checks the files of one partition; ``batches`` gives what holds, so that the caller can compare partitions."""
+    """Checks the files of one partition; ``batches`` yields the good ones, so that the caller can compare
+    partitions.
+    """
 
     def __init__(
         self,
@@ -124,7 +128,7 @@ class PartitionCheck:
         progress: Callable[[int], None],
         shared: bool = False,
     ) -> None:
-        """*shared*: other partitions have their segments in *directory* too, which should not be."""
+        """*shared*: other partitions have their segments in *directory* too, which is a fault."""
         self._disk = disk
         self._report = report
         self._directory = directory
@@ -140,14 +144,14 @@ class PartitionCheck:
         self._row: int | None = None
         self._columns = BatchColumns(owner, secret, number_of)
         self._buffer = bytearray()
-        #: Recorded holes, and bad bytes found: between them batches may be missing.
+        #: Recorded holes, and bad bytes: batches may be missing there.
         self.holes: list[Hole] = [*claim.holes, *claim.removed] if claim is not None else []
         self.bases: list[int] = []
 
     # --- segments ----------------------------------------------------------------------------------------------------
 
     def batches(self) -> Iterator[Stored]:
-        """All batches that hold, by position. Raises OSError or StorageFailed when the system refuses to read."""
+        """Yield all good batches, by position. Raises OSError or StorageFailed when the system refuses to read."""
         there = list_bases(self._disk, self._directory)
         if self._shared:
             there = [base for base in there if base in self._spans or self._is_own(base)]
@@ -156,9 +160,9 @@ class PartitionCheck:
             if base not in known:
                 path = segment_path(self._directory, base)
                 if self._claim is not None and self._claim.is_removed(base):
-                    self._report.note(path, None, "is a segment that nobody needs any more", "nothing: it is deleted")
+                    self._report.note(path, None, "is a removed segment", "nothing: it is deleted")
                 else:
-                    what = "is no segment that the checkpoint knows"
+                    what = "is a segment that the checkpoint does not know"
                     self._report.note(path, None, what, "move it away: it is not read")
         for base, span in self._spans.items():
             if base not in there and not self._is_recorded(base, span.end):
@@ -168,7 +172,7 @@ class PartitionCheck:
                 self._report.absent.append(path)
                 self.holes.append(Hole(base, span.end))
         self.bases = known
-        self._row = None  # segments before the first may have been there
+        self._row = None  # there may have been segments before the first
         end = None
         for number, base in enumerate(known):
             following = known[number + 1] if number + 1 < len(known) else None
@@ -195,7 +199,7 @@ class PartitionCheck:
             file.close()
 
     def _check_header(self, file: _File, path: Path, previous: int | None) -> bool:
-        """Whether the segment is one to read. Raises ForeignFile when a newer QMQ has written it."""
+        """Return whether the segment can be read. Raises ForeignFile when a newer QMQ has written it."""
         claimed = file.base in self._spans
         try:
             previous_end = check_header(bytes(file.at(file.base, SEGMENT_HEADER_SIZE)), path, self._owner, file.base)
@@ -214,7 +218,7 @@ class PartitionCheck:
         return True
 
     def _is_recorded(self, start: int, end: int) -> bool:
-        """Whether all of [start, end) is in holes that are known."""
+        """Return whether all of [start, end) is in known holes."""
         for hole in sorted(self.holes):
             if hole.start <= start < hole.end:
                 start = hole.end
@@ -227,7 +231,7 @@ class PartitionCheck:
     ) -> Generator[Stored, None, int]:
         derived = self._open_derived(file.base, is_sealed)
         position = end = file.base + SEGMENT_HEADER_SIZE
-        told = file.base
+        counted_to = file.base
         batches = rows_seen = 0
         while position < stop:
             rows, size = self._columns.good_prefix(file.at(position, BATCH_HEADER_SIZE)[: stop - position], position)
@@ -245,9 +249,9 @@ class PartitionCheck:
             for part, is_claimed in ((rows[:claimed], True), (rows[claimed:], False)):
                 if len(part):
                     yield Stored(part, path, file.base, is_claimed)
-            self._progress(position - told)
-            told = position
-        self._progress(max(0, file.base + file.size - told))
+            self._progress(position - counted_to)
+            counted_to = position
+        self._progress(max(0, file.base + file.size - counted_to))
         if end < claimed_end and not self._is_recorded(end, claimed_end):
             what = f"its last batch ends at position {end}, the checkpoint knows it up to {claimed_end}"
             self._report.fault(path, end - file.base, what, _PUT_BACK)
@@ -260,7 +264,7 @@ class PartitionCheck:
         return end
 
     def _batch(self, file: _File, position: int, stop: int) -> tuple[Rows, int]:
-        """The rows of the batch at *position* and its size. Raises BadBatch or MessageTooLarge."""
+        """Return the rows of the batch at *position* and its size. Raises BadBatch or MessageTooLarge."""
         header = self._header(file, position, stop)
         view = file.at(position, header.size)[: header.size]
         if header.store_id != self._owner.store_id:
@@ -268,7 +272,7 @@ class PartitionCheck:
         if header.partition != self._owner.partition:
             raise BadBatch(f"the batch says that it is of partition {header.partition}")
         mark = view[BATCH_HEADER_SIZE - MARK_SIZE : BATCH_HEADER_SIZE]
-        mark[:] = bytes(MARK_SIZE)  # as it was when a client sent it
+        mark[:] = bytes(MARK_SIZE)  # as the client sent it
         try:
             batch = check_batch(view, _NO_LIMITS)
         finally:
@@ -279,7 +283,7 @@ class PartitionCheck:
         return entries_of(runs, header, *place, np.array(numbers, np.uint32)[runs["subject"]]), header.size
 
     def _header(self, file: _File, position: int, stop: int) -> Header:
-        """The header at *position*, which bears this store's mark, so its sizes can be believed. Raises BadBatch."""
+        """Return the header at *position*, whose sizes are right since it bears the store's mark. Raises BadBatch."""
         head = file.at(position, BATCH_HEADER_SIZE)
         if len(head) < BATCH_HEADER_SIZE:
             raise BadBatch("the file ends within a header")
@@ -293,10 +297,10 @@ class PartitionCheck:
         return header
 
     def _skip(self, file: _File, path: Path, start: int, stop: int, claimed_end: int, reason: str) -> int:
-        """Tell of bad bytes at *start*, and give the position of what follows them."""
+        """Report bad bytes at *start*; return the position of what follows them."""
         end = self._next_batch(file, start, stop)
         if end == stop and start >= claimed_end:
-            return self._tell_tail(file, path, start, stop)
+            return self._report_tail(file, path, start, stop)
         if self._is_recorded(start, min(end, claimed_end) if start < claimed_end else end):
             self._report.note(path, start - file.base, f"a hole of {end - start} bytes that is known", _RECORDED)
             return end
@@ -308,8 +312,8 @@ class PartitionCheck:
         self.holes.append(Hole(start, end))
         return end
 
-    def _tell_tail(self, file: _File, path: Path, start: int, stop: int) -> int:
-        """Tell of what follows the last batch, behind the checkpoint, unless it is zeros; gives *stop*."""
+    def _report_tail(self, file: _File, path: Path, start: int, stop: int) -> int:
+        """Report non-zero bytes behind the last batch and the checkpoint; return *stop*."""
         position = last = start
         while position < stop:
             part = bytes(file.at(position, 1)[: stop - position])
@@ -322,7 +326,7 @@ class PartitionCheck:
         return stop
 
     def _next_batch(self, file: _File, position: int, stop: int) -> int:
-        """The first place behind *position* where a header stands that is right; *stop* when there is none."""
+        """Return the first position behind *position* that has a good header; *stop* when there is none."""
         try:
             header = self._header(file, position, stop)
             view = file.at(position, header.size)[: header.size]
@@ -380,7 +384,7 @@ class PartitionCheck:
         path, journal = entries_path(self._consumer_directory, base), self._claim.journal
         if journal is not None and journal[0] == base:
             if not journal[1]:
-                return None  # nothing of the file counts yet
+                return None  # no row of the file counts yet
             entries = DerivedCheck(self._disk, path, self._report, owner, first_row=self._row, journal=journal)
             return _Derived(entries)
         if not is_sealed or base == self._claim.segments[-1].base:
@@ -391,10 +395,10 @@ class PartitionCheck:
         return _Derived(entries, index, lambda: check_order(self._disk, order, self._report, entries))
 
     def _count_rows(self, derived: _Derived | None, rows_seen: int) -> None:
-        """Keep the number of the first row of the next segment, as long as it can be known."""
+        """Note the number of the first row of the next segment, as long as it is known."""
         header = None if derived is None else derived.entries.header
         if self._claim is not None and self._claim.removed:
-            self._row = None  # rows behind those that were removed have got other numbers
+            self._row = None  # rows behind removed ones have new numbers
         elif header is not None:
             self._row = header.first_row + header.rows
         elif self.holes or self._row is None:
@@ -415,17 +419,17 @@ class _Derived:
 
     @property
     def has_index(self) -> bool:
-        """Whether the index is among them."""
+        """Whether the index is checked too."""
         return self._index is not None
 
     def expect(self, rows: Rows, holes: list[Hole]) -> None:
-        """The rows of the next batches."""
+        """Compare the rows of the next batches."""
         self.entries.expect(rows, holes)
         if self._index is not None:
             self._index.expect(derive_index(rows), holes)
 
     def finish(self, holes: list[Hole], covered: int) -> None:
-        """That were all; the last one ends at position *covered*."""
+        """End the comparison; the last batch ends at position *covered*."""
         self.entries.finish(holes, covered)
         if self._index is not None:
             self._index.finish(holes, covered)

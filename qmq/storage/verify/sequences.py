@@ -1,4 +1,4 @@
-"""Whether the batches of all partitions fit each other: stamps and sequences, in the order they were stored in."""
+"""Whether the batches of all partitions agree: stamps and sequences, in the order in which they were stored."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class SequenceCheck:
     """Takes every batch of the store by stamp; 24 bytes a subject."""
 
     def __init__(self, report: VerifyReport, names: list[str], gaps: Gaps, is_whole: Callable[[], bool]) -> None:
-        """*names* are the subjects by number, and grow as new ones are met. Once *is_whole* says that batches may be
-        missing, so may sequences.
+        """*names* are the subjects by number; the list grows with new ones. When *is_whole* returns False, batches may
+        be missing, and so may sequences.
         """
         self._report = report
         self._names = names
@@ -36,13 +36,13 @@ class SequenceCheck:
         self._sources: list[Stored] = []
         self._is_whole = is_whole
         self.last_claimed_us = 0
-        #: By subject: the next sequence, that in claimed batches alone, and the first one met (none: all bits set).
+        #: By subject: the next sequence, the next in claimed batches alone, and the first one (none: all bits set).
         self.ends: Sequences = np.zeros(1_024, np.uint64)
         self.claimed_ends: Sequences = np.zeros(1_024, np.uint64)
         self.firsts: Sequences = np.full(1_024, _NONE)
 
     def add(self, stored: list[Stored]) -> None:
-        """The next batches: pieces of partitions that were stored before all that follows."""
+        """Check the next batches: pieces of partitions that were stored before all that follows."""
         rows = stored[0].rows if len(stored) == 1 else np.concatenate([piece.rows for piece in stored])
         lengths = [len(piece.rows) for piece in stored]
         self._sources = stored
@@ -68,7 +68,7 @@ class SequenceCheck:
             what = (
                 f"the batch's stamp {stamps[place]} is not above {highest[place]}, that of the batch stored before it"
             )
-            self._tell_of(rows, source, int(heads[place]), what)
+            self._report_row(rows, source, int(heads[place]), what)
         self._last_us = int(highest[-1])
 
     def _check_sequences(self, rows: Rows, source: Indexes) -> None:
@@ -101,38 +101,42 @@ class SequenceCheck:
     def _check_jump(self, rows: Rows, source: Indexes, row: int, subject: int, expected: int, first: int) -> None:
         name = self._names[subject]
         if first < expected:
-            self._tell_of(rows, source, row, f"gives sequence {first} of {name} again, which stood at {expected}")
+            self._report_row(rows, source, row, f"gives sequence {first} of {name} twice: its next one is {expected}")
         elif self._gaps.missing(subject, expected, first) != first - expected and self._is_whole():
             what = f"sequences {expected} to {first} of {name} are missing, and no gap is known"
-            self._tell_of(rows, source, row, what)
+            self._report_row(rows, source, row, what)
 
-    def _tell_of(self, rows: Rows, source: Indexes, row: int, what: str) -> None:
+    def _report_row(self, rows: Rows, source: Indexes, row: int, what: str) -> None:
         piece = self._sources[int(source[row])]
         self._report.tell(piece.claimed, piece.file, int(rows["position"][row]) - piece.base, what, _KEEP)
 
     def check_claims(self, file: Path, ends: Sequences, firsts: Sequences) -> None:
-        """Hold what the checkpoint says of every subject against what was met in batches that it claims."""
+        """Compare the checkpoint's sequences of every subject with those in batches that it claims."""
         count = len(ends)
         claimed, first_met = _padded(self.claimed_ends, count, _ZERO), _padded(self.firsts, count, _NONE)
         behind = np.flatnonzero(claimed > ends)
-        self._tell(file, behind, "the checkpoint's next sequence is one that its log has given already", ends)
+        self._report_subjects(file, behind, "the checkpoint's next sequence is already in its log", ends)
         late = np.flatnonzero((claimed > 0) & (firsts > first_met))
-        self._tell(file, late, "the checkpoint's first sequence is behind the first that its log has", firsts)
+        self._report_subjects(
+            file, late, "the checkpoint's first sequence is behind the first that its log has", firsts
+        )
         if self._is_whole():
             start = np.maximum(claimed, firsts)
             ahead = [n for n in np.flatnonzero(ends > start).tolist() if not self._is_gap(n, int(start[n]), ends)]
-            self._tell(file, ahead, "the checkpoint's next sequence is ahead of its log, and no gap is known", ends)
+            self._report_subjects(
+                file, ahead, "the checkpoint's next sequence is ahead of its log, and no gap is known", ends
+            )
 
     def _is_gap(self, subject: int, start: int, ends: Sequences) -> bool:
         return self._gaps.missing(subject, start, int(ends[subject])) == int(ends[subject]) - start
 
-    def _tell(self, file: Path, subjects: Iterable[int], what: str, values: Sequences) -> None:
+    def _report_subjects(self, file: Path, subjects: Iterable[int], what: str, values: Sequences) -> None:
         for subject in subjects:
             self._report.fault(file, None, f"{what}: {int(values[subject])} of {self._names[int(subject)]}", _KEEP)
 
 
 def in_stored_order(partitions: list[Iterator[Stored]]) -> Iterator[list[Stored]]:
-    """The batches of several partitions, in the order of their stamps but for those of one list."""
+    """Yield the batches of several partitions in the order of their stamps; within one list they are unsorted."""
     heads = [next(partition, None) for partition in partitions]
     while any(head is not None for head in heads):
         limit = min(int(head.rows["stored_at_us"].max()) for head in heads if head is not None)

@@ -1,7 +1,7 @@
-"""fsck for a data directory: reads every file from end to end, holds them against each other, and writes nothing.
+"""fsck for a data directory: it reads every file from end to end, compares them with each other, and writes nothing.
 
-A fault is something bad that a checkpoint claims, or a file without which the store cannot do. What a stop may leave
-behind is a note: an unfinished tail behind the checkpoint, derived files that lag or are missing, a temporary file.
+A fault is something bad that a checkpoint claims, or a file that the store needs. What a stop may leave behind is a
+note: an unfinished tail behind the checkpoint, derived files that lag or are missing, a temporary file.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from qmq.storage.verify.sequences import SequenceCheck, in_stored_order
 
 __all__ = ["Count", "Finding", "VerifyReport", "verify"]
 
-#: Called with the bytes that have been read, and how many there are.
+#: Called with the bytes that have been read, and the bytes in all.
 Progress = Callable[[int, int], None]
 
 _LEAVE: Final = "nothing: it is not QMQ's, and is left alone"
@@ -60,21 +60,21 @@ _RESTORE: Final = "put back a good copy of the file; without it the next start r
 def verify(directory: Path, disk: Disk, progress: Progress | None = None) -> VerifyReport:
     """Check the data directory of a stopped broker, or a copy of any, with its delay log.
 
-    Raises DirectoryInUse while a broker has it, also when one takes it meanwhile; StorageFailed when the system
-    refuses to read something; ForeignFile for a version that this code does not know.
+    Raises DirectoryInUse while a broker uses it, also when one starts meanwhile; StorageFailed when the system refuses
+    to read something; ForeignFile for a newer version.
     """
     report = verify_one(directory, disk, progress)
     delayed = directory / DELAYED_NAME
     if disk.exists(delayed):
         if _is_being_made(disk, delayed):
-            report.note(delayed, None, "holds nothing yet: it was being made", _REPLACED)
+            report.note(delayed, None, "is empty: it was being made", _REPLACED)
         else:
             verify_one(delayed, disk, progress, report)
     return report
 
 
 def _is_being_made(disk: Disk, directory: Path) -> bool:
-    """Whether a stop came before the directory had anything that it cannot do without."""
+    """Return whether a stop came before the directory had any file that it needs."""
     names = disk.listdir(directory)
     return not any(name in (*COPY_NAMES, SUBJECTS_NAME, CONSUMER_LOG_NAME) or _is_checkpoint(name) for name in names)
 
@@ -82,7 +82,7 @@ def _is_being_made(disk: Disk, directory: Path) -> bool:
 def verify_one(
     directory: Path, disk: Disk, progress: Progress | None, report: VerifyReport | None = None
 ) -> VerifyReport:
-    """As ``verify``, without the delay log; *report* is gone on with."""
+    """Check a directory without its delay log; findings are added to *report*, if it is given."""
     _check_free(disk, directory)
     report = VerifyReport(directory) if report is None else report
     try:
@@ -100,7 +100,7 @@ def _check_free(disk: Disk, directory: Path) -> None:
 
 
 class _Verification:
-    """One run."""
+    """One verification of a directory."""
 
     def __init__(self, disk: Disk, directory: Path, report: VerifyReport, progress: Progress | None) -> None:
         self._disk = disk
@@ -131,7 +131,7 @@ class _Verification:
     # --- kinds --------------------------------------------------------------------------------------------------------
 
     def _are_all_files(self, identity: Identity) -> bool:
-        """Whether everything that has the name of a data file is a file; report the others."""
+        """Return whether everything with the name of a data file is a file; report the others."""
         whole = True
         for number, partition in enumerate(identity.partitions):
             for directory in (self._path_of(partition), self._directory / CONSUMER_LOG_NAME / str(number)):
@@ -143,14 +143,14 @@ class _Verification:
         return whole
 
     def _are_files(self, directory: Path, names: Iterable[str], *, or_directories: bool = False) -> bool:
-        """Whether these names in *directory* are files, with *or_directories* also directories of such; report others:
-        to open a FIFO may take for ever.
+        """Return whether these names in *directory* are files, with *or_directories* also directories of files; report
+        the others. Opening a FIFO may take for ever.
         """
         whole = True
         for path in (directory / name for name in names):
             try:
                 kind = self._disk.kind(path)
-            except FileNotFoundError:  # a link that leads nowhere
+            except FileNotFoundError:  # a dangling link
                 continue
             if kind == "a directory" and or_directories:
                 whole &= self._are_files(path, self._disk.listdir(path), or_directories=True)
@@ -249,7 +249,7 @@ class _Verification:
             self._names.append(name if name is not None else f"(damaged {number})")
             if name is not None:
                 self._numbers.setdefault(name, number)
-        if self._claims is not None:  # a subject that the log knows gets a number of its own below
+        if self._claims is not None:  # below, a subject in the log gets a number of its own
             missing = self._claims.subjects.count - len(self._names)
             self._names += [f"(lost {len(self._names) + n})" for n in range(missing)]
 
@@ -338,7 +338,7 @@ class _Verification:
         sequences.check_claims(self._claims_path, ends, firsts)
 
     def _path_of(self, partition: PartitionIdentity) -> Path:
-        return self._directory / partition.directory  # an absolute one stays what it is
+        return self._directory / partition.directory  # an absolute path stays as it is
 
     def _bytes_in(self, directory: Path) -> int:
         total = 0
@@ -354,7 +354,8 @@ class _Verification:
         if self._progress is not None:
             self._progress(min(self._done, self._total), self._total)
 
-    # --- untrusted clients --------------------------------------------------------------------------------------------
+    # --- foreign files
+    # ---------------------------------------------------------------------------------------------------
 
     def _look_for_foreign_files(self, names: list[str], identity: Identity) -> None:
         own = {*COPY_NAMES, LOCK_NAME, SUBJECTS_NAME, CONSUMER_LOG_NAME, PULL_LOG_NAME, GROUPS_NAME}
@@ -363,7 +364,7 @@ class _Verification:
         for name in names:
             whole = name.removesuffix(".tmp")
             if name not in own and not _is_checkpoint(name):
-                self._tell_foreign_file(self._directory / name, whole in own or _is_checkpoint(whole))
+                self._report_foreign_file(self._directory / name, whole in own or _is_checkpoint(whole))
         for number, partition in enumerate(identity.partitions):
             for directory in (self._path_of(partition), self._directory / CONSUMER_LOG_NAME / str(number)):
                 if self._disk.exists(directory):
@@ -373,12 +374,12 @@ class _Verification:
         for name in self._disk.listdir(directory):
             known = _is_log_file_name(name.removesuffix(".tmp"))
             if not known or name.endswith(".tmp"):
-                self._tell_foreign_file(directory / name, known)
+                self._report_foreign_file(directory / name, known)
             elif name.endswith(RECEIPT_SUFFIX):
                 self._check_receipt(directory / name)
 
     def _check_receipt(self, path: Path) -> None:
-        """Without one that is good its segment is kept: no fault."""
+        """Note a bad receipt. It is no fault: its segment just counts as not archived."""
         data = read_whole(self._disk, path)
         try:
             parse_receipt(data, path)
@@ -387,7 +388,7 @@ class _Verification:
         else:
             self._report.count("receipt", len(data), 1)
 
-    def _tell_foreign_file(self, path: Path, is_own: bool) -> None:
+    def _report_foreign_file(self, path: Path, is_own: bool) -> None:
         if is_own:
             self._report.note(path, None, "was left by a write that was interrupted", _REPLACED)
         else:
@@ -395,17 +396,18 @@ class _Verification:
 
 
 def _is_checkpoint(name: str) -> bool:
+    """Return whether a file name is that of a checkpoint."""
     number = name.removeprefix(PREFIX)
     return number != name and number.isascii() and number.isdecimal()
 
 
 def _is_file_name(name: str) -> bool:
-    """Whether a file of the data directory itself has this name."""
+    """Return whether a file of the data directory itself has this name."""
     return name in (*COPY_NAMES, LOCK_NAME, SUBJECTS_NAME) or _is_checkpoint(name)
 
 
 def _is_log_file_name(name: str) -> bool:
-    """Whether a file of a partition, or of its consumer log, has this name."""
+    """Return whether a file of a partition, or of its consumer log, has this name."""
     stem, dot, suffix = name.partition(".")
     known = dot + suffix in (SEGMENT_SUFFIX, INDEX_SUFFIX, RECEIPT_SUFFIX) and _is_base(stem)
     return known or base_of(name) is not None
@@ -416,7 +418,7 @@ def _is_base(stem: str) -> bool:
 
 
 def _contradiction(claims: CheckpointClaims, number: int, identity: Identity) -> str | None:
-    """What is wrong with a checkpoint whose bytes are good."""
+    """Return what is wrong with a checkpoint whose bytes are good; None when nothing is."""
     if claims.number != number:
         return f"says that it is number {claims.number}"
     if claims.store_id != identity.store_id:

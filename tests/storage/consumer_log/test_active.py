@@ -12,9 +12,8 @@ from qmq.errors import StorageFull
 from qmq.format.layout import DERIVED_HEADER_SIZE, ENTRIES_MAGIC, ENTRY_SIZE, SEGMENT_HEADER_SIZE
 from qmq.storage.consumer_log import active as journals
 from qmq.storage.consumer_log.active import Journal
-from qmq.storage.consumer_log.blocks import FEW_ROWS
 from qmq.storage.consumer_log.header import DerivedHeader, parse_derived
-from qmq.storage.consumer_log.subject_order import BLOCK_ROWS
+from qmq.storage.consumer_log.subject_order import BLOCK_ROWS, FEW_ROWS
 from qmq.storage.disk.disk import Disk
 from tests.fake_disk import FakeDisk
 from tests.storage.rows import STORE, Feed, as_array
@@ -58,14 +57,14 @@ def test_full_buffers_are_written_and_leave_memory(tmp_path: Path) -> None:
     early, _ = journal.rows_at(0)
     early = early[:5]
     journal.extend(rows[5:])
-    assert (journal.turned, journal.fill, journal.waiting_blocks) == (2 * BLOCK_ROWS, 10, 0)
+    assert (journal.sorted_count, journal.fill, journal.waiting_blocks) == (2 * BLOCK_ROWS, 10, 0)
     assert journal.path.stat().st_size == DERIVED_HEADER_SIZE + 2 * BLOCK_ROWS * ENTRY_SIZE
     for index in (0, BLOCK_ROWS - 1, BLOCK_ROWS, 2 * BLOCK_ROWS, 2 * BLOCK_ROWS + 9):
         found, start = journal.rows_at(index)
         assert found[index - start] == rows[index]
     assert np.array_equal(early, rows[:5])
     for each in journal.shelves.from_sequence(17, 0):
-        assert list(each.span) == np.flatnonzero(each.one_range.rows()["subject"] == 17).tolist()
+        assert list(each.span) == np.flatnonzero(each.row_range.rows()["subject"] == 17).tolist()
     journal.close()
 
 
@@ -139,7 +138,7 @@ def test_resume_over_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     journal.flush()
     again = Journal(Disk(), tmp_path, OWNER)
     assert again.resume(journal.flushed, journal.crc, feed.batches[-1][0][1])
-    assert (again.turned, again.fill) == (16, 2)
+    assert (again.sorted_count, again.fill) == (16, 2)
     assert again.rows_at(17)[0].tolist() == feed.rows[16:18]
     assert again.rows_at(3)[0].tolist() == feed.rows[:16]
     assert again.crc == crc32c(as_array(feed.rows[:18]).tobytes())

@@ -31,9 +31,8 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of 8 rows, so that a few batches meet every border."""
     for module in (journal, order):
         monkeypatch.setattr(module, "BLOCK_ROWS", 8)
-    for name in ("partition_index", "readable_rows"):
-        monkeypatch.setattr(f"qmq.storage.consumer_log.{name}.BLOCK_ROWS", 8)
-    monkeypatch.setattr("qmq.storage.consumer_log.blocks.FEW_ROWS", 3)
+    monkeypatch.setattr("qmq.storage.consumer_log.partition_index.BLOCK_ROWS", 8)
+    monkeypatch.setattr("qmq.storage.consumer_log.subject_order.FEW_ROWS", 3)
     monkeypatch.setattr(sealed, "MAPPED_SEGMENTS", 2)
 
 
@@ -219,7 +218,7 @@ def test_nothing_at_or_past_covered_is_used(
     log.seal_pending()
     log.close()
     wanted = mixed(batches, rolls=rolls)
-    for path in directory.iterdir():  # the rows past covered are of another history
+    for path in directory.iterdir():  # the rows past covered are from another history
         data = bytearray(path.read_bytes())
         if path.suffix == ".entries" and not data[18]:
             first_lost = DERIVED_HEADER_SIZE + ENTRY_SIZE * (state[1] if state else 0)

@@ -1,4 +1,4 @@
-"""Reading rows that are added: views that stay good, and only what is published. The rest: test_consumer_log.py."""
+"""Reading rows that are added: views stay good, and only published rows show. test_partition_index.py has the rest."""
 
 from __future__ import annotations
 

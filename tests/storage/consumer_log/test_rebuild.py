@@ -1,4 +1,4 @@
-"""Derived files thrown away and made again from the message log are equal byte for byte."""
+"""Derived files that are deleted and made again from the message log are equal byte for byte."""
 
 from __future__ import annotations
 
@@ -67,8 +67,7 @@ def check_made_again(directory: Path) -> None:
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (journal, order):
         monkeypatch.setattr(module, "BLOCK_ROWS", 16)
-    for name in ("partition_index", "readable_rows"):
-        monkeypatch.setattr(f"qmq.storage.consumer_log.{name}.BLOCK_ROWS", 16)
+    monkeypatch.setattr("qmq.storage.consumer_log.partition_index.BLOCK_ROWS", 16)
 
 
 def test_several_partitions_and_mixed_batches(tmp_path: Path, small_blocks: None) -> None:

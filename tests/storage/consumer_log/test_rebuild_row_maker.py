@@ -1,4 +1,4 @@
-"""Rows made again of stored batches equal those that the broker made."""
+"""Rows made from stored batches equal those that the broker made."""
 
 from __future__ import annotations
 

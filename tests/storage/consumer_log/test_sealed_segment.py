@@ -1,4 +1,4 @@
-"""Sealed entries: found, checked, mapped, and their order made again where it is lost."""
+"""Sealed entries: found, checked, mapped, and their order made again when it is lost."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_open_and_read(tmp_path: Path, feed: Feed) -> None:
 def test_files_of_others_and_files_that_know_too_much_are_refused(
     tmp_path: Path, feed: Feed, owner: DerivedHeader, end: int
 ) -> None:
-    with pytest.raises(BadBytes, match="is not the whole"):
+    with pytest.raises(BadBytes, match="is not a whole sealed segment"):
         SealedSegment.open(Disk(), tmp_path, owner, feed.position + end)
 
 
@@ -62,7 +62,7 @@ def test_size_and_body_are_checked(tmp_path: Path, feed: Feed) -> None:
     path = next(tmp_path.glob("*.entries"))
     good = path.read_bytes()
     path.write_bytes(good + b"x")
-    with pytest.raises(BadBytes, match="is not the whole"):
+    with pytest.raises(BadBytes, match="is not a whole sealed segment"):
         SealedSegment.open(Disk(), tmp_path, OWNER, feed.position)
     path.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
     segment = SealedSegment.open(Disk(), tmp_path, OWNER, feed.position)

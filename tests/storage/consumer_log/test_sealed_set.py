@@ -1,4 +1,4 @@
-"""The sealed segments of a partition: which are taken at a start, and how many are mapped."""
+"""The sealed segments of a partition: which ones a start takes, and how many are mapped."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_few_are_mapped_at_a_time(tmp_path: Path, feed: Feed, monkeypatch: pytes
         rows, start = held.rows_at(row)
         assert rows[row - start].item() == feed.rows[row]
         assert sum(segment.is_mapped for segment in held.segments) <= 2
-    assert [found.one_range.first_row for found in held.shelves.from_sequence(9, 0)] == [0, 20, 40, 60, 80]
+    assert [found.row_range.first_row for found in held.shelves.from_sequence(9, 0)] == [0, 20, 40, 60, 80]
     assert sum(segment.is_mapped for segment in held.segments) <= 2
     held.unmap()
     assert not any(segment.is_mapped for segment in held.segments)

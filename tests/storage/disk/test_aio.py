@@ -1,4 +1,4 @@
-"""fdatasyncs that the system does beside the process."""
+"""fdatasyncs that the system does without a thread."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_what_cannot_be_synced_is_an_error(tmp_path: Path) -> None:
     read, write = os.pipe()
     failed: OSError | None = None
     try:
-        aside.begin(write, 2)  # some systems say so at once
+        aside.begin(write, 2)  # some systems refuse at once
         failed = done(aside, 1)[2]
     except OSError as error:
         failed = error
@@ -94,7 +94,7 @@ def test_more_than_one_file_is_for_a_thread(tmp_path: Path) -> None:
     assert driven.store.begin_sync(0) is None, "nobody has said up to where that was"
     while driven.wanted:
         driven.sync()
-    driven.store.sync(0)  # which closes the files that are done with
+    driven.store.sync(0)  # which closes the files that are no longer needed
     assert driven.store.begin_sync(0) is not None
     driven.store.end_sync(0, None)
     driven.close()

@@ -1,4 +1,4 @@
-"""One broker per directory, and its name."""
+"""One broker per directory, and its name in the lock file."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_process_that_was_killed_holds_nothing(tmp_path: Path) -> None:
 
 def test_a_holder_that_has_not_said_its_name_yet(tmp_path: Path) -> None:
     disk = FakeDisk("boot-1")
-    disk.fail_always("pwritev")  # a full disk keeps nobody from serving what is there
+    disk.fail_always("pwritev")  # a full disk does not prevent reads
     lock = DirectoryLock.acquire(disk, tmp_path, NOW_US)
     with pytest.raises(DirectoryInUse, match="another process that has just started"):
         DirectoryLock.acquire(Disk(), tmp_path, NOW_US)

@@ -1,4 +1,4 @@
-"""The seam to the operating system: errors that say what to do, writes that finish, files that are replaced whole."""
+"""The seam to the operating system: errors that say what to do, complete writes, files that are replaced whole."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def test_reading_aside_gives_the_bytes_and_keeps_what_was_in_memory(tmp_path: Pa
     try:
         os.fsync(fd)
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-        os.pread(fd, 65_536, 131_072)  # somebody else reads this
+        os.pread(fd, 65_536, 131_072)  # another process reads this part
         buffer, offset = memoryview(bytearray(65_536)), 0
         while read := disk.preadv_aside(fd, buffer, offset):
             assert bytes(buffer[:read]) == content[offset : offset + read]
@@ -201,7 +201,7 @@ def test_reading_aside_lets_go_of_what_it_brought(tmp_path: Path) -> None:
         for offset in range(0, 1 << 20, 32_768):
             assert disk.preadv_aside(fd, memoryview(bytearray(32_768)), offset) == 32_768
             left.append(pages_in_memory(fd))
-        # Not each time: the system keeps pages that another processor has at hand just then.
+        # Not all: the system keeps pages that another processor is using.
         assert any(after <= before for before, after in pairwise([0, *left]))
     finally:
         disk.close(fd)

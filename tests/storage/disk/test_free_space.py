@@ -1,4 +1,4 @@
-"""Room that sends leave free: measured seldom, refused in time, taken again as soon as there is some."""
+"""Space that sends leave free: measured seldom, refused in time, taken again when there is some."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_a_store_refuses_batches_and_takes_checkpoints(tmp_path: Path) -> None:
     sender = Sender(open_store(tmp_path, disk, keep_free_bytes=80 * KIB))
     sender.send("a", b"1")
     disk.room_left[""] = 80 * KIB
-    sender.send("a", b"2")  # measured the last time, there was enough
+    sender.send("a", b"2")  # at the last measurement there was enough
     checkpoint(sender.store)
     for _ in range(2):
         with pytest.raises(StorageFull):

@@ -1,4 +1,4 @@
-"""A file whose sync has failed is on disk after the next one that works, also when the power goes then."""
+"""After a failed sync, the next sync that works brings the file to disk, also if the power fails then."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_what_a_sync_has_failed_to_bring_to_the_disk_comes_with_the_next_one(see
     content = bytes(range(256)) * 20
     write_fully(disk, fd, [content[:3_000]], 0)
     sync = SureSync(disk)
-    for operation in failures:  # the write is the one that a failed sync makes
+    for operation in failures:  # the write that follows a failed sync
         disk.fail(operation)
     with pytest.raises(OSError, match="Input"):
         sync(fd)

@@ -1,5 +1,5 @@
-"""The files of groups in a data directory: claimed, checked, repaired, kept as long as a checkpoint knows them, and
-what becomes of them when the system refuses.
+"""The files of groups in a data directory: claimed, checked, repaired, kept while a checkpoint knows them; and errors
+of the system.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from qmq.storage.verify.verify import verify
 from tests.fake_disk import FakeDisk
 from tests.storage.stores import NOW_US, checkpoint, close_cleanly, kill, open_store, verified
 
-#: Long, and others pass the same lines: several times as fast where nobody counts lines.
+#: These tests are long, and other tests cover the same lines: without coverage they run several times as fast.
 pytestmark = pytest.mark.no_cover
 
 GROUP: Final = 5

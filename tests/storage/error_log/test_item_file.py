@@ -1,4 +1,4 @@
-"""Items by number: a model says what is there, whatever is taken out, and files stay in proportion to that."""
+"""Items by number, compared with a model, whichever are taken out; the files stay in proportion to the items."""
 
 from __future__ import annotations
 

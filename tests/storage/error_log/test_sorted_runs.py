@@ -1,4 +1,4 @@
-"""Runs: two files each, read from the other where one is rotten; swept when nobody knows them."""
+"""Runs: two files each, where one replaces the other's rot; removed when no checkpoint knows them."""
 
 from __future__ import annotations
 

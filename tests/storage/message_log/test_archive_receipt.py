@@ -1,4 +1,4 @@
-"""Receipts beside segments: read as they were written, of one segment only, and no untrusted client to anybody."""
+"""Receipts beside segments: read as written, valid for one segment only, and known as files of QMQ."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""qmq/storage/message_log/bad_ranges.py: which bytes of a log are known to be bad."""
+"""Which bytes of a log are known to be bad."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A part of a segment, read in a thread as it lies."""
+"""A part of a segment, read in a thread."""
 
 from __future__ import annotations
 

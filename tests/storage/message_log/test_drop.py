@@ -1,4 +1,4 @@
-"""The first segments of a message log go, with their messages: what is left is numbered and counted as it was."""
+"""The first segments of a message log are dropped with their messages: the rest keeps its numbers and counts."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Segments that are removed from among others: out of the log at once, off the disk after two checkpoints; what is left
-is read, checked and repaired as before, also when rows have other numbers than their files say.
+"""Segments removed from among others: they leave the log at once and the disk after two checkpoints. The rest is read,
+checked and repaired as before, also when rows have other numbers than their files say.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def test_a_start_goes_on_with_what_is_left(
         left += [sender.send("a", b"behind" + bytes(1_000)) for _ in range(9)]
         kill(sender.store)
         if not checkpoints:
-            left = list(sender.sent)  # nobody has heard of it
+            left = list(sender.sent)  # no client has its id
     verified(tmp_path)
     sender.store = store = open_store(tmp_path, FakeDisk(), **SMALL)
     assert [(part.damaged, part.holes, part.rebuilt_bytes) for part in store.recovery.partitions] == [([], [], 0)]
@@ -151,7 +151,7 @@ def test_files_that_cannot_be_removed_are_removed_later(tmp_path: Path) -> None:
     assert len(segment_files(tmp_path)) == len(files)
     close_cleanly(sender.store)
     report = verify(tmp_path, Disk())
-    assert {str(one.what) for one in report.findings} == {"is a segment that nobody needs any more"}
+    assert {str(one.what) for one in report.findings} == {"is a removed segment"}
     disk.heal()
     sender.store = open_store(tmp_path, disk, **SMALL)
     check(sender.store, left)

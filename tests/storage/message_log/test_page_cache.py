@@ -1,4 +1,4 @@
-"""Which bytes of a message log are in memory, and when that is asked."""
+"""Which bytes of a message log are in memory, and when the system is asked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One partition's log: all or nothing, segment after segment, and what a sync says."""
+"""One partition's log: batches written all or none, segments one after another, and failed syncs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading segments again: what is whole is found wherever it lies, and nothing else is."""
+"""Reading segments again: whole batches are found at any position, and nothing else is."""
 
 from __future__ import annotations
 
@@ -221,7 +221,7 @@ def test_a_batch_within_a_body_is_not_taken_for_one(tmp_path: Path) -> None:
     damage_header(data, SEGMENT_HEADER_SIZE, len(outer))
     found, fed = scan_bytes(tmp_path, data)
     assert fed == [(BASE + len(data) - len(after), len(after))]
-    assert found.foreign == 1  # all of it was right but for the mark
+    assert found.foreign == 1  # the header was right but for the mark
 
 
 def test_batches_of_another_store_are_not_ours(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""One segment file: its header, its name, and what is done to it."""
+"""One segment file: its header, its name, and its sizes."""
 
 from __future__ import annotations
 

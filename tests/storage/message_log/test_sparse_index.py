@@ -1,4 +1,4 @@
-"""The sparse index: one record a batch, derived, written behind."""
+"""The sparse index: one record a batch, derived, written after the batches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pull log: what is written is read again; torn, rotten, missing and foreign bytes are told from it."""
+"""The pull log: records are read as written, and told from torn, rotten, missing and foreign bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""qmq/storage/verify/batches.py: columns find what looking at one batch after another finds."""
+"""The check of many batches by columns agrees with the check of one batch after another."""
 
 from __future__ import annotations
 

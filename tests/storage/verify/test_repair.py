@@ -1,4 +1,4 @@
-"""qmq/storage/verify/repair.py: derived files made again, what a start mends mended, and the rest named and left."""
+"""Repair: derived files are made again, what a start mends is mended, and the rest is named and left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reports: counted whole, kept in bounds."""
+"""Reports: all findings are counted, a bounded number is kept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Segments read again: every fault is found, its place is right, and what is marked is what is bad and nothing else."""
+"""The scrub of segments finds every fault, with the right position, and marks the bad bytes and no others."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def sender(tmp_path: Path) -> Iterator[Sender]:
 def test_nothing_is_found_in_what_is_sound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read_bytes: int) -> None:
     monkeypatch.setattr(scrub, "READ_BYTES", read_bytes)
     sender = filled(tmp_path)
-    sender.send("large", b"x" * 30_000)  # of many reads
+    sender.send("large", b"x" * 30_000)  # longer than one read
     fill(sender, 200)
     assert len(spans(sender.store)) > 2
     for span in spans(sender.store):
@@ -221,7 +221,7 @@ def test_a_segment_that_is_short_missing_or_foreign(sender: Sender, tmp_path: Pa
     path.unlink()
     (found,) = scrubbed(sender.store, span)
     assert found.marks == ()
-    assert f"{path} is not there any more" in found.reason
+    assert f"{path} is missing" in found.reason
 
 
 @pytest.mark.parametrize("sectors", [1, 3])
@@ -292,4 +292,4 @@ def test_the_pace_holds_whatever_comes_between() -> None:
         now_us = max(now_us + random_source.randrange(0, 20_000), pace.next_us(size, now_us))
         assert read <= now_us - start_us
     idle_us = now_us + 60_000_000
-    assert pace.next_us(1_000, idle_us) == idle_us + 1_000  # a pause is not made up for
+    assert pace.next_us(1_000, idle_us) == idle_us + 1_000  # unused time is not saved up

@@ -1,4 +1,4 @@
-"""Files of groups read again while they are in use: what rots in them is named by file and position."""
+"""The scrub of files of groups names rot by file and position."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from qmq.storage.error_log import item_file as item_log
 from qmq.storage.error_log import sorted_runs as runs
 from qmq.storage.error_log import timer_queue as schedule
 from qmq.storage.store import Store
-from qmq.storage.verify import scrub_groups
-from qmq.storage.verify.scrub_groups import GroupReader, PullReader
+from qmq.storage.verify import scrub
+from qmq.storage.verify.scrub import GroupReader, PullReader, group_readers
 from tests.fake_disk import FakeDisk
 from tests.storage.error_log.test_group_files import DEAD, GROUP, ITEMS, RETRIES, items_of
 from tests.storage.stores import checkpoint, open_store
@@ -31,7 +31,7 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schedule, "MOST_BLOCKS", 1 << 40)
     monkeypatch.setattr(runs, "BLOCK_ITEMS", 7)
     monkeypatch.setattr(item_log, "MEMORY_ITEMS", 40)
-    monkeypatch.setattr(scrub_groups, "READ_BYTES", 1_000)
+    monkeypatch.setattr(scrub, "READ_BYTES", 1_000)
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def read(reader: GroupReader) -> list[BadBytes]:
 
 def scrubbed(store: Store) -> list[str]:
     """One round: what it tells of."""
-    readers = [reader for make in store.groups.scrubbed() if (reader := make()) is not None]
+    readers = [reader for make in group_readers(store.groups) if (reader := make()) is not None]
     return [str(bad) for reader in readers for bad in read(reader)]
 
 
@@ -79,7 +79,7 @@ def pull_file(store: Store, path: Path) -> Path:
 
 
 def test_nothing_is_told_of_what_is_good(store: Store) -> None:
-    assert len(store.groups.scrubbed()) == 3
+    assert len(group_readers(store.groups)) == 3
     assert scrubbed(store) == []
 
 
@@ -122,7 +122,7 @@ def test_a_rotten_header_and_a_file_that_is_gone_or_cut(store: Store, tmp_path: 
 
 
 def test_a_run_that_is_merged_or_forgotten_meanwhile_is_none(store: Store, tmp_path: Path) -> None:
-    makers = store.groups.scrubbed()
+    makers = group_readers(store.groups)
     readers = [reader for make in makers if (reader := make()) is not None]
     for name in (RETRIES, DEAD):
         for copy in "ab":
