@@ -77,7 +77,7 @@ def test_what_came_after_a_lost_record_does_not_count() -> None:
     lose(driven, disk, RecordKind.LEAVE)
     driven.open()
     assert held_by_a(driven)
-    assert any("with the power" in note for note in driven.store.recovery.notes)
+    assert any("in a power loss" in note for note in driven.store.recovery.notes)
     disk.stop(power=False)  # and it does not later
     check_files(disk)
     driven.open()

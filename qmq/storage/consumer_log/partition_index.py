@@ -37,31 +37,66 @@ from qmq.storage.message_log.cold_reads import Residence
 
 _unpack_from: Final = ENTRY.unpack_from
 
+#: (base, rows, crc32c): how much of the current segment's file is known to be good.
+JournalState = tuple[int, int, int]
 
-class ReadableRows:
-    """The reading half of a ConsumerLog, which fills it in: rows [``first_row``, ``visible_row``) can be read."""
+#: The newest rows, whose orders are checked when a log is loaded; the others are checked at their first use.
+CHECKED_ORDER_ROWS: Final = 1 << 24
+
+_pack_into: Final = ENTRY.pack_into
+
+
+class ConsumerLog:
+    """The rows [``first_row``, ``visible_row``) can be read; the others up to ``end_row`` wait to be published.
+
+    All methods but ``seal_pending`` belong to one thread. Arrays that are returned are read-only and stay good.
+    """
 
     __slots__ = (
-        "_data", "_disk", "_frozen", "_journal", "_residence", "_retired", "_sealed", "buffer_row", "end_row",
-        "first_row", "visible_row",
+        "_data", "_disk", "_frozen", "_journal", "_orders_missing", "_partition", "_residence", "_retired", "_sealed",
+        "_started", "_store_id", "buffer_row", "directory", "end_row", "first_row", "visible_row",
     )  # fmt: skip
 
-    _disk: Disk
-    _residence: Residence | None
-    #: Segments whose files are finished, those that were rolled, and the one that is being written.
-    _sealed: SealedSegments
-    _frozen: list[Journal]
-    _journal: Journal
-    #: The buffer of ``_journal``.
-    _data: memoryview
-    #: Descriptors of sealed segments that a checkpoint may be syncing.
-    _retired: list[int]
-    #: The numbers of the first row, of the row after the last that can be read, and of the row after the last.
-    first_row: int
-    visible_row: int
-    end_row: int
-    #: Rows from here on are in the buffer.
-    buffer_row: int
+    def __init__(self, disk: Disk, directory: Path, partition: int, store_id: bytes) -> None:
+        self._disk = disk
+        self.directory = directory
+        self._partition = partition
+        self._store_id = store_id
+        self._residence: Residence | None = None
+        self._reset(None)
+
+    @classmethod
+    def open(cls, disk: Disk, directory: Path, partition: int, store_id: bytes) -> ConsumerLog:
+        """Make the directory if it is missing. The log is empty until ``load``. Raises StorageFull or StorageFailed."""
+        try:
+            disk.mkdir(directory.parent)
+            disk.mkdir(directory)
+        except OSError as error:
+            raise failure(error, "make the directory", directory) from error
+        return cls(disk, directory, partition, store_id)
+
+    def _reset(self, reread: Reread | None) -> None:
+        self._sealed = SealedSegments(self._disk, self.directory, reread)
+        self._orders_missing: list[SealedSegment] = []
+        #: The journals of segments that were rolled and are not sealed yet.
+        self._frozen: list[Journal] = []
+        #: Descriptors of sealed segments that a checkpoint may be syncing.
+        self._retired: list[int] = []
+        #: The numbers of the first row, of the row after the last that can be read, and of the row after the last.
+        self.first_row = self.visible_row = self.end_row = 0
+        self._started = False
+        self._use(Journal(self._disk, self.directory, self._header(0)))
+
+    def _header(self, base: int) -> DerivedHeader:
+        return DerivedHeader(self._partition, self._store_id, False, base, 0, 0, self.end_row, 0)
+
+    def _use(self, journal: Journal) -> None:
+        """Add rows to *journal* from here on."""
+        journal.residence = self._residence
+        self._journal = journal
+        self._data = journal.data
+        #: Rows from here on are in the buffer of the journal.
+        self.buffer_row = journal.first_row + journal.sorted_count
 
     def attend(self, residence: Residence) -> None:
         """Read only what is in memory from now on, unless *residence* allows to wait: reading raises NotAtHand then."""
@@ -80,209 +115,6 @@ class ReadableRows:
             sealed.first_row = self._frozen[0].first_row  # the header has the number from before removals
             self._sealed.add(sealed)
             self._retired.append(self._frozen.pop(0).retire())
-
-    # --- reading by row --------------------------------------------------------------------------------------------
-
-    def hidden_since(self) -> int | None:
-        """Return when the first row that cannot be read yet was stored; None when there is none."""
-        return self._stored_at(self.visible_row) if self.visible_row < self.end_row else None
-
-    def rows(self, row: int, limit: int) -> Rows:
-        """Return at most *limit* rows from number *row* on: fewer where a segment or the buffer ends, none only where
-        nothing is left to read. A view, never a copy. Raises BadBytes or StorageFailed for rows of sealed segments.
-        """
-        stop = min(row + limit, self.visible_row)
-        if row >= stop:
-            return NO_ROWS
-        rows, start = self._rows_at(row, stop)
-        return rows[row - start : stop - start]
-
-    def read_entry(self, row: int) -> EntryRow:
-        """Return one row that can be read, as a tuple in the order of layout.ENTRY. Raises as ``rows`` does."""
-        if row >= self.buffer_row:
-            return _unpack_from(self._data, (row - self.buffer_row) * ENTRY_SIZE)
-        rows, start = self._rows_at(row)
-        return _unpack_from(rows.data.cast("B"), (row - start) * ENTRY_SIZE)
-
-    def newest_entries(self, row: int, most: int) -> list[EntryRow]:
-        """Return all readable rows from number *row* on, if there are 1 to *most* and all are in the buffer; else
-        none.
-        """
-        end, buffer = self.visible_row, self.buffer_row
-        if not row < end <= row + most or row < buffer:
-            return []
-        return [_unpack_from(self._data, at * ENTRY_SIZE) for at in range(row - buffer, end - buffer)]
-
-    def rows_since(self, position: int) -> Iterator[Rows]:
-        """Yield all rows of batches at or behind *position*, also those that cannot be read yet. Raises as ``rows``."""
-        stored = range(self.first_row, self.end_row)
-        row = self.first_row + bisect_left(stored, position, key=lambda row: self._place(row)[0])
-        while row < self.end_row:
-            rows, start = self._rows_at(row)
-            rows = rows[row - start : self.end_row - start]
-            yield rows
-            row += len(rows)
-
-    def rows_between(self, start: int, end: int) -> Iterator[Rows]:
-        """Yield the readable rows of batches at positions [start, end), in pieces. Raises as ``rows`` does."""
-        row, stop = self.row_at_position(start), self.row_at_position(end)
-        while row < stop:
-            rows = self.rows(row, min(BLOCK_ROWS, stop - row))
-            row += len(rows)
-            yield rows
-
-    def row_at_position(self, position: int) -> int:
-        """Return the first readable row at or after *position*; ``visible_row`` when there is none. About 50 us."""
-        readable = range(self.first_row, self.visible_row)
-        return self.first_row + bisect_left(readable, position, key=lambda row: self._place(row)[0])
-
-    def row_at_time(self, stored_at_us: int) -> int:
-        """Return the first readable row stored at or after a time; ``visible_row`` when there is none. About 50 us."""
-        readable = range(self.first_row, self.visible_row)
-        return self.first_row + bisect_left(readable, stored_at_us, key=self._stored_at)
-
-    def _place(self, row: int) -> tuple[int, int]:
-        """Return position and size of the batch of a row."""
-        if row >= self.buffer_row:
-            return PLACE.unpack_from(self._data, (row - self.buffer_row) * ENTRY_SIZE)
-        rows, start = self._rows_at(row)
-        return PLACE.unpack_from(rows.data.cast("B"), (row - start) * ENTRY_SIZE)
-
-    def _stored_at(self, row: int) -> int:
-        rows, start = self._rows_at(row)
-        return int(STORED_AT.unpack_from(rows.data.cast("B"), (row - start) * ENTRY_SIZE)[0])
-
-    def _rows_at(self, row: int, stop: int = 0) -> tuple[Rows, int]:
-        """Return the array that has a row, and the number of that array's first row; its rows up to *stop* can be read
-        without a wait.
-        """
-        stop = max(stop, row + 1)
-        journal = self._journal
-        if row < journal.first_row:
-            for journal in reversed(self._frozen):
-                if row >= journal.first_row:
-                    break
-            else:
-                return self._sealed.rows_at(row, stop)
-        journal.need(row - journal.first_row, stop - journal.first_row)
-        rows, start = journal.rows_at(row - journal.first_row)
-        return rows, journal.first_row + start
-
-    # --- reading by subject ----------------------------------------------------------------------------------------
-
-    def subject_rows(self, number: int, sequence: int, limit: int) -> Rows:
-        """Return at most *limit* rows of one subject in sequence order, from the one that contains or follows
-        *sequence*: fewer only when there are no more to read. A view where they are adjacent. Raises as ``rows`` does.
-
-        6 to 8 us where the subject's next row is among the last 65,536 of the partition. Otherwise the first call
-        builds the shelves of subject_lookup.py, 2 ms a segment of 100,000 subjects; then 40 us with 10 segments, 115
-        with 100, of which 64 are mapped at a time; and 3 us, or 15 where it has to be mapped, for each further segment
-        that rows come from. The number of subjects does not matter.
-        """
-        parts: list[Rows] = []
-        for found in self._from_sequence(number, sequence):
-            part = take(found, self.visible_row, limit)
-            if part is None:
-                break
-            parts.append(part)
-            limit -= len(part)
-            if limit <= 0:
-                break
-        if len(parts) == 1:
-            return parts[0]
-        return np.concatenate(parts) if parts else NO_ROWS
-
-    def sequence_at_time(self, number: int, stored_at_us: int) -> int | None:
-        """Return the first readable sequence of a subject stored at or after a time; None when there is none."""
-        row = self.row_at_time(stored_at_us)
-        for found in self._from_row(number, row):
-            index = found.span[found.start]
-            if found.row_range.first_row + index >= self.visible_row:
-                return None
-            return int(SEQUENCES.unpack_from(found.row_range.data(), index * ENTRY_SIZE)[0])
-        return None
-
-    def _levels(self) -> list[Shelves]:
-        self._settle()
-        return [self._sealed.shelves, *(journal.shelves for journal in self._frozen), self._journal.shelves]
-
-    def _from_sequence(self, number: int, sequence: int) -> Iterator[SubjectRows]:
-        recent = self._journal.recent
-        span = recent.span(number)
-        if not span or SEQUENCES.unpack_from(self._data, span[0] * ENTRY_SIZE)[0] > sequence:
-            levels = self._levels()
-            start = len(levels) - 1
-            while start > 0 and not levels[start].starts_by(number, sequence):
-                start -= 1
-            for level in levels[start:]:
-                yield from level.from_sequence(number, sequence)
-        found = in_row_range(recent, number, sequence, no_touch)
-        if found is not None:
-            yield found
-
-    def _from_row(self, number: int, row: int) -> Iterator[SubjectRows]:
-        for level in self._levels():
-            yield from level.from_row(number, row)
-        recent = self._journal.recent
-        span = recent.span(number)
-        start = bisect_left(span, row - recent.first_row)
-        if start < len(span):
-            yield SubjectRows(recent, span, start)
-
-
-#: (base, rows, crc32c): how much of the current segment's file is known to be good.
-JournalState = tuple[int, int, int]
-
-#: The newest rows, whose orders are checked when a log is loaded; the others are checked at their first use.
-CHECKED_ORDER_ROWS: Final = 1 << 24
-
-_pack_into: Final = ENTRY.pack_into
-
-
-class ConsumerLog(ReadableRows):
-    """The rows [``first_row``, ``visible_row``) can be read; the others up to ``end_row`` wait to be published.
-
-    All methods but ``seal_pending`` belong to one thread. Arrays that are returned are read-only and stay good.
-    """
-
-    __slots__ = ("_orders_missing", "_partition", "_started", "_store_id", "directory")
-
-    def __init__(self, disk: Disk, directory: Path, partition: int, store_id: bytes) -> None:
-        self._disk = disk
-        self.directory = directory
-        self._partition = partition
-        self._store_id = store_id
-        self._residence = None
-        self._reset(None)
-
-    @classmethod
-    def open(cls, disk: Disk, directory: Path, partition: int, store_id: bytes) -> ConsumerLog:
-        """Make the directory if it is missing. The log is empty until ``load``. Raises StorageFull or StorageFailed."""
-        try:
-            disk.mkdir(directory.parent)
-            disk.mkdir(directory)
-        except OSError as error:
-            raise failure(error, "make the directory", directory) from error
-        return cls(disk, directory, partition, store_id)
-
-    def _reset(self, reread: Reread | None) -> None:
-        self._sealed = SealedSegments(self._disk, self.directory, reread)
-        self._orders_missing: list[SealedSegment] = []
-        self._frozen = []
-        self._retired = []
-        self.first_row = self.visible_row = self.end_row = 0
-        self._started = False
-        self._use(Journal(self._disk, self.directory, self._header(0)))
-
-    def _header(self, base: int) -> DerivedHeader:
-        return DerivedHeader(self._partition, self._store_id, False, base, 0, 0, self.end_row, 0)
-
-    def _use(self, journal: Journal) -> None:
-        """Add rows to *journal* from here on."""
-        journal.residence = self._residence
-        self._journal = journal
-        self._data = journal.data
-        self.buffer_row = journal.first_row + journal.sorted_count
 
     # --- after a start ---------------------------------------------------------------------------------------------
 
@@ -479,3 +311,151 @@ class ConsumerLog(ReadableRows):
         self.buffer_row -= gone.count
         self.visible_row -= gone.count
         self.end_row -= gone.count
+
+    # --- reading by row --------------------------------------------------------------------------------------------
+
+    def hidden_since(self) -> int | None:
+        """Return when the first row that cannot be read yet was stored; None when there is none."""
+        return self._stored_at(self.visible_row) if self.visible_row < self.end_row else None
+
+    def rows(self, row: int, limit: int) -> Rows:
+        """Return at most *limit* rows from number *row* on: fewer where a segment or the buffer ends, none only where
+        nothing is left to read. A view, never a copy. Raises BadBytes or StorageFailed for rows of sealed segments.
+        """
+        stop = min(row + limit, self.visible_row)
+        if row >= stop:
+            return NO_ROWS
+        rows, start = self._rows_at(row, stop)
+        return rows[row - start : stop - start]
+
+    def read_entry(self, row: int) -> EntryRow:
+        """Return one row that can be read, as a tuple in the order of layout.ENTRY. Raises as ``rows`` does."""
+        if row >= self.buffer_row:
+            return _unpack_from(self._data, (row - self.buffer_row) * ENTRY_SIZE)
+        rows, start = self._rows_at(row)
+        return _unpack_from(rows.data.cast("B"), (row - start) * ENTRY_SIZE)
+
+    def newest_entries(self, row: int, most: int) -> list[EntryRow]:
+        """Return all readable rows from number *row* on, if there are 1 to *most* and all are in the buffer; else
+        none.
+        """
+        end, buffer = self.visible_row, self.buffer_row
+        if not row < end <= row + most or row < buffer:
+            return []
+        return [_unpack_from(self._data, at * ENTRY_SIZE) for at in range(row - buffer, end - buffer)]
+
+    def rows_since(self, position: int) -> Iterator[Rows]:
+        """Yield all rows of batches at or behind *position*, also those that cannot be read yet. Raises as ``rows``."""
+        stored = range(self.first_row, self.end_row)
+        row = self.first_row + bisect_left(stored, position, key=lambda row: self._place(row)[0])
+        while row < self.end_row:
+            rows, start = self._rows_at(row)
+            rows = rows[row - start : self.end_row - start]
+            yield rows
+            row += len(rows)
+
+    def rows_between(self, start: int, end: int) -> Iterator[Rows]:
+        """Yield the readable rows of batches at positions [start, end), in pieces. Raises as ``rows`` does."""
+        row, stop = self.row_at_position(start), self.row_at_position(end)
+        while row < stop:
+            rows = self.rows(row, min(BLOCK_ROWS, stop - row))
+            row += len(rows)
+            yield rows
+
+    def row_at_position(self, position: int) -> int:
+        """Return the first readable row at or after *position*; ``visible_row`` when there is none. About 50 us."""
+        readable = range(self.first_row, self.visible_row)
+        return self.first_row + bisect_left(readable, position, key=lambda row: self._place(row)[0])
+
+    def row_at_time(self, stored_at_us: int) -> int:
+        """Return the first readable row stored at or after a time; ``visible_row`` when there is none. About 50 us."""
+        readable = range(self.first_row, self.visible_row)
+        return self.first_row + bisect_left(readable, stored_at_us, key=self._stored_at)
+
+    def _place(self, row: int) -> tuple[int, int]:
+        """Return position and size of the batch of a row."""
+        if row >= self.buffer_row:
+            return PLACE.unpack_from(self._data, (row - self.buffer_row) * ENTRY_SIZE)
+        rows, start = self._rows_at(row)
+        return PLACE.unpack_from(rows.data.cast("B"), (row - start) * ENTRY_SIZE)
+
+    def _stored_at(self, row: int) -> int:
+        rows, start = self._rows_at(row)
+        return int(STORED_AT.unpack_from(rows.data.cast("B"), (row - start) * ENTRY_SIZE)[0])
+
+    def _rows_at(self, row: int, stop: int = 0) -> tuple[Rows, int]:
+        """Return the array that has a row, and the number of that array's first row; its rows up to *stop* can be read
+        without a wait.
+        """
+        stop = max(stop, row + 1)
+        journal = self._journal
+        if row < journal.first_row:
+            for journal in reversed(self._frozen):
+                if row >= journal.first_row:
+                    break
+            else:
+                return self._sealed.rows_at(row, stop)
+        journal.need(row - journal.first_row, stop - journal.first_row)
+        rows, start = journal.rows_at(row - journal.first_row)
+        return rows, journal.first_row + start
+
+    # --- reading by subject ----------------------------------------------------------------------------------------
+
+    def subject_rows(self, number: int, sequence: int, limit: int) -> Rows:
+        """Return at most *limit* rows of one subject in sequence order, from the one that contains or follows
+        *sequence*: fewer only when there are no more to read. A view where they are adjacent. Raises as ``rows`` does.
+
+        6 to 8 us where the subject's next row is among the last 65,536 of the partition. Otherwise the first call
+        builds the shelves of subject_lookup.py, 2 ms a segment of 100,000 subjects; then 40 us with 10 segments, 115
+        with 100, of which 64 are mapped at a time; and 3 us, or 15 where it has to be mapped, for each further segment
+        that rows come from. The number of subjects does not matter.
+        """
+        parts: list[Rows] = []
+        for found in self._from_sequence(number, sequence):
+            part = take(found, self.visible_row, limit)
+            if part is None:
+                break
+            parts.append(part)
+            limit -= len(part)
+            if limit <= 0:
+                break
+        if len(parts) == 1:
+            return parts[0]
+        return np.concatenate(parts) if parts else NO_ROWS
+
+    def sequence_at_time(self, number: int, stored_at_us: int) -> int | None:
+        """Return the first readable sequence of a subject stored at or after a time; None when there is none."""
+        row = self.row_at_time(stored_at_us)
+        for found in self._from_row(number, row):
+            index = found.span[found.start]
+            if found.row_range.first_row + index >= self.visible_row:
+                return None
+            return int(SEQUENCES.unpack_from(found.row_range.data(), index * ENTRY_SIZE)[0])
+        return None
+
+    def _levels(self) -> list[Shelves]:
+        self._settle()
+        return [self._sealed.shelves, *(journal.shelves for journal in self._frozen), self._journal.shelves]
+
+    def _from_sequence(self, number: int, sequence: int) -> Iterator[SubjectRows]:
+        recent = self._journal.recent
+        span = recent.span(number)
+        if not span or SEQUENCES.unpack_from(self._data, span[0] * ENTRY_SIZE)[0] > sequence:
+            levels = self._levels()
+            start = len(levels) - 1
+            while start > 0 and not levels[start].starts_by(number, sequence):
+                start -= 1
+            for level in levels[start:]:
+                yield from level.from_sequence(number, sequence)
+        found = in_row_range(recent, number, sequence, no_touch)
+        if found is not None:
+            yield found
+
+    def _from_row(self, number: int, row: int) -> Iterator[SubjectRows]:
+        for level in self._levels():
+            yield from level.from_row(number, row)
+        recent = self._journal.recent
+        span = recent.span(number)
+        start = bisect_left(span, row - recent.first_row)
+        if start < len(span):
+            yield SubjectRows(recent, span, start)

@@ -38,13 +38,13 @@ class GroupSync:
     """The files that a checkpoint needs on disk, and the old ones that it lets go."""
 
     def __init__(
-        self, files: GroupFiles, pulls: PullSync, runs: list[tuple[Owner, RunSync]], kept: dict[Path, set[int]],
+        self, files: GroupFiles, pulls: PullSync, runs: list[tuple[Owner, RunSync]], claimed_runs: dict[Path, set[int]],
         claimed: int,
     ) -> None:  # fmt: skip
         self._files = files
         self.pulls = pulls
         self.runs = runs
-        self.kept = kept
+        self.claimed_runs = claimed_runs
         self.claimed = claimed
 
     def run(self) -> None:
@@ -110,7 +110,7 @@ class GroupFiles:
         self._used = set[Path]()  # directories that may have runs
         self._damaged: list[StorageError] = []
         self._claimed = self._claimed_before = self._claim.position
-        self._kept = {directory / name: set(runs.items) for name, runs in self._claim.runs.items()}
+        self._claimed_runs = {directory / name: set(runs.items) for name, runs in self._claim.runs.items()}
 
     # --- the pull log ------------------------------------------------------------------------------------------------
 
@@ -217,8 +217,8 @@ class GroupFiles:
             claim = GroupClaim(pulls.position, synced, self.generation, known)
         else:  # the records behind the last checkpoint were not taken over
             claim = self._claim if self._has_more else self._claim._replace(position=pulls.position, synced=synced)
-        kept = {self._directory / name: set(one.items) for name, one in claim.runs.items()}
-        return claim.pack(), GroupSync(self, pulls, runs, kept, claim.position)
+        claimed_runs = {self._directory / name: set(one.items) for name, one in claim.runs.items()}
+        return claim.pack(), GroupSync(self, pulls, runs, claimed_runs, claim.position)
 
     def finish_checkpoint(self, sync: GroupSync) -> None:
         """Note that the checkpoint is written."""
@@ -244,13 +244,13 @@ class GroupFiles:
         """[thread] Remove what is older than the two last checkpoints. Raises StorageFailed."""
         remove_pull_files(self.disk, self.pulls, self._claimed_before)
         self._claimed_before, self._claimed = self._claimed, sync.claimed
-        for path in self._used | self._kept.keys() | sync.kept.keys():
-            known = self._kept.get(path, set()) | sync.kept.get(path, set())
+        for path in self._used | self._claimed_runs.keys() | sync.claimed_runs.keys():
+            known = self._claimed_runs.get(path, set()) | sync.claimed_runs.get(path, set())
             if self.disk.exists(path):
                 owner = self._owners.get(path)
                 sweep(self.disk, path, known, owner.unclaimed if owner is not None else set)
             (self._used.add if known else self._used.discard)(path)
-        self._kept = sync.kept
+        self._claimed_runs = sync.claimed_runs
 
     def close(self) -> None:
         """Close the pull log; nothing is synced."""

@@ -50,7 +50,7 @@ class ItemLog(RunOwner):
     ) -> None:
         """Make an empty log; see RunOwner."""
         super().__init__(disk, directory, store_id, dtype, damaged)
-        self._kept: list[Items] = []  # arrays of one item
+        self._in_memory: list[Items] = []  # arrays of one item
         self._runs: list[NumberedRun] = []
         self._gone = Intervals()  # all numbers below the next one that were taken out
         self._untidy = False  # items were taken out since the last tidying
@@ -72,19 +72,19 @@ class ItemLog(RunOwner):
         items["number"] = np.arange(self._next_number, self._next_number + len(items))
         seal(items)
         self._next_number += len(items)
-        self._kept += [items[at : at + 1] for at in range(len(items))]
-        if len(self._kept) >= self._spill_at:
+        self._in_memory += [items[at : at + 1] for at in range(len(items))]
+        if len(self._in_memory) >= self._spill_at:
             try:
                 self._spill()
             except StorageError as error:
                 self._damaged.append(error)
-                self._spill_at = len(self._kept) + MEMORY_ITEMS // 8
+                self._spill_at = len(self._in_memory) + MEMORY_ITEMS // 8
 
     def _spill(self) -> None:
         self._forget_gone()
-        if len(self._kept) > MEMORY_ITEMS // 2:
-            self._runs.append(self._run_of(np.concatenate(self._kept)))
-            self._kept = []
+        if len(self._in_memory) > MEMORY_ITEMS // 2:
+            self._runs.append(self._run_of(np.concatenate(self._in_memory)))
+            self._in_memory = []
         self._spill_at = MEMORY_ITEMS
 
     def _run_of(self, items: Items) -> NumberedRun:
@@ -94,7 +94,7 @@ class ItemLog(RunOwner):
 
     def _forget_gone(self) -> None:
         """Drop items in memory that were taken out."""
-        self._kept = [item for item in self._kept if int(item["number"][0]) not in self._gone]
+        self._in_memory = [item for item in self._in_memory if int(item["number"][0]) not in self._gone]
 
     def _left_in(self, one: NumberedRun) -> int:
         return sum(end - start for start, end in self._gone.missing(one.first, one.end))
@@ -134,8 +134,8 @@ class ItemLog(RunOwner):
         for one in self._runs:
             if number + 1 < one.end:
                 yield from self._blocks(one, number)
-        if self._kept:
-            block = np.concatenate(self._kept)
+        if self._in_memory:
+            block = np.concatenate(self._in_memory)
             yield self._left(block[block["number"] > number])
 
     def _blocks(self, one: NumberedRun, number: int) -> Iterator[Items]:
@@ -182,7 +182,7 @@ class ItemLog(RunOwner):
         if self._untidy:
             self._tidy()
         runs = [(one.run.number, one.run.items, one.first, one.end) for one in self._runs]
-        kept = b"".join(item.tobytes() for item in self._kept)
+        kept = b"".join(item.tobytes() for item in self._in_memory)
         return ItemLogClaim(self._next_number, self._next_run, runs, kept, list(self._gone))
 
     def restore(self, claim: ItemLogClaim) -> None:
@@ -192,6 +192,6 @@ class ItemLog(RunOwner):
             NumberedRun(first, end, self._run(RunClaim(number, items, 0))) for number, items, first, end in claim.runs
         ]
         kept = np.frombuffer(claim.kept, self._dtype)
-        self._kept = [kept[at : at + 1] for at in range(len(kept))]
+        self._in_memory = [kept[at : at + 1] for at in range(len(kept))]
         for start, end in claim.gone:
             self._gone.add(start, end)

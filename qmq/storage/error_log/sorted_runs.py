@@ -192,7 +192,7 @@ class SortedRun:
             refused = refused or refused_too
             if len(lost) and refused is not None:
                 raise refused
-            self._tell(first, second, (lost + start).tolist(), len(bad) - len(lost))
+            self._report(first, second, (lost + start).tolist(), len(bad) - len(lost))
             items[lost] = np.zeros(1, self._dtype)
         return items
 
@@ -218,7 +218,7 @@ class SortedRun:
         items["crc"][whole:] = 1  # no checksum of zeros
         return items, refused
 
-    def _tell(self, first: Path, second: Path, lost: list[int], helped: int) -> None:
+    def _report(self, first: Path, second: Path, lost: list[int], helped: int) -> None:
         size = self._dtype.itemsize
         for number in lost:
             self._damaged.append(BadBytes(both_rotten(first, second, SCHEDULE_HEADER_SIZE + number * size)))

@@ -69,7 +69,7 @@ class PullRecord(NamedTuple):
         return self.position + self.size
 
 
-class PullLogFound(NamedTuple):
+class PullLogContent(NamedTuple):
     """The part of the pull log that a start reads: the records behind the claim, bad bytes, and where to go on."""
 
     records: list[PullRecord]
@@ -108,13 +108,13 @@ def list_pull_files(disk: Disk, directory: Path) -> list[int]:
     return sorted(found)
 
 
-def read_pull_log(disk: Disk, directory: Path, store_id: bytes, secret: bytes, claimed: int) -> PullLogFound:
+def read_pull_log(disk: Disk, directory: Path, store_id: bytes, secret: bytes, claimed: int) -> PullLogContent:
     """Read everything from position *claimed* on.
 
     Bad bytes between records are holes, also those that the disk cannot read; bytes behind the last record are no
     fault, since they were being written. Raises StorageFailed, ForeignFile for a newer version.
     """
-    found = PullLogFound([], [], [], claimed)
+    found = PullLogContent([], [], [], claimed)
     bases = list_pull_files(disk, directory)
     end, generation, torn = claimed, 0, 0
     for base, following in zip_longest(bases, bases[1:]):
@@ -161,7 +161,7 @@ def pull_file_generation(disk: Disk, directory: Path, store_id: bytes, base: int
         return None
 
 
-def _read_file(disk: Disk, path: Path, base: int, found: PullLogFound) -> memoryview:
+def _read_file(disk: Disk, path: Path, base: int, found: PullLogContent) -> memoryview:
     """Return the bytes of a file, zeros where the disk cannot read them. Raises OSError."""
     fd = disk.open(path, os.O_RDONLY)
     try:
@@ -173,7 +173,7 @@ def _read_file(disk: Disk, path: Path, base: int, found: PullLogFound) -> memory
     return memoryview(data)
 
 
-def rewrite_pull_log(disk: Disk, directory: Path, found: PullLogFound) -> None:
+def rewrite_pull_log(disk: Disk, directory: Path, found: PullLogContent) -> None:
     """Write headers and the records that were read again in place, and sync them and their names: what a failed sync
     has left in memory, or a start that was killed, reads well without being on disk. Raises StorageFull or
     StorageFailed.
@@ -204,7 +204,7 @@ def rewrite_pull_log(disk: Disk, directory: Path, found: PullLogFound) -> None:
             raise failure(error, "sync", directory) from error
 
 
-def _read_records(found: PullLogFound, data: memoryview, base: int, start: int, secret: bytes) -> int:
+def _read_records(found: PullLogContent, data: memoryview, base: int, start: int, secret: bytes) -> int:
     """Read the records of one file from position *start* on; return where the last one ends."""
     offset = end = start - base
     while offset < len(data):

@@ -109,10 +109,10 @@ class GroupsCheck:
             base = max((base for base in bases if base <= hole.start), default=hole.start)
             what = f"{hole.end - hole.start} bytes are no record, or gone"
             is_fault = hole.start < claimed and base not in passed
-            self._report.tell(is_fault, pull_file_path(directory, base), hole.start - base, what, _PULLS_ADVICE)
+            self._report.add(is_fault, pull_file_path(directory, base), hole.start - base, what, _PULLS_ADVICE)
         for base, problem in found.problems:
             is_fault = base < claimed and base not in passed
-            self._report.tell(is_fault, pull_file_path(directory, base), 0, problem, _PULLS_ADVICE)
+            self._report.add(is_fault, pull_file_path(directory, base), 0, problem, _PULLS_ADVICE)
         before = max((base for base in bases if base < claimed), default=None)
         if claimed and before is None:
             path = pull_file_path(directory, claimed)
@@ -148,13 +148,13 @@ class GroupsCheck:
         for path, copy, other in zip(paths, copies, reversed(copies), strict=True):
             self._report.count("runs", len(copy.data), items)
             if copy.problem is not None:
-                self._report.tell(is_fault, path, 0 if copy.exists else None, copy.problem, _OTHER_COPY)
+                self._report.add(is_fault, path, 0 if copy.exists else None, copy.problem, _OTHER_COPY)
             bad = np.flatnonzero(~copy.good) if copy.exists else np.flatnonzero(~copy.good & ~other.good)
             for item in bad.tolist():
                 both = not other.good[item]
                 what = f"item {item} is rotten, in both copies" if both else f"item {item} is rotten"
                 position = SCHEDULE_HEADER_SIZE + item * item_size
-                self._report.tell(is_fault, path, position, what, _BOTH if both else _OTHER_COPY)
+                self._report.add(is_fault, path, position, what, _BOTH if both else _OTHER_COPY)
 
     # --- foreign files
     # -------------------------------------------------------------------------------------------------

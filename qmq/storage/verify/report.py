@@ -73,7 +73,7 @@ class VerifyReport:
         self.notes += 1
         self._keep(Finding("note", file, position, what, advice))
 
-    def tell(self, is_fault: bool, file: Path, position: int | None, what: str, advice: str) -> None:
+    def add(self, is_fault: bool, file: Path, position: int | None, what: str, advice: str) -> None:
         """Add a fault or a note."""
         (self.fault if is_fault else self.note)(file, position, what, advice)
 

@@ -431,21 +431,21 @@ class RunReader(_Reader):
         both = bad[0] & bad[1]
         for path, other, mine, is_there in zip(self._paths, reversed(self._paths), bad, there, strict=True):
             if not is_there:
-                self._tell(f"{path} is gone; {other.name} has its items, and qmq repair makes it again")
+                self._add(f"{path} is gone; {other.name} has its items, and qmq repair makes it again")
             for start, end in _ranges(mine & ~both) if is_there else ():
-                self._tell(
+                self._add(
                     f"{path} is rotten at bytes {self._offset(start)} to {self._offset(end)}; {other.name} has "
                     "these items, and qmq repair mends the file; see what the disk says"
                 )
         for item in np.flatnonzero(both).tolist():
-            self._tell(both_rotten(*self._paths, self._offset(item)))
+            self._add(both_rotten(*self._paths, self._offset(item)))
 
     def _look_at(self, path: Path, bad: npt.NDArray[np.bool_]) -> Generator[int]:
         header = self._read(0, SCHEDULE_HEADER_SIZE)
         try:
             check_run_header(header, path, self._store_id, self._item_size, self._number)
         except (BadBytes, ForeignFile) as error:
-            self._tell(f"{error}; the items behind it are read all the same, and qmq repair mends it")
+            self._add(f"{error}; the items behind it are read all the same, and qmq repair mends it")
         yield len(header)
         step = READ_BYTES // self._item_size
         for start in range(0, self._items, step):
@@ -457,7 +457,7 @@ class RunReader(_Reader):
     def _offset(self, item: int) -> int:
         return SCHEDULE_HEADER_SIZE + item * self._item_size
 
-    def _tell(self, text: str) -> None:
+    def _add(self, text: str) -> None:
         self._found.append(BadBytes(text))
 
 

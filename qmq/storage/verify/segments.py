@@ -204,16 +204,16 @@ class PartitionCheck:
         try:
             previous_end = check_header(bytes(file.at(file.base, SEGMENT_HEADER_SIZE)), path, self._owner, file.base)
         except ForeignSegment as error:
-            self._report.tell(claimed, path, 0, str(error), "put the right file in its place")
+            self._report.add(claimed, path, 0, str(error), "put the right file in its place")
             if claimed:
                 self._report.absent.append(path)
                 self.holes.append(Hole(*self._spans[file.base]))
             return False
         if previous_end is None:
-            self._report.tell(claimed, path, 0, "the segment's header does not fit its checksum", _NEXT_START)
+            self._report.add(claimed, path, 0, "the segment's header does not fit its checksum", _NEXT_START)
         elif previous is not None and previous_end > previous and not self._is_recorded(previous, previous_end):
             what = f"the segment before should end at position {previous_end}, its last batch ends at {previous}"
-            self._report.tell(previous_end <= self._position, path, 0, what, _LOST)
+            self._report.add(previous_end <= self._position, path, 0, what, _LOST)
             self.holes.append(Hole(previous, previous_end))
         return True
 

@@ -108,7 +108,7 @@ class SequenceCheck:
 
     def _report_row(self, rows: Rows, source: Indexes, row: int, what: str) -> None:
         piece = self._sources[int(source[row])]
-        self._report.tell(piece.claimed, piece.file, int(rows["position"][row]) - piece.base, what, _KEEP)
+        self._report.add(piece.claimed, piece.file, int(rows["position"][row]) - piece.base, what, _KEEP)
 
     def check_claims(self, file: Path, ends: Sequences, firsts: Sequences) -> None:
         """Compare the checkpoint's sequences of every subject with those in batches that it claims."""

@@ -218,7 +218,7 @@ class _Verification:
         try:
             data = read_whole(self._disk, path)
         except FileNotFoundError:
-            self._report.tell(claim is not None, path, None, "is missing", _RESTORE)
+            self._report.add(claim is not None, path, None, "is missing", _RESTORE)
             data = b""
         else:
             try:
@@ -226,13 +226,13 @@ class _Verification:
             except ForeignFile as error:
                 self._report.fault(path, 0, str(error), _RESTORE)
             except BadBytes as error:
-                self._report.tell(claim is not None, path, 0, str(error), _RESTORE)
+                self._report.add(claim is not None, path, 0, str(error), _RESTORE)
         length = len(data) if claim is None else claim.length_bytes
         records = parse_records(data[:length])
         self._report.count("subjects", len(data), len(records.names))
         for bad in records.damaged:
             what = f"from subject {bad.number} on: {bad.reason}"
-            self._report.tell(claim is not None, path, bad.position, what, _RESTORE)
+            self._report.add(claim is not None, path, bad.position, what, _RESTORE)
         if claim is not None and data and (records.end != length or len(records.names) != claim.count):
             what = f"has {len(records.names)} subjects in {records.end} bytes, the checkpoint knows {claim.count}"
             self._report.fault(path, records.end, f"{what} in {length}", _RESTORE)
@@ -278,7 +278,7 @@ class _Verification:
             path = self._path_of(partition)
             claim = claims.partitions[number] if claims is not None and number < len(claims.partitions) else None
             if not self._disk.exists(path):
-                self._report.tell(claim is not None, path, None, "is missing", "mount its disk or put it back")
+                self._report.add(claim is not None, path, None, "is missing", "mount its disk or put it back")
                 self._report.absent.append(path)
                 continue
             self._total += self._bytes_in(path)

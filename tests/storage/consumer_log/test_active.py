@@ -10,7 +10,7 @@ from crc32c import crc32c
 
 from qmq.errors import StorageFull
 from qmq.format.layout import DERIVED_HEADER_SIZE, ENTRIES_MAGIC, ENTRY_SIZE, SEGMENT_HEADER_SIZE
-from qmq.storage.consumer_log import active as journals
+from qmq.storage.consumer_log import active
 from qmq.storage.consumer_log.active import Journal
 from qmq.storage.consumer_log.header import DerivedHeader, parse_derived
 from qmq.storage.consumer_log.subject_order import BLOCK_ROWS, FEW_ROWS
@@ -33,7 +33,7 @@ def body(path: Path) -> bytes:
     return path.read_bytes()[DERIVED_HEADER_SIZE:]
 
 
-def test_flush_writes_what_is_new_and_keeps_the_checksum(tmp_path: Path) -> None:
+def test_flush_writes_new_rows_and_updates_the_checksum(tmp_path: Path) -> None:
     journal, feed = filled(tmp_path, 5)
     assert not journal.path.exists()
     journal.flush()
@@ -48,7 +48,7 @@ def test_flush_writes_what_is_new_and_keeps_the_checksum(tmp_path: Path) -> None
 
 
 def test_full_buffers_are_written_and_leave_memory(tmp_path: Path) -> None:
-    """More rows than two buffers hold: the older ones are read from the file, and what was handed out stays good."""
+    """With more rows than fit two buffers, older ones are read from the file, and arrays returned before stay good."""
     journal = Journal(Disk(), tmp_path, OWNER)
     rows = np.zeros(2 * BLOCK_ROWS + 10, journal.buffer.dtype)
     rows["first_sequence"] = np.arange(len(rows))
@@ -70,7 +70,7 @@ def test_full_buffers_are_written_and_leave_memory(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("step", [1, 3, FEW_ROWS + 1])
 def test_the_index_of_the_buffer(tmp_path: Path, step: int) -> None:
-    """Asked after few rows and after many, alone and mixed."""
+    """Search after few new rows and after many, alone and mixed."""
     random = np.random.default_rng(step)
     journal = Journal(Disk(), tmp_path, OWNER)
     subjects: list[int] = []
@@ -112,7 +112,7 @@ def test_a_segment_without_rows(tmp_path: Path) -> None:
     journal.close()
 
 
-def test_resume_takes_only_what_the_checkpoint_knows(tmp_path: Path) -> None:
+def test_resume_takes_only_rows_in_the_checkpoint(tmp_path: Path) -> None:
     journal, feed = filled(tmp_path, 10)
     journal.flush()
     count, crc, covered = journal.flushed, journal.crc, feed.position
@@ -133,7 +133,7 @@ def test_resume_takes_only_what_the_checkpoint_knows(tmp_path: Path) -> None:
 
 
 def test_resume_over_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(journals, "BLOCK_ROWS", 8)
+    monkeypatch.setattr(active, "BLOCK_ROWS", 8)
     journal, feed = filled(tmp_path, 10)
     journal.flush()
     again = Journal(Disk(), tmp_path, OWNER)
@@ -147,7 +147,7 @@ def test_resume_over_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(journals, "BLOCK_ROWS", 8)
+    monkeypatch.setattr(active, "BLOCK_ROWS", 8)
     disk = FakeDisk()
     journal, feed = filled(tmp_path, 2, disk)
     disk.full = True

@@ -14,9 +14,7 @@ from hypothesis import strategies as st
 
 from qmq.errors import BadBytes, StorageFull
 from qmq.format.layout import DERIVED_HEADER_SIZE, ENTRY_SIZE
-from qmq.storage.consumer_log import active as journal
-from qmq.storage.consumer_log import sealed_set as sealed
-from qmq.storage.consumer_log import subject_order as order
+from qmq.storage.consumer_log import active, sealed_set, subject_order
 from qmq.storage.consumer_log.partition_index import ConsumerLog
 from qmq.storage.disk.disk import Disk
 from tests.fake_disk import FakeDisk
@@ -28,12 +26,12 @@ STEPS = st.lists(st.one_of(RUNS, st.sampled_from(["roll", "publish", "seal", "fl
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks of 8 rows, so that a few batches meet every border."""
-    for module in (journal, order):
+    """Use blocks of 8 rows, so that a few batches reach every border."""
+    for module in (active, subject_order):
         monkeypatch.setattr(module, "BLOCK_ROWS", 8)
     monkeypatch.setattr("qmq.storage.consumer_log.partition_index.BLOCK_ROWS", 8)
     monkeypatch.setattr("qmq.storage.consumer_log.subject_order.FEW_ROWS", 3)
-    monkeypatch.setattr(sealed, "MAPPED_SEGMENTS", 2)
+    monkeypatch.setattr(sealed_set, "MAPPED_SEGMENTS", 2)
 
 
 @pytest.fixture
@@ -53,7 +51,7 @@ def add(log: ConsumerLog, rows: list[Row]) -> None:
 
 
 def feed_from(log: ConsumerLog, feed: Feed, position: int) -> None:
-    """What a store does after load: every batch from *position* on, and the segments that begin after it."""
+    """Feed every batch from *position* on, and roll at later segments, as a store does after load."""
     segment = max(number for number, base in enumerate(feed.bases) if base <= position)
     if log.journal_state() is None:  # position is the end of the last sealed segment
         segment = len([1 for _, end, _ in feed.segments() if end <= position]) - 1
@@ -81,7 +79,7 @@ def all_rows(log: ConsumerLog, limit: int = 1_000) -> list[Row]:
 
 
 def check_reads(log: ConsumerLog, rows: list[Row]) -> None:
-    """Compare every way to read with *rows*, those that are published."""
+    """Compare every way to read with *rows*, the published ones."""
     assert log.visible_row == len(rows)
     assert all_rows(log) == all_rows(log, 3) == rows
     assert [log.read_entry(number) for number in range(len(rows))] == rows
@@ -138,7 +136,7 @@ def test_against_lists(tmp_path_factory: pytest.TempPathFactory, steps: list[Any
 @given(steps=STEPS, lag=st.integers(0, 20))
 @settings(max_examples=40)
 def test_publish_goes_batch_by_batch(tmp_path_factory: pytest.TempPathFactory, steps: list[Any], lag: int) -> None:
-    """The ack floor may lag over blocks and segments; nothing at or after it shows in any way to read."""
+    """Publishing may lag over blocks and segments; rows behind it show in no way to read."""
     feed = Feed()
     log = start(tmp_path_factory.mktemp("log") / "0", feed)
     for step in steps:
@@ -153,7 +151,7 @@ def test_publish_goes_batch_by_batch(tmp_path_factory: pytest.TempPathFactory, s
 
 
 def mixed(batches: int, *, rolls: int = 1, seed: int = 1) -> Feed:
-    """A feed of random batches over *rolls* + 1 segments."""
+    """Make a feed of random batches over *rolls* + 1 segments."""
     random = np.random.default_rng(seed)
     feed = Feed()
     for number in range(batches):
@@ -197,7 +195,7 @@ def test_a_restart_goes_on_where_the_checkpoint_was(directory: Path) -> None:
 def test_nothing_at_or_past_covered_is_used(
     tmp_path_factory: pytest.TempPathFactory, batches: int, rolls: int, known: int, late: bool
 ) -> None:
-    """A checkpoint from any batch on the way, and files that went on after it: fed again, all is as if nothing was."""
+    """A checkpoint at any batch, and files written on after it: fed again, the log is the same."""
     directory = tmp_path_factory.mktemp("log") / "0"
     feed = mixed(batches, rolls=rolls)
     log = start(directory, feed)
@@ -287,7 +285,7 @@ def reread_of(feed: Feed) -> Any:
     return reread
 
 
-def test_a_lost_middle_segment_is_made_again_alone(directory: Path) -> None:
+def test_only_a_lost_middle_segment_is_made_again(directory: Path) -> None:
     feed = mixed(40, rolls=3)
     log = filled(directory, feed)
     state, covered = log.journal_state(), feed.position
@@ -306,8 +304,8 @@ def test_a_lost_middle_segment_is_made_again_alone(directory: Path) -> None:
 
 
 def test_rot_found_at_first_use(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Old segments are not read at a start. What rots is made again when it is read, or at the next."""
-    monkeypatch.setattr(sealed, "CHECKED_AT_START", 0)
+    """A start does not read old segments. Rotten ones are made again when they are read, or at the next start."""
+    monkeypatch.setattr(sealed_set, "CHECKED_AT_START", 0)
     feed = mixed(40, rolls=3)
     log = filled(directory, feed)
     state, covered = log.journal_state(), feed.position
@@ -335,7 +333,7 @@ def test_rot_found_at_first_use(directory: Path, monkeypatch: pytest.MonkeyPatch
     log.close()
 
 
-def test_files_of_other_segments_are_deleted_and_untrusted_clients_left_alone(directory: Path) -> None:
+def test_files_of_other_segments_are_deleted_and_foreign_files_stay(directory: Path) -> None:
     feed = mixed(20)
     log = filled(directory, feed)
     state = log.journal_state()

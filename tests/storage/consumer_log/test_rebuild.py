@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from qmq.storage.consumer_log import active as journal
-from qmq.storage.consumer_log import subject_order as order
+from qmq.storage.consumer_log import active, subject_order
 from qmq.storage.disk.disk import Disk
 from qmq.storage.verify.verify import verify
 from tests.fake_disk import FakeDisk
@@ -20,7 +19,7 @@ PARTITIONS = 3
 
 
 def fill(sender: Sender, batches: int, seed: int) -> None:
-    """Batches of one run and of many, over 40 subjects, some of them met late, into all partitions."""
+    """Send batches of one run and of many, over 40 subjects, some of them late, to all partitions."""
     random = np.random.default_rng(seed)
     for number in range(batches):
         count = 1 if number % 2 else int(random.integers(2, 12))
@@ -33,7 +32,7 @@ def fill(sender: Sender, batches: int, seed: int) -> None:
 
 
 def derived(directory: Path) -> dict[str, bytes]:
-    """The consumer log and the indexes of sealed segments."""
+    """Return the consumer log and the indexes of sealed segments."""
     found = {str(path.relative_to(directory)): path.read_bytes() for path in directory.glob("consumer-log/*/*")}
     for log in directory.glob("log-*"):
         *sealed, _ = sorted(log.glob("*.index"))
@@ -46,7 +45,7 @@ def reopen(directory: Path) -> None:
 
 
 def check_made_again(directory: Path) -> None:
-    """Throw away all, then a part at a time."""
+    """Delete all files, then some at a time."""
     wanted = derived(directory)
     assert sum(name.endswith(".order") for name in wanted) > PARTITIONS
     shutil.rmtree(directory / "consumer-log")
@@ -65,7 +64,7 @@ def check_made_again(directory: Path) -> None:
 
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (journal, order):
+    for module in (active, subject_order):
         monkeypatch.setattr(module, "BLOCK_ROWS", 16)
     monkeypatch.setattr("qmq.storage.consumer_log.partition_index.BLOCK_ROWS", 16)
 
@@ -85,7 +84,7 @@ def test_several_partitions_and_mixed_batches(tmp_path: Path, small_blocks: None
 
 
 def test_after_a_cut_tail(tmp_path: Path, small_blocks: None) -> None:
-    """Killed between checkpoints, with a batch that was cut short: what recovery makes is what a rebuild makes."""
+    """After a kill between checkpoints, with a batch cut short, recovery makes what a rebuild makes."""
     directory = tmp_path / "data"
     store = open_store(directory, FakeDisk(), partitions=PARTITIONS)
     sender = Sender(store)
@@ -108,7 +107,7 @@ def test_after_a_cut_tail(tmp_path: Path, small_blocks: None) -> None:
 
 
 def test_without_any_checkpoint(tmp_path: Path) -> None:
-    """All but the message log and the identity is lost: the registry too is made again, in the order of the log."""
+    """When only the message log and the identity are left, the registry is made again too, in the order of the log."""
     directory = tmp_path / "data"
     store = open_store(directory, FakeDisk(), partitions=PARTITIONS)
     sender = Sender(store)

@@ -19,7 +19,7 @@ OWNER = DerivedHeader(0, STORE, False, 1_000, 0, 0, 70, 0)
 
 @pytest.fixture
 def feed(tmp_path: Path) -> Feed:
-    """What the files in tmp_path hold."""
+    """Return the rows of the files in tmp_path."""
     made = Feed()
     journal = Journal(Disk(), tmp_path, OWNER)
     for number in range(30):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from qmq.errors import BadBytes
-from qmq.storage.consumer_log import sealed_set as sealed
+from qmq.storage.consumer_log import sealed_set
 from qmq.storage.consumer_log.header import DerivedHeader
 from qmq.storage.consumer_log.sealed_set import SealedSegments, find_sealed, make_again
 from qmq.storage.disk.disk import Disk
@@ -19,7 +19,7 @@ OWNER = DerivedHeader(0, STORE, False, 0, 0, 0, 0, 0)
 
 @pytest.fixture
 def feed(tmp_path: Path) -> Feed:
-    """Five segments of 20 rows, sealed in tmp_path."""
+    """Seal five segments of 20 rows in tmp_path."""
     made = Feed()
     for segment in range(5):
         batches = [made.batch([(segment, 1), (9, 1)]) for _ in range(10)]
@@ -42,7 +42,7 @@ def test_only_sealed_segments_before_covered_count(tmp_path: Path, feed: Feed) -
 
 
 def test_the_newest_bodies_are_checked_at_a_start(tmp_path: Path, feed: Feed, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sealed, "CHECKED_AT_START", 2 * 20 * 48)
+    monkeypatch.setattr(sealed_set, "CHECKED_AT_START", 2 * 20 * 48)
     for path in tmp_path.glob("*.entries"):
         data = path.read_bytes()
         path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
@@ -50,7 +50,7 @@ def test_the_newest_bodies_are_checked_at_a_start(tmp_path: Path, feed: Feed, mo
 
 
 def test_few_are_mapped_at_a_time(tmp_path: Path, feed: Feed, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sealed, "MAPPED_SEGMENTS", 2)
+    monkeypatch.setattr(sealed_set, "MAPPED_SEGMENTS", 2)
     held = SealedSegments(Disk(), tmp_path, None)
     for _, segment in sorted(find_sealed(Disk(), tmp_path, OWNER, sealed_of(feed), feed.position).items()):
         held.add(segment)
@@ -67,7 +67,7 @@ def test_few_are_mapped_at_a_time(tmp_path: Path, feed: Feed, monkeypatch: pytes
 def test_a_message_log_that_has_changed_cannot_repair(
     tmp_path: Path, feed: Feed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sealed, "CHECKED_AT_START", 0)
+    monkeypatch.setattr(sealed_set, "CHECKED_AT_START", 0)
     path = min(tmp_path.glob("*.entries"))
     data = path.read_bytes()
     path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))

@@ -41,7 +41,7 @@ class Listed:
 
 
 def shelved(pieces: list[list[int]]) -> tuple[Shelves, list[Row], list[RowRange]]:
-    """Ranges with a row of 3 messages for each subject named."""
+    """Make ranges with a row of 3 messages for each subject given."""
     feed = Feed()
     touched: list[RowRange] = []
     shelves = Shelves(touched.append)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from qmq.errors import BadBytes
 from qmq.format.layout import DERIVED_HEADER_SIZE, ENTRY_DTYPE
-from qmq.storage.consumer_log import subject_order as order
+from qmq.storage.consumer_log import subject_order
 from qmq.storage.consumer_log.header import DerivedHeader
 from qmq.storage.consumer_log.subject_order import Order, derive_order, open_order, order_block, sort_block, write_order
 from qmq.storage.disk.disk import Disk
@@ -44,7 +44,7 @@ def test_a_block_is_sorted_by_subject_lane_and_index(keys: list[tuple[int, int]]
 def test_a_segment_is_sorted_block_by_block(keys: list[tuple[int, int]], block_rows: int, lanes: bool) -> None:
     keys = keys if lanes else [(subject, 0) for subject, _ in keys]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(order, "BLOCK_ROWS", block_rows)
+        patch.setattr(subject_order, "BLOCK_ROWS", block_rows)
         columns = derive_order(rows_of(keys))
     assert columns.permutation.tolist() == sorted(range(len(keys)), key=lambda index: (*keys[index], index))
     subjects = sorted({subject for subject, _ in keys})

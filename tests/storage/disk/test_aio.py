@@ -28,7 +28,7 @@ def done(aside: Aside, count: int) -> dict[int, OSError | None]:
     return found
 
 
-def test_files_are_synced_and_each_is_told_by_its_number(tmp_path: Path) -> None:
+def test_files_are_synced_and_reported_by_number(tmp_path: Path) -> None:
     aside = Aside()
     fds = [os.open(tmp_path / str(number), os.O_RDWR | os.O_CREAT) for number in range(5)]
     for number, fd in enumerate(fds):
@@ -41,7 +41,7 @@ def test_files_are_synced_and_each_is_told_by_its_number(tmp_path: Path) -> None
     aside.close()
 
 
-def test_what_cannot_be_synced_is_an_error(tmp_path: Path) -> None:
+def test_a_failed_sync_is_an_error(tmp_path: Path) -> None:
     aside = Aside()
     with pytest.raises(OSError, match="descriptor"):
         aside.begin(1_000_000, 1)
@@ -59,7 +59,7 @@ def test_what_cannot_be_synced_is_an_error(tmp_path: Path) -> None:
     aside.close()
 
 
-def test_who_has_a_sync_of_its_own_is_not_passed_by() -> None:
+def test_a_disk_with_a_sync_of_its_own_has_no_asynchronous_one() -> None:
     assert FakeDisk("boot-1").aside() is None
     aside = Disk().aside()
     assert aside is not None
@@ -101,7 +101,7 @@ def test_more_than_one_file_is_for_a_thread(tmp_path: Path) -> None:
 
 
 def test_a_failed_sync_names_its_file_also_when_nothing_is_unsynced_any_more(tmp_path: Path) -> None:
-    """What was synced by then is noted between the begin and the end: at that the current file may be done with."""
+    """Batches synced by then are noted between begin and end, when the current file may no longer be needed."""
     driven = Driven(tmp_path, auto_sync=False, segment_bytes=4_096, max_frame_bytes=2_048)
     log = driven.store._partitions[0].log
     log.sync()

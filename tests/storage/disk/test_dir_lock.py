@@ -31,7 +31,7 @@ sys.stdin.read()
 """
 
 
-def test_a_second_one_learns_who_holds_the_directory(tmp_path: Path) -> None:
+def test_a_second_broker_gets_the_name_of_the_holder(tmp_path: Path) -> None:
     assert holder_of(Disk(), tmp_path) is None
     lock = DirectoryLock.acquire(Disk(), tmp_path, NOW_US)
     assert holder_of(Disk(), tmp_path) == HOLDER

@@ -169,7 +169,7 @@ def test_the_boot_is_known_and_stays() -> None:
     assert Disk().boot_id() == Disk().boot_id() != ""
 
 
-def test_reading_aside_gives_the_bytes_and_keeps_what_was_in_memory(tmp_path: Path) -> None:
+def test_uncached_reads_give_the_bytes_and_keep_pages_that_were_in_memory(tmp_path: Path) -> None:
     disk, path = Disk(), tmp_path / "f"
     content = os.urandom(1 << 20)
     path.write_bytes(content)
@@ -190,7 +190,7 @@ def test_reading_aside_gives_the_bytes_and_keeps_what_was_in_memory(tmp_path: Pa
         disk.close(fd)
 
 
-def test_reading_aside_lets_go_of_what_it_brought(tmp_path: Path) -> None:
+def test_uncached_reads_drop_the_pages_that_they_brought(tmp_path: Path) -> None:
     disk, path = Disk(), tmp_path / "f"
     path.write_bytes(os.urandom(1 << 20))
     fd = disk.open_aside(path)

@@ -24,7 +24,7 @@ CONTENTS = st.dictionaries(st.text(max_size=10), VALUES | st.lists(VALUES, max_s
 
 
 @given(CONTENTS)
-def test_what_is_packed_comes_out(content: dict[str, Any]) -> None:
+def test_content_is_unpacked_as_packed(content: dict[str, Any]) -> None:
     assert unpack_envelope(b"".join(pack_envelope(MAGIC, 3, content)), MAGIC, 3, "f") == content
 
 

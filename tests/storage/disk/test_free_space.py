@@ -17,13 +17,13 @@ LOG, DATA = Path("/log"), Path("/data")
 
 
 def small_disk(free: int, total: int = 1 << 40) -> FakeDisk:
-    """A disk that says that it has so much room."""
+    """A disk with a given free space."""
     disk = FakeDisk("boot-1")
     disk.room_left, disk.total = {"": free, str(DATA): 1 << 40}, total
     return disk
 
 
-def test_what_is_kept_is_never_taken() -> None:
+def test_reserved_space_is_never_taken() -> None:
     disk = small_disk(1_000 * KIB)
     room = Room(disk, (LOG, DATA), 80 * KIB)
 
@@ -49,7 +49,7 @@ def test_each_disk_counts() -> None:
         room.take(2 * KIB)
 
 
-def test_of_a_small_disk_little_is_kept() -> None:
+def test_little_is_reserved_of_a_small_disk() -> None:
     disk = small_disk(free=100 * KIB, total=1_600 * KIB)
     assert disk.total // PARTS == 100 * KIB
     room = Room(disk, (LOG,), 1 << 30)
@@ -59,7 +59,7 @@ def test_of_a_small_disk_little_is_kept() -> None:
     room.take(1)
 
 
-def test_nothing_is_measured_where_nothing_is_kept() -> None:
+def test_nothing_is_measured_when_nothing_is_reserved() -> None:
     disk = small_disk(0)
     Room(disk, (LOG,), 0).take(1 << 30)
     assert disk.calls["room"] == 0

@@ -17,7 +17,7 @@ from tests.sim.disk import SimulatedDisk
 
 @pytest.mark.parametrize("failures", [["fdatasync"], ["fdatasync", "pwritev"], ["fdatasync", "fdatasync", "pwritev"]])
 @pytest.mark.parametrize("seed", range(5))
-def test_what_a_sync_has_failed_to_bring_to_the_disk_comes_with_the_next_one(seed: int, failures: list[str]) -> None:
+def test_the_next_sync_brings_what_a_failed_one_did_not(seed: int, failures: list[str]) -> None:
     disk = SimulatedDisk(seed)
     path = Path("/file")
     fd = disk.open(path, os.O_RDWR | os.O_CREAT)

@@ -16,9 +16,7 @@ import pytest
 from qmq.errors import StorageFailed, SyncFailed
 from qmq.format.layout import RETRY_DTYPE, RETRY_SIZE, SCHEDULE_HEADER_SIZE
 from qmq.storage.disk.disk import Disk
-from qmq.storage.error_log import item_file as item_log
-from qmq.storage.error_log import sorted_runs as runs
-from qmq.storage.error_log import timer_queue as schedule
+from qmq.storage.error_log import item_file, sorted_runs, timer_queue
 from qmq.storage.error_log.item_file import ItemLog, ItemLogClaim
 from qmq.storage.error_log.sorted_runs import Items
 from qmq.storage.error_log.timer_queue import Schedule, ScheduleClaim
@@ -40,10 +38,10 @@ DEAD: Final = f"groups/{GROUP:x}/dead/00000000"
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(schedule, "MEMORY_ITEMS", 40)
-    monkeypatch.setattr(schedule, "MOST_BLOCKS", 1 << 40)
-    monkeypatch.setattr(runs, "BLOCK_ITEMS", 7)
-    monkeypatch.setattr(item_log, "MEMORY_ITEMS", 40)
+    monkeypatch.setattr(timer_queue, "MEMORY_ITEMS", 40)
+    monkeypatch.setattr(timer_queue, "MOST_BLOCKS", 1 << 40)
+    monkeypatch.setattr(sorted_runs, "BLOCK_ITEMS", 7)
+    monkeypatch.setattr(item_file, "MEMORY_ITEMS", 40)
 
 
 def items_of(count: int, start: int = 1) -> Items:
@@ -53,7 +51,7 @@ def items_of(count: int, start: int = 1) -> Items:
 
 
 class Kept:
-    """A store with one group, and what its checkpoints said of that."""
+    """A store with one group, and the claims of its checkpoints."""
 
     def __init__(self, path: Path, disk: Disk | None = None) -> None:
         self.path = path
@@ -64,7 +62,7 @@ class Kept:
         self.say(1)
 
     def open(self, disk: Disk | None = None) -> list[bytes]:
-        """Open it, as a broker does with what a checkpoint says; the records behind that."""
+        """Open the store as a broker does after a checkpoint; return the records behind that."""
         self.store: Store = open_store(self.path, disk if disk is not None else FakeDisk())
         self.retries: Schedule = self.store.groups.retries(GROUP)
         self.dead: ItemLog = self.store.groups.dead(GROUP)
@@ -84,7 +82,7 @@ class Kept:
         self.dead.restore(claims[1])
 
     def numbers(self) -> tuple[list[int], list[int]]:
-        """What is to be handed out again, and what is dead."""
+        """Return the numbers of retries and of dead letters."""
         due = self.retries.pop(1 << 60, 1_000)["number"].tolist()
         return due, [number for items in self.dead.after(0) for number in items["number"].tolist()]
 
@@ -146,7 +144,7 @@ def test_a_copy_that_is_cut_or_gone_is_made_again(
     verified(made.path)
 
 
-def test_what_is_rotten_in_both_copies_is_set_aside_and_told(
+def test_items_that_are_rotten_in_both_copies_are_set_aside_and_reported(
     kept: tuple[Kept, tuple[ScheduleClaim, ItemLogClaim]],
 ) -> None:
     made, claims = kept
@@ -168,7 +166,7 @@ def test_what_is_rotten_in_both_copies_is_set_aside_and_told(
     kill(made.store)
 
 
-def test_a_running_broker_tells_what_is_rotten_in_both_copies(
+def test_a_running_broker_reports_items_that_are_rotten_in_both_copies(
     kept: tuple[Kept, tuple[ScheduleClaim, ItemLogClaim]],
 ) -> None:
     made, claims = kept
@@ -260,7 +258,7 @@ def test_items_that_cannot_be_read_now_are_read_later(tmp_path: Path, code: int)
 
 
 @pytest.mark.parametrize("operation", ["open", "pwritev", "mkdir"])
-def test_what_no_run_can_be_made_of_stays_in_memory(tmp_path: Path, operation: str) -> None:
+def test_items_stay_in_memory_when_no_run_can_be_made(tmp_path: Path, operation: str) -> None:
     disk = FakeDisk("boot-1")
     store = open_store(tmp_path / "data", disk)
     disk.fail_always(operation, errno.ENOSPC, "groups")
@@ -283,7 +281,7 @@ def test_what_no_run_can_be_made_of_stays_in_memory(tmp_path: Path, operation: s
 @pytest.mark.parametrize("log", ["retries", "dead"])
 @pytest.mark.parametrize("made", ["beside the first", "beside a later one"])
 def test_a_run_that_is_made_while_a_checkpoint_is_written_stays(tmp_path: Path, log: str, made: str) -> None:
-    """The checkpoint knows nothing of it when it removes what nobody needs."""
+    """A checkpoint removes old runs while a new one is made that it does not know."""
     kept = Kept(tmp_path / "data")
     if made == "beside a later one":
         checkpoint(kept.store)

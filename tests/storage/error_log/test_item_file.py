@@ -45,7 +45,7 @@ def items_of(values: list[int]) -> Items:
 
 
 class Life:
-    """An item log, and a dict that says what is in it."""
+    """An item log, and a dict with its items."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -95,7 +95,7 @@ class Life:
 
 @settings(max_examples=300, deadline=None)
 @given(_OPERATIONS, st.integers(0, 300))
-def test_it_has_what_was_not_taken_out(operations: list[tuple[str | int, ...]], after: int) -> None:
+def test_the_log_has_all_items_that_were_not_taken_out(operations: list[tuple[str | int, ...]], after: int) -> None:
     with TemporaryDirectory() as directory:
         life = Life(Path(directory) / "dead")
         for what, *numbers in operations:
@@ -118,8 +118,8 @@ def test_it_has_what_was_not_taken_out(operations: list[tuple[str | int, ...]], 
 
 
 @pytest.mark.parametrize("left_of", [0, 10, 50])
-def test_files_go_with_what_was_in_them(tmp_path: Path, left_of: int) -> None:
-    """Of 2,000 items none is left, or each tenth or fiftieth: the files are those of what is left."""
+def test_files_go_with_their_items(tmp_path: Path, left_of: int) -> None:
+    """Of 2,000 items none is left, or each tenth or fiftieth: the files have no more than those."""
     life = Life(tmp_path / "dead")
     for count in (500, *[10] * 150):
         life.add(count)
@@ -144,7 +144,7 @@ def test_items_that_come_and_go_need_no_file(tmp_path: Path) -> None:
     assert life.file_bytes() == 0
 
 
-def test_what_is_rotten_in_both_files_is_told_and_hinders_no_merge(tmp_path: Path) -> None:
+def test_items_rotten_in_both_files_are_reported_and_do_not_prevent_a_merge(tmp_path: Path) -> None:
     life = Life(tmp_path / "dead")
     life.add(_MEMORY)
     life.add(_MEMORY)

@@ -8,21 +8,20 @@ import pytest
 
 from qmq.format.layout import SCHEDULE_HEADER_SIZE
 from qmq.storage.disk.disk import Disk
-from qmq.storage.error_log import sorted_runs as runs
-from qmq.storage.error_log import timer_queue as schedule
+from qmq.storage.error_log import sorted_runs, timer_queue
 from qmq.storage.error_log.sorted_runs import run_paths, sweep
 from tests.storage.error_log.test_timer_queue import DTYPE, filled, pairs_of, restarted
 
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(schedule, "MEMORY_ITEMS", 20)
-    monkeypatch.setattr(schedule, "MOST_BLOCKS", 1 << 40)
-    monkeypatch.setattr(runs, "BLOCK_ITEMS", 7)
+    monkeypatch.setattr(timer_queue, "MEMORY_ITEMS", 20)
+    monkeypatch.setattr(timer_queue, "MOST_BLOCKS", 1 << 40)
+    monkeypatch.setattr(sorted_runs, "BLOCK_ITEMS", 7)
 
 
 @pytest.mark.parametrize("copies", [(0,), (1,), (0, 1)])
-def test_a_rotten_item_is_read_from_the_other_file_and_told(tmp_path: Path, copies: tuple[int, ...]) -> None:
+def test_a_rotten_item_is_read_from_the_other_file_and_reported(tmp_path: Path, copies: tuple[int, ...]) -> None:
     found, pairs = filled(tmp_path)
     found = restarted(tmp_path, found)
     for copy in copies:
@@ -51,7 +50,7 @@ def test_a_file_that_was_cut_or_is_gone_is_read_from_the_other(tmp_path: Path, c
     assert bool(found._damaged) is (copy == 0)
 
 
-def test_runs_that_nobody_knows_are_swept(tmp_path: Path) -> None:
+def test_runs_that_no_checkpoint_knows_are_removed(tmp_path: Path) -> None:
     found, pairs = filled(tmp_path)
     for path in run_paths(tmp_path / "s", 77):
         path.write_bytes(b"")

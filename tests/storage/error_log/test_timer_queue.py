@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from qmq.storage.disk.disk import Disk
-from qmq.storage.error_log import sorted_runs as runs
-from qmq.storage.error_log import timer_queue as schedule
+from qmq.storage.error_log import sorted_runs, timer_queue
 from qmq.storage.error_log.sorted_runs import Items
 from qmq.storage.error_log.timer_queue import Schedule
 from tests.fake_disk import FakeDisk
@@ -30,9 +29,9 @@ def pairs_of(items: Items) -> list[tuple[int, int]]:
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(schedule, "MEMORY_ITEMS", 20)
-    monkeypatch.setattr(schedule, "MOST_BLOCKS", 1 << 40)
-    monkeypatch.setattr(runs, "BLOCK_ITEMS", 7)
+    monkeypatch.setattr(timer_queue, "MEMORY_ITEMS", 20)
+    monkeypatch.setattr(timer_queue, "MOST_BLOCKS", 1 << 40)
+    monkeypatch.setattr(sorted_runs, "BLOCK_ITEMS", 7)
 
 
 def made(tmp_path: Path) -> Schedule:
@@ -81,7 +80,7 @@ def test_only_a_part_is_in_memory(tmp_path: Path) -> None:
     pairs = [(number * 7919 % 10_007, number) for number in range(1, 5_000)]
     for start in range(0, len(pairs), 10):
         found.push(items_of(pairs[start : start + 10]))
-    assert len(found._heap) <= 5_000 // schedule.RUNS + 10
+    assert len(found._heap) <= 5_000 // timer_queue.RUNS + 10
     assert 20 < len(found._runs) < 150
     assert pairs_of(found.pop(10**9, 10**6)) == sorted(pairs)
 
@@ -93,8 +92,8 @@ def filled(tmp_path: Path) -> tuple[Schedule, list[tuple[int, int]]]:
     return restarted(tmp_path, found), pairs
 
 
-def test_what_is_taken_at_once_reads_a_few_blocks_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(schedule, "MOST_BLOCKS", 4)
+def test_one_pop_reads_only_a_few_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timer_queue, "MOST_BLOCKS", 4)
     disk = FakeDisk("boot-1")
     found = Schedule(disk, tmp_path, STORE, DTYPE, [])
     pairs = [(number * 7919 % 10_007, number) for number in range(1, 2_000)]

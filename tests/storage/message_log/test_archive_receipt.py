@@ -42,7 +42,7 @@ def test_is_about_one_segment_up_to_its_end() -> None:
     assert not replace(MADE, destination="").covers(owner, MADE.base, MADE.end)
 
 
-def test_what_is_none_is_refused(tmp_path: Path) -> None:
+def test_bytes_that_are_no_receipt_are_refused(tmp_path: Path) -> None:
     path = receipt_path(tmp_path, MADE.base)
     write_receipt(FakeDisk(), tmp_path, MADE)
     packed = path.read_bytes()
@@ -59,7 +59,7 @@ def test_what_is_none_is_refused(tmp_path: Path) -> None:
         read_receipt(FakeDisk(), tmp_path, MADE.base)
 
 
-def test_what_the_system_refuses_is_said_and_leaves_the_old_one(tmp_path: Path) -> None:
+def test_a_failed_write_is_named_and_leaves_the_old_receipt(tmp_path: Path) -> None:
     disk = FakeDisk("boot-1")
     write_receipt(disk, tmp_path, MADE)
     for operation in ("pwritev", "fsync", "rename"):
@@ -73,8 +73,8 @@ def test_what_the_system_refuses_is_said_and_leaves_the_old_one(tmp_path: Path) 
     assert disk.still_open() == []
 
 
-def test_lie_beside_segments_and_disturb_nobody(tmp_path: Path) -> None:
-    """Neither a start nor what runs, verify nor repair; a rotten one is named, and nobody's fault."""
+def test_receipts_beside_segments_disturb_nothing(tmp_path: Path) -> None:
+    """A start, a broker, verify and repair leave receipts alone; a rotten one is noted, and is no fault."""
     store = open_store(tmp_path)
     sender = Sender(store)
     for _ in range(30):

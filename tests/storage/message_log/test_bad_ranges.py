@@ -8,11 +8,11 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qmq.storage.message_log import bad_ranges as unreadable
+from qmq.storage.message_log import bad_ranges
 from qmq.storage.message_log.bad_ranges import UnreadableRanges
 
 
-def test_a_range_hits_what_shares_a_byte_with_it() -> None:
+def test_a_range_matches_bytes_that_overlap_it() -> None:
     ranges = UnreadableRanges()
     assert not ranges
     assert ranges.add(100, 50)
@@ -23,7 +23,7 @@ def test_a_range_hits_what_shares_a_byte_with_it() -> None:
         assert ranges.first_in(position, size) == (100, 150)
 
 
-def test_what_is_known_is_not_new() -> None:
+def test_a_known_range_is_not_new() -> None:
     ranges = UnreadableRanges()
     assert ranges.add(100, 50)
     assert not ranges.add(100, 50)
@@ -35,11 +35,11 @@ def test_what_is_known_is_not_new() -> None:
 
 def test_the_number_of_ranges_is_bounded_and_the_last_ones_stay() -> None:
     ranges = UnreadableRanges()
-    for number in range(2 * unreadable.RANGES_KEPT):
+    for number in range(2 * bad_ranges.RANGES_KEPT):
         assert ranges.add(number * 100, 10)
-    assert len(ranges) == unreadable.RANGES_KEPT
-    assert ranges.first_in(0, 100 * unreadable.RANGES_KEPT) is None
-    assert ranges.first_in(100 * unreadable.RANGES_KEPT, 1) is not None
+    assert len(ranges) == bad_ranges.RANGES_KEPT
+    assert ranges.first_in(0, 100 * bad_ranges.RANGES_KEPT) is None
+    assert ranges.first_in(100 * bad_ranges.RANGES_KEPT, 1) is not None
     assert ranges.add(0, 10)
 
 

@@ -21,7 +21,7 @@ def test_reads_a_part_of_a_file(tmp_path: Path) -> None:
     assert disk.still_open() == []
 
 
-def test_says_what_cannot_be_read(tmp_path: Path) -> None:
+def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
     disk, path = FakeDisk("boot-1"), tmp_path / "file"
     with pytest.raises(BadBytes, match="was removed"):
         Fetch(disk, 0, path, 0, 5, 1_000).run()

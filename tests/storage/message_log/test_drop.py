@@ -17,7 +17,7 @@ SMALL = {"segment_bytes": 8 << 10, "max_frame_bytes": 4 << 10}
 
 
 def filled(path: Path, partitions: int = 1, count: int = 60) -> Sender:
-    """Two subjects whose messages lie in all partitions by turns, a few KB each."""
+    """Send messages of two subjects to all partitions by turns, a few KB each."""
     sender = Sender(open_store(path, FakeDisk(), partitions=partitions, **SMALL))
     for number in range(count):
         sender.send("ab"[number % 2], b"%d" % number + bytes(1_500), b"more", partition=number // 2 % partitions)
@@ -26,7 +26,7 @@ def filled(path: Path, partitions: int = 1, count: int = 60) -> Sender:
 
 
 def drop(store: Store, partition: int = 0) -> None:
-    """The first segment of a partition."""
+    """Return the first segment of a partition."""
     span = store.removable(partition)[0]
     assert span == store.sealed(partition)[0]
     old = store.old_segment(partition, span.base)
@@ -38,7 +38,7 @@ def drop(store: Store, partition: int = 0) -> None:
 
 
 def left(store: Store, name: str) -> list[int]:
-    """All sequences of a subject that can be found."""
+    """Return all readable sequences of a subject."""
     number = store.subject_number(name)
     assert number is not None
     found = [rows for _, rows in store.subject_rows(number, 0, 10_000)]
@@ -59,7 +59,7 @@ def check(store: Store) -> None:
 
 @pytest.mark.parametrize("partitions", [1, 2, 3])
 @pytest.mark.parametrize("times", [1, 4])
-def test_what_is_left_begins_behind_it(tmp_path: Path, partitions: int, times: int) -> None:
+def test_the_log_begins_behind_a_dropped_segment(tmp_path: Path, partitions: int, times: int) -> None:
     sender = filled(tmp_path, partitions)
     for number in range(times):
         rows = sender.store.visible_row(0)
@@ -142,7 +142,7 @@ def test_views_of_it_stay_good_and_new_ones_are_refused(tmp_path: Path) -> None:
     kill(store)
 
 
-def test_what_is_about_to_go_is_not_offered_and_is_still_read(tmp_path: Path) -> None:
+def test_a_segment_that_is_being_dropped_is_not_offered_and_still_read(tmp_path: Path) -> None:
     sender = filled(tmp_path)
     store = sender.store
     span = store.removable(0)[0]

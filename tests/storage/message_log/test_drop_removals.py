@@ -34,7 +34,7 @@ SMALL = {"segment_bytes": 8 << 10, "max_frame_bytes": 4 << 10}
 
 
 def filled(path: Path, disk: Disk | None = None, count: int = 40) -> Sender:
-    """Batches of 1 KB, seven a segment or so."""
+    """Send batches of 1 KB, about seven a segment."""
     sender = Sender(open_store(path, disk if disk is not None else FakeDisk(), **SMALL))
     for number in range(count):
         sender.send("ab"[number % 2], b"%d" % number + bytes(1_000))
@@ -42,7 +42,7 @@ def filled(path: Path, disk: Disk | None = None, count: int = 40) -> Sender:
 
 
 def remove(sender: Sender, *places: int) -> list[Sent]:
-    """Remove the segments at these places; the batches that are left."""
+    """Remove the segments with these indexes; return the other batches."""
     store = sender.store
     gone = [store.removable(0)[place] for place in places]
     for span in gone:
@@ -51,7 +51,7 @@ def remove(sender: Sender, *places: int) -> list[Sent]:
 
 
 def check(store: Store, batches: Sequence[Sent]) -> None:
-    """These batches are there and can be found by row, place and time, and no others."""
+    """Check that exactly these batches are found by row, position and time."""
     wanted = sorted(sent.position for sent in batches)
     assert [header.position for _, header in store.headers_since([])] == wanted
     rows = [store.read_entry(0, row)[1] for row in range(store.first_row(0), store.visible_row(0))]
@@ -74,7 +74,7 @@ PLACES = [(0,), (2,), (1, 3), (0, 1), (1, 2), (-1,)]
 
 
 @pytest.mark.parametrize("places", PLACES)
-def test_what_is_left_is_there_at_every_step(tmp_path: Path, places: tuple[int, ...]) -> None:
+def test_the_other_segments_are_there_at_every_step(tmp_path: Path, places: tuple[int, ...]) -> None:
     sender = filled(tmp_path)
     checkpoint(sender.store)
     files = segment_files(tmp_path)
@@ -96,7 +96,7 @@ def test_what_is_left_is_there_at_every_step(tmp_path: Path, places: tuple[int, 
 @pytest.mark.parametrize("places", PLACES)
 @pytest.mark.parametrize("checkpoints", range(3))
 @pytest.mark.parametrize("clean", [True, False])
-def test_a_start_goes_on_with_what_is_left(
+def test_a_start_goes_on_with_the_other_segments(
     tmp_path: Path, places: tuple[int, ...], checkpoints: int, clean: bool
 ) -> None:
     sender = filled(tmp_path)
@@ -179,7 +179,7 @@ def test_derived_files_behind_a_gap_are_made_again(tmp_path: Path, which: str) -
     kill(sender.store)
 
 
-def test_only_what_a_checkpoint_knows_is_removable(tmp_path: Path) -> None:
+def test_only_segments_in_a_checkpoint_are_removable(tmp_path: Path) -> None:
     sender = filled(tmp_path)
     assert sender.store.removable(0) == []
     checkpoint(sender.store)

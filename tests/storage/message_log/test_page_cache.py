@@ -14,10 +14,10 @@ from tests.fake_disk import FakeDisk
 
 @pytest.mark.parametrize("prefix", ["a.", "a.x"])
 @pytest.mark.parametrize("count", [1, 10])
-def test_what_was_found_in_memory_is_not_asked_about_again_for_a_tenth_of_a_second(
+def test_the_system_is_asked_about_pages_in_memory_once_in_a_tenth_of_a_second(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prefix: str, count: int
 ) -> None:
-    """Messages come one a batch, or all ten in one that is pulled bit by bit."""
+    """One message a batch, or ten in a batch that is pulled in parts."""
     disk = FakeDisk("boot-1", forgets=0.0)
     driven = Driven(tmp_path, disk=disk)
     for start in range(0, 10, count):

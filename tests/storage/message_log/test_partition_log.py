@@ -27,7 +27,7 @@ def make(path: Path, disk: FakeDisk, reserve: int = 10**6) -> MessageLog:
 
 
 def put(log: MessageLog, data: bytes) -> int:
-    """As Store.place and Store.stage do."""
+    """Stage a batch, as the store does."""
     if not log.fits_segment(len(data)):
         log.roll(1, len(data))
     position = log.staged_end
@@ -64,7 +64,7 @@ def test_a_group_that_crosses_segments_is_written_in_order(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("nth", [1, 2, 3, 4])
-def test_a_group_that_crosses_segments_is_taken_back_whole(tmp_path: Path, nth: int) -> None:
+def test_batches_that_cross_segments_are_all_undone(tmp_path: Path, nth: int) -> None:
     disk = FakeDisk("boot-1")
     log = make(tmp_path, disk)
     put(log, b"before")
@@ -96,7 +96,7 @@ def test_staged_batches_can_be_forgotten(tmp_path: Path) -> None:
     log.close()
 
 
-def test_what_a_failed_write_left_is_cleaned_before_the_next(tmp_path: Path) -> None:
+def test_leftovers_of_a_failed_write_are_cleaned_before_the_next(tmp_path: Path) -> None:
     disk = FakeDisk("boot-1")
     log = make(tmp_path, disk)
     disk.fail("pwritev", 1)
@@ -115,7 +115,7 @@ def test_what_a_failed_write_left_is_cleaned_before_the_next(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("operation", ["pread", ""])
-def test_what_a_failed_write_left_for_good_stops_the_partition(tmp_path: Path, operation: str) -> None:
+def test_leftovers_that_cannot_be_removed_stop_the_partition(tmp_path: Path, operation: str) -> None:
     disk = FakeDisk("boot-1")
     log = make(tmp_path, disk)
     disk.tears = True

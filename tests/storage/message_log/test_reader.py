@@ -13,7 +13,7 @@ from qmq.errors import StorageFailed
 from qmq.format.batch import BatchLimits, Header, check_batch, mark_of, parse_header, stamp
 from qmq.format.build import RunContent, build_batch
 from qmq.format.layout import BATCH_MAGIC, SEGMENT_HEADER_SIZE
-from qmq.storage.message_log import reader as scan
+from qmq.storage.message_log import reader
 from qmq.storage.message_log.reader import Scanner, ScanResult, candidates
 from qmq.storage.message_log.segment import Segment, SegmentOwner
 from qmq.storage.meta.checkpoint import Hole
@@ -38,7 +38,7 @@ def batch_at(position: int, body: bytes, secret: bytes = SECRET) -> bytes:
 
 
 def log_of(bodies: list[bytes]) -> tuple[bytearray, list[tuple[int, int]]]:
-    """The bytes of a segment from its base on, and (position, size) of its batches."""
+    """Return the bytes of a segment from its base on, and (position, size) of its batches."""
     data, places = bytearray(SEGMENT_HEADER_SIZE), []
     for body in bodies:
         batch = batch_at(BASE + len(data), body)
@@ -50,7 +50,7 @@ def log_of(bodies: list[bytes]) -> tuple[bytearray, list[tuple[int, int]]]:
 def scan_bytes(
     path: Path, data: bytes, *, rewrite_from: int | None = None, disk: FakeDisk | None = None, start: int = BASE
 ) -> tuple[ScanResult, list[tuple[int, int]]]:
-    """Scan a segment that holds *data*; gives what was found and (position, size) of every batch that was fed."""
+    """Scan a segment with *data*; return the result and (position, size) of every batch that was fed."""
     disk = disk if disk is not None else FakeDisk("boot-1")
     segment = Segment.create(disk, path, OWNER, BASE, BASE, CAPACITY, 1)
     segment.write([data[SEGMENT_HEADER_SIZE:]], len(data) - SEGMENT_HEADER_SIZE, SEGMENT_HEADER_SIZE)
@@ -80,7 +80,7 @@ def test_an_empty_segment(tmp_path: Path) -> None:
     assert scan_bytes(tmp_path, bytes(SEGMENT_HEADER_SIZE)) == (ScanResult(FIRST), [])
 
 
-def test_it_begins_where_it_is_told(tmp_path: Path) -> None:
+def test_a_scan_begins_at_the_given_position(tmp_path: Path) -> None:
     data, places = log_of([b"x"] * 5)
     _, fed = scan_bytes(tmp_path, data, start=places[3][0])
     assert fed == places[3:]
@@ -126,7 +126,7 @@ def test_bad_batches_with_good_ones_after_them_are_holes(
 
 @settings(max_examples=60)
 @given(st.lists(st.binary(max_size=400), min_size=1, max_size=6), st.data())
-def test_whatever_is_written_over_it_whole_batches_are_found(
+def test_whole_batches_are_found_between_overwritten_bytes(
     tmp_path_factory: pytest.TempPathFactory, bodies: list[bytes], choice: st.DataObject
 ) -> None:
     path = tmp_path_factory.mktemp("segment")
@@ -154,7 +154,7 @@ def test_a_torn_end_is_junk_not_a_hole(tmp_path: Path, kept: int) -> None:
     assert 0 < found.junk_bytes <= kept
 
 
-def test_a_whole_end_that_has_rotten_stands(tmp_path: Path) -> None:
+def test_a_rotten_batch_with_a_good_header_at_the_end_stays(tmp_path: Path) -> None:
     data, places = log_of([b"x", b"y" * 4_000])
     data[-3_000] ^= 1
     found, fed = scan_bytes(tmp_path, data)
@@ -183,7 +183,7 @@ def test_junk_behind_a_rotten_end_is_cut(tmp_path: Path) -> None:
 
 
 def test_batches_larger_than_the_window(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scan, "WINDOW_BYTES", 1_000)
+    monkeypatch.setattr(reader, "WINDOW_BYTES", 1_000)
     data, places = log_of([b"x" * size for size in (10, 5_000, 100, 900, 3_000, 700, 1)])
     assert scan_bytes(tmp_path, data)[1] == places
 
@@ -192,8 +192,8 @@ def test_batches_larger_than_the_window(tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_search_goes_over_the_borders_of_windows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, window: int
 ) -> None:
-    monkeypatch.setattr(scan, "WINDOW_BYTES", window)
-    monkeypatch.setattr(scan, "_FIRST_SEARCH_BYTES", 100)
+    monkeypatch.setattr(reader, "WINDOW_BYTES", window)
+    monkeypatch.setattr(reader, "_FIRST_SEARCH_BYTES", 100)
     for size in range(2_900, 3_100, 7):
         path = tmp_path / str(size)
         path.mkdir()
@@ -231,7 +231,7 @@ def test_batches_of_another_store_are_not_ours(tmp_path: Path) -> None:
 
 
 def test_valid_batches_are_written_again_where_they_lie(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scan, "WINDOW_BYTES", 2_000)
+    monkeypatch.setattr(reader, "WINDOW_BYTES", 2_000)
     data, places = log_of([b"x" * 700] * 8)
     damage_data(data, places[4][0] - BASE, places[4][1])
     writes: list[tuple[int, int]] = []

@@ -57,7 +57,7 @@ def test_a_newer_version_is_refused_by_name() -> None:
 
 
 @pytest.mark.parametrize("data", [b"", bytes(64), b"\xff" * 64, b"QMQSEGMT"])
-def test_what_is_no_header(data: bytes) -> None:
+def test_bytes_that_are_no_header(data: bytes) -> None:
     assert check_header(data, Path("f"), OWNER, 8) is None
 
 
@@ -92,7 +92,7 @@ def test_other_names_are_not_segments(tmp_path: Path) -> None:
         list_bases(Disk(), tmp_path / "missing")
 
 
-def test_a_new_segment_is_sparse_mapped_and_shows_what_is_written(tmp_path: Path) -> None:
+def test_a_new_segment_is_sparse_and_its_map_shows_writes(tmp_path: Path) -> None:
     segment = Segment.create(Disk(), tmp_path, OWNER, 4_096, 4_000, 1 << 20, 7)
     assert segment.previous_end(OWNER) == 4_000
     assert segment.size() == len(segment.view) == 1 << 20

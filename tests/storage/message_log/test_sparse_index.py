@@ -44,7 +44,7 @@ def test_one_record_a_batch(batches: list[tuple[int, int]]) -> None:
 
 
 @pytest.mark.parametrize("count", [0, 1, 1_000, BUFFER_RECORDS, 2 * BUFFER_RECORDS + 5])
-def test_what_is_added_is_in_the_file_when_it_is_sealed(tmp_path: Path, count: int) -> None:
+def test_a_sealed_file_has_all_records(tmp_path: Path, count: int) -> None:
     index, expected = make(tmp_path, count)
     assert not is_sealed_index(FakeDisk(), tmp_path, OWNER, 64, 9_999)
     index.seal(9_999)
@@ -66,7 +66,7 @@ def test_records_come_singly_or_in_bulk(tmp_path: Path) -> None:
     assert records_of(index_path(tmp_path, 64)) == [*expected, *more.tolist(), (7_000, 10_000)]
 
 
-def test_an_index_that_is_not_what_it_should_be_is_made_again(tmp_path: Path) -> None:
+def test_a_wrong_index_is_made_again(tmp_path: Path) -> None:
     index, _ = make(tmp_path, 10)
     index.seal(9_999)
     path = index_path(tmp_path, 64)

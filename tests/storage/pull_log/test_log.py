@@ -15,7 +15,7 @@ from qmq.format.layout import PULL_FILE_HEADER_SIZE, PULL_RECORD_HEADER_SIZE
 from qmq.storage.disk.disk import Disk
 from qmq.storage.pull_log.log import PullLog
 from qmq.storage.pull_log.records import (
-    PullLogFound,
+    PullLogContent,
     list_pull_files,
     pull_file_path,
     read_pull_log,
@@ -49,15 +49,15 @@ def written(path: Path, records: Said) -> PullLog:
     return log
 
 
-def found(path: Path, claimed: int = BASE, secret: bytes = SECRET, store: bytes = STORE) -> PullLogFound:
+def found(path: Path, claimed: int = BASE, secret: bytes = SECRET, store: bytes = STORE) -> PullLogContent:
     return read_pull_log(Disk(), path / "pulls", store, secret, claimed)
 
 
-def said(read: PullLogFound) -> Said:
+def said(read: PullLogContent) -> Said:
     return [(record.kind, bytes(record.payload)) for record in read.records]
 
 
-def test_what_is_written_is_read_from_any_place_on(tmp_path: Path) -> None:
+def test_written_records_are_read_from_any_position(tmp_path: Path) -> None:
     records = some_records(300)
     log = written(tmp_path, records)
     assert len(list_pull_files(Disk(), tmp_path / "pulls")) > 3
@@ -128,7 +128,7 @@ def test_a_file_that_is_gone_is_a_hole(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("lost", [1, 20, 33])
-def test_what_is_cut_does_not_count_nor_comes_back(tmp_path: Path, lost: int) -> None:
+def test_cut_records_do_not_count_nor_come_back(tmp_path: Path, lost: int) -> None:
     records = some_records(40)
     written(tmp_path, records).close()
     gone = found(tmp_path).records[lost]
@@ -167,7 +167,7 @@ def test_another_generation_is_on_disk_before_anything_else(tmp_path: Path) -> N
 
 
 class _Killed(BaseException):
-    """The process ends."""
+    """End the process."""
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -225,7 +225,7 @@ def test_a_newer_version_is_refused(tmp_path: Path) -> None:
         found(tmp_path)
 
 
-def test_a_full_disk_keeps_what_is_staged_for_the_next_write(tmp_path: Path) -> None:
+def test_staged_records_stay_for_the_next_write_when_the_disk_is_full(tmp_path: Path) -> None:
     disk = FakeDisk("boot-1")
     log = made(tmp_path, disk=disk)
     records = some_records(100)
@@ -301,7 +301,7 @@ def test_nothing_is_written_after_a_failed_sync(tmp_path: Path) -> None:
     log.close()
 
 
-def test_what_was_read_is_written_again_and_synced(tmp_path: Path) -> None:
+def test_records_that_were_read_are_written_again_and_synced(tmp_path: Path) -> None:
     records = some_records(200)
     written(tmp_path, records).close()
     disk = FakeDisk("boot-1")

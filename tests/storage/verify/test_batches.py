@@ -21,7 +21,7 @@ COUNTS = [1, 2, 63, 1_023, 1_024, 1_500]
 
 
 def stored(position: int, *counts: int) -> bytearray:
-    """A stored batch with a run of so many messages each."""
+    """Make a stored batch with a run for each number of messages."""
     contents = [RunContent(f"s.{n}", [b"x" * (m % 7) for m in range(count)], None) for n, count in enumerate(counts)]
     parts = build_batch(contents, created_at_us=NOW_US, producer_id=PRODUCER, producer_sequence=0)
     buffer = bytearray(b"".join(parts))
@@ -33,7 +33,7 @@ def stored(position: int, *counts: int) -> bytearray:
 
 
 def seal(batch: bytearray) -> None:
-    """Make every checksum of a batch of one run, and its mark, fit what it says."""
+    """Make every checksum of a batch of one run, and its mark, right."""
     header = parse_header(batch)
     data_crc = crc32c(memoryview(batch)[header.data_start :])
     struct.pack_into("<I", batch, BATCH_HEADER_SIZE + 20, data_crc)
@@ -44,7 +44,7 @@ def seal(batch: bytearray) -> None:
 
 
 def good_bytes(log: bytes | bytearray, position: int) -> int:
-    """How many bytes of batches hold, and their rows fit."""
+    """Return how many bytes of batches are good, and check their rows."""
     numbers: dict[str, int] = {}
     columns = BatchColumns(OWNER, SECRET, lambda name: numbers.setdefault(name, len(numbers)))
     rows, size = columns.good_prefix(memoryview(log), position)
@@ -63,13 +63,13 @@ def test_runs_short_and_long(count: int) -> None:
 
 
 def _longer(batch: bytearray, start: int, count: int) -> None:
-    """The last message is said to be a byte longer than what is there."""
+    """The last message has a length one byte too large."""
     at = start + 4 * (count - 1)
     struct.pack_into("<I", batch, at, struct.unpack_from("<I", batch, at)[0] + 1)
 
 
 def _headed(batch: bytearray, start: int, count: int) -> None:
-    """The header of the first message is said to be longer than the message, which is empty."""
+    """The header of the first message has a length above that of the message, which is empty."""
     struct.pack_into("<H", batch, start + 4 * count, 1)
 
 

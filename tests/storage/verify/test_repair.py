@@ -39,7 +39,7 @@ STATE = {"broker": b"what it knows"}
 
 @pytest.fixture
 def sender(tmp_path: Path) -> Sender:
-    """Who sent what the store in tmp_path holds, which was stopped cleanly."""
+    """Return the sender of the messages of the store in tmp_path, which was stopped cleanly."""
     sender = Sender(open_store(tmp_path, FakeDisk(), partitions=2, **SMALL))
     fill(sender, 90, 2)
     checkpoint(sender.store, STATE)
@@ -56,7 +56,7 @@ def _outcomes(done: Repair) -> dict[str, Outcome]:
 
 
 def _derived(directory: Path) -> Files:
-    """What a repair must give back. The index of a segment that goes on counts for nothing."""
+    """Return the files that a repair must make again; the index of the last segment is not compared."""
     last = {segment_files(directory, number)[-1].stem for number in (0, 1)}
     paths = [*directory.glob("consumer-log/*/*"), *directory.glob("log-*/*.index")]
     return {
@@ -112,7 +112,7 @@ def test_derived_files_are_made_again_equal_byte_for_byte(
 
 
 def test_contents_that_fit_their_checksums_but_not_the_log(tmp_path: Path, sender: Sender) -> None:
-    """A start looks at checksums alone; verify, and so repair, at what the files say."""
+    """A start checks checksums alone; verify, and so repair, also checks the content."""
     wanted = _derived(tmp_path)
     names = [name for name in wanted if name.startswith("log-0") and name.endswith(".index")]
     other = bytearray(wanted[names[0]])
@@ -122,7 +122,7 @@ def test_contents_that_fit_their_checksums_but_not_the_log(tmp_path: Path, sende
     assert _derived(tmp_path) == wanted
 
 
-def test_what_a_start_mends_is_mended(tmp_path: Path, sender: Sender) -> None:
+def test_repair_mends_all_that_a_start_mends(tmp_path: Path, sender: Sender) -> None:
     newest = checkpoint_path(tmp_path, list_checkpoints(Disk(), tmp_path)[0])
     shutil.copy(newest, tmp_path / "checkpoint-9")  # a checkpoint to fall back to
     _rot(tmp_path / "checkpoint-9")
@@ -154,7 +154,7 @@ def test_rot_in_the_message_log_is_left_and_all_else_made_again(tmp_path: Path, 
     assert _derived(tmp_path) == wanted, "its other runs may be good, and are served"
 
 
-def test_a_batch_whose_header_is_gone_is_given_up_when_its_rows_are(tmp_path: Path, sender: Sender) -> None:
+def test_a_batch_without_a_header_is_given_up_with_its_rows(tmp_path: Path, sender: Sender) -> None:
     bad = sender.sent[5]
     damage(tmp_path, bad, 100)
     file, start = file_of(tmp_path, bad)
@@ -242,7 +242,7 @@ def test_a_directory_in_use_is_left_alone(tmp_path: Path, sender: Sender) -> Non
 
 @pytest.mark.parametrize("operation", ["open", "pwritev", "fdatasync", "rename", "unlink"])
 def test_a_repair_that_fails_can_be_done_again(tmp_path: Path, sender: Sender, operation: str) -> None:
-    """After a failed sync the log goes on in a new segment, so nothing is said here of the one that was written."""
+    """After a failed sync the log goes on in a new segment, so the one before is not compared."""
     last = {segment_files(tmp_path, number)[-1].stem for number in (0, 1)}
     wanted = {name: data for name, data in _derived(tmp_path).items() if Path(name).stem not in last}
     struck = 0
@@ -262,7 +262,7 @@ def test_a_repair_that_fails_can_be_done_again(tmp_path: Path, sender: Sender, o
 
 
 def test_a_broker_goes_on_as_if_nothing_had_been(tmp_path: Path) -> None:
-    """Groups are where they were, repeats are known, and nothing that was seen is given again."""
+    """Groups keep their cursors, repeats are known, and messages that were acked are not given again."""
     with quick_directory() as quick:
         history = History(quick / "history")
         for moment in (history.newer, history.stopped):

@@ -27,7 +27,7 @@ from tests.storage.stores import Sender, Sent, checkpoint, close_cleanly, damage
 
 
 def filled(path: Path, count: int = 400, size: int = 300) -> Sender:
-    """A store with some sealed segments."""
+    """Return the sender of a store with some sealed segments."""
     sender = Sender(open_store(path, FakeDisk()))
     fill(sender, count, size=size)
     checkpoint(sender.store)
@@ -41,7 +41,7 @@ def spans(store: Store) -> list[SegmentSpan]:
 def scrubbed(
     store: Store, span: SegmentSpan, disk: Disk | None = None, holes: tuple[Hole, ...] = ()
 ) -> list[PartitionDamage]:
-    """All that is found in a segment."""
+    """Return all damage in a segment."""
     directory = store.file_offset_of(0, span.base).path.parent
     owner = SegmentOwner(store.store_id, 0)
     reader = SegmentReader(disk if disk is not None else Disk(), directory, span, owner, store.secret, holes)
@@ -66,7 +66,7 @@ def sender(tmp_path: Path) -> Iterator[Sender]:
 
 
 @pytest.mark.parametrize("read_bytes", [300, 5_000, 64 << 10])
-def test_nothing_is_found_in_what_is_sound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read_bytes: int) -> None:
+def test_nothing_is_found_in_sound_segments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read_bytes: int) -> None:
     monkeypatch.setattr(scrub, "READ_BYTES", read_bytes)
     sender = filled(tmp_path)
     sender.send("large", b"x" * 30_000)  # longer than one read
@@ -95,7 +95,7 @@ def test_a_step_reads_little(sender: Sender, monkeypatch: pytest.MonkeyPatch) ->
 def test_a_file_that_is_cut_while_it_is_read(
     sender: Sender, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: int
 ) -> None:
-    """*left*: bytes of its last batch."""
+    """*left*: the bytes of the last batch that stay."""
     monkeypatch.setattr(scrub, "READ_BYTES", 1_000)
     store, span = sender.store, spans(sender.store)[0]
     last = sealed_batches(sender, span)[-1]
@@ -115,7 +115,7 @@ def test_a_file_that_is_cut_while_it_is_read(
 def test_every_flipped_bit_is_found_and_named(
     sender: Sender, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read_bytes: int
 ) -> None:
-    """Bits of one batch of several runs, and of its neighbour."""
+    """Flip bits of one batch of several runs, and of its neighbour."""
     monkeypatch.setattr(scrub, "READ_BYTES", read_bytes)
     span = spans(sender.store)[0]
     batches = sealed_batches(sender, span)
@@ -146,7 +146,7 @@ def read_byte(path: Path, sent: Sent, offset: int) -> int:
 
 
 def check_marks(sent: Sent, bit: int, found: PartitionDamage) -> str:
-    """What is marked is what a reader of the batch would leave out; returns what that is."""
+    """Check that the marks are what a reader of the batch leaves out, and return them."""
     bad = bytearray(sent.data)
     bad[bit // 8] ^= 1 << bit % 8
     if found.marks == ((sent.position, len(sent.data)),):
@@ -225,7 +225,7 @@ def test_a_segment_that_is_short_missing_or_foreign(sender: Sender, tmp_path: Pa
 
 
 @pytest.mark.parametrize("sectors", [1, 3])
-def test_bad_sectors_cost_what_they_hold(sender: Sender, sectors: int) -> None:
+def test_bad_sectors_cost_only_their_batches(sender: Sender, sectors: int) -> None:
     span = spans(sender.store)[0]
     batches = sealed_batches(sender, span)
     disk, path = FakeDisk("boot-1"), sender.store.file_offset_of(0, span.base).path
@@ -283,7 +283,7 @@ def test_one_batch_is_read_and_judged(sender: Sender, tmp_path: Path) -> None:
 # --- pace ------------------------------------------------------------------------------------------------------------
 
 
-def test_the_pace_holds_whatever_comes_between() -> None:
+def test_the_pace_holds_over_pauses() -> None:
     pace, now_us, read = Pace(1_000_000), 5_000_000, 0
     start_us, random_source = now_us, random.Random(1)
     for _ in range(1_000):

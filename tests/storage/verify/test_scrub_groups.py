@@ -12,9 +12,7 @@ import pytest
 from qmq.errors import BadBytes, StorageFailed
 from qmq.format.layout import PULL_FILE_HEADER_SIZE, RETRY_SIZE, SCHEDULE_HEADER_SIZE
 from qmq.storage.disk.disk import Disk
-from qmq.storage.error_log import item_file as item_log
-from qmq.storage.error_log import sorted_runs as runs
-from qmq.storage.error_log import timer_queue as schedule
+from qmq.storage.error_log import item_file, sorted_runs, timer_queue
 from qmq.storage.store import Store
 from qmq.storage.verify import scrub
 from qmq.storage.verify.scrub import GroupReader, PullReader, group_readers
@@ -27,16 +25,16 @@ RECORD_BYTES: Final = 2_412
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(schedule, "MEMORY_ITEMS", 40)
-    monkeypatch.setattr(schedule, "MOST_BLOCKS", 1 << 40)
-    monkeypatch.setattr(runs, "BLOCK_ITEMS", 7)
-    monkeypatch.setattr(item_log, "MEMORY_ITEMS", 40)
+    monkeypatch.setattr(timer_queue, "MEMORY_ITEMS", 40)
+    monkeypatch.setattr(timer_queue, "MOST_BLOCKS", 1 << 40)
+    monkeypatch.setattr(sorted_runs, "BLOCK_ITEMS", 7)
+    monkeypatch.setattr(item_file, "MEMORY_ITEMS", 40)
     monkeypatch.setattr(scrub, "READ_BYTES", 1_000)
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
-    """With a run of each kind and a file of the pull log that is full."""
+    """Return a store with a run of each kind and a full file of the pull log."""
     made = filled(tmp_path)
     yield made
     made.close(clean=False)
@@ -54,7 +52,7 @@ def filled(path: Path, disk: Disk | None = None) -> Store:
 
 
 def read(reader: GroupReader) -> list[BadBytes]:
-    """All that is bad in it."""
+    """Return all that is bad in a file."""
     while not (step := reader.step()).is_last:
         assert not step.found
     reader.close()
@@ -62,7 +60,7 @@ def read(reader: GroupReader) -> list[BadBytes]:
 
 
 def scrubbed(store: Store) -> list[str]:
-    """One round: what it tells of."""
+    """Run one round; return what it reports."""
     readers = [reader for make in group_readers(store.groups) if (reader := make()) is not None]
     return [str(bad) for reader in readers for bad in read(reader)]
 
@@ -78,7 +76,7 @@ def pull_file(store: Store, path: Path) -> Path:
     return path / "pulls" / f"{base:016x}.pulls"
 
 
-def test_nothing_is_told_of_what_is_good(store: Store) -> None:
+def test_nothing_is_reported_about_good_files(store: Store) -> None:
     assert len(group_readers(store.groups)) == 3
     assert scrubbed(store) == []
 
@@ -96,7 +94,7 @@ def test_an_item_that_is_rotten_in_one_copy(store: Store, tmp_path: Path, run: s
 
 
 @pytest.mark.parametrize("run", [RETRIES, DEAD])
-def test_an_item_that_is_rotten_in_both_copies_is_told_of_as_by_who_needs_it(
+def test_an_item_that_is_rotten_in_both_copies_is_reported_as_its_readers_do(
     store: Store, tmp_path: Path, run: str
 ) -> None:
     place = SCHEDULE_HEADER_SIZE + 20 * RETRY_SIZE
@@ -106,7 +104,7 @@ def test_an_item_that_is_rotten_in_both_copies_is_told_of_as_by_who_needs_it(
     assert f"{run}.a and " in told
     assert f"both rotten at byte {place}" in told
     owner = store.groups._owners[(tmp_path / run).parent]
-    items = owner.pop(ITEMS, ITEMS) if isinstance(owner, schedule.Schedule) else list(owner.after(0))
+    items = owner.pop(ITEMS, ITEMS) if isinstance(owner, timer_queue.Schedule) else list(owner.after(0))
     assert len(items)
     assert told in [str(error) for error in store.groups.take_damaged()]
 
@@ -133,9 +131,7 @@ def test_a_run_that_is_merged_or_forgotten_meanwhile_is_none(store: Store, tmp_p
     assert [make() is None for make in makers] == [True, True, False]
 
 
-def test_the_pull_log_is_told_of_up_to_its_first_bad_byte_and_until_checkpoints_pass_it(
-    store: Store, tmp_path: Path
-) -> None:
+def test_the_first_bad_byte_of_the_pull_log_is_reported_until_checkpoints_pass_it(store: Store, tmp_path: Path) -> None:
     path = pull_file(store, tmp_path)
     for record in (3, 2):
         flip(path, PULL_FILE_HEADER_SIZE + record * RECORD_BYTES + 50)
@@ -149,7 +145,7 @@ def test_the_pull_log_is_told_of_up_to_its_first_bad_byte_and_until_checkpoints_
     assert not path.exists()
 
 
-def test_a_record_that_is_longer_than_what_is_read_at_once(tmp_path: Path) -> None:
+def test_a_record_that_is_longer_than_one_read(tmp_path: Path) -> None:
     store = open_store(tmp_path, FakeDisk())
     store.groups.take_records()
     while not store.groups._log.full:
@@ -159,7 +155,7 @@ def test_a_record_that_is_longer_than_what_is_read_at_once(tmp_path: Path) -> No
     store.close(clean=False)
 
 
-def test_what_the_system_refuses_is_no_rot(tmp_path: Path) -> None:
+def test_errors_of_the_system_are_no_rot(tmp_path: Path) -> None:
     disk = FakeDisk("boot-1")
     store = filled(tmp_path, disk)
     ((base, end),) = store.groups._log.full

@@ -52,7 +52,7 @@ def notes(directory: Path) -> list[str]:
 
 
 def fill(sender: Sender, batches: int, seed: int = 1) -> None:
-    """Random batches of one to four runs over five subjects, in every partition."""
+    """Send random batches of one to four runs over five subjects, to every partition."""
     random = np.random.default_rng(seed)
     for number in range(batches):
         subjects = random.permutation(5)[: random.integers(1, 5)].tolist()
@@ -101,18 +101,18 @@ def test_a_sound_store_has_nothing_to_tell(sound: Path) -> None:
 
 
 def current_batches(directory: Path) -> int:
-    """Batches in the last segments, whose indexes are made again at every start and not looked at."""
+    """Send batches to the last segments, whose indexes every start makes again and verify does not check."""
     with_index = [max((directory / f"log-{n}").glob("*.index")) for n in (0, 1)]
     return sum((path.stat().st_size - DERIVED_HEADER_SIZE) // INDEX_ENTRY_SIZE for path in with_index)
 
 
 def vouched_bytes(path: Path) -> int:
-    """How much of a file of a sound store the checkpoint vouches for."""
+    """Return how many bytes of a file of a sound store the checkpoint vouches for."""
     if path.name == "lock":
         return 0
     last = max(path.parent.glob("*.messages"), default=None)
     if path.suffix == ".index" and last is not None and path.stem == last.stem:
-        return 0  # of the current segment: made again at every start
+        return 0  # of the current segment: every start makes it again
     if path == last or path.suffix == ".pulls":
         return len(path.read_bytes().rstrip(b"\0"))
     return path.stat().st_size
@@ -144,7 +144,7 @@ def test_every_cut_file_is_a_fault(sound: Path, tmp_path: Path, data: st.DataObj
 
 
 def test_missing_files(sound: Path, tmp_path: Path) -> None:
-    """Without derived files the store is sound; without any other it is not, but for the lock and an old checkpoint."""
+    """The store is sound without derived files, the lock and an old checkpoint, and unsound without any other file."""
     old = min(sound.glob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1]))
     for path in files_of(sound):
         copy = tmp_path / "copy"
@@ -207,7 +207,7 @@ def damage(directory: Path, position: int, partition: int = 0) -> Path:
     return path
 
 
-def test_what_recovery_has_recorded_is_a_note(tmp_path: Path) -> None:
+def test_recorded_holes_are_notes(tmp_path: Path) -> None:
     directory = tmp_path / "data"
     store = open_store(directory)
     sender = Sender(store)
@@ -301,7 +301,7 @@ def test_claims_that_the_log_does_not_bear(tmp_path: Path) -> None:
 
 
 def test_rows_that_are_not_the_logs(sound: Path, tmp_path: Path) -> None:
-    """Files whose own checksums are right, of another segment or with rows of their own."""
+    """Files with right checksums, but of another segment or with other rows."""
     copy = tmp_path / "copy"
     shutil.copytree(sound, copy)
     sealed = sorted((copy / "consumer-log" / "0").glob("*.order"))
@@ -390,7 +390,7 @@ def test_findings_of_one_file_are_bounded(tmp_path: Path) -> None:
     assert (report.faults, len(report.findings), report.left_out) == (50, 20, 30)
 
 
-def test_a_segment_that_nobody_knows_is_a_note(sound: Path, tmp_path: Path) -> None:
+def test_a_segment_that_no_checkpoint_knows_is_a_note(sound: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(sound, copy)
     first = min((copy / "log-0").glob("*.messages"))
@@ -423,7 +423,7 @@ def test_a_directory_that_two_partitions_have_is_a_fault_and_no_live_segment_is_
 
 
 def _names(directory: Path) -> list[str]:
-    """One of each kind of data file in a stopped store."""
+    """Return one of each kind of data file in a stopped store."""
     kinds = {path.suffix or path.name.split("-")[0]: path for path in files_of(directory)}
     return sorted(str(path.relative_to(directory)) for path in kinds.values())
 
@@ -450,7 +450,7 @@ def _as_device(path: Path) -> None:
     ("make_one", "kind"),
     [(_as_fifo, "a FIFO"), (_as_socket, "a socket"), (_as_device, "a device"), (Path.mkdir, "a directory")],
 )
-def test_what_is_no_file_is_named_and_nobody_waits_for_it(
+def test_things_that_are_no_files_are_named_and_not_opened(
     sound: Path, tmp_path: Path, make_one: Callable[[Path], None], kind: str
 ) -> None:
     names = _names(sound)
