@@ -339,10 +339,10 @@ class FakeDisk(Disk):
         self._look(fd, sum(map(len, buffers)), offset)
         return self.files.preadv(fd, buffers, offset)
 
-    def open_aside(self, path: Path) -> int:
+    def open_uncached(self, path: Path) -> int:
         return self.open(path, os.O_RDONLY)
 
-    def preadv_aside(self, fd: int, buffer: memoryview, offset: int) -> int:
+    def preadv_uncached(self, fd: int, buffer: memoryview, offset: int) -> int:
         return self.preadv(fd, [buffer], offset)
 
     def map(self, fd: int, length: int) -> mmap.mmap:

@@ -236,10 +236,10 @@ class SimulatedFiles(Disk):
     def will_need(self, fd: int, offset: int, size: int) -> None:
         """All of it is in memory."""
 
-    def open_aside(self, path: Path) -> int:
+    def open_uncached(self, path: Path) -> int:
         return self.open(path, os.O_RDONLY)
 
-    def preadv_aside(self, fd: int, buffer: memoryview, offset: int) -> int:
+    def preadv_uncached(self, fd: int, buffer: memoryview, offset: int) -> int:
         return self.preadv(fd, [buffer], offset)
 
     def aside(self) -> None:

@@ -17,7 +17,14 @@ from crc32c import crc32c
 from qmq.errors import BadBytes, ForeignFile, StorageError
 from qmq.format.layout import DERIVED_HEADER_SIZE, ENTRIES_MAGIC, ENTRY_DTYPE, ENTRY_SIZE, SEGMENT_HEADER_SIZE
 from qmq.storage.consumer_log.header import DerivedHeader, crc_of_body, entries_path, order_path, parse_derived
-from qmq.storage.consumer_log.sealed_segment import NO_ROWS, PLACE, SealedSegment, count_before, map_entries, need_rows
+from qmq.storage.consumer_log.sealed_segment import (
+    BATCH_RANGE,
+    NO_ROWS,
+    SealedSegment,
+    count_before,
+    map_entries,
+    need_rows,
+)
 from qmq.storage.consumer_log.subject_lookup import Shelves, no_touch
 from qmq.storage.consumer_log.subject_order import (
     BLOCK_ROWS,
@@ -174,7 +181,7 @@ class Journal:
         if not self.count:
             return self.base + SEGMENT_HEADER_SIZE
         rows, start = self.rows_at(self.count - 1)
-        position, size = PLACE.unpack_from(rows.data.cast("B"), (self.count - 1 - start) * ENTRY_SIZE)
+        position, size = BATCH_RANGE.unpack_from(rows.data.cast("B"), (self.count - 1 - start) * ENTRY_SIZE)
         return int(position + size)
 
     def seal(self) -> None:

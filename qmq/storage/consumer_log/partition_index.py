@@ -27,7 +27,7 @@ from qmq.format.batch import EntryRow
 from qmq.format.layout import ENTRY, ENTRY_SIZE
 from qmq.storage.consumer_log.active import Journal
 from qmq.storage.consumer_log.header import DerivedHeader, delete_others
-from qmq.storage.consumer_log.sealed_segment import NO_ROWS, PLACE, SEQUENCES, STORED_AT, SealedSegment
+from qmq.storage.consumer_log.sealed_segment import BATCH_RANGE, NO_ROWS, SEQUENCES, STORED_AT, SealedSegment
 from qmq.storage.consumer_log.sealed_set import Reread, SealedSegments, find_sealed, make_again, seal
 from qmq.storage.consumer_log.subject_lookup import Shelves, SubjectRows, in_row_range, no_touch, take
 from qmq.storage.consumer_log.subject_order import BLOCK_ROWS, Rows
@@ -178,10 +178,10 @@ class ConsumerLog:
 
     def _clean(self) -> None:
         """Delete the files of segments that are gone, and of the one that is fed again."""
-        kept = {path.name for segment in self._sealed.segments for path in (segment.path, segment.order_path)}
+        in_use = {path.name for segment in self._sealed.segments for path in (segment.path, segment.order_path)}
         if self._journal.count:
-            kept.add(self._journal.path.name)
-        delete_others(self._disk, self.directory, kept)
+            in_use.add(self._journal.path.name)
+        delete_others(self._disk, self.directory, in_use)
 
     # --- adding ----------------------------------------------------------------------------------------------------
 
@@ -206,11 +206,11 @@ class ConsumerLog:
         """Let the rows of batches before *position* be read; rows once published stay so."""
         end = self.end_row
         if self.visible_row < end:
-            if self._place(end - 1)[0] < position:
+            if self._batch_range(end - 1)[0] < position:
                 self.visible_row = end
             else:
                 waiting = range(self.visible_row, end)
-                self.visible_row += bisect_left(waiting, position, key=lambda row: self._place(row)[0])
+                self.visible_row += bisect_left(waiting, position, key=lambda row: self._batch_range(row)[0])
 
     def roll(self, base: int) -> None:
         """End the full segment, and begin the next one at *base*. Never fails.
@@ -299,18 +299,18 @@ class ConsumerLog:
         No ``seal_pending`` may be running.
         """
         self._settle()
-        gone = self._sealed.remove(base)
-        self._orders_missing = [segment for segment in self._orders_missing if segment is not gone]
-        if gone.first_row == self.first_row:
-            self.first_row += gone.count
+        removed = self._sealed.remove(base)
+        self._orders_missing = [segment for segment in self._orders_missing if segment is not removed]
+        if removed.first_row == self.first_row:
+            self.first_row += removed.count
             return
         for segment in self._sealed.segments:
-            segment.first_row -= gone.count if segment.header.base > base else 0
+            segment.first_row -= removed.count if segment.header.base > base else 0
         for journal in (*self._frozen, self._journal):
-            journal.first_row -= gone.count
-        self.buffer_row -= gone.count
-        self.visible_row -= gone.count
-        self.end_row -= gone.count
+            journal.first_row -= removed.count
+        self.buffer_row -= removed.count
+        self.visible_row -= removed.count
+        self.end_row -= removed.count
 
     # --- reading by row --------------------------------------------------------------------------------------------
 
@@ -347,7 +347,7 @@ class ConsumerLog:
     def rows_since(self, position: int) -> Iterator[Rows]:
         """Yield all rows of batches at or behind *position*, also those that cannot be read yet. Raises as ``rows``."""
         stored = range(self.first_row, self.end_row)
-        row = self.first_row + bisect_left(stored, position, key=lambda row: self._place(row)[0])
+        row = self.first_row + bisect_left(stored, position, key=lambda row: self._batch_range(row)[0])
         while row < self.end_row:
             rows, start = self._rows_at(row)
             rows = rows[row - start : self.end_row - start]
@@ -365,19 +365,19 @@ class ConsumerLog:
     def row_at_position(self, position: int) -> int:
         """Return the first readable row at or after *position*; ``visible_row`` when there is none. About 50 us."""
         readable = range(self.first_row, self.visible_row)
-        return self.first_row + bisect_left(readable, position, key=lambda row: self._place(row)[0])
+        return self.first_row + bisect_left(readable, position, key=lambda row: self._batch_range(row)[0])
 
     def row_at_time(self, stored_at_us: int) -> int:
         """Return the first readable row stored at or after a time; ``visible_row`` when there is none. About 50 us."""
         readable = range(self.first_row, self.visible_row)
         return self.first_row + bisect_left(readable, stored_at_us, key=self._stored_at)
 
-    def _place(self, row: int) -> tuple[int, int]:
+    def _batch_range(self, row: int) -> tuple[int, int]:
         """Return position and size of the batch of a row."""
         if row >= self.buffer_row:
-            return PLACE.unpack_from(self._data, (row - self.buffer_row) * ENTRY_SIZE)
+            return BATCH_RANGE.unpack_from(self._data, (row - self.buffer_row) * ENTRY_SIZE)
         rows, start = self._rows_at(row)
-        return PLACE.unpack_from(rows.data.cast("B"), (row - start) * ENTRY_SIZE)
+        return BATCH_RANGE.unpack_from(rows.data.cast("B"), (row - start) * ENTRY_SIZE)
 
     def _stored_at(self, row: int) -> int:
         rows, start = self._rows_at(row)

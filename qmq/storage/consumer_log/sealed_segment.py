@@ -28,7 +28,7 @@ from qmq.storage.disk.disk import BAD_SECTOR, Disk, failure, read_fully
 from qmq.storage.message_log.cold_reads import FileRange, Residence
 
 #: Fields of an entry: position and size of the batch; first sequence and count of the run; when it was stored.
-PLACE: Final = struct.Struct("<8xQ28xI")
+BATCH_RANGE: Final = struct.Struct("<8xQ28xI")
 SEQUENCES: Final = struct.Struct("<Q20xI")
 STORED_AT: Final = struct.Struct("<16xQ")
 
@@ -37,7 +37,7 @@ _AROUND_BYTES: Final = 256 << 10
 _RESTART: Final = "restart the broker, which makes it again"
 NO_ROWS: Final[Rows] = np.empty(0, ENTRY_DTYPE)
 
-assert PLACE.size == ENTRY_SIZE
+assert BATCH_RANGE.size == ENTRY_SIZE
 
 
 def map_entries(disk: Disk, fd: int, count: int) -> Rows:
@@ -73,7 +73,9 @@ def need_rows(residence: Residence, path: Path, rows: Rows, first: int, stop: in
 def count_before(rows: Rows, position: int) -> int:
     """Return how many of the rows lie before *position*."""
     data = rows.data.cast("B") if len(rows) else memoryview(b"")
-    return bisect_left(range(len(rows)), position, key=lambda index: PLACE.unpack_from(data, index * ENTRY_SIZE)[0])
+    return bisect_left(
+        range(len(rows)), position, key=lambda index: BATCH_RANGE.unpack_from(data, index * ENTRY_SIZE)[0]
+    )
 
 
 class SealedSegment:

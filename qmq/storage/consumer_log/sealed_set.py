@@ -132,14 +132,14 @@ class SealedSegments:
 
     def remove(self, base: int) -> SealedSegment:
         """Remove the segment at *base*, and return it."""
-        gone = self.at(base)
-        self.segments.remove(gone)
-        if gone in self._mapped:
-            self._mapped.remove(gone)
-            gone.unmap()
-        if gone.count:
-            self.shelves.remove(gone)
-        return gone
+        removed = self.at(base)
+        self.segments.remove(removed)
+        if removed in self._mapped:
+            self._mapped.remove(removed)
+            removed.unmap()
+        if removed.count:
+            self.shelves.remove(removed)
+        return removed
 
     def at(self, base: int) -> SealedSegment:
         """Return the segment at *base*."""

@@ -44,12 +44,12 @@ class SubjectRows(NamedTuple):
 class Shelf:
     """Up to 64 ranges."""
 
-    __slots__ = ("_gone", "_left", "_marked", "_words", "row_ranges")
+    __slots__ = ("_removed", "_left", "_marked", "_words", "row_ranges")
 
     def __init__(self) -> None:
         self.row_ranges: list[RowRange] = []
         self._left = self.row_ranges  # the ranges that were not removed
-        self._gone = 0  # a bit for each range that was removed
+        self._removed = 0  # a bit for each range that was removed
         self._marked = 0
         self._words: npt.NDArray[np.uint64] = np.zeros(0, np.uint64)
 
@@ -62,15 +62,15 @@ class Shelf:
     def with_subject(self, subject: int, touch: Touch) -> list[RowRange]:
         """Return the ranges that have rows of a subject, in order."""
         while self._marked < len(self.row_ranges):
-            if self._gone >> self._marked & 1:
+            if self._removed >> self._marked & 1:
                 self._marked += 1
                 continue
             touch(self.row_ranges[self._marked])
             self._mark(self.row_ranges[self._marked].subjects())
         if subject >= len(self._words):
             return []
-        word = int(self._words[subject]) & ~self._gone
-        if word == (1 << len(self.row_ranges)) - 1 & ~self._gone:
+        word = int(self._words[subject]) & ~self._removed
+        if word == (1 << len(self.row_ranges)) - 1 & ~self._removed:
             return self._left
         with_rows = []
         while word:
@@ -81,8 +81,8 @@ class Shelf:
 
     def remove(self, row_range: RowRange) -> None:
         """Leave a range out from now on."""
-        self._gone |= 1 << self.row_ranges.index(row_range)
-        self._left = [one for place, one in enumerate(self.row_ranges) if not self._gone >> place & 1]
+        self._removed |= 1 << self.row_ranges.index(row_range)
+        self._left = [one for index, one in enumerate(self.row_ranges) if not self._removed >> index & 1]
 
     @property
     def is_over(self) -> bool:
@@ -134,16 +134,16 @@ class Shelves:
 
         Looks at shelves from the last one back to the one that has *sequence*, then forward.
         """
-        place = len(self._shelves)
-        while place > 0:
-            place -= 1
-            with_subject = self._shelves[place].with_subject(subject, self._touch)
+        start = len(self._shelves)
+        while start > 0:
+            start -= 1
+            with_subject = self._shelves[start].with_subject(subject, self._touch)
             if with_subject and first_sequence(with_subject[0], subject, self._touch) <= sequence:
                 break
-        for number in range(place, len(self._shelves)):
+        for number in range(start, len(self._shelves)):
             with_subject = self._shelves[number].with_subject(subject, self._touch)
             skip = 0
-            if number == place and len(with_subject) > 1:
+            if number == start and len(with_subject) > 1:
                 skip = bisect_right(with_subject, sequence, key=lambda s: first_sequence(s, subject, self._touch))
             for row_range in with_subject[max(0, skip - 1) :]:
                 found = in_row_range(row_range, subject, sequence, self._touch)

@@ -130,8 +130,8 @@ def _place_block(rows: Rows, start: int, free: Numbers, permutation: Numbers) ->
     """Put the rows of one block into the permutation; *free* is the next free index of each subject."""
     block = sort_block(rows)
     subjects, heads, lengths = _groups(rows["subject"].take(block))
-    places = np.repeat(free[subjects] - heads, lengths) + np.arange(len(block))
-    permutation[places] = block.astype(np.uint32) + np.uint32(start)
+    targets = np.repeat(free[subjects] - heads, lengths) + np.arange(len(block))
+    permutation[targets] = block.astype(np.uint32) + np.uint32(start)
     free[subjects] += lengths.astype(np.uint32)
 
 
@@ -216,11 +216,11 @@ class Order:
         subjects = self.subjects()
         count = len(subjects)
         key: Any = np.uint32(subject)  # a plain int would make numpy copy the column
-        place = int(subjects.searchsorted(key))
-        if place == count or subjects[place] != subject:
+        index = int(subjects.searchsorted(key))
+        if index == count or subjects[index] != subject:
             return ()
-        self._need(count + place, count + place + 2)
-        start, stop = self._starts[place], self._starts[place + 1]
+        self._need(count + index, count + index + 2)
+        start, stop = self._starts[index], self._starts[index + 1]
         self._need(2 * count + 1 + start, 2 * count + 1 + stop)
         return self._permutation[start:stop]
 

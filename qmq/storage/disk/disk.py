@@ -131,13 +131,13 @@ class Disk:
     def preadv(self, fd: int, buffers: Sequence[bytearray | memoryview], offset: int) -> int:
         return os.preadv(fd, buffers, offset)
 
-    def open_aside(self, path: Path) -> int:
-        """Open a file for ``preadv_aside``, without read-ahead."""
+    def open_uncached(self, path: Path) -> int:
+        """Open a file for ``preadv_uncached``, without read-ahead."""
         fd = self.open(path, os.O_RDONLY)
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
         return fd
 
-    def preadv_aside(self, fd: int, buffer: memoryview, offset: int) -> int:
+    def preadv_uncached(self, fd: int, buffer: memoryview, offset: int) -> int:
         """Read bytes and leave the page cache as it was: pages from the first one that was not in memory are dropped
         again.
         """

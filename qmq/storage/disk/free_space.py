@@ -50,11 +50,11 @@ class Room:
                 free, total = self._disk.room(directory)
             except OSError as error:
                 raise failure(error, "see how much is free on the disk of", directory) from error
-            kept = min(self._keep_bytes, total // PARTS)
-            if free - size < kept:
+            reserved = min(self._keep_bytes, total // PARTS)
+            if free - size < reserved:
                 raise StorageFull(
-                    f"the disk of {directory} has {free} bytes free, and keep_free_bytes keeps {kept} for checkpoints "
-                    "and acknowledgements; free some space: sends are taken again as soon as there is room"
+                    f"the disk of {directory} has {free} bytes free, and keep_free_bytes keeps {reserved} for "
+                    "checkpoints and acknowledgements; free some space: sends are taken again as soon as there is room"
                 )
-            left = min(left, free - size - kept, kept // _AGAIN_PARTS)
+            left = min(left, free - size - reserved, reserved // _AGAIN_PARTS)
         self._left = left

@@ -38,8 +38,8 @@ class ItemLogClaim(NamedTuple):
     next_number: int
     next_run: int
     runs: list[tuple[int, int, int, int]]  # run number, items, number of the first item, and number behind the last one
-    kept: bytes
-    gone: list[tuple[int, int]]
+    in_memory: bytes
+    taken_out: list[tuple[int, int]]
 
 
 class ItemLog(RunOwner):
@@ -52,7 +52,7 @@ class ItemLog(RunOwner):
         super().__init__(disk, directory, store_id, dtype, damaged)
         self._in_memory: list[Items] = []  # arrays of one item
         self._runs: list[NumberedRun] = []
-        self._gone = Intervals()  # all numbers below the next one that were taken out
+        self._taken_out = Intervals()  # all numbers below the next one that were taken out
         self._untidy = False  # items were taken out since the last tidying
         self._next_number = 1
         self._spill_at = MEMORY_ITEMS
@@ -62,7 +62,7 @@ class ItemLog(RunOwner):
 
     def __len__(self) -> int:
         """Return the number of items that were not taken out."""
-        return self._next_number - 1 - self._gone.size
+        return self._next_number - 1 - self._taken_out.size
 
     def add(self, items: Items) -> None:
         """Add items, with the next numbers. When they are too many for memory and no run can be written (a full disk),
@@ -81,7 +81,7 @@ class ItemLog(RunOwner):
                 self._spill_at = len(self._in_memory) + MEMORY_ITEMS // 8
 
     def _spill(self) -> None:
-        self._forget_gone()
+        self._drop_taken_out()
         if len(self._in_memory) > MEMORY_ITEMS // 2:
             self._runs.append(self._run_of(np.concatenate(self._in_memory)))
             self._in_memory = []
@@ -92,17 +92,17 @@ class ItemLog(RunOwner):
         numbers = items["number"]
         return NumberedRun(int(numbers[0]), int(numbers[-1]) + 1, self._add_run(items))
 
-    def _forget_gone(self) -> None:
+    def _drop_taken_out(self) -> None:
         """Drop items in memory that were taken out."""
-        self._in_memory = [item for item in self._in_memory if int(item["number"][0]) not in self._gone]
+        self._in_memory = [item for item in self._in_memory if int(item["number"][0]) not in self._taken_out]
 
     def _left_in(self, one: NumberedRun) -> int:
-        return sum(end - start for start, end in self._gone.missing(one.first, one.end))
+        return sum(end - start for start, end in self._taken_out.missing(one.first, one.end))
 
     def _tidy(self) -> None:
         """Drop runs that have no items left; merge neighbours that have less than half of theirs left."""
         self._untidy = False
-        self._forget_gone()
+        self._drop_taken_out()
         left = [(one, count) for one in self._runs if (count := self._left_in(one))]
         self._runs = [one for one, _ in left]
         for at in range(len(left)):
@@ -124,10 +124,10 @@ class ItemLog(RunOwner):
         first, last = self._runs[at].first, self._runs[end - 1].end
         self._runs[at:end] = [self._run_of(items)] if len(items) else []
         there = set(items["number"].tolist())
-        for start, stop in self._gone.missing(first, last):
+        for start, stop in self._taken_out.missing(first, last):
             for number in range(start, stop):
                 if number not in there:  # it was rotten in both files, which was reported
-                    self._gone.add(number, number + 1)
+                    self._taken_out.add(number, number + 1)
 
     def after(self, number: int) -> Iterator[Items]:
         """Yield the items with a higher number that were not taken out, ascending, in blocks. Raises StorageFailed."""
@@ -150,10 +150,10 @@ class ItemLog(RunOwner):
                 yield self._left(block)
 
     def _left(self, items: Items) -> Items:
-        gone = self._gone
-        if not gone.size:
+        taken_out = self._taken_out
+        if not taken_out.size:
             return items
-        return items[[number not in gone for number in items["number"].tolist()]]
+        return items[[number not in taken_out for number in items["number"].tolist()]]
 
     @property
     def next_number(self) -> int:
@@ -165,15 +165,15 @@ class ItemLog(RunOwner):
         start, count = self._next_number, number - self._next_number
         if count > 0:
             self._next_number = number
-            self._gone.add(start, number)
+            self._taken_out.add(start, number)
 
     def has(self, number: int) -> bool:
         """Return whether the item of that number was added and not taken out."""
-        return 0 < number < self._next_number and number not in self._gone
+        return 0 < number < self._next_number and number not in self._taken_out
 
     def take_out(self, start: int, end: int) -> int:
         """Take out the items with numbers [start, end); return how many there were."""
-        taken = self._gone.add(start, min(end, self._next_number))
+        taken = self._taken_out.add(start, min(end, self._next_number))
         self._untidy |= taken > 0
         return taken
 
@@ -182,8 +182,8 @@ class ItemLog(RunOwner):
         if self._untidy:
             self._tidy()
         runs = [(one.run.number, one.run.items, one.first, one.end) for one in self._runs]
-        kept = b"".join(item.tobytes() for item in self._in_memory)
-        return ItemLogClaim(self._next_number, self._next_run, runs, kept, list(self._gone))
+        in_memory = b"".join(item.tobytes() for item in self._in_memory)
+        return ItemLogClaim(self._next_number, self._next_run, runs, in_memory, list(self._taken_out))
 
     def restore(self, claim: ItemLogClaim) -> None:
         """Take over the state that ``claim`` returned."""
@@ -191,7 +191,7 @@ class ItemLog(RunOwner):
         self._runs = [
             NumberedRun(first, end, self._run(RunClaim(number, items, 0))) for number, items, first, end in claim.runs
         ]
-        kept = np.frombuffer(claim.kept, self._dtype)
-        self._in_memory = [kept[at : at + 1] for at in range(len(kept))]
-        for start, end in claim.gone:
-            self._gone.add(start, end)
+        loose = np.frombuffer(claim.in_memory, self._dtype)
+        self._in_memory = [loose[at : at + 1] for at in range(len(loose))]
+        for start, end in claim.taken_out:
+            self._taken_out.add(start, end)

@@ -121,8 +121,8 @@ class SegmentToDrop(NamedTuple):
     def sequence_behind(self, number: int) -> int:
         """Return the sequence behind the segment's last message of a subject; 0 when it has none."""
         key: Any = np.uint32(number)  # a plain int would make numpy copy the column
-        place = int(self.had.subjects.searchsorted(key, "right")) - 1
-        return int(self.had.ends[place]) if place >= 0 and int(self.had.subjects[place]) == number else 0
+        index = int(self.had.subjects.searchsorted(key, "right")) - 1
+        return int(self.had.ends[index]) if index >= 0 and int(self.had.subjects[index]) == number else 0
 
 
 class OldSegment:
@@ -150,8 +150,8 @@ class OldSegment:
         count = self._mine.count
         if not count:
             return _NO_STAMP
-        place = DERIVED_HEADER_SIZE + (count - 1) * ENTRY_SIZE
-        last = self._read(self._mine.path, ENTRY_SIZE, place)
+        offset = DERIVED_HEADER_SIZE + (count - 1) * ENTRY_SIZE
+        last = self._read(self._mine.path, ENTRY_SIZE, offset)
         return int(STORED_AT.unpack_from(last)[0])
 
     def rows(self) -> Rows:

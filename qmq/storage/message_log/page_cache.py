@@ -80,17 +80,17 @@ class AtHand:
         """Return these bytes, from the map if that waits for no disk, else by a read. Raises as ``view`` does."""
         if self.has(position, size):
             return self._log.view(position, size)
-        place = self._log.file_offset_of(position)
+        at = self._log.file_offset_of(position)
         try:
-            fd = self._disk.open(place.path, os.O_RDONLY)
+            fd = self._disk.open(at.path, os.O_RDONLY)
             try:
-                found = read_fully(self._disk, fd, size, place.offset)
+                found = read_fully(self._disk, fd, size, at.offset)
             finally:
                 self._disk.close(fd)
         except OSError as error:
-            raise failure(error, "read", place.path, position) from error
+            raise failure(error, "read", at.path, position) from error
         if len(found) < size:
-            raise BadBytes(f"{place} has {len(found)} bytes of {size}; run qmq verify")
+            raise BadBytes(f"{at} has {len(found)} bytes of {size}; run qmq verify")
         return memoryview(found)
 
     def count(self, positions: Positions, sizes: Positions, now_us: int | None = None) -> int:
@@ -134,9 +134,9 @@ class AtHand:
         first = start // PAGE
         cold = missing[(ends - base - 1) // PAGE - first + 1] > missing[(starts - base) // PAGE - first]
         known = self._log.unreadable
-        for place in np.flatnonzero(cold).tolist():
-            if known.first_in(int(starts[place]), int(ends[place] - starts[place])) is None:
-                return int(place)
+        for index in np.flatnonzero(cold).tolist():
+            if known.first_in(int(starts[index]), int(ends[index] - starts[index])) is None:
+                return int(index)
         return None
 
     def read(self, positions: Positions, sizes: Positions, *, onward: bool) -> ColdRead:

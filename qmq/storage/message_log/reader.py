@@ -107,9 +107,9 @@ class Scanner:
                     position = known_end = position + right.size
                     continue
                 else:
-                    place = self._next_position(window, position + 1)
-                    blind += place - position
-                    position = place
+                    following = self._next_position(window, position + 1)
+                    blind += following - position
+                    position = following
                     continue
             if position > found.end:
                 found.holes.append(Hole(found.end, position))
@@ -143,11 +143,11 @@ class Scanner:
         while position + BATCH_HEADER_SIZE <= window.stop:
             window.need(position, BATCH_HEADER_SIZE)
             view = window.at(position)[:step]
-            for place in candidates(view, position):
-                window.need(place, BATCH_HEADER_SIZE)
-                window.need(place, _wanted(window.at(place), place))
-                if self._right_header(window.at(place), place) is not None:
-                    return place
+            for candidate in candidates(view, position):
+                window.need(candidate, BATCH_HEADER_SIZE)
+                window.need(candidate, _wanted(window.at(candidate), candidate))
+                if self._right_header(window.at(candidate), candidate) is not None:
+                    return candidate
             position += len(view) - _POSITION_BYTES + 1
             step = min(2 * step, WINDOW_BYTES)
         return window.stop
@@ -174,8 +174,8 @@ def candidates(view: memoryview, position: int) -> list[int]:
     if not len(found):
         return []
     positions = np.ndarray((count,), "<u8", view, _POSITION_OFFSET, (1,))[found]
-    places = found.astype(np.uint64) + np.uint64(position)
-    return [int(place) for place in places[positions == places]]
+    claimed = found.astype(np.uint64) + np.uint64(position)
+    return [int(one) for one in claimed[positions == claimed]]
 
 
 def _wanted(batch: memoryview, position: int) -> int:

@@ -129,8 +129,8 @@ def read_pull_log(disk: Disk, directory: Path, store_id: bytes, secret: bytes, c
         if base > end:
             found.holes.append(Hole(end, base))
         try:
-            said, cut = _check_header(bytes(data[:PULL_FILE_HEADER_SIZE]), path, store_id, base)
-            generation = max(generation, said)
+            in_header, cut = _check_header(bytes(data[:PULL_FILE_HEADER_SIZE]), path, store_id, base)
+            generation = max(generation, in_header)
             found.cut(cut, base)
         except BadBytes as error:  # every record has a checksum of its own
             problem = str(error)
@@ -188,9 +188,9 @@ def rewrite_pull_log(disk: Disk, directory: Path, found: PullLogContent) -> None
             fd = disk.open(path, os.O_RDWR)
             try:
                 there = min(disk.size(fd), PULL_FILE_HEADER_SIZE)
-                places = [(0, there)] if there else []
-                places += [(one.position - base, PULL_RECORD_HEADER_SIZE + len(one.payload)) for one in mine]
-                for offset, size in places:
+                parts = [(0, there)] if there else []
+                parts += [(one.position - base, PULL_RECORD_HEADER_SIZE + len(one.payload)) for one in mine]
+                for offset, size in parts:
                     write_fully(disk, fd, [read_fully(disk, fd, size, offset)], offset)
                 disk.fdatasync(fd)
             finally:
@@ -248,9 +248,9 @@ def _next_record(data: memoryview, offset: int, base: int, secret: bytes) -> int
     likely = (octets[offset + 3 : last + 3] == 0) & (octets[offset + 9 : last + 9] == 0)
     likely &= (octets[offset + 10 : last + 10] == 0) & (octets[offset + 11 : last + 11] == 0)
     likely &= (octets[offset:last] != 0) | (octets[offset + 1 : last + 1] != 0) | (octets[offset + 2 : last + 2] != 0)
-    for place in (np.flatnonzero(likely) + offset).tolist():
-        if record_at(data, place, base, secret) is not None:
-            return int(place)
+    for candidate in (np.flatnonzero(likely) + offset).tolist():
+        if record_at(data, candidate, base, secret) is not None:
+            return int(candidate)
     return len(data)
 
 

@@ -133,12 +133,12 @@ class DerivedCheck:
             if not len(found):
                 self._missing += len(expected)
                 return
-            kept = _outside(found, holes)
-            same = kept == expected[: len(kept)]
+            good = _outside(found, holes)
+            same = good == expected[: len(good)]
             if not same.all():
                 at = int(np.flatnonzero(~same)[0])
                 self._differs(self._next - len(found) + at, expected[at])
-            expected = expected[len(kept) :]
+            expected = expected[len(good) :]
 
     def _differs(self, record: int, expected: Any) -> None:
         self._failed = True

@@ -81,12 +81,12 @@ class GroupsCheck:
     def run(self) -> None:
         """Fill the report. Raises OSError and StorageError."""
         self._check_pulls()
-        for place, claim in enumerate(self._claims):
+        for age, claim in enumerate(self._claims):
             for name, runs in claim.runs.items():
-                known = self._claims[0].runs[name].items if place and name in self._claims[0].runs else {}
+                known = self._claims[0].runs[name].items if age and name in self._claims[0].runs else {}
                 for number, items in runs.items.items():
                     if number not in known:
-                        self._check_run(self._directory / name, number, runs.item_size, items, is_fault=not place)
+                        self._check_run(self._directory / name, number, runs.item_size, items, is_fault=not age)
         self._look_for_foreign_files()
 
     # --- the pull log ------------------------------------------------------------------------------------------------
@@ -102,8 +102,8 @@ class GroupsCheck:
         if not self._claims and bases:
             start = bases[0]  # no checkpoint is good: a start reads all files
         found = read_pull_log(self._disk, directory, self._identity.store_id, self._identity.secret, start)
-        for place, base in enumerate(bases):
-            self._report.count("pulls", self._size(pull_file_path(directory, base)), 0 if place else len(found.records))
+        for index, base in enumerate(bases):
+            self._report.count("pulls", self._size(pull_file_path(directory, base)), 0 if index else len(found.records))
         passed = self._passed(directory, bases)
         for hole in found.holes:
             base = max((base for base in bases if base <= hole.start), default=hole.start)
@@ -127,9 +127,9 @@ class GroupsCheck:
         """
         passed, newest = set[int](), [1]
         generations = [pull_file_generation(self._disk, directory, self._identity.store_id, base) for base in bases]
-        for place, base in enumerate(bases):
-            newest.append(generations[place] or newest[-1])
-            if any(later is not None and later > newest[-1] for later in generations[place + 1 :]):
+        for index, base in enumerate(bases):
+            newest.append(generations[index] or newest[-1])
+            if any(later is not None and later > newest[-1] for later in generations[index + 1 :]):
                 passed.add(base)
         return passed
 

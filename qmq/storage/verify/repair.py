@@ -178,9 +178,9 @@ def _repair_one(directory: Path, disk: Disk, now_us: int, progress: Progress | N
     return done
 
 
-def _half(progress: Progress | None, place: int) -> Progress | None:
+def _half(progress: Progress | None, pass_number: int) -> Progress | None:
     """Return the progress of one of the two times that everything is read."""
-    return None if progress is None else lambda done, total: progress(done + place * total, 2 * total)
+    return None if progress is None else lambda done, total: progress(done + pass_number * total, 2 * total)
 
 
 def _check_is_ours(directory: Path, disk: Disk) -> None:
@@ -243,19 +243,19 @@ def _compared(disk: Disk, wrong: list[Finding], after: VerifyReport, lost: set[F
     left = {(finding.file, finding.position) for finding in _wrong(after, disk)}
     known = {(finding.file, finding.position) for finding in after.findings} - left
     for finding in wrong:
-        place = finding.file, finding.position
-        if place in left:
+        key = finding.file, finding.position
+        if key in left:
             outcome = Outcome.LEFT
         elif _is_derived(finding):
             outcome = Outcome.MADE_AGAIN
-        elif place in lost or (finding.file.suffix == SEGMENT_SUFFIX and place in known):
+        elif key in lost or (finding.file.suffix == SEGMENT_SUFFIX and key in known):
             outcome = Outcome.GIVEN_UP
         else:
             outcome = Outcome.MENDED if disk.exists(finding.file) else Outcome.REMOVED
         yield Treated(finding, outcome)
-    told = {(finding.file, finding.position) for finding in wrong}
+    before = {(finding.file, finding.position) for finding in wrong}
     for finding in _wrong(after, disk):
-        if (finding.file, finding.position) not in told:
+        if (finding.file, finding.position) not in before:
             yield Treated(finding, Outcome.LEFT)
 
 

@@ -265,9 +265,9 @@ class SegmentReader:
             try:
                 view = self._read(position, READ_BYTES)
                 yield len(view)
-                for place in candidates(view, position):
-                    if (yield from self._right_header(place)) is not None:
-                        return place
+                for candidate in candidates(view, position):
+                    if (yield from self._right_header(candidate)) is not None:
+                        return candidate
             except OSError:
                 position += _SECTOR - (position - self._base) % _SECTOR
                 yield 0
@@ -294,8 +294,8 @@ class SegmentReader:
         return self._marked(view, position, marks_of(view, header), reason)
 
     def _marked(self, view: memoryview, position: int, marks: Marks, reason: str) -> PartitionDamage:
-        places = tuple((position + low, high - low) for low, high in marks)
-        return PartitionDamage(self._owner.partition, position, position + parse_header(view).size, reason, places)
+        ranges = tuple((position + low, high - low) for low, high in marks)
+        return PartitionDamage(self._owner.partition, position, position + parse_header(view).size, reason, ranges)
 
     def _read(self, position: int, size: int) -> memoryview:
         """Return *size* bytes from *position* on, fewer where the segment ends.
@@ -305,10 +305,10 @@ class SegmentReader:
         buffer, done = memoryview(bytearray(max(0, min(size, self._end - position)))), 0
         try:
             if self._fd < 0:
-                self._fd = self._disk.open_aside(self.path)
+                self._fd = self._disk.open_uncached(self.path)
                 self._limit = min(self._end, self._base + self._disk.size(self._fd))
             while done < len(buffer):
-                read = self._disk.preadv_aside(self._fd, buffer[done:], position - self._base + done)
+                read = self._disk.preadv_uncached(self._fd, buffer[done:], position - self._base + done)
                 if read <= 0:
                     break
                 done += read
@@ -382,7 +382,7 @@ class _Reader:
         self._close()
         self._reading = path
         try:
-            self._fd = self._disk.open_aside(path)
+            self._fd = self._disk.open_uncached(path)
         except FileNotFoundError:
             return False
         except OSError as error:
@@ -396,7 +396,7 @@ class _Reader:
         buffer, done = memoryview(bytearray(size)), 0
         try:
             while done < size:
-                read = self._disk.preadv_aside(self._fd, buffer[done:], offset + done)
+                read = self._disk.preadv_uncached(self._fd, buffer[done:], offset + done)
                 if read <= 0:
                     break
                 done += read

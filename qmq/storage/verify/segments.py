@@ -278,9 +278,9 @@ class PartitionCheck:
         finally:
             mark[:] = header.mark
         numbers = [self._number_of(name) for name in batch.names]
-        place = (position, header.stored_at_us)
         runs = runs_of(view, header)
-        return entries_of(runs, header, *place, np.array(numbers, np.uint32)[runs["subject"]]), header.size
+        subjects = np.array(numbers, np.uint32)[runs["subject"]]
+        return entries_of(runs, header, position, header.stored_at_us, subjects), header.size
 
     def _header(self, file: _File, position: int, stop: int) -> Header:
         """Return the header at *position*, whose sizes are right since it bears the store's mark. Raises BadBatch."""
@@ -337,12 +337,12 @@ class PartitionCheck:
         while position + BATCH_HEADER_SIZE <= stop:
             view = file.at(position, min(BATCH_HEADER_SIZE, stop - position))[: stop - position]
             searched = len(view)
-            for place in candidates(view, position):
+            for candidate in candidates(view, position):
                 try:
-                    self._header(file, place, stop)
+                    self._header(file, candidate, stop)
                 except BadBatch:
                     continue
-                return place
+                return candidate
             position += max(1, searched - _SEARCH_OVERLAP + 1)
         return stop
 

@@ -64,11 +64,11 @@ class SequenceCheck:
         heads = np.flatnonzero(rows["run"] == 0)
         stamps = rows["stored_at_us"][heads]
         highest = np.maximum.accumulate(np.concatenate((np.array([self._last_us], np.uint64), stamps)))
-        for place in np.flatnonzero(stamps <= highest[:-1]).tolist():
+        for index in np.flatnonzero(stamps <= highest[:-1]).tolist():
             what = (
-                f"the batch's stamp {stamps[place]} is not above {highest[place]}, that of the batch stored before it"
+                f"the batch's stamp {stamps[index]} is not above {highest[index]}, that of the batch stored before it"
             )
-            self._report_row(rows, source, int(heads[place]), what)
+            self._report_row(rows, source, int(heads[index]), what)
         self._last_us = int(highest[-1])
 
     def _check_sequences(self, rows: Rows, source: Indexes) -> None:
@@ -83,9 +83,9 @@ class SequenceCheck:
         before[heads] = self.ends[subjects[heads]]
         new = heads[self.firsts[subjects[heads]] == _NONE]
         before[new] = self.firsts[subjects[new]] = starts[new]
-        for place in np.flatnonzero(before != starts).tolist():
-            jump = int(subjects[place]), int(before[place]), int(starts[place])
-            self._check_jump(rows, source, int(order[place]), *jump)
+        for index in np.flatnonzero(before != starts).tolist():
+            jump = int(subjects[index]), int(before[index]), int(starts[index])
+            self._check_jump(rows, source, int(order[index]), *jump)
         tails = np.append(heads[1:], len(rows)) - 1
         self.ends[subjects[tails]] = ends[tails]
 

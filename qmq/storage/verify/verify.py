@@ -193,7 +193,7 @@ class _Verification:
         return identity
 
     def _check_checkpoints(self, identity: Identity) -> None:
-        for place, number in enumerate(list_checkpoints(self._disk, self._directory)):
+        for age, number in enumerate(list_checkpoints(self._disk, self._directory)):
             path = checkpoint_path(self._directory, number)
             found = read_checkpoint(self._disk, self._directory, number)
             if found.state is FileState.NEWER:
@@ -202,7 +202,7 @@ class _Verification:
                 self._report.fault(path, None, found.reason, "delete it: the one before counts then")
                 continue
             self._report.count("checkpoint", len(read_whole(self._disk, path)), 1)
-            if place >= KEPT:
+            if age >= KEPT:
                 self._report.note(path, None, "is older than the two that are kept", "nothing: it is deleted")
             problem = _contradiction(found.claims, number, identity)
             if problem:

@@ -173,19 +173,19 @@ def test_uncached_reads_give_the_bytes_and_keep_pages_that_were_in_memory(tmp_pa
     disk, path = Disk(), tmp_path / "f"
     content = os.urandom(1 << 20)
     path.write_bytes(content)
-    fd = disk.open_aside(path)
+    fd = disk.open_uncached(path)
     try:
         os.fsync(fd)
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
         os.pread(fd, 65_536, 131_072)  # another process reads this part
         buffer, offset = memoryview(bytearray(65_536)), 0
-        while read := disk.preadv_aside(fd, buffer, offset):
+        while read := disk.preadv_uncached(fd, buffer, offset):
             assert bytes(buffer[:read]) == content[offset : offset + read]
             offset += read
         assert offset == len(content)
         assert os.preadv(fd, [bytearray(65_536)], 131_072, os.RWF_NOWAIT) == 65_536
         with pytest.raises(OSError, match="Bad file"):
-            disk.preadv_aside(-1, buffer, 0)
+            disk.preadv_uncached(-1, buffer, 0)
     finally:
         disk.close(fd)
 
@@ -193,13 +193,13 @@ def test_uncached_reads_give_the_bytes_and_keep_pages_that_were_in_memory(tmp_pa
 def test_uncached_reads_drop_the_pages_that_they_brought(tmp_path: Path) -> None:
     disk, path = Disk(), tmp_path / "f"
     path.write_bytes(os.urandom(1 << 20))
-    fd = disk.open_aside(path)
+    fd = disk.open_uncached(path)
     try:
         os.fsync(fd)
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
         left = []
         for offset in range(0, 1 << 20, 32_768):
-            assert disk.preadv_aside(fd, memoryview(bytearray(32_768)), offset) == 32_768
+            assert disk.preadv_uncached(fd, memoryview(bytearray(32_768)), offset) == 32_768
             left.append(pages_in_memory(fd))
         # Not all: the system keeps pages that another processor is using.
         assert any(after <= before for before, after in pairwise([0, *left]))
