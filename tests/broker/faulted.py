@@ -215,7 +215,7 @@ class World:
                 assert batch.state != "acknowledged"
                 if not effect.error.retryable:
                     assert isinstance(effect.error, SyncFailed), effect.error
-                    left = "cannot be taken away" in str(effect.error)
+                    left = "cannot be removed" in str(effect.error)
                     batch.state = "left" if left else "unknown"
             elif isinstance(effect, Subscribed | Refused) and effect.request in self._subscribing:
                 self._subscribed_to(effect)

@@ -485,7 +485,7 @@ SAFEGUARDS: Final = (
     Mutant(
         "stop where a write that failed cannot be cleaned up after",
         "MessageLog._clean_up",
-        never("self._soiled and self._has_leftovers()"),
+        never("self._is_dirty and self._has_leftovers()"),
         ("tests/storage/message_log/test_partition_log.py", "tests/broker/test_failures.py"),
     ),
     Mutant(

@@ -150,7 +150,7 @@ class GroupFiles:
         return self._log.broken is not None
 
     def take_damaged(self) -> list[StorageError]:
-        """Return the rot in, and the system's errors on, error logs and dead letters since the last call."""
+        """Return the errors about rotten or unreadable error logs and dead letters since the last call."""
         damaged = self._damaged[:]
         self._damaged.clear()
         return damaged
@@ -168,7 +168,7 @@ class GroupFiles:
         return None if owner is None or items is None else (owner.item_size, items)
 
     def full_pull_files(self) -> list[tuple[int, int]]:
-        """Return where each file of the pull log that is full begins and ends."""
+        """Return where each full file of the pull log begins and ends."""
         return self._log.full
 
     # --- error logs and dead letters ---------------------------------------------------------------------------------
@@ -186,7 +186,7 @@ class GroupFiles:
         return made
 
     def delayed(self) -> Schedule:
-        """Return when delayed messages fall due, empty, as ``retries`` does."""
+        """Return the schedule of delayed messages, empty, as ``retries`` does."""
         path = self._directory / DUE_NAME
         made = self._owners[path] = Schedule(self.disk, path, self.store_id, DELAY_DTYPE, self._damaged)
         return made

@@ -85,7 +85,7 @@ def both_rotten(first: Path, second: Path, offset: int) -> str:
     """Return the text about an item that is rotten in both files of a run."""
     return (
         f"{first} and {second.name} are both rotten at byte {offset}: which messages were to be handed out again, or "
-        "were dead, by this item is lost; stop the broker, run qmq repair, and see what the disk says"
+        "were dead, by this item is lost; stop the broker, run qmq repair, and check the disk"
     )
 
 
@@ -226,7 +226,7 @@ class SortedRun:
             self._damaged.append(
                 BadBytes(
                     f"{helped} items of {first} are rotten or gone; they were read from {second.name}; nothing is "
-                    "lost, but see what the disk says; qmq repair mends the file"
+                    "lost, but check the disk; qmq repair mends the file"
                 )
             )
 

@@ -39,7 +39,7 @@ class UnreadableRanges:
         return len(self._ranges)
 
     def add(self, position: int, size: int) -> bool:
-        """Remember *size* bytes from *position* on; False when all of them are known already."""
+        """Add *size* bytes from *position* on; return False when all of them are known already."""
         new = (position, position + size)
         if size <= 0 or any(start <= position and new[1] <= end for start, end in self._near(*new)):
             return False

@@ -44,7 +44,7 @@ class MessageLog:
 
     __slots__ = (
         "_begun", "_ahead", "_created", "_created_synced", "_disk", "_last_viewed", "_maps", "_opened_at", "_retired",
-        "_segment_bytes", "_soiled", "_start", "_sync_lock", "_target", "_unsynced", "broken", "current", "directory",
+        "_segment_bytes", "_is_dirty", "_start", "_sync_lock", "_target", "_unsynced", "broken", "current", "directory",
         "end", "limit", "owner", "reserve", "residence", "sealed", "staged", "staged_end", "synced", "unreadable",
     )  # fmt: skip
 
@@ -70,7 +70,7 @@ class MessageLog:
         self._unsynced: tuple[Segment, ...] = (current,)
         self._retired: list[Segment] = []
         self._created = self._created_synced = 0
-        self._soiled = False
+        self._is_dirty = False
         self.directory = directory
         self.owner = owner
         self.sealed = sealed
@@ -156,7 +156,7 @@ class MessageLog:
             self.check()
         segment, position = self.current, self.end
         try:
-            if self._soiled:
+            if self._is_dirty:
                 self._clean()
             for segment, position, buffers in self._ahead:
                 segment.write(buffers, sum(map(len, buffers)), position - segment.base)
@@ -175,18 +175,18 @@ class MessageLog:
 
     def _clean_up(self, failed: StorageError) -> None:
         """Remove what a failed write left behind the end: whole batches in it would come back after a restart."""
-        self._soiled = True
+        self._is_dirty = True
         with suppress(OSError):
             self._clean()
-        if self._soiled and self._has_leftovers():
+        if self._is_dirty and self._has_leftovers():
             self.broken = self.broken or (
-                f"{failed}, and what was written of it cannot be taken away; nothing more is stored in this partition "
+                f"{failed}, and the bytes that it wrote cannot be removed; nothing more is stored in this partition "
                 "until the broker has been restarted and has read it again"
             )
 
     def _clean(self) -> None:
         self.current.extend(self.end - self.current.base)
-        self._soiled = False
+        self._is_dirty = False
 
     def _has_leftovers(self) -> bool:
         """Return whether bytes may stand behind the end: writes go from front to back."""

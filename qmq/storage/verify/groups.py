@@ -156,8 +156,7 @@ class GroupsCheck:
                 position = SCHEDULE_HEADER_SIZE + item * item_size
                 self._report.add(is_fault, path, position, what, _BOTH if both else _OTHER_COPY)
 
-    # --- foreign files
-    # -------------------------------------------------------------------------------------------------
+    # --- foreign files -----------------------------------------------------------------------------------------------
 
     def _look_for_foreign_files(self) -> None:
         known = {

@@ -435,7 +435,7 @@ class RunReader(_Reader):
             for start, end in _ranges(mine & ~both) if is_there else ():
                 self._add(
                     f"{path} is rotten at bytes {self._offset(start)} to {self._offset(end)}; {other.name} has "
-                    "these items, and qmq repair mends the file; see what the disk says"
+                    "these items, and qmq repair mends the file; check the disk"
                 )
         for item in np.flatnonzero(both).tolist():
             self._add(both_rotten(*self._paths, self._offset(item)))
@@ -487,7 +487,7 @@ class PullReader(_Reader):
                     BadBytes(
                         f"{self.path} is rotten at byte {position - self._base}, where a record was written; the next "
                         "checkpoint replaces it; if the broker is killed before, groups get again what this record "
-                        "was about; see what the disk says"
+                        "was about; check the disk"
                     )
                 )
                 return

@@ -349,15 +349,15 @@ class PartitionCheck:
     # --- derived files -----------------------------------------------------------------------------------------------
 
     def _open_derived(self, base: int, is_sealed: bool) -> _Derived | None:
-        """The derived files of a segment, as far as a checkpoint vouches for them; None when it does not."""
+        """Return the derived files of a segment, as far as a checkpoint vouches for them; None when it does not."""
         derived = self._claimed_derived(base, is_sealed)
         if derived is None or not derived.has_index:
             self._check_unfinished_index(base)
         return derived
 
     def _check_unfinished_index(self, base: int) -> None:
-        """Look at the header of an index that no checkpoint vouches for. A stop may have left anything there, and the
-        next start makes it again: no fault.
+        """Check the header of an index that no checkpoint vouches for. A bad one is no fault: a stop may leave it so,
+        and the next start makes it again.
         """
         path = index_path(self._directory, base)
         try:

@@ -354,8 +354,7 @@ class _Verification:
         if self._progress is not None:
             self._progress(min(self._done, self._total), self._total)
 
-    # --- foreign files
-    # ---------------------------------------------------------------------------------------------------
+    # --- foreign files -----------------------------------------------------------------------------------------------
 
     def _look_for_foreign_files(self, names: list[str], identity: Identity) -> None:
         own = {*COPY_NAMES, LOCK_NAME, SUBJECTS_NAME, CONSUMER_LOG_NAME, PULL_LOG_NAME, GROUPS_NAME}

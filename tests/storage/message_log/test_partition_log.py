@@ -124,7 +124,7 @@ def test_leftovers_that_cannot_be_removed_stop_the_partition(tmp_path: Path, ope
     if operation:  # whether anything was left cannot be told
         disk.fail_always(operation)
     put(log, b"x" * 200)
-    with pytest.raises(SyncFailed, match=r"cannot write .* cannot be taken away; .* has been restarted"):
+    with pytest.raises(SyncFailed, match=r"cannot write .* cannot be removed; .* has been restarted"):
         log.write()
     disk.heal()
     put(log, b"y")
