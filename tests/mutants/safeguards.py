@@ -491,7 +491,7 @@ SAFEGUARDS: Final = (
     Mutant(
         "leave room on a full disk",
         "Room._measure",
-        never("free - size < kept"),
+        never("free - size < reserved"),
         ("tests/storage/disk/test_free_space.py",),
     ),
     Mutant(
