@@ -35,7 +35,7 @@ from qmq.daemon.threads import CallThread
 from qmq.errors import QmqError, StorageError, StorageFailed
 from qmq.format.layout import DELAY_PARTITION
 from qmq.net.server import Server, ServerOptions, clock
-from qmq.net.server.listening import bind, cannot_listen
+from qmq.net.server.accept import bind, cannot_listen
 from qmq.settings import Settings, parse_address
 from qmq.storage.disk.disk import Disk
 from qmq.storage.store import PartitionDamage, Store, StoreOptions

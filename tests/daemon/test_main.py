@@ -25,7 +25,7 @@ from qmq.daemon.threads import CallThread
 from qmq.errors import DirectoryInUse, StorageError, StorageFailed, SyncFailed
 from qmq.net.protocol import frames
 from qmq.net.protocol.frames import FrameKind
-from qmq.net.server.listening import CannotListen
+from qmq.net.server.accept import CannotListen
 from qmq.settings import Settings
 from tests.broker_process import running
 from tests.fake_disk import FakeDisk

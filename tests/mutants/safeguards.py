@@ -380,8 +380,8 @@ SAFEGUARDS: Final = (
     Mutant(
         "take what is handled in a tenth of a second",
         "Prefetch.wanted",
-        instead("min(2 * self._count, fits, MOST)", "min(2 * self._count, MOST)"),
-        ("tests/net/client/consumer/test_prefetch.py",),
+        instead("min(2 * self._count, fits, MAX_PREFETCH)", "min(2 * self._count, MAX_PREFETCH)"),
+        ("tests/net/client/consumer/test_consumer_prefetch.py",),
     ),
     Mutant(
         "hand back what a stuck loop has not come to",

@@ -11,7 +11,7 @@ from qmq.broker.ports import commands, effects
 from qmq.broker.ports.commands import Command, Now
 from qmq.broker.ports.effects import Effect
 from qmq.net.server import Server, ServerOptions
-from qmq.net.server.listening import bind
+from qmq.net.server.accept import bind
 
 STORE = b"store!"
 OPTIONS = ServerOptions(

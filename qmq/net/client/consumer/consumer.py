@@ -16,12 +16,42 @@ from typing import Final, Generic, Self
 from qmq.format.run import Run
 from qmq.net.client.consumer.message import M, Message, MessageBatch, messages_of, numbers
 from qmq.net.client.consumer.multi_broker import MergedPuller
-from qmq.net.client.consumer.prefetch import Prefetch
 from qmq.net.client.consumer.pull import Puller, release
 from qmq.net.client.options import BATCH_BYTES, PULL_BYTES
 
 #: What a loop has not come to for so long, it hands back to others: its handler may take forever.
 STUCK_AFTER: Final = 1.0
+
+#: Seconds of work that are taken at a time.
+PREFETCH_SECONDS: Final = 0.1
+#: Who follows alone takes nothing from others.
+FIRST_SOLO_PREFETCH: Final = 16
+MAX_PREFETCH: Final = 32_768
+
+
+class Prefetch:
+    """Of one loop."""
+
+    def __init__(self, is_solo: bool) -> None:
+        self._count = FIRST_SOLO_PREFETCH if is_solo else 1
+        self._came = 0
+        self._came_at = 0.0
+
+    def wanted(self, now: float) -> int:
+        """How many to take, as those that came before are handled."""
+        if not self._came:
+            return self._count
+        took = now - self._came_at
+        fits = max(int(self._came * PREFETCH_SECONDS / took), 1) if took > 0 else MAX_PREFETCH
+        if fits < self._count:
+            self._count = fits
+        elif self._came > self._count // 2:  # batches go whole, so it is rarely all that was asked for
+            self._count = min(2 * self._count, fits, MAX_PREFETCH)
+        return self._count
+
+    def came(self, count: int, now: float) -> None:
+        """So many were taken."""
+        self._came, self._came_at = count, now
 
 
 class Feed(Generic[M]):

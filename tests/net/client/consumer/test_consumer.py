@@ -10,8 +10,7 @@ import pytest
 import qmq
 from qmq.format.pieces import read_answer
 from qmq.format.run import Run
-from qmq.net.client.consumer import prefetch
-from qmq.net.client.consumer.consumer import Feed
+from qmq.net.client.consumer.consumer import MAX_PREFETCH, Feed
 from qmq.net.client.consumer.message import Message
 from qmq.net.client.consumer.pull import Puller
 from tests.broker_process import broker_process, running_broker
@@ -82,7 +81,7 @@ async def test_fast_loops_take_many_and_slow_ones_few(monkeypatch: pytest.Monkey
     for _ in range(40):
         list(feed.ready)
         await feed.refill()
-    assert max(puller.asked) == prefetch.MOST
+    assert max(puller.asked) == MAX_PREFETCH
 
 
 async def test_fast_loops_take_many_also_where_batches_go_whole(monkeypatch: pytest.MonkeyPatch) -> None:

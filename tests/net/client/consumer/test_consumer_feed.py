@@ -11,7 +11,7 @@ import pytest
 from qmq.errors import Fenced
 from qmq.net.client.consumer import consumer as feed_module
 from qmq.net.client.consumer import pull as pulling_module
-from qmq.net.client.consumer.prefetch import Prefetch
+from qmq.net.client.consumer.consumer import Prefetch
 from qmq.net.protocol.frames import FrameKind
 from qmq.net.protocol.types import Disposition
 from tests.net.client.consumer.test_pull import Subscribed, batch, bodies, subscribed
@@ -68,8 +68,8 @@ async def acked_then_pulled(peer: Peer) -> tuple[int, tuple[int, ...]]:
 
 async def test_what_is_not_in_flight_any_more_does_not_come() -> None:
     async with looping(4) as (s, came, _):
-        sender = s.consumer._puller.ack_senders[0]
-        sender.fence(Fenced("silent for too long"))  # the handler is stopped, and the loop goes on
+        ack_sender = s.consumer._puller.ack_senders[0]
+        ack_sender.fence(Fenced("silent for too long"))  # the handler is stopped, and the loop goes on
         await s.peer.subscribed()
         request, _ = await s.peer.pulled()
         s.peer.messages(request, batch(b"again", at=1))

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import pytest
 
-from qmq.net.client.consumer.prefetch import MOST, WORK, Prefetch
+from qmq.net.client.consumer.consumer import MAX_PREFETCH, PREFETCH_SECONDS, Prefetch
 
 TASKS = 10_000
 CONSUMERS = 10
@@ -54,7 +54,7 @@ def test_fast_ones_take_many_and_what_they_take_is_a_tenth_of_a_second_of_work()
         rule.came(count, now)
         now += count * 0.0001
         most = max(most, count)
-    assert WORK / 2 <= most * 0.0001 <= 1.05 * WORK
+    assert PREFETCH_SECONDS / 2 <= most * 0.0001 <= 1.05 * PREFETCH_SECONDS
 
 
 def test_who_gets_slow_takes_few_at_once() -> None:
@@ -78,4 +78,4 @@ def test_no_more_than_the_most_are_taken() -> None:
     rule = Prefetch(is_solo=False)
     for _ in range(100):
         rule.came(rule.wanted(1.0), 1.0)
-    assert rule.wanted(1.0) == MOST
+    assert rule.wanted(1.0) == MAX_PREFETCH

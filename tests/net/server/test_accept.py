@@ -1,4 +1,4 @@
-"""qmq/net/server/listening.py: addresses that can be had, and what is said of those that cannot."""
+"""Binding the addresses to listen on, and the errors for those that cannot be bound."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from qmq.net.server.listening import CannotListen, bind
+from qmq.net.server.accept import CannotListen, bind
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
