@@ -16,7 +16,7 @@ from qmq.storage.store import Store
 log = logging.getLogger("qmq.broker")
 
 
-class Checkpoints:
+class Checkpointer:
     """Takes a checkpoint when something has changed and the time is up or many bytes are not on disk."""
 
     def __init__(

@@ -13,7 +13,7 @@ from qmq.storage.store import Store
 Done = Callable[[QmqError | None], None]
 
 
-class Syncing:
+class Fsyncs:
     """Of one store. In one loop."""
 
     def __init__(self, store: Store, partitions: Iterable[int]) -> None:
@@ -22,9 +22,9 @@ class Syncing:
         self._store = store
         self._loop = asyncio.get_running_loop()
         self._begun: dict[int, Done] = {}  # by partition
-        self._aside = store.aside()
-        if self._aside is not None:
-            self._loop.add_reader(self._aside.descriptor, self._finished)
+        self._aio = store.aside()
+        if self._aio is not None:
+            self._loop.add_reader(self._aio.descriptor, self._finished)
 
     def sync(self, partition: int, done: Done) -> None:
         """Bring everything written by now to the disk, then call *done* in the loop, with the error or None."""
@@ -33,10 +33,10 @@ class Syncing:
 
     def _begin(self, partition: int, done: Done) -> bool:
         """Have the system do it, if that is a single fdatasync, and no other sync of the partition runs."""
-        if self._aside is None or (descriptor := self._store.begin_sync(partition)) is None:
+        if self._aio is None or (descriptor := self._store.begin_sync(partition)) is None:
             return False
         try:
-            self._aside.begin(descriptor, partition)
+            self._aio.begin(descriptor, partition)
         except OSError:
             self._store.end_sync(partition, None)
             return False
@@ -44,8 +44,8 @@ class Syncing:
         return True
 
     def _finished(self) -> None:
-        assert self._aside is not None
-        for partition, error in self._aside.finished():
+        assert self._aio is not None
+        for partition, error in self._aio.finished():
             done = self._begun.pop(partition)
             self._store.end_sync(partition, error)
             if error is None:
@@ -55,10 +55,10 @@ class Syncing:
 
     def close(self, timeout_s: float) -> None:
         """No more of them."""
-        if self._aside is not None:
-            self._loop.remove_reader(self._aside.descriptor)
+        if self._aio is not None:
+            self._loop.remove_reader(self._aio.descriptor)
             if not self._begun:  # else that would wait for a disk that does not answer
-                self._aside.close()
-            self._aside = None
+                self._aio.close()
+            self._aio = None
         for worker in self.workers.values():
             worker.stop(timeout_s)

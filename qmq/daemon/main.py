@@ -1,7 +1,7 @@
 """The one module that knows all parts: builds store, broker and server of one broker and runs them.
 
 The loop's thread does everything but wait for disks: each partition has a thread for its syncs and one for reading what
-is not in memory, and one for who reads history; so a disk that stalls stalls only its own partition. Checkpoints have
+is not in memory, and one for who reads history; so a disk that stalls stalls only its own partition. Checkpointer have
 one.
 """
 
@@ -26,10 +26,10 @@ from qmq.broker.ports.commands import Checked, Fetched, Now, ReadDone, SyncBroke
 from qmq.broker.ports.effects import CheckWanted, FetchWanted, ReadWanted, SyncWanted
 from qmq.broker.ports.limits import BrokerLimits
 from qmq.broker.ports.metrics import Counters
-from qmq.daemon.checkpointer import Checkpoints
-from qmq.daemon.fsyncs import Syncing
+from qmq.daemon.checkpointer import Checkpointer
+from qmq.daemon.fsyncs import Fsyncs
 from qmq.daemon.reload import changes_between
-from qmq.daemon.scrubber import Scrubbing
+from qmq.daemon.scrubber import Scrubber
 from qmq.daemon.startup import check_clock, open_broker
 from qmq.daemon.threads import CallThread
 from qmq.errors import QmqError, StorageError, StorageFailed
@@ -50,8 +50,8 @@ _SYNC_AGAIN_S: Final = 0.1
 #: 5.4 ms (median) at the default of 5 ms, 0.7 ms at 0.5 ms and 0.26 ms at 0.1 ms; the loop did not become slower.
 _SWITCH_INTERVAL_S: Final = 0.0001
 #: So many bad places are named in the log at once, and one more each second.
-_TOLD_AT_ONCE: Final = 500
-_TOLD_EVERY_US: Final = 1_000_000
+_LOGGED_AT_ONCE: Final = 500
+_LOGGED_EVERY_US: Final = 1_000_000
 #: Files that a broker has open beside its connections, at most by far.
 _OTHER_FILES: Final = 2_000
 
@@ -76,8 +76,8 @@ class RunningBroker:
                 len(part.holes) + len(part.damaged) for part in self.store.recovery.partitions
             )
             undo.pop_all()
-        self._tell_rate = TellRate(_TOLD_AT_ONCE, _TOLD_EVERY_US)
-        self._untold = 0  # bad places since the last that was named
+        self._tell_rate = TellRate(_LOGGED_AT_ONCE, _LOGGED_EVERY_US)
+        self._unlogged = 0  # bad places since the last that was named
         self._stopping = False
         self._settled = asyncio.Event()
 
@@ -95,7 +95,7 @@ class RunningBroker:
     async def start(self) -> None:
         """Serve. Raises CannotListen when another process has come to listen on the port."""
         self._scrub_worker = CallThread("qmq-scrub")
-        self._syncing = Syncing(self.store, (*range(self.store.partitions), DELAY_PARTITION))
+        self._fsyncs = Fsyncs(self.store, (*range(self.store.partitions), DELAY_PARTITION))
         self._readers = [CallThread(f"qmq-read-{partition}") for partition in range(self.store.partitions)]
         self._fetchers = [CallThread(f"qmq-fetch-{partition}") for partition in range(self.store.partitions)]
         self.server = Server(
@@ -105,10 +105,10 @@ class RunningBroker:
         self._delayed: set[int] = set()  # as well; told of once
         self._is_paced = False  # a disk is far behind
         self._catching_up: set[int] = set()  # as well; they are synced though nobody waits for it
-        self._checkpoints = Checkpoints(
+        self._checkpointer = Checkpointer(
             self.settings, self.store, self.broker, lambda: self.server.changes, self._checkpointed, self._clock
         )
-        self._scrubbing: Scrubbing | None = None
+        self._scrubber: Scrubber | None = None
         self._begin_scrub()
         try:
             self.server.listen(self._sockets)
@@ -119,21 +119,21 @@ class RunningBroker:
 
     def _begin_scrub(self) -> None:
         if self.settings.scrub_bytes_per_s:
-            self._scrubbing = Scrubbing(
-                self.settings, self.store, self.broker, self._scrub_worker, self._clock, self._tell_damage
+            self._scrubber = Scrubber(
+                self.settings, self.store, self.broker, self._scrub_worker, self._clock, self._log_damage
             )
 
     async def reload(self, taken: dict[str, Any]) -> None:
         """Go on with these settings, which are among ``reloading.RELOADABLE``; those of the log are not its own."""
         self.settings = settings = self.settings.model_copy(update=taken)
-        self._checkpoints.set_interval(settings.checkpoint_ms)
+        self._checkpointer.set_interval(settings.checkpoint_ms)
         if any(key.startswith("retention_") for key in taken):
             needs_archive = settings.retention_needs_archive == "yes"
             self.broker.set_retention(settings.retention_ms, settings.retention_bytes, needs_archive=needs_archive)
         if taken.keys() & {"scrub_bytes_per_s", "scrub_round_ms"}:
-            if self._scrubbing is not None:
-                await self._scrubbing.close()
-                self._scrubbing = None
+            if self._scrubber is not None:
+                await self._scrubber.close()
+                self._scrubber = None
             self._begin_scrub()
         self.server.turn()  # it is due at other times from now on
 
@@ -143,8 +143,8 @@ class RunningBroker:
         Raises StorageError when the last checkpoint can't be written: the next start then recovers as after a crash.
         """
         self._stopping = True
-        if self._scrubbing is not None:
-            await self._scrubbing.close()
+        if self._scrubber is not None:
+            await self._scrubber.close()
         self.server.stop_reading()
         self.broker.stop()
         self.server.turn()
@@ -156,10 +156,10 @@ class RunningBroker:
             log.error("the disk did not answer within %g s: some sends stay unanswered", timeout_s)
             timeout_s = 0
         await self.server.close(_TIMEOUT_S)
-        self._tell_damage()
+        self._log_damage()
         self._close_sockets()
         try:
-            await self._checkpoints.close(_TIMEOUT_S)
+            await self._checkpointer.close(_TIMEOUT_S)
             clean = True
         except TimeoutError:
             timeout_s = 0
@@ -167,7 +167,7 @@ class RunningBroker:
                 f"the disk did not answer within {_TIMEOUT_S:g} s; the next start recovers what was written"
             ) from None
         finally:
-            self._syncing.close(timeout_s)
+            self._fsyncs.close(timeout_s)
             self._scrub_worker.stop(timeout_s)
             for worker in [*self._readers, *self._fetchers]:
                 worker.stop(0)  # nobody waits for what they read
@@ -176,7 +176,7 @@ class RunningBroker:
 
     def _close_store(self, clean: bool) -> None:
         """Close it, and let go of the directory: not while a thread that the disk holds up may yet write to it."""
-        workers = [*self._syncing.workers.values(), self._checkpoints.worker]
+        workers = [*self._fsyncs.workers.values(), self._checkpointer.worker]
         writing = [worker for worker in workers if worker.is_running]
         if not writing:
             self.store.close(clean)
@@ -234,14 +234,14 @@ class RunningBroker:
             if error is None:
                 self.server.submit(Synced(partition, position))
             elif isinstance(error, StorageFailed):  # it could not begin
-                self._tell_delayed(partition, error)
+                self._log_delayed(partition, error)
                 asyncio.get_running_loop().call_later(_SYNC_AGAIN_S, self._sync, wanted)
             else:
                 self._break(partition, error)
 
-        self._syncing.sync(partition, done)
+        self._fsyncs.sync(partition, done)
 
-    def _tell_delayed(self, partition: int, error: StorageFailed) -> None:
+    def _log_delayed(self, partition: int, error: StorageFailed) -> None:
         if partition not in self._delayed:
             self._delayed.add(partition)
             log.error("partition %d cannot be synced now, it is tried again: %s", partition, error)
@@ -264,22 +264,22 @@ class RunningBroker:
             self.server.turn()  # retention waits for checkpoints, and there may be nobody else who has one
 
     def _turned(self, looked: bool) -> None:
-        if self._is_paced or self._checkpoints.running or self.store.unsynced_bytes >= self.settings.checkpoint_bytes:
+        if self._is_paced or self._checkpointer.running or self.store.unsynced_bytes >= self.settings.checkpoint_bytes:
             self._pace()
         if looked:  # of what nobody waits for
-            self._tell_damage()
+            self._log_damage()
             for unreceipted in self.broker.take_unreceipted():
                 log.warning("%s", unreceipted)
         if self._stopping and not self.broker.waiting_for_sync():
             self._settled.set()
 
-    def _tell_damage(self) -> None:
+    def _log_damage(self) -> None:
         for error in self.broker.take_damaged():
             if not self._tell_rate.may_tell(self._clock().monotonic_us):
-                self._untold += 1
+                self._unlogged += 1
                 continue
-            untold, self._untold = self._untold, 0
-            others = f"; {untold} others before it were too many to name, `qmq verify` names all" if untold else ""
+            unlogged, self._unlogged = self._unlogged, 0
+            others = f"; {unlogged} others before it were too many to name, `qmq verify` names all" if unlogged else ""
             log.error("what is bad is served no more: %s (%s%s)", error, self.counters.damage_totals(), others)
 
     def _pace(self) -> None:
@@ -290,10 +290,10 @@ class RunningBroker:
         """
         store = self.store
         if store.unsynced_bytes >= self.settings.checkpoint_bytes:
-            self._checkpoints.hurry()
+            self._checkpointer.hurry()
         sound: list[int] = []
         full: list[int] = []
-        if self._checkpoints.running:
+        if self._checkpointer.running:
             sound = [partition for partition in range(store.partitions) if partition not in self._broken]
             full = self._far_behind(sound)
         all_full = (bool(full) and full == sound) or self._is_delay_log_behind()
@@ -304,7 +304,7 @@ class RunningBroker:
 
     def _is_delay_log_behind(self) -> bool:
         log = self.store.delay_log
-        return self._checkpoints.running and log is not None and log.unsynced_bytes >= self.settings.max_unsynced_bytes
+        return self._checkpointer.running and log is not None and log.unsynced_bytes >= self.settings.max_unsynced_bytes
 
     def _far_behind(self, partitions: list[int]) -> list[int]:
         """The partitions that have their share of max_unsynced_bytes: they get no more while others have not. Those get

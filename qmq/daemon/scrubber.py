@@ -26,31 +26,31 @@ log = logging.getLogger("qmq.broker")
 _EMPTY_US: Final = 1_000_000
 
 
-class Thread(Protocol):
+class DiskThread(Protocol):
     """What makes calls in order, beside the loop: qmq.daemon.threads.Worker."""
 
     def call(self, work: Callable[[], None], done: Callable[[QmqError | None], None]) -> None: ...
     async def run(self, work: Callable[[], None]) -> None: ...
 
 
-class Scrubbing:
-    """Runs from when it is made until ``close``. *told* is called after something bad was found."""
+class Scrubber:
+    """Runs from when it is made until ``close``. *damage_found* is called after something bad was found."""
 
     def __init__(
         self,
         settings: Settings,
         store: Store,
         broker: Broker,
-        thread: Thread,
+        thread: DiskThread,
         clock: Callable[[], Now],
-        told: Callable[[], None],
+        damage_found: Callable[[], None],
     ) -> None:
         self._settings = settings
         self._store = store
         self._broker = broker
         self._thread = thread
         self._clock = clock
-        self._told = told
+        self._damage_found = damage_found
         self._pace = Pace(settings.scrub_bytes_per_s)
         self._last_error = ""
         self._task = asyncio.create_task(self._run(), name="qmq-scrub")
@@ -124,7 +124,7 @@ class Scrubbing:
         for bad in step.found:
             self._broker.file_damaged(bad)
         if step.found:
-            self._told()
+            self._damage_found()
 
     async def _group_step(self, reader: GroupReader) -> GroupStep:
         steps = list[GroupStep]()
@@ -137,14 +137,14 @@ class Scrubbing:
         self._last_error = str(error)
 
     async def _step(self, reader: SegmentReader, partition: int) -> ScrubStep:
-        """One read in the thread; what it found is told of."""
+        """One read in the thread; what it found is damage_found of."""
         steps = list[ScrubStep]()
         await self._thread.run(lambda: steps.append(reader.step()))
         (step,) = steps
         for damage in step.found:
             self._broker.damage_found(damage._replace(partition=partition), "scrub")
         if step.found:
-            self._told()
+            self._damage_found()
         return step
 
     async def _wait_until(self, monotonic_us: int) -> None:

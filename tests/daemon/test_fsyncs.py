@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from qmq.daemon.fsyncs import Syncing
+from qmq.daemon.fsyncs import Fsyncs
 from qmq.errors import QmqError, SyncFailed
 from qmq.storage.disk.aio import Aside
 from qmq.storage.disk.disk import Disk
@@ -17,7 +17,7 @@ from qmq.storage.store import Store, StoreOptions
 TIMEOUT_S = 60.0
 
 
-async def outcome(syncing: Syncing) -> QmqError | None:
+async def outcome(syncing: Fsyncs) -> QmqError | None:
     future: asyncio.Future[QmqError | None] = asyncio.get_running_loop().create_future()
     syncing.sync(0, future.set_result)
     async with asyncio.timeout(TIMEOUT_S):
@@ -40,7 +40,7 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 async def test_the_system_does_it_where_it_is_one_file(tmp_path: Path, begun: list[int]) -> None:
     store = Store.open(tmp_path, StoreOptions(), Disk(), 1)
-    syncing = Syncing(store, [0])
+    syncing = Fsyncs(store, [0])
     assert await outcome(syncing) is None
     held = store.begin_sync(0)
     assert held is not None
@@ -56,7 +56,7 @@ async def test_the_system_does_it_where_it_is_one_file(tmp_path: Path, begun: li
 
 async def test_a_failure_is_what_a_thread_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = Store.open(tmp_path, StoreOptions(), Disk(), 1)
-    syncing = Syncing(store, [0])
+    syncing = Fsyncs(store, [0])
     finished = Aside.finished
 
     def failed(aside: Aside) -> list[tuple[int, OSError | None]]:
@@ -73,7 +73,7 @@ async def test_a_failure_is_what_a_thread_says(tmp_path: Path, monkeypatch: pyte
 
 async def test_what_the_system_does_not_take_a_thread_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = Store.open(tmp_path, StoreOptions(), Disk(), 1)
-    syncing = Syncing(store, [0])
+    syncing = Fsyncs(store, [0])
 
     def refused(aside: Aside, fd: int, number: int) -> None:
         raise OSError(errno.EAGAIN, "not now")

@@ -114,8 +114,8 @@ async def test_a_run_of_an_error_log_is_read_again_as_well(
 async def test_of_more_than_a_log_can_hold_some_are_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("qmq.daemon.main._TOLD_AT_ONCE", 3)
-    monkeypatch.setattr("qmq.daemon.main._TOLD_EVERY_US", 3_600_000_000)
+    monkeypatch.setattr("qmq.daemon.main._LOGGED_AT_ONCE", 3)
+    monkeypatch.setattr("qmq.daemon.main._LOGGED_EVERY_US", 3_600_000_000)
     async with running(tmp_path, FakeDisk(), **SMALL) as broker:
         bodies = await fill(broker.url)
         file = segment_files(tmp_path)[0]

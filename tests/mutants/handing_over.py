@@ -58,7 +58,7 @@ HANDING_OVER: Final = (
     Mutant(
         "keep acknowledgements that could not be brought before the end",
         "AckSender.settle",
-        skip("await self._keep_acks()"),
+        skip("await self._spool_acks()"),
         _CLIENT,
     ),
     Mutant(

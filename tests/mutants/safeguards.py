@@ -151,7 +151,7 @@ SAFEGUARDS: Final = (
     ),
     Mutant(
         "look before a checkpoint whether the directories are there",
-        "Checkpoints._take",
+        "Checkpointer._take",
         skip("await self.worker.run(self._store.check_there)"),
         ("tests/daemon/test_main.py",),
     ),
@@ -230,14 +230,14 @@ SAFEGUARDS: Final = (
     ),
     Mutant(
         "keep what several brokers gave beyond what was asked for",
-        "MergedPuller._cut",
+        "MultiBrokerPuller._cut",
         skip("self.put_back(beyond)"),
         ("tests/net/client/consumer/test_multi_broker.py",),
     ),
     Mutant(
         "acknowledge a message that another broker has taken",
-        "HandingBack._hand_one_over",
-        skip("in_flight.moved(back.start, back.end)"),
+        "NackSender._hand_one_over",
+        skip("in_flight.handed_over(back.start, back.end)"),
         ("tests/net/client/failover/test_handover.py",),
     ),
     Mutant(
@@ -285,7 +285,7 @@ SAFEGUARDS: Final = (
     ),
     Mutant(
         "check the numbers of messages",
-        "numbers_of",
+        "message_ranges_of",
         never("ranges and crc != meta.get('ranges_crc')"),
         ("tests/net/client/consumer/test_pull.py",),
     ),
@@ -309,26 +309,26 @@ SAFEGUARDS: Final = (
     ),
     Mutant(
         "end what hands back, though nobody waits",
-        "HandingBack._send",
+        "NackSender._send",
         instead(
-            "gathered, self._gathered = (self._gathered, [])",
+            "queued, self._queued = (self._queued, [])",
             (
-                "gathered = [one for one in self._gathered if one.waiter is None or not "
+                "queued = [one for one in self._queued if one.waiter is None or not "
                 "one.waiter.done()]\n"
-                "self._gathered = []"
+                "self._queued = []"
             ),
         ),
         ("tests/net/client/consumer/test_nacks.py",),
     ),
     Mutant(
         "bring the parts of a range of which one message was refused",
-        "HandingBack._bring",
+        "NackSender._deliver",
         never("refusal is not None and end - start > 1"),
         ("tests/net/test_leaving.py",),
     ),
     Mutant(
         "release what a loop has not come to when its block is left by an exception",
-        "Feed.leave",
+        "MessageFeed.leave",
         never("isinstance(error, Exception) and (not self._puller.is_solo)"),
         ("tests/net/test_leaving.py",),
     ),
@@ -336,14 +336,14 @@ SAFEGUARDS: Final = (
         "unsubscribe who is cancelled while leaving",
         "Puller.leave",
         instead(
-            "unsubscribed = self.part()",
-            ('if __import__("sys").exc_info()[0] is None:\n    unsubscribed = self.part()'),
+            "unsubscribed = self.leave_now()",
+            ('if __import__("sys").exc_info()[0] is None:\n    unsubscribed = self.leave_now()'),
         ),
         ("tests/net/test_cancelled.py",),
     ),
     Mutant(
         "undo a subscription that nobody waits for any more",
-        "Subscribing._ask",
+        "ConsumerSubscription._ask",
         skip("asking.add_done_callback(partial(self._undo, connection, self._departure(store_id, None)))"),
         ("tests/net/test_cancelled.py",),
     ),
@@ -361,8 +361,8 @@ SAFEGUARDS: Final = (
     ),
     Mutant(
         "tell whose message was refused, of those that are handed back together",
-        "HandingBack._bring",
-        instead("one.tell(refusal)", "one.tell()"),
+        "NackSender._deliver",
+        instead("one.resolve(refusal)", "one.resolve()"),
         ("tests/net/client/consumer/test_nacks.py",),
     ),
     Mutant(
@@ -385,7 +385,7 @@ SAFEGUARDS: Final = (
     ),
     Mutant(
         "hand back what a stuck loop has not come to",
-        "Feed._look",
+        "MessageFeed._look",
         never("self._left() == before"),
         ("tests/net/client/consumer/test_consumer_feed.py",),
     ),
@@ -609,7 +609,7 @@ SAFEGUARDS: Final = (
     Mutant(
         "give up what the broker finds sound again and again",
         "Puller._report",
-        never("self._sound[place] >= MOST_SOUND"),
+        never("self._sound[message] >= MAX_SOUND_REPORTS"),
         ("tests/net/client/consumer/test_corrupt_reads.py",),
     ),
     Mutant(

@@ -17,12 +17,12 @@ OF_ANSWERS: Final = (
     Mutant(
         "have the last word come behind the rest of an answer",
         "ClientConnection.end",
-        never("(size := self._rest.size)"),
+        never("(size := self._unsent.size)"),
         ("tests/net/server/test_write_queue.py",),
     ),
     Mutant(
         "leave no acknowledgement of a thread behind",
-        "Crossing._take",
+        "ThreadAcks._take",
         skip("self._due = False"),
         ("tests/net/client/consumer/test_acks.py",),
     ),

@@ -137,7 +137,7 @@ class Worker:
         if disposition is Disposition.REJECT and self.chance.random() < 0.7:
             disposition = Disposition.RELEASE
         assert self.in_flight is not None
-        self.in_flight.take_back(sequence, sequence + 1)
+        self.in_flight.begin_disposition(sequence, sequence + 1)
         self.backs.append(DispositionRange(sequence, sequence + 1, disposition, delay_us, "it broke"))
 
     def _hand_back(self, request: int) -> Command:

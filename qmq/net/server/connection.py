@@ -13,8 +13,8 @@ from qmq.broker.ports.commands import Command
 from qmq.errors import ProtocolError, QmqError
 from qmq.net.protocol.frames import FRAME_SIZE, MAX_HELLO_BYTES, Frame, encode_error, split_frames
 from qmq.net.server.options import internal_error
-from qmq.net.server.receive_buffer import ARENA_BYTES, Arena, Unfinished
-from qmq.net.server.write_queue import PIECE_BYTES, Buffer, Rest
+from qmq.net.server.receive_buffer import RECEIVE_BUFFER_BYTES, PartialFrame, ReceiveBuffer
+from qmq.net.server.write_queue import PIECE_BYTES, Buffer, UnsentBytes
 
 log = logging.getLogger("qmq.server")
 
@@ -42,7 +42,7 @@ _JOIN_ALL_BELOW: Final = 64 << 10
 class Hub(Protocol):
     """What a connection needs of its server."""
 
-    arena: Arena
+    receive_buffer: ReceiveBuffer
     max_frame_bytes: int
     max_inflight_bytes: int
     timer: Callable[[], float]
@@ -62,7 +62,7 @@ class Hub(Protocol):
     def no_frames(self) -> None:
         """Bytes came that complete no frame."""
 
-    def keeps(self, connection: ClientConnection, size: int) -> None:
+    def buffered(self, connection: ClientConnection, size: int) -> None:
         """So many bytes are kept for a frame that is not complete."""
 
     def unread(self, connection: ClientConnection, size: int) -> None:
@@ -91,18 +91,18 @@ class ClientConnection(asyncio.BufferedProtocol):
     """Bytes in both directions. ``number`` is what the broker knows it by."""
 
     __slots__ = (
-        "_began", "_costs_s", "_hub", "_most", "_rest", "_stops", "_transport", "_unfinished", "_unread", "acked",
+        "_began", "_costs_s", "_hub", "_most", "_unsent", "_stops", "_transport", "_partial_frame", "_unread", "acked",
         "answers", "client", "ended", "greeted", "in_flight", "listings", "number", "peer", "deferred", "pulls",
         "sends", "took_s",
     )  # fmt: skip
 
     def __init__(self, hub: Hub, number: int) -> None:
         self._hub = hub
-        self._unfinished = Unfinished(lambda size: hub.keeps(self, size))
+        self._partial_frame = PartialFrame(lambda size: hub.buffered(self, size))
         self._stops = 0
         self._most = _LITTLE
         self._unread = False  # the system took not all of its answers
-        self._rest = Rest()  # what it was not given yet
+        self._unsent = UnsentBytes()  # what it was not given yet
         self._transport: asyncio.Transport | None = None
         self.number = number
         self.peer = ""
@@ -140,12 +140,12 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def get_buffer(self, sizehint: int) -> memoryview:
         self._began = self._hub.timer()
-        return self._hub.arena.room(self._unfinished)[: self._most]
+        return self._hub.receive_buffer.room(self._partial_frame)[: self._most]
 
     def buffer_updated(self, nbytes: int) -> None:
         if self.ended:
             return  # it lingers: what comes is not looked at
-        view = self._hub.arena.received(self._unfinished, nbytes)
+        view = self._hub.receive_buffer.received(self._partial_frame, nbytes)
         if view is not None:
             self._take(view, nbytes)
         else:
@@ -178,13 +178,13 @@ class ClientConnection(asyncio.BufferedProtocol):
         if used:
             self.took_s, self._costs_s = self._costs_s, 0.0
         # Also when the connection has ended: the frames that were taken must stay until the turn is over.
-        hub.arena.keep(self._unfinished, used)
+        hub.receive_buffer.consume(self._partial_frame, used)
         if frames > _MANY and self._most > _LITTLE:
             self._most >>= 1
-        elif nbytes == self._most < ARENA_BYTES and frames < _MANY // 2:
+        elif nbytes == self._most < RECEIVE_BUFFER_BYTES and frames < _MANY // 2:
             self._most <<= 1
         if self.ended:
-            hub.arena.forget(self._unfinished)
+            hub.receive_buffer.forget(self._partial_frame)
         if used or self.ended:
             hub.frames_end()
         else:
@@ -198,13 +198,13 @@ class ClientConnection(asyncio.BufferedProtocol):
         return False  # who sends no more reads no more: the transport closes
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        self._hub.arena.forget(self._unfinished)
-        self._unfinished = Unfinished()  # the other one knows this connection, which would be a circle
+        self._hub.receive_buffer.forget(self._partial_frame)
+        self._partial_frame = PartialFrame()  # the other one knows this connection, which would be a circle
         if not self.ended:
             self.ended = True
             self._hub.leave(self)
         self.answers.clear()
-        self._rest.clear()
+        self._unsent.clear()
         log.debug("connection %d of %s closed%s", self.number, self.peer, f": {exc}" if exc else "")
         self._transport = None
         self._hub.closed(self)
@@ -215,7 +215,7 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def resume_writing(self) -> None:
         self._unread = False
-        if self._rest.size:
+        if self._unsent.size:
             self._hub.write_soon(self)
         else:
             self._has_read()
@@ -234,7 +234,7 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def unread_bytes(self) -> int:
         """Bytes of its answers that the system has not taken."""
-        return self._transport.get_write_buffer_size() + self._rest.size if self._transport is not None else 0
+        return self._transport.get_write_buffer_size() + self._unsent.size if self._transport is not None else 0
 
     def read_little(self) -> None:
         """Read few bytes in one go until many were right."""
@@ -264,8 +264,8 @@ class ClientConnection(asyncio.BufferedProtocol):
         if self.ended or self._transport is None:
             return
         size = sum(map(len, answers))
-        if self._rest.size or size > PIECE_BYTES:
-            self._rest.add(answers, size)
+        if self._unsent.size or size > PIECE_BYTES:
+            self._unsent.add(answers, size)
             if not self._unread:
                 self._hub.write_soon(self)
         else:
@@ -275,13 +275,13 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def write_on(self) -> None:
         """Send the next piece. When the system does not take all of it, the one after that waits until it has."""
-        if not self._rest.size:
+        if not self._unsent.size:
             return  # it was ended meanwhile
-        size = min(self._rest.size, PIECE_BYTES)
-        self._send(self._rest.take(size), size)
+        size = min(self._unsent.size, PIECE_BYTES)
+        self._send(self._unsent.take(size), size)
         if self._unread:
             self._tell_unread()
-        elif self._rest.size:
+        elif self._unsent.size:
             self._hub.write_soon(self)
         else:
             self._has_read()
@@ -303,8 +303,8 @@ class ClientConnection(asyncio.BufferedProtocol):
         if not self._transport.is_closing():
             self.answers.append(encode_error(0, error))
             self.write()
-            if size := self._rest.size:
-                self._send(self._rest.take(size), size)
+            if size := self._unsent.size:
+                self._send(self._unsent.take(size), size)
         self.ended = True
         self._hub.leave(self)
         if self._transport.is_closing():
@@ -320,7 +320,7 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def forget_frame(self) -> None:
         """What came of a frame that is not complete is not kept any more. Not while frames are being taken."""
-        self._hub.arena.forget(self._unfinished)
+        self._hub.receive_buffer.forget(self._partial_frame)
 
     def abort(self) -> None:
         """Close at once."""

@@ -14,7 +14,7 @@ _NOT_ANNOUNCED: Final = (
 )  # fmt: skip
 
 
-class Rules(Protocol):
+class BrokerRules(Protocol):
     """The broker as the server sees it: qmq.broker.broker.Broker."""
 
     def handle(self, command: Command, now: Now) -> None: ...

@@ -1,6 +1,6 @@
 """Where received bytes land: one buffer that all connections share, so that an idle connection holds none. No I/O.
 
-The frames of one turn of the loop lie in the arena one after another and stay there, as views, until ``reset`` at the
+The frames of one turn of the loop lie in the receive_buffer one after another and stay there, as views, until ``reset`` at the
 end of the turn. A frame that is not complete when its bytes end stays where it is while its connection goes on reading;
 when another connection reads first it is moved: into a buffer of exactly its size when it is large, so that it is not
 copied again, else into a small one that is put back in front of the bytes that follow.
@@ -17,42 +17,42 @@ from qmq.net.protocol.frames import FRAME, FRAME_SIZE
 
 #: Takes what a socket holds in one read, and several such reads in a turn. Frames of 1 MB took 19 % less processor time
 #: with 8 MiB than with 2 MiB, and no less with 16 MiB; frames of 110 KB do not care.
-ARENA_BYTES: Final = 8 << 20
-#: An unfinished frame over this gets a buffer of its own when it must leave the arena.
+RECEIVE_BUFFER_BYTES: Final = 8 << 20
+#: An partial_frame frame over this gets a buffer of its own when it must leave the receive_buffer.
 SMALL_BYTES: Final = 64 << 10
 #: With less room than this the turn is run at once.
 _LEAST_ROOM: Final = 256 << 10
 
 
-class Unfinished:
+class PartialFrame:
     """The frame that a connection has received a part of: in ``part``, or in ``whole`` up to ``filled``, or nothing."""
 
-    __slots__ = ("filled", "kept", "part", "tell", "whole")
+    __slots__ = ("filled", "buffered", "part", "on_buffered", "whole")
 
-    def __init__(self, tell: Callable[[int], None] = lambda size: None) -> None:
-        """*tell* is called with the bytes that are kept for it outside of the arena, 0 when it is complete."""
-        self.tell = tell
-        self.kept = 0
+    def __init__(self, on_buffered: Callable[[int], None] = lambda size: None) -> None:
+        """*tell* is called with the bytes that are buffered for it outside of the receive_buffer, 0 when it is complete."""
+        self.on_buffered = on_buffered
+        self.buffered = 0
         self.part = b""
         self.whole: memoryview | None = None
         self.filled = 0
 
-    def keep(self, size: int) -> None:
-        """So many bytes are kept for it now."""
-        if size != self.kept:
-            self.kept = size
-            self.tell(size)
+    def set_buffered(self, size: int) -> None:
+        """So many bytes are buffered for it now."""
+        if size != self.buffered:
+            self.buffered = size
+            self.on_buffered(size)
 
 
-class Arena:
+class ReceiveBuffer:
     """Hands out room to receive into and gives back what was received, each connection's frames in one piece."""
 
-    def __init__(self, size: int = ARENA_BYTES) -> None:
+    def __init__(self, size: int = RECEIVE_BUFFER_BYTES) -> None:
         self._bytes = memoryview(bytearray(size))
         self._size = size
         self._tail = 0
-        #: whose unfinished frame is bytes [start, tail), if anyone's
-        self._owner: Unfinished | None = None
+        #: whose partial_frame frame is bytes [start, tail), if anyone's
+        self._owner: PartialFrame | None = None
         self._start = 0
 
     @property
@@ -60,42 +60,42 @@ class Arena:
         """There is little room left: ``reset`` is due."""
         return self._size - self._tail < _LEAST_ROOM
 
-    def room(self, unfinished: Unfinished) -> memoryview:
+    def room(self, partial_frame: PartialFrame) -> memoryview:
         """Where the next bytes of a connection go. Holds until ``received`` or the next ``room``."""
-        if unfinished.whole is not None:
-            return unfinished.whole[unfinished.filled :]
-        if self._owner is not unfinished:
+        if partial_frame.whole is not None:
+            return partial_frame.whole[partial_frame.filled :]
+        if self._owner is not partial_frame:
             self._move_out()
-            part = unfinished.part
+            part = partial_frame.part
             if part:
                 self._start = self._tail
                 self._tail += len(part)
                 self._bytes[self._start : self._tail] = part
-                self._owner, unfinished.part = unfinished, b""
+                self._owner, partial_frame.part = partial_frame, b""
         return self._bytes[self._tail :]
 
-    def received(self, unfinished: Unfinished, count: int) -> memoryview | None:
+    def received(self, partial_frame: PartialFrame, count: int) -> memoryview | None:
         """*count* bytes came into the last ``room``: the bytes that begin with the connection's next frame.
 
         None while a large frame is not complete. Else ``keep`` must follow.
         """
-        whole = unfinished.whole
+        whole = partial_frame.whole
         if whole is not None:
-            unfinished.filled += count
-            return whole if unfinished.filled == len(whole) else None
-        if self._owner is not unfinished:
-            self._owner, self._start = unfinished, self._tail
+            partial_frame.filled += count
+            return whole if partial_frame.filled == len(whole) else None
+        if self._owner is not partial_frame:
+            self._owner, self._start = partial_frame, self._tail
         self._tail += count
         return self._bytes[self._start : self._tail]
 
-    def keep(self, unfinished: Unfinished, used: int) -> None:
-        """Frames of *used* bytes were complete in what ``received`` gave; what follows is unfinished."""
-        if unfinished.whole is not None:
-            unfinished.whole, unfinished.filled = None, 0
-            unfinished.keep(0)
+    def consume(self, partial_frame: PartialFrame, used: int) -> None:
+        """Frames of *used* bytes were complete in what ``received`` gave; what follows is partial_frame."""
+        if partial_frame.whole is not None:
+            partial_frame.whole, partial_frame.filled = None, 0
+            partial_frame.set_buffered(0)
             return
         if used:
-            unfinished.keep(0)
+            partial_frame.set_buffered(0)
         self._start += used
         rest = self._tail - self._start
         if not rest:
@@ -103,12 +103,12 @@ class Arena:
         elif rest >= FRAME_SIZE and self._frame_size() > self._size // 2:
             self._move_out()
 
-    def forget(self, unfinished: Unfinished) -> None:
+    def forget(self, partial_frame: PartialFrame) -> None:
         """The connection is gone, and what it did not finish with it."""
-        if self._owner is unfinished:
+        if self._owner is partial_frame:
             self._owner, self._tail = None, self._start
-        unfinished.part, unfinished.whole, unfinished.filled = b"", None, 0
-        unfinished.keep(0)
+        partial_frame.part, partial_frame.whole, partial_frame.filled = b"", None, 0
+        partial_frame.set_buffered(0)
 
     def reset(self) -> None:
         """The turn is over: nobody looks at its frames any more."""
@@ -130,13 +130,13 @@ class Arena:
             owner.whole = np.empty(size, np.uint8).data
             owner.whole[: len(part)] = part
             owner.filled = len(part)
-            owner.keep(size)
+            owner.set_buffered(size)
         else:
             owner.part = bytes(part)
-            owner.keep(len(part))
+            owner.set_buffered(len(part))
         self._owner, self._tail = None, self._start
 
     def _frame_size(self) -> int:
-        """What the header of the unfinished frame says; it was checked when the frames before it were split off."""
+        """What the header of the partial_frame frame says; it was checked when the frames before it were split off."""
         size: int = FRAME.unpack_from(self._bytes, self._start)[0]
         return size

@@ -164,13 +164,15 @@ _WRONG: Final = (BadBatch, InvalidName, InvalidOption, MessageTooLarge, UnknownS
 #: Acknowledgements that are part of one answer with messages.
 _MOST_JOINED: Final = 64
 
-Work = effects.SyncWanted | effects.ReadWanted | effects.CheckWanted | effects.FetchWanted
+DiskWork = effects.SyncWanted | effects.ReadWanted | effects.CheckWanted | effects.FetchWanted
 
 
-class Answering:
+class ReplyWriter:
     """The connections that the broker knows, and what the turn has for them. *work* is told what the broker wants."""
 
-    def __init__(self, store_id: bytes, admission: Admission, throttle: Throttle, work: Callable[[Work], None]) -> None:
+    def __init__(
+        self, store_id: bytes, admission: Admission, throttle: Throttle, work: Callable[[DiskWork], None]
+    ) -> None:
         self._store_id = store_id
         self._admission = admission
         self._throttle = throttle
@@ -180,7 +182,7 @@ class Answering:
         self._waited: list[ClientConnection] = []  # those of them that get messages: they are written to first
         self._joining: list[ClientConnection] = []  # with acknowledgements that wait for messages of this turn
         self._wrong: dict[ClientConnection, int] = {}  # what was wrong of theirs in this turn
-        #: Effects so far that changed what a checkpoint keeps.
+        #: Effects so far that changed what a checkpoint buffered.
         self.changes = 0
         self._carry_out: dict[type, Callable[[Any], object]] = {
             effects.Sent: self._sent,

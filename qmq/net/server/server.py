@@ -22,16 +22,16 @@ from qmq.net.protocol.frames import Frame, FrameKind, made
 from qmq.net.server.accept import Acceptor
 from qmq.net.server.admission import END_S, Admission, DeferredRequests, Throttle
 from qmq.net.server.connection import LINGER_S, SLOW_DISK, STOPPING, ClientConnection
-from qmq.net.server.options import Rules, ServerOptions, internal_error, stopping
-from qmq.net.server.receive_buffer import Arena
-from qmq.net.server.replies import Answering, Work
+from qmq.net.server.options import BrokerRules, ServerOptions, internal_error, stopping
+from qmq.net.server.receive_buffer import ReceiveBuffer
+from qmq.net.server.replies import DiskWork, ReplyWriter
 from qmq.net.server.requests import decode_hello, decode_request
 from qmq.net.server.timeouts import ConnectionTimeouts
-from qmq.net.server.write_queue import Writing
+from qmq.net.server.write_queue import WriteQueue
 
 log = logging.getLogger("qmq.server")
 
-#: Requests, beside waiting pulls, that a connection may have without an answer; a client's window keeps it far below.
+#: Requests, beside waiting pulls, that a connection may have without an answer; a client's window buffered it far below.
 MAX_REQUESTS: Final = 8_192
 #: Lists of subjects that one connection may ask for at once: they are what a small request can make large.
 MAX_LISTINGS: Final = 16
@@ -61,9 +61,9 @@ class Server:
 
     def __init__(
         self,
-        broker: Rules,
+        broker: BrokerRules,
         options: ServerOptions,
-        work: Callable[[Work], None],
+        work: Callable[[DiskWork], None],
         turned: Callable[[bool], None],
         now: Callable[[], Now] = clock,
         loop: asyncio.AbstractEventLoop | None = None,
@@ -76,7 +76,7 @@ class Server:
         self._loop = loop if loop is not None else asyncio.get_running_loop()
         self._welcome = options.welcome()
         self._max_requests = MAX_REQUESTS + options.max_waiting_pulls
-        self.arena = Arena()
+        self.receive_buffer = ReceiveBuffer()
         self.timer = timer
         self.max_frame_bytes = options.max_frame_bytes
         self.max_inflight_bytes = options.max_inflight_bytes
@@ -86,14 +86,14 @@ class Server:
         self._admission = Admission(options.max_buffered_bytes, ClientConnection.unread_bytes)
         self._served = 0  # frames of clients
         self._deferred = DeferredRequests(self._hand_in)
-        self._writing = Writing(self._loop.call_soon)
+        self._write_queue = WriteQueue(self._loop.call_soon)
         self._last_number = 0
         self._open: set[ClientConnection] = set()  # with a socket, also those that only linger
         self._all_closed = asyncio.Event()
         self._all_closed.set()
         self._throttle = Throttle(self._loop)
-        self._answering = Answering(options.store_id, self._admission, self._throttle, work)
-        self._connections = self._answering.connections  # those that the broker knows
+        self._replies = ReplyWriter(options.store_id, self._admission, self._throttle, work)
+        self._connections = self._replies.connections  # those that the broker knows
         self._senders: set[ClientConnection] = set()  # with batches in this turn
         self._time = now()
         self._due = False  # a turn is scheduled
@@ -106,8 +106,8 @@ class Server:
 
     @property
     def changes(self) -> int:
-        """Effects so far that changed what a checkpoint keeps."""
-        return self._answering.changes
+        """Effects so far that changed what a checkpoint buffered."""
+        return self._replies.changes
 
     # --- from outside ------------------------------------------------------------------------------------------------
 
@@ -125,7 +125,7 @@ class Server:
     ) -> None:
         """Hand in the outcome of a sync or a read."""
         self._handle(command)
-        self._answering.carry_out(self._broker.take_syncs())  # the disk does not wait for the turn
+        self._replies.carry_out(self._broker.take_syncs())  # the disk does not wait for the turn
         self.turn()
 
     def hold_sends(self, hold: bool) -> None:
@@ -150,11 +150,11 @@ class Server:
             if self._deferred.turn():
                 self._turn_soon()
             self._run(self._broker.turn, now)
-            self._answering.write()  # before what has time
+            self._replies.write()  # before what has time
             deadline = self._tick(now) if looks else self._tick_us
         finally:
             self._running = False
-        self.arena.reset()
+        self.receive_buffer.reset()
         if self._admission.total > self._options.max_buffered_bytes:
             self._make_room()
         if deadline is not None and (self._timer is None or deadline < self._timer_us):
@@ -164,7 +164,7 @@ class Server:
     def _tick(self, now: Now) -> int | None:
         """What goes by time; returns when there has to be a turn."""
         deadline = self._run(self._broker.tick, now)
-        self._answering.write()
+        self._replies.write()
         later_us = now.monotonic_us + _TICK_US
         self._tick_us = later_us if deadline is None else min(deadline, later_us)
         return deadline
@@ -197,7 +197,7 @@ class Server:
             for connection in list(self._senders):
                 connection.end(internal_error())
         self._senders.clear()
-        self._answering.carry_out(self._broker.take_effects())
+        self._replies.carry_out(self._broker.take_effects())
         return deadline
 
     def stop_reading(self) -> None:
@@ -256,19 +256,19 @@ class Server:
 
     def frames_end(self) -> None:
         """Have a turn follow, at once when there is no room for more frames."""
-        if self.arena.short:
+        if self.receive_buffer.short:
             self.turn()
         else:
             self._turn_soon()
 
     def no_frames(self) -> None:
-        """A part of a frame came: that is work for a turn only when the arena has no room left, or nobody has."""
-        if self.arena.short:
+        """A part of a frame came: that is work for a turn only when the receive_buffer has no room left, or nobody has."""
+        if self.receive_buffer.short:
             self.turn()
         elif self._admission.total > self._options.max_buffered_bytes:
             self._make_room()
 
-    def keeps(self, connection: ClientConnection, size: int) -> None:
+    def buffered(self, connection: ClientConnection, size: int) -> None:
         """Note what is kept for a frame that is not complete."""
         self._admission.frame(connection, size, self._loop.time())
 
@@ -280,7 +280,7 @@ class Server:
 
     def write_soon(self, connection: ClientConnection) -> None:
         """It has more to write: when it is its turn."""
-        self._writing.add(connection)
+        self._write_queue.add(connection)
 
     def greeted(self, connection: ClientConnection) -> None:
         """It said hello in time."""
@@ -313,7 +313,7 @@ class Server:
             connection.client = decode_hello(frame)
             connection.greeted = True
             log.debug("connection %d of %s is client %r", connection.number, connection.peer, connection.client)
-            self._answering.put(connection, frames.encode_frame(FrameKind.WELCOME, frame.request, self._welcome))
+            self._replies.put(connection, frames.encode_frame(FrameKind.WELCOME, frame.request, self._welcome))
             return
         try:
             command = decode_request(connection.number, frame)
@@ -321,7 +321,7 @@ class Server:
             raise
         except QmqError as error:
             self._count_request(connection)  # the refusal is its answer
-            self._answering.refused(effects.Refused(connection.number, frame.request, error))
+            self._replies.refused(effects.Refused(connection.number, frame.request, error))
             return
         kind = frame.kind
         if kind in _SENDS:
@@ -338,7 +338,7 @@ class Server:
         if kind != _WITHDRAW:
             self._count_request(connection)
             if self._admission.crowded and not self._admission.may_ask(connection.in_flight, len(self._connections)):
-                self._answering.refused(effects.Refused(connection.number, frame.request, _too_many_requests()))
+                self._replies.refused(effects.Refused(connection.number, frame.request, _too_many_requests()))
                 return
         if not self._deferred.take(connection, command):
             self._hand_in(connection, command)
@@ -354,11 +354,11 @@ class Server:
         try:
             self._broker.handle(command, self._time)
         except QmqError as error:
-            self._answering.refused(effects.Refused(connection.number, request, error))
+            self._replies.refused(effects.Refused(connection.number, request, error))
         except Exception:
             log.exception("the broker failed to handle %s of %s", type(command).__name__, connection.peer)
             if request:
-                self._answering.refused(effects.Refused(connection.number, request, internal_error()))
+                self._replies.refused(effects.Refused(connection.number, request, internal_error()))
             connection.end(internal_error())
 
     def leave(self, connection: ClientConnection) -> None:

@@ -18,7 +18,7 @@ Buffer = bytes | memoryview
 PIECE_BYTES: Final = 512 << 10
 
 
-class Rest:
+class UnsentBytes:
     """What a connection is still to be sent, in order."""
 
     __slots__ = ("_buffers", "size")
@@ -54,7 +54,7 @@ class Rest:
         self.size = 0
 
 
-class Writer(Protocol):
+class QueuedWriter(Protocol):
     """Who has something to write."""
 
     number: int
@@ -68,16 +68,16 @@ class Writer(Protocol):
     def __hash__(self) -> int: ...
 
 
-class Writing:
+class WriteQueue:
     """Lets those who have large answers write in turns."""
 
     def __init__(self, call_soon: Callable[[Callable[[], None]], object]) -> None:
         """*call_soon* has something called in the next turn of the loop."""
         self._call_soon = call_soon
-        self._waiting: dict[Writer, None] = {}
+        self._waiting: dict[QueuedWriter, None] = {}
         self._due = False
 
-    def add(self, writer: Writer) -> None:
+    def add(self, writer: QueuedWriter) -> None:
         """It is its turn behind the others."""
         self._waiting[writer] = None
         if not self._due:

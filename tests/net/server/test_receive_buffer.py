@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qmq.net.protocol.frames import FRAME_SIZE, encode_frame, split_frames
-from qmq.net.server.receive_buffer import SMALL_BYTES, Arena, Unfinished
+from qmq.net.server.receive_buffer import SMALL_BYTES, PartialFrame, ReceiveBuffer
 
 SIZE = 1 << 20
 LIMIT = 4 << 20
@@ -20,21 +20,21 @@ class Peer:
     """A connection: what it will send, and what came out at the other end."""
 
     stream: bytes
-    unfinished: Unfinished = field(default_factory=Unfinished)
+    partial_frame: PartialFrame = field(default_factory=PartialFrame)
     sent: int = 0
     got: list[bytes] = field(default_factory=list)
 
-    def receive(self, arena: Arena, most: int) -> list[tuple[memoryview, bytes]]:
+    def receive(self, receive_buffer: ReceiveBuffer, most: int) -> list[tuple[memoryview, bytes]]:
         """One read of at most *most* bytes; gives the new payloads as views, and as bytes."""
-        room = arena.room(self.unfinished)
+        room = receive_buffer.room(self.partial_frame)
         count = min(most, len(room), len(self.stream) - self.sent)
         room[:count] = self.stream[self.sent : self.sent + count]
         self.sent += count
-        view = arena.received(self.unfinished, count)
+        view = receive_buffer.received(self.partial_frame, count)
         if view is None:
             return []
         fresh = [(frame.payload, bytes(frame.payload)) for frame in split_frames(view, LIMIT)]
-        arena.keep(self.unfinished, sum(FRAME_SIZE + len(payload) for payload, _ in fresh))
+        receive_buffer.consume(self.partial_frame, sum(FRAME_SIZE + len(payload) for payload, _ in fresh))
         self.got += [copy for _, copy in fresh]
         return fresh
 
@@ -59,7 +59,7 @@ reads = st.lists(
 def test_frames_come_out_whole_and_stay_until_the_turn_ends(
     contents: list[list[int]], plan: list[tuple[int, int, bool]]
 ) -> None:
-    arena = Arena(SIZE)
+    receive_buffer = ReceiveBuffer(SIZE)
     streams = [stream_of(number, content) for number, content in enumerate(contents)]
     peers = [Peer(stream) for stream, _ in streams]
     of_this_turn: list[tuple[memoryview, bytes]] = []
@@ -67,60 +67,60 @@ def test_frames_come_out_whole_and_stay_until_the_turn_ends(
     def end_turn() -> None:
         assert all(view == copy for view, copy in of_this_turn), "a frame changed before its turn was over"
         of_this_turn.clear()
-        arena.reset()
+        receive_buffer.reset()
 
     for number, most, turn in plan:
-        of_this_turn += peers[number].receive(arena, most)
-        if turn or arena.short:
+        of_this_turn += peers[number].receive(receive_buffer, most)
+        if turn or receive_buffer.short:
             end_turn()
     while any(peer.sent < len(peer.stream) for peer in peers):
         for peer in peers:
             if peer.sent < len(peer.stream):
-                of_this_turn += peer.receive(arena, SIZE)
-                if arena.short:
+                of_this_turn += peer.receive(receive_buffer, SIZE)
+                if receive_buffer.short:
                     end_turn()
     end_turn()
     assert [peer.got for peer in peers] == [payloads for _, payloads in streams]
-    assert all(not peer.unfinished.part and peer.unfinished.whole is None for peer in peers)
+    assert all(not peer.partial_frame.part and peer.partial_frame.whole is None for peer in peers)
 
 
 def test_an_idle_connection_holds_nothing_and_the_room_is_whole_again() -> None:
-    arena = Arena(SIZE)
+    receive_buffer = ReceiveBuffer(SIZE)
     peer = Peer(stream_of(0, [10, 20])[0])
-    peer.receive(arena, SIZE)
-    arena.reset()
-    assert len(arena.room(Unfinished())) == SIZE
+    peer.receive(receive_buffer, SIZE)
+    receive_buffer.reset()
+    assert len(receive_buffer.room(PartialFrame())) == SIZE
 
 
 def test_a_large_frame_gets_a_buffer_of_its_size_and_is_not_copied_again() -> None:
-    arena = Arena(SIZE)
+    receive_buffer = ReceiveBuffer(SIZE)
     slow, quick = Peer(stream_of(0, [500_000])[0]), Peer(stream_of(1, [5])[0])
-    slow.receive(arena, 100_000)
-    quick.receive(arena, 100)
-    whole = slow.unfinished.whole
+    slow.receive(receive_buffer, 100_000)
+    quick.receive(receive_buffer, 100)
+    whole = slow.partial_frame.whole
     assert whole is not None
     assert len(whole) == 500_000 + FRAME_SIZE
-    assert len(arena.room(slow.unfinished)) == len(whole) - 100_000
-    fresh = slow.receive(arena, SIZE)
+    assert len(receive_buffer.room(slow.partial_frame)) == len(whole) - 100_000
+    fresh = slow.receive(receive_buffer, SIZE)
     assert fresh[0][0].obj is whole.obj
 
 
 def test_what_a_lost_connection_left_is_free_again() -> None:
-    arena = Arena(SIZE)
+    receive_buffer = ReceiveBuffer(SIZE)
     for size in (5, 1_000, 300_000, SIZE):
         lost = Peer(stream_of(0, [size])[0])
-        lost.receive(arena, min(size, 200_000))
-        arena.forget(lost.unfinished)
-        arena.reset()
-        assert len(arena.room(Unfinished())) == SIZE
-        assert lost.unfinished.whole is None
+        lost.receive(receive_buffer, min(size, 200_000))
+        receive_buffer.forget(lost.partial_frame)
+        receive_buffer.reset()
+        assert len(receive_buffer.room(PartialFrame())) == SIZE
+        assert lost.partial_frame.whole is None
 
 
 @pytest.mark.parametrize("size", [1, 15, 16, 60_000, 90_000, SIZE // 2])
 def test_frames_of_one_connection_stay_in_one_piece_over_turns(size: int) -> None:
     stream, payloads = stream_of(0, [size] * 20)
-    peer, arena = Peer(stream), Arena(SIZE)
+    peer, receive_buffer = Peer(stream), ReceiveBuffer(SIZE)
     while peer.sent < len(stream):
-        peer.receive(arena, 70_001)
-        arena.reset()
+        peer.receive(receive_buffer, 70_001)
+        receive_buffer.reset()
     assert peer.got == payloads

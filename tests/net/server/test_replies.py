@@ -9,7 +9,7 @@ from qmq.net.protocol import frames
 from qmq.net.protocol.frames import Frame, FrameKind
 from qmq.net.server.admission import Admission, Throttle
 from qmq.net.server.connection import ClientConnection
-from qmq.net.server.replies import Answering
+from qmq.net.server.replies import ReplyWriter
 
 
 class Noting(ClientConnection):
@@ -28,8 +28,8 @@ class Noting(ClientConnection):
         self.answers = []
 
 
-def answering(loop: Any = None) -> tuple[Answering, list[tuple[int, int]]]:
-    made = Answering(b"store!", Admission(1 << 20, ClientConnection.unread_bytes), Throttle(loop), lambda work: None)
+def answering(loop: Any = None) -> tuple[ReplyWriter, list[tuple[int, int]]]:
+    made = ReplyWriter(b"store!", Admission(1 << 20, ClientConnection.unread_bytes), Throttle(loop), lambda work: None)
     written: list[tuple[int, int]] = []
     for number in (1, 2, 3):
         made.connections[number] = Noting(number, written)

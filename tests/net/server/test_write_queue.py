@@ -13,14 +13,14 @@ from qmq.broker.ports import commands, effects
 from qmq.errors import ProtocolError
 from qmq.net.protocol.frames import FrameKind
 from qmq.net.server.connection import ClientConnection, Hub
-from qmq.net.server.write_queue import PIECE_BYTES, Rest, Writing
+from qmq.net.server.write_queue import PIECE_BYTES, UnsentBytes, WriteQueue
 from tests.net.frames import RawClient, batch, frame, on_uvloop, pull
 from tests.net.server.rules import serving
 
 
 @given(st.lists(st.lists(st.binary(max_size=20), max_size=5), max_size=5), st.integers(1, 30))
 def test_what_is_left_comes_in_order_and_in_pieces(parts: list[list[bytes]], most: int) -> None:
-    rest = Rest()
+    rest = UnsentBytes()
     for part in parts:
         rest.add([*part], sum(map(len, part)))
     wanted = b"".join(b"".join(part) for part in parts)
@@ -32,7 +32,7 @@ def test_what_is_left_comes_in_order_and_in_pieces(parts: list[list[bytes]], mos
 
 
 def test_what_is_not_sent_is_let_go() -> None:
-    rest = Rest()
+    rest = UnsentBytes()
     rest.add([b"abc"], 3)
     rest.clear()
     assert (rest.size, rest.take(10)) == (0, [])
@@ -43,7 +43,7 @@ class Turns:
 
     def __init__(self) -> None:
         self.calls: list[Callable[[], None]] = []
-        self.writing = Writing(self.calls.append)
+        self.writing = WriteQueue(self.calls.append)
 
     def run(self) -> None:
         while self.calls:

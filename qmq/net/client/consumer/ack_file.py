@@ -32,13 +32,13 @@ import msgpack
 from crc32c import crc32c
 
 from qmq.format.packed import unpack
-from qmq.net.client.consumer.in_flight import MOST_INTERVALS
+from qmq.net.client.consumer.in_flight import MAX_INTERVALS
 from qmq.net.client.in_thread import taken_in_thread
 from qmq.net.protocol.types import KnownConsumer
 
 MAGIC: Final = b"QMQSTA1\n"
 _CRC: Final = struct.Struct("<I")
-_MOST_BYTES: Final = 1 << 20
+_MAX_BYTES: Final = 1 << 20
 
 
 def state_directory() -> Path:
@@ -71,14 +71,14 @@ class StateFile:
         """What it says; None when there is none, or it is not whole. Raises OSError."""
         try:
             with open(self.path, "rb") as file:
-                content = file.read(_MOST_BYTES)
+                content = file.read(_MAX_BYTES)
         except FileNotFoundError:
             return None
         body = content[len(MAGIC) + _CRC.size :]
         if content != MAGIC + _CRC.pack(crc32c(body)) + body:
             return None
         try:
-            *key, since_us, generation, expected, handled = unpack(memoryview(body), max_array_len=2 * MOST_INTERVALS)
+            *key, since_us, generation, expected, handled = unpack(memoryview(body), max_array_len=2 * MAX_INTERVALS)
             numbers = [since_us, generation, expected, *handled]
         except (ValueError, TypeError, msgpack.UnpackException):  # no client has written that
             return None
@@ -181,12 +181,12 @@ class AckFile:
             )
             return await asyncio.to_thread(self._file.read)
         except BlockingIOError:
-            self._say("another process has it")
+            self._warn_not_kept("another process has it")
         except (OSError, RuntimeError) as error:  # of a home that is not known
-            self._say(str(error))
+            self._warn_not_kept(str(error))
         return None
 
-    def _say(self, why: str) -> None:
+    def _warn_not_kept(self, why: str) -> None:
         log.warning(
             "consumer %s keeps no state of its own in %s (%s): acknowledgements that are on their way when it ends may "
             "be lost, and their messages come again", self._consumer, state_directory(), why,
@@ -220,7 +220,7 @@ class AckFile:
         try:
             await asyncio.to_thread(file.write, known)
         except OSError as error:
-            self._say(str(error))
+            self._warn_not_kept(str(error))
             if self._file is file:
                 self._close_file()
             return
@@ -244,7 +244,7 @@ class AckFile:
             try:
                 self._file.write(known)
             except OSError as error:
-                self._say(str(error))
+                self._warn_not_kept(str(error))
         self._close_file()
         self._store_id = self._written = None
 

@@ -17,14 +17,14 @@ from qmq.intervals import Intervals
 from qmq.net.client.connection import Answer, BrokerConnection
 from qmq.net.client.consumer.ack_file import WRITE_COUNT, AckFile
 from qmq.net.client.consumer.in_flight import (
-    MOST_INTERVALS,
+    MAX_INTERVALS,
     InFlightWindow,
     PendingDisposition,
-    Whole,
+    WholeMessage,
     check_delay,
     reason_of,
 )
-from qmq.net.client.consumer.nacks import HandingBack, left
+from qmq.net.client.consumer.nacks import NackSender, left_block_error
 from qmq.net.protocol import frames
 from qmq.net.protocol.frames import FrameKind
 from qmq.net.protocol.types import ConsumerState, Disposition, KnownConsumer
@@ -62,7 +62,7 @@ class AckSender:
         #: Called on a new connection.
         self.on_connected: Callable[[], None] | None = None
         #: Brings acknowledgements of other threads here.
-        self.crossing = Crossing()
+        self.thread_acks = ThreadAcks()
         self._consumer = consumer
         self._subscribed = subscribed
         # Acknowledged, and then it lost touch: whether the broker takes them is known when it says hello again.
@@ -72,7 +72,7 @@ class AckSender:
         self._sending: asyncio.Task[None] | None = None
         self._waiters: list[asyncio.Future[None]] = []
         #: Other dispositions on their way.
-        self.backs = HandingBack(consumer, subscribed)
+        self.nack_sender = NackSender(consumer, subscribed)
         self._warned_at = -_WARN_EVERY
         self._warned_of_dropped = False
         #: What was warned of once; a consumer's holders at several brokers share it.
@@ -88,7 +88,7 @@ class AckSender:
             return None
         consumer_state, handled = (
             in_flight.consumer_state,
-            [number for pair in self._undecided for number in pair][: 2 * MOST_INTERVALS],
+            [number for pair in self._undecided for number in pair][: 2 * MAX_INTERVALS],
         )
         return KnownConsumer(
             consumer_state.since_us, consumer_state.generation, consumer_state.epoch, in_flight.expected, tuple(handled)
@@ -100,10 +100,10 @@ class AckSender:
         if in_flight is None:
             return None, 0
         handled = Intervals()
-        flat = in_flight.acknowledged(MOST_INTERVALS)
+        flat = in_flight.acknowledged(MAX_INTERVALS)
         for start, end in (*self._undecided, *zip(flat[::2], flat[1::2], strict=True)):
             handled.add(start, end)
-        numbers = [number for pair in handled for number in pair][: 2 * MOST_INTERVALS]
+        numbers = [number for pair in handled for number in pair][: 2 * MAX_INTERVALS]
         consumer_state = in_flight.consumer_state
         return KnownConsumer(
             consumer_state.since_us, consumer_state.generation, 0, in_flight.expected, tuple(numbers)
@@ -126,7 +126,7 @@ class AckSender:
         self._undecided = Intervals()
         self.in_flight = InFlightWindow(self, consumer_state)
         if not self.unconfirmed:
-            self._tell()
+            self._wake_waiters()
 
     @property
     def fenced(self) -> Fenced | None:
@@ -151,7 +151,7 @@ class AckSender:
         for call in self.on_dropped:
             call()
         if not self.unconfirmed:
-            self._tell()
+            self._wake_waiters()
         elif self._waiters:
             self._due()  # a subscription tells what became of them, and who waits for that pulls nothing
 
@@ -189,7 +189,7 @@ class AckSender:
             self.send(await self._subscribed())
         except QmqError as error:  # there will be no subscription any more
             self.fence(error if isinstance(error, Fenced) else Fenced(f"acknowledgements can't be sent: {error}"))
-            self._tell()
+            self._wake_waiters()
 
     def send(self, subscribed: Subscribed, *, with_pull: bool = False) -> None:
         """Send what is acknowledged and was not sent yet; *with_pull*: one follows, whose answer may bring theirs."""
@@ -211,20 +211,20 @@ class AckSender:
             elif isinstance(answer, Fenced):
                 self.fence(answer)
             elif type(answer) is UnknownSubscription or answer.retryable:
-                self._due_again()  # with the next connection, or as soon as the disk takes it
+                self._send_again()  # with the next connection, or as soon as the disk takes it
             else:
                 in_flight.confirm(intervals, sum(intervals[1::2]) - sum(intervals[::2]))
                 log.warning("consumer %s: acknowledgements were refused: %s", self._consumer, answer)
             if not self.unconfirmed:
-                self._tell()
+                self._wake_waiters()
 
         return answered
 
-    def _due_again(self) -> None:
+    def _send_again(self) -> None:
         assert self.in_flight is not None
         self.in_flight.rejoined(self.in_flight.consumer_state)
 
-    def _tell(self) -> None:
+    def _wake_waiters(self) -> None:
         waiters, self._waiters = self._waiters, []
         for waiter in waiters:
             if not waiter.done():
@@ -252,14 +252,14 @@ class AckSender:
         """Hand messages back; returns once the broker has that durably, or another one has the message as a whole.
         Raises Fenced.
         """
-        await self.backs.hand_back(in_flight, back)
+        await self.nack_sender.hand_back(in_flight, back)
 
     def release(self, in_flight: InFlightWindow, start: int, end: int) -> None:
         """Hand messages back unstarted, in the background."""
-        self.backs.release(in_flight, start, end)
+        self.nack_sender.release(in_flight, start, end)
 
     async def failed(
-        self, in_flight: InFlightWindow, sequence: int, error: Exception, whole: Whole | None = None
+        self, in_flight: InFlightWindow, sequence: int, error: Exception, whole: WholeMessage | None = None
     ) -> None:
         """A handler has raised: its message comes again."""
         delay_us, error = _delay_of(error)
@@ -267,7 +267,7 @@ class AckSender:
             self._warn(error)
         try:
             back = PendingDisposition(sequence, sequence + 1, Disposition.NACK, delay_us, reason_of(error), whole)
-            await self.backs.hand_back(in_flight, back)
+            await self.nack_sender.hand_back(in_flight, back)
         except Fenced as fenced:
             log.debug("consumer %s: %s", self._consumer, fenced)
             in_flight.late(
@@ -287,7 +287,9 @@ class AckSender:
             type(error).__name__, sum(end - start for start, end in ranges),
         )  # fmt: skip
         for start, end in ranges:
-            self.backs.hand_back_soon(in_flight, PendingDisposition(start, end, Disposition.NACK, delay_us, reason))
+            self.nack_sender.hand_back_soon(
+                in_flight, PendingDisposition(start, end, Disposition.NACK, delay_us, reason)
+            )
 
     @property
     def has_left(self) -> bool:
@@ -336,11 +338,11 @@ class AckSender:
         self._closed = True
         try:
             async with asyncio.timeout(timeout):
-                await self.backs.wait()
+                await self.nack_sender.wait()
                 await self.flush()
         except (QmqError, TimeoutError) as error:
             log.debug("consumer %s: %s", self._consumer, error)
-            await self._keep_acks()
+            await self._spool_acks()
         if self.ack_file is not None:
             await self.ack_file.save()
 
@@ -352,16 +354,16 @@ class AckSender:
             self._timer = None
         if self.ack_file is not None:
             self.ack_file.close()
-        self.backs.cancel()
+        self.nack_sender.cancel()
         if self._sending is not None:
             self._sending.cancel()
         self.refused += self._undecided.size
         self._undecided = Intervals()
         if self.in_flight is not None and self.in_flight.fenced is None:
-            self.refused += self.in_flight.leave(left(self._consumer)).size
-        self._tell()
+            self.refused += self.in_flight.leave(left_block_error(self._consumer)).size
+        self._wake_waiters()
 
-    async def _keep_acks(self) -> None:
+    async def _spool_acks(self) -> None:
         """What could not be brought to the broker waits on this machine until it is back; where there is a state file,
         in that.
         """
@@ -369,7 +371,7 @@ class AckSender:
         may_not = self.ack_file is not None and self.ack_file.has_file
         if known is None or not unconfirmed or may_not or self.in_flight is None:
             return
-        if await self.backs.keep(self.in_flight, list(known.handled)):
+        if await self.nack_sender.spool_acks(self.in_flight, list(known.handled)):
             log.warning(
                 "consumer %s: %d acknowledgements could not be brought to its broker: they are kept on this machine "
                 "until a client here reaches it again", self._consumer, unconfirmed,
@@ -390,7 +392,7 @@ def _delay_of(error: Exception) -> tuple[int | None, Exception]:
         return None, wrong
 
 
-class Crossing:
+class ThreadAcks:
     """Of one consumer."""
 
     def __init__(self) -> None:

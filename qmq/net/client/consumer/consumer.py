@@ -14,8 +14,8 @@ from types import TracebackType
 from typing import Final, Generic, Self
 
 from qmq.format.run import Run
-from qmq.net.client.consumer.message import M, Message, MessageBatch, messages_of, numbers
-from qmq.net.client.consumer.multi_broker import MergedPuller
+from qmq.net.client.consumer.message import M, Message, MessageBatch, delivery_sequences_of, messages_of
+from qmq.net.client.consumer.multi_broker import MultiBrokerPuller
 from qmq.net.client.consumer.pull import Puller, release
 from qmq.net.client.options import BATCH_BYTES, PULL_BYTES
 
@@ -54,10 +54,10 @@ class Prefetch:
         self._came, self._came_at = count, now
 
 
-class Feed(Generic[M]):
+class MessageFeed(Generic[M]):
     """What a loop takes, some at a time, and has not come to."""
 
-    def __init__(self, puller: Puller | MergedPuller, kind: type[M]) -> None:
+    def __init__(self, puller: Puller | MultiBrokerPuller, kind: type[M]) -> None:
         #: The next messages; what is taken away from it meanwhile does not come.
         self.ready: Iterator[M] = iter(())
         self._puller = puller
@@ -109,7 +109,7 @@ class Feed(Generic[M]):
             run = self._runs.popleft()
             if run.in_flight is not None and run.in_flight.fenced is not None:
                 continue
-            coming = iter(numbers(run))
+            coming = iter(delivery_sequences_of(run))
             self._current = run, coming
             yield map(self._kind, repeat(run), coming, run.bodies())
 
@@ -147,11 +147,11 @@ class Consumer:
     that counts as no attempt.
     """
 
-    def __init__(self, puller: Puller | MergedPuller, client: object = None) -> None:
+    def __init__(self, puller: Puller | MultiBrokerPuller, client: object = None) -> None:
         """*client*: not to be let go of as long as the consumer is there."""
         self._client = client
         self._puller = puller
-        self._feed = Feed(puller, Message)
+        self._feed = MessageFeed(puller, Message)
 
     @property
     def id(self) -> str:

@@ -19,7 +19,7 @@ from qmq.net.client.options import microseconds_of
 from qmq.net.protocol.types import ConsumerState, Disposition
 
 #: So many ranges of acknowledgements go in one frame.
-MOST_INTERVALS: Final = 2_000
+MAX_INTERVALS: Final = 2_000
 
 
 class Task(Protocol):
@@ -53,7 +53,7 @@ class DispositionOwner(Protocol):
         """Hand messages back unstarted, in the background."""
 
     async def failed(
-        self, in_flight: InFlightWindow, sequence: int, error: Exception, whole: Whole | None = None
+        self, in_flight: InFlightWindow, sequence: int, error: Exception, whole: WholeMessage | None = None
     ) -> None:
         """A handler has raised: its message comes again."""
 
@@ -65,7 +65,7 @@ class DispositionOwner(Protocol):
 
 
 #: A run, and which of its messages.
-Whole = tuple[Run, int]
+WholeMessage = tuple[Run, int]
 
 
 class PendingDisposition(NamedTuple):
@@ -78,7 +78,7 @@ class PendingDisposition(NamedTuple):
     disposition: Disposition
     delay_us: int | None = None
     reason: str = ""
-    whole: Whole | None = None
+    whole: WholeMessage | None = None
 
 
 class Lease:
@@ -92,7 +92,7 @@ class Lease:
 
     def __del__(self) -> None:
         if not sys.is_finalizing():
-            self._in_flight_window.let_go(self._ranges)
+            self._in_flight_window.answer_dropped(self._ranges)
 
 
 class InFlightWindow:
@@ -129,7 +129,7 @@ class InFlightWindow:
         if len(ranges) == 3 and len(runs) == 1 and ranges[0] >= self.expected:  # as mostly, where few come at a time
             if ranges[0] > self.expected:
                 self._done.add(self.expected, ranges[0])
-            self._name(runs[0], ranges[0], ranges[2], lease)
+            self._assign(runs[0], ranges[0], ranges[2], lease)
             self.expected = ranges[0] + ranges[1]
             return [runs[0]]
         numbered = list[Run]()
@@ -154,13 +154,13 @@ class InFlightWindow:
                 else:
                     part = run.slice(at, run.count) if at else run
                     run = None
-                self._name(part, sequence, attempt, lease)
+                self._assign(part, sequence, attempt, lease)
                 numbered.append(part)
                 sequence += size
             self.expected = max(self.expected, end)
         return numbered
 
-    def _name(self, run: Run, sequence: int, attempt: int, lease: Lease) -> None:
+    def _assign(self, run: Run, sequence: int, attempt: int, lease: Lease) -> None:
         if run.subject[:1] == PRIVATE:
             run.subject = origin_subject(run.subject)
         run.in_flight, run.delivery_sequence, run.attempt, run.lease = self, sequence, attempt, lease
@@ -169,7 +169,7 @@ class InFlightWindow:
 
     def ack(self, start: int, end: int) -> None:
         """These are handled. What has a disposition already keeps it."""
-        self._settle()
+        self._end_streak()
         if self.fenced is not None:
             lost = sum(high - low for low, high in self._done.missing(max(start, self._floor), end))
             self.late("ack()", start, end, f"{lost} messages")
@@ -182,7 +182,7 @@ class InFlightWindow:
             self._add(start, end)
         self.owner.want_send()
 
-    def _settle(self) -> None:
+    def _end_streak(self) -> None:
         """The acknowledgements one after another that ended at ``tail`` are over."""
         start, end = self._streak, self.tail
         self.tail = -1
@@ -196,17 +196,17 @@ class InFlightWindow:
 
     def is_open(self, sequence: int) -> bool:
         """It has no disposition yet."""
-        self._settle()
+        self._end_streak()
         return self.fenced is None and sequence >= self._floor and sequence not in self._done
 
     def open(self) -> list[tuple[int, int]]:
         """The ranges of messages that came and have no disposition yet."""
-        self._settle()
+        self._end_streak()
         return [] if self.fenced is not None else self._done.missing(self._floor, self.expected)
 
-    def take_back(self, start: int, end: int) -> None:
+    def begin_disposition(self, start: int, end: int) -> None:
         """These are about to be handed back. Raises Fenced when one has a disposition, or is not in flight any more."""
-        self._settle()
+        self._end_streak()
         if self.fenced is not None:
             raise Fenced(str(self.fenced))
         if start < self._floor or self._done.overlaps(start, end):
@@ -220,7 +220,7 @@ class InFlightWindow:
         if self.owner.has_left and self._done.missing(max(start, self._floor), end):
             self.owner.late(call, shown)
 
-    def moved(self, start: int, end: int) -> None:
+    def handed_over(self, start: int, end: int) -> None:
         """What was to be handed back is elsewhere: here it is handled."""
         if self.fenced is None:
             self._pending.add(start, end)
@@ -230,10 +230,10 @@ class InFlightWindow:
 
     def take_acks(self) -> list[int]:
         """Acknowledgements to send now: start, end, start, end, ..."""
-        self._settle()
+        self._end_streak()
         if not self._pending.size:
             return []
-        taken, rest = list(self._pending)[:MOST_INTERVALS], list(self._pending)[MOST_INTERVALS:]
+        taken, rest = list(self._pending)[:MAX_INTERVALS], list(self._pending)[MAX_INTERVALS:]
         self._pending = Intervals()
         for start, end in rest:
             self._pending.add(start, end)
@@ -259,7 +259,7 @@ class InFlightWindow:
     @property
     def unconfirmed(self) -> int:
         """Acknowledgements that the broker has not confirmed."""
-        self._settle()
+        self._end_streak()
         return self._pending.size + self._sent.size
 
     @property
@@ -279,7 +279,7 @@ class InFlightWindow:
 
     def acknowledged(self, most: int) -> list[int]:
         """What is acknowledged and not confirmed, up to so many ranges: start, end, start, end, ..."""
-        self._settle()
+        self._end_streak()
         both = Intervals()
         for start, end in (*self._sent, *self._pending):
             both.add(start, end)
@@ -289,7 +289,7 @@ class InFlightWindow:
 
     def leave(self, error: Fenced) -> Intervals:
         """Nothing is held any more; who is at work on it may go on. Returns what is acknowledged and not confirmed."""
-        self._settle()
+        self._end_streak()
         lost = Intervals()
         for start, end in (*self._sent, *self._pending):
             lost.add(start, end)
@@ -326,7 +326,7 @@ class InFlightWindow:
             self._handling.pop(task, None)
         return False
 
-    def let_go(self, ranges: Sequence[int]) -> None:
+    def answer_dropped(self, ranges: Sequence[int]) -> None:
         """[any thread] The program has let go of all messages of an answer."""
         if self.fenced is None and not self._has_dispositions(ranges):
             self.owner.dropped(
@@ -347,7 +347,7 @@ class InFlightWindow:
         """How many of these messages have no disposition and are held."""
         if self.fenced is not None:
             return 0
-        self._settle()
+        self._end_streak()
         missing = [pair for low, high in sequence_ranges for pair in self._done.missing(max(low, self._floor), high)]
         return sum(high - low for low, high in missing)
 

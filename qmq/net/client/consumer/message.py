@@ -240,7 +240,7 @@ async def _go_on(task: asyncio.Task[Any], error: BaseException | None) -> bool:
 M = TypeVar("M", bound=Message)
 
 
-def numbers(run: Run) -> range:
+def delivery_sequences_of(run: Run) -> range:
     """The delivery sequences of its messages."""
     return range(run.delivery_sequence, run.delivery_sequence + run.count)
 
@@ -253,7 +253,7 @@ def messages_of(runs: Sequence[Run], kind: type[M] = Message) -> list[M]:  # typ
     gc.disable()
     try:
         for run in runs:
-            messages += map(kind, repeat(run), numbers(run), run.bodies())
+            messages += map(kind, repeat(run), delivery_sequences_of(run), run.bodies())
     finally:
         if collects:
             gc.enable()
@@ -262,7 +262,7 @@ def messages_of(runs: Sequence[Run], kind: type[M] = Message) -> list[M]:  # typ
 
 def each_message(runs: Iterable[Run], kind: type[M] = Message) -> Iterator[M]:  # type: ignore[assignment]  # M is Message then
     """The same views, each made when it is come to."""
-    return chain.from_iterable(map(kind, repeat(run), numbers(run), run.bodies()) for run in runs)
+    return chain.from_iterable(map(kind, repeat(run), delivery_sequences_of(run), run.bodies()) for run in runs)
 
 
 class MessageBatch(Sequence[Message]):

@@ -36,7 +36,7 @@ def make_puller(
     consumer: str | None,
     start: Start,
     terms: Terms = DEFAULT_TERMS,
-) -> Puller | MergedPuller:
+) -> Puller | MultiBrokerPuller:
     """What pulls for a consumer of that client. Raises InvalidName, InvalidOption."""
     if len(brokers.links) == 1:
         return _guarded(Puller(brokers.links[0], prefixes, group, consumer, start, terms), brokers, group, terms)
@@ -44,18 +44,18 @@ def make_puller(
     consumer = make_consumer_id() if consumer is None else consumer
     pullers = [Puller(link, prefixes, group, consumer, start, terms, is_transient) for link in brokers.links]
     guarded = [_guarded(puller, brokers, group, terms) for puller in pullers]
-    return MergedPuller(guarded, terms.mode == "at_most_once", looks=terms.looks)
+    return MultiBrokerPuller(guarded, terms.mode == "at_most_once", looks=terms.looks)
 
 
 def _guarded(puller: Puller, brokers: Brokers, group: str | None, terms: Terms) -> Puller:
     """With somewhere for what fails when its broker is gone."""
     if puller.ack_sender is not None and group is not None and brokers.handover.after is not None:
         name = f"{group}@{puller.id}" if terms.mode == "broadcast" else group  # of which each member has its own
-        puller.ack_sender.backs.handover = brokers.handover, name
+        puller.ack_sender.nack_sender.handover = brokers.handover, name
     return puller
 
 
-class MergedPuller:
+class MultiBrokerPuller:
     """A consumer's places at several brokers. Pulls of several tasks go one after another.
 
     *is_exact*: what is left over when it leaves would be lost, so they are never asked for more than is missing in all.
@@ -71,7 +71,7 @@ class MergedPuller:
         self._is_exact = is_exact
         self._entering: set[asyncio.Task[None]] = set()
         self._entered: set[Puller] = set()
-        self._kept: deque[Run] = deque()  # put back by who follows alone
+        self._returned: deque[Run] = deque()  # put back by who follows alone
         self._taken: list[Run] = []  # by the pull that is under way
         self._next = 0  # whom to ask first
         self._slow: set[Puller] = set()  # who was asked and has not answered in time
@@ -131,7 +131,7 @@ class MergedPuller:
             raise
         except BaseException:  # of a cancellation, or the end of the coroutine: nothing may wait for anything
             self._entering = tasks
-            self.part()
+            self.leave_now()
             raise
 
     async def _enter_one(self, puller: Puller) -> None:
@@ -154,19 +154,19 @@ class MergedPuller:
             await asyncio.gather(*self._entering, return_exceptions=True)
             await asyncio.gather(*(puller.leave(error) for puller in self._pullers))
         finally:
-            self.part()
+            self.leave_now()
 
     def _on_the_way(self) -> list[Run]:
         """What a pull under way has taken, and has not handed out."""
         done = [task for task in self._tasks.values() if task.done() and not task.cancelled() and not task.exception()]
         return [*self._taken, *(run for task in done for run in task.result())]
 
-    def part(self) -> None:
-        """As ``Puller.part``, everywhere."""
+    def leave_now(self) -> None:
+        """As ``Puller.leave_now``, everywhere."""
         for task in self._entering:
             task.cancel()
         for puller in self._pullers:
-            puller.part()
+            puller.leave_now()
 
     async def flush(self) -> None:
         """Wait until every acknowledgement so far is confirmed. Raises Fenced with how many were not."""
@@ -190,7 +190,7 @@ class MergedPuller:
                 await self._lock.acquire()
         except TimeoutError:
             return []
-        taken = self._taken = self._take_kept(max_count)
+        taken = self._taken = self._take_returned(max_count)
         self._max_bytes = max_bytes
         try:
             await self._pull_alone(taken, max_count, min_count, deadline)
@@ -243,7 +243,7 @@ class MergedPuller:
     def _in_order(self) -> list[Puller]:
         """Whom to ask: those first that have something left over, then beginning behind the one that gave last."""
         order = [puller for puller in self._pullers[self._next :] + self._pullers[: self._next] if self._is_in(puller)]
-        return sorted(order, key=lambda puller: not puller.has_kept)
+        return sorted(order, key=lambda puller: not puller.has_received)
 
     def _is_in(self, puller: Puller) -> bool:
         """It has entered. One whose broker refuses it, where others do not, ends the pull: the caller is to know."""
@@ -312,14 +312,14 @@ class MergedPuller:
                     puller.put_back([run])
                     break
             else:
-                self._kept.appendleft(run)
+                self._returned.appendleft(run)
 
-    def _take_kept(self, max_count: int) -> list[Run]:
+    def _take_returned(self, max_count: int) -> list[Run]:
         taken, left = list[Run](), max_count
-        while self._kept and left:
-            run = self._kept.popleft()
+        while self._returned and left:
+            run = self._returned.popleft()
             if run.count > left:
-                self._kept.appendleft(run.slice(left, run.count))
+                self._returned.appendleft(run.slice(left, run.count))
                 run = run.slice(0, left)
             taken.append(run)
             left -= run.count

@@ -25,8 +25,8 @@ from qmq.net.protocol.types import Disposition
 log = logging.getLogger("qmq.client")
 
 #: So many go in one frame; their reasons have so many characters each, and as meta so many bytes together.
-MOST_BACKS: Final = 1_000
-MOST_REASON: Final = 100
+MAX_PER_FRAME: Final = 1_000
+MAX_REASON: Final = 100
 _REASONS_BYTES: Final = 60_000
 #: After a refusal that can pass it is tried again.
 AGAIN_AFTER: Final = 0.05
@@ -34,14 +34,14 @@ AGAIN_AFTER: Final = 0.05
 Subscribed = tuple[BrokerConnection, int]
 
 
-class _Waiting(NamedTuple):
+class _QueuedDisposition(NamedTuple):
     """What is handed back, and who waits for that."""
 
     in_flight: InFlightWindow
     back: PendingDisposition
     waiter: asyncio.Future[None] | None
 
-    def tell(self, error: Exception | None = None) -> None:
+    def resolve(self, error: Exception | None = None) -> None:
         """It is done, or will not be."""
         waiter = self.waiter
         if waiter is None:
@@ -54,7 +54,7 @@ class _Waiting(NamedTuple):
                 waiter.set_exception(error)
 
 
-class HandingBack:
+class NackSender:
     """Of one consumer. *subscribed* gives connection and subscription, as soon as there are any."""
 
     def __init__(self, consumer: str, subscribed: Callable[[], Awaitable[Subscribed]]) -> None:
@@ -64,7 +64,7 @@ class HandingBack:
         self.handover: tuple[HandoverClient, str] | None = None
         self._consumer = consumer
         self._subscribed = subscribed
-        self._gathered: list[_Waiting] = []
+        self._queued: list[_QueuedDisposition] = []
         self._sender: asyncio.Task[None] | None = None  # which brings these, in the next turn
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -74,8 +74,8 @@ class HandingBack:
         Begun it is ended, also when who waits for it is stopped: the message would be nobody's otherwise.
         """
         waiter = asyncio.get_running_loop().create_future()
-        in_flight.take_back(back.start, back.end)
-        self._gather(_Waiting(in_flight, back, waiter))
+        in_flight.begin_disposition(back.start, back.end)
+        self._queue(_QueuedDisposition(in_flight, back, waiter))
         await waiter
 
     def release(self, in_flight: InFlightWindow, start: int, end: int) -> None:
@@ -85,61 +85,63 @@ class HandingBack:
     def hand_back_soon(self, in_flight: InFlightWindow, back: PendingDisposition) -> None:
         """Hand messages back in the background; does nothing when one has a disposition, or is not in flight."""
         try:
-            in_flight.take_back(back.start, back.end)
+            in_flight.begin_disposition(back.start, back.end)
         except Fenced:
             return
-        self._gather(_Waiting(in_flight, back, None))
+        self._queue(_QueuedDisposition(in_flight, back, None))
 
-    def _gather(self, waiting: _Waiting) -> None:
-        self._gathered.append(waiting)
+    def _queue(self, waiting: _QueuedDisposition) -> None:
+        self._queued.append(waiting)
         if self._sender is None:
             self._sender = self._spawn(self._send(), waiting.in_flight.owner.loop)
 
     async def _send(self) -> None:
-        """What was gathered in the turn before."""
+        """What was queued in the turn before."""
         self._sender = None
-        gathered, self._gathered = self._gathered, []
-        parts = dict[tuple[int, bool], list[_Waiting]]()
-        for one in gathered:
+        queued, self._queued = self._queued, []
+        parts = dict[tuple[int, bool], list[_QueuedDisposition]]()
+        for one in queued:
             parts.setdefault((id(one.in_flight), one.back.whole is None), []).append(one)
         for part in parts.values():
-            for at in range(0, len(part), MOST_BACKS):
-                some = part[at : at + MOST_BACKS]
-                task = self._spawn(self._bring(some), asyncio.get_running_loop())
-                task.add_done_callback(partial(self._brought, some))
+            for at in range(0, len(part), MAX_PER_FRAME):
+                some = part[at : at + MAX_PER_FRAME]
+                task = self._spawn(self._deliver(some), asyncio.get_running_loop())
+                task.add_done_callback(partial(self._delivered, some))
 
-    async def _bring(self, several: list[_Waiting]) -> None:
+    async def _deliver(self, several: list[_QueuedDisposition]) -> None:
         """Of one holding, all of them with their whole messages or none."""
         for some in _by_reasons(several):
             try:
-                refused = await self._bring_some(some[0].in_flight, some)
+                refused = await self._deliver_some(some[0].in_flight, some)
             except QmqError as error:
                 for one in some:
-                    one.tell(error)
+                    one.resolve(error)
                 continue
             except Exception as error:  # a fault of ours; it is told of, for who waits would wait for good
                 log.exception("consumer %s: handing back has failed", self._consumer)
                 for one in several:
-                    one.tell(error)
+                    one.resolve(error)
                 return
             for number, one in enumerate(some):
                 refusal, start, end = refused.get(number), one.back.start, one.back.end
                 if refusal is not None and end - start > 1:  # one of its messages may be the cause: try its halves
                     middle = (start + end) // 2
-                    self._gather(one._replace(back=one.back._replace(end=middle)))
-                    self._gather(one._replace(back=one.back._replace(start=middle)))
+                    self._queue(one._replace(back=one.back._replace(end=middle)))
+                    self._queue(one._replace(back=one.back._replace(start=middle)))
                 else:
-                    one.tell(refusal)
+                    one.resolve(refusal)
 
-    def _brought(self, several: list[_Waiting], task: asyncio.Task[None]) -> None:
+    def _delivered(self, several: list[_QueuedDisposition], task: asyncio.Task[None]) -> None:
         if task.cancelled():  # maybe before it had begun
-            self._tell_left(several)
+            self._refuse_left(several)
 
-    def _tell_left(self, several: list[_Waiting]) -> None:
+    def _refuse_left(self, several: list[_QueuedDisposition]) -> None:
         for one in several:
-            one.tell(left(self._consumer))
+            one.resolve(left_block_error(self._consumer))
 
-    async def _bring_some(self, in_flight: InFlightWindow, several: Sequence[_Waiting]) -> dict[int, Exception]:
+    async def _deliver_some(
+        self, in_flight: InFlightWindow, several: Sequence[_QueuedDisposition]
+    ) -> dict[int, Exception]:
         """What became of each, by its number, where it is not handed back. Raises QmqError when that is all of them."""
         tried = False
         while True:
@@ -165,7 +167,7 @@ class HandingBack:
             tried = True
             await asyncio.sleep(AGAIN_AFTER)
 
-    async def _subscribed_unless_gone(self, several: Sequence[_Waiting]) -> Subscribed | None:
+    async def _subscribed_unless_gone(self, several: Sequence[_QueuedDisposition]) -> Subscribed | None:
         """Connection and subscription; None when the broker stays away, and others can have the whole messages."""
         if self.handover is None or several[0].back.whole is None:
             return await self._subscribed()
@@ -175,7 +177,9 @@ class HandingBack:
         except TimeoutError:
             return None
 
-    async def _hand_over(self, in_flight: InFlightWindow, several: Sequence[_Waiting]) -> dict[int, Exception]:
+    async def _hand_over(
+        self, in_flight: InFlightWindow, several: Sequence[_QueuedDisposition]
+    ) -> dict[int, Exception]:
         """Have other brokers take the messages, or this machine; what could not be, by number."""
         errors = await asyncio.gather(*(self._hand_one_over(in_flight, one.back) for one in several))
         return {number: error for number, error in enumerate(errors) if error is not None}
@@ -189,10 +193,10 @@ class HandingBack:
             await handover.take(*back.whole, group, back.disposition, back.delay_us, back.reason, late)
         except QmqError as error:
             return error
-        in_flight.moved(back.start, back.end)
+        in_flight.handed_over(back.start, back.end)
         return None
 
-    async def keep(self, in_flight: InFlightWindow, handled: list[int]) -> bool:
+    async def spool_acks(self, in_flight: InFlightWindow, handled: list[int]) -> bool:
         """Have acknowledgements wait on this machine until their broker is back; whether they do."""
         if self.handover is None:
             return False
@@ -223,11 +227,11 @@ class HandingBack:
         for task in tuple(self._tasks):
             task.cancel()
         self._sender = None
-        gathered, self._gathered = self._gathered, []
-        self._tell_left(gathered)
+        queued, self._queued = self._queued, []
+        self._refuse_left(queued)
 
 
-def left(consumer: str) -> Fenced:
+def left_block_error(consumer: str) -> Fenced:
     """Why no disposition is taken any more."""
     return Fenced(
         f"consumer {consumer} has left the block of its subscription: what had no disposition then was handed back; "
@@ -241,21 +245,21 @@ def packed(backs: Sequence[PendingDisposition], subscription: int) -> tuple[dict
     rows = b"".join(
         frames.BACK.pack(
             start, end, frames.OWN_DELAY if delay_us is None else delay_us, disposition,
-            reasons.setdefault(reason[:MOST_REASON], len(reasons)),
+            reasons.setdefault(reason[:MAX_REASON], len(reasons)),
         )
         for start, end, disposition, delay_us, reason, _ in backs
     )  # fmt: skip
     return {"reasons": list(reasons)}, frames.HAND_BACK.pack(subscription, crc32c(rows)) + rows
 
 
-def _by_reasons(several: list[_Waiting]) -> Iterator[list[_Waiting]]:
+def _by_reasons(several: list[_QueuedDisposition]) -> Iterator[list[_QueuedDisposition]]:
     """As many of them together as their reasons allow."""
-    if 4 * MOST_REASON * len(several) <= _REASONS_BYTES:
+    if 4 * MAX_REASON * len(several) <= _REASONS_BYTES:
         yield several
         return
-    some, known, size = list[_Waiting](), set[str](), 0
+    some, known, size = list[_QueuedDisposition](), set[str](), 0
     for one in several:
-        reason = one.back.reason[:MOST_REASON]
+        reason = one.back.reason[:MAX_REASON]
         if reason not in known:
             size += len(reason.encode()) + 5
             if size > _REASONS_BYTES:

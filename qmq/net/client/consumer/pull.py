@@ -32,8 +32,8 @@ from qmq.net.client.consumer.acks import AckSender
 from qmq.net.client.consumer.corrupt_reads import error_of, pack_report, read_checked, sequences_of
 from qmq.net.client.consumer.in_flight import InFlightWindow, PendingDisposition
 from qmq.net.client.consumer.message import tags_of, with_tags
-from qmq.net.client.consumer.pull_request import Asking, numbers_of
-from qmq.net.client.consumer.subscribe import MOST_DOUBTS, Subscribing
+from qmq.net.client.consumer.pull_request import PullRequest, message_ranges_of
+from qmq.net.client.consumer.subscribe import MAX_DOUBTS, ConsumerSubscription
 from qmq.net.client.group_settings import DEFAULT_TERMS, Terms
 from qmq.net.client.options import PULL_BYTES, Start, check_pull
 from qmq.net.protocol import frames
@@ -117,9 +117,9 @@ UNUSED_AFTER: Final = 1.0
 #: Leaving waits so long for acknowledgements to be confirmed.
 FLUSH_TIMEOUT: Final = 5.0
 #: Reports of one answer: more of it is reported when it comes again.
-MOST_REPORTS: Final = 64
+MAX_REPORTS: Final = 64
 #: A message is given up that came damaged so often though the broker finds it sound.
-MOST_SOUND: Final = 3
+MAX_SOUND_REPORTS: Final = 3
 #: Leaving waits so long for the broker.
 LEAVE_TIMEOUT: Final = 2.0
 _WARN_EVERY: Final = 10.0
@@ -127,7 +127,7 @@ _DOUBTFUL: Final = (InvalidOption, ProtocolError, UnknownSubscription)
 
 
 class Puller:
-    """A consumer's place at the broker. Pulls of several tasks go one after another."""
+    """A consumer's message at the broker. Pulls of several tasks go one after another."""
 
     def __init__(
         self,
@@ -141,15 +141,15 @@ class Puller:
     ) -> None:
         """*is_transient*: the broker forgets the consumer once it has left; None: unless it was given an id."""
         self._link = link
-        self._subscribing = Subscribing(link, prefixes, group, consumer, start, terms, is_transient)
+        self._subscription = ConsumerSubscription(link, prefixes, group, consumer, start, terms, is_transient)
         #: The consumer's id.
-        self.id = self._subscribing.id
+        self.id = self._subscription.id
         #: What is held, and dispositions on it; None for who follows alone.
-        self.ack_sender = self._subscribing.ack_sender
+        self.ack_sender = self._subscription.ack_sender
         #: Pieces of answers that were left out because nobody can read them; and who is told of each.
         self.damaged = 0
         self._on_error: Callable[[Exception], object] | None = None
-        self._progress = self._subscribing.progress
+        self._solo_cursor = self._subscription.solo_cursor
         self._warned_at = -_WARN_EVERY
         self._inside = False
         self._backoff = Backoff()
@@ -159,7 +159,7 @@ class Puller:
         self._capped = self._full = False  # its answer had as many, or as many bytes: there may be more
         self._passed = False  # its answer had messages with none of the group's tags
         self._max_bytes = PULL_BYTES
-        self._asking = Asking(self._answered)
+        self._request = PullRequest(self._answered)
         self._checks = False  # its answer was damaged: the broker checks headers before it sends it again
         self._reporting: asyncio.Future[Answer | QmqError] | None = None
         #: How often the broker found messages sound that were damaged in an answer: partition, position, ordinal.
@@ -191,7 +191,7 @@ class Puller:
         return self.ack_sender is None
 
     @property
-    def has_kept(self) -> bool:
+    def has_received(self) -> bool:
         """There is something that was received and not handed out."""
         return bool(self._received.count)
 
@@ -202,9 +202,9 @@ class Puller:
         cancelled, nothing is left of it there.
         """
         try:
-            await self._subscribing.enter()
+            await self._subscription.enter()
         except BaseException:
-            self.part()
+            self.leave_now()
             raise
         self._inside = True
 
@@ -223,35 +223,35 @@ class Puller:
             if self.ack_sender is not None:
                 await self.ack_sender.settle(FLUSH_TIMEOUT)
         finally:
-            unsubscribed = self.part()
+            unsubscribed = self.leave_now()
         await asyncio.wait({unsubscribed}, timeout=LEAVE_TIMEOUT)
 
-    def part(self) -> asyncio.Future[None]:
+    def leave_now(self) -> asyncio.Future[None]:
         """Leave, without waiting for anything: send the acknowledgements that are there, let go of what is held, and
         unsubscribe. May be called again. What it returns is done once the broker has answered.
         """
         self._stop()
         known = None
         if self.ack_sender is not None:
-            current = self._subscribing.current
+            current = self._subscription.current
             if current is not None and not current[0].closed:
                 self.ack_sender.send(current)
             known, _ = self.ack_sender.snapshot()
             self.ack_sender.close()
             self._link.remove_session(self.ack_sender)
-        return self._subscribing.leave(known)
+        return self._subscription.leave(known)
 
     def _stop(self) -> None:
         """Nobody pulls any more."""
         if self._inside:
             self._inside = False
-            self._asking.withdraw()
-            self._asking.wake()
+            self._request.withdraw()
+            self._request.wake()
         if self._unused is not None:
             self._unused.cancel()
             self._unused = None
         if self._reporting is not None:
-            _settle(self._reporting, self._subscribing.outside())
+            _settle(self._reporting, self._subscription.not_subscribed())
 
     async def flush(self) -> None:
         """Wait until every acknowledgement so far is confirmed. Raises Fenced with how many were not."""
@@ -260,7 +260,7 @@ class Puller:
 
     def _check_inside(self) -> None:
         if not self._inside:
-            raise self._subscribing.outside()
+            raise self._subscription.not_subscribed()
 
     # --- pulling -----------------------------------------------------------------------------------------------------
 
@@ -290,7 +290,7 @@ class Puller:
             return await self._pull_alone(max_count, min_count, deadline)
         finally:
             self._lock.release()
-            if self._received.count or self._asking.answer is not None:
+            if self._received.count or self._request.answer is not None:
                 self._watch_unused()
 
     def put_back(self, runs: Sequence[Run]) -> None:
@@ -310,13 +310,13 @@ class Puller:
         self._unused = None
         if self._lock.locked():
             return
-        answer = self._asking.answer
+        answer = self._request.answer
         if isinstance(answer, Answer):
             runs, damaged = read_checked(answer.payload, answer.begun)
             if not damaged:
-                self._asking.take()
+                self._request.take()
                 with suppress(ProtocolError):  # the same comes again
-                    self._keep(answer, runs)
+                    self._accept(answer, runs)
         release(self._received.take(self._received.count))
 
     async def _pull_alone(self, max_count: int, min_count: int, deadline: float | None) -> list[Run]:
@@ -324,17 +324,17 @@ class Puller:
         while True:
             self._check_inside()
             asked_until = None
-            if not self._asking.waits and self._asking.answer is None:
+            if not self._request.is_pending and self._request.answer is None:
                 enough = self._received.count >= min_count
                 if enough and (self._received.count >= max_count or not self._capped):
                     break
-                subscribed = await self._subscribing.by(deadline)
+                subscribed = await self._subscription.subscribed_by(deadline)
                 if subscribed is None:
                     break
                 # Of an earlier pull that was for fewer there is enough, and there may be more: no waiting for that.
                 asked_until = self._ask(subscribed, max_count, min_count, clock() if enough else deadline, clock())
-            if self._asking.answer is None and not await self._answered_by(deadline):
-                self._asking.withdraw()
+            if self._request.answer is None and not await self._answered_by(deadline):
+                self._request.withdraw()
                 break
             came = await self._take_answer(deadline)
             if asked_until is None:
@@ -347,7 +347,7 @@ class Puller:
             if came and now < asked_until:
                 break  # fewer than min_count, because they are many bytes
         taken = self._received.take(max_count)
-        if self._full and self._progress is not None:
+        if self._full and self._solo_cursor is not None:
             self._ask_ahead(max_count, clock())
         return taken
 
@@ -375,14 +375,18 @@ class Puller:
         size = min(self._max_bytes, welcome.max_pull_bytes)
         payload = frames.PULL.pack(subscription, most, least, size, int(timeout * 1_000 + 0.999), expected)
         flags = frames.CHECK if self._checks else 0
-        self._asking.ask(connection, payload, most, in_flight, now + timeout + LATE, flags)
+        self._request.send(connection, payload, most, in_flight, now + timeout + LATE, flags)
         self._capped = self._full = False
         return now + timeout
 
     def _ask_ahead(self, max_count: int, now: float) -> None:
         """For one who follows alone and is behind: get the next messages while the last ones are handled."""
-        subscribed = self._subscribing.current
-        if subscribed is not None and self._subscribing.is_current and not (self._asking.waits or self._received.count):
+        subscribed = self._subscription.current
+        if (
+            subscribed is not None
+            and self._subscription.is_current
+            and not (self._request.is_pending or self._received.count)
+        ):
             self._ask(subscribed, max_count, 1, now, now)
 
     def _answered(self) -> None:
@@ -391,17 +395,17 @@ class Puller:
 
     async def _answered_by(self, deadline: float | None) -> bool:
         """Wait for the pull in flight; False when the time is well over."""
-        await self._asking.wait(None if deadline is None else deadline + GRACE)
+        await self._request.wait(None if deadline is None else deadline + GRACE)
         self._check_inside()
-        return self._asking.answer is not None
+        return self._request.answer is not None
 
     async def _take_answer(self, deadline: float | None) -> bool:
         """Keep what the last pull brought; False when that is nothing. Raises what trying again can't help."""
-        answer, self._passed = self._asking.take(), False
+        answer, self._passed = self._request.take(), False
         if isinstance(answer, QmqError):
             if isinstance(answer, Fenced) and self.ack_sender is not None:
                 self.ack_sender.fence(answer)  # and subscribe again: unless another has taken over, it goes on
-                self._subscribing.forget()
+                self._subscription.forget()
                 return False
             if not answer.retryable:
                 self._doubt(answer)
@@ -413,8 +417,8 @@ class Puller:
                 await asyncio.sleep(min(delay, left))
             return False
         if not isinstance(answer.meta.get("left_us", 0), int):
-            assert self._subscribing.current is not None  # which asked
-            self._subscribing.current[0].abort(
+            assert self._subscription.current is not None  # which asked
+            self._subscription.current[0].abort(
                 ConnectionLost("an answer says what it cannot mean; it is asked for again")
             )
             return False
@@ -424,27 +428,27 @@ class Puller:
             return await self._take_damaged(answer, runs, damaged, deadline)
         self._checks = False
         self._sound.clear()
-        return self._keep(answer, runs)
+        return self._accept(answer, runs)
 
     def _doubt(self, refusal: QmqError) -> None:
         """The broker has refused a pull as no pull is made: it was damaged on the way, or another request was, which
         ended the connection. Raises it when that comes again and again.
         """
         self._doubts += 1
-        if type(refusal) not in _DOUBTFUL or self._doubts >= MOST_DOUBTS:
+        if type(refusal) not in _DOUBTFUL or self._doubts >= MAX_DOUBTS:
             raise refusal
         if type(refusal) is UnknownSubscription:
-            self._subscribing.forget()
+            self._subscription.forget()
 
-    def _keep(self, answer: Answer, runs: list[Run]) -> bool:
-        if self._progress is not None:
-            runs = self._progress.take(runs, answer.meta.get("left_us"))
+    def _accept(self, answer: Answer, runs: list[Run]) -> bool:
+        if self._solo_cursor is not None:
+            runs = self._solo_cursor.take(runs, answer.meta.get("left_us"))
         elif self.ack_sender is not None:
-            in_flight = self._asking.in_flight
+            in_flight = self._request.in_flight
             if in_flight is None or in_flight.fenced is not None:
                 return False  # what it brought went to others, or comes again
             try:
-                runs = in_flight.number(runs, numbers_of(answer.meta))
+                runs = in_flight.number(runs, message_ranges_of(answer.meta))
             except ProtocolError as error:  # damaged on the way: the same is pulled again
                 self._doubt(error)
                 return False
@@ -458,7 +462,7 @@ class Puller:
         self._doubts = 0
         kept = self._received.add(runs)
         self._passed = kept < whole
-        self._capped = kept >= self._asking.most
+        self._capped = kept >= self._request.max_count
         self._full = self._capped or len(answer.payload) > self._max_bytes // 2
         return bool(runs) and kept == whole  # more may come where some were not wanted
 
@@ -471,21 +475,21 @@ class Puller:
 
         An at_most_once group gets nothing again: what can be read is kept. False when nothing is.
         """
-        connection = self._asking.connection
+        connection = self._request.connection
         assert connection is not None
-        comes_again = self.ack_sender is not None or self._progress is not None
-        came = not comes_again and self._keep(answer, runs)
+        comes_again = self.ack_sender is not None or self._solo_cursor is not None
+        came = not comes_again and self._accept(answer, runs)
         self._checks = comes_again
         try:
             async with asyncio.timeout_at(None if deadline is None else deadline + GRACE):
                 given_up = await self._report(connection, damaged)
             if not comes_again:
                 for damage in damaged:
-                    self._lose(error_of(damage))
-            elif len(given_up) == len(damaged) and self._progress is not None:
-                came, comes_again = self._keep(answer, runs), False
+                    self._report_unreadable(error_of(damage))
+            elif len(given_up) == len(damaged) and self._solo_cursor is not None:
+                came, comes_again = self._accept(answer, runs), False
                 for damage in damaged:
-                    self._lose(error_of(damage))
+                    self._report_unreadable(error_of(damage))
             elif given_up and not any(damage.size for damage in damaged):
                 self._nack(answer, runs, damaged, given_up)
         except TimeoutError:
@@ -493,7 +497,7 @@ class Puller:
         finally:
             # Only a new subscription begins again for who follows alone; and a frame with a bad header in it may have
             # said a wrong size: what comes behind it on that connection is not understood then.
-            if (self._progress is not None and comes_again) or any(damage.size for damage in damaged):
+            if (self._solo_cursor is not None and comes_again) or any(damage.size for damage in damaged):
                 connection.abort(ConnectionLost("an answer was damaged on its way; it is asked for again"))
         return came
 
@@ -502,10 +506,10 @@ class Puller:
 
         Returns the numbers of those that are given up, since the broker finds them sound again and again.
         """
-        given_up, reports = list[int](), MOST_REPORTS
+        given_up, reports = list[int](), MAX_REPORTS
         for number, damage in enumerate(damaged):
-            place = damage.partition, damage.position, damage.first
-            if self._sound[place] >= MOST_SOUND:
+            message = damage.partition, damage.position, damage.first
+            if self._sound[message] >= MAX_SOUND_REPORTS:
                 given_up.append(number)
             elif not damage.size and reports:
                 reports -= 1
@@ -520,29 +524,29 @@ class Puller:
                 self._check_inside()
                 found = None if isinstance(reported, QmqError) else reported.meta.get("found")
                 log.debug("consumer %s: the broker says of a bad piece: %s", self.id, found or reported)
-                self._sound[place] += found == ReportOutcome.SOUND
-                if found == ReportOutcome.BAD and (self.ack_sender is not None or self._progress is not None):
-                    self._lose(error_of(damage))
+                self._sound[message] += found == ReportOutcome.SOUND
+                if found == ReportOutcome.BAD and (self.ack_sender is not None or self._solo_cursor is not None):
+                    self._report_unreadable(error_of(damage))
         return given_up
 
     def _nack(self, answer: Answer, runs: list[Run], damaged: list[AnswerDamage], given_up: list[int]) -> None:
         """Fail the messages that nobody here can read, though the broker finds them sound."""
-        in_flight = self._asking.in_flight
+        in_flight = self._request.in_flight
         assert self.ack_sender is not None
         assert in_flight is not None
         try:
-            ranges = numbers_of(answer.meta)
+            ranges = message_ranges_of(answer.meta)
             for number in given_up:
                 for start, end in sequences_of(runs, damaged, number, ranges):
                     back = PendingDisposition(start, end, Disposition.NACK, None, damaged[number].reason)
-                    self.ack_sender.backs.hand_back_soon(in_flight, back)
+                    self.ack_sender.nack_sender.hand_back_soon(in_flight, back)
         except ProtocolError as error:
             self._doubt(error)
             return
         for number in given_up:
-            self._lose(error_of(damaged[number]))
+            self._report_unreadable(error_of(damaged[number]))
 
-    def _lose(self, error: BadBatch) -> None:
+    def _report_unreadable(self, error: BadBatch) -> None:
         """Tell of messages that nobody can read."""
         self.damaged += 1
         now = time.monotonic()

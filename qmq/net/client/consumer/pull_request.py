@@ -14,47 +14,47 @@ from qmq.net.protocol import frames
 from qmq.net.protocol.frames import FrameKind
 
 
-class Asking:
-    """Of one consumer. *answered* is called when an answer came, before who waits for it goes on."""
+class PullRequest:
+    """Of one consumer. *answered* is called when an answer came, before who is_pending for it goes on."""
 
     def __init__(self, answered: Callable[[], None]) -> None:
         #: What the last pull brought, not looked at yet.
         self.answer: Answer | QmqError | None = None
-        #: The connection it was asked on; who is to hold that, and how many messages it was to bring at most.
+        #: The connection it was asked on; who is to hold that, and how many messages it was to bring at max_count.
         self.connection: BrokerConnection | None = None
         self.in_flight: InFlightWindow | None = None
-        self.most = 0
+        self.max_count = 0
         self._answered = answered
-        self._on_its_way: tuple[BrokerConnection, int] | None = None  # connection, request
+        self._pending: tuple[BrokerConnection, int] | None = None  # connection, request
         self._waiter: asyncio.Future[None] | None = None
 
     @property
-    def waits(self) -> bool:
+    def is_pending(self) -> bool:
         """A pull is on its way."""
-        return self._on_its_way is not None
+        return self._pending is not None
 
-    def ask(
+    def send(
         self,
         connection: BrokerConnection,
         pull: bytes,
-        most: int,
+        max_count: int,
         in_flight: InFlightWindow | None,
         due: float,
         flags: int = 0,
     ) -> None:
-        """Send a *pull*, for *most* messages. With no answer at *due* the connection is taken for dead."""
-        self.connection, self.most, self.in_flight = connection, most, in_flight
-        request = connection.ask(FrameKind.PULL, self._came, payload=pull, due=due, flags=flags)
-        self._on_its_way = connection, request
+        """Send a *pull*, for *max_count* messages. With no answer at *due* the connection is taken for dead."""
+        self.connection, self.max_count, self.in_flight = connection, max_count, in_flight
+        request = connection.ask(FrameKind.PULL, self._answer_came, payload=pull, due=due, flags=flags)
+        self._pending = connection, request
 
-    def _came(self, answer: Answer | QmqError) -> None:
-        self._on_its_way = None
+    def _answer_came(self, answer: Answer | QmqError) -> None:
+        self._pending = None
         self.answer = answer
         self._answered()
         self.wake()
 
     def wake(self) -> None:
-        """Whoever waits goes on."""
+        """Whoever is_pending goes on."""
         if self._waiter is not None:
             _wake(self._waiter)
 
@@ -75,8 +75,8 @@ class Asking:
 
     def withdraw(self) -> None:
         """Have the pull that is on its way answered now: what it brings is for the next one."""
-        if self._on_its_way is not None:
-            connection, request = self._on_its_way
+        if self._pending is not None:
+            connection, request = self._pending
             connection.tell(FrameKind.WITHDRAW, frames.WITHDRAW.pack(request))
 
     def take(self) -> Answer | QmqError:
@@ -86,7 +86,7 @@ class Asking:
         return answer
 
 
-def numbers_of(meta: dict[str, Any]) -> list[int]:
+def message_ranges_of(meta: dict[str, Any]) -> list[int]:
     """What an answer says of its messages: first delivery sequence, count, attempt; again and again. Raises
     ProtocolError when that is not what the broker has said.
     """

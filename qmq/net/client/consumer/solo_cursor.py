@@ -20,7 +20,7 @@ def _covers(prefix: str, name: str) -> bool:
     return prefix == "" or (prefix.endswith(".") and name.startswith(prefix))
 
 
-class _Track:
+class _PrefixCursor:
     """What was received by one prefix. A broker serves each partition in the order of stamps; a batch may come in
     parts.
     """
@@ -58,9 +58,9 @@ class SoloCursor:
 
     def __init__(self, prefixes: Sequence[str], start_us: int | None) -> None:
         """*prefixes* do not cover each other. *start_us* is the stamp to begin at; None: as the subscription says."""
-        self._tracks = [_Track() for _ in prefixes]
+        self._tracks = [_PrefixCursor() for _ in prefixes]
         self._whole = dict(zip(prefixes, self._tracks, strict=True))
-        self._by_subject: dict[str, _Track] = {}
+        self._by_subject: dict[str, _PrefixCursor] = {}
         self._start_us = start_us
         # Below which all had come after each of the last answers, one for each prefix, as far as they brought it.
         self._latest_us: deque[int] = deque(maxlen=len(prefixes))
@@ -116,7 +116,7 @@ class SoloCursor:
             self._latest_us.append(latest if left_us is None else min(latest, left_us))
         return runs
 
-    def _track_of(self, subject: str) -> _Track:
+    def _track_of(self, subject: str) -> _PrefixCursor:
         if len(self._tracks) == 1:
             return self._tracks[0]
         track = self._by_subject.get(subject)

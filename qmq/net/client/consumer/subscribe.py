@@ -26,12 +26,12 @@ from qmq.net.protocol.types import AGAIN, FOLLOW, LOOK, ConsumerState, KnownCons
 log = logging.getLogger("qmq.client")
 
 #: So often in a row a request is made that the broker finds fault with, though it was made well.
-MOST_DOUBTS: Final = 3
+MAX_DOUBTS: Final = 3
 
 Subscribed = tuple[BrokerConnection, int]
 
 
-class Subscribing:
+class ConsumerSubscription:
     """Of one consumer at one broker."""
 
     def __init__(
@@ -54,10 +54,12 @@ class Subscribing:
         #: The consumer's id.
         self.id = check_consumer(consumer) if consumer is not None else make_consumer_id()
         #: What is held, and dispositions on it; None for who has nothing to hand back.
-        self.ack_sender = AckSender(self.id, self.now) if group is not None and terms.mode != "at_most_once" else None
+        self.ack_sender = (
+            AckSender(self.id, self.subscribed) if group is not None and terms.mode != "at_most_once" else None
+        )
         self._prefixes = names if group is not None else without_covered(names)
         #: What came to who follows alone.
-        self.progress = SoloCursor(self._prefixes, None) if group is None else None
+        self.solo_cursor = SoloCursor(self._prefixes, None) if group is None else None
         #: The store of the last subscription.
         self.store_id: bytes | None = None
         #: Connection and number of the subscription, maybe of a connection that is lost.
@@ -71,10 +73,10 @@ class Subscribing:
         self._transient = consumer is None if is_transient is None else is_transient
         self._nonce = secrets.token_bytes(16)  # who we are over reconnects
         #: What is known from before this process, if anything.
-        self._before: KnownConsumer | None = None
+        self._saved: KnownConsumer | None = None
         self._task: asyncio.Task[None] | None = None
         self._asking: asyncio.Future[Answer] | None = None  # a SUBSCRIBE on its way
-        self._asked_at: bytes | None = None  # the store whose broker may take the consumer for there
+        self._asked_store_id: bytes | None = None  # the store whose broker may take the consumer for there
         self._backoff = Backoff()
         self._refusals = RefusalLog(f"consumer {self.id} can't subscribe yet")
         if self.ack_sender is not None:
@@ -99,7 +101,7 @@ class Subscribing:
         self._task = None
         current, self.current = self.current, None
         asking, self._asking = self._asking, None  # who waits for that is cancelled, and has it undone
-        asked_at, self._asked_at = self._asked_at, None
+        asked_at, self._asked_store_id = self._asked_store_id, None
         departure = self._departure(asked_at, known) if asked_at is not None else None
         if current is not None and not current[0].closed:
             return self._unsubscribe(*current, departure)
@@ -138,7 +140,7 @@ class Subscribing:
         if departure is not None:
             self._link.depart(departure)
 
-    def outside(self) -> UnknownSubscription:
+    def not_subscribed(self) -> UnknownSubscription:
         """What is raised before ``enter`` and after ``leave``."""
         return UnknownSubscription(
             f"consumer {self.id} is not subscribed; use it inside `async with client.subscribe(...) as consumer`"
@@ -153,14 +155,14 @@ class Subscribing:
         """There is a subscription on the connection that is in use."""
         return self.current is not None and self.current[0] is self._link.connection
 
-    async def by(self, deadline: float | None) -> Subscribed | None:
+    async def subscribed_by(self, deadline: float | None) -> Subscribed | None:
         """Connection and subscription, made anew when the connection is; None when the time is over before.
 
         Raises what trying again can't help.
         """
         while not self.is_current:
             if not self.inside:
-                raise self.outside()
+                raise self.not_subscribed()
             self._begin()
             task = self._task  # which others may wait for as well
             assert task is not None
@@ -174,9 +176,9 @@ class Subscribing:
                 task.result()
         return self.current
 
-    async def now(self) -> Subscribed:
+    async def subscribed(self) -> Subscribed:
         """Connection and subscription, as soon as there are any. Raises what trying again can't help."""
-        subscribed = await self.by(None)
+        subscribed = await self.subscribed_by(None)
         assert subscribed is not None
         return subscribed
 
@@ -199,7 +201,7 @@ class Subscribing:
                 # It was damaged on the way, or the fault is another request's.
                 is_doubtful = type(error) is ProtocolError
                 doubts += is_doubtful
-                if not error.retryable and not (is_doubtful and doubts < MOST_DOUBTS):
+                if not error.retryable and not (is_doubtful and doubts < MAX_DOUBTS):
                     raise
                 self._refusals.came(error)
             await asyncio.sleep(self._backoff.next_delay())
@@ -207,8 +209,8 @@ class Subscribing:
     async def _subscribe_on(self, connection: BrokerConnection) -> None:
         store_id, asked_at = self._link.store_id, asyncio.get_running_loop().time()
         if self.ack_sender is not None and self.ack_sender.ack_file is not None:
-            self._before = await self.ack_sender.ack_file.open(store_id) or self._before
-        answer = await self._ask(connection, self._said(store_id))
+            self._saved = await self.ack_sender.ack_file.open(store_id) or self._saved
+        answer = await self._ask(connection, self._subscribe_meta(store_id))
         subscription = _subscription_in(answer)
         if subscription is None:
             connection.abort(
@@ -216,16 +218,16 @@ class Subscribing:
             )
             raise connection.end_error()
         self.current = connection, subscription
-        self._warn_of(answer.meta.get("differing", {}))
+        self._warn_settings(answer.meta.get("differing", {}))
         if self.ack_sender is not None:
-            self.ack_sender.backs.store_id = store_id
+            self.ack_sender.nack_sender.store_id = store_id
             self.ack_sender.joined(_consumer_state_in(answer))
             self._link.add_session(self.ack_sender, asked_at)
         self.store_id = store_id
         self._backoff.reset()
         start_us = answer.meta.get("start_us")
-        if self.progress is not None and self.progress.floor_us is None and isinstance(start_us, int):
-            self.progress.begin_at(start_us)
+        if self.solo_cursor is not None and self.solo_cursor.floor_us is None and isinstance(start_us, int):
+            self.solo_cursor.begin_at(start_us)
 
     async def _ask(self, connection: BrokerConnection, meta: dict[str, Any]) -> Answer:
         """Send SUBSCRIBE. Where nobody waits for the answer any more when it comes, what it brings is undone."""
@@ -240,7 +242,7 @@ class Subscribing:
 
         connection.ask(FrameKind.SUBSCRIBE, answered, frames.pack_meta(meta), due=loop.time() + ANSWER_TIMEOUT)
         store_id = self._link.store_id
-        was_asked_at, self._asked_at = self._asked_at, store_id
+        asked_before, self._asked_store_id = self._asked_store_id, store_id
         try:
             answer: Answer = await asyncio.shield(asking)
         except asyncio.CancelledError:
@@ -248,7 +250,7 @@ class Subscribing:
             raise
         except QmqError as error:
             if not error.retryable:
-                self._asked_at = was_asked_at
+                self._asked_store_id = asked_before
             self._asking = None
             raise
         self._asking = None
@@ -265,7 +267,7 @@ class Subscribing:
         elif error is None or (isinstance(error, QmqError) and error.retryable):
             self._depart(departure)
 
-    def _warn_of(self, differing: dict[str, Any]) -> None:
+    def _warn_settings(self, differing: dict[str, Any]) -> None:
         """The group is not new, and has other settings: say so once."""
         if differing and not self._warned_of_settings:
             self._warned_of_settings = True
@@ -275,14 +277,14 @@ class Subscribing:
                 "`qmq groups set` changes them", self.id, self._group, shown,
             )  # fmt: skip
 
-    def _said(self, store_id: bytes) -> dict[str, Any]:
+    def _subscribe_meta(self, store_id: bytes) -> dict[str, Any]:
         """What SUBSCRIBE says."""
-        start, progress = self._start, self.progress
-        if progress is not None:
+        start, solo_cursor = self._start, self.solo_cursor
+        if solo_cursor is not None:
             if self.store_id is not None:
-                progress.resume(store_id == self.store_id)
-            if progress.floor_us is not None:
-                start = ["time", progress.floor_us]
+                solo_cursor.resume(store_id == self.store_id)
+            if solo_cursor.floor_us is not None:
+                start = ["time", solo_cursor.floor_us]
         meta: dict[str, Any] = {
             "group": self._group, "prefixes": self._prefixes, "consumer": self.id, "start": start
         }  # fmt: skip
@@ -291,7 +293,7 @@ class Subscribing:
             meta |= {"mode": self._terms.mode, "settings": dict(self._terms.settings), "asks": asks}
         if self.ack_sender is not None:
             meta |= {"nonce": self._nonce, "client": self._link.client_id, "transient": self._transient}
-            known = self.ack_sender.known() or self._before
+            known = self.ack_sender.known() or self._saved
             if known is not None:
                 numbers = [*known[:4], *known.handled]
                 meta |= {"known": numbers, "known_crc": frames.pack_numbers(numbers)[1]}

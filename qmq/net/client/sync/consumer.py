@@ -12,9 +12,9 @@ from typing import Any, Self, overload
 from qmq.errors import Fenced, InvalidOption
 from qmq.format.run import Run
 from qmq.net.client.cluster import Brokers
-from qmq.net.client.consumer.consumer import Feed
+from qmq.net.client.consumer.consumer import MessageFeed
 from qmq.net.client.consumer.message import Message, MessageBatch, each_message, messages_of
-from qmq.net.client.consumer.multi_broker import MergedPuller
+from qmq.net.client.consumer.multi_broker import MultiBrokerPuller
 from qmq.net.client.consumer.pull import Puller
 from qmq.net.client.options import BATCH_BYTES, PULL_BYTES
 from qmq.net.client.sync.loop_thread import ClientThread
@@ -35,7 +35,7 @@ class SyncMessage(Message):
             if in_flight.fenced is not None:
                 in_flight.late("ack()", self._number, self._number + 1, self)
             try:
-                owner.crossing.ack(in_flight, self._number, owner.loop.call_soon_threadsafe)
+                owner.thread_acks.ack(in_flight, self._number, owner.loop.call_soon_threadsafe)
             except RuntimeError:  # the client is closed
                 in_flight.late("ack()", self._number, self._number + 1, self)
 
@@ -144,14 +144,14 @@ class SyncConsumer:
     """
 
     def __init__(
-        self, current_thread: Callable[[], ClientThread], make: Callable[[Brokers], Puller | MergedPuller]
+        self, current_thread: Callable[[], ClientThread], make: Callable[[Brokers], Puller | MultiBrokerPuller]
     ) -> None:
         """*current_thread* returns the client thread of the process that calls it."""
         self._current_thread = current_thread
         self._make = make
         self._thread = current_thread()
         self._puller = make(self._thread.parts.brokers)
-        self._feed = Feed(self._puller, SyncMessage)
+        self._feed = MessageFeed(self._puller, SyncMessage)
 
     @property
     def id(self) -> str:
@@ -176,7 +176,7 @@ class SyncConsumer:
 
     def __enter__(self) -> Self:
         """Subscribe; wait while no broker can be reached. Raises the error with which the broker refuses it."""
-        self._thread.run(self._puller.enter(), lambda _: self._puller.part())
+        self._thread.run(self._puller.enter(), lambda _: self._puller.leave_now())
         return self
 
     def __exit__(
@@ -217,5 +217,5 @@ class SyncConsumer:
         if thread is not self._thread:
             puller = self._make(thread.parts.brokers)
             puller.on_error = self._puller.on_error
-            thread.run(puller.enter(), lambda _: puller.part())
-            self._thread, self._puller, self._feed = thread, puller, Feed(puller, SyncMessage)
+            thread.run(puller.enter(), lambda _: puller.leave_now())
+            self._thread, self._puller, self._feed = thread, puller, MessageFeed(puller, SyncMessage)

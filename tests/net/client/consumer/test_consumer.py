@@ -10,7 +10,7 @@ import pytest
 import qmq
 from qmq.format.pieces import read_answer
 from qmq.format.run import Run
-from qmq.net.client.consumer.consumer import MAX_PREFETCH, Feed
+from qmq.net.client.consumer.consumer import MAX_PREFETCH, MessageFeed
 from qmq.net.client.consumer.message import Message
 from qmq.net.client.consumer.pull import Puller
 from tests.broker_process import broker_process, running_broker
@@ -63,7 +63,7 @@ class Bringing(Puller):
 
 async def test_fast_loops_take_many_and_slow_ones_few(monkeypatch: pytest.MonkeyPatch) -> None:
     puller = Bringing()
-    feed = Feed(puller, Message)
+    feed = MessageFeed(puller, Message)
     now = 100.0
     monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now)
     for _ in range(8):
@@ -94,7 +94,7 @@ async def test_fast_loops_take_many_also_where_batches_go_whole(monkeypatch: pyt
             return read_answer(memoryview(stored_batch({"a": [b""] * count})))[0]
 
     puller = Whole()
-    feed = Feed(puller, Message)
+    feed = MessageFeed(puller, Message)
     monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: 100.0)
     for _ in range(12):
         await feed.refill()
@@ -104,7 +104,7 @@ async def test_fast_loops_take_many_also_where_batches_go_whole(monkeypatch: pyt
 
 async def test_a_loop_that_another_task_shares_loses_nothing() -> None:
     puller = Bringing()
-    feed = Feed(puller, Message)
+    feed = MessageFeed(puller, Message)
     await feed.refill()
     await feed.refill()
     assert len(list(feed.ready)) == sum(puller.asked)

@@ -204,7 +204,7 @@ async def test_an_on_error_that_fails_stops_nothing(caplog: pytest.LogCaptureFix
 
 
 async def test_the_reports_of_an_answer_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("qmq.net.client.consumer.pull.MOST_REPORTS", 3)
+    monkeypatch.setattr("qmq.net.client.consumer.pull.MAX_REPORTS", 3)
     async with subscribed(group="g") as s:
         pulling = asyncio.ensure_future(s.consumer.pull())
         request = await pulled(s.peer, checks=False)

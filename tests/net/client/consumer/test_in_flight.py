@@ -28,7 +28,7 @@ class Desk:
         self.refused = 0
         self.has_left = False
         self.sends = 0
-        self.let_go: list[tuple[int, int]] = []
+        self.dropped_ranges: list[tuple[int, int]] = []
 
     def want_send(self) -> None:
         self.sends += 1
@@ -43,7 +43,7 @@ class Desk:
         raise AssertionError
 
     def dropped(self, in_flight: InFlightWindow, sequence_ranges: list[tuple[int, int]]) -> None:
-        self.let_go += sequence_ranges
+        self.dropped_ranges += sequence_ranges
 
     def late(self, call: str, shown: object) -> None:
         raise AssertionError
@@ -113,7 +113,7 @@ def test_every_acknowledgement_is_sent_until_it_is_confirmed(steps: list[tuple[s
                         in_flight.ack(number, number + 1)
                 acked |= span - back
             case "t" if not span & (acked | back):
-                in_flight.take_back(start, start + count)
+                in_flight.begin_disposition(start, start + count)
                 back |= span
             case "s":
                 flights.append(in_flight.take_acks())
@@ -142,10 +142,10 @@ def test_what_has_a_disposition_takes_no_other() -> None:
     in_flight, _ = made()
     in_flight.ack(10, 12)
     with pytest.raises(Fenced, match="before"):
-        in_flight.take_back(11, 12)
-    in_flight.take_back(12, 13)
+        in_flight.begin_disposition(11, 12)
+    in_flight.begin_disposition(12, 13)
     with pytest.raises(Fenced, match="before"):
-        in_flight.take_back(12, 13)
+        in_flight.begin_disposition(12, 13)
     in_flight.ack(12, 14)
     assert in_flight.take_acks() == [10, 12, 13, 14], "what was handed back is not acknowledged"
 
@@ -161,7 +161,7 @@ def test_after_a_fence_nothing_is_held_and_all_is_refused() -> None:
     assert desk.refused == 2, "12 and 13, which had no disposition"
     assert (in_flight.take_acks(), in_flight.unconfirmed) == ([], 0)
     with pytest.raises(Fenced, match="silent"):
-        in_flight.take_back(20, 21)
+        in_flight.begin_disposition(20, 21)
 
 
 def test_who_is_at_work_is_stopped_once_and_who_begins_late_at_once() -> None:
@@ -194,13 +194,13 @@ def test_messages_that_are_let_go_without_a_disposition_are_counted() -> None:
     part = found[0].slice(2, 3)
     del found
     gc.collect()
-    assert desk.let_go == [], "a part of it is there"
+    assert desk.dropped_ranges == [], "a part of it is there"
     del part
     gc.collect()
-    assert desk.let_go == [(10, 16)]
-    assert in_flight.count_open(desk.let_go) == 5
+    assert desk.dropped_ranges == [(10, 16)]
+    assert in_flight.count_open(desk.dropped_ranges) == 5
     in_flight.fence(Fenced("silent"))
-    assert in_flight.count_open(desk.let_go) == 0
+    assert in_flight.count_open(desk.dropped_ranges) == 0
 
 
 def test_of_messages_that_all_have_a_disposition_nothing_is_said() -> None:
@@ -214,10 +214,10 @@ def test_of_messages_that_all_have_a_disposition_nothing_is_said() -> None:
     in_flight.tail = 18  # as Message.ack counts on
     del first, second
     gc.collect()
-    assert desk.let_go == []
+    assert desk.dropped_ranges == []
     del third
     gc.collect()
-    assert desk.let_go == [(18, 20)]
+    assert desk.dropped_ranges == [(18, 20)]
 
 
 def test_places_of_other_epochs_generations_and_times_are_others() -> None:

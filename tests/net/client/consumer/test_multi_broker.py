@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import qmq
-from qmq.net.client.consumer.multi_broker import MergedPuller
+from qmq.net.client.consumer.multi_broker import MultiBrokerPuller
 from tests.broker_process import BrokerProcess
 from tests.net.several import Several, connections, put, several, until
 from tests.net.stepping import run_turns
@@ -164,7 +164,7 @@ async def test_who_waits_while_a_broker_comes_late_does_not_go_round_in_a_circle
         await brokers.stop(1)
         async with qmq.connect(brokers.url) as client, client.subscribe("a", group="g") as consumer:
             puller = consumer._puller
-            assert isinstance(puller, MergedPuller)
+            assert isinstance(puller, MultiBrokerPuller)
             pulling = asyncio.ensure_future(consumer.pull())
             await brokers.start(1)
             await until(lambda: not puller._entering, "it has noticed that the other one is there")

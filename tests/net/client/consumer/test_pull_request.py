@@ -10,7 +10,7 @@ import pytest
 
 from qmq.errors import ConnectionLost, ProtocolError, QmqError
 from qmq.net.client.connection import Answer, BrokerConnection
-from qmq.net.client.consumer.pull_request import Asking, numbers_of
+from qmq.net.client.consumer.pull_request import PullRequest, message_ranges_of
 from qmq.net.protocol import frames
 from qmq.net.protocol.frames import FrameKind
 
@@ -40,21 +40,21 @@ class Line:
         self.answered(answer)
 
 
-def asking(line: Line, calls: list[str]) -> Asking:
-    made = Asking(lambda: calls.append("answered"))
-    made.ask(cast(BrokerConnection, line), b"pull", 10, None, 5.0, frames.CHECK)
+def asking(line: Line, calls: list[str]) -> PullRequest:
+    made = PullRequest(lambda: calls.append("answered"))
+    made.send(cast(BrokerConnection, line), b"pull", 10, None, 5.0, frames.CHECK)
     return made
 
 
 async def test_an_answer_waits_until_it_is_looked_at() -> None:
     line, calls = Line(), list[str]()
     made = asking(line, calls)
-    assert (made.waits, made.most, line.asked) == (True, 10, [(FrameKind.PULL, b"pull", 5.0, frames.CHECK)])
+    assert (made.is_pending, made.max_count, line.asked) == (True, 10, [(FrameKind.PULL, b"pull", 5.0, frames.CHECK)])
     waiting = asyncio.ensure_future(made.wait(None))
     await asyncio.sleep(0)
     line.answer(ANSWER)
     await waiting
-    assert (made.waits, calls, made.answer) == (False, ["answered"], ANSWER)
+    assert (made.is_pending, calls, made.answer) == (False, ["answered"], ANSWER)
     assert made.take() is ANSWER
     assert made.answer is None
     made.withdraw()
@@ -71,14 +71,14 @@ async def test_an_error_is_an_answer_too() -> None:
 async def test_a_wait_ends_at_its_time_or_when_it_is_woken() -> None:
     made = asking(Line(), [])
     await made.wait(asyncio.get_running_loop().time())
-    assert (made.waits, made.answer) == (True, None)
+    assert (made.is_pending, made.answer) == (True, None)
     waiting = asyncio.ensure_future(made.wait(None))
     await asyncio.sleep(0)
     made.wake()
     made.wake()
     await waiting
     made.wake()
-    assert (made.waits, made.answer) == (True, None)
+    assert (made.is_pending, made.answer) == (True, None)
 
 
 async def test_a_cancelled_wait_withdraws_the_pull() -> None:
@@ -94,11 +94,11 @@ async def test_a_cancelled_wait_withdraws_the_pull() -> None:
 def test_numbers_of_an_answer() -> None:
     ranges = [5, 10, 1]
     crc = frames.pack_numbers(ranges)[1]
-    assert numbers_of({}) == []
-    assert numbers_of({"ranges": ranges, "ranges_crc": crc}) == ranges
+    assert message_ranges_of({}) == []
+    assert message_ranges_of({"ranges": ranges, "ranges_crc": crc}) == ranges
 
 
 @pytest.mark.parametrize("ranges", [5, "5", [5, "1", 1], [5, -1, 1], [5, 1 << 64, 1], [5, True, 1], [5, 10, 2]])
 def test_numbers_that_are_none_are_refused(ranges: Any) -> None:
     with pytest.raises(ProtocolError):
-        numbers_of({"ranges": ranges, "ranges_crc": frames.pack_numbers([5, 10, 1])[1]})
+        message_ranges_of({"ranges": ranges, "ranges_crc": frames.pack_numbers([5, 10, 1])[1]})
