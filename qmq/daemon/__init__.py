@@ -1,1 +1,1 @@
-"""The process of a broker: builds store, rules and server, and runs them."""
+"""The process of a broker: builds the store, the broker and the server, and runs them."""

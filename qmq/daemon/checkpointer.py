@@ -1,4 +1,4 @@
-"""When a running broker takes checkpoints; what one is, and how it is written, is the store's."""
+"""Decides when a running broker takes a checkpoint. The store writes it and defines its content."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ log = logging.getLogger("qmq.broker")
 
 
 class Checkpointer:
-    """Takes a checkpoint when something has changed and the time is up or many bytes are not on disk."""
+    """Takes a checkpoint when state has changed and its interval is over, or when many bytes are not on disk."""
 
     def __init__(
         self,
@@ -28,7 +28,7 @@ class Checkpointer:
         done: Callable[[], None],
         clock: Callable[[], Now],
     ) -> None:
-        """*changes* counts what a checkpoint would keep; *done* is called after each one, taken or failed."""
+        """*changes* counts changes of the state that a checkpoint saves; *done* is called after each attempt."""
         self._interval_s = settings.checkpoint_ms / 1_000
         self._waiting: asyncio.Timeout | None = None
         self._store = store
@@ -41,22 +41,22 @@ class Checkpointer:
         self._closing = asyncio.Event()
         self._done_changes = changes()
         self._last_error: StorageError | None = None
-        #: One is being written.
+        #: Whether a checkpoint is being written.
         self.running = False
         self._task = asyncio.create_task(self._run())
 
     def set_interval(self, checkpoint_ms: int) -> None:
-        """Take one at least so often from now on."""
+        """Set the longest time between two checkpoints."""
         self._interval_s = checkpoint_ms / 1_000
         if self._waiting is not None and not self._waiting.expired():
             self._waiting.reschedule(asyncio.get_running_loop().time() + self._interval_s)
 
     def hurry(self) -> None:
-        """Take one now."""
+        """Take a checkpoint now."""
         self._urgent.set()
 
     async def close(self, timeout_s: float) -> None:
-        """Take a last one. Raises StorageError, or TimeoutError when the disk does not answer within *timeout_s*."""
+        """Take a last checkpoint. Raises StorageError, or TimeoutError if the disk does not answer in *timeout_s*."""
         self._closing.set()
         self._urgent.set()
         try:
@@ -91,7 +91,7 @@ class Checkpointer:
                 self._last_error = None
 
     async def _pause(self, event: asyncio.Event) -> None:
-        """Until *event*, at most until the next checkpoint is due by time."""
+        """Wait for *event*, but no longer than until the next checkpoint is due."""
         try:
             async with asyncio.timeout(self._interval_s) as self._waiting:
                 await event.wait()
@@ -118,7 +118,7 @@ class Checkpointer:
             raise
         except Exception as error:
             if self._last_error is None:
-                log.exception("a checkpoint failed in a way that nobody foresaw")
+                log.exception("a checkpoint failed unexpectedly")
             raise StorageError(f"a checkpoint failed: {error!r}; the log of the broker has the details") from error
         finally:
             self.running = False

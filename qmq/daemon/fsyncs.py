@@ -1,4 +1,4 @@
-"""Syncs of partitions that somebody waits for: the system is told to begin where it can be, else a thread does it."""
+"""Syncs of partitions that senders wait for: started by asynchronous I/O where the system has it, else in a thread."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ Done = Callable[[QmqError | None], None]
 
 
 class Fsyncs:
-    """Of one store. In one loop."""
+    """Syncs the partitions of one store, for one loop."""
 
     def __init__(self, store: Store, partitions: Iterable[int]) -> None:
-        #: A thread a partition, so that a disk that stalls stalls only its own.
+        #: A thread per partition, so that a stalled disk delays only its own partition.
         self.workers: Final = {partition: CallThread(f"qmq-sync-{partition}") for partition in partitions}
         self._store = store
         self._loop = asyncio.get_running_loop()
@@ -27,12 +27,12 @@ class Fsyncs:
             self._loop.add_reader(self._aio.descriptor, self._finished)
 
     def sync(self, partition: int, done: Done) -> None:
-        """Bring everything written by now to the disk, then call *done* in the loop, with the error or None."""
+        """Sync all bytes written so far to the disk, then call *done* in the loop, with the error or None."""
         if not self._begin(partition, done):
             self.workers[partition].call(lambda: self._store.sync(partition), done)
 
     def _begin(self, partition: int, done: Done) -> bool:
-        """Have the system do it, if that is a single fdatasync, and no other sync of the partition runs."""
+        """Start the sync asynchronously; return False if that needs more than one fdatasync, or one is running."""
         if self._aio is None or (descriptor := self._store.begin_sync(partition)) is None:
             return False
         try:
@@ -50,14 +50,14 @@ class Fsyncs:
             self._store.end_sync(partition, error)
             if error is None:
                 done(None)
-            else:  # which the thread is told, and keeps
+            else:  # the thread reports the error, and the log stays broken
                 self.workers[partition].call(lambda number=partition: self._store.sync(number), done)  # type: ignore[misc]
 
     def close(self, timeout_s: float) -> None:
-        """No more of them."""
+        """End the threads, and start no more syncs."""
         if self._aio is not None:
             self._loop.remove_reader(self._aio.descriptor)
-            if not self._begun:  # else that would wait for a disk that does not answer
+            if not self._begun:  # else closing would wait for a disk that does not answer
                 self._aio.close()
             self._aio = None
         for worker in self.workers.values():

@@ -1,8 +1,8 @@
-"""The one module that knows all parts: builds store, broker and server of one broker and runs them.
+"""Builds the store, the broker and the server of one broker, and runs them. No other module knows all three.
 
-The loop's thread does everything but wait for disks: each partition has a thread for its syncs and one for reading what
-is not in memory, and one for who reads history; so a disk that stalls stalls only its own partition. Checkpointer have
-one.
+The loop's thread does all work that does not wait for disks. Each partition has one thread for syncs, one for reads of
+waiting pulls and one for reads of history, so a stalled disk delays only its own partition. Checkpoints and the scrub
+have a thread each.
 """
 
 from __future__ import annotations
@@ -42,25 +42,30 @@ from qmq.storage.store import PartitionDamage, Store, StoreOptions
 
 log = logging.getLogger("qmq.broker")
 
-#: How long a stop waits for disks and for clients that do not read, each.
+#: Seconds that a stop waits for disks, and for clients that do not read.
 _TIMEOUT_S: Final = 3.0
-#: How long a sync waits that could not begin, for want of a file descriptor.
+#: Seconds until a sync is tried again that could not start, for want of a file descriptor.
 _SYNC_AGAIN_S: Final = 0.1
-#: A thread that comes back from the disk has to wait for the interpreter. Beside a loop that never pauses it waited
-#: 5.4 ms (median) at the default of 5 ms, 0.7 ms at 0.5 ms and 0.26 ms at 0.1 ms; the loop did not become slower.
+#: The interpreter's switch interval. A thread that returns from the disk waits for the interpreter: beside a loop that
+#: never pauses it waited 5.4 ms (median) at the default of 5 ms, 0.7 ms at 0.5 ms and 0.26 ms at 0.1 ms; the loop did
+#: not become slower.
 _SWITCH_INTERVAL_S: Final = 0.0001
-#: So many bad places are named in the log at once, and one more each second.
+#: How many damages are logged at once, and one more in each such time.
 _LOGGED_AT_ONCE: Final = 500
 _LOGGED_EVERY_US: Final = 1_000_000
-#: Files that a broker has open beside its connections, at most by far.
+#: Files that a broker has open besides its connections; far fewer in practice.
 _OTHER_FILES: Final = 2_000
 
 
 class RunningBroker:
-    """One broker, from its settings. Made: its directory is locked and recovered, its port bound. ``start`` serves."""
+    """One broker with its store and server. When it is made, its directory is recovered and locked, and its port bound;
+    ``start`` serves.
+    """
 
     def __init__(self, settings: Settings, disk: Disk | None = None, clock: Callable[[], Now] = clock) -> None:
-        """Open everything; may take as long as recovery. Raises ClockNotSet, CannotListen and StorageError."""
+        """Open the directory and bind the port; this takes as long as recovery. Raises ClockNotSet, CannotListen and
+        StorageError.
+        """
         self.settings = settings
         self._clock = clock
         now = clock()
@@ -77,23 +82,23 @@ class RunningBroker:
             )
             undo.pop_all()
         self._tell_rate = TellRate(_LOGGED_AT_ONCE, _LOGGED_EVERY_US)
-        self._unlogged = 0  # bad places since the last that was named
+        self._unlogged = 0  # damages since the last one that was logged
         self._stopping = False
         self._settled = asyncio.Event()
 
     @property
     def url(self) -> str:
-        """Where clients reach it."""
+        """The URL at which clients reach the broker."""
         host, port = self.address
         return f"qmq://[{host}]:{port}" if ":" in host else f"qmq://{host}:{port}"
 
     @property
     def counters(self) -> Counters:
-        """What it has met since it was made."""
+        """The metrics of the broker since it was made."""
         return self.broker.counters
 
     async def start(self) -> None:
-        """Serve. Raises CannotListen when another process has come to listen on the port."""
+        """Serve. Raises CannotListen when another process has begun to listen on the port."""
         self._scrub_worker = CallThread("qmq-scrub")
         self._fsyncs = Fsyncs(self.store, (*range(self.store.partitions), DELAY_PARTITION))
         self._readers = [CallThread(f"qmq-read-{partition}") for partition in range(self.store.partitions)]
@@ -101,10 +106,10 @@ class RunningBroker:
         self.server = Server(
             self.broker, _server_options(self.settings, self.store), self._work, self._turned, self._clock
         )
-        self._broken: set[int] = set()  # partitions
-        self._delayed: set[int] = set()  # as well; told of once
-        self._is_paced = False  # a disk is far behind
-        self._catching_up: set[int] = set()  # as well; they are synced though nobody waits for it
+        self._broken: set[int] = set()  # partitions that failed a sync
+        self._delayed: set[int] = set()  # partitions whose sync could not start; each is logged once
+        self._is_paced = False  # whether a disk is far behind
+        self._catching_up: set[int] = set()  # partitions that are synced to catch up, though no sender waits
         self._checkpointer = Checkpointer(
             self.settings, self.store, self.broker, lambda: self.server.changes, self._checkpointed, self._clock
         )
@@ -115,7 +120,7 @@ class RunningBroker:
         except OSError as error:
             await self.stop()
             raise cannot_listen(*self.address, error) from error
-        self.server.turn()  # from here on what goes by time has its timer
+        self.server.turn()  # starts the timers
 
     def _begin_scrub(self) -> None:
         if self.settings.scrub_bytes_per_s:
@@ -124,7 +129,7 @@ class RunningBroker:
             )
 
     async def reload(self, taken: dict[str, Any]) -> None:
-        """Go on with these settings, which are among ``reloading.RELOADABLE``; those of the log are not its own."""
+        """Apply changed settings, all among ``reload.RELOADABLE``; the caller applies those of the log."""
         self.settings = settings = self.settings.model_copy(update=taken)
         self._checkpointer.set_interval(settings.checkpoint_ms)
         if any(key.startswith("retention_") for key in taken):
@@ -135,12 +140,12 @@ class RunningBroker:
                 await self._scrubber.close()
                 self._scrubber = None
             self._begin_scrub()
-        self.server.turn()  # it is due at other times from now on
+        self.server.turn()  # timers may be due at other times now
 
     async def stop(self) -> None:
-        """Finish what clients wait for, say goodbye, and close with everything on disk.
+        """Answer the open requests as far as possible, end all connections, and close with all data on disk.
 
-        Raises StorageError when the last checkpoint can't be written: the next start then recovers as after a crash.
+        Raises StorageError if the last checkpoint cannot be written: the next start then recovers as after a crash.
         """
         self._stopping = True
         if self._scrubber is not None:
@@ -170,12 +175,12 @@ class RunningBroker:
             self._fsyncs.close(timeout_s)
             self._scrub_worker.stop(timeout_s)
             for worker in [*self._readers, *self._fetchers]:
-                worker.stop(0)  # nobody waits for what they read
+                worker.stop(0)  # their results are not used any more
             self._close_store(clean)
             log.info("in all: %s", self.counters.summary())
 
     def _close_store(self, clean: bool) -> None:
-        """Close it, and let go of the directory: not while a thread that the disk holds up may yet write to it."""
+        """Close the store, which unlocks its directory, once every thread that may write to it has ended."""
         workers = [*self._fsyncs.workers.values(), self._checkpointer.worker]
         writing = [worker for worker in workers if worker.is_running]
         if not writing:
@@ -233,7 +238,7 @@ class RunningBroker:
             self._catching_up.discard(partition)
             if error is None:
                 self.server.submit(Synced(partition, position))
-            elif isinstance(error, StorageFailed):  # it could not begin
+            elif isinstance(error, StorageFailed):  # the sync could not start
                 self._log_delayed(partition, error)
                 asyncio.get_running_loop().call_later(_SYNC_AGAIN_S, self._sync, wanted)
             else:
@@ -254,19 +259,19 @@ class RunningBroker:
         self.server.submit(SyncBroken(partition, error))
 
     def _checkpointed(self) -> None:
-        """A checkpoint was taken or has failed; it syncs all partitions, so it may be the first to see one fail."""
+        """React to a checkpoint, taken or failed. It syncs all partitions, so it may be first to find one broken."""
         for partition in self.store.all_partitions():
             error = self.store.broken(partition)
             if error is not None and partition not in self._broken:
                 self._break(partition, error)
         self._pace()
         if not self._stopping:
-            self.server.turn()  # retention waits for checkpoints, and there may be nobody else who has one
+            self.server.turn()  # retention waits for checkpoints, and no request may cause a turn
 
     def _turned(self, looked: bool) -> None:
         if self._is_paced or self._checkpointer.running or self.store.unsynced_bytes >= self.settings.checkpoint_bytes:
             self._pace()
-        if looked:  # of what nobody waits for
+        if looked:  # work that no request waits for
             self._log_damage()
             for unreceipted in self.broker.take_unreceipted():
                 log.warning("%s", unreceipted)
@@ -279,14 +284,13 @@ class RunningBroker:
                 self._unlogged += 1
                 continue
             unlogged, self._unlogged = self._unlogged, 0
-            others = f"; {unlogged} others before it were too many to name, `qmq verify` names all" if unlogged else ""
-            log.error("what is bad is served no more: %s (%s%s)", error, self.counters.damage_totals(), others)
+            others = f"; {unlogged} more were not logged one by one; `qmq verify` names all" if unlogged else ""
+            log.error("damaged messages are not served: %s (%s%s)", error, self.counters.damage_totals(), others)
 
     def _pace(self) -> None:
-        """Have the disk catch up when it is behind, and sends wait when it is far behind.
+        """Hurry checkpoints when the disk is behind; stop reading from senders when it is far behind.
 
-        They wait for nothing but a checkpoint that runs: when none can be taken, sends are refused where the disk
-        refuses them.
+        Senders wait only for a checkpoint under way: if none can be taken, the disk refuses their batches instead.
         """
         store = self.store
         if store.unsynced_bytes >= self.settings.checkpoint_bytes:
@@ -307,8 +311,10 @@ class RunningBroker:
         return self._checkpointer.running and log is not None and log.unsynced_bytes >= self.settings.max_unsynced_bytes
 
     def _far_behind(self, partitions: list[int]) -> list[int]:
-        """The partitions that have their share of max_unsynced_bytes: they get no more while others have not. Those get
-        syncs of their own: the checkpoint may wait for a disk that has stalled.
+        """Return the partitions that have used up their share of max_unsynced_bytes.
+
+        Batches go to the other partitions meanwhile. Partitions behind get syncs of their own, since the checkpoint may
+        wait for another disk that has stalled.
         """
         store, full = self.store, []
         share = self.settings.max_unsynced_bytes // max(1, len(partitions))
@@ -328,8 +334,10 @@ def run(
     read_again: Callable[[], Settings] | None = None,
     hung_up: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Run a broker until SIGTERM or SIGINT; *ready* is called once it serves. At SIGHUP it takes what it can of the
-    settings that *read_again* gives; *hung_up* says whether one came before it served. Raises QmqError.
+    """Run a broker until SIGTERM or SIGINT; call *ready* once it serves. Raises QmqError.
+
+    At SIGHUP the broker applies those settings from *read_again* that it can. *hung_up* returns whether a SIGHUP came
+    before it served.
     """
     import uvloop
 
@@ -340,9 +348,9 @@ def run(
 
 
 def _allow_files(connections: int) -> int:
-    """Raise this process's limit of open files as far as it may: most systems begin at 1,024.
+    """Raise this process's limit of open files as far as allowed: most systems start at 1,024.
 
-    Returns how many of *connections* it leaves room for, beside the files of the store.
+    Returns how many of *connections* the limit leaves room for, besides the files of the store.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
@@ -351,7 +359,7 @@ def _allow_files(connections: int) -> int:
         return connections
     allowed = max(hard - _OTHER_FILES, hard // 2)
     log.warning(
-        "this process may have %d files open, too few for max_connections = %d: it takes %d; raise ulimit -n",
+        "this process may have %d files open, too few for max_connections = %d: it accepts %d; raise ulimit -n",
         hard,
         connections,
         allowed,
@@ -360,7 +368,7 @@ def _allow_files(connections: int) -> int:
 
 
 class _Reload:
-    """What SIGHUP does: reads the settings again, has the broker take those that it can, and logs which."""
+    """Handles SIGHUP: reads the settings again, has the broker apply those that it can, and logs them."""
 
     def __init__(self, running: RunningBroker, settings: Settings, read_again: Callable[[], Settings] | None) -> None:
         self._running = running
@@ -382,7 +390,7 @@ class _Reload:
         if taken:
             await self._running.reload(taken)
         if "log_level" in taken:
-            logging.getLogger().setLevel(min(levels))  # what follows is to be seen
+            logging.getLogger().setLevel(min(levels))  # so that the next lines are logged
         shown = ", ".join(f"{key} = {value}" for key, value in taken.items())
         log.info("SIGHUP: %s", f"went on with {shown}" if shown else "nothing has changed that a running broker takes")
         if need_restart:
@@ -407,7 +415,7 @@ async def _serve(
     if hung_up():
         wake(reloading)
     await running.start()
-    # What is there now stays: the collector need not look at it again.
+    # Objects made so far stay alive: the collector need not visit them again.
     gc.collect()
     gc.freeze()
     ready(running)
@@ -418,18 +426,18 @@ async def _serve(
             reloading.clear()
             await reload()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.remove_signal_handler(number)  # a second one ends the process at once
+        loop.remove_signal_handler(number)  # a second signal ends the process at once
     log.info("stopping")
     await running.stop()
     log.info("stopped")
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Settings to the parts' options
+# Options of the parts, from the settings
 
 
 def _store_id_of(settings: Settings, address: tuple[str, int]) -> bytes | None:
-    """The store id that a new directory gets: the IPv4 address that clients use, and the port. None: a random one."""
+    """Return the store id of a new directory: the IPv4 address and port that clients use; None for a random one."""
     host, port = parse_address(settings.advertise) if settings.advertise else address
     try:
         number = ipaddress.IPv4Address(socket.gethostbyname(host))

@@ -1,4 +1,4 @@
-"""The settings that a running broker takes from its file again: which of them it can, and which need a restart."""
+"""The settings that a running broker applies from its file, and those that need a restart."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any, Final, NamedTuple
 
 from qmq.settings import Settings
 
-#: What may change while a broker serves.
+#: Settings that may change while a broker serves.
 RELOADABLE: Final = frozenset(
     (
         "log_level",
@@ -23,14 +23,14 @@ RELOADABLE: Final = frozenset(
 
 
 class SettingsChanges(NamedTuple):
-    """The settings that differ: values by key of those that a running broker takes, and the keys of the others."""
+    """The settings that differ: values by key of those that a running broker applies, and the keys of the others."""
 
     taken: dict[str, Any]
     need_restart: list[str]
 
 
 def changes_between(running: Settings, read: Settings) -> SettingsChanges:
-    """Compare the settings that a broker runs with, with those that were read just now."""
+    """Compare the settings of a running broker with those just read."""
     changed = [key for key in Settings.model_fields if getattr(running, key) != getattr(read, key)]
     taken = {key: getattr(read, key) for key in changed if key in RELOADABLE}
     return SettingsChanges(taken, [key for key in changed if key not in RELOADABLE])

@@ -1,8 +1,7 @@
-"""The scrub of a running broker: goes through all sealed segments and the files of groups, again and again, at a
-bounded rate.
+"""The scrub of a running broker: reads all sealed segments and the files of groups, again and again, at a limited rate.
 
-A thread reads, a little at a time; in between the loop waits as long as the pace asks, so a disk that is slow or stalls
-holds up nothing but the scrub.
+A thread reads a little at a time; in between, the loop waits as long as the pace asks. So a slow or stalled disk delays
+only the scrub.
 """
 
 from __future__ import annotations
@@ -22,19 +21,19 @@ from qmq.storage.verify.scrub import GroupReader, GroupStep, Pace, ScrubStep, Se
 
 log = logging.getLogger("qmq.broker")
 
-#: While nothing is sealed, whether something is by now is looked at so often.
+#: While there is nothing to scrub, the time until the scrub looks again.
 _EMPTY_US: Final = 1_000_000
 
 
 class DiskThread(Protocol):
-    """What makes calls in order, beside the loop: qmq.daemon.threads.Worker."""
+    """A thread that makes calls in order: qmq.daemon.threads.CallThread."""
 
     def call(self, work: Callable[[], None], done: Callable[[QmqError | None], None]) -> None: ...
     async def run(self, work: Callable[[], None]) -> None: ...
 
 
 class Scrubber:
-    """Runs from when it is made until ``close``. *damage_found* is called after something bad was found."""
+    """Scrubs from when it is made until ``close``. *damage_found* is called after damage was reported to the broker."""
 
     def __init__(
         self,
@@ -56,7 +55,7 @@ class Scrubber:
         self._task = asyncio.create_task(self._run(), name="qmq-scrub")
 
     async def close(self) -> None:
-        """End; a read that is under way is not waited for."""
+        """Stop without waiting for a read under way."""
         self._task.cancel()
         await asyncio.wait({self._task})
 
@@ -64,10 +63,10 @@ class Scrubber:
         try:
             await self._run_rounds()
         except Exception:
-            log.exception("the scrub has failed in a way that nobody foresaw; it goes on after a restart")
+            log.exception("the scrub failed unexpectedly; it resumes after a restart")
 
     async def _run_rounds(self) -> None:
-        # Anywhere, so that who restarts the broker often still gets to every segment.
+        # Start at an arbitrary segment, so that a broker that restarts often still scrubs every segment.
         skip = self._clock().wall_us // 1_000_000
         while True:
             begun_us = self._clock().monotonic_us
@@ -94,7 +93,7 @@ class Scrubber:
     async def _scrub(self, partition: int, base: int) -> None:
         holder, local = self._store.log_of(partition)
         if holder.segment_at(local, base) is None:
-            return  # it was removed meanwhile
+            return  # the segment was removed meanwhile
         reader = holder.reader(local, base)
         try:
             while not (step := await self._step(reader, partition)).is_last:
@@ -104,7 +103,7 @@ class Scrubber:
             if holder.segment_at(local, base) is not None:
                 self._refused(reader.path, error)
         finally:
-            self._thread.call(reader.close, lambda error: None)  # behind a step that may still be under way
+            self._thread.call(reader.close, lambda error: None)  # after a step that may still be running
 
     async def _scrub_group(self, make: Callable[[], GroupReader | None]) -> None:
         reader = make()
@@ -120,7 +119,7 @@ class Scrubber:
         finally:
             self._thread.call(reader.close, lambda error: None)
         if make() is None:
-            return  # it was removed, maybe while it was read
+            return  # the file was removed, maybe while it was read
         for bad in step.found:
             self._broker.file_damaged(bad)
         if step.found:
@@ -137,7 +136,7 @@ class Scrubber:
         self._last_error = str(error)
 
     async def _step(self, reader: SegmentReader, partition: int) -> ScrubStep:
-        """One read in the thread; what it found is damage_found of."""
+        """Read once in the thread, and report the damage to the broker."""
         steps = list[ScrubStep]()
         await self._thread.run(lambda: steps.append(reader.step()))
         (step,) = steps

@@ -1,4 +1,4 @@
-"""The start of a broker: a clock it does not start by, opening its directory, and what is said of what was found."""
+"""The start of a broker: checks the clock, opens the data directory, and logs the result of recovery."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from qmq.storage.store import Store, StoreOptions
 
 log = logging.getLogger("qmq.broker")
 
-#: A clock that shows less has not been set: 2000-01-01.
+#: 2000-01-01: a clock that shows less has not been set.
 _EARLIEST_US: Final = 946_684_800_000_000
-#: Bad places that a start names one by one.
+#: How many holes a start logs one by one.
 _HOLES_SHOWN: Final = 100
 
 
 class ClockNotSet(QmqError):
-    """The machine's clock shows a time before 2000: what is stored would bear it for good."""
+    """The machine's clock shows a time before 2000, which all stored messages would carry for good."""
 
     code = "clock_not_set"
 
@@ -32,10 +32,10 @@ class ClockNotSet(QmqError):
 def open_broker(
     directory: Path, options: StoreOptions, disk: Disk, limits: BrokerLimits, now: Now
 ) -> tuple[Store, Broker]:
-    """Open a data directory, and make the broker of what is in it. A checkpoint that makes no sense to the broker is
-    removed, and all begins anew with the one before.
+    """Open a data directory and build its broker.
 
-    Raises what Store.open and Broker raise; the directory is closed then.
+    If the broker cannot use a checkpoint, the checkpoint is removed, and the opening starts again from the one before.
+    Raises the errors of Store.open and Broker; the directory is closed then.
     """
     discarded = list[Path]()
     while True:
@@ -55,7 +55,7 @@ def open_broker(
 
 
 def _log_recovery(directory: Path, store: Store) -> None:
-    """Log what opening has found and done."""
+    """Log what opening found and did."""
     report = store.recovery
     for note in report.notes:
         log.warning("%s", note)
@@ -64,7 +64,7 @@ def _log_recovery(directory: Path, store: Store) -> None:
         return
     messages = sum(part.replayed_messages for part in report.partitions)
     log.info(
-        "opened %s, store %s, %d subjects, after a stop that was %s; %d messages behind the checkpoint were read again",
+        "opened %s, store %s, %d subjects, after a stop that was %s; %d messages after the checkpoint were read again",
         directory,
         store.store_id.hex(),
         store.subject_count,
@@ -82,7 +82,7 @@ def _log_recovery(directory: Path, store: Store) -> None:
 
 
 def _log_holes(store: Store) -> None:
-    """Name what the start found to be bad or gone; it stands in the next checkpoint and is not named again."""
+    """Log the bytes that are damaged or missing, once: the next checkpoint records them."""
     holes = [(part.partition, hole) for part in store.recovery.partitions for hole in (*part.damaged, *part.holes)]
     for partition, hole in holes[:_HOLES_SHOWN]:
         log_store, local = store.log_of(partition)
@@ -93,7 +93,7 @@ def _log_holes(store: Store) -> None:
 
 
 def check_clock(now: Now) -> None:
-    """Raises ClockNotSet."""
+    """Raise ClockNotSet if the clock shows a time before 2000."""
     if now.wall_us < _EARLIEST_US:
         shown = datetime.fromtimestamp(now.wall_us / 1_000_000, UTC)
         raise ClockNotSet(

@@ -1,4 +1,4 @@
-"""Threads that make calls to the disk, in order, beside the loop of a broker."""
+"""Threads that make blocking calls to the disk, in order, beside the loop."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ log = logging.getLogger("qmq.broker")
 
 
 class CallThread:
-    """A thread that makes calls in order; the outcome comes back in the loop.
+    """A thread that makes calls in order, and reports their results in the loop.
 
     A call that returns True is made again, after those that wait.
     """
@@ -24,16 +24,16 @@ class CallThread:
         self._calls: queue.SimpleQueue[tuple[Callable[[], bool | None], Callable[[QmqError | None], None]] | None]
         self._calls = queue.SimpleQueue()
         self._given_up = False
-        # A daemon: a disk that never answers must not keep the process from ending.
+        # A daemon thread: a disk that never answers must not keep the process from ending.
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def call(self, work: Callable[[], bool | None], done: Callable[[QmqError | None], None]) -> None:
-        """Have *work* called in the thread, then *done* in the loop, with the error or None."""
+        """Call *work* in the thread, then *done* in the loop, with the error or None."""
         self._calls.put((work, done))
 
     async def run(self, work: Callable[[], None]) -> None:
-        """Call *work* in the thread; raises what it raised."""
+        """Call *work* in the thread; raise its error."""
         outcome: asyncio.Future[QmqError | None] = self._loop.create_future()
         self.call(work, lambda error: None if outcome.done() else outcome.set_result(error))
         error = await outcome
@@ -41,9 +41,9 @@ class CallThread:
             raise error
 
     def stop(self, timeout_s: float) -> None:
-        """End the thread when its calls are made; wait for that, but not for ever.
+        """End the thread after the calls so far, and wait for that up to *timeout_s*.
 
-        One that has not ended by then makes no further calls, and tells nobody of the one it is in.
+        A thread that is still running then makes no further calls, and does not report the current one.
         """
         self._calls.put(None)
         self._thread.join(timeout_s)
@@ -51,11 +51,11 @@ class CallThread:
 
     @property
     def is_running(self) -> bool:
-        """Whether the thread has not ended."""
+        """Whether the thread is running."""
         return self._thread.is_alive()
 
     def wait(self) -> None:
-        """Wait for the end of a thread that was stopped, however long it takes."""
+        """Wait without limit for a stopped thread to end."""
         self._thread.join()
 
     def _run(self) -> None:
@@ -69,11 +69,11 @@ class CallThread:
             except QmqError as error:
                 outcome = error
             except Exception as error:
-                log.exception("a call to the disk failed in a way that nobody foresaw")
+                log.exception("a call to the disk failed unexpectedly")
                 outcome = StorageError(f"a call to the disk failed: {error!r}; the log of the broker has the details")
             if self._given_up:
                 return
             try:
                 self._loop.call_soon_threadsafe(done, outcome)
             except RuntimeError:
-                return  # the loop is closed: the broker has given up waiting for this disk
+                return  # the loop is closed: the broker no longer waits for this disk

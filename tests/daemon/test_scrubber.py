@@ -72,7 +72,7 @@ async def test_what_nobody_reads_is_found_and_told_of_once(tmp_path: Path, caplo
             flip(file, place_in(file, body) + 500)
         await rounds(broker, 3)
         assert broker.counters.damaged == {"scrub": 3}
-        lines = [record.getMessage() for record in caplog.records if "served no more" in record.getMessage()]
+        lines = [record.getMessage() for record in caplog.records if "are not served" in record.getMessage()]
         assert len(lines) == 3
         assert all("the checksum of the data is wrong" in line for line in lines)
         assert sum(str(files[0]) in line for line in lines) == 2
@@ -123,7 +123,7 @@ async def test_of_more_than_a_log_can_hold_some_are_named(
             flip(file, place_in(file, body) + 500)
         await rounds(broker, 3)
         assert broker.counters.damaged == {"scrub": 20}
-        assert caplog.text.count("served no more") == 3
+        assert caplog.text.count("are not served") == 3
 
 
 def test_a_rate_is_kept_and_nothing_is_saved_up_beyond_its_burst() -> None:

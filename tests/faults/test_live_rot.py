@@ -189,7 +189,7 @@ WAYS: Final[dict[str, Way]] = {
 
 # --- what the broker says --------------------------------------------------------------------------------------------
 
-_LINE: Final = re.compile(r"served no more: (\S+) at offset (\d+) \(position (\d+) of partition 0\)")
+_LINE: Final = re.compile(r"are not served: (\S+) at offset (\d+) \(position (\d+) of partition 0\)")
 
 
 def places_told(broker: BrokerProcess) -> Counter[tuple[Path, int]]:

@@ -143,7 +143,7 @@ async def test_a_port_in_use_is_refused_before_the_directory_is_touched(tmp_path
         listen = f"127.0.0.1:{taken.getsockname()[1]}"
         ended = await asyncio.to_thread(serve_and_fail, tmp_path / "data", listen)
     assert ended.code == 1
-    assert f"cannot listen on {listen}: Address already in use; stop what listens there" in ended.error
+    assert f"cannot listen on {listen}: Address already in use; stop the process that listens there" in ended.error
     assert not (tmp_path / "data").exists()
 
 

@@ -86,7 +86,7 @@ async def test_a_hello_byte_by_byte_has_its_time_and_no_more(tmp_path: Path) -> 
         for untrusted in s.untrusted_clients:
             code, text = untrusted.last_word()
             assert code == "protocol_error"
-            assert "no hello within 1 s" in text
+            assert "no HELLO within 1 s" in text
 
 
 async def test_frames_that_never_end_share_a_bounded_room(tmp_path: Path) -> None:

@@ -541,7 +541,7 @@ SAFEGUARDS: Final = (
         "bound the time to the first frame",
         "Server._no_first_frame",
         instead(
-            ("connection.end(ProtocolError(f'no hello within {limit:g} s of connecting (first_frame_timeout_ms)'))"),
+            ("connection.end(ProtocolError(f'no HELLO within {limit:g} s of connecting (first_frame_timeout_ms)'))"),
             "del limit",
         ),
         ("tests/net/server/test_connection.py",),

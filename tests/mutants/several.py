@@ -34,7 +34,8 @@ OF_SEVERAL: Final = (
         "drop what was held under another place",
         "AckSender.joined",
         instead(
-            "self.fence(Fenced(f'what this consumer held is dropped, and handed out again: {why}'))", "log.debug(why)"
+            "self.fence(Fenced(f'the messages that this consumer had in flight are delivered again: {why}'))",
+            "log.debug(why)",
         ),
         _SIMULATION,
     ),

@@ -251,7 +251,7 @@ async def late(client: qmq.Client, subject: str, consumer: str = "c") -> list[qm
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [record.getMessage() for record in caplog.records if "after its block was left" in record.getMessage()]
+    return [record.getMessage() for record in caplog.records if "after its block ended" in record.getMessage()]
 
 
 async def use(message: qmq.Message, error: BaseException | None = None) -> None:

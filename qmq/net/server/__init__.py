@@ -1,4 +1,4 @@
-"""The asyncio server: connections, frames to commands, effects to answers."""
+"""The asyncio server: decodes frames into commands, and encodes effects as answers."""
 
 from qmq.net.server.options import ServerOptions
 from qmq.net.server.server import Server, clock

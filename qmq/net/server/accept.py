@@ -1,7 +1,7 @@
-"""Takes connections: a few at a time while others are served, and on, whatever the system refuses meanwhile.
+"""Listening sockets: bind them, and accept connections, a few at a time while clients are being served.
 
-The loop's own server would take all that wait in one go, and would stop listening for good when the system is out of
-descriptors.
+The loop's own server would accept all waiting connections at once, and would stop listening for good when the system is
+out of descriptors. Sockets are bound before anything else is opened, and listen only once the broker serves.
 """
 
 from __future__ import annotations
@@ -17,32 +17,32 @@ from qmq.errors import QmqError
 
 log = logging.getLogger("qmq.server")
 
-#: Connections taken in one go while nobody is served, and while somebody is. One costs about 0.1 ms with its end, so
-#: who connects again and again has about a twentieth of the loop.
+#: Connections accepted at once while no client is served, and while clients are. One costs about 0.1 ms with its end,
+#: so clients that connect again and again get about a twentieth of the loop.
 _AT_ONCE: Final = 64
 _AT_ONCE_BUSY: Final = 2
 _PAUSE_BUSY_S: Final = 0.004
-#: While untrusted clients have cost much, one at a time.
+#: The pause after each connection while invalid frames have cost much time.
 _PAUSE_SLOW_S: Final = 0.01
-#: Who was served so lately is served still.
+#: Seconds after a client's last frame during which clients count as being served.
 _SERVED_S: Final = 0.1
-#: After the system has refused one (out of descriptors or of memory) the next try is so much later.
+#: The pause after the system has refused a connection, for want of descriptors or memory.
 _PAUSE_REFUSED_S: Final = 0.1
 _ADVICE: Final = {
-    errno.EADDRINUSE: "stop what listens there, or give another address to --listen",
+    errno.EADDRINUSE: "stop the process that listens there, or give another address to --listen",
     errno.EADDRNOTAVAIL: "give --listen an address that this machine has",
-    errno.EACCES: "ports below 1024 are kept for the system: give a higher one to --listen",
+    errno.EACCES: "ports below 1024 are reserved for the system: give a higher one to --listen",
 }
 
 
 class CannotListen(QmqError):
-    """The address to listen on cannot be had."""
+    """The broker cannot listen on the address."""
 
     code = "cannot_listen"
 
 
 def bind(host: str, port: int) -> tuple[list[socket.socket], tuple[str, int]]:
-    """Sockets for all addresses of *host*, bound, and the host and port that they have. Raises CannotListen."""
+    """Return bound sockets for all addresses of *host*, and the host and port that they have. Raises CannotListen."""
     sockets: list[socket.socket] = []
     bound = port
     try:
@@ -54,7 +54,7 @@ def bind(host: str, port: int) -> tuple[list[socket.socket], tuple[str, int]]:
             if family == socket.AF_INET6:
                 sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
             sock.bind((address[0], bound, *address[2:]))
-            bound = sock.getsockname()[1]  # for port 0: all get the one that the first one got
+            bound = sock.getsockname()[1]  # for port 0: all sockets get the port of the first one
     except OSError as error:
         for sock in sockets:
             sock.close()
@@ -63,17 +63,17 @@ def bind(host: str, port: int) -> tuple[list[socket.socket], tuple[str, int]]:
 
 
 def cannot_listen(host: str, port: int, error: OSError) -> CannotListen:
-    """Why that address cannot be listened on, and what to do."""
+    """Return the error that says why the broker cannot listen there, and what to do."""
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     advice = _ADVICE.get(error.errno or 0, "give another address to --listen")
     return CannotListen(f"cannot listen on {address}: {error.strerror or error}; {advice}")
 
 
 class Acceptor:
-    """Accepts from one socket that listens.
+    """Accepts connections on one listening socket.
 
-    *served* counts frames of clients: it says whether anybody is served. *slowly*: untrusted clients have cost them
-    much.
+    *served* counts the frames of clients, which tells whether clients are being served. *slowly* returns whether
+    invalid frames have cost much time lately.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Acceptor:
         loop.add_reader(sock, self._accept)
 
     def close(self) -> None:
-        """Take no more, and close the socket."""
+        """Accept no more, and close the socket."""
         if self._pause is None:
             self._loop.remove_reader(self._sock)
         else:
@@ -119,7 +119,7 @@ class Acceptor:
                 self._refused = ""
                 return
             except ConnectionError:
-                continue  # it has left already
+                continue  # it has closed already
             except OSError as error:
                 self._tell(error)
                 self._stop_for(_PAUSE_REFUSED_S)
@@ -136,10 +136,10 @@ class Acceptor:
             log.debug("a connection ended before it was open: %r", opening.exception())
 
     def _tell(self, error: OSError) -> None:
-        """Once, not for each try."""
+        """Log *error* once, not for each attempt."""
         if str(error) != self._refused:
             self._refused = str(error)
-            log.error("the system gives no more connections, it is tried again: %s (see ulimit -n)", error)
+            log.error("the system refuses new connections, trying again (see ulimit -n): %s", error)
 
     def _stop_for(self, seconds: float) -> None:
         self._loop.remove_reader(self._sock)

@@ -1,19 +1,15 @@
-"""What connections make the broker hold: frames that are not complete, answers not read, requests not answered. No I/O.
+"""Bounds on the memory and time that clients take from each other. No I/O.
 
-All together are bounded. Beyond the bound the connection goes that has been behind for longest: a frame that is on its
-way and answers that are being read are soon done with, so who goes is who stalls, however many of them there are.
+Admission bounds the bytes that all connections hold together: incomplete frames, unread answers, unanswered requests.
+Beyond the bound, the connection ends that has been behind for longest: frames on their way and answers being read are
+soon done, so the bound ends those that stall, however many they are.
 
-Who sends what is wrong waits, so that all of them together cost others little.
+Throttle measures the time that invalid frames cost. A correct client hardly ever sends one; an untrusted client may
+send nothing else, on any number of connections. So its connections are not read from until that time is paid for, one
+after another, and new connections are accepted slowly meanwhile.
 
-A right client hardly ever sends what must be refused. An untrusted client may send nothing else, as fast as it can, on
-as many connections as it likes: each such frame costs the loop that all share. So what wrong frames cost is measured,
-their connection is not read from until it is paid for, one after another, and new connections are taken slowly
-meanwhile.
-
-Pulls beyond a connection's share of a turn: they wait for the next one, so that others come in between. No I/O.
-
-A pull is a frame of 36 bytes, and may be milliseconds of work: what one connection sends at once must not become one
-long turn. So it is with what reads the log.
+DeferredRequests puts off pulls and reads beyond a connection's share of a turn, so that other connections come in
+between: a pull is a frame of 36 bytes, and may be milliseconds of work.
 """
 
 from __future__ import annotations
@@ -27,55 +23,56 @@ from qmq.broker.ports import commands
 from qmq.broker.ports.commands import Command
 from qmq.net.server.connection import THROTTLED, ClientConnection
 
-#: What a request without an answer takes, waiting pulls too.
+#: Bytes counted for a request without an answer, such as a waiting pull.
 REQUEST_BYTES: Final = 1 << 10
 
 
 class Admission:
-    """Bytes by connection. *measure* gives how much of a connection's answers is unread now."""
+    """Counts the bytes that connections hold. *measure* returns how many bytes of a connection's answers are unread."""
 
     def __init__(self, limit_bytes: int, measure: Callable[[ClientConnection], int]) -> None:
         self._limit = limit_bytes
         self._measure = measure
-        #: bytes and since when, in the order of that
+        #: bytes, and since when, in the order of time
         self._frames: dict[ClientConnection, tuple[int, float]] = {}
         self._answers: dict[ClientConnection, tuple[int, float]] = {}
         self._requests = 0
-        #: bytes held for all together
+        #: bytes of all connections together
         self.total = 0
 
     def frame(self, connection: ClientConnection, size: int, now: float) -> None:
-        """Room for *size* bytes is kept for a frame of it; 0: for none any more."""
+        """Record that *connection* holds *size* bytes of an incomplete frame; 0: none."""
         self._set(self._frames, connection, size, now)
 
     def answers(self, connection: ClientConnection, size: int, now: float) -> None:
-        """It has so many bytes of answers to read; 0: it has read all."""
+        """Record that *connection* has *size* bytes of unread answers; 0: none."""
         self._set(self._answers, connection, size, now)
 
     def requests(self, more: int) -> None:
-        """So many requests more (or less) wait for an answer."""
+        """Record that *more* requests (if negative, fewer) wait for an answer."""
         self._requests += more
         self.total += more * REQUEST_BYTES
 
     def forget(self, connection: ClientConnection) -> None:
-        """It is gone, with its frame and its answers."""
+        """Forget a connection that is closed, with its frame and its answers."""
         self._set(self._frames, connection, 0, 0)
         self._set(self._answers, connection, 0, 0)
 
     @property
     def crowded(self) -> bool:
-        """Half the room is taken."""
+        """Whether more than half of the limit is taken."""
         return self.total > self._limit >> 1
 
     def may_ask(self, requests: int, connections: int) -> bool:
-        """Whether one that has so many requests open may have another: all may have their even share of half the room,
-        and more than that while half the room is not taken.
+        """Return whether a connection with *requests* unanswered ones may have another.
+
+        All connections may have an even share of half of the limit, and more while that half is not taken.
         """
         half = self._limit // 2
         return self._requests * REQUEST_BYTES < half or requests * REQUEST_BYTES < half // connections
 
     def over(self) -> ClientConnection | None:
-        """Who has to go, now; None while there is room."""
+        """Return the connection to end now; None while all are within the limit."""
         if self.total <= self._limit:
             return None
         for connection, (size, since) in list(self._answers.items()):
@@ -96,19 +93,19 @@ class Admission:
         self.total += size - before
 
 
-#: Wrong frames get this part of the loop's time.
+#: The part of the loop's time that invalid frames get.
 _SHARE: Final = 1 / 40
-#: What an answer costs beside reading its request, and a connection that is ended beside its frame.
+#: Seconds that an answer costs besides reading its request, and that ending a connection costs besides its frame.
 ANSWER_S: Final = 20e-6
 END_S: Final = 300e-6
-#: What is beyond is forgiven, or an untrusted client could have one wait for ever who went wrong once.
+#: The most seconds to pay for: else a client with one invalid frame would wait for ever because of an untrusted one.
 _MOST_S: Final = 10.0
-#: With so much to pay for, new connections are taken slowly.
+#: With more seconds than this to pay for, new connections are accepted slowly.
 _MUCH_S: Final = 0.05
 
 
 class Throttle:
-    """What wrong frames cost, and whose connections wait for that."""
+    """Charges the time that invalid frames cost, and makes their connections wait for it."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -118,23 +115,23 @@ class Throttle:
 
     @property
     def much(self) -> bool:
-        """There is much to pay for."""
+        """Whether there is much time to pay for."""
         return self._paid_at - self._loop.time() > _MUCH_S
 
     def charge(self, cost_s: float) -> None:
-        """So much of the loop's time went into what was wrong."""
+        """Charge *cost_s* seconds of the loop's time."""
         now = self._loop.time()
         self._paid_at = min(max(self._paid_at, now) + cost_s / _SHARE, now + _MOST_S)
 
     def wait(self, connection: ClientConnection) -> None:
-        """It is not read from until all is paid for that was charged before."""
+        """Stop reading from *connection* until all time charged before is paid for."""
         connection.stop_reading(THROTTLED)
         self._waiting.append((self._paid_at, connection))
         if self._timer is None:
             self._timer = self._loop.call_later(self._paid_at - self._loop.time(), self._fire)
 
     def close(self) -> None:
-        """Nobody waits any more."""
+        """Let no connection wait any more."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -149,13 +146,13 @@ class Throttle:
             self._timer = self._loop.call_later(self._waiting[0][0] - now, self._fire)
 
 
-#: Pulls of one connection that are handed in in a turn.
+#: Pulls of one connection that are handed in per turn.
 PULLS_A_TURN: Final = 8
 _PULLS: Final = frozenset((commands.Pull, commands.ListSegments, commands.ListBatches, commands.ReadLog))
 
 
 class DeferredRequests:
-    """Who pulled in this turn, and whose requests wait for the next."""
+    """Counts each connection's pulls in a turn, and keeps the requests that wait for the next one."""
 
     def __init__(self, hand_in: Callable[[ClientConnection, Command], None]) -> None:
         self._hand_in = hand_in
@@ -163,7 +160,9 @@ class DeferredRequests:
         self._waiting: dict[ClientConnection, None] = {}
 
     def take(self, connection: ClientConnection, command: Command) -> bool:
-        """Whether the command has to wait, behind those before it. What a SEND holds can't: it never does."""
+        """Return whether *command* waits, behind earlier ones of its connection. A SEND never waits: its bytes are
+        views of the receive buffer, and valid in this turn only.
+        """
         pulls = type(command) in _PULLS
         if pulls and not connection.deferred and connection.pulls < PULLS_A_TURN:
             self._count(connection)
@@ -175,13 +174,15 @@ class DeferredRequests:
         return True
 
     def resume(self, connection: ClientConnection) -> bool:
-        """It has read its answers; whether requests of it wait."""
+        """Let *connection*, which has read its answers, continue; return whether requests of it wait."""
         if connection.deferred:
             self._waiting[connection] = None
         return bool(connection.deferred)
 
     def turn(self) -> bool:
-        """Hand in the next ones; whether there are more. Who does not read its answers waits until it does."""
+        """Hand in the next requests; return whether there are more. Connections with unread answers wait until they
+        read.
+        """
         for connection in self._pulling:
             connection.pulls = 0
         self._pulling.clear()

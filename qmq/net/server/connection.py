@@ -1,4 +1,4 @@
-"""One connection of the server: bytes to frames, answers to bytes, and when it is not read from. No rules."""
+"""One connection of the server: splits received bytes into frames, writes answers, and pauses reading."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from qmq.net.server.write_queue import PIECE_BYTES, Buffer, UnsentBytes
 
 log = logging.getLogger("qmq.server")
 
-#: Why a connection is not read from: it does not read its answers; the disk is behind; the broker stops; it has sent
-#: what was wrong.
+#: Reasons not to read from a connection: it does not read its answers; the disk is behind; the broker stops; it has
+#: sent invalid frames.
 SLOW_READER: Final = 1
 SLOW_DISK: Final = 2
 STOPPING: Final = 4
 THROTTLED: Final = 8
 
-#: After its last word the broker reads on for so long, or a close with bytes unread would make the system take that
-#: word back (a TCP reset drops what the other side has not read yet).
+#: Seconds to read on after the last frame: closing with unread bytes would make the system send a TCP reset, which
+#: drops what the client has not read yet.
 LINGER_S: Final = 1.0
-#: Who is new, or sent what was wrong, is read from in so small parts, then in twice as large ones each time; but not
-#: so many frames at a time that others would have to wait for them.
+#: The first read of a connection, and the first after an invalid frame, is this small; each further one is twice as
+#: large. Reads shrink again beyond _MANY frames, or other connections would wait for them.
 _LITTLE: Final = 4 << 10
-#: What a read costs beside the time from asking for room to the end of what is done with it.
+#: Seconds that a read costs outside of get_buffer, buffer_updated and the time between them.
 READ_S: Final = 10e-6
 _MANY: Final = 512
-#: Answers smaller than this on average are joined: a buffer of its own costs more than copying so little.
+#: Answers smaller than this on average are joined: copying them costs less than separate buffers.
 _JOIN_BELOW: Final = 1_024
 _JOIN_ALL_BELOW: Final = 64 << 10
 
@@ -48,47 +48,47 @@ class Hub(Protocol):
     timer: Callable[[], float]
 
     def admit(self, connection: ClientConnection) -> None:
-        """A connection was made. Raises QmqError to turn it away."""
+        """Register a connection that was made. Raises QmqError to turn it away."""
 
     def frames_begin(self) -> None:
-        """Frames follow: what they share is made ready."""
+        """Prepare for frames that were received together."""
 
     def frame(self, connection: ClientConnection, frame: Frame) -> None:
-        """Take one frame. A QmqError that is raised breaks the connection."""
+        """Take one frame. A QmqError ends the connection."""
 
     def frames_end(self) -> None:
-        """No more frames for now."""
+        """Schedule a turn after the frames."""
 
     def no_frames(self) -> None:
-        """Bytes came that complete no frame."""
+        """Bytes were received that complete no frame."""
 
     def buffered(self, connection: ClientConnection, size: int) -> None:
-        """So many bytes are kept for a frame that is not complete."""
+        """Record how many bytes of an incomplete frame *connection* holds."""
 
     def unread(self, connection: ClientConnection, size: int) -> None:
-        """It has so many bytes of answers to read."""
+        """Record how many bytes of answers *connection* has not read."""
 
     def write_soon(self, connection: ClientConnection) -> None:
-        """Call its ``write_on`` when it is its turn."""
+        """Call the connection's ``write_on`` in turn with others."""
 
     def greeted(self, connection: ClientConnection) -> None:
-        """Its first frame was right."""
+        """Record that the first frame was valid."""
 
     def broke_protocol(self, connection: ClientConnection) -> None:
-        """It is about to be ended for that."""
+        """Charge the cost of a connection that is ended for a protocol error."""
 
     def lingers(self, connection: ClientConnection) -> None:
-        """Its last word is said: it is to be closed when the other side had time to read that."""
+        """Close the connection once the client had time to read the last frame."""
 
     def leave(self, connection: ClientConnection) -> None:
-        """Nothing more comes from this connection, and nothing more goes to it."""
+        """Forget a connection that neither sends nor receives any more."""
 
     def closed(self, connection: ClientConnection) -> None:
-        """Its socket is closed."""
+        """Forget a connection whose socket is closed."""
 
 
 class ClientConnection(asyncio.BufferedProtocol):
-    """Bytes in both directions. ``number`` is what the broker knows it by."""
+    """One client's socket. ``number`` is the broker's name for it."""
 
     __slots__ = (
         "_began", "_costs_s", "_hub", "_most", "_unsent", "_stops", "_transport", "_partial_frame", "_unread", "acked",
@@ -101,36 +101,36 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._partial_frame = PartialFrame(lambda size: hub.buffered(self, size))
         self._stops = 0
         self._most = _LITTLE
-        self._unread = False  # the system took not all of its answers
-        self._unsent = UnsentBytes()  # what it was not given yet
+        self._unread = False  # the system has not taken all of the answers
+        self._unsent = UnsentBytes()  # answers that were not given to the system yet
         self._transport: asyncio.Transport | None = None
         self.number = number
         self.peer = ""
         self.client = ""
         self.greeted = False
-        #: the last word is said, or the other side is gone
+        #: the last frame was sent, or the client is gone
         self.ended = False
-        #: requests without an answer, and the numbers of those that ask for a list of subjects
+        #: requests without an answer, and the numbers of those that list subjects
         self.in_flight = 0
         self.listings: set[int] = set()
-        #: pulls of this turn, and what waits for the next one because they are many
+        #: pulls of this turn, and requests that wait for the next turn
         self.pulls = 0
         self.deferred: deque[Command] = deque()
-        #: what the frames that came last have cost, and what those cost so far that are not complete
+        #: the cost of the last complete frames, and the cost so far of the incomplete one
         self.took_s = 0.0
         self._costs_s = 0.0
         self._began = 0.0
-        #: it has sent a batch
+        #: whether it has sent a batch
         self.sends = False
-        #: what the turn has to write, and acknowledgements that are still to be part of it
+        #: answers of the turn, and requests of acks that the next MESSAGES confirms
         self.answers: list[Buffer] = []
         self.acked: list[int] = []
 
-    # --- of asyncio --------------------------------------------------------------------------------------------------
+    # --- called by asyncio -------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._transport.set_write_buffer_limits(0)  # tells of every answer that the system does not take at once
+        self._transport.set_write_buffer_limits(0)  # pause_writing follows each answer that the system does not take
         self.peer = _peer_of(self._transport)
         _keep_alive(self._transport)
         try:
@@ -144,7 +144,7 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         if self.ended:
-            return  # it lingers: what comes is not looked at
+            return  # it lingers: further bytes are ignored
         view = self._hub.receive_buffer.received(self._partial_frame, nbytes)
         if view is not None:
             self._take(view, nbytes)
@@ -152,7 +152,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._costs_s = self._cost_s()
 
     def _take(self, view: memoryview, nbytes: int) -> None:
-        """Hand the frames that *view* begins with to the server."""
+        """Hand the complete frames at the start of *view* to the server."""
         hub = self._hub
         used = frames = 0
         hub.frames_begin()
@@ -177,7 +177,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._costs_s = self._cost_s()
         if used:
             self.took_s, self._costs_s = self._costs_s, 0.0
-        # Also when the connection has ended: the frames that were taken must stay until the turn is over.
+        # Also when the connection has ended: frames that were taken stay in the buffer until the end of the turn.
         hub.receive_buffer.consume(self._partial_frame, used)
         if frames > _MANY and self._most > _LITTLE:
             self._most >>= 1
@@ -191,15 +191,15 @@ class ClientConnection(asyncio.BufferedProtocol):
             hub.no_frames()
 
     def _cost_s(self) -> float:
-        """Of the loop's time, since the last frame that was complete."""
+        """Return the loop's time spent on the connection since its last complete frame."""
         return self._costs_s + self._hub.timer() - self._began + READ_S
 
     def eof_received(self) -> bool:
-        return False  # who sends no more reads no more: the transport closes
+        return False  # a client that sends no more reads no more: the transport closes
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self._hub.receive_buffer.forget(self._partial_frame)
-        self._partial_frame = PartialFrame()  # the other one knows this connection, which would be a circle
+        self._partial_frame = PartialFrame()  # the old one refers to this connection, which would be a cycle
         if not self.ended:
             self.ended = True
             self._hub.leave(self)
@@ -230,28 +230,28 @@ class ClientConnection(asyncio.BufferedProtocol):
         if size > self._hub.max_inflight_bytes:
             self.stop_reading(SLOW_READER)
 
-    # --- of the server -----------------------------------------------------------------------------------------------
+    # --- called by the server ----------------------------------------------------------------------------------------
 
     def unread_bytes(self) -> int:
-        """Bytes of its answers that the system has not taken."""
+        """Return how many bytes of its answers the system has not taken."""
         return self._transport.get_write_buffer_size() + self._unsent.size if self._transport is not None else 0
 
     def read_little(self) -> None:
-        """Read few bytes in one go until many were right."""
+        """Read in small parts until many frames were valid."""
         self._most = _LITTLE
 
     def slow(self) -> bool:
-        """It is not read from, because it does not read its answers."""
+        """Return whether reading is paused because the client does not read its answers."""
         return bool(self._stops & SLOW_READER)
 
     def stop_reading(self, why: int) -> None:
-        """Read nothing more until ``read_on`` was called for every reason given."""
+        """Pause reading for the reason *why*, until ``read_on`` was called for every reason given."""
         if not self._stops and self._transport is not None and not self.ended:
             self._transport.pause_reading()
         self._stops |= why
 
     def read_on(self, why: int) -> None:
-        """That reason is gone."""
+        """Resume reading if *why* was the last reason against it."""
         if not self._stops & why:
             return
         self._stops &= ~why
@@ -259,7 +259,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._transport.resume_reading()
 
     def write(self) -> None:
-        """Send the answers that were gathered; when they are large, piece by piece."""
+        """Write the answers of the turn; large ones in pieces."""
         answers, self.answers = self.answers, []
         if self.ended or self._transport is None:
             return
@@ -274,9 +274,9 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._tell_unread()
 
     def write_on(self) -> None:
-        """Send the next piece. When the system does not take all of it, the one after that waits until it has."""
+        """Write the next piece. If the system does not take all of it, the following piece waits until it has."""
         if not self._unsent.size:
-            return  # it was ended meanwhile
+            return  # the connection was ended meanwhile
         size = min(self._unsent.size, PIECE_BYTES)
         self._send(self._unsent.take(size), size)
         if self._unread:
@@ -296,7 +296,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._transport.writelines(buffers)
 
     def end(self, error: QmqError) -> None:
-        """Say why, then close; the socket stays open a little so that the other side can read it."""
+        """Send *error*, then close. The socket lingers for a moment so that the client can read it."""
         if self.ended or self._transport is None:
             return
         log.debug("connection %d of %s ends: %s", self.number, self.peer, error)
@@ -313,13 +313,13 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._transport.resume_reading()
         try:
             self._transport.write_eof()
-        except OSError:  # the other side has left, and nobody has told the transport yet
+        except OSError:  # the client has left, and the transport does not know yet
             self.abort()
             return
         self._hub.lingers(self)
 
     def forget_frame(self) -> None:
-        """What came of a frame that is not complete is not kept any more. Not while frames are being taken."""
+        """Drop the bytes of an incomplete frame. Not to be called while frames are being taken."""
         self._hub.receive_buffer.forget(self._partial_frame)
 
     def abort(self) -> None:
@@ -327,16 +327,14 @@ class ClientConnection(asyncio.BufferedProtocol):
         if self._transport is not None:
             self._transport.abort()
 
-    # --- its beginning -----------------------------------------------------------------------------------------------
+    # --- the first frame ---------------------------------------------------------------------------------------------
 
     def _first(self, view: memoryview) -> int:
-        """Take the first frame, which is a hello and small; returns the bytes used."""
+        """Take the first frame, a small hello; return the bytes used."""
         try:
             frame = next(split_frames(view, MAX_HELLO_BYTES), None)
         except ProtocolError:
-            raise ProtocolError(
-                f"this is a QMQ broker, and {bytes(view[:FRAME_SIZE])!r} does not begin a hello of its protocol"
-            ) from None
+            raise ProtocolError(f"this is a QMQ broker, and {bytes(view[:FRAME_SIZE])!r} is no HELLO frame") from None
         if frame is None:
             return 0
         self._hub.frame(self, frame)
@@ -350,7 +348,7 @@ def _peer_of(transport: asyncio.Transport) -> str:
 
 
 def _keep_alive(transport: asyncio.Transport) -> None:
-    """Let the system find out about clients whose machine is gone: within two minutes."""
+    """Have the system detect within two minutes that the client's machine is gone."""
     sock = transport.get_extra_info("socket")
     if sock is None:
         return

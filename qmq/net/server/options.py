@@ -1,4 +1,4 @@
-"""What a server is given: its bounds, and the rules that it serves; and the errors that are its own."""
+"""The options of a server, the interface of the broker that it serves, and the server's own errors."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class BrokerRules(Protocol):
 
 
 class ServerOptions(NamedTuple):
-    """What the server announces of its store, and its own bounds."""
+    """Values that the server announces in WELCOME, and its own limits."""
 
     store_id: bytes
     version: str
     max_frame_bytes: int
-    #: How large a batch of the store may be: as large as max_frame_bytes ever was.
+    #: The largest batch of the store: the largest max_frame_bytes that it ever had.
     max_batch_bytes: int
     max_message_bytes: int
     producer_window: int
@@ -45,7 +45,7 @@ class ServerOptions(NamedTuple):
     first_frame_timeout_ms: int
 
     def welcome(self) -> bytes:
-        """The meta of WELCOME."""
+        """Return the meta of WELCOME."""
         fields = {"protocol": frames.PROTOCOL_VERSION, **self._asdict()}
         for own in _NOT_ANNOUNCED:
             del fields[own]
@@ -53,10 +53,10 @@ class ServerOptions(NamedTuple):
 
 
 def internal_error() -> InternalError:
-    """What a client is told then."""
+    """Return the error that clients get for a bug of the broker."""
     return InternalError("the broker failed to handle this; its log has the details")
 
 
 def stopping() -> BrokerStopping:
-    """What clients are told at the end."""
+    """Return the error that clients get when the broker stops."""
     return BrokerStopping("the broker is shutting down; connect again in a moment, or to another broker")

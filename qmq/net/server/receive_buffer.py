@@ -1,9 +1,9 @@
-"""Where received bytes land: one buffer that all connections share, so that an idle connection holds none. No I/O.
+"""The buffer that all connections receive into, so that an idle connection holds none. No I/O.
 
-The frames of one turn of the loop lie in the receive_buffer one after another and stay there, as views, until ``reset`` at the
-end of the turn. A frame that is not complete when its bytes end stays where it is while its connection goes on reading;
-when another connection reads first it is moved: into a buffer of exactly its size when it is large, so that it is not
-copied again, else into a small one that is put back in front of the bytes that follow.
+The frames of one turn of the loop lie in the buffer one after another, as views, until ``reset`` at the end of the
+turn. An incomplete frame stays in place while its connection continues to receive. When another connection receives
+first, the incomplete frame moves: a large one into a buffer of exactly its size, so that it is not copied again; a
+small one into bytes that are later copied back in front of those that follow.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ import numpy as np
 
 from qmq.net.protocol.frames import FRAME, FRAME_SIZE
 
-#: Takes what a socket holds in one read, and several such reads in a turn. Frames of 1 MB took 19 % less processor time
-#: with 8 MiB than with 2 MiB, and no less with 16 MiB; frames of 110 KB do not care.
+#: Holds what a socket delivers in one read, and several such reads in a turn. Frames of 1 MB took 19 % less processor
+#: time with 8 MiB than with 2 MiB, and no less with 16 MiB; frames of 110 KB take the same with each.
 RECEIVE_BUFFER_BYTES: Final = 8 << 20
-#: An partial_frame frame over this gets a buffer of its own when it must leave the receive_buffer.
+#: An incomplete frame over this gets a buffer of its own when it must leave the receive buffer.
 SMALL_BYTES: Final = 64 << 10
-#: With less room than this the turn is run at once.
+#: With less room than this, the turn runs at once.
 _LEAST_ROOM: Final = 256 << 10
 
 
 class PartialFrame:
-    """The frame that a connection has received a part of: in ``part``, or in ``whole`` up to ``filled``, or nothing."""
+    """The incomplete frame of a connection: in ``part``, in ``whole`` up to ``filled``, or in the receive buffer."""
 
     __slots__ = ("filled", "buffered", "part", "on_buffered", "whole")
 
     def __init__(self, on_buffered: Callable[[int], None] = lambda size: None) -> None:
-        """*tell* is called with the bytes that are buffered for it outside of the receive_buffer, 0 when it is complete."""
+        """*on_buffered* is called with the bytes held outside of the receive buffer; with 0 once it is complete."""
         self.on_buffered = on_buffered
         self.buffered = 0
         self.part = b""
@@ -38,30 +38,30 @@ class PartialFrame:
         self.filled = 0
 
     def set_buffered(self, size: int) -> None:
-        """So many bytes are buffered for it now."""
+        """Record that *size* bytes are held for it outside of the receive buffer."""
         if size != self.buffered:
             self.buffered = size
             self.on_buffered(size)
 
 
 class ReceiveBuffer:
-    """Hands out room to receive into and gives back what was received, each connection's frames in one piece."""
+    """Hands out room to receive into, and returns each connection's received bytes in one piece."""
 
     def __init__(self, size: int = RECEIVE_BUFFER_BYTES) -> None:
         self._bytes = memoryview(bytearray(size))
         self._size = size
         self._tail = 0
-        #: whose partial_frame frame is bytes [start, tail), if anyone's
+        #: the connection whose incomplete frame is bytes [start, tail), if there is one
         self._owner: PartialFrame | None = None
         self._start = 0
 
     @property
     def short(self) -> bool:
-        """There is little room left: ``reset`` is due."""
+        """Whether there is little room left, so that ``reset`` is due."""
         return self._size - self._tail < _LEAST_ROOM
 
     def room(self, partial_frame: PartialFrame) -> memoryview:
-        """Where the next bytes of a connection go. Holds until ``received`` or the next ``room``."""
+        """Return the room for the next bytes of a connection. Valid until ``received`` or the next ``room``."""
         if partial_frame.whole is not None:
             return partial_frame.whole[partial_frame.filled :]
         if self._owner is not partial_frame:
@@ -75,9 +75,9 @@ class ReceiveBuffer:
         return self._bytes[self._tail :]
 
     def received(self, partial_frame: PartialFrame, count: int) -> memoryview | None:
-        """*count* bytes came into the last ``room``: the bytes that begin with the connection's next frame.
+        """Take *count* bytes in the last ``room``; return the bytes from the connection's next frame on.
 
-        None while a large frame is not complete. Else ``keep`` must follow.
+        Returns None while a large frame is incomplete. Otherwise ``consume`` must follow.
         """
         whole = partial_frame.whole
         if whole is not None:
@@ -89,7 +89,9 @@ class ReceiveBuffer:
         return self._bytes[self._start : self._tail]
 
     def consume(self, partial_frame: PartialFrame, used: int) -> None:
-        """Frames of *used* bytes were complete in what ``received`` gave; what follows is partial_frame."""
+        """Remove *used* bytes of complete frames from those that ``received`` returned; the rest is an incomplete
+        frame.
+        """
         if partial_frame.whole is not None:
             partial_frame.whole, partial_frame.filled = None, 0
             partial_frame.set_buffered(0)
@@ -104,14 +106,14 @@ class ReceiveBuffer:
             self._move_out()
 
     def forget(self, partial_frame: PartialFrame) -> None:
-        """The connection is gone, and what it did not finish with it."""
+        """Drop the incomplete frame of a connection that is gone."""
         if self._owner is partial_frame:
             self._owner, self._tail = None, self._start
         partial_frame.part, partial_frame.whole, partial_frame.filled = b"", None, 0
         partial_frame.set_buffered(0)
 
     def reset(self) -> None:
-        """The turn is over: nobody looks at its frames any more."""
+        """End the turn: views of its frames are no longer used."""
         if self._owner is None:
             self._tail = 0
             return
@@ -137,6 +139,6 @@ class ReceiveBuffer:
         self._owner, self._tail = None, self._start
 
     def _frame_size(self) -> int:
-        """What the header of the partial_frame frame says; it was checked when the frames before it were split off."""
+        """Return the size in the header of the incomplete frame, which ``split_frames`` has checked."""
         size: int = FRAME.unpack_from(self._bytes, self._start)[0]
         return size

@@ -1,8 +1,6 @@
-"""Effects of the broker to connections: who gets an answer, and one write for all that a turn has for it.
+"""Answers to clients: encodes the effects of a turn as frames, and writes each connection's frames at once.
 
-Effects of the broker to frames for clients. Without I/O.
-
-Each function gives the bytes of an answer; the buffers of the effect follow those of MESSAGES and LOG_BYTES.
+The functions return the bytes of one answer; MESSAGES and LOG_BYTES are followed by the buffers of their effect.
 """
 
 from __future__ import annotations
@@ -24,18 +22,18 @@ from qmq.net.protocol.frames import FrameKind
 from qmq.net.server.admission import ANSWER_S, Admission, Throttle
 from qmq.net.server.connection import ClientConnection
 
-#: A SENT frame of a batch with one run, whole: what most answers are.
+#: A whole SENT frame of a batch with one run: the most frequent answer.
 _SENT_ONE: Final = struct.Struct("<IBBHQQQH6sIQ")
 assert _SENT_ONE.size == frames.FRAME_SIZE + frames.SENT.size + 8
 
 
-#: As plain numbers: an enum is asked for its members by name.
+#: Plain integers: reading a member of an enum looks it up by name.
 _MESSAGES: Final = int(FrameKind.MESSAGES)
 _SENT: Final = int(FrameKind.SENT)
 
 
 def sent(effect: effects.Sent, store_id: bytes) -> bytes:
-    """SENT: where a batch lies, when it was stored, and the first sequence of each run."""
+    """Encode SENT: the position of a batch, when it was stored, and the first sequence of each run."""
     _, request, position, stored_at_us, partition, firsts = effect
     if isinstance(firsts, int):
         return _SENT_ONE.pack(
@@ -47,7 +45,7 @@ def sent(effect: effects.Sent, store_id: bytes) -> bytes:
 
 
 def messages(effect: effects.PulledMessages, acked: Sequence[int] = ()) -> bytes:
-    """The header of MESSAGES; the buffers of the effect follow. The requests *acked* are answered by it, too."""
+    """Encode the header of MESSAGES; the buffers of the effect follow. It also answers the requests in *acked*."""
     _, request, _, size, _, left_us, given, tags = effect
     fields: dict[str, Any] = {}
     if left_us is not None:
@@ -63,12 +61,12 @@ def messages(effect: effects.PulledMessages, acked: Sequence[int] = ()) -> bytes
 
 
 def reported(effect: effects.Reported) -> bytes:
-    """REPORTED: what was found."""
+    """Encode REPORTED: the result of the check."""
     return _with_meta(FrameKind.REPORTED, effect.request, {"found": effect.found})
 
 
 def subscribed(effect: effects.Subscribed) -> bytes:
-    """SUBSCRIBED: the number that pulls name, and when it begins, if that is a time."""
+    """Encode SUBSCRIBED: the subscription number, and the time that it starts at, if it does."""
     fields: dict[str, Any] = {"subscription": effect.subscription}
     if effect.start_us is not None:
         fields["start_us"] = effect.start_us
@@ -82,73 +80,73 @@ def subscribed(effect: effects.Subscribed) -> bytes:
 
 
 def unsubscribed(effect: effects.Unsubscribed) -> bytes:
-    """UNSUBSCRIBED: nothing but that."""
+    """Encode UNSUBSCRIBED."""
     return frames.encode_frame(FrameKind.UNSUBSCRIBED, effect.request)
 
 
 def acked(request: int, refused: int) -> bytes:
-    """ACKED: how many were refused."""
+    """Encode ACKED: how many acks were refused."""
     return frames.encode_frame(FrameKind.ACKED, request, b"", frames.ACKED.size) + frames.ACKED.pack(refused)
 
 
 def handed_back(effect: effects.HandedBack) -> bytes:
-    """HANDED_BACK: which were refused."""
+    """Encode HANDED_BACK: the indexes of the refused ranges."""
     payload = struct.pack(f"<{len(effect.refused)}I", *effect.refused)
     return frames.encode_frame(FrameKind.HANDED_BACK, effect.request, b"", len(payload)) + payload
 
 
 def handed_over(effect: effects.HandedOver) -> bytes:
-    """HANDED_OVER: nothing but that."""
+    """Encode HANDED_OVER."""
     return frames.encode_frame(FrameKind.HANDED_OVER, effect.request)
 
 
 def restored(effect: effects.Restored) -> bytes:
-    """RESTORED: where the logs end."""
+    """Encode RESTORED: where the logs end."""
     return _with_meta(FrameKind.RESTORED, effect.request, {"ends": list(effect.ends)})
 
 
 def heartbeat_seen(effect: effects.HeartbeatSeen) -> bytes:
-    """HEARTBEAT_SEEN: nothing but that."""
+    """Encode HEARTBEAT_SEEN."""
     return frames.encode_frame(FrameKind.HEARTBEAT_SEEN, effect.request)
 
 
 def administered(effect: effects.Administered) -> bytes:
-    """ADMINISTERED: fields as payload, because they may be more than a meta part holds."""
+    """Encode ADMINISTERED: the fields are payload, since they may exceed the limit of meta."""
     payload: bytes = msgpack.packb(effect.fields)
     return frames.encode_frame(FrameKind.ADMINISTERED, effect.request, b"", len(payload)) + payload
 
 
 def last_sequence(effect: effects.LastSequenceIs) -> bytes:
-    """LAST_SEQUENCE_IS: the number, or None."""
+    """Encode LAST_SEQUENCE_IS: the number, or None."""
     return _with_meta(FrameKind.LAST_SEQUENCE_IS, effect.request, {"sequence": effect.sequence})
 
 
 def claimed(effect: effects.Claimed) -> bytes:
-    """CLAIMED: nothing but that."""
+    """Encode CLAIMED."""
     return frames.encode_frame(FrameKind.CLAIMED, effect.request)
 
 
 def subject_list(effect: effects.SubjectList) -> bytes:
-    """SUBJECT_LIST: rows as payload, because they may be more than a meta part holds."""
+    """Encode SUBJECT_LIST: the rows are payload, since they may exceed the limit of meta."""
     payload: bytes = msgpack.packb({"rows": effect.rows, "after": effect.after})
     return frames.encode_frame(FrameKind.SUBJECT_LIST, effect.request, b"", len(payload)) + payload
 
 
 def segment_list(effect: effects.SegmentList) -> bytes:
-    """SEGMENT_LIST: rows as payload, because they may be more than a meta part holds."""
+    """Encode SEGMENT_LIST: the rows are payload, since they may exceed the limit of meta."""
     payload: bytes = msgpack.packb({"partitions": effect.partitions, "rows": effect.rows, "more": effect.more})
     meta = frames.pack_meta({"crc": crc32c(payload)})
     return frames.encode_frame(FrameKind.SEGMENT_LIST, effect.request, meta, len(payload)) + payload
 
 
 def batch_list(effect: effects.BatchList) -> bytes:
-    """BATCH_LIST: records of an index, and where to go on."""
+    """Encode BATCH_LIST: records of the sparse index, and the position to continue from."""
     meta = frames.pack_meta({"crc": crc32c(effect.records), "after": effect.after})
     return frames.encode_frame(FrameKind.BATCH_LIST, effect.request, meta, len(effect.records)) + effect.records
 
 
 def log_bytes(effect: effects.LogBytes) -> bytes:
-    """The header of LOG_BYTES; the data of the effect follows."""
+    """Encode the header of LOG_BYTES; the data of the effect follows."""
     return frames.encode_frame(FrameKind.LOG_BYTES, effect.request, b"", len(effect.data))
 
 
@@ -158,17 +156,17 @@ def _with_meta(kind: FrameKind, request: int, fields: dict[str, Any]) -> bytes:
 
 log = logging.getLogger("qmq.server")
 
-#: What a right client does not cause.
-_WRONG: Final = (BadBatch, InvalidName, InvalidOption, MessageTooLarge, UnknownSubscription)
+#: Errors that a correct client does not cause.
+_CLIENT_ERRORS: Final = (BadBatch, InvalidName, InvalidOption, MessageTooLarge, UnknownSubscription)
 
-#: Acknowledgements that are part of one answer with messages.
+#: How many acks one MESSAGES answers.
 _MOST_JOINED: Final = 64
 
 DiskWork = effects.SyncWanted | effects.ReadWanted | effects.CheckWanted | effects.FetchWanted
 
 
 class ReplyWriter:
-    """The connections that the broker knows, and what the turn has for them. *work* is told what the broker wants."""
+    """Gathers a turn's answers per connection, and writes them. *work* is called with effects that need the disk."""
 
     def __init__(
         self, store_id: bytes, admission: Admission, throttle: Throttle, work: Callable[[DiskWork], None]
@@ -178,11 +176,11 @@ class ReplyWriter:
         self._throttle = throttle
         #: by number
         self.connections: dict[int, ClientConnection] = {}
-        self._answered: list[ClientConnection] = []  # with answers in this turn
-        self._waited: list[ClientConnection] = []  # those of them that get messages: they are written to first
-        self._joining: list[ClientConnection] = []  # with acknowledgements that wait for messages of this turn
-        self._wrong: dict[ClientConnection, int] = {}  # what was wrong of theirs in this turn
-        #: Effects so far that changed what a checkpoint buffered.
+        self._answered: list[ClientConnection] = []  # connections with answers in this turn
+        self._waited: list[ClientConnection] = []  # those whose answers begin with messages: they are written first
+        self._joining: list[ClientConnection] = []  # connections with acks that the next MESSAGES of this turn answers
+        self._invalid: dict[ClientConnection, int] = {}  # how many were refused in this turn
+        #: How many effects so far changed the state that a checkpoint saves.
         self.changes = 0
         self._carry_out: dict[type, Callable[[Any], object]] = {
             effects.Sent: self._sent,
@@ -210,7 +208,7 @@ class ReplyWriter:
         }
 
     def carry_out(self, effects: Sequence[Effect]) -> None:
-        """Turn effects into answers, or have the work done."""
+        """Encode effects as answers, or start the disk work that they ask for."""
         for effect in effects:
             try:
                 self._carry_out[type(effect)](effect)
@@ -218,19 +216,19 @@ class ReplyWriter:
                 log.exception("could not carry out %s", type(effect).__name__)
 
     def put(self, connection: ClientConnection, answer: bytes) -> None:
-        """Have it written at the end of the turn."""
+        """Write *answer* at the end of the turn."""
         if not connection.answers:
             self._answered.append(connection)
         connection.answers.append(answer)
 
     def refused(self, effect: effects.Refused) -> None:
-        """A request is refused; when that is the client's fault, its connection waits."""
+        """Answer a request with an error; if the client is at fault, throttle its connection."""
         connection = self._answer(effect, lambda refused: frames.encode_error(refused.request, refused.error))
-        if connection is not None and isinstance(effect.error, _WRONG):
-            self._wrong[connection] = self._wrong.get(connection, 0) + 1
+        if connection is not None and isinstance(effect.error, _CLIENT_ERRORS):
+            self._invalid[connection] = self._invalid.get(connection, 0) + 1
 
     def write(self) -> None:
-        """Each connection gets its answers in one write. Who sent what was wrong is not read from for a while."""
+        """Write each connection's answers in one call, and throttle the connections that sent invalid requests."""
         if self._joining:
             self._end_joining()
         answered, self._waited, self._answered = self._waited + self._answered, [], []
@@ -240,15 +238,15 @@ class ReplyWriter:
             except Exception:
                 log.exception("could not write to connection %d", connection.number)
                 connection.abort()
-        if self._wrong:
-            for connection, count in self._wrong.items():
+        if self._invalid:
+            for connection, count in self._invalid.items():
                 self._throttle.charge(connection.took_s + count * ANSWER_S)
                 if not connection.ended:
                     connection.read_little()
                     self._throttle.wait(connection)
-            self._wrong.clear()
+            self._invalid.clear()
 
-    # --- one kind of effect each -------------------------------------------------------------------------------------
+    # --- one method per kind of effect -------------------------------------------------------------------------------
 
     def _sent(self, effect: effects.Sent) -> None:
         self.changes += 1
@@ -293,7 +291,7 @@ class ReplyWriter:
             self.put(connection, acked(effect.request, effect.refused))
 
     def _end_joining(self) -> None:
-        """No messages came for these in this turn."""
+        """Answer acks that no messages of this turn have answered."""
         for connection in self._joining:
             for request in connection.acked:
                 self.put(connection, acked(request, 0))

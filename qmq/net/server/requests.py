@@ -1,7 +1,7 @@
-"""Frames of clients to commands for the broker. Without I/O.
+"""Decoding: frames of clients to commands for the broker. No I/O.
 
-ProtocolError: the client does not keep to docs/PROTOCOL.md, and its connection ends. Any other QmqError refuses the one
-request. What the values mean, and whether names are names, is for the broker's rules.
+A ProtocolError means that the client violates docs/PROTOCOL.md, and ends the connection; any other QmqError refuses the
+one request. The broker checks what the values mean, and whether names are valid.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from qmq.net.protocol import frames
 from qmq.net.protocol.frames import Frame, FrameKind, made
 from qmq.net.protocol.types import KnownConsumer
 
-#: Rows of one list of subjects.
+#: The most rows in one list of subjects.
 MAX_LISTED: Final = 1_000
 _MAX_CLIENT_NAME: Final = 200
 _MAX_REASON: Final = 300
@@ -30,7 +30,7 @@ _SEND: Final = int(FrameKind.SEND)
 
 
 def decode_hello(frame: Frame) -> str:
-    """Check the first frame of a connection; returns the name that the client gives itself, for the log."""
+    """Check the first frame of a connection; return the client's name for the log."""
     if frame.kind != FrameKind.HELLO or len(frame.payload) or frame.flags:
         raise ProtocolError("the first frame of a connection is HELLO, without flags and payload")
     fields = frames.unpack_meta(frame.meta)
@@ -44,15 +44,15 @@ def decode_hello(frame: Frame) -> str:
 
 
 def decode_request(connection: int, frame: Frame) -> Command:
-    """The command that a frame after the first one is."""
-    if frame.kind == _SEND:  # by far the most
+    """Return the command in a frame after the first one."""
+    if frame.kind == _SEND:  # by far the most frequent kind
         if frame.flags not in (0, frames.FLUSH) or len(frame.meta):
             raise ProtocolError(f"SEND has no meta, and flags 0 or {frames.FLUSH}, not {frame.flags}")
         if frame.request:
             return made(commands.Send, (connection, frame.request, frame.payload, frame.flags != 0, False, None))
     decode = _DECODERS.get(frame.kind)
     if not frame.request:
-        raise ProtocolError("request number 0 is the connection's own: number requests from 1")
+        raise ProtocolError("request number 0 stands for the connection: number requests from 1")
     if decode is None:
         raise ProtocolError(f"kind {frame.kind} is not a request that this broker knows")
     return decode(connection, frame)
@@ -100,7 +100,7 @@ def _hand_back(connection: int, frame: Frame) -> Command:
             for start, end, delay_us, disposition, reason in frames.BACK.iter_unpack(rows)
         ]
     except IndexError:
-        raise ProtocolError(f"a HAND_BACK has {len(reasons)} reasons, and a range names another") from None
+        raise ProtocolError(f"a range of a HAND_BACK names a reason beyond its {len(reasons)} reasons") from None
     return commands.HandBack(connection, frame.request, subscription, backs)
 
 
@@ -174,14 +174,14 @@ def _subscribe(connection: int, frame: Frame) -> Command:
 
 
 def _known_of(fields: dict[str, Any]) -> KnownConsumer | None:
-    """What a client knows of the consumer that it is."""
+    """Return what the client knows of the consumer's state, or None."""
     numbers = fields.get("known")
     if numbers is None:
         return None
     if type(numbers) is not list or not all(_is_count(number) for number in numbers) or len(numbers) % 2:
         raise ProtocolError("SUBSCRIBE has an even number of whole numbers in known")
     if len(numbers) < _KNOWN_NUMBERS or frames.pack_numbers(numbers)[1] != fields.get("known_crc"):
-        raise ProtocolError("what a SUBSCRIBE has in known is too little, or does not fit its checksum")
+        raise ProtocolError("known of a SUBSCRIBE has too few numbers, or does not fit its checksum")
     since_us, generation, epoch, expected, *handled = numbers
     return KnownConsumer(since_us, generation, epoch, expected, tuple(handled))
 

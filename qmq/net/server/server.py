@@ -1,7 +1,7 @@
-"""The server: frames become commands, effects become answers, one turn of the loop at a time. It has no rules.
+"""The server: decodes frames, hands commands to the broker, and writes answers, one turn of the loop at a time.
 
-All frames that arrive in one turn of the loop are handled as they come; then one ``turn`` of the broker writes their
-batches together, and every connection gets its answers in one write. docs/PROTOCOL.md says what the bytes mean.
+The frames that arrive in one turn of the loop are handled as they arrive. Then one ``turn`` of the broker writes their
+batches together, and each connection gets its answers in one write. docs/PROTOCOL.md defines the bytes.
 """
 
 from __future__ import annotations
@@ -31,32 +31,33 @@ from qmq.net.server.write_queue import WriteQueue
 
 log = logging.getLogger("qmq.server")
 
-#: Requests, beside waiting pulls, that a connection may have without an answer; a client's window buffered it far below.
+#: Requests without an answer, besides waiting pulls, that a connection may have; a client's window stays far below.
 MAX_REQUESTS: Final = 8_192
-#: Lists of subjects that one connection may ask for at once: they are what a small request can make large.
+#: Lists of subjects that a connection may request at once: a small request can have a large answer.
 MAX_LISTINGS: Final = 16
-#: Connections beyond max_connections that are told so; when as many linger, more are closed without a word.
+#: Connections beyond max_connections that get an error; beyond these, connections are closed without one.
 SPARE_CONNECTIONS: Final = 500
-#: Connections that the system holds until they are taken.
+#: Connections that the system queues until they are accepted.
 _BACKLOG: Final = 1_024
-#: What goes by time is looked at so often while the broker is busy with other things.
+#: How often timers are checked while other work keeps the broker busy.
 _TICK_US: Final = 5_000
-#: As plain numbers: an enum is asked for its members by name.
+#: Plain integers: reading a member of an enum looks it up by name.
 _SENDS: Final = frozenset((int(FrameKind.SEND), int(FrameKind.RESTORE)))
 _SUBJECTS: Final = int(FrameKind.SUBJECTS)
 _WITHDRAW: Final = int(FrameKind.WITHDRAW)
 
 
 def clock() -> Now:
-    """The time of this machine."""
+    """Return the time of this machine."""
     return made(Now, (time.monotonic_ns() // 1_000, time.time_ns() // 1_000))
 
 
 class Server:
-    """Connections to a broker. Single-threaded: everything is called in the loop that it was made in.
+    """Serves a broker to connections. Single-threaded: all methods are called in the loop that made it.
 
-    *work* is told what to sync and to read; the outcome comes back through ``submit``. *turned* is called after each
-    turn, and told whether it has looked at what goes by time. *timer* gives seconds, to measure what frames cost.
+    *work* is called with the syncs and reads to do; their results come back through ``submit``. *turned* is called
+    after each turn, with whether the broker's timers were checked. *timer* returns seconds, to measure the cost of
+    frames.
     """
 
     def __init__(
@@ -88,16 +89,16 @@ class Server:
         self._deferred = DeferredRequests(self._hand_in)
         self._write_queue = WriteQueue(self._loop.call_soon)
         self._last_number = 0
-        self._open: set[ClientConnection] = set()  # with a socket, also those that only linger
+        self._open: set[ClientConnection] = set()  # those with a socket, also while they linger
         self._all_closed = asyncio.Event()
         self._all_closed.set()
         self._throttle = Throttle(self._loop)
         self._replies = ReplyWriter(options.store_id, self._admission, self._throttle, work)
         self._connections = self._replies.connections  # those that the broker knows
-        self._senders: set[ClientConnection] = set()  # with batches in this turn
+        self._senders: set[ClientConnection] = set()  # connections that sent batches in this turn
         self._time = now()
         self._due = False  # a turn is scheduled
-        self._running = False  # a turn runs
+        self._running = False  # a turn is running
         self._sends_held = False
         self._stopping = False
         self._timer: asyncio.TimerHandle | None = None
@@ -106,15 +107,15 @@ class Server:
 
     @property
     def changes(self) -> int:
-        """Effects so far that changed what a checkpoint buffered."""
+        """How many effects so far changed the state that a checkpoint saves."""
         return self._replies.changes
 
     # --- from outside ------------------------------------------------------------------------------------------------
 
     def listen(self, sockets: Sequence[socket]) -> None:
-        """Take connections on sockets that are bound. Raises OSError."""
+        """Accept connections on bound sockets. Raises OSError."""
         for sock in sockets:
-            sock.listen(_BACKLOG)  # the loop would keep to itself that another process listens there by now
+            sock.listen(_BACKLOG)  # here, because the loop would hide that another process listens there by now
         for sock in sockets:
             served, slowly = lambda: self._served, lambda: self._throttle.much
             self._acceptors.append(Acceptor(self._loop, sock, self.connection, served, slowly))
@@ -123,13 +124,13 @@ class Server:
         self,
         command: commands.Synced | commands.SyncBroken | commands.ReadDone | commands.Checked | commands.Fetched,
     ) -> None:
-        """Hand in the outcome of a sync or a read."""
+        """Hand in the result of a sync or a read."""
         self._handle(command)
-        self._replies.carry_out(self._broker.take_syncs())  # the disk does not wait for the turn
+        self._replies.carry_out(self._broker.take_syncs())  # the disk starts before the turn
         self.turn()
 
     def hold_sends(self, hold: bool) -> None:
-        """While held, connections that send are not read from: the disk has to catch up first."""
+        """Stop reading from connections that send batches while *hold* is true, so that the disk can catch up."""
         if hold == self._sends_held:
             return
         self._sends_held = hold
@@ -140,7 +141,7 @@ class Server:
                 connection.read_on(SLOW_DISK)
 
     def turn(self) -> None:
-        """Let the broker write and answer what has come, and write the answers."""
+        """Have the broker write and answer the requests so far, and write the answers."""
         if self._running:
             return
         self._running, self._due = True, False
@@ -150,7 +151,7 @@ class Server:
             if self._deferred.turn():
                 self._turn_soon()
             self._run(self._broker.turn, now)
-            self._replies.write()  # before what has time
+            self._replies.write()  # before the timers
             deadline = self._tick(now) if looks else self._tick_us
         finally:
             self._running = False
@@ -162,7 +163,7 @@ class Server:
         self._turned(looks)
 
     def _tick(self, now: Now) -> int | None:
-        """What goes by time; returns when there has to be a turn."""
+        """Check the broker's timers; return when the next turn is due."""
         deadline = self._run(self._broker.tick, now)
         self._replies.write()
         later_us = now.monotonic_us + _TICK_US
@@ -170,11 +171,11 @@ class Server:
         return deadline
 
     def _make_room(self) -> None:
-        """End who has been behind for longest, as long as too much is held for all together."""
+        """End the connections that have been behind for longest, until all hold no more than max_buffered_bytes."""
         while (connection := self._admission.over()) is not None:
-            log.debug("connection %d of %s makes room", connection.number, connection.peer)
+            log.debug("connection %d of %s is ended to make room", connection.number, connection.peer)
             if connection.unread_bytes():
-                connection.abort()  # what it should be told, it would not read either
+                connection.abort()  # it would not read an error either
             else:
                 connection.end(self._behind())
                 connection.forget_frame()
@@ -183,17 +184,17 @@ class Server:
     def _behind(self) -> Overloaded:
         return Overloaded(
             f"the broker has {self._options.max_buffered_bytes} bytes for all connections (max_buffered_bytes), and "
-            "this one has been behind for longest: send frames without a pause in them, and read answers"
+            "this one has been behind for longest: send frames without pauses, and read answers"
         )
 
     def _run(self, rules: Callable[[Now], int | None], now: Now) -> int | None:
-        """The broker's turn or tick, and its effects; returns when it wants to be called again."""
+        """Call the broker's turn or tick and carry out its effects; return when it is to be called again."""
         deadline: int | None = None
         try:
             deadline = rules(now)
         except Exception:
             log.exception("the broker failed in a turn")
-            # Nobody knows which batches of the turn are stored: who sent them has to ask again.
+            # It is unknown which batches of the turn are stored, so their senders have to ask again.
             for connection in list(self._senders):
                 connection.end(internal_error())
         self._senders.clear()
@@ -201,7 +202,7 @@ class Server:
         return deadline
 
     def stop_reading(self) -> None:
-        """Take no more connections and no more requests; those that are in go on."""
+        """Accept no more connections and read no more requests; requests that were read are still answered."""
         self._stopping = True
         for acceptor in self._acceptors:
             acceptor.close()
@@ -211,7 +212,7 @@ class Server:
         self.turn()
 
     async def close(self, timeout_s: float) -> None:
-        """Say goodbye on every connection and close it, at the latest after *timeout_s*."""
+        """Tell every client that the broker stops, and close all connections within *timeout_s*."""
         for connection in list(self._connections.values()):
             connection.end(stopping())
         try:
@@ -220,7 +221,7 @@ class Server:
         except TimeoutError:
             for connection in list(self._open):
                 connection.abort()
-            await asyncio.sleep(0)  # the loop tells of their end now
+            await asyncio.sleep(0)  # lets the loop report that they are closed
         self._silent.close()
         self._lingering.close()
         self._throttle.close()
@@ -231,12 +232,12 @@ class Server:
     # --- from connections --------------------------------------------------------------------------------------------
 
     def connection(self) -> ClientConnection:
-        """The protocol of a connection that is about to be made."""
+        """Return the protocol of a new connection."""
         self._last_number += 1
         return ClientConnection(self, self._last_number)
 
     def admit(self, connection: ClientConnection) -> None:
-        """Count it in; raises Overloaded and BrokerStopping."""
+        """Register a new connection. Raises Overloaded and BrokerStopping."""
         self._open.add(connection)
         self._all_closed.clear()
         if self._stopping:
@@ -251,52 +252,52 @@ class Server:
         log.debug("connection %d of %s opened", connection.number, connection.peer)
 
     def frames_begin(self) -> None:
-        """Read the clock once for all frames that came together."""
+        """Read the clock once for all frames that were received together."""
         self._time = self._now()
 
     def frames_end(self) -> None:
-        """Have a turn follow, at once when there is no room for more frames."""
+        """Schedule a turn, or run it at once when the receive buffer is short."""
         if self.receive_buffer.short:
             self.turn()
         else:
             self._turn_soon()
 
     def no_frames(self) -> None:
-        """A part of a frame came: that is work for a turn only when the receive_buffer has no room left, or nobody has."""
+        """Run a turn only if the receive buffer is short; end connections if they hold too much."""
         if self.receive_buffer.short:
             self.turn()
         elif self._admission.total > self._options.max_buffered_bytes:
             self._make_room()
 
     def buffered(self, connection: ClientConnection, size: int) -> None:
-        """Note what is kept for a frame that is not complete."""
+        """Record how many bytes of an incomplete frame *connection* holds."""
         self._admission.frame(connection, size, self._loop.time())
 
     def unread(self, connection: ClientConnection, size: int) -> None:
-        """Note what it has to read; who has read all goes on."""
+        """Record how many bytes of answers *connection* has not read; at 0, continue with its deferred requests."""
         self._admission.answers(connection, size, self._loop.time())
         if not size and self._deferred.resume(connection):
             self._turn_soon()
 
     def write_soon(self, connection: ClientConnection) -> None:
-        """It has more to write: when it is its turn."""
+        """Have *connection* write its next piece in turn with others."""
         self._write_queue.add(connection)
 
     def greeted(self, connection: ClientConnection) -> None:
-        """It said hello in time."""
+        """Record that its first frame came in time."""
         self._silent.discard(connection)
 
     def broke_protocol(self, connection: ClientConnection) -> None:
-        """That cost something."""
+        """Charge the cost of a connection that is ended for a protocol error."""
         self._throttle.charge(connection.took_s + END_S)
 
     def lingers(self, connection: ClientConnection) -> None:
-        """Close it in a moment."""
+        """Close *connection* after LINGER_S."""
         self._lingering.add(connection)
 
     def _no_first_frame(self, connection: ClientConnection) -> None:
         limit = self._options.first_frame_timeout_ms / 1_000
-        connection.end(ProtocolError(f"no hello within {limit:g} s of connecting (first_frame_timeout_ms)"))
+        connection.end(ProtocolError(f"no HELLO within {limit:g} s of connecting (first_frame_timeout_ms)"))
 
     def _turn_soon(self) -> None:
         if not self._due:
@@ -320,7 +321,7 @@ class Server:
         except ProtocolError:
             raise
         except QmqError as error:
-            self._count_request(connection)  # the refusal is its answer
+            self._count_request(connection)  # the refusal counts it off
             self._replies.refused(effects.Refused(connection.number, frame.request, error))
             return
         kind = frame.kind
@@ -332,7 +333,7 @@ class Server:
                     connection.stop_reading(SLOW_DISK)
         elif kind == _SUBJECTS:
             if len(connection.listings) >= MAX_LISTINGS:
-                raise Overloaded(f"more than {MAX_LISTINGS} lists of subjects are on their way to this connection")
+                raise Overloaded(f"more than {MAX_LISTINGS} lists of subjects of this connection wait for an answer")
             connection.listings.add(frame.request)
         self._served += 1
         if kind != _WITHDRAW:
@@ -362,7 +363,7 @@ class Server:
             connection.end(internal_error())
 
     def leave(self, connection: ClientConnection) -> None:
-        """Let the broker forget it."""
+        """Tell the broker that the connection is gone."""
         if self._connections.pop(connection.number, None) is None:
             return
         self._silent.discard(connection)
@@ -372,7 +373,7 @@ class Server:
         self._turn_soon()
 
     def closed(self, connection: ClientConnection) -> None:
-        """Its place is free."""
+        """Forget a connection whose socket is closed."""
         self._open.discard(connection)
         self._senders.discard(connection)
         self._lingering.discard(connection)
@@ -381,22 +382,22 @@ class Server:
             self._all_closed.set()
 
     def _handle(self, command: Command) -> None:
-        """Hand in what no client waits for."""
+        """Hand in a command that no client waits for."""
         try:
             self._broker.handle(command, self._now())
         except Exception:
             log.exception("the broker failed to handle %s", type(command).__name__)
 
-    # --- the rest of a turn ------------------------------------------------------------------------------------------
+    # --- timers ------------------------------------------------------------------------------------------------------
 
     def _arm(self, deadline_us: int, now: Now) -> None:
-        """Have a turn at *deadline_us*. A timer that is set for an earlier time stays: it only looks once too often."""
+        """Schedule a turn at *deadline_us*. An earlier timer stays: it runs one turn more than needed."""
         if deadline_us <= now.monotonic_us:
             self._turn_soon()
             return
         if self._timer is not None:
             self._timer.cancel()
-        # Timers of the loop tick in whole milliseconds: rounded up, or it would come too early and spin.
+        # The loop's timers tick in whole milliseconds: rounded up, or the timer would fire early, again and again.
         delay_ms = math.ceil((deadline_us - now.monotonic_us) / 1_000)
         self._timer_us = deadline_us
         self._timer = self._loop.call_later(delay_ms / 1_000, self._timer_fired)

@@ -1,4 +1,4 @@
-"""Waits of connections that are all equally long: one timer for all, and a few ended at a time."""
+"""Timeouts of connections, all equally long: one timer for all, and a few connections ended at a time."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Final
 
 from qmq.net.server.connection import ClientConnection
 
-#: Ten thousand that fall due together are ended in five seconds, for a tenth of the loop.
+#: Ten thousand that expire together are ended within five seconds, for a tenth of the loop's time.
 _AT_ONCE: Final = 4
 _PAUSE_S: Final = 0.002
 
 
 class ConnectionTimeouts:
-    """Calls *over* for each connection that was added *wait_s* ago, unless it was discarded before."""
+    """Calls *over* for each connection that was added *wait_s* seconds ago and not discarded since."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, wait_s: float, over: Callable[[ClientConnection], None]
@@ -22,21 +22,21 @@ class ConnectionTimeouts:
         self._loop = loop
         self._wait_s = wait_s
         self._over = over
-        self._due: dict[ClientConnection, float] = {}  # in order of time
+        self._due: dict[ClientConnection, float] = {}  # in the order of time
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self, connection: ClientConnection) -> None:
-        """It has *wait_s* from now on."""
+        """Start the timeout of *connection*."""
         self._due[connection] = self._loop.time() + self._wait_s
         if self._timer is None:
             self._timer = self._loop.call_later(self._wait_s, self._fire)
 
     def discard(self, connection: ClientConnection) -> None:
-        """It need not be waited for any more."""
+        """Cancel the timeout of *connection*."""
         self._due.pop(connection, None)
 
     def close(self) -> None:
-        """End nobody any more."""
+        """Cancel all timeouts."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

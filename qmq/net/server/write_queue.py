@@ -1,6 +1,6 @@
-"""Large answers, written piece by piece, one piece a turn of the loop. Without I/O.
+"""Large answers: written in pieces, one piece per turn of the loop. No I/O.
 
-To hand 4 MiB to the system takes a millisecond of the loop's time and more. Who waits for little comes in between.
+Writing 4 MiB to a socket takes a millisecond of the loop's time or more. With pieces, small answers come in between.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ log = logging.getLogger("qmq.server")
 
 Buffer = bytes | memoryview
 
-#: What is written at a time, of all answers to all connections that are larger than this.
+#: The size of a piece; larger answers of all connections are written a piece at a time.
 PIECE_BYTES: Final = 512 << 10
 
 
 class UnsentBytes:
-    """What a connection is still to be sent, in order."""
+    """The bytes that a connection has still to write, in order."""
 
     __slots__ = ("_buffers", "size")
 
@@ -29,12 +29,12 @@ class UnsentBytes:
         self.size = 0
 
     def add(self, buffers: list[Buffer], size: int) -> None:
-        """Put them, *size* bytes in all, behind the others."""
+        """Append *buffers*, *size* bytes in all."""
         self._buffers += buffers
         self.size += size
 
     def take(self, most: int) -> list[Buffer]:
-        """The next *most* bytes, or all there are."""
+        """Remove and return the next *most* bytes, or all there are."""
         buffers, left = self._buffers, min(most, self.size)
         self.size -= left
         taken: list[Buffer] = []
@@ -49,36 +49,36 @@ class UnsentBytes:
         return taken
 
     def clear(self) -> None:
-        """It will not be sent."""
+        """Drop all bytes."""
         self._buffers.clear()
         self.size = 0
 
 
 class QueuedWriter(Protocol):
-    """Who has something to write."""
+    """A connection with pieces to write."""
 
     number: int
 
     def write_on(self) -> None:
-        """Write a piece, and say so when there is more."""
+        """Write a piece, and call ``WriteQueue.add`` again if there is more."""
 
     def abort(self) -> None:
-        """It could not."""
+        """Close after a failed write."""
 
     def __hash__(self) -> int: ...
 
 
 class WriteQueue:
-    """Lets those who have large answers write in turns."""
+    """Lets connections with large answers write in turn."""
 
     def __init__(self, call_soon: Callable[[Callable[[], None]], object]) -> None:
-        """*call_soon* has something called in the next turn of the loop."""
+        """*call_soon* schedules a call for the next turn of the loop."""
         self._call_soon = call_soon
         self._waiting: dict[QueuedWriter, None] = {}
         self._due = False
 
     def add(self, writer: QueuedWriter) -> None:
-        """It is its turn behind the others."""
+        """Append *writer* to the queue."""
         self._waiting[writer] = None
         if not self._due:
             self._due = True

@@ -49,5 +49,5 @@ def test_a_port_in_use() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(CannotListen, match=f"127.0.0.1:{port}: Address already in use; stop what listens there"):
+        with pytest.raises(CannotListen, match=f"127.0.0.1:{port}: Address already in use; stop the process"):
             bind("127.0.0.1", port)

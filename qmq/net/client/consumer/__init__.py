@@ -1,1 +1,1 @@
-"""Consuming: subscriptions, pulls, messages and what becomes of them."""
+"""Consumers: subscriptions, pulls, messages, and the acks and nacks that answer them."""

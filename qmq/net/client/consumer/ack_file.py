@@ -1,17 +1,15 @@
-"""Keeps a consumer's state file up to date, in the background: what is acknowledged and not confirmed stands in it.
+"""The state file of a consumer: its acks that the broker has not confirmed, for the next process under its id.
 
-What a consumer has acknowledged, in a file of its own: for the next process under its id.
-
-One file a (store id, group, consumer), in ``$QMQ_STATE_DIR``, else ``$XDG_STATE_HOME/qmq``, else
+There is one file per (store id, group, consumer), in ``$QMQ_STATE_DIR``, else ``$XDG_STATE_HOME/qmq``, else
 ``~/.local/state/qmq``:
 
-    magic 8 bytes | crc32c u32 of what follows | msgpack [store id, group, consumer, since_us, generation, expected,
-    [start, end, start, end, ...]]
+    magic 8 bytes | crc32c u32 of the following bytes | msgpack [store id, group, consumer, since_us, generation,
+    expected, [start, end, start, end, ...]]
 
-It is replaced as a whole (written beside, then renamed), so a reader finds one state or the other; what does not fit
-its checksum is as good as none, for it only adds acknowledgements that got lost. A file beside it, ``.lock``, is locked
-while a process has it, and removed then. Nobody else may read what is made here: directories have mode 0700, files
-0600.
+The file is replaced as a whole (a new one is written, then renamed), so a reader finds the old state or the new one. A
+file with a wrong checksum counts as missing: it would only have added acks that were lost. A process that uses the file
+holds a lock on a ``.lock`` file beside it, and removes that at the end. Other users may not read them: directories have
+mode 0700, files 0600. AckFile writes the file in the background.
 """
 
 from __future__ import annotations
@@ -42,7 +40,7 @@ _MAX_BYTES: Final = 1 << 20
 
 
 def state_directory() -> Path:
-    """Where the user's state files are."""
+    """Return the directory of the user's state files."""
     own = os.environ.get("QMQ_STATE_DIR")
     if own:
         return Path(own)
@@ -51,7 +49,7 @@ def state_directory() -> Path:
 
 
 class StateFile:
-    """Of one consumer. Every method may wait for the disk, and may be called in any thread."""
+    """The state file of one consumer. Its methods may block on the disk, and may be called in any thread."""
 
     def __init__(self, path: Path, key: list[bytes | str], lock: int) -> None:
         self.path = path
@@ -61,14 +59,14 @@ class StateFile:
 
     @classmethod
     def open(cls, directory: Path, store_id: bytes, group: str, consumer: str) -> Self:
-        """Lock it, and make what is missing. Raises BlockingIOError where another process has it, else OSError."""
+        """Lock the file and create what is missing. Raises BlockingIOError if another process has it, else OSError."""
         make_private(directory)
         digest = hashlib.blake2b(f"{group}\0{consumer}".encode(), digest_size=8).hexdigest()
         path = directory / f"{store_id.hex()}-{group[:60]}-{consumer[:60]}-{digest}.state"
         return cls(path, [store_id, group, consumer], _locked(path.with_suffix(".lock")))
 
     def read(self) -> KnownConsumer | None:
-        """What it says; None when there is none, or it is not whole. Raises OSError."""
+        """Return the state in the file; None if there is no file or it is damaged. Raises OSError."""
         try:
             with open(self.path, "rb") as file:
                 content = file.read(_MAX_BYTES)
@@ -89,7 +87,7 @@ class StateFile:
         return KnownConsumer(since_us, generation, 0, expected, tuple(handled))
 
     def write(self, known: KnownConsumer) -> None:
-        """Replace it; does nothing once it is closed: another process may have it. Raises OSError."""
+        """Replace the file; do nothing after ``close``, since another process may have it. Raises OSError."""
         body = msgpack.packb([*self._key, known.since_us, known.generation, known.expected, list(known.handled)])
         beside = self.path.with_suffix(".new")
         with self._mutex:
@@ -103,18 +101,20 @@ class StateFile:
             os.replace(beside, self.path)
 
     def close(self) -> None:
-        """Let another process have it; nothing is left of the lock."""
+        """Unlock the file for other processes, and remove the lock file."""
         with self._mutex:
             if self._lock is None:
                 return
             with suppress(OSError):
-                os.unlink(self.path.with_suffix(".lock"))  # while it is held: who has opened it by now looks again
+                os.unlink(
+                    self.path.with_suffix(".lock")
+                )  # before it is unlocked: a process that waits for it tries again
             os.close(self._lock)
             self._lock = None
 
 
 def _locked(path: Path) -> int:
-    """Make the lock file where it is missing, and lock it. Raises BlockingIOError where another process has it."""
+    """Create the lock file if it is missing, and lock it. Raises BlockingIOError if another process has it."""
     while True:
         lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -135,14 +135,14 @@ def _is_at(fd: int, path: Path) -> bool:
 
 
 def write_all(fd: int, data: bytes) -> None:
-    """Write all of *data*, in several calls where the system takes less at once. Raises OSError."""
+    """Write all of *data*, in several calls if the system takes less at once. Raises OSError."""
     written = 0
     while written < len(data):
         written += os.write(fd, data[written:])
 
 
 def make_private(directory: Path) -> None:
-    """Make a directory, and those above it, which nobody else may look into. Raises OSError."""
+    """Make a directory and its missing parents, closed to other users. Raises OSError."""
     if not directory.is_dir():
         make_private(directory.parent)
         directory.mkdir(mode=0o700, exist_ok=True)
@@ -150,16 +150,18 @@ def make_private(directory: Path) -> None:
 
 log = logging.getLogger("qmq.client")
 
-#: What the broker has not confirmed after so long is written; and at once, when it is so much.
+#: Acks that are not confirmed are written after WRITE_DELAY seconds, or at once when there are WRITE_COUNT.
 WRITE_DELAY: Final = 0.2
 WRITE_COUNT: Final = 10_000
 
 
 class AckFile:
-    """Of one consumer that was given its id. Without a file nothing is kept, which is said once."""
+    """Keeps the state file of a consumer that was given its id up to date. Without a file it logs so once, and keeps
+    none.
+    """
 
     def __init__(self, group: str, consumer: str, snapshot: Callable[[], tuple[KnownConsumer | None, int]]) -> None:
-        """*snapshot* gives what to write, and how many acknowledgements are not confirmed."""
+        """*snapshot* returns the state to write, and how many acks are not confirmed."""
         self._group = group
         self._consumer = consumer
         self._snapshot = snapshot
@@ -170,7 +172,7 @@ class AckFile:
         self._written: KnownConsumer | None = None
 
     async def open(self, store_id: bytes) -> KnownConsumer | None:
-        """Have the file of a store; what the process before has left there."""
+        """Open the file of a store; return the state that an earlier process has left there, if any."""
         if self._store_id == store_id:
             return None
         self._store_id = store_id
@@ -182,28 +184,28 @@ class AckFile:
             return await asyncio.to_thread(self._file.read)
         except BlockingIOError:
             self._warn_not_kept("another process has it")
-        except (OSError, RuntimeError) as error:  # of a home that is not known
+        except (OSError, RuntimeError) as error:  # the home directory is unknown
             self._warn_not_kept(str(error))
         return None
 
     def _warn_not_kept(self, why: str) -> None:
         log.warning(
-            "consumer %s keeps no state of its own in %s (%s): acknowledgements that are on their way when it ends may "
-            "be lost, and their messages come again", self._consumer, state_directory(), why,
+            "consumer %s has no state file in %s (%s): acks that are not confirmed when it ends may be lost, and their "
+            "messages come again", self._consumer, state_directory(), why,
         )  # fmt: skip
 
     @property
     def has_file(self) -> bool:
-        """It keeps what is acknowledged."""
+        """Whether acks are kept in a file."""
         return self._file is not None
 
     def want_write(self) -> None:
-        """Something was acknowledged."""
+        """Write the file soon, since a message was acked."""
         if self._file is not None and self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(WRITE_DELAY, self._due)
 
     def hurry(self) -> None:
-        """So much was acknowledged that it is not waited for more."""
+        """Write the file now, since many messages were acked."""
         if self._timer is not None:
             self._timer.cancel()
             self._due()
@@ -225,11 +227,11 @@ class AckFile:
                 self._close_file()
             return
         self._written = known
-        if again and self._file is file:  # until all is confirmed
+        if again and self._file is file:  # until all acks are confirmed
             self.want_write()
 
     async def save(self) -> None:
-        """Write what is left; ``close`` then has nothing to do for the disk."""
+        """Write the pending state, so that ``close`` has nothing to write."""
         self._stop_timer()
         if self._writing is not None:
             await asyncio.wait({self._writing})
@@ -237,7 +239,9 @@ class AckFile:
         await self._write(again=False)
 
     def close(self) -> None:
-        """Let go of the file. What ``save`` has not written is written in the loop: there is no other time for it."""
+        """Close the file. State that ``save`` has not written is written here, which blocks the loop: there is no later
+        time.
+        """
         self._stop_timer()
         known, unconfirmed = self._snapshot()
         if self._file is not None and known is not None and unconfirmed and known != self._written:

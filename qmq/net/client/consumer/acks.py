@@ -1,7 +1,4 @@
-"""Acknowledgements of a program's threads, brought to the loop many at a time: each call into a loop costs far more.
-
-The dispositions of a consumer of a group, brought to the broker: acknowledgements in the background, others at once.
-"""
+"""The acks of a consumer of a group: sent to the broker in the background, and collected from the program's threads."""
 
 from __future__ import annotations
 
@@ -34,9 +31,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("qmq.client")
 
-#: Acknowledgements wait so long for more, or for a pull that takes them along.
+#: Seconds that acks wait for more acks, or for a pull to go with.
 ACK_DELAY: Final = 0.05
-#: So many do not wait.
+#: This many acks are sent at once.
 ACK_COUNT: Final = 1_000
 _WARN_EVERY: Final = 10.0
 
@@ -44,45 +41,46 @@ Subscribed = tuple[BrokerConnection, int]
 
 
 class AckSender:
-    """Of one consumer. *subscribed* gives connection and subscription, as soon as there are any."""
+    """Sends the acks of one consumer at one broker, and has its nacks sent."""
 
     def __init__(self, consumer: str, subscribed: Callable[[], Awaitable[Subscribed]]) -> None:
-        #: What it holds; None until the broker has said who it is.
+        #: The messages in flight; None until the first subscription.
         self.in_flight: InFlightWindow | None = None
-        #: Where all of this runs, once it does.
+        #: The loop that sends acks, once it runs.
         self.loop: asyncio.AbstractEventLoop | None = None
-        #: Acknowledgements that were refused, as what they were for is not in flight any more.
+        #: How many acks were refused because their messages are no longer in flight.
         self.refused = 0
-        #: Called with what a handler raised.
+        #: A function that is called with the errors that handlers raise, or None.
         self.on_error: Callable[[Exception], object] | None = None
-        #: Called when nothing that was held is held any more.
+        #: Functions to call when the messages in flight were dropped.
         self.on_dropped: list[Callable[[], None]] = []
-        #: Keeps acknowledgements in a file, too.
+        #: The file that keeps acks until they are confirmed, if there is one.
         self.ack_file: AckFile | None = None
-        #: Called on a new connection.
+        #: A function to call on a new connection, or None.
         self.on_connected: Callable[[], None] | None = None
-        #: Brings acknowledgements of other threads here.
+        #: Brings the acks of other threads here.
         self.thread_acks = ThreadAcks()
         self._consumer = consumer
         self._subscribed = subscribed
-        # Acknowledged, and then it lost touch: whether the broker takes them is known when it says hello again.
+        # Acks of messages that were dropped while out of touch: the next subscription tells whether the broker takes
+        # them.
         self._undecided = Intervals()
         self._timer: asyncio.Handle | None = None
         self._hurries = False
         self._sending: asyncio.Task[None] | None = None
         self._waiters: list[asyncio.Future[None]] = []
-        #: Other dispositions on their way.
+        #: Sends the other dispositions.
         self.nack_sender = NackSender(consumer, subscribed)
         self._warned_at = -_WARN_EVERY
         self._warned_of_dropped = False
-        #: What was warned of once; a consumer's holders at several brokers share it.
+        #: Warnings that were given once; the ack senders of a consumer at several brokers share it.
         self.warned_of: set[str] = set()
         self._closed = False
 
-    # --- who we are --------------------------------------------------------------------------------------------------
+    # --- consumer state -----------------------------------------------------------------------------------------------
 
     def known(self) -> KnownConsumer | None:
-        """What to tell the broker of the consumer at hello; None at first."""
+        """Return the state to announce when subscribing; None before the first subscription."""
         in_flight = self.in_flight
         if in_flight is None:
             return None
@@ -95,7 +93,7 @@ class AckSender:
         )
 
     def snapshot(self) -> tuple[KnownConsumer | None, int]:
-        """What the next process under this id should know, and how many acknowledgements are not confirmed."""
+        """Return the state that the next process under this id needs, and how many acks are not confirmed."""
         in_flight, unconfirmed = self.in_flight, self.unconfirmed
         if in_flight is None:
             return None, 0
@@ -110,7 +108,7 @@ class AckSender:
         ), unconfirmed
 
     def joined(self, consumer_state: ConsumerState) -> None:
-        """The broker has said who we are: what was held still is, or other things are."""
+        """Take the consumer state of a new subscription: messages in flight still are, or are dropped."""
         self.loop = asyncio.get_running_loop()
         before = self.in_flight
         same = before is not None and before.consumer_state.is_that_of(consumer_state)
@@ -119,8 +117,12 @@ class AckSender:
             return
         if before is not None and before.fenced is None:
             forgot = before.consumer_state.generation != consumer_state.generation
-            why = "the broker has lost power, and may not know of it" if forgot else "the broker had not heard of it"
-            self.fence(Fenced(f"what this consumer held is dropped, and handed out again: {why}"))
+            why = (
+                "the broker has lost power, and may not know of them"
+                if forgot
+                else "the broker had not heard from this consumer"
+            )
+            self.fence(Fenced(f"the messages that this consumer had in flight are delivered again: {why}"))
         if not same:
             self.refused += self._undecided.size
         self._undecided = Intervals()
@@ -130,7 +132,7 @@ class AckSender:
 
     @property
     def fenced(self) -> Fenced | None:
-        """Why nothing is held."""
+        """Why no message is in flight any more, or None."""
         return self.in_flight.fenced if self.in_flight is not None else None
 
     def resume(self) -> None:
@@ -139,7 +141,7 @@ class AckSender:
             self.on_connected()
 
     def fence(self, error: Fenced, *, for_good: bool = True) -> None:
-        """Nothing is held any more; *for_good*: the broker has said so, else it may yet take acknowledgements."""
+        """Drop the messages in flight. *for_good*: the broker has refused them; else it may still accept their acks."""
         if self.in_flight is None or self.in_flight.fenced is not None:
             return
         log.warning("consumer %s: %s", self._consumer, error)
@@ -153,17 +155,17 @@ class AckSender:
         if not self.unconfirmed:
             self._wake_waiters()
         elif self._waiters:
-            self._due()  # a subscription tells what became of them, and who waits for that pulls nothing
+            self._due()  # only a subscription tells their outcome, and a program that waits for it does not pull
 
     # --- acknowledgements --------------------------------------------------------------------------------------------
 
     @property
     def unconfirmed(self) -> int:
-        """Acknowledgements that the broker has neither confirmed nor refused."""
+        """How many acks the broker has neither confirmed nor refused."""
         return self._undecided.size + (self.in_flight.unconfirmed if self.in_flight is not None else 0)
 
     def want_send(self) -> None:
-        """Send acknowledgements soon; at once, when there are many."""
+        """Send the acks soon; at once when there are many."""
         assert self.loop is not None
         if self.ack_file is not None:
             self.ack_file.want_write()
@@ -179,7 +181,7 @@ class AckSender:
     def _due(self) -> None:
         self._hurries = False
         if self._timer is not None:
-            self._timer.cancel()  # where it is not this timer that calls
+            self._timer.cancel()  # another event than the timer may call
             self._timer = None
         if self._sending is None or self._sending.done():
             self._sending = asyncio.get_running_loop().create_task(self._send_soon(), name="qmq-acks")
@@ -187,12 +189,12 @@ class AckSender:
     async def _send_soon(self) -> None:
         try:
             self.send(await self._subscribed())
-        except QmqError as error:  # there will be no subscription any more
-            self.fence(error if isinstance(error, Fenced) else Fenced(f"acknowledgements can't be sent: {error}"))
+        except QmqError as error:  # there will be no other subscription
+            self.fence(error if isinstance(error, Fenced) else Fenced(f"acks cannot be sent: {error}"))
             self._wake_waiters()
 
     def send(self, subscribed: Subscribed, *, with_pull: bool = False) -> None:
-        """Send what is acknowledged and was not sent yet; *with_pull*: one follows, whose answer may bring theirs."""
+        """Send the acks that were not sent. *with_pull*: a pull follows, and its answer may confirm them."""
         connection, subscription = subscribed
         in_flight = self.in_flight
         while in_flight is not None and in_flight.fenced is None and (intervals := in_flight.take_acks()):
@@ -204,17 +206,17 @@ class AckSender:
     def _confirmer(self, in_flight: InFlightWindow, intervals: list[int]) -> Callable[[Answer | QmqError], None]:
         def answered(answer: Answer | QmqError) -> None:
             if in_flight.fenced is not None:
-                return  # it is known already what becomes of them
+                return  # ``fence`` has counted them already
             if isinstance(answer, Answer):
                 (refused,) = frames.ACKED.unpack(answer.payload)
                 in_flight.confirm(intervals, refused)
             elif isinstance(answer, Fenced):
                 self.fence(answer)
             elif type(answer) is UnknownSubscription or answer.retryable:
-                self._send_again()  # with the next connection, or as soon as the disk takes it
+                self._send_again()  # on the next connection, or when the disk has room
             else:
                 in_flight.confirm(intervals, sum(intervals[1::2]) - sum(intervals[::2]))
-                log.warning("consumer %s: acknowledgements were refused: %s", self._consumer, answer)
+                log.warning("consumer %s: acks were refused: %s", self._consumer, answer)
             if not self.unconfirmed:
                 self._wake_waiters()
 
@@ -231,7 +233,7 @@ class AckSender:
                 waiter.set_result(None)
 
     async def flush(self) -> None:
-        """Wait until every acknowledgement so far is confirmed. Raises Fenced with how many were not."""
+        """Wait until every ack so far is confirmed. Raises Fenced, which says how many were refused."""
         while self.unconfirmed:
             waiter = asyncio.get_running_loop().create_future()
             self._waiters.append(waiter)
@@ -242,26 +244,26 @@ class AckSender:
         refused, self.refused = self.refused, 0
         if refused:
             raise Fenced(
-                f"{refused} acknowledgements of consumer {self._consumer} were refused: what they were for is not held "
-                "by it any more, and is handed out again"
+                f"{refused} acks of consumer {self._consumer} were refused: their messages are no longer in flight, "
+                "and are delivered again"
             )
 
     # --- other dispositions -------------------------------------------------------------------------------------------
 
     async def hand_back(self, in_flight: InFlightWindow, back: PendingDisposition) -> None:
-        """Hand messages back; returns once the broker has that durably, or another one has the message as a whole.
-        Raises Fenced.
+        """Send a nack or reject; return once the broker has it on disk or another broker has the whole message. Raises
+        Fenced.
         """
         await self.nack_sender.hand_back(in_flight, back)
 
     def release(self, in_flight: InFlightWindow, start: int, end: int) -> None:
-        """Hand messages back unstarted, in the background."""
+        """Release messages in the background."""
         self.nack_sender.release(in_flight, start, end)
 
     async def failed(
         self, in_flight: InFlightWindow, sequence: int, error: Exception, whole: WholeMessage | None = None
     ) -> None:
-        """A handler has raised: its message comes again."""
+        """Nack the message whose handler raised *error*."""
         delay_us, error = _delay_of(error)
         if not isinstance(error, Retry):
             self._warn(error)
@@ -275,7 +277,7 @@ class AckSender:
             )
 
     def fail_open(self, error: Exception) -> None:
-        """Nack all messages that came and have no disposition: the program ends its work on them by *error*."""
+        """Nack all messages that were given out and have no disposition, since the program's block ended by *error*."""
         in_flight = self.in_flight
         ranges = [] if in_flight is None else in_flight.open()
         if in_flight is None or not ranges:
@@ -283,7 +285,7 @@ class AckSender:
         delay_us, error = _delay_of(error)
         reason = reason_of(error)
         log.warning(
-            "consumer %s: its block was left by %s: %d messages that were given to it have failed", self._consumer,
+            "consumer %s: its block ended by %s: %d messages without a disposition have failed", self._consumer,
             type(error).__name__, sum(end - start for start, end in ranges),
         )  # fmt: skip
         for start, end in ranges:
@@ -293,21 +295,21 @@ class AckSender:
 
     @property
     def has_left(self) -> bool:
-        """The program has left the consumer's block, or its client is closed."""
+        """Whether the program has left the consumer's block, or the client is closed."""
         return self._closed or (self.loop is not None and self.loop.is_closed())
 
     def late(self, call: str, shown: object) -> None:
-        """[any thread] Warn of the first disposition that came after the consumer's block."""
+        """[any thread] Log the first disposition that came after the consumer's block."""
         if "late" not in self.warned_of:
             self.warned_of.add("late")
             log.warning(
-                "consumer %s: %s of %s came after its block was left, and changes nothing: what had no disposition "
-                "then was handed back, and comes again; call it inside the block of `client.subscribe(...)`",
+                "consumer %s: %s of %s came after its block ended, and changes nothing: messages without a "
+                "disposition were released then, and come again; call it inside the block of `client.subscribe(...)`",
                 self._consumer, call, shown,
             )  # fmt: skip
 
     def dropped(self, in_flight: InFlightWindow, sequence_ranges: list[tuple[int, int]]) -> None:
-        """[any thread] The program can't come to these messages any more."""
+        """[any thread] Log that the program dropped these messages, if any has no disposition."""
         if not self._warned_of_dropped and self.loop is not None and not self.loop.is_closed():
             self.loop.call_soon_threadsafe(self._warn_of_dropped, in_flight, sequence_ranges)
 
@@ -316,25 +318,25 @@ class AckSender:
         if count and not self._warned_of_dropped and not self._closed:
             self._warned_of_dropped = True
             log.warning(
-                "consumer %s: the program let go of %d messages without a disposition: they stay held until it leaves; "
-                "ack(), nack() or release() each, or use `async with message`", self._consumer, count,
+                "consumer %s: the program dropped %d messages without a disposition: they stay in flight until it "
+                "leaves; ack(), nack() or release() each message, or use `async with message`", self._consumer, count,
             )  # fmt: skip
 
     def _warn(self, error: Exception) -> None:
         now = time.monotonic()
         if now >= self._warned_at + _WARN_EVERY:
             self._warned_at = now
-            log.warning("consumer %s: a handler has failed", self._consumer, exc_info=error)
+            log.warning("consumer %s: a handler failed", self._consumer, exc_info=error)
         if self.on_error is not None:
             try:
                 self.on_error(error)
             except Exception:
-                log.exception("consumer %s: on_error has failed", self._consumer)
+                log.exception("consumer %s: on_error failed", self._consumer)
 
     # --- the end -----------------------------------------------------------------------------------------------------
 
     async def settle(self, timeout: float) -> None:
-        """Have what is on the way arrive, as far as there is time; ``close`` then."""
+        """Wait until acks and nacks have arrived, for *timeout* seconds at most; ``close`` must follow."""
         self._closed = True
         try:
             async with asyncio.timeout(timeout):
@@ -347,7 +349,7 @@ class AckSender:
             await self.ack_file.save()
 
     def close(self) -> None:
-        """End it, without waiting for anything: later dispositions are refused, as no subscription would take them."""
+        """End without waiting: later dispositions are refused, since no subscription would take them."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
@@ -364,8 +366,8 @@ class AckSender:
         self._wake_waiters()
 
     async def _spool_acks(self) -> None:
-        """What could not be brought to the broker waits on this machine until it is back; where there is a state file,
-        in that.
+        """Spool the acks that did not reach the broker, until this machine reaches it again. A state file, where there
+        is one, already has them.
         """
         known, unconfirmed = self.snapshot()
         may_not = self.ack_file is not None and self.ack_file.has_file
@@ -373,14 +375,16 @@ class AckSender:
             return
         if await self.nack_sender.spool_acks(self.in_flight, list(known.handled)):
             log.warning(
-                "consumer %s: %d acknowledgements could not be brought to its broker: they are kept on this machine "
-                "until a client here reaches it again", self._consumer, unconfirmed,
+                "consumer %s: %d acks did not reach its broker: this machine keeps them until a client on it "
+                "reaches the broker again", self._consumer, unconfirmed,
             )  # fmt: skip
 
 
 def _delay_of(error: Exception) -> tuple[int | None, Exception]:
-    """The delay in microseconds that *error* asks for (None: the group's), and the error that counts: the only one of a
-    group, as of tasks, and an InvalidOption for a Retry whose delay is none.
+    """Return the delay in microseconds that *error* asks for (None: the group's) and the error to report.
+
+    The error in a group of one, such as a TaskGroup raises, stands for the group; a Retry with an invalid delay is
+    reported as InvalidOption.
     """
     while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
@@ -393,16 +397,16 @@ def _delay_of(error: Exception) -> tuple[int | None, Exception]:
 
 
 class ThreadAcks:
-    """Of one consumer."""
+    """Brings the acks of other threads to the loop, many in one call: a call into a loop is expensive."""
 
     def __init__(self) -> None:
         self._waiting: deque[tuple[InFlightWindow, int]] = deque()
-        self._due = False  # the loop is about to take them
+        self._due = False  # the loop will call _take
 
     def ack(
         self, in_flight: InFlightWindow, sequence: int, call_soon_threadsafe: Callable[[Callable[[], None]], object]
     ) -> None:
-        """[any thread] A message is handled. Raises RuntimeError when the loop is closed."""
+        """[any thread] Ack one message. Raises RuntimeError if the loop is closed."""
         self._waiting.append((in_flight, sequence))
         if self._due:
             return
@@ -414,8 +418,8 @@ class ThreadAcks:
             raise
 
     def _take(self) -> None:
-        """Acknowledge what waits; what comes one after another in one go."""
-        self._due = False  # before it looks: who comes now may be too late for this time, and calls again
+        """Ack the waiting messages, consecutive ones as one range."""
+        self._due = False  # cleared first: an ack that comes during the loop may be too late for it, and calls again
         waiting = self._waiting
         current: InFlightWindow | None = None
         start = end = 0

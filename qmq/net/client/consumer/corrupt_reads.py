@@ -1,4 +1,4 @@
-"""The parts of an answer that cannot be verified or decoded: found, and named for the broker and the program."""
+"""Damaged parts of an answer: find them, report them to the broker, and describe them to the program."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from qmq.net.protocol import frames
 
 
 def read_checked(answer: memoryview, begun: PartialAnswer | None = None) -> tuple[list[Run], list[AnswerDamage]]:
-    """As ``read_answer``, and messages whose headers cannot be decoded are damage too. *begun*: what of it was read."""
+    """Read an answer as ``read_answer`` does, and count messages with undecodable headers as damage. *begun*: the part
+    that was read while it arrived.
+    """
     return _decodable(*(read_answer(answer) if begun is None else begun.all()))
 
 
@@ -45,7 +47,7 @@ def sequences_of(runs: list[Run], damaged: list[AnswerDamage], number: int, rang
     """Return the delivery sequences [start, end) of damage *number* of an answer whose messages are numbered by
     *ranges*.
 
-    Raises ProtocolError when these number fewer messages. Every damage must be one whose messages are counted.
+    Every damage must be one whose messages are counted. Raises ProtocolError when *ranges* number fewer messages.
     """
     damage = damaged[number]
     skip = sum(run.count for run in runs[: damage.run_index]) + sum(before.messages for before in damaged[:number])
@@ -58,14 +60,14 @@ def sequences_of(runs: list[Run], damaged: list[AnswerDamage], number: int, rang
             found.append((start, end))
             left -= end - start
     if left:
-        raise ProtocolError("the broker's answer has other messages than it says")
+        raise ProtocolError("the broker's answer has other messages than its ranges number")
     return found
 
 
 def error_of(lost: AnswerDamage) -> BadBatch:
-    """What a consumer is told of messages that nobody can read."""
+    """Return the error that tells a consumer of unreadable messages."""
     if lost.size:
-        return BadBatch(f"{lost.size} bytes of an answer were left out, and nobody knows what they were: {lost.reason}")
+        return BadBatch(f"{lost.size} bytes of an answer cannot be read and were left out: {lost.reason}")
     return BadBatch(
         f"{lost.messages} messages of the batch at position {lost.position} of partition {lost.partition} cannot be "
         f"read and were left out: {lost.reason}"

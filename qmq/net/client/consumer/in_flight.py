@@ -1,8 +1,8 @@
-"""What a consumer of a group holds, as its client knows it: dispositions on the way to the broker. Without I/O.
+"""The messages of a consumer that are in flight, and their acks on the way to the broker. No I/O.
 
-Messages are named by their delivery sequences. Each is open until it has a disposition; an acknowledgement waits until
-it is sent, then until it is confirmed; if the connection is lost before, it is sent again. When the broker may have
-handed what is held to others, it is held no more, for good: what comes after that is another InFlightWindow.
+Delivery sequences name the messages. A message is open until it has a disposition. An ack is pending until it is sent,
+then sent until it is confirmed; when the connection is lost before, it is sent again. Once the broker may have
+redelivered the messages, the window is fenced for good, and another InFlightWindow follows.
 """
 
 from __future__ import annotations
@@ -18,59 +18,60 @@ from qmq.intervals import Intervals
 from qmq.net.client.options import microseconds_of
 from qmq.net.protocol.types import ConsumerState, Disposition
 
-#: So many ranges of acknowledgements go in one frame.
+#: How many ranges of acks go in one frame.
 MAX_INTERVALS: Final = 2_000
 
 
 class Task(Protocol):
-    """Work on a message, which can be stopped."""
+    """A task that works on a message and can be cancelled."""
 
     def cancel(self) -> object: ...
     def __hash__(self) -> int: ...
 
 
 class DispositionOwner(Protocol):
-    """Who brings dispositions to the broker."""
+    """The object that sends the dispositions of a window."""
 
-    #: Where that is done.
+    #: The loop that sends them.
     loop: Any
-    #: Acknowledgements that were refused, as what they were for is not in flight any more.
+    #: How many acks were refused because their messages are no longer in flight.
     refused: int
 
     @property
     def has_left(self) -> bool:
-        """The program has left the consumer's block."""
+        """Whether the program has left the consumer's block."""
 
     def want_send(self) -> None:
-        """There is something to send."""
+        """Send pending acks soon."""
 
     async def hand_back(self, in_flight: InFlightWindow, back: PendingDisposition) -> None:
-        """Hand messages back; returns once the broker has that durably, or another one has the message as a whole.
-        Raises Fenced.
+        """Send a nack or reject; return once the broker has it on disk or another broker has the whole message. Raises
+        Fenced.
         """
 
     def release(self, in_flight: InFlightWindow, start: int, end: int) -> None:
-        """Hand messages back unstarted, in the background."""
+        """Release messages in the background."""
 
     async def failed(
         self, in_flight: InFlightWindow, sequence: int, error: Exception, whole: WholeMessage | None = None
     ) -> None:
-        """A handler has raised: its message comes again."""
+        """Nack the message whose handler raised *error*."""
 
     def dropped(self, in_flight: InFlightWindow, sequence_ranges: list[tuple[int, int]]) -> None:
-        """[any thread] The program can't come to these messages any more."""
+        """[any thread] Log that the program dropped these messages, if any has no disposition."""
 
     def late(self, call: str, shown: object) -> None:
-        """[any thread] Tell that *call* of *shown* came after the program had left the consumer's block."""
+        """[any thread] Log that *call* of *shown* came after the program had left the consumer's block."""
 
 
-#: A run, and which of its messages.
+#: A run, and the index of the message in it.
 WholeMessage = tuple[Run, int]
 
 
 class PendingDisposition(NamedTuple):
-    """The delivery sequences [start, end) are handed back. ``delay_us`` None: after the group's delay. ``whole``: the
-    one message that it is, which another broker may have.
+    """A nack, release or reject of the delivery sequences [start, end).
+
+    ``delay_us`` None: the group's delay. ``whole``: the message itself, if it is one, for another broker.
     """
 
     start: int
@@ -82,7 +83,7 @@ class PendingDisposition(NamedTuple):
 
 
 class Lease:
-    """What all messages of one answer share: when it is gone, they are."""
+    """Referenced by all messages of one answer, so it notices when the program has dropped them all."""
 
     __slots__ = ("_in_flight_window", "_ranges")
 
@@ -96,37 +97,36 @@ class Lease:
 
 
 class InFlightWindow:
-    """What one epoch of a consumer holds at one broker, from a hello on that gave it *consumer_state*."""
+    """The messages in flight of one epoch of a consumer at one broker, from a subscription with *consumer_state* on."""
 
     def __init__(self, owner: DispositionOwner, consumer_state: ConsumerState) -> None:
         self.owner = owner
         self.consumer_state = consumer_state
-        self._pending = Intervals()  # acknowledged by the program, not sent
+        self._pending = Intervals()  # acked by the program, not sent
         self._sent = Intervals()  # sent, not confirmed
-        self._done = Intervals()  # whatever has a disposition, above the floor
+        self._done = Intervals()  # messages above the floor with any disposition
         self._floor = consumer_state.ack_floor
         #: The delivery sequence that the next pull expects.
         self.expected = consumer_state.ack_floor
-        #: A message with this delivery sequence goes on where the last acknowledgement was: who acknowledges it may
-        #: just count on.
+        #: The delivery sequence after the last ack: an ack of exactly this message may just increment it.
         self.tail = -1
         self._streak = 0
-        #: Why nothing is held any more: another has taken over, or it was silent for too long.
+        #: Why no message is in flight any more: another subscriber took over, or the consumer expired.
         self.fenced: Fenced | None = None
-        self._handling: dict[Task, int] = {}  # who is at work on how many messages of it
-        self._stopped: set[Task] = set()  # who was stopped at that, as it is not in flight any more
+        self._handling: dict[Task, int] = {}  # how many messages each task works on
+        self._stopped: set[Task] = set()  # tasks that ``fence`` has cancelled
 
     # --- messages ----------------------------------------------------------------------------------------------------
 
     def number(self, runs: Sequence[Run], ranges: Sequence[int]) -> list[Run]:
-        """Give runs their delivery sequences: *ranges* are (first, count, attempt) flat, in the order of the messages.
+        """Assign delivery sequences to *runs*: *ranges* is a flat list of (first, count, attempt), in message order.
 
         Raises ProtocolError when they do not fit.
         """
         if len(ranges) % 3 or sum(ranges[1::3]) != sum(run.count for run in runs):
-            raise ProtocolError("the broker's answer has other messages than it says")
+            raise ProtocolError("the broker's answer has other messages than its ranges number")
         lease = Lease(self, ranges)
-        if len(ranges) == 3 and len(runs) == 1 and ranges[0] >= self.expected:  # as mostly, where few come at a time
+        if len(ranges) == 3 and len(runs) == 1 and ranges[0] >= self.expected:  # the common case
             if ranges[0] > self.expected:
                 self._done.add(self.expected, ranges[0])
             self._assign(runs[0], ranges[0], ranges[2], lease)
@@ -138,9 +138,9 @@ class InFlightWindow:
         for first, count, attempt in zip(ranges[::3], ranges[1::3], ranges[2::3], strict=True):
             if first < self.expected:
                 raise ProtocolError(
-                    f"the broker gives delivery sequence {first} again, and {self.expected} was expected"
+                    f"the broker sent delivery sequence {first} instead of {self.expected} or a later one"
                 )
-            if first > self.expected:  # those between had a disposition before, and do not come any more
+            if first > self.expected:  # those in between have a disposition and do not come again
                 self._done.add(self.expected, first)
             sequence, end = first, first + count
             while sequence < end:
@@ -168,7 +168,7 @@ class InFlightWindow:
     # --- dispositions -------------------------------------------------------------------------------------------------
 
     def ack(self, start: int, end: int) -> None:
-        """These are handled. What has a disposition already keeps it."""
+        """Ack [start, end). Messages that have a disposition keep it."""
         self._end_streak()
         if self.fenced is not None:
             lost = sum(high - low for low, high in self._done.missing(max(start, self._floor), end))
@@ -183,7 +183,7 @@ class InFlightWindow:
         self.owner.want_send()
 
     def _end_streak(self) -> None:
-        """The acknowledgements one after another that ended at ``tail`` are over."""
+        """Add the streak of consecutive acks that ends at ``tail`` to the intervals."""
         start, end = self._streak, self.tail
         self.tail = -1
         if start < end:
@@ -195,33 +195,31 @@ class InFlightWindow:
             self._pending.add(low, high)
 
     def is_open(self, sequence: int) -> bool:
-        """It has no disposition yet."""
+        """Whether the message has no disposition."""
         self._end_streak()
         return self.fenced is None and sequence >= self._floor and sequence not in self._done
 
     def open(self) -> list[tuple[int, int]]:
-        """The ranges of messages that came and have no disposition yet."""
+        """Return the ranges of messages that were received and have no disposition."""
         self._end_streak()
         return [] if self.fenced is not None else self._done.missing(self._floor, self.expected)
 
     def begin_disposition(self, start: int, end: int) -> None:
-        """These are about to be handed back. Raises Fenced when one has a disposition, or is not in flight any more."""
+        """Mark [start, end) as disposed of. Raises Fenced if one has a disposition or is no longer in flight."""
         self._end_streak()
         if self.fenced is not None:
             raise Fenced(str(self.fenced))
         if start < self._floor or self._done.overlaps(start, end):
-            raise Fenced("this message was acknowledged or handed back before")
+            raise Fenced("this message has a disposition already")
         self._done.add(start, end)
 
     def late(self, call: str, start: int, end: int, shown: object) -> None:
-        """[any thread] Have *call* of these messages told of, where it comes after the consumer's block and one of them
-        has no disposition.
-        """
+        """[any thread] Log *call* if it came after the consumer's block and a message has no disposition."""
         if self.owner.has_left and self._done.missing(max(start, self._floor), end):
             self.owner.late(call, shown)
 
     def handed_over(self, start: int, end: int) -> None:
-        """What was to be handed back is elsewhere: here it is handled."""
+        """Ack messages that another broker has taken over."""
         if self.fenced is None:
             self._pending.add(start, end)
             self.owner.want_send()
@@ -229,7 +227,7 @@ class InFlightWindow:
     # --- to the broker -----------------------------------------------------------------------------------------------
 
     def take_acks(self) -> list[int]:
-        """Acknowledgements to send now: start, end, start, end, ..."""
+        """Return the acks to send now, as start, end, start, end, ..."""
         self._end_streak()
         if not self._pending.size:
             return []
@@ -242,9 +240,9 @@ class InFlightWindow:
         return [number for pair in taken for number in pair]
 
     def confirm(self, intervals: Sequence[int], refused: int) -> None:
-        """The broker has these."""
+        """Record that the broker has confirmed *intervals*."""
         self.owner.refused += refused
-        if list(self._sent) == [tuple(intervals)]:  # as mostly
+        if list(self._sent) == [tuple(intervals)]:  # the common case
             self._sent = Intervals()
             return
         kept = Intervals()
@@ -258,17 +256,17 @@ class InFlightWindow:
 
     @property
     def unconfirmed(self) -> int:
-        """Acknowledgements that the broker has not confirmed."""
+        """How many acks the broker has not confirmed."""
         self._end_streak()
         return self._pending.size + self._sent.size
 
     @property
     def pending(self) -> int:
-        """Acknowledgements that were not sent."""
+        """How many acks were not sent."""
         return self._pending.size + max(self.tail - self._streak, 0)
 
     def rejoined(self, consumer_state: ConsumerState) -> None:
-        """The connection is another one: what was not confirmed is sent again."""
+        """Continue on a new connection: acks that were not confirmed are pending again."""
         self.consumer_state = consumer_state
         for start, end in self._sent:
             self._pending.add(start, end)
@@ -278,7 +276,7 @@ class InFlightWindow:
             self.owner.want_send()
 
     def acknowledged(self, most: int) -> list[int]:
-        """What is acknowledged and not confirmed, up to so many ranges: start, end, start, end, ..."""
+        """Return the acks that are not confirmed, up to *most* ranges, as start, end, start, end, ..."""
         self._end_streak()
         both = Intervals()
         for start, end in (*self._sent, *self._pending):
@@ -288,7 +286,7 @@ class InFlightWindow:
     # --- the end -----------------------------------------------------------------------------------------------------
 
     def leave(self, error: Fenced) -> Intervals:
-        """Nothing is held any more; who is at work on it may go on. Returns what is acknowledged and not confirmed."""
+        """Fence the window without stopping handlers. Returns the acks that were not confirmed."""
         self._end_streak()
         lost = Intervals()
         for start, end in (*self._sent, *self._pending):
@@ -298,7 +296,7 @@ class InFlightWindow:
         return lost
 
     def fence(self, error: Fenced) -> Intervals:
-        """As ``leave``, and who is at work on it is stopped."""
+        """Fence the window and cancel the tasks that work on its messages. Returns the acks that were not confirmed."""
         lost = self.leave(error)
         handling, self._handling = self._handling, {}
         for task in handling:
@@ -307,7 +305,7 @@ class InFlightWindow:
         return lost
 
     def begin(self, task: Task) -> None:
-        """That task goes to work on a message of it. It is stopped at once where nothing is held any more."""
+        """Record that *task* works on a message of the window. It is cancelled at once if the window is fenced."""
         if self.fenced is None:
             self._handling[task] = self._handling.get(task, 0) + 1
         elif task not in self._stopped:
@@ -315,7 +313,7 @@ class InFlightWindow:
             task.cancel()
 
     def end(self, task: Task) -> bool:
-        """It is through with it; whether it was stopped."""
+        """Record that *task* has finished a message; return whether ``fence`` has cancelled it."""
         if task in self._stopped:
             self._stopped.remove(task)
             return True
@@ -327,14 +325,18 @@ class InFlightWindow:
         return False
 
     def answer_dropped(self, ranges: Sequence[int]) -> None:
-        """[any thread] The program has let go of all messages of an answer."""
+        """[any thread] Tell the owner when the program has dropped all messages of an answer, some without a
+        disposition.
+        """
         if self.fenced is None and not self._has_dispositions(ranges):
             self.owner.dropped(
                 self, [(first, first + count) for first, count in zip(ranges[::3], ranges[1::3], strict=True)]
             )
 
     def _has_dispositions(self, ranges: Sequence[int]) -> bool:
-        """Whether all of them surely have one: nothing is changed, and what is just being changed may say no."""
+        """Return whether all messages certainly have a disposition. Reads only: a change under way may make it return
+        False.
+        """
         floor, tail = self._floor, self.tail
         for first, count in zip(ranges[::3], ranges[1::3], strict=True):
             end = first + count
@@ -344,7 +346,7 @@ class InFlightWindow:
         return True
 
     def count_open(self, sequence_ranges: Sequence[tuple[int, int]]) -> int:
-        """How many of these messages have no disposition and are held."""
+        """Return how many of these messages are in flight without a disposition."""
         if self.fenced is not None:
             return 0
         self._end_streak()
@@ -357,7 +359,7 @@ class InFlightWindow:
             self._done.drop_below(ack_floor)
 
     def compact(self) -> None:
-        """Forget what lies below everything that is open or unconfirmed."""
+        """Forget what lies below all open messages and unconfirmed acks."""
         floor = self._done.end_from(self._floor)
         for intervals in (self._pending, self._sent):
             first: Any = next(iter(intervals), None)
@@ -367,7 +369,7 @@ class InFlightWindow:
 
 
 def check_reason(reason: str) -> str:
-    """A reason as it can be sent: what UTF-8 cannot hold, such as parts of some file names, is escaped.
+    """Return *reason* as it can be sent: characters that UTF-8 cannot encode, as in some file names, are escaped.
 
     Raises InvalidOption.
     """
@@ -377,16 +379,16 @@ def check_reason(reason: str) -> str:
 
 
 def reason_of(error: Exception) -> str:
-    """What a handler has raised, as a reason; of several errors the first."""
+    """Return the error of a handler as a reason; of a group of errors, the first."""
     while isinstance(error, ExceptionGroup):
         error = error.exceptions[0]
     name = type(error).__name__
     try:
         return check_reason(f"{name}: {error}")
     except Exception as fault:
-        return f"{name}: its text cannot be made: {type(fault).__name__}"
+        return f"{name}: its text is not available: {type(fault).__name__}"
 
 
 def check_delay(delay: float | None) -> int | None:
-    """Microseconds of a delay in seconds. Raises InvalidOption."""
+    """Return a delay in seconds as microseconds, None as None. Raises InvalidOption."""
     return None if delay is None else microseconds_of("delay", delay)

@@ -1,7 +1,7 @@
-"""Received messages: thin views over runs. Fields are read from the bytes when they are touched; bodies are made at
-once, as nearly everybody wants them, and for a whole run that costs little.
+"""Received messages: thin views over runs. Fields are decoded when they are read; bodies are made at once, since nearly
+all programs read them, and a whole run of bodies costs little.
 
-A group's tags, checked by name: the broker goes by their bits, of which several names may have the same.
+Tags are compared by name here: the broker compares only bits, and several tags may have the same bit.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ if TYPE_CHECKING:
 
 
 def tags_of(meta: dict[str, Any]) -> frozenset[str]:
-    """The tags that an answer names. Raises ProtocolError when they were damaged on the way."""
+    """Return the group's tags that an answer names. Raises ProtocolError if they were damaged on the way."""
     tags = meta["tags"]
     if not isinstance(tags, list) or not all(isinstance(tag, str) for tag in tags):
-        raise ProtocolError("an answer names tags that are no texts; it is asked for again")
+        raise ProtocolError("the tags of an answer are no texts; the pull is repeated")
     if frames.crc_of_texts(tags) != meta.get("tags_crc"):
-        raise ProtocolError("an answer names tags that are not what was sent; it is asked for again")
+        raise ProtocolError("the tags of an answer do not fit their checksum; the pull is repeated")
     return frozenset(tags)
 
 
 def with_tags(runs: list[Run], tags: frozenset[str]) -> list[Run]:
-    """Those messages that have one of the tags; the others are acknowledged, as the broker's are that it skips."""
+    """Return the messages that have one of *tags*; ack the others, as the broker acks those that it filters out."""
     found = []
     for run in runs:
         wanted = [not tags.isdisjoint(run.header(index).get("t", ())) for index in range(run.count)]
@@ -59,26 +59,26 @@ def with_tags(runs: list[Run], tags: frozenset[str]) -> list[Run]:
 
 
 class Message:
-    """One received message. Holding it holds the bytes of the pull's answer that it came in."""
+    """One received message. It keeps the bytes of the answer that it came in alive."""
 
     __slots__ = {"_number": None, "_run": None, "body": "The bytes that were sent."}
 
     body: bytes
 
     def __init__(self, run: Run, number: int, body: bytes) -> None:
-        """*number* is its delivery sequence: one of *run*, whose body that is."""
+        """Make a view of the message of *run* with the delivery sequence *number* and this *body*."""
         self._run = run
         self._number = number
         self.body = body
 
     @property
     def _index(self) -> int:
-        """Which message of its run it is."""
+        """The index of the message in its run."""
         return self._number - self._run.delivery_sequence
 
     @property
     def id(self) -> str:
-        """The message's id, 32 hex digits: its name for good."""
+        """The message's id, 32 hex digits, which never changes."""
         return str(self._run.id(self._index))
 
     @property
@@ -88,12 +88,12 @@ class Message:
 
     @property
     def sequence(self) -> int:
-        """Its number among the messages of its subject."""
+        """Its sequence: the number among the messages of its subject."""
         return self._run.first_sequence + self._index
 
     @property
     def key(self) -> str | None:
-        """The key it was sent with, if any."""
+        """The key it was sent with, or None."""
         keys = self._run.header(self._index).get("k")
         return keys[0] if keys else None
 
@@ -104,27 +104,27 @@ class Message:
 
     @property
     def properties(self) -> dict[str, str]:
-        """The properties it was sent with; a dict of the caller's own."""
+        """The properties it was sent with, as a new dict."""
         return dict(self._run.header(self._index).get("p", ()))
 
     @property
     def attempt(self) -> int:
-        """Which attempt to handle it this is, from 1."""
+        """The number of this attempt to handle it, from 1."""
         return self._run.attempt
 
     @property
     def replayed(self) -> bool:
-        """Whether it was restored from an archive: under the id that it had before."""
+        """Whether it was restored from an archive, under its original id."""
         return bool(self._run.run_flags & RUN_REPLAYED)
 
     @property
     def created_at_us(self) -> int:
-        """When its sender made the batch it came in: microseconds since 1970, by the sender's clock."""
+        """When its sender made its batch: microseconds since 1970, by the sender's clock."""
         return self._run.created_us(self._index)
 
     @property
     def created_at(self) -> datetime:
-        """When its sender made the batch it came in, UTC, by the sender's clock."""
+        """When its sender made its batch: UTC, by the sender's clock."""
         return utc_from_us(self._run.created_us(self._index))
 
     @property
@@ -140,10 +140,11 @@ class Message:
     # --- dispositions -------------------------------------------------------------------------------------------------
 
     def ack(self) -> None:
-        """It is handled: the group does not see it again. Confirmed in the background; ``Consumer.flush`` waits for it.
+        """Ack the message: it is handled, and the group does not receive it again.
 
-        Does nothing for who follows alone, and when it has a disposition already. After the consumer's block it changes
-        nothing, as the message was handed back when that ended: the first such call is warned of in the log.
+        The ack is confirmed in the background; ``Consumer.flush`` waits for that. Does nothing for a solo consumer, or
+        when the message has a disposition. After the consumer's block it changes nothing, because the message was
+        released when the block ended; the first such call is logged.
         """
         in_flight = self._run.in_flight
         if in_flight is not None:
@@ -156,19 +157,22 @@ class Message:
                 in_flight.ack(number, number + 1)
 
     async def nack(self, delay: float | None = None, reason: str = "") -> None:
-        """It could not be handled: the group gets it again after *delay* seconds (None: the group's own for this
-        attempt). Returns once the broker has that durably. Raises InvalidOption, and Fenced where it is not held any
-        more, as after the consumer's block.
+        """Nack the message: it could not be handled, and the group receives it again after *delay* seconds.
+
+        None: the group's delay for this attempt. Returns once the broker has the nack on disk. Raises InvalidOption,
+        and Fenced if the message is no longer in flight, as after the consumer's block.
         """
         await self._hand_back(Disposition.NACK, delay, reason)
 
     async def reject(self, reason: str) -> None:
-        """Nobody can handle it: it goes to the dead letters at once, with the reason. Raises Fenced."""
+        """Reject the message: no attempt can succeed, so it becomes a dead letter at once, with *reason*. Raises
+        Fenced.
+        """
         await self._hand_back(Disposition.REJECT, None, reason)
 
     def release(self) -> None:
-        """Hand it back unstarted: somebody gets it at once, and it does not count as an attempt. After the consumer's
-        block as ``ack``.
+        """Release the message unstarted: a consumer gets it at once, and no attempt is counted. After the consumer's
+        block it changes nothing, as ``ack``.
         """
         in_flight = self._run.in_flight
         if in_flight is not None:
@@ -179,7 +183,7 @@ class Message:
     async def _hand_back(self, disposition: Disposition, delay: float | None, reason: str) -> None:
         in_flight = self._run.in_flight
         if in_flight is None:
-            raise InvalidOption("who follows alone, or takes part in an at_most_once group, has nothing to hand back")
+            raise InvalidOption("messages of solo consumers and of at_most_once groups cannot be nacked or rejected")
         number, whole = self._number, (self._run, self._index)
         back = PendingDisposition(number, number + 1, disposition, check_delay(delay), check_reason(reason), whole)
         await in_flight.owner.hand_back(in_flight, back)
@@ -195,10 +199,10 @@ class Message:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool:
-        """Acknowledge it; or hand it back, when the block has raised: an Exception counts as an attempt, and is
-        swallowed. ``raise qmq.Retry(after=...)`` picks the delay. What ends tasks and programs releases it.
+        """Ack the message, or nack it when the block has raised an Exception, which is swallowed.
 
-        When it is not in flight any more, the block is cancelled and left, and the program goes on behind it.
+        ``raise qmq.Retry(after=...)`` picks the delay. CancelledError, KeyboardInterrupt, SystemExit and GeneratorExit
+        release the message. When it is no longer in flight, the block is cancelled, and the program continues after it.
         """
         in_flight = self._run.in_flight
         if in_flight is None:
@@ -221,19 +225,17 @@ class Message:
 
 
 async def _go_on(task: asyncio.Task[Any], error: BaseException | None) -> bool:
-    """A task was cancelled because the message is not in flight any more: take that back; whether *error* is
-    swallowed.
-    """
+    """Undo the cancellation of a task whose message is no longer in flight. Returns whether *error* is swallowed."""
     if error is not None and not isinstance(error, Exception | asyncio.CancelledError):
         return False
     is_cancelled = isinstance(error, asyncio.CancelledError)
     if not is_cancelled:
         try:
-            await asyncio.sleep(0)  # it may be on its way yet
+            await asyncio.sleep(0)  # the cancellation may still be on the way
         except asyncio.CancelledError:
             is_cancelled = True
     if task.uncancel() and is_cancelled:
-        raise asyncio.CancelledError  # somebody else cancels it too
+        raise asyncio.CancelledError  # the task was cancelled for another reason too
     return True
 
 
@@ -241,14 +243,14 @@ M = TypeVar("M", bound=Message)
 
 
 def delivery_sequences_of(run: Run) -> range:
-    """The delivery sequences of its messages."""
+    """Return the delivery sequences of the messages of *run*."""
     return range(run.delivery_sequence, run.delivery_sequence + run.count)
 
 
 def messages_of(runs: Sequence[Run], kind: type[M] = Message) -> list[M]:  # type: ignore[assignment]  # M is Message then
-    """One view a message, run after run."""
+    """Return one view per message, run after run."""
     messages: list[M] = []
-    # All of them live on, so the collector would find nothing: it looked at each two or three times as they are made.
+    # All views stay alive, so the collector would find nothing, and visit each two or three times as they are made.
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -261,12 +263,12 @@ def messages_of(runs: Sequence[Run], kind: type[M] = Message) -> list[M]:  # typ
 
 
 def each_message(runs: Iterable[Run], kind: type[M] = Message) -> Iterator[M]:  # type: ignore[assignment]  # M is Message then
-    """The same views, each made when it is come to."""
+    """Yield one view per message, each made when it is reached."""
     return chain.from_iterable(map(kind, repeat(run), delivery_sequences_of(run), run.bodies()) for run in runs)
 
 
 class MessageBatch(Sequence[Message]):
-    """What one ``pull_batch`` brought: columns, and views of single messages on demand. Nothing is decoded ahead."""
+    """The messages of one ``pull_batch``: columns, and views of single messages on demand. Nothing is decoded ahead."""
 
     __slots__ = ("_runs", "_starts", "_total")
 
@@ -274,7 +276,7 @@ class MessageBatch(Sequence[Message]):
 
     def __init__(self, runs: Sequence[Run]) -> None:
         self._runs = runs
-        self._starts: list[int] = []  # made when a message is asked for by number
+        self._starts: list[int] = []  # made when a message is first accessed by its index
         self._total = sum(run.count for run in runs)
 
     def __len__(self) -> int:
@@ -302,9 +304,9 @@ class MessageBatch(Sequence[Message]):
         return each_message(self._runs, self._kind)
 
     def ack(self) -> None:
-        """All of them are handled, as ``Message.ack``."""
+        """Ack all messages, as ``Message.ack``."""
         in_flight, start, end = None, 0, 0
-        for run in self._runs:  # what goes on from the run before is acknowledged with it
+        for run in self._runs:  # consecutive runs are acked as one range
             if run.in_flight is not in_flight or run.delivery_sequence != end:
                 if in_flight is not None:
                     in_flight.ack(start, end)
@@ -330,7 +332,7 @@ class MessageBatch(Sequence[Message]):
         return bodies
 
     def to_arrow(self) -> pyarrow.Table:
-        """The messages as a pyarrow Table, one column a field of Message. Raises QmqError when pyarrow is missing."""
+        """Return the messages as a pyarrow Table, a column per field of Message. Raises QmqError without pyarrow."""
         try:
             import pyarrow as pa
         except ImportError:
@@ -374,7 +376,7 @@ class MessageBatch(Sequence[Message]):
         return values
 
     def _per_message(self, field: str, count_up: bool = False) -> Any:
-        """A field of the runs for each message: int64[n]; with *count_up* it grows by one within a run."""
+        """Return a field of the runs for each message as int64[n]; with *count_up* it grows by one within a run."""
         counts = np.array([run.count for run in self._runs], np.int64)
         values = np.repeat(np.array([getattr(run, field) for run in self._runs], np.int64), counts)
         if count_up:

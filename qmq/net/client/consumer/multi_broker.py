@@ -1,8 +1,8 @@
-"""One consumer at several brokers: pulls from all of them, as if they were one.
+"""One consumer at several brokers, which pulls from all of them as from one.
 
-A pull first asks one broker after another for what is missing, beginning behind the one that gave something last, so
-that no more is taken than is wanted. When all have given what they had, it is kept waiting at each of them. What comes
-beyond what was wanted stays with the puller of its broker, and is first in the next pull.
+A pull first asks one broker after another for the missing messages, beginning after the one that answered last, so that
+it takes no more than it needs. When all have given the messages that they had, it waits at all brokers at once.
+Messages beyond the requested count stay with the puller of their broker and come first in the next pull.
 """
 
 from __future__ import annotations
@@ -21,11 +21,10 @@ from qmq.net.client.consumer.pull import Puller, release
 from qmq.net.client.group_settings import DEFAULT_TERMS, Terms
 from qmq.net.client.options import PULL_BYTES, Start, check_pull, make_consumer_id
 
-#: So long (seconds) a broker that is asked for what it has at hand is waited for before the next one is asked.
+#: Seconds to wait for one broker's messages at hand before the next broker is asked.
 TURN_TIMEOUT: Final = 0.05
 
-#: So long (seconds) some brokers are waited for where others get no share, before it is their turn (at_most_once
-#: groups).
+#: Seconds to wait at some brokers while others get no share, before it is their turn (at_most_once groups).
 TURN: Final = 0.25
 
 
@@ -37,7 +36,7 @@ def make_puller(
     start: Start,
     terms: Terms = DEFAULT_TERMS,
 ) -> Puller | MultiBrokerPuller:
-    """What pulls for a consumer of that client. Raises InvalidName, InvalidOption."""
+    """Make the puller of a consumer: one per broker, merged if there are several. Raises InvalidName, InvalidOption."""
     if len(brokers.links) == 1:
         return _guarded(Puller(brokers.links[0], prefixes, group, consumer, start, terms), brokers, group, terms)
     is_transient = consumer is None
@@ -48,21 +47,22 @@ def make_puller(
 
 
 def _guarded(puller: Puller, brokers: Brokers, group: str | None, terms: Terms) -> Puller:
-    """With somewhere for what fails when its broker is gone."""
+    """Give *puller* the other brokers, which take its nacked messages when its broker is gone."""
     if puller.ack_sender is not None and group is not None and brokers.handover.after is not None:
-        name = f"{group}@{puller.id}" if terms.mode == "broadcast" else group  # of which each member has its own
+        name = f"{group}@{puller.id}" if terms.mode == "broadcast" else group  # one per member
         puller.ack_sender.nack_sender.handover = brokers.handover, name
     return puller
 
 
 class MultiBrokerPuller:
-    """A consumer's places at several brokers. Pulls of several tasks go one after another.
+    """Pulls for a consumer at several brokers. Pulls of several tasks run one after another.
 
-    *is_exact*: what is left over when it leaves would be lost, so they are never asked for more than is missing in all.
+    *is_exact*: messages that are left over when the consumer leaves would be lost, so all brokers together are never
+    asked for more than is missing.
     """
 
     def __init__(self, pullers: Sequence[Puller], is_exact: bool = False, *, looks: bool = False) -> None:
-        """With *looks* brokers that do not know the group are left out, as long as one does."""
+        """With *looks*, brokers that do not know the group are left out as long as one broker knows it."""
         self._looks = looks
         self._unknown: list[UnknownGroup] = []
         self._pullers = list(pullers)
@@ -71,12 +71,12 @@ class MultiBrokerPuller:
         self._is_exact = is_exact
         self._entering: set[asyncio.Task[None]] = set()
         self._entered: set[Puller] = set()
-        self._returned: deque[Run] = deque()  # put back by who follows alone
-        self._taken: list[Run] = []  # by the pull that is under way
-        self._next = 0  # whom to ask first
-        self._slow: set[Puller] = set()  # who was asked and has not answered in time
+        self._returned: deque[Run] = deque()  # returned by a solo consumer
+        self._taken: list[Run] = []  # received by the pull under way
+        self._next = 0  # index of the puller to ask first
+        self._slow: set[Puller] = set()  # pullers that did not answer in time
         self._tasks: dict[Puller, asyncio.Task[list[Run]]] = {}
-        self._asked: dict[Puller, int] = {}  # for how many, last
+        self._asked: dict[Puller, int] = {}  # for how many messages each was asked last
         self._max_bytes = PULL_BYTES  # of each answer
         self._lock = asyncio.Lock()
 
@@ -87,17 +87,17 @@ class MultiBrokerPuller:
 
     @property
     def damaged(self) -> int:
-        """Pieces of answers that were left out because nobody can read them."""
+        """How many pieces of answers were left out because they are damaged."""
         return sum(puller.damaged for puller in self._pullers)
 
     @property
     def ack_senders(self) -> list[AckSender]:
-        """Who takes dispositions."""
+        """The senders of acks at all brokers."""
         return [ack_sender for puller in self._pullers for ack_sender in puller.ack_senders]
 
     @property
     def on_error(self) -> Callable[[Exception], object] | None:
-        """Who is told of each, and of what handlers raise."""
+        """A function that is called with each BadBatch and with each error but Retry that handlers raise, or None."""
         return self._pullers[0].on_error
 
     @on_error.setter
@@ -107,18 +107,18 @@ class MultiBrokerPuller:
 
     @property
     def is_solo(self) -> bool:
-        """Nothing is held of what it is given."""
+        """Whether the consumer sends no dispositions."""
         return self._pullers[0].is_solo
 
     # --- life --------------------------------------------------------------------------------------------------------
 
     async def enter(self) -> None:
-        """Subscribe at all brokers; returns once one has answered. Raises what a broker refuses it with."""
+        """Subscribe at all brokers; return once one has answered. Raises a broker's refusal."""
         loop = asyncio.get_running_loop()
         tasks = {loop.create_task(self._enter_one(puller), name="qmq-subscribe") for puller in self._pullers}
         try:
             done, self._entering = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            if self._entering:  # those that are there shall be asked from the first pull on
+            if self._entering:  # let brokers that are up take part from the first pull on
                 more, self._entering = await asyncio.wait(self._entering, timeout=TURN_TIMEOUT)
                 done |= more
             for task in done:
@@ -129,7 +129,7 @@ class MultiBrokerPuller:
             self._entering = tasks
             await self.leave()
             raise
-        except BaseException:  # of a cancellation, or the end of the coroutine: nothing may wait for anything
+        except BaseException:  # a cancellation, or the end of the coroutine: no code may wait here
             self._entering = tasks
             self.leave_now()
             raise
@@ -145,7 +145,7 @@ class MultiBrokerPuller:
         self._entered.add(puller)
 
     async def leave(self, error: BaseException | None = None) -> None:
-        """Unsubscribe everywhere; whoever waits for messages gets UnknownSubscription. See ``Puller.leave``."""
+        """Unsubscribe at all brokers; pulls that wait raise UnknownSubscription. See ``Puller.leave``."""
         if isinstance(error, Exception) and not self.is_solo:
             release(self._on_the_way())
         try:
@@ -157,23 +157,23 @@ class MultiBrokerPuller:
             self.leave_now()
 
     def _on_the_way(self) -> list[Run]:
-        """What a pull under way has taken, and has not handed out."""
+        """Return the runs that the pull under way has received and not returned."""
         done = [task for task in self._tasks.values() if task.done() and not task.cancelled() and not task.exception()]
         return [*self._taken, *(run for task in done for run in task.result())]
 
     def leave_now(self) -> None:
-        """As ``Puller.leave_now``, everywhere."""
+        """Leave all brokers, as ``Puller.leave_now``."""
         for task in self._entering:
             task.cancel()
         for puller in self._pullers:
             puller.leave_now()
 
     async def flush(self) -> None:
-        """Wait until every acknowledgement so far is confirmed. Raises Fenced with how many were not."""
+        """Wait until every ack so far is confirmed. Raises Fenced, which says how many were refused."""
         results = await asyncio.gather(*(puller.flush() for puller in self._pullers), return_exceptions=True)
         errors = [result for result in results if isinstance(result, BaseException)]
         if len(errors) > 1 and all(isinstance(error, Fenced) for error in errors):
-            raise Fenced("; ".join(map(str, errors)))  # each is said once
+            raise Fenced("; ".join(map(str, errors)))  # each message is raised once
         for error in errors:
             raise error
 
@@ -182,7 +182,7 @@ class MultiBrokerPuller:
     async def pull(
         self, max_count: int, min_count: int, timeout: float | None, max_bytes: int = PULL_BYTES
     ) -> list[Run]:
-        """As ``Puller.pull``, from all brokers: each gives so many bytes at most."""
+        """Pull as ``Puller.pull`` does, from all brokers; each gives at most *max_bytes*."""
         check_pull(max_count, min_count, timeout)
         deadline = None if timeout is None else asyncio.get_running_loop().time() + timeout
         try:
@@ -232,7 +232,7 @@ class MultiBrokerPuller:
         self._cut(taken, max_count)
 
     def _shares(self, missing: int) -> list[tuple[Puller, int]]:
-        """Whom to ask now, and each for how many."""
+        """Return the pullers to ask now, and for how many messages each."""
         idle = [puller for puller in self._in_order() if puller not in self._tasks]
         if not self._is_exact or not idle:
             return [(puller, missing) for puller in idle]
@@ -241,12 +241,12 @@ class MultiBrokerPuller:
         return [(puller, share) for puller, share in shares if share]
 
     def _in_order(self) -> list[Puller]:
-        """Whom to ask: those first that have something left over, then beginning behind the one that gave last."""
+        """Return the pullers that have subscribed: first those with messages left over, then in turn."""
         order = [puller for puller in self._pullers[self._next :] + self._pullers[: self._next] if self._is_in(puller)]
         return sorted(order, key=lambda puller: not puller.has_received)
 
     def _is_in(self, puller: Puller) -> bool:
-        """It has entered. One whose broker refuses it, where others do not, ends the pull: the caller is to know."""
+        """Return whether *puller* has subscribed. Raises a broker's refusal, so that the program learns of it."""
         for task in [task for task in self._entering if task.done()]:
             self._entering.discard(task)
             task.result()
@@ -257,7 +257,7 @@ class MultiBrokerPuller:
         self._tasks[puller], self._asked[puller] = task, most
 
     async def _wait(self, pullers: set[Puller], timeout: float | None, taken: list[Run]) -> None:
-        """Wait until one of these has answered; take what has come from it."""
+        """Wait until one of *pullers* has answered, and collect its messages."""
         waiting: set[asyncio.Task[list[Run]] | asyncio.Task[None]] = {self._tasks[puller] for puller in pullers}
         waiting |= self._entering
         if not waiting:
@@ -267,7 +267,7 @@ class MultiBrokerPuller:
         self._collect(taken)
 
     def _collect(self, taken: list[Run]) -> None:
-        """Take what is there. Raises what a pull has raised."""
+        """Append the messages of the pulls that are done to *taken*. Raises their errors."""
         failure: QmqError | None = None
         for puller, task in [(puller, task) for puller, task in self._tasks.items() if task.done()]:
             del self._tasks[puller]
@@ -286,13 +286,13 @@ class MultiBrokerPuller:
             raise failure
 
     async def _withdraw(self) -> None:
-        """End the pulls that are under way; what they bring all the same is first in the next pull."""
+        """End the pulls under way; messages that they still bring come first in the next pull."""
         if not self._tasks:
             return
         tasks, self._tasks = self._tasks, {}
         for puller, task in tasks.items():
             task.cancel()
-            task.add_done_callback(partial(_came_late, puller))  # also where nobody waits for that any more
+            task.add_done_callback(partial(_came_late, puller))  # even when no code waits for it any more
         await asyncio.gather(*tasks.values(), return_exceptions=True)
 
     def _is_enough(self, runs: Sequence[Run], min_count: int) -> bool:
@@ -301,7 +301,7 @@ class MultiBrokerPuller:
     # --- what is left over -------------------------------------------------------------------------------------------
 
     def put_back(self, runs: Sequence[Run]) -> None:
-        """These were not handed out after all: they come first in the next pull."""
+        """Return *runs* to their pullers, which hand them out first in the next pull."""
         for run in reversed(runs):
             for puller in self._pullers:
                 if (
@@ -326,7 +326,7 @@ class MultiBrokerPuller:
         return taken
 
     def _cut(self, taken: list[Run], max_count: int) -> None:
-        """Keep what came beyond *max_count* for the next pull: several brokers had something at once."""
+        """Keep messages beyond *max_count* for the next pull: several brokers may have answered at once."""
         count, at = 0, 0
         while at < len(taken) and count + taken[at].count <= max_count:
             count += taken[at].count
@@ -340,7 +340,7 @@ class MultiBrokerPuller:
 
 
 def _came_late(puller: Puller, task: asyncio.Task[list[Run]]) -> None:
-    """A pull that was withdrawn has ended: what it has brought all the same is for the next one."""
+    """Keep the messages of a pull that was withdrawn and has ended for the next pull."""
     if not task.cancelled() and task.exception() is None:
         puller.put_back(task.result())
 

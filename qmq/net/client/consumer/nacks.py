@@ -1,6 +1,4 @@
-"""Dispositions of a consumer other than acknowledgements, brought to the broker: those of one turn of the loop
-together.
-"""
+"""Nacks, releases and rejects of a consumer: those of one turn of the loop go to the broker together."""
 
 from __future__ import annotations
 
@@ -24,29 +22,29 @@ from qmq.net.protocol.types import Disposition
 
 log = logging.getLogger("qmq.client")
 
-#: So many go in one frame; their reasons have so many characters each, and as meta so many bytes together.
+#: Limits of one frame: how many dispositions, characters of a reason, and bytes of all reasons.
 MAX_PER_FRAME: Final = 1_000
 MAX_REASON: Final = 100
 _REASONS_BYTES: Final = 60_000
-#: After a refusal that can pass it is tried again.
+#: Seconds after which a refusal that can pass is followed by another attempt.
 AGAIN_AFTER: Final = 0.05
 
 Subscribed = tuple[BrokerConnection, int]
 
 
 class _QueuedDisposition(NamedTuple):
-    """What is handed back, and who waits for that."""
+    """A disposition to send, and the future to resolve when it is done."""
 
     in_flight: InFlightWindow
     back: PendingDisposition
     waiter: asyncio.Future[None] | None
 
     def resolve(self, error: Exception | None = None) -> None:
-        """It is done, or will not be."""
+        """Resolve the future: done, or failed with *error*."""
         waiter = self.waiter
         if waiter is None:
             if error is not None:
-                log.debug("a nack or release that nobody waits for was refused: %s", error)
+                log.debug("a nack or release in the background was refused: %s", error)
         elif not waiter.done():
             if error is None:
                 waiter.set_result(None)
@@ -55,23 +53,23 @@ class _QueuedDisposition(NamedTuple):
 
 
 class NackSender:
-    """Of one consumer. *subscribed* gives connection and subscription, as soon as there are any."""
+    """Sends the nacks, releases and rejects of one consumer at one broker."""
 
     def __init__(self, consumer: str, subscribed: Callable[[], Awaitable[Subscribed]]) -> None:
-        #: The store that the last subscription is at.
+        #: The store of the last subscription.
         self.store_id = b""
-        #: What takes whole messages of this group when their broker is gone.
+        #: The other brokers, which take whole messages when this broker is gone, and the group's name there.
         self.handover: tuple[HandoverClient, str] | None = None
         self._consumer = consumer
         self._subscribed = subscribed
         self._queued: list[_QueuedDisposition] = []
-        self._sender: asyncio.Task[None] | None = None  # which brings these, in the next turn
+        self._sender: asyncio.Task[None] | None = None  # the task that sends the queue, in the next turn
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def hand_back(self, in_flight: InFlightWindow, back: PendingDisposition) -> None:
-        """Returns once the broker has it durably, or another one has the message as a whole. Raises Fenced.
+        """Send a nack or reject; return once the broker has it on disk or another broker has the whole message.
 
-        Begun it is ended, also when who waits for it is stopped: the message would be nobody's otherwise.
+        Raises Fenced. Cancelling the call does not stop the sending: no consumer would get the message otherwise.
         """
         waiter = asyncio.get_running_loop().create_future()
         in_flight.begin_disposition(back.start, back.end)
@@ -79,11 +77,11 @@ class NackSender:
         await waiter
 
     def release(self, in_flight: InFlightWindow, start: int, end: int) -> None:
-        """Hand messages back unstarted, in the background."""
+        """Release messages in the background."""
         self.hand_back_soon(in_flight, PendingDisposition(start, end, Disposition.RELEASE))
 
     def hand_back_soon(self, in_flight: InFlightWindow, back: PendingDisposition) -> None:
-        """Hand messages back in the background; does nothing when one has a disposition, or is not in flight."""
+        """Send a disposition in the background; do nothing if a message has one already or is not in flight."""
         try:
             in_flight.begin_disposition(back.start, back.end)
         except Fenced:
@@ -96,7 +94,7 @@ class NackSender:
             self._sender = self._spawn(self._send(), waiting.in_flight.owner.loop)
 
     async def _send(self) -> None:
-        """What was queued in the turn before."""
+        """Send the dispositions that were queued in the last turn."""
         self._sender = None
         queued, self._queued = self._queued, []
         parts = dict[tuple[int, bool], list[_QueuedDisposition]]()
@@ -109,7 +107,7 @@ class NackSender:
                 task.add_done_callback(partial(self._delivered, some))
 
     async def _deliver(self, several: list[_QueuedDisposition]) -> None:
-        """Of one holding, all of them with their whole messages or none."""
+        """Send dispositions of one window, all of which have their whole messages or none."""
         for some in _by_reasons(several):
             try:
                 refused = await self._deliver_some(some[0].in_flight, some)
@@ -117,14 +115,14 @@ class NackSender:
                 for one in some:
                     one.resolve(error)
                 continue
-            except Exception as error:  # a fault of ours; it is told of, for who waits would wait for good
-                log.exception("consumer %s: handing back has failed", self._consumer)
+            except Exception as error:  # a bug of the client: resolved as failed, or the callers would wait for ever
+                log.exception("consumer %s: sending nacks failed", self._consumer)
                 for one in several:
                     one.resolve(error)
                 return
             for number, one in enumerate(some):
                 refusal, start, end = refused.get(number), one.back.start, one.back.end
-                if refusal is not None and end - start > 1:  # one of its messages may be the cause: try its halves
+                if refusal is not None and end - start > 1:  # one of its messages may be the cause: try both halves
                     middle = (start + end) // 2
                     self._queue(one._replace(back=one.back._replace(end=middle)))
                     self._queue(one._replace(back=one.back._replace(start=middle)))
@@ -142,7 +140,7 @@ class NackSender:
     async def _deliver_some(
         self, in_flight: InFlightWindow, several: Sequence[_QueuedDisposition]
     ) -> dict[int, Exception]:
-        """What became of each, by its number, where it is not handed back. Raises QmqError when that is all of them."""
+        """Send dispositions; return the errors of the refused ones by index. Raises QmqError if all are refused."""
         tried = False
         while True:
             subscribed = await self._subscribed_unless_gone(several)
@@ -155,7 +153,7 @@ class NackSender:
             try:
                 answer = await connection.request(FrameKind.HAND_BACK, meta, payload)
             except Fenced:
-                if tried:  # the answer to the first try was lost, and that try had been taken
+                if tried:  # the first attempt had succeeded, and only its answer was lost
                     return {}
                 raise
             except QmqError as error:
@@ -163,12 +161,12 @@ class NackSender:
                     raise
             else:
                 refused = () if tried else struct.unpack(f"<{len(answer.payload) // 4}I", answer.payload)
-                return {number: Fenced("this message was acknowledged or handed back before") for number in refused}
+                return {number: Fenced("this message has a disposition already") for number in refused}
             tried = True
             await asyncio.sleep(AGAIN_AFTER)
 
     async def _subscribed_unless_gone(self, several: Sequence[_QueuedDisposition]) -> Subscribed | None:
-        """Connection and subscription; None when the broker stays away, and others can have the whole messages."""
+        """Return connection and subscription; None if the broker stays away and others can take the whole messages."""
         if self.handover is None or several[0].back.whole is None:
             return await self._subscribed()
         try:
@@ -180,7 +178,7 @@ class NackSender:
     async def _hand_over(
         self, in_flight: InFlightWindow, several: Sequence[_QueuedDisposition]
     ) -> dict[int, Exception]:
-        """Have other brokers take the messages, or this machine; what could not be, by number."""
+        """Have other brokers or the spool take the messages; return the errors of those that none took, by index."""
         errors = await asyncio.gather(*(self._hand_one_over(in_flight, one.back) for one in several))
         return {number: error for number, error in enumerate(errors) if error is not None}
 
@@ -197,7 +195,7 @@ class NackSender:
         return None
 
     async def spool_acks(self, in_flight: InFlightWindow, handled: list[int]) -> bool:
-        """Have acknowledgements wait on this machine until their broker is back; whether they do."""
+        """Spool the acks *handled* until their broker is reached again; return whether they are spooled."""
         if self.handover is None:
             return False
         handover, group = self.handover
@@ -210,7 +208,7 @@ class NackSender:
     def _spawn(self, work: Coroutine[Any, Any, None], loop: asyncio.AbstractEventLoop) -> asyncio.Task[None]:
         try:
             task = loop.create_task(work, name="qmq-hand-back")
-        except RuntimeError:  # in a wrong thread, where asyncio is in its debug mode
+        except RuntimeError:  # called in a wrong thread, in asyncio's debug mode
             work.close()
             raise
         self._tasks.add(task)
@@ -218,12 +216,12 @@ class NackSender:
         return task
 
     async def wait(self) -> None:
-        """Until all that was handed back is with the broker, or refused."""
+        """Wait until the broker has, or has refused, every disposition so far."""
         while self._tasks:
             await asyncio.wait(self._tasks)
 
     def cancel(self) -> None:
-        """Nobody brings the rest any more."""
+        """Stop sending, and refuse the dispositions that were not sent."""
         for task in tuple(self._tasks):
             task.cancel()
         self._sender = None
@@ -232,15 +230,15 @@ class NackSender:
 
 
 def left_block_error(consumer: str) -> Fenced:
-    """Why no disposition is taken any more."""
+    """Return the error for dispositions after the consumer's block."""
     return Fenced(
-        f"consumer {consumer} has left the block of its subscription: what had no disposition then was handed back; "
+        f"consumer {consumer} has left the block of its subscription: messages without a disposition were released; "
         "call nack and reject inside the block of `client.subscribe(...)`"
     )
 
 
 def packed(backs: Sequence[PendingDisposition], subscription: int) -> tuple[dict[str, Any], bytes]:
-    """Meta and payload of HAND_BACK."""
+    """Return meta and payload of HAND_BACK."""
     reasons: dict[str, int] = {}
     rows = b"".join(
         frames.BACK.pack(
@@ -253,7 +251,7 @@ def packed(backs: Sequence[PendingDisposition], subscription: int) -> tuple[dict
 
 
 def _by_reasons(several: list[_QueuedDisposition]) -> Iterator[list[_QueuedDisposition]]:
-    """As many of them together as their reasons allow."""
+    """Yield the dispositions in groups whose reasons fit in one frame."""
     if 4 * MAX_REASON * len(several) <= _REASONS_BYTES:
         yield several
         return

@@ -1,7 +1,4 @@
-"""What pulls for a consumer: runs of messages, over reconnects, without losing what a cancelled pull brought.
-
-Messages that were received and not handed out yet. Without I/O.
-"""
+"""Pulling for one consumer at one broker, over reconnects. An answer to a cancelled pull is not lost."""
 
 from __future__ import annotations
 
@@ -42,23 +39,23 @@ from qmq.net.protocol.types import Disposition, ReportOutcome
 
 
 class ReceivedRuns:
-    """Runs in order, of which the first may be handed out in part."""
+    """Runs that were received and not handed out, in order; the first may be handed out in part. No I/O."""
 
     def __init__(self) -> None:
         self._runs: deque[Run] = deque()
-        self._skip = 0  # messages of the first of them that were handed out
+        self._skip = 0  # how many messages of the first run were handed out
         #: How many messages there are.
         self.count = 0
 
     def add(self, runs: Sequence[Run]) -> int:
-        """Put them behind the others; returns how many messages they have."""
+        """Append *runs*; return how many messages they have."""
         count = sum(run.count for run in runs)
         self._runs.extend(runs)
         self.count += count
         return count
 
     def put_back(self, runs: Sequence[Run]) -> None:
-        """These were not handed out after all: they are first again."""
+        """Insert *runs* in front,; they were not handed out after all."""
         if self._skip:
             self._runs[0] = self._runs[0].slice(self._skip, self._runs[0].count)
             self._skip = 0
@@ -66,7 +63,7 @@ class ReceivedRuns:
         self.count += sum(run.count for run in runs)
 
     def take(self, max_count: int) -> list[Run]:
-        """Hand out up to so many messages."""
+        """Remove and return up to *max_count* messages."""
         kept, taken = self._runs, list[Run]()
         if self.count <= max_count and not self._skip:
             taken += kept
@@ -87,13 +84,13 @@ class ReceivedRuns:
         return taken
 
     def clear(self) -> None:
-        """They are of no use any more."""
+        """Drop all runs."""
         self._runs.clear()
         self.count = self._skip = 0
 
 
 def release(runs: Sequence[Run]) -> None:
-    """Hand messages of a group back, of which nobody has begun with any."""
+    """Release messages of a group that the program has not started to handle."""
     sequence_ranges = list[tuple[InFlightWindow, int, int]]()
     for run in runs:
         start, end = run.delivery_sequence, run.delivery_sequence + run.count
@@ -106,28 +103,28 @@ def release(runs: Sequence[Run]) -> None:
 
 log = logging.getLogger("qmq.client")
 
-#: A pull without end asks anew so often: an answer that stays out tells that nobody is there any more.
+#: Seconds after which a pull without a limit is sent again, so that a dead broker is noticed.
 ROUND: Final = 20.0
-#: How much later than asked for an answer may come until then.
+#: Seconds that the answer may come later than requested.
 LATE: Final = 10.0
-#: How long past its time a pull waits for an answer that is on its way.
+#: Seconds that a pull waits past its deadline for an answer that is on the way.
 GRACE: Final = 0.5
-#: What came and nobody took for so long is handed back.
+#: Seconds after which messages that no pull took are released.
 UNUSED_AFTER: Final = 1.0
-#: Leaving waits so long for acknowledgements to be confirmed.
+#: Seconds that leaving waits for acks to be confirmed.
 FLUSH_TIMEOUT: Final = 5.0
-#: Reports of one answer: more of it is reported when it comes again.
+#: How many damages of one answer are reported; more are reported when the answer comes again.
 MAX_REPORTS: Final = 64
-#: A message is given up that came damaged so often though the broker finds it sound.
+#: A message is given up when it arrived damaged this often although the broker finds it sound.
 MAX_SOUND_REPORTS: Final = 3
-#: Leaving waits so long for the broker.
+#: Seconds that leaving waits for the broker's answer.
 LEAVE_TIMEOUT: Final = 2.0
 _WARN_EVERY: Final = 10.0
 _DOUBTFUL: Final = (InvalidOption, ProtocolError, UnknownSubscription)
 
 
 class Puller:
-    """A consumer's message at the broker. Pulls of several tasks go one after another."""
+    """Pulls for a consumer at one broker. Pulls of several tasks run one after another."""
 
     def __init__(
         self,
@@ -139,30 +136,32 @@ class Puller:
         terms: Terms = DEFAULT_TERMS,
         is_transient: bool | None = None,
     ) -> None:
-        """*is_transient*: the broker forgets the consumer once it has left; None: unless it was given an id."""
+        """Make it without subscribing. *is_transient*: the broker forgets the consumer once it has left; None: forget
+        it if it was not given an id.
+        """
         self._link = link
         self._subscription = ConsumerSubscription(link, prefixes, group, consumer, start, terms, is_transient)
         #: The consumer's id.
         self.id = self._subscription.id
-        #: What is held, and dispositions on it; None for who follows alone.
+        #: Sends acks and nacks; None for solo consumers and at_most_once groups.
         self.ack_sender = self._subscription.ack_sender
-        #: Pieces of answers that were left out because nobody can read them; and who is told of each.
+        #: How many pieces of answers were left out because they are damaged.
         self.damaged = 0
         self._on_error: Callable[[Exception], object] | None = None
         self._solo_cursor = self._subscription.solo_cursor
         self._warned_at = -_WARN_EVERY
         self._inside = False
         self._backoff = Backoff()
-        self._refusals = RefusalLog(f"consumer {self.id} can't pull for now")
+        self._refusals = RefusalLog(f"consumer {self.id} cannot pull now")
         self._doubts = 0
         self._received = ReceivedRuns()
-        self._capped = self._full = False  # its answer had as many, or as many bytes: there may be more
-        self._passed = False  # its answer had messages with none of the group's tags
+        self._capped = self._full = False  # the answer reached its limit of messages, or of bytes: there may be more
+        self._passed = False  # the answer had messages without any of the group's tags
         self._max_bytes = PULL_BYTES
         self._request = PullRequest(self._answered)
-        self._checks = False  # its answer was damaged: the broker checks headers before it sends it again
+        self._checks = False  # the last answer was damaged: have the broker check headers before it sends it again
         self._reporting: asyncio.Future[Answer | QmqError] | None = None
-        #: How often the broker found messages sound that were damaged in an answer: partition, position, ordinal.
+        #: How often the broker found messages sound that arrived damaged, by (partition, position, ordinal).
         self._sound = Counter[tuple[int, int, int]]()
         self._lock = asyncio.Lock()
         self._unused: asyncio.TimerHandle | None = None
@@ -171,7 +170,7 @@ class Puller:
 
     @property
     def on_error(self) -> Callable[[Exception], object] | None:
-        """Called with the error for each such piece, and with what handlers raise but Retry, when it is set."""
+        """A function that is called with each BadBatch and with each error but Retry that handlers raise, or None."""
         return self._on_error
 
     @on_error.setter
@@ -182,24 +181,25 @@ class Puller:
 
     @property
     def ack_senders(self) -> list[AckSender]:
-        """Who takes dispositions."""
+        """The sender of acks, if dispositions exist."""
         return [self.ack_sender] if self.ack_sender is not None else []
 
     @property
     def is_solo(self) -> bool:
-        """Nothing is held of what it is given."""
+        """Whether the consumer sends no dispositions."""
         return self.ack_sender is None
 
     @property
     def has_received(self) -> bool:
-        """There is something that was received and not handed out."""
+        """Whether messages were received and not handed out."""
         return bool(self._received.count)
 
     # --- life --------------------------------------------------------------------------------------------------------
 
     async def enter(self) -> None:
-        """Subscribe; waits while no broker can be reached. Raises what the broker refuses it with; then, and when it is
-        cancelled, nothing is left of it there.
+        """Subscribe; wait while no broker can be reached. Raises the broker's refusal.
+
+        On an error or a cancellation no subscription is left behind.
         """
         try:
             await self._subscription.enter()
@@ -209,11 +209,11 @@ class Puller:
         self._inside = True
 
     async def leave(self, error: BaseException | None = None) -> None:
-        """Unsubscribe, which hands back what is held; whoever waits for messages gets UnknownSubscription.
+        """Unsubscribe, which releases the messages in flight; pulls that wait raise UnknownSubscription.
 
-        Acknowledgements are brought to the broker before, as far as there is time. An Exception as *error* fails what
-        was handed out and has no disposition. Who cancels this ends that, and the wait for the broker, and no more:
-        ``part`` is done in any case.
+        Acks are sent and confirmed first, as far as there is time. When *error* is an Exception, messages that were
+        handed out without a disposition fail. Cancelling this call ends the waiting only: ``leave_now`` runs in any
+        case.
         """
         self._stop()
         if self.ack_sender is not None and isinstance(error, Exception):
@@ -227,8 +227,9 @@ class Puller:
         await asyncio.wait({unsubscribed}, timeout=LEAVE_TIMEOUT)
 
     def leave_now(self) -> asyncio.Future[None]:
-        """Leave, without waiting for anything: send the acknowledgements that are there, let go of what is held, and
-        unsubscribe. May be called again. What it returns is done once the broker has answered.
+        """Leave without waiting: send the pending acks, drop the messages in flight, and unsubscribe.
+
+        May be called again. The future is done once the broker has answered.
         """
         self._stop()
         known = None
@@ -242,7 +243,7 @@ class Puller:
         return self._subscription.leave(known)
 
     def _stop(self) -> None:
-        """Nobody pulls any more."""
+        """End the pull and the report that wait."""
         if self._inside:
             self._inside = False
             self._request.withdraw()
@@ -254,7 +255,7 @@ class Puller:
             _settle(self._reporting, self._subscription.not_subscribed())
 
     async def flush(self) -> None:
-        """Wait until every acknowledgement so far is confirmed. Raises Fenced with how many were not."""
+        """Wait until every ack so far is confirmed. Raises Fenced, which says how many were refused."""
         if self.ack_sender is not None:
             await self.ack_sender.flush()
 
@@ -267,10 +268,10 @@ class Puller:
     async def pull(
         self, max_count: int, min_count: int, timeout: float | None, max_bytes: int = PULL_BYTES
     ) -> list[Run]:
-        """Up to *max_count* messages, once *min_count* are there; what is there after *timeout* seconds (None: ever).
-        At most *max_bytes* come at a time, but for one message.
+        """Return up to *max_count* messages once there are *min_count*, or those there are after *timeout* seconds
+        (None: no limit). An answer has at most *max_bytes*, or one larger message.
 
-        Raises InvalidOption, and what trying again can't help.
+        Raises InvalidOption, and errors that a retry cannot mend.
         """
         check_pull(max_count, min_count, timeout)
         deadline = None if timeout is None else asyncio.get_running_loop().time() + timeout
@@ -294,15 +295,15 @@ class Puller:
                 self._watch_unused()
 
     def put_back(self, runs: Sequence[Run]) -> None:
-        """These were not handed out after all: they come first in the next pull."""
+        """Return *runs* to the puller, which hands them out first in the next pull."""
         self._received.put_back([run for run in runs if run.in_flight is None or run.in_flight.fenced is None])
         if not self._lock.locked():
             self._watch_unused()
 
-    # --- what nobody took --------------------------------------------------------------------------------------------
+    # --- messages that no pull took ----------------------------------------------------------------------------------
 
     def _watch_unused(self) -> None:
-        """What came and nobody took is for the next pull; when none comes soon, it is for others."""
+        """Keep undelivered messages for the next pull; release them after UNUSED_AFTER."""
         if self.ack_sender is not None and self._unused is None and self._inside:
             self._unused = asyncio.get_running_loop().call_later(UNUSED_AFTER, self._release_unused)
 
@@ -315,7 +316,7 @@ class Puller:
             runs, damaged = read_checked(answer.payload, answer.begun)
             if not damaged:
                 self._request.take()
-                with suppress(ProtocolError):  # the same comes again
+                with suppress(ProtocolError):  # the broker sends the same messages again
                     self._accept(answer, runs)
         release(self._received.take(self._received.count))
 
@@ -331,21 +332,21 @@ class Puller:
                 subscribed = await self._subscription.subscribed_by(deadline)
                 if subscribed is None:
                     break
-                # Of an earlier pull that was for fewer there is enough, and there may be more: no waiting for that.
+                # An earlier pull for fewer messages left enough, and there may be more: ask without waiting.
                 asked_until = self._ask(subscribed, max_count, min_count, clock() if enough else deadline, clock())
             if self._request.answer is None and not await self._answered_by(deadline):
                 self._request.withdraw()
                 break
             came = await self._take_answer(deadline)
             if asked_until is None:
-                continue  # it was an earlier pull's: see whether it is enough
+                continue  # the answer is an earlier pull's: check whether it is enough
             now = clock()
             if deadline is not None and now >= deadline:
                 if self._passed and self._received.count < min_count and now < deadline + GRACE:
-                    continue  # what is there may lie behind what was passed
+                    continue  # messages may follow those that were filtered out
                 break
             if came and now < asked_until:
-                break  # fewer than min_count, because they are many bytes
+                break  # fewer than min_count, because they have many bytes
         taken = self._received.take(max_count)
         if self._full and self._solo_cursor is not None:
             self._ask_ahead(max_count, clock())
@@ -359,7 +360,7 @@ class Puller:
         deadline: float | None,
         now: float,
     ) -> float:
-        """Send a pull; returns until when the broker may wait."""
+        """Send a PULL; return until when the broker may wait."""
         connection, subscription = subscribed
         welcome = self._link.welcome
         assert welcome is not None
@@ -368,7 +369,7 @@ class Puller:
         least = max(min(min_count - self._received.count, most), 1)
         in_flight, expected = None, frames.NOT_EXPECTED
         if self.ack_sender is not None:
-            self.ack_sender.send(subscribed, with_pull=True)  # what is handled makes room for more
+            self.ack_sender.send(subscribed, with_pull=True)  # acks make room for more messages
             in_flight = self.ack_sender.in_flight
             assert in_flight is not None
             expected = in_flight.expected
@@ -380,7 +381,7 @@ class Puller:
         return now + timeout
 
     def _ask_ahead(self, max_count: int, now: float) -> None:
-        """For one who follows alone and is behind: get the next messages while the last ones are handled."""
+        """Pull the next messages of a solo consumer that lags while the program handles the last ones."""
         subscribed = self._subscription.current
         if (
             subscribed is not None
@@ -394,32 +395,34 @@ class Puller:
             self._watch_unused()
 
     async def _answered_by(self, deadline: float | None) -> bool:
-        """Wait for the pull in flight; False when the time is well over."""
+        """Wait for the answer to the pull; return False when *deadline* has passed by GRACE."""
         await self._request.wait(None if deadline is None else deadline + GRACE)
         self._check_inside()
         return self._request.answer is not None
 
     async def _take_answer(self, deadline: float | None) -> bool:
-        """Keep what the last pull brought; False when that is nothing. Raises what trying again can't help."""
+        """Take the answer to the last pull; return False if it brings no messages. Raises errors that a retry cannot
+        mend.
+        """
         answer, self._passed = self._request.take(), False
         if isinstance(answer, QmqError):
             if isinstance(answer, Fenced) and self.ack_sender is not None:
-                self.ack_sender.fence(answer)  # and subscribe again: unless another has taken over, it goes on
+                self.ack_sender.fence(answer)  # subscribing again succeeds unless another consumer took over
                 self._subscription.forget()
                 return False
             if not answer.retryable:
                 self._doubt(answer)
                 return False
-            if not isinstance(answer, ConnectionLost):  # that one is waited for where the next pull starts
+            if not isinstance(answer, ConnectionLost):  # the next round waits for a new connection
                 self._refusals.came(answer)
                 delay = self._backoff.next_delay()
                 left = delay if deadline is None else deadline - asyncio.get_running_loop().time()
                 await asyncio.sleep(min(delay, left))
             return False
         if not isinstance(answer.meta.get("left_us", 0), int):
-            assert self._subscription.current is not None  # which asked
+            assert self._subscription.current is not None  # the pull was sent on it
             self._subscription.current[0].abort(
-                ConnectionLost("an answer says what it cannot mean; it is asked for again")
+                ConnectionLost("left_us of an answer is no number; the pull is repeated")
             )
             return False
         self._backoff.reset()
@@ -431,8 +434,9 @@ class Puller:
         return self._accept(answer, runs)
 
     def _doubt(self, refusal: QmqError) -> None:
-        """The broker has refused a pull as no pull is made: it was damaged on the way, or another request was, which
-        ended the connection. Raises it when that comes again and again.
+        """Repeat a valid pull that the broker refused as invalid, since this or another request was damaged on the way.
+
+        Raises *refusal* when it comes MAX_DOUBTS times in a row.
         """
         self._doubts += 1
         if type(refusal) not in _DOUBTFUL or self._doubts >= MAX_DOUBTS:
@@ -446,10 +450,10 @@ class Puller:
         elif self.ack_sender is not None:
             in_flight = self._request.in_flight
             if in_flight is None or in_flight.fenced is not None:
-                return False  # what it brought went to others, or comes again
+                return False  # these messages went to other consumers, or come again
             try:
                 runs = in_flight.number(runs, message_ranges_of(answer.meta))
-            except ProtocolError as error:  # damaged on the way: the same is pulled again
+            except ProtocolError as error:  # damaged on the way: pull the same again
                 self._doubt(error)
                 return False
         whole = sum(run.count for run in runs)
@@ -464,16 +468,18 @@ class Puller:
         self._passed = kept < whole
         self._capped = kept >= self._request.max_count
         self._full = self._capped or len(answer.payload) > self._max_bytes // 2
-        return bool(runs) and kept == whole  # more may come where some were not wanted
+        return bool(runs) and kept == whole  # more may follow messages that were filtered out
 
     # --- damage ------------------------------------------------------------------------------------------------------
 
     async def _take_damaged(
         self, answer: Answer, runs: list[Run], damaged: list[AnswerDamage], deadline: float | None
     ) -> bool:
-        """Report what is bad in an answer, and drop the answer: the same is pulled again, without what is bad on disk.
+        """Report the damage in an answer and drop the answer: the next pull returns it again, without damage that is on
+        disk.
 
-        An at_most_once group gets nothing again: what can be read is kept. False when nothing is.
+        An at_most_once group receives nothing twice, so its readable messages are accepted. Returns False if there are
+        none.
         """
         connection = self._request.connection
         assert connection is not None
@@ -493,18 +499,18 @@ class Puller:
             elif given_up and not any(damage.size for damage in damaged):
                 self._nack(answer, runs, damaged, given_up)
         except TimeoutError:
-            pass  # the same is reported again when it has come again
+            pass  # the damage is reported when it arrives again
         finally:
-            # Only a new subscription begins again for who follows alone; and a frame with a bad header in it may have
-            # said a wrong size: what comes behind it on that connection is not understood then.
+            # A solo consumer starts again only with a new subscription. A frame with a damaged header may have
+            # announced a wrong size, so the rest of its connection cannot be parsed.
             if (self._solo_cursor is not None and comes_again) or any(damage.size for damage in damaged):
-                connection.abort(ConnectionLost("an answer was damaged on its way; it is asked for again"))
+                connection.abort(ConnectionLost("an answer was damaged on its way; the pull is repeated"))
         return came
 
     async def _report(self, connection: BrokerConnection, damaged: list[AnswerDamage]) -> list[int]:
-        """Have the broker read again what is bad, and count what it finds bad on disk.
+        """Have the broker check the damaged messages, and count those that are bad on disk.
 
-        Returns the numbers of those that are given up, since the broker finds them sound again and again.
+        Returns the numbers of the damages to give up, because the broker keeps finding them sound.
         """
         given_up, reports = list[int](), MAX_REPORTS
         for number, damage in enumerate(damaged):
@@ -516,21 +522,21 @@ class Puller:
                 self._reporting = waiter = asyncio.get_running_loop().create_future()
                 connection.ask(
                     FrameKind.REPORT, partial(_settle, waiter), *pack_report(damage)
-                )  # a slow disk is not dead
+                )  # no deadline: a slow disk does not mean a dead broker
                 try:
                     reported = await waiter
                 finally:
                     self._reporting = None
                 self._check_inside()
                 found = None if isinstance(reported, QmqError) else reported.meta.get("found")
-                log.debug("consumer %s: the broker says of a bad piece: %s", self.id, found or reported)
+                log.debug("consumer %s: the broker answered a report of damage: %s", self.id, found or reported)
                 self._sound[message] += found == ReportOutcome.SOUND
                 if found == ReportOutcome.BAD and (self.ack_sender is not None or self._solo_cursor is not None):
                     self._report_unreadable(error_of(damage))
         return given_up
 
     def _nack(self, answer: Answer, runs: list[Run], damaged: list[AnswerDamage], given_up: list[int]) -> None:
-        """Fail the messages that nobody here can read, though the broker finds them sound."""
+        """Nack the messages that this client cannot read although the broker finds them sound."""
         in_flight = self._request.in_flight
         assert self.ack_sender is not None
         assert in_flight is not None
@@ -547,7 +553,7 @@ class Puller:
             self._report_unreadable(error_of(damaged[number]))
 
     def _report_unreadable(self, error: BadBatch) -> None:
-        """Tell of messages that nobody can read."""
+        """Count, log and report messages that cannot be read."""
         self.damaged += 1
         now = time.monotonic()
         if now >= self._warned_at + _WARN_EVERY:
@@ -557,7 +563,7 @@ class Puller:
             try:
                 self._on_error(error)
             except Exception:
-                log.exception("consumer %s: on_error has failed", self.id)
+                log.exception("consumer %s: on_error failed", self.id)
 
 
 def _settle(waiter: asyncio.Future[Answer | QmqError], answer: Answer | QmqError) -> None:

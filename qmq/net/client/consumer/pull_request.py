@@ -1,4 +1,4 @@
-"""A consumer's pull on its way to the broker, one at a time, and its answer until somebody looks at that."""
+"""The one PULL that a consumer has at a broker, and its answer until the puller takes it."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ from qmq.net.protocol.frames import FrameKind
 
 
 class PullRequest:
-    """Of one consumer. *answered* is called when an answer came, before who is_pending for it goes on."""
+    """Sends one PULL at a time and holds its answer. *answered* is called when an answer arrives, before waiters
+    resume.
+    """
 
     def __init__(self, answered: Callable[[], None]) -> None:
-        #: What the last pull brought, not looked at yet.
+        #: The answer to the last pull, until ``take``.
         self.answer: Answer | QmqError | None = None
-        #: The connection it was asked on; who is to hold that, and how many messages it was to bring at max_count.
+        #: The last pull: its connection, the window that its messages belong to, and how many it asked for.
         self.connection: BrokerConnection | None = None
         self.in_flight: InFlightWindow | None = None
         self.max_count = 0
@@ -30,7 +32,7 @@ class PullRequest:
 
     @property
     def is_pending(self) -> bool:
-        """A pull is on its way."""
+        """Whether a pull has been sent and not answered."""
         return self._pending is not None
 
     def send(
@@ -42,7 +44,9 @@ class PullRequest:
         due: float,
         flags: int = 0,
     ) -> None:
-        """Send a *pull*, for *max_count* messages. With no answer at *due* the connection is taken for dead."""
+        """Send *pull* for up to *max_count* messages. If no answer has come at *due*, the connection is considered
+        dead.
+        """
         self.connection, self.max_count, self.in_flight = connection, max_count, in_flight
         request = connection.ask(FrameKind.PULL, self._answer_came, payload=pull, due=due, flags=flags)
         self._pending = connection, request
@@ -54,12 +58,12 @@ class PullRequest:
         self.wake()
 
     def wake(self) -> None:
-        """Whoever is_pending goes on."""
+        """Let ``wait`` return."""
         if self._waiter is not None:
             _wake(self._waiter)
 
     async def wait(self, until: float | None) -> None:
-        """Wait for the answer, but not beyond *until*. A wait that is cancelled withdraws the pull."""
+        """Wait for the answer, at most until *until*. Cancelling the wait withdraws the pull."""
         loop = asyncio.get_running_loop()
         self._waiter = waiter = loop.create_future()
         timer = None if until is None else loop.call_at(until, _wake, waiter)
@@ -74,29 +78,29 @@ class PullRequest:
                 timer.cancel()
 
     def withdraw(self) -> None:
-        """Have the pull that is on its way answered now: what it brings is for the next one."""
+        """Ask the broker to answer the pull now; the next pull gets what the answer brings."""
         if self._pending is not None:
             connection, request = self._pending
             connection.tell(FrameKind.WITHDRAW, frames.WITHDRAW.pack(request))
 
     def take(self) -> Answer | QmqError:
-        """The answer, which is looked at now."""
+        """Return the answer and clear it."""
         answer, self.answer = self.answer, None
         assert answer is not None
         return answer
 
 
 def message_ranges_of(meta: dict[str, Any]) -> list[int]:
-    """What an answer says of its messages: first delivery sequence, count, attempt; again and again. Raises
-    ProtocolError when that is not what the broker has said.
+    """Return the (first delivery sequence, count, attempt) triples of an answer, as a flat list. Raises ProtocolError
+    if they do not fit their checksum.
     """
     ranges = meta.get("ranges", [])
     try:
         crc = frames.pack_numbers(ranges)[1]
     except (struct.error, TypeError):
-        raise ProtocolError("the broker's answer does not say what its messages are") from None
+        raise ProtocolError("the broker's answer has no valid ranges") from None
     if ranges and crc != meta.get("ranges_crc"):
-        raise ProtocolError("what the broker's answer says of its messages does not fit its checksum")
+        raise ProtocolError("the ranges in the broker's answer do not fit their checksum")
     return list(ranges)
 
 

@@ -1,4 +1,4 @@
-"""Where a consumer that follows alone goes on after a reconnect: the broker keeps nothing of it, so it knows itself."""
+"""How far a solo consumer has come: the broker stores nothing about it, so the client remembers where to resume."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _KNOWN_MAX = 100_000
 
 
 def without_covered(prefixes: Sequence[str]) -> list[str]:
-    """Those prefixes that no other one covers: then each subject belongs to one of them."""
+    """Return the prefixes that no other prefix covers, so that each subject belongs to one of them."""
     unique = list(dict.fromkeys(prefixes))
     return [name for name in unique if not any(_covers(other, name) for other in unique if other != name)]
 
@@ -21,9 +21,7 @@ def _covers(prefix: str, name: str) -> bool:
 
 
 class _PrefixCursor:
-    """What was received by one prefix. A broker serves each partition in the order of stamps; a batch may come in
-    parts.
-    """
+    """How far one prefix was received. A broker serves each partition in the order of stamps, and may split a batch."""
 
     __slots__ = ("last_us", "places", "resuming")
 
@@ -31,16 +29,16 @@ class _PrefixCursor:
         self.last_us = 0
         #: By partition: the last stamp, and the next ordinal in the batch with that stamp.
         self.places: dict[int, tuple[int, int]] = {}
-        #: Partitions of which old messages may come again.
+        #: Partitions that may send old messages again.
         self.resuming: set[int] = set()
 
     def note(self, run: Run) -> None:
-        """It was received, and what came before it in its partition."""
+        """Record that *run*, and all messages before it in its partition, were received."""
         self.places[run.partition] = run.stored_at_us, run.ordinal + run.count
         self.last_us = max(self.last_us, run.stored_at_us)
 
     def unseen(self, run: Run) -> Run | None:
-        """That part of a run that was not received before the reconnect."""
+        """Return the part of *run* that was not received before the reconnect, or None."""
         if run.partition not in self.resuming:
             return run
         last_us, next_ordinal = self.places[run.partition]
@@ -54,37 +52,41 @@ class _PrefixCursor:
 
 
 class SoloCursor:
-    """What a consumer received, in constant memory: for each prefix the last stamp, and how far in that batch."""
+    """Remembers what a solo consumer received, in constant memory: per prefix the last stamp, and how far in that
+    batch.
+    """
 
     def __init__(self, prefixes: Sequence[str], start_us: int | None) -> None:
-        """*prefixes* do not cover each other. *start_us* is the stamp to begin at; None: as the subscription says."""
+        """Make a cursor for *prefixes*, none of which covers another. *start_us*: the stamp to begin at; None: the
+        start that the subscription asks for.
+        """
         self._tracks = [_PrefixCursor() for _ in prefixes]
         self._whole = dict(zip(prefixes, self._tracks, strict=True))
         self._by_subject: dict[str, _PrefixCursor] = {}
         self._start_us = start_us
-        # Below which all had come after each of the last answers, one for each prefix, as far as they brought it.
+        # For each of the last answers, one per prefix, the stamp below which all messages had been received.
         self._latest_us: deque[int] = deque(maxlen=len(prefixes))
         self._left_us: int | None = None
 
     @property
     def floor_us(self) -> int | None:
-        """The stamp to subscribe from: nothing before it is missing. None: begin as at first."""
+        """The stamp to subscribe from so that no message is missed; None: the start that the subscription asks for."""
         floors = [track.last_us for track in self._tracks if track.last_us]
         if len(floors) < len(self._tracks):
             if len(self._latest_us) < len(self._tracks):
                 return self._start_us
-            # Each prefix was the first of one of these answers: one that brought nothing had nothing then.
+            # Each prefix was first in one of these answers, so a prefix that brought nothing had nothing then.
             floors.append(self._latest_us[0])
         if self._left_us is not None:
             floors.append(self._left_us)
         return min(floors)
 
     def begin_at(self, start_us: int) -> None:
-        """The subscription began at that time, as far as is known."""
+        """Record that the subscription began at *start_us*."""
         self._start_us = start_us
 
     def resume(self, same_store: bool) -> None:
-        """A subscription begins anew: drop what comes again. Another store has nothing that came before."""
+        """Prepare for a new subscription: drop messages that come again. Another store sends none of them again."""
         self._start_us = self.floor_us
         self._latest_us.clear()
         if not same_store:
@@ -96,9 +98,9 @@ class SoloCursor:
             track.resuming = set(track.places)
 
     def take(self, runs: list[Run], left_us: int | None = None) -> list[Run]:
-        """Note the runs of an answer; returns those that had not come before.
+        """Record the runs of an answer; return those that were not received before.
 
-        *left_us*: what the broker says of others, that nothing stored before it is still to come.
+        *left_us*: the broker has sent all messages that were stored before this stamp.
         """
         came = bool(runs)
         self._left_us = left_us

@@ -1,4 +1,4 @@
-"""A consumer's subscription, made anew on each connection."""
+"""The subscription of a consumer at one broker, made again on each new connection."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from qmq.net.protocol.types import AGAIN, FOLLOW, LOOK, ConsumerState, KnownCons
 
 log = logging.getLogger("qmq.client")
 
-#: So often in a row a request is made that the broker finds fault with, though it was made well.
+#: How often in a row a request is repeated that the broker calls invalid: it was valid, so a byte may have flipped.
 MAX_DOUBTS: Final = 3
 
 Subscribed = tuple[BrokerConnection, int]
 
 
 class ConsumerSubscription:
-    """Of one consumer at one broker."""
+    """Subscribes one consumer at one broker, and again after a reconnect."""
 
     def __init__(
         self,
@@ -44,7 +44,8 @@ class ConsumerSubscription:
         terms: Terms,
         is_transient: bool | None,
     ) -> None:
-        """*is_transient*: the broker forgets the consumer once it has left; None: unless it was given an id.
+        """Make it without subscribing. *is_transient*: the broker forgets the consumer once it has left; None: forget
+        it if it was not given an id.
 
         Raises InvalidName and InvalidOption.
         """
@@ -53,16 +54,16 @@ class ConsumerSubscription:
         names = [check_prefix(prefix) for prefix in prefixes]
         #: The consumer's id.
         self.id = check_consumer(consumer) if consumer is not None else make_consumer_id()
-        #: What is held, and dispositions on it; None for who has nothing to hand back.
+        #: Sends acks and nacks; None for solo consumers and at_most_once groups, which send none.
         self.ack_sender = (
             AckSender(self.id, self.subscribed) if group is not None and terms.mode != "at_most_once" else None
         )
         self._prefixes = names if group is not None else without_covered(names)
-        #: What came to who follows alone.
+        #: How far a solo consumer has come; None for a group.
         self.solo_cursor = SoloCursor(self._prefixes, None) if group is None else None
         #: The store of the last subscription.
         self.store_id: bytes | None = None
-        #: Connection and number of the subscription, maybe of a connection that is lost.
+        #: Connection and number of the last subscription; the connection may be lost.
         self.current: Subscribed | None = None
         self.inside = False
         self._link = link
@@ -71,14 +72,14 @@ class ConsumerSubscription:
         self._terms = terms
         self._warned_of_settings = False
         self._transient = consumer is None if is_transient is None else is_transient
-        self._nonce = secrets.token_bytes(16)  # who we are over reconnects
-        #: What is known from before this process, if anything.
+        self._nonce = secrets.token_bytes(16)  # the same over reconnects: the broker recognises the subscriber by it
+        #: The state that the ack file has from an earlier process, if any.
         self._saved: KnownConsumer | None = None
         self._task: asyncio.Task[None] | None = None
-        self._asking: asyncio.Future[Answer] | None = None  # a SUBSCRIBE on its way
-        self._asked_store_id: bytes | None = None  # the store whose broker may take the consumer for there
+        self._asking: asyncio.Future[Answer] | None = None  # the answer to a SUBSCRIBE that was sent
+        self._asked_store_id: bytes | None = None  # the store whose broker may know this consumer as present
         self._backoff = Backoff()
-        self._refusals = RefusalLog(f"consumer {self.id} can't subscribe yet")
+        self._refusals = RefusalLog(f"consumer {self.id} cannot subscribe yet")
         if self.ack_sender is not None:
             self.ack_sender.on_connected = self._begin
             if not self._transient and group is not None:
@@ -86,21 +87,21 @@ class ConsumerSubscription:
             self.ack_sender.on_dropped.append(self.forget)
 
     async def enter(self) -> None:
-        """Subscribe; waits while no broker can be reached. Raises what the broker refuses it with."""
+        """Subscribe; wait while no broker can be reached. Raises the broker's refusal."""
         await self._subscribe()
         self.inside = True
 
     def leave(self, known: KnownConsumer | None = None) -> asyncio.Future[None]:
-        """Nobody subscribes any more; what is there is unsubscribed, without waiting for that. Done when it is.
+        """End the subscription in the background; the future is done when the broker has answered or cannot.
 
-        *known* is told to the broker where it can't be told by then that the consumer is gone.
+        *known* goes to the broker with the departure if the connection ends before the broker has answered.
         """
         self.inside = False
         if self._task is not None and not self._task.cancel() and not self._task.cancelled():
-            self._task.exception()  # it is over, and nobody will ask
+            self._task.exception()  # mark its exception as retrieved: no other code will
         self._task = None
         current, self.current = self.current, None
-        asking, self._asking = self._asking, None  # who waits for that is cancelled, and has it undone
+        asking, self._asking = self._asking, None  # the task that waits for it is cancelled, and undoes it
         asked_at, self._asked_store_id = self._asked_store_id, None
         departure = self._departure(asked_at, known) if asked_at is not None else None
         if current is not None and not current[0].closed:
@@ -114,12 +115,12 @@ class ConsumerSubscription:
     def _unsubscribe(
         self, connection: BrokerConnection, subscription: int, departure: Departure | None
     ) -> asyncio.Future[None]:
-        """Write that; the broker hears of the *departure* if the connection does not last for so long."""
+        """Send UNSUBSCRIBE; if the connection ends before the answer, have the link send *departure* later."""
         done = asyncio.get_running_loop().create_future()
 
         def answered(answer: Answer | QmqError) -> None:
             if isinstance(answer, QmqError):
-                log.debug("consumer %s could not unsubscribe: %r", self.id, answer)
+                log.debug("consumer %s did not unsubscribe: %r", self.id, answer)
                 if answer.retryable:
                     self._depart(departure)
             if not done.done():
@@ -130,7 +131,7 @@ class ConsumerSubscription:
         return done
 
     def _departure(self, store_id: bytes, known: KnownConsumer | None) -> Departure | None:
-        """What that broker is to hear where its connection is gone; None: it has forgotten the consumer with that."""
+        """Return the departure to send if the connection is gone; None if the broker forgets the consumer with it."""
         if self.ack_sender is None or self._group is None:
             return None
         group = f"{self._group}@{self.id}" if self._terms.mode == "broadcast" else self._group
@@ -141,30 +142,30 @@ class ConsumerSubscription:
             self._link.depart(departure)
 
     def not_subscribed(self) -> UnknownSubscription:
-        """What is raised before ``enter`` and after ``leave``."""
+        """Return the error for calls before ``enter`` and after ``leave``."""
         return UnknownSubscription(
             f"consumer {self.id} is not subscribed; use it inside `async with client.subscribe(...) as consumer`"
         )
 
     def forget(self) -> None:
-        """Subscribe again: the broker may see it otherwise."""
+        """Have the next call subscribe again."""
         self.current = None
 
     @property
     def is_current(self) -> bool:
-        """There is a subscription on the connection that is in use."""
+        """Whether there is a subscription on the connection in use."""
         return self.current is not None and self.current[0] is self._link.connection
 
     async def subscribed_by(self, deadline: float | None) -> Subscribed | None:
-        """Connection and subscription, made anew when the connection is; None when the time is over before.
+        """Return connection and subscription, after subscribing on a new connection; None at the deadline.
 
-        Raises what trying again can't help.
+        Raises errors that a retry cannot mend.
         """
         while not self.is_current:
             if not self.inside:
                 raise self.not_subscribed()
             self._begin()
-            task = self._task  # which others may wait for as well
+            task = self._task  # other tasks may wait for it too
             assert task is not None
             left = None if deadline is None else max(deadline - asyncio.get_running_loop().time(), 0.0)
             done, _ = await asyncio.wait({task}, timeout=left)
@@ -177,20 +178,20 @@ class ConsumerSubscription:
         return self.current
 
     async def subscribed(self) -> Subscribed:
-        """Connection and subscription, as soon as there are any. Raises what trying again can't help."""
+        """Return connection and subscription as soon as there are any. Raises errors that a retry cannot mend."""
         subscribed = await self.subscribed_by(None)
         assert subscribed is not None
         return subscribed
 
     def _begin(self) -> None:
-        """Have it subscribed in the background, unless it is."""
+        """Start to subscribe in the background, unless there is a subscription or a task that makes one."""
         if self._task is not None and self._task.done() and not self._task.cancelled() and not self._task.exception():
             self._task = None
         if self._task is None and self.inside and not self.is_current:
             self._task = asyncio.get_running_loop().create_task(self._subscribe(), name="qmq-subscribe")
 
     async def _subscribe(self) -> None:
-        """Subscribe at the broker, as soon as there is one. Raises what trying again can't help."""
+        """Subscribe as soon as the broker can be reached. Raises errors that a retry cannot mend."""
         doubts = 0
         while True:
             connection = await self._link.connected()
@@ -198,7 +199,7 @@ class ConsumerSubscription:
                 await self._subscribe_on(connection)
                 return
             except QmqError as error:
-                # It was damaged on the way, or the fault is another request's.
+                # This request was damaged on the way, or another one on the connection was.
                 is_doubtful = type(error) is ProtocolError
                 doubts += is_doubtful
                 if not error.retryable and not (is_doubtful and doubts < MAX_DOUBTS):
@@ -214,7 +215,7 @@ class ConsumerSubscription:
         subscription = _subscription_in(answer)
         if subscription is None:
             connection.abort(
-                ConnectionLost(f"the connection to {connection.address} is of no use: no subscription came")
+                ConnectionLost(f"the connection to {connection.address} ends: its answer grants no subscription")
             )
             raise connection.end_error()
         self.current = connection, subscription
@@ -230,7 +231,7 @@ class ConsumerSubscription:
             self.solo_cursor.begin_at(start_us)
 
     async def _ask(self, connection: BrokerConnection, meta: dict[str, Any]) -> Answer:
-        """Send SUBSCRIBE. Where nobody waits for the answer any more when it comes, what it brings is undone."""
+        """Send SUBSCRIBE and return the answer. If this call is cancelled, an answer that still comes is undone."""
         loop = asyncio.get_running_loop()
         self._asking = asking = loop.create_future()
 
@@ -257,7 +258,7 @@ class ConsumerSubscription:
         return answer
 
     def _undo(self, connection: BrokerConnection, departure: Departure | None, asking: asyncio.Future[Answer]) -> None:
-        """Nobody waits any more for a subscription that was asked for."""
+        """Unsubscribe from the subscription that a cancelled call was granted."""
         if asking.cancelled():
             return
         error = asking.exception()
@@ -268,17 +269,17 @@ class ConsumerSubscription:
             self._depart(departure)
 
     def _warn_settings(self, differing: dict[str, Any]) -> None:
-        """The group is not new, and has other settings: say so once."""
+        """Log once that the group exists with other settings than those requested."""
         if differing and not self._warned_of_settings:
             self._warned_of_settings = True
             shown = ", ".join(f"{name}={value!r}" for name, value in shown_settings(differing).items())
             log.warning(
-                "consumer %s: group %s keeps its settings, which are not as asked for: %s; "
+                "consumer %s: group %s exists with other settings than requested: %s; "
                 "`qmq groups set` changes them", self.id, self._group, shown,
             )  # fmt: skip
 
     def _subscribe_meta(self, store_id: bytes) -> dict[str, Any]:
-        """What SUBSCRIBE says."""
+        """Return the meta of SUBSCRIBE."""
         start, solo_cursor = self._start, self.solo_cursor
         if solo_cursor is not None:
             if self.store_id is not None:
@@ -301,18 +302,18 @@ class ConsumerSubscription:
 
 
 def _subscription_in(answer: Answer) -> int | None:
-    """The number that pulls name."""
+    """Return the subscription number that the answer grants, or None."""
     number = answer.meta.get("subscription")
     return number if type(number) is int and 0 <= number < 1 << 32 else None
 
 
 def _consumer_state_in(answer: Answer) -> ConsumerState:
-    """What the broker says that a consumer is. Raises ProtocolError."""
+    """Return the consumer state in the answer. Raises ProtocolError."""
     numbers = answer.meta.get("consumer_state")
     if (
         type(numbers) is not list
         or len(numbers) < len(ConsumerState._fields)
         or not all(type(one) is int for one in numbers)
     ):
-        raise ProtocolError("the broker does not say what a consumer of a group is")
+        raise ProtocolError("the broker's answer has no consumer state")
     return ConsumerState(*numbers[: len(ConsumerState._fields)])

@@ -68,9 +68,7 @@ class SyncMessage(Message):
         in_flight = self._run.in_flight
         if in_flight is None:
             disposition.close()
-            raise InvalidOption(
-                "messages can be handed back in reliable and broadcast groups only, not without a group or at most once"
-            )
+            raise InvalidOption("messages of solo consumers and of at_most_once groups cannot be nacked or rejected")
         try:
             waiting = asyncio.run_coroutine_threadsafe(disposition, in_flight.owner.loop)
         except RuntimeError:

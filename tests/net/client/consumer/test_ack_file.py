@@ -75,7 +75,7 @@ async def test_where_nothing_can_be_written_it_goes_on_without(
     monkeypatch.setenv("QMQ_STATE_DIR", str(tmp_path / "file"))
     async with scripted_broker() as broker, qmq.connect(broker.url) as client:
         await entered(client, await broker.peer())
-    assert caplog.text.count("keeps no state") == 1
+    assert caplog.text.count("has no state file") == 1
 
 
 async def test_who_has_no_id_of_its_own_keeps_nothing() -> None:

@@ -29,7 +29,7 @@ def work_off(seconds: list[float], tasks: int, round_trip: float) -> Outcome:
         now, number = heapq.heappop(turns)
         count = min(rules[number].wanted(now), tasks)
         tasks -= count
-        rules[number].came(count, now + round_trip)
+        rules[number].record(count, now + round_trip)
         if number == 0:
             waiting = max(waiting, count - 1)
         now += round_trip + count * seconds[number]
@@ -51,7 +51,7 @@ def test_fast_ones_take_many_and_what_they_take_is_a_tenth_of_a_second_of_work()
     rule, now, most = Prefetch(is_solo=False), 0.0, 0
     for _ in range(20):
         count = rule.wanted(now)
-        rule.came(count, now)
+        rule.record(count, now)
         now += count * 0.0001
         most = max(most, count)
     assert PREFETCH_SECONDS / 2 <= most * 0.0001 <= 1.05 * PREFETCH_SECONDS
@@ -60,9 +60,9 @@ def test_fast_ones_take_many_and_what_they_take_is_a_tenth_of_a_second_of_work()
 def test_who_gets_slow_takes_few_at_once() -> None:
     rule, now = Prefetch(is_solo=False), 0.0
     while rule.wanted(now) < 1_000:
-        rule.came(rule.wanted(now), now)
+        rule.record(rule.wanted(now), now)
         now += 0.0001
-    rule.came(1_000, now)
+    rule.record(1_000, now)
     assert rule.wanted(now + 1_000) == 1
 
 
@@ -70,12 +70,12 @@ def test_one_at_a_time_is_no_reason_to_take_more() -> None:
     """Messages that come one by one say little of how many a loop could take."""
     rule = Prefetch(is_solo=True)
     for now in range(100):
-        rule.came(1, now)
+        rule.record(1, now)
         assert rule.wanted(now + 0.000_1) == 16
 
 
 def test_no_more_than_the_most_are_taken() -> None:
     rule = Prefetch(is_solo=False)
     for _ in range(100):
-        rule.came(rule.wanted(1.0), 1.0)
+        rule.record(rule.wanted(1.0), 1.0)
     assert rule.wanted(1.0) == MAX_PREFETCH

@@ -141,10 +141,10 @@ def expanded(flat: list[int]) -> set[int]:
 def test_what_has_a_disposition_takes_no_other() -> None:
     in_flight, _ = made()
     in_flight.ack(10, 12)
-    with pytest.raises(Fenced, match="before"):
+    with pytest.raises(Fenced, match="already"):
         in_flight.begin_disposition(11, 12)
     in_flight.begin_disposition(12, 13)
-    with pytest.raises(Fenced, match="before"):
+    with pytest.raises(Fenced, match="already"):
         in_flight.begin_disposition(12, 13)
     in_flight.ack(12, 14)
     assert in_flight.take_acks() == [10, 12, 13, 14], "what was handed back is not acknowledged"

@@ -41,7 +41,7 @@ async def test_what_each_broker_refused_is_told(tmp_path: Path) -> None:
             message.ack()
         with pytest.raises(qmq.Fenced) as told:
             await consumer.flush()
-        assert str(told.value).count("1 acknowledgements") == 2
+        assert str(told.value).count("1 acks") == 2
         await consumer.flush()
 
 

@@ -137,7 +137,7 @@ async def test_a_refused_subscription_is_raised_and_one_that_can_pass_is_tried_a
         peer.refuse(frame.request, GroupMismatch("another mode"))
         with pytest.raises(GroupMismatch, match="another mode"):
             await entering
-    assert caplog.text.count("can't subscribe yet: too many subscriptions; trying again") == 1
+    assert caplog.text.count("cannot subscribe yet: too many subscriptions; trying again") == 1
 
 
 async def test_one_consumer_more_than_a_client_may_have_is_told_so_at_once(tmp_path: Path) -> None:

@@ -265,7 +265,7 @@ async def test_acknowledgements_that_could_not_be_brought_to_the_broker_wait_for
             await brokers.stop(0)
             for message in messages[:2]:
                 message.ack()
-        assert caplog.text.count("2 acknowledgements could not be brought to its broker") == 1
+        assert caplog.text.count("2 acks did not reach its broker") == 1
         await brokers.start(0)
         async with qmq.connect(brokers.url) as client:
             await until(lambda: not waiting(directory), "nothing waits any more")
