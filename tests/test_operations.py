@@ -70,7 +70,7 @@ STARTING = [
     *(ROOT / "storage" / "meta" / f"{name}.py" for name in ("identity", "subjects")),
     *(ROOT / "storage" / "recovery" / f"{name}.py" for name in ("open", "replay")),
     ROOT / "storage" / "message_log" / "segment.py",
-    ROOT / "net" / "server" / "listening.py",
+    ROOT / "net" / "server" / "accept.py",
     *(ROOT / "daemon" / f"{name}.py" for name in ("startup", "main")),
 ]
 VERIFIES = ("verify", "batches", "derived", "groups", "segments", "sequences")

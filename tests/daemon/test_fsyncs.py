@@ -1,4 +1,4 @@
-"""Who syncs what senders wait for: the system by itself, or a thread; the outcome is the same."""
+"""Syncs for senders: asynchronous or in a thread, with the same result."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def outcome(syncing: Fsyncs) -> QmqError | None:
 
 @pytest.fixture
 def begun(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The syncs that the system was asked for."""
+    """Records the syncs that were started asynchronously."""
     found: list[int] = []
     begin = Aside.begin
 
@@ -44,7 +44,7 @@ async def test_the_system_does_it_where_it_is_one_file(tmp_path: Path, begun: li
     assert await outcome(syncing) is None
     held = store.begin_sync(0)
     assert held is not None
-    waiting = asyncio.ensure_future(outcome(syncing))  # a checkpoint's sync, say, is under way
+    waiting = asyncio.ensure_future(outcome(syncing))  # for example a checkpoint's sync is running
     await asyncio.sleep(0)
     assert begun == [0]
     store.end_sync(0, None)

@@ -1,4 +1,4 @@
-"""qmq/daemon/main.py: store, broker and server as one, on disks that are full, fail or stall; checkpoints; its end."""
+"""Store, broker and server together: on disks that are full, fail or stall, with checkpoints, and when they stop."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ FLUSH, APPEND = frames.FLUSH, 0
 
 
 def checkpoints(disk: FakeDisk) -> int:
-    """How many checkpoints were taken."""
+    """Return how many checkpoints were taken."""
     return sum(name.startswith("checkpoint") for name in disk.renamed)
 
 
@@ -55,7 +55,7 @@ async def until(happened: Callable[[], bool]) -> None:
             await asyncio.sleep(0.001)
 
 
-# --- working ---------------------------------------------------------------------------------------------------------
+# --- work ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("durability", [FLUSH, APPEND])
@@ -114,7 +114,7 @@ async def test_a_restart_goes_on_where_the_last_one_stopped(tmp_path: Path) -> N
         assert sent_fields(await client.read())[4] == (3,)
         subscription = await subscribe(client)
         client.send(pull(9, subscription, count=10))
-        assert len(bytes((await client.read()).payload).split(b"QMQ")) == 3  # the group goes on at its third message
+        assert len(bytes((await client.read()).payload).split(b"QMQ")) == 3  # the group continues at its third message
         await client.close()
 
 
@@ -171,7 +171,7 @@ async def test_retention_goes_on_in_a_broker_that_nobody_talks_to(tmp_path: Path
         await until(lambda: len(broker.store.sealed(0)) <= 2)
 
 
-# --- who may read it -------------------------------------------------------------------------------------------------
+# --- access to files -------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -182,7 +182,7 @@ def no_umask() -> Iterator[None]:
 
 
 def others_may(directory: Path) -> list[str]:
-    """What of a directory and below it others than the owner may do anything with."""
+    """Return the paths below a directory that users other than the owner may access."""
     return [str(path) for path in (directory, *directory.rglob("*")) if path.stat().st_mode & 0o77]
 
 
@@ -280,7 +280,7 @@ async def test_after_a_failed_sync_nothing_more_is_acknowledged(
 async def stopping_as(
     stopped: AbstractContextManager[object], path: Path, **settings: Any
 ) -> AsyncIterator[RunningBroker]:
-    """As ``running``; *stopped* is around the stop."""
+    """Run a broker as ``running`` does, with *stopped* around its stop."""
     broker = RunningBroker(Settings.model_validate({"data_dir": path, "listen": "127.0.0.1:0", **settings}))
     await broker.start()
     try:
@@ -449,7 +449,7 @@ async def test_a_disk_that_stalls_holds_up_only_what_waits_for_it(tmp_path: Path
         other.send(frame(FrameKind.SEND, 4, batch(b"y", producer=b"q" * 16)))
         assert (await other.read()).kind == FrameKind.SENT
         other.send(pull(5, subscription))
-        assert len((await other.read()).payload) == 0  # nothing passes what is not on disk
+        assert len((await other.read()).payload) == 0  # no message passes before it is on disk
         disk.go_on()
         assert (await client.read()).kind == FrameKind.SENT
         other.send(pull(6, subscription, timeout_ms=10_000, least=2))
@@ -465,7 +465,7 @@ async def test_other_partitions_take_all_that_comes_while_one_stalls(tmp_path: P
     async with running(tmp_path, disk, **bounds) as broker:
         client, other = await RawClient.connect(broker.address), await RawClient.connect(broker.address)
         disk.stall("fdatasync", "log-0")
-        for request in range(1, 51):  # 10 MiB, ten times what may be unsynced
+        for request in range(1, 51):  # 10 MiB, ten times the limit of unsynced bytes
             client.send(send(request, APPEND, request.to_bytes() * 200_000, "a.0" if request % 2 else "a.1"))
             assert (await client.read()).kind == FrameKind.SENT
         assert disk.stalled
@@ -516,14 +516,14 @@ async def test_checkpoints_come_while_something_changes_and_not_else(tmp_path: P
         await client.read()
         await until(lambda: checkpoints(disk) == 1)
         await until(lambda: broker.store.synced(0) == broker.store.end(0))
-        # An idle broker writes nothing: a connection, its pulls that bring nothing, and time change nothing to keep.
+        # An idle broker writes nothing: connections, empty pulls and time change no saved state.
         subscription = await subscribe(client, prefix="b.")
         await until(lambda: checkpoints(disk) == 2)
         for request in range(10, 16):
             client.send(pull(request, subscription, timeout_ms=10))
             await client.read()
         assert checkpoints(disk) == 2
-        client.send(send(2, APPEND))  # of one that waits for a sync a checkpoint may see the bytes and miss the answer
+        client.send(send(2, APPEND))  # while a sync is awaited, a checkpoint may see the bytes and miss the answer
         await client.read()
         await until(lambda: checkpoints(disk) == 3)
         await client.close()
@@ -578,7 +578,7 @@ async def test_a_checkpoint_that_fails_is_told_once_and_tried_again(
         client.send(send(1, APPEND))
         await client.read()
         await until(lambda: "no checkpoint could be taken" in caplog.text)
-        for request in range(2, 12):  # far over max_unsynced_bytes, but waiting would be for nothing
+        for request in range(2, 12):  # far over max_unsynced_bytes, but waiting would not help
             client.send(send(request, APPEND, bytes(300_000)))
             await client.read()
         tries = disk.calls["rename"]
@@ -653,11 +653,11 @@ async def test_a_stop_does_not_wait_for_a_disk_that_stalls(tmp_path: Path, monke
     await until(lambda: broker.broker.waiting_for_sync() == 1)
     with pytest.raises(StorageError, match="did not answer"):
         await broker.stop()
-    with pytest.raises(DirectoryInUse):  # its threads may write yet, so no other broker may
+    with pytest.raises(DirectoryInUse):  # its threads may still write, so no other broker may
         RunningBroker(Settings(data_dir=tmp_path, listen="127.0.0.1:0"))
     disk.go_on()
     await until(lambda: "qmq-close" not in {thread.name for thread in threading.enumerate()})
-    monkeypatch.undo()  # a loaded machine needs longer for a good stop
+    monkeypatch.undo()  # a loaded machine needs longer for a clean stop
     assert await client.error() == (0, "broker_stopping")
     await client.close()
     async with running(tmp_path) as again:
@@ -694,7 +694,7 @@ async def test_a_port_in_use_is_told_before_anything_is_made(tmp_path: Path) -> 
 
 @on_uvloop
 async def test_who_comes_to_listen_first_wins_and_the_other_closes_clean(tmp_path: Path) -> None:
-    """Two brokers may both bind a port before either listens: the system tells the second one only then."""
+    """Two brokers may both bind a port before either listens: the system refuses the second one only then."""
     with socket.socket() as first:
         first.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         first.bind(("127.0.0.1", 0))

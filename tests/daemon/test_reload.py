@@ -1,4 +1,4 @@
-"""qmq/daemon/reload.py: what a running broker takes of new settings, and what needs a restart."""
+"""Which new settings a running broker applies, and which need a restart."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_what_differs_is_taken_or_needs_a_restart() -> None:
 
 
 def test_what_may_change_fits_whatever_the_rest_is() -> None:
-    """None of them is bound by another one, so any mix of old and new ones is good."""
+    """No setting limits another, so any mix of old and new ones is valid."""
     least = {key: 0 for key in RELOADABLE if key.startswith(("retention_m", "retention_b", "scrub_b"))}
     Settings.model_validate(
         least | {"data_dir": Path("d"), "checkpoint_ms": 10, "checkpoint_bytes": 64 << 10, "scrub_round_ms": 10}

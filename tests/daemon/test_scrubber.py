@@ -1,4 +1,4 @@
-"""The scrub of a running broker: what nobody reads is found when it rots, told of once, and served no more."""
+"""The scrub of a running broker: finds damage that no pull has read, and reports it once."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SMALL: Final[dict[str, Any]] = {
 
 
 async def fill(url: str, count: int = 400) -> list[bytes]:
-    """Batches of one message, 1 KiB each."""
+    """Send batches of one message of 1 KiB each."""
     bodies = [b"%04d" % number + b"." * 1_020 for number in range(count)]
     async with qmq.connect(url, durability="append") as client:
         for body in bodies:
@@ -47,7 +47,7 @@ def flip(path: Path, offset: int) -> None:
 
 
 async def rounds(broker: RunningBroker, count: int = 2) -> None:
-    """Wait until the scrub has begun anew and gone through all."""
+    """Wait until the scrub has begun again and finished a round."""
     target = broker.counters.scrub_rounds + count
     async with asyncio.timeout(TIMEOUT_S):
         while broker.counters.scrub_rounds < target:  # noqa: ASYNC110  # nobody tells of it
@@ -86,7 +86,7 @@ async def test_what_nobody_reads_is_found_and_told_of_once(tmp_path: Path, caplo
 
 
 def runs(directory: Path) -> list[Path]:
-    """The first file of each run of an error log."""
+    """Return the first file of each sorted run of an error log."""
     return sorted(directory.glob("groups/*/retries/*.a"))
 
 
@@ -149,7 +149,7 @@ async def test_a_file_that_is_gone_or_cut_short(tmp_path: Path, caplog: pytest.L
         assert "the file is shorter than it was" in caplog.text
         async with qmq.connect(broker.url) as client, client.subscribe("a.", group="g") as consumer:
             got = [message.body for message in await consumer.pull(1_000, timeout=0)]
-            assert got == [body for body in bodies if body != cut]  # what is mapped is still served
+            assert got == [body for body in bodies if body != cut]  # mapped segments are still served
 
 
 async def test_a_disk_that_refuses_to_read_is_no_rot(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -185,7 +185,7 @@ async def test_it_can_be_switched_off(tmp_path: Path) -> None:
 
 
 async def test_the_rate_is_bounded(tmp_path: Path) -> None:
-    """By the clock of the broker: no more was read than the time allows."""
+    """By the broker's clock, no more was read than the rate allows."""
     async with running(tmp_path, FakeDisk(), **(SMALL | {"scrub_bytes_per_s": 1 << 20})) as broker:
         await fill(broker.url, 300)
         loop = asyncio.get_running_loop()

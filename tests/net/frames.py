@@ -1,4 +1,4 @@
-"""A client that speaks raw frames, and knows nothing of QMQ's own client: what the server's tests are made with."""
+"""A client that speaks raw frames without QMQ's client code, for tests of the server."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def frame(kind: int, request: int, payload: bytes = b"", meta: dict[str, Any] | 
 
 
 def batch(*bodies: bytes, subject: str = "a.b", producer: bytes = bytes(16), sequence: int = 0) -> bytes:
-    """One batch of one run."""
+    """Return a batch of one run."""
     parts = build_batch(
         [RunContent(subject, bodies, None)], created_at_us=1, producer_id=producer, producer_sequence=sequence
     )
@@ -66,20 +66,20 @@ class RawClient:
         self.writer.write(b"".join(parts))
 
     async def read(self) -> Frame:
-        """The next frame; raises IncompleteReadError at the end."""
+        """Return the next frame. Raises IncompleteReadError at the end."""
         head = await self._reader.readexactly(frames.FRAME_SIZE)
         size, kind, flags, meta_size, request = frames.FRAME.unpack(head)
         rest = memoryview(await self._reader.readexactly(size - frames.FRAME_SIZE))
         return Frame(kind, flags, request, rest[:meta_size], rest[meta_size:])
 
     async def error(self) -> tuple[int, str]:
-        """The next frame, an error: its request number and code."""
+        """Return the request number and code of the next frame, an error."""
         got = await self.read()
         assert got.kind == FrameKind.ERROR, got
         return got.request, frames.unpack_meta(got.meta)["code"]
 
     async def ended(self) -> bool:
-        """Whether the other side has nothing more to say."""
+        """Return whether the server has closed the connection."""
         return await self._reader.read(1) == b""
 
     async def close(self) -> None:
@@ -91,7 +91,7 @@ class RawClient:
 
 
 def sent_fields(got: Frame) -> tuple[int, int, int, bytes, tuple[int, ...]]:
-    """position, stored_at_us, partition, store id, first sequences of a SENT."""
+    """Return position, stored_at_us, partition, store id and first sequences of a SENT."""
     assert got.kind == FrameKind.SENT, frames.decode_error(got)
     position, stored_at_us, partition, store_id, runs = frames.SENT.unpack_from(got.payload)
     return position, stored_at_us, partition, store_id, struct.unpack_from(f"<{runs}Q", got.payload, frames.SENT.size)

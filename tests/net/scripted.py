@@ -1,4 +1,4 @@
-"""A broker that a test plays itself: it says WELCOME, hands every other frame to the test, and answers as told."""
+"""A broker that a test scripts: it answers HELLO, hands other frames to the test, and sends the test's answers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ TIMEOUT_S: Final = 60
 
 
 class Peer(asyncio.Protocol):
-    """One connection of a client, seen from the broker's side."""
+    """One connection of a client, from the broker's side."""
 
     def __init__(self, broker: ScriptedBroker) -> None:
         self._broker = broker
@@ -69,22 +69,23 @@ class Peer(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._frames.put_nowait(None)
 
-    # --- what the test does ------------------------------------------------------------------------------------------
+    # --- called by the test
+    # ----------------------------------------------------------------------------------------------
 
     async def any_frame(self) -> Frame | None:
-        """The next frame, or None: the client has gone away."""
+        """Return the next frame; None if the client has closed the connection."""
         async with asyncio.timeout(TIMEOUT_S):
             return await self._frames.get()
 
     async def frame(self, kind: FrameKind) -> Frame:
-        """The next frame, which must be of that kind."""
+        """Return the next frame, which must be of *kind*."""
         frame = await self.any_frame()
         assert frame is not None, f"the client went away instead of sending {kind.name}"
         assert FrameKind(frame.kind) == kind, f"{FrameKind(frame.kind).name} came instead of {kind.name}"
         return frame
 
     async def gone(self) -> None:
-        """Wait until the client has gone away; it must not send anything before."""
+        """Wait until the client closes the connection, without sending anything before."""
         assert await self.any_frame() is None
 
     def has_frame(self) -> bool:
@@ -98,25 +99,25 @@ class Peer(asyncio.Protocol):
         self.transport.write(frames.encode_error(request, error))
 
     def stored(self, frame: Frame, position: int = 1_000, first_sequence: int = 0) -> None:
-        """Acknowledge a batch; its runs begin at first_sequence, + 1_000, + 2_000 ..."""
+        """Answer a batch with SENT; its runs begin at first_sequence, + 1_000, + 2_000 ..."""
         runs = check_batch(frame.payload, BatchLimits()).header.runs
         payload = frames.SENT.pack(position, START_US, 3, self._broker.store_id, runs)
         payload += b"".join((first_sequence + 1_000 * run).to_bytes(8, "little") for run in range(runs))
         self.answer(FrameKind.SENT, frame.request, payload=payload)
 
     async def batch(self, *, flush: bool | None = None) -> tuple[Frame, CheckedBatch]:
-        """The next frame, a batch; checked as a broker checks it."""
+        """Return the next frame, a batch, checked as a broker checks it."""
         frame = await self.frame(FrameKind.SEND)
         if flush is not None:
             assert bool(frame.flags & frames.FLUSH) == flush
         return frame, check_batch(frame.payload, BatchLimits())
 
     async def subscribed(self, subscription: int = 7) -> dict[str, Any]:
-        """Take a SUBSCRIBE; returns what it said."""
+        """Take a SUBSCRIBE and answer it; return its meta."""
         return self.subscribe(await self.frame(FrameKind.SUBSCRIBE), subscription)
 
     def subscribe(self, frame: Frame, subscription: int = 7) -> dict[str, Any]:
-        """Answer a SUBSCRIBE; returns what it said."""
+        """Answer a SUBSCRIBE; return its meta."""
         said = frames.unpack_meta(frame.meta)
         told: dict[str, Any] = {"subscription": subscription}
         if said["group"] is None:
@@ -128,14 +129,12 @@ class Peer(asyncio.Protocol):
         return said
 
     async def pulled(self) -> tuple[int, tuple[int, ...]]:
-        """The next frame, a PULL: its request, and subscription, max_count, min_count, max_bytes, timeout_ms."""
+        """Take a PULL: return its request, and (subscription, max_count, min_count, max_bytes, timeout_ms)."""
         frame = await self.frame(FrameKind.PULL)
         return frame.request, frames.PULL.unpack(frame.payload)[:-1]
 
     def messages(self, request: int, *batches: bytes, count: int | None = None) -> None:
-        """Answer a pull; a consumer of a group is told the next delivery sequences: *count*, or as many as can be
-        read.
-        """
+        """Answer a pull. A consumer of a group gets the next delivery sequences: *count*, or as many as are readable."""
         payload = b"".join(batches)
         if count is None:
             count = sum(run.count for run in read_answer(memoryview(payload))[0])
@@ -176,13 +175,13 @@ class ScriptedBroker:
         return store_id
 
     async def listen(self) -> None:
-        """Listen; again on the same port after ``close``."""
+        """Listen; after ``close``, on the same port again."""
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(lambda: Peer(self), "127.0.0.1", self._port)
         self._port = self._server.sockets[0].getsockname()[1]
 
     async def close(self) -> None:
-        """Refuse connections, and drop those there are."""
+        """Refuse connections, and drop the open ones."""
         assert self._server is not None
         self._server.close()
         for transport in self.transports:
@@ -197,14 +196,14 @@ class ScriptedBroker:
         self._peers.put_nowait(peer)
 
     async def peer(self) -> Peer:
-        """The next client that said hello."""
+        """Return the next client that said HELLO."""
         async with asyncio.timeout(TIMEOUT_S):
             return await self._peers.get()
 
 
 @asynccontextmanager
 async def scripted_broker(**welcome: Any) -> AsyncIterator[ScriptedBroker]:
-    """A listening ScriptedBroker; *welcome* are fields of WELCOME that are to differ."""
+    """Run a listening ScriptedBroker; *welcome* replaces fields of WELCOME."""
     broker = ScriptedBroker(welcome)
     await broker.listen()
     try:
@@ -223,7 +222,7 @@ def stored_batch(
     partition: int = 0,
     store_id: bytes = STORE,
 ) -> bytes:
-    """A batch as it lies in a message log; all runs begin at *first_sequence*."""
+    """Return a batch as a message log stores it; all runs begin at *first_sequence*."""
     runs = [
         RunContent(subject, bodies, None if header is None else [header] * len(bodies))
         for subject, bodies in contents.items()
@@ -243,7 +242,7 @@ def unpacked(payload: memoryview) -> Any:
 
 
 def backs_of(frame: Frame) -> list[DispositionRange]:
-    """What a HAND_BACK hands back."""
+    """Return the dispositions in a HAND_BACK."""
     command = decode_request(1, frame._replace(request=1))
     assert isinstance(command, HandBack)
     return list(command.backs)

@@ -1,4 +1,4 @@
-"""Several brokers in one process, for tests; each can end and come back with its port."""
+"""Several brokers in one process, each of which can stop and start again on its port."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TIMEOUT_S: Final = 60
 
 
 class Several:
-    """*count* brokers on directories under *path*."""
+    """*count* brokers with directories under *path*."""
 
     def __init__(self, path: Path, count: int, **settings: Any) -> None:
         self._path = path
@@ -30,7 +30,7 @@ class Several:
         return "qmq://" + ",".join(f"127.0.0.1:{port}" for port in self._ports)
 
     def one(self, number: int) -> str:
-        """The url of that broker alone."""
+        """Return the URL of one broker."""
         return f"qmq://127.0.0.1:{self._ports[number]}"
 
     def address(self, number: int) -> str:
@@ -52,7 +52,7 @@ class Several:
 
 @asynccontextmanager
 async def several(path: Path, count: int = 2, **settings: Any) -> AsyncIterator[Several]:
-    """So many brokers that have started."""
+    """Run *count* brokers."""
     found = Several(path, count, **settings)
     try:
         for number in range(count):
@@ -64,7 +64,7 @@ async def several(path: Path, count: int = 2, **settings: Any) -> AsyncIterator[
 
 
 async def until(condition: Callable[[], bool] | Callable[[], Awaitable[bool]], what: str) -> None:
-    """Wait until *condition* holds; fails, saying *what*, when it does not come to hold."""
+    """Wait until *condition* is true; fail with *what* if it stays false."""
     deadline = time.monotonic() + TIMEOUT_S
     while True:
         found = condition()
@@ -75,11 +75,11 @@ async def until(condition: Callable[[], bool] | Callable[[], Awaitable[bool]], w
 
 
 def connections(client: qmq.Client) -> list[bool]:
-    """Which brokers that client is connected to."""
+    """Return the indexes of the brokers that the client is connected to."""
     return [link.connection is not None for link in client._brokers.links]
 
 
 async def put(url: str, subject: str, bodies: list[bytes]) -> None:
-    """Send to that broker, over a client of its own."""
+    """Send to one broker, over a client of its own."""
     async with qmq.connect(url) as client:
         await client.send_many(subject, bodies)

@@ -1,4 +1,4 @@
-"""Cancels a call at each place where it waits, one after another."""
+"""Cancels a call at each point where it waits, one after another."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 
 class CancelledAt:
-    """Awaits *call*, and cancels the task that awaits it when it waits for the *number*-th time (from 1).
+    """Awaits *call*, and cancels the awaiting task when it waits for the *number*-th time (from 1).
 
-    ``waits`` is how often it has waited; where that is below *number*, the call was not cancelled.
+    ``waits`` counts the waits so far; while it is below *number*, the call was not cancelled.
     """
 
     def __init__(self, call: Awaitable[Any], number: int) -> None:
@@ -40,7 +40,7 @@ class CancelledAt:
 
 
 async def run(call: CancelledAt) -> bool:
-    """Run it in a task of its own; whether it was cancelled."""
+    """Run it in a task of its own; return whether it was cancelled."""
 
     async def awaited() -> None:
         await call
@@ -54,8 +54,9 @@ async def run(call: CancelledAt) -> bool:
 
 
 async def run_turns(call: Awaitable[Any], turns: int, cancels: int = 1) -> bool:
-    """Run it in a task of its own, and cancel that after so many turns of the loop, in each turn up to *cancels* times;
-    whether it was cancelled.
+    """Run it in a task of its own, which is cancelled after *turns* turns of the loop, up to *cancels* times in each.
+
+    Returns whether it was cancelled.
     """
 
     async def awaited() -> None:

@@ -1,4 +1,4 @@
-"""Leaving, entering and closing, cancelled wherever they wait: nothing is left behind, at the broker or here."""
+"""Leaving, entering and closing, cancelled at every wait: nothing is left behind, at the broker or in the client."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.net.stepping import CancelledAt, run, run_turns
 
 
 async def holding_three(client: qmq.Client, peer: Peer, **options: Any) -> tuple[qmq.Consumer, list[qmq.Message]]:
-    """A consumer that was given three messages and has acknowledged the first."""
+    """Enter a consumer that was given three messages and has acked the first."""
     consumer = client.subscribe("a.", group="g", **options)
     entering = asyncio.ensure_future(consumer.__aenter__())
     await peer.subscribed()
@@ -42,7 +42,7 @@ async def holding_three(client: qmq.Client, peer: Peer, **options: Any) -> tuple
 
 
 async def frames_until_unsubscribe(peer: Peer) -> list[FrameKind]:
-    """What comes up to UNSUBSCRIBE, which comes once."""
+    """Return the frames up to UNSUBSCRIBE, which comes once."""
     kinds = list[FrameKind]()
     while FrameKind.UNSUBSCRIBE not in kinds:
         frame = await peer.any_frame()
@@ -53,14 +53,14 @@ async def frames_until_unsubscribe(peer: Peer) -> list[FrameKind]:
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody waits for long for a broker that does not answer."""
+    """Shorten the waits for a broker that does not answer."""
     monkeypatch.setattr(pulling, "FLUSH_TIMEOUT", 0.05)
     monkeypatch.setattr(pulling, "LEAVE_TIMEOUT", 0.05)
 
 
 @pytest.mark.parametrize("named", [False, True])
 async def test_wherever_leaving_is_cancelled_the_broker_is_told(named: bool) -> None:
-    """It answers nothing; acknowledgements come before, and the state file is free and has them."""
+    """The broker answers nothing; acks are sent first, and the state file is unlocked and has them."""
     for number in itertools.count(1):
         async with scripted_broker() as broker, qmq.connect(broker.url) as client:
             peer = await broker.peer()
@@ -97,7 +97,7 @@ async def online(client: qmq.Client, group: str = "g") -> list[str]:
 
 
 async def nothing_is_left(client: qmq.Client, group: str = "g") -> None:
-    """No consumer of the group is there, and nothing is in flight."""
+    """Assert that no consumer of the group is left, and no message is in flight."""
 
     async def nobody() -> bool:
         return not await online(client, group)
@@ -115,7 +115,7 @@ async def test_wherever_leaving_is_cancelled_its_messages_are_for_others(
         for one in range(count):
             async with qmq.connect(brokers.one(one)) as sender:
                 await sender.send_many("a.b", [b"%d" % number for number in range(10)])
-        async with client.subscribe("a.", group="g", consumer="stays"):  # its heartbeats are those of all
+        async with client.subscribe("a.", group="g", consumer="stays"):  # one heartbeat counts for all
             for turns in itertools.count(1):
                 consumer = client.subscribe("a.", group="g")
                 await consumer.__aenter__()
@@ -136,7 +136,7 @@ def _only(client: qmq.Client, *names: str) -> Callable[[], Any]:
 
 
 async def test_consumers_whose_time_is_over_while_the_broker_stands_still_leave_nothing(tmp_path: Path) -> None:
-    """Ten tasks, each with a time limit around its consumer: all leave while the broker is stopped."""
+    """Ten tasks, each with a time limit around its consumer, leave while the broker is stopped."""
     with broker_process(tmp_path / "data") as broker:
         async with qmq.connect(broker.url) as client, client.subscribe("a", group="g", consumer="stays"):
             await client.send_many("a", [b"%d" % number for number in range(50)])
@@ -186,7 +186,7 @@ async def test_wherever_subscribing_is_cancelled_nothing_is_subscribed(
                 await consumer.__aexit__(None, None, None)
                 break
             cancelled += 1
-            for _ in range(2):  # the answer to SUBSCRIBE comes before, then that to UNSUBSCRIBE
+            for _ in range(2):  # the answer to SUBSCRIBE comes first, then that to UNSUBSCRIBE
                 await client.admin.groups()
         assert cancelled > 4
         if mode in ("reliable", "broadcast"):
@@ -258,7 +258,7 @@ async def test_who_left_while_its_broker_was_away_is_gone_when_that_is_back(tmp_
 
 @contextmanager
 def interrupted_soon() -> Iterator[None]:
-    """Ctrl-C after a moment; it must come within this block."""
+    """Send Ctrl-C after a moment; it must arrive within this block."""
     before = signal.signal(signal.SIGALRM, signal.default_int_handler)
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.05)
@@ -306,7 +306,7 @@ def test_an_interrupt_while_it_leaves_lets_go_of_its_messages(tmp_path: Path) ->
 
 
 def test_what_an_interrupted_pull_has_brought_just_then_comes_with_the_next(tmp_path: Path) -> None:
-    """The interrupt comes when the messages are there, and nobody has them yet."""
+    """The interrupt comes when the messages have arrived and the program does not have them yet."""
     with broker_process(tmp_path / "data") as broker, qmq.connect_sync(broker.url) as client:
         client.send_many("a", [b"1", b"2", b"3"])
         with client.subscribe("a", group="g") as consumer:

@@ -1,4 +1,4 @@
-"""Delayed messages from end to end: sent in every way there is, delivered by a real broker, cancelled by id."""
+"""Delayed messages from end to end: sent in every way, delivered by a real broker, cancelled by id."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TIMEOUT_S = 60
 
 
 async def take(consumer: qmq.Consumer, count: int) -> list[qmq.Message]:
-    """So many messages, acknowledged."""
+    """Receive and ack *count* messages."""
     found = list[qmq.Message]()
     async with asyncio.timeout(TIMEOUT_S):
         while len(found) < count:

@@ -1,4 +1,4 @@
-"""What a group follows, seen and changed by clients of real brokers."""
+"""The prefixes that a group is subscribed to, listed and changed by clients of real brokers."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ async def test_a_connection_that_is_made_anew_widens_nothing(tmp_path: Path) -> 
             await client.send("a.x", b"for it")
             assert [message.body for message in await consumer.pull(1)] == [b"for it"]
             assert await follows(client) == [["a."]]
-            async with client.subscribe("b.", group="g"):  # who asks anew is followed
+            async with client.subscribe("b.", group="g"):  # a consumer that asks again sets them
                 assert await follows(client) == [["a.", "b."]]
 
 

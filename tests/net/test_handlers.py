@@ -1,4 +1,4 @@
-"""`async with message`: what becomes of a message when its handler ends, and how."""
+"""`async with message`: the disposition of a message, by the way that its handler ends."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.net.scripted import TIMEOUT_S, backs_of
 
 @asynccontextmanager
 async def given(*wanted: bytes) -> AsyncIterator[tuple[Subscribed, list[qmq.Message]]]:
-    """A consumer of a group that was given these messages."""
+    """Enter a consumer of a group that was given these messages."""
     async with subscribed(group="g", consumer="c") as s:
         task = asyncio.ensure_future(s.consumer.pull(max(len(wanted), 100)))
         request, _ = await s.peer.pulled()
@@ -34,7 +34,7 @@ async def given(*wanted: bytes) -> AsyncIterator[tuple[Subscribed, list[qmq.Mess
 
 
 async def handed_back(s: Subscribed) -> tuple[Disposition, int, int | None, str]:
-    """The next frame, which hands one message back: how, which, its delay, why."""
+    """Take the next frame, which sends one message back: return disposition, sequence, delay and reason."""
     frame = await s.peer.frame(FrameKind.HAND_BACK)
     (back,) = backs_of(frame)
     assert back.end == back.start + 1
@@ -86,7 +86,7 @@ class Mute(Exception):
 async def test_whatever_a_handler_raises_hands_back_and_goes_on(
     error: Exception, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.CRITICAL, "qmq")  # xdist can't carry what UTF-8 cannot hold
+    caplog.set_level(logging.CRITICAL, "qmq")  # xdist cannot transfer text that UTF-8 cannot encode
     async with given(b"1") as (s, (message,)):
         handling = asyncio.ensure_future(handle(message, error))
         assert await handed_back(s) == (Disposition.NACK, 0, None, reason)
@@ -170,7 +170,7 @@ async def test_flush_says_how_many_were_refused() -> None:
         s.peer.answer(FrameKind.ACKED, frame.request, payload=frames.ACKED.pack(2))
         with pytest.raises(Fenced, match="2 acks"):
             await flushing
-        await s.consumer.flush()  # said once
+        await s.consumer.flush()  # raised once
 
 
 async def test_acknowledgements_are_refused_when_another_has_taken_over() -> None:
@@ -215,7 +215,7 @@ async def test_who_waits_for_acknowledgements_while_it_loses_touch_hears_of_them
             await flushing
 
 
-# --- not held any more ----------------------------------------------------------------------------------------------
+# --- no longer in flight ---------------------------------------------------------------------------------------------
 
 
 async def waits(stopped: asyncio.Event) -> None:

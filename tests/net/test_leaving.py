@@ -1,4 +1,4 @@
-"""A consumer's block that is left: the fate of what its program was given, and of what comes too late."""
+"""Leaving a consumer's block: the disposition of the messages that the program was given, and late dispositions."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
 
 
 class Broken(Exception):
-    """Raised by a program."""
+    """An error of the program."""
 
 
 async def attempts(client: qmq.Client, subject: str, group: str, count: int = MANY) -> dict[bytes, int]:
-    """The attempt that each message of the group has now."""
+    """Return the current attempt of each message of the group."""
     found = dict[bytes, int]()
     async with client.subscribe(subject, group=group) as consumer, asyncio.timeout(60):
-        while len(found) < count:  # what comes again does not wait for the rest
+        while len(found) < count:  # redeliveries do not wait for the rest
             found |= {message.body: message.attempt for message in await consumer.pull()}
     return found
 
@@ -66,7 +66,7 @@ async def test_a_loop_fails_what_it_was_given_and_releases_what_it_has_not_come_
                         raise Broken
                     if message.body in (b"0", b"2"):
                         message.ack()
-        # 1 and 3 were given too, and had no disposition; 5 was not.
+        # 1 and 3 were given too, and had no disposition; 5 was not given.
         assert await attempts(client, "loop", "loop", 4) == {b"1": 2, b"3": 2, b"4": 2, b"5": 1}
 
 
@@ -163,7 +163,7 @@ async def test_what_was_given_fails_also_where_its_delivery_sequences_have_gaps(
 
 
 async def test_one_message_that_was_taken_away_keeps_no_other_from_failing() -> None:
-    """The broker refuses a range of which it has taken one message back: its parts are brought again."""
+    """The broker refuses a range because one message has a disposition: the rest of it is sent again."""
     async with pulled(b"0", b"1", b"2", b"3") as (s, messages):
         messages[0].ack()
         leaving = asyncio.ensure_future(s.consumer.__aexit__(Broken, Broken("no such hotel"), None))
@@ -210,7 +210,7 @@ async def test_what_a_pull_of_another_task_has_brought_is_released(tmp_path: Pat
 
 
 def given(consumer: qmq.SyncConsumer, count: int) -> dict[bytes, int]:
-    """The next messages, and the attempt that each has now."""
+    """Return the next messages, and the current attempt of each."""
     found = dict[bytes, int]()
     while len(found) < count:
         pulled = consumer.pull(timeout=30)
@@ -244,7 +244,7 @@ def test_the_client_without_asyncio_fails_what_its_program_was_given(broker: Bro
 
 
 async def late(client: qmq.Client, subject: str, consumer: str = "c") -> list[qmq.Message]:
-    """Messages whose consumer's block was left."""
+    """Messages of a consumer whose block has ended."""
     await client.send_many(subject, [b"%d" % number for number in range(MANY)])
     async with client.subscribe(subject, group=subject, consumer=consumer) as subscription:
         return await subscription.pull(MANY, MANY, timeout=30)

@@ -1,4 +1,4 @@
-"""docs/PROTOCOL.md: what the page says of frames, kinds, errors and bounds is what the code does."""
+"""docs/PROTOCOL.md agrees with the code about frames, kinds, errors and limits."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ PAGE = (Path(__file__).parents[2] / "docs" / "PROTOCOL.md").read_text("utf-8")
 
 
 def rows_of(title: str) -> list[list[str]]:
-    """The rows of the table that has *title* in its head, as lists of cells."""
+    """Return the rows of the table that has *title* in its head, as lists of cells."""
     head = next(line for line in PAGE.splitlines() if line.startswith("|") and title in line)
     table = PAGE[PAGE.index(head) + len(head) :].split("\n\n")[0].strip().splitlines()[1:]
     return [[cell.strip() for cell in row.strip("|").split("|")] for row in table]
 
 
 def example(about: str) -> list[bytes]:
-    """The blocks of bytes from the line on that begins so, up to the next text."""
+    """Return the bytes in the blocks between the line that begins with *about* and the next text."""
     after = PAGE[PAGE.index(about) :].split("\n", 1)[1]
     blocks = re.match(r"(```\n[0-9a-f \n]+```\n)+", after)
     assert blocks is not None
@@ -54,7 +54,7 @@ def codes() -> dict[str, type[QmqError]]:
     return {kind.code: kind for kind in kinds}
 
 
-#: Codes that a broker of this version answers nobody with.
+#: Error codes that a broker of this version never sends.
 ELSEWHERE = {
     "error", "connection_lost", "send_failed", "send_unknown", "queue_full", "directory_in_use", "foreign_file",
     "remote_error", "retry", "brokers_missed",

@@ -1,4 +1,4 @@
-"""Calls from a thread that is not the client's, which asyncio refuses in its debug mode, leave the client alive."""
+"""Calls from a wrong thread, which asyncio refuses in its debug mode, leave the client working."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A stand-in for the broker's rules: it notes what the server calls, and answers as a test tells it to."""
+"""A stand-in for the broker: it records the server's calls, and answers as a test asks."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ OPTIONS = ServerOptions(
 
 
 class StandIn:
-    """Answers each SEND with SENT at the end of its turn, and the rest as ``answer`` says."""
+    """Answers each SEND with SENT at the end of its turn, and other commands by ``answer``."""
 
     def __init__(self) -> None:
         self.commands: list[Command] = []
@@ -79,7 +79,7 @@ class StandIn:
         return wanted
 
     def of(self, kind: type) -> list[Any]:
-        """The commands of one kind so far."""
+        """Return the commands of one kind so far."""
         return [command for command in self.commands if isinstance(command, kind)]
 
 

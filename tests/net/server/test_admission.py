@@ -1,4 +1,4 @@
-"""qmq/net/server/admission.py: who has to go when all connections together hold too much."""
+"""Which connection ends when all together hold too much."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from qmq.net.server.connection import ClientConnection
 
 
 class Peers:
-    """Stand-ins for connections, and what each has unread."""
+    """Stand-ins for connections, and how much each has unread."""
 
     def __init__(self, limit: int) -> None:
         self.unread: dict[Any, int] = {}
@@ -25,7 +25,7 @@ class Peers:
         self.admission.answers(cast(ClientConnection, who), size, now)
 
     def over(self) -> str | None:
-        """Who has to go; then it has gone."""
+        """Return the connection that has to end, and end it."""
         gone = self.admission.over()
         if gone is not None:
             self.admission.forget(gone)

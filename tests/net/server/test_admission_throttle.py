@@ -1,4 +1,4 @@
-"""qmq/net/server/admission.py: who sends what is wrong waits, in turn, and nobody else."""
+"""Connections that send invalid frames wait, one after another; others do not."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WRONG = frame(FrameKind.SEND, 2, bytes(100))
 
 
 class Waiting:
-    """Stands in for a connection: when it is read from."""
+    """Stands in for a connection: records when it is read from."""
 
     def __init__(self) -> None:
         self.reasons = 0

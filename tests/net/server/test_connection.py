@@ -1,4 +1,4 @@
-"""qmq/net/server/connection.py: what untrusted clients and slow ones may do, and that nobody else notices."""
+"""What untrusted and slow clients may do without effect on others."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ async def test_who_breaks_the_protocol_later_is_told_and_closed(broken: bytes) -
 
 
 class Wire(asyncio.Transport):
-    """A transport that goes nowhere: a test calls the connection as a loop would."""
+    """A transport without a socket: a test calls the connection as a loop would."""
 
     def __getattribute__(self, name: str) -> object:
         if name in ("write", "writelines", "write_eof", "pause_reading", "resume_reading", "set_write_buffer_limits"):
@@ -209,9 +209,7 @@ async def test_who_does_not_read_is_not_read_from_and_others_go_on() -> None:
             quick.send(frame(FrameKind.SEND, asked, batch(b"x")))
             assert (await quick.read()).request == asked
         taken = len(s.rules.of(commands.Pull))
-        assert (
-            4 <= taken < asked < 1_000
-        )  # it is no longer read from, after max_inflight_bytes and what the system holds
+        assert 4 <= taken < asked < 1_000  # reading is paused after max_inflight_bytes and the system's buffer
         slow.writer.transport.resume_reading()
         for request in range(1, asked + 1):
             got = await slow.read()

@@ -1,4 +1,4 @@
-"""One bit turned over in the header of any request on its way: no other request comes of it."""
+"""A flipped bit in the header of any request never makes another valid request."""
 
 from __future__ import annotations
 
@@ -71,14 +71,14 @@ FRAMES: Final = {
 
 
 def command_of(data: bytes) -> commands.Command | None:
-    """What the first frame asks for; None: it has not come as a whole. Raises ProtocolError."""
+    """Return the command in the first frame, None while it is incomplete. Raises ProtocolError."""
     for found in frames.split_frames(memoryview(data), 1 << 20):
         return decode_request(3, found)
     return None
 
 
 def check(command: commands.Command) -> None:
-    """Raises BadBatch where the broker's rules refuse what it carries for its bytes alone."""
+    """Raise BadBatch if the broker would refuse the batch for its bytes alone."""
     if isinstance(command, commands.Send | commands.HandOver):
         check_batch(command.batch, BatchLimits())
     elif isinstance(command, commands.Restore):

@@ -1,4 +1,4 @@
-"""Whatever way bytes of many connections arrive, their frames come out whole and stay put."""
+"""However the bytes of many connections arrive, their frames come out whole and stay in place."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LIMIT = 4 << 20
 
 @dataclass
 class Peer:
-    """A connection: what it will send, and what came out at the other end."""
+    """A connection: the bytes to send, and those received."""
 
     stream: bytes
     partial_frame: PartialFrame = field(default_factory=PartialFrame)
@@ -25,7 +25,7 @@ class Peer:
     got: list[bytes] = field(default_factory=list)
 
     def receive(self, receive_buffer: ReceiveBuffer, most: int) -> list[tuple[memoryview, bytes]]:
-        """One read of at most *most* bytes; gives the new payloads as views, and as bytes."""
+        """Receive at most *most* bytes once; return the new payloads as views, and as bytes."""
         room = receive_buffer.room(self.partial_frame)
         count = min(most, len(room), len(self.stream) - self.sent)
         room[:count] = self.stream[self.sent : self.sent + count]

@@ -1,4 +1,4 @@
-"""qmq/net/server/replies.py: in which order answers leave."""
+"""The order in which answers are written."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from qmq.net.server.replies import ReplyWriter
 
 
 class Noting(ClientConnection):
-    """Notes when it is written to, and how much."""
+    """Records when it is written to, and how much."""
 
     def __init__(self, number: int, written: list[tuple[int, int]]) -> None:
         self.number = number

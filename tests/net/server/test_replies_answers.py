@@ -1,4 +1,4 @@
-"""qmq/net/server/replies.py: effects become the frames of docs/PROTOCOL.md."""
+"""Effects are encoded as the frames of docs/PROTOCOL.md."""
 
 from __future__ import annotations
 

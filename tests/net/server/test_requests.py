@@ -1,4 +1,4 @@
-"""qmq/net/server/requests.py: frames become commands; what breaks the protocol is told from what is refused."""
+"""Frames are decoded into commands; protocol errors differ from refused requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""qmq/net/server/server.py: turns, answers, bounds, failures of the rules, and the way it stops."""
+"""Turns, answers, limits, failures of the broker, and the end of a server."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ async def test_each_request_gets_its_answer(request_: bytes, answer: Any, kind: 
     async with serving(max_buffered_bytes=400 * REQUEST_BYTES) as s:
         s.rules.answer = lambda command: None if isinstance(command, commands.Disconnected) else answer(command)
         client = await RawClient.connect(s.address)
-        for _ in range(MAX_REQUESTS // 100):  # more than one or all may have open, were they not counted off
+        for _ in range(MAX_REQUESTS // 100):  # more than the limit, if answered requests still counted
             client.send(request_ * 200)
             for _ in range(200):
                 got = await client.read()
@@ -134,7 +134,7 @@ async def test_a_batch_of_several_runs_gets_the_sequences_of_all() -> None:
         await client.close()
 
 
-# --- bounds ----------------------------------------------------------------------------------------------------------
+# --- limits ----------------------------------------------------------------------------------------------------------
 
 
 @on_uvloop
@@ -191,7 +191,7 @@ async def test_while_sends_are_held_only_senders_wait() -> None:
             await client.close()
 
 
-# --- failures of the rules -------------------------------------------------------------------------------------------
+# --- failures of the broker ------------------------------------------------------------------------------------------
 
 
 @on_uvloop
@@ -321,7 +321,7 @@ async def test_what_goes_by_time_comes_after_the_answers_and_not_in_every_turn()
         ticked = asyncio.Event()
         s.rules.tick = lambda now: ticked.set()  # type: ignore[method-assign,func-returns-value]
         s.server.turn()
-        async with asyncio.timeout(60):  # what was left out follows, though nothing else comes
+        async with asyncio.timeout(60):  # deferred requests follow without further input
             await ticked.wait()
         await client.close()
 
@@ -382,7 +382,7 @@ async def test_answers_for_connections_that_are_gone_are_dropped() -> None:
         before = s.server.changes
         s.server.turn()
         assert s.rules.effects == []
-        assert s.server.changes == before + 3  # they happened, even so
+        assert s.server.changes == before + 3  # they happened all the same
 
 
 # --- the end ---------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Large answers go piece by piece, and others come in between."""
+"""Large answers are written in pieces, and others come in between."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_what_is_not_sent_is_let_go() -> None:
 
 
 class Turns:
-    """The calls that a loop makes, one a turn."""
+    """Makes the scheduled calls, one per turn."""
 
     def __init__(self) -> None:
         self.calls: list[Callable[[], None]] = []
@@ -51,7 +51,7 @@ class Turns:
 
 
 class Scripted:
-    """Has so many pieces to write; at the last of them it fails, if it is to."""
+    """Has a number of pieces to write; may fail at the last one."""
 
     number = 5
 
@@ -87,7 +87,7 @@ def test_those_who_write_much_take_turns(caplog: pytest.LogCaptureFixture) -> No
 
 
 class Hubs:
-    """What a connection asks of its server, and a transport that takes *room* bytes."""
+    """Implements Hub for a connection whose transport takes *room* bytes."""
 
     max_inflight_bytes = 64 << 20
 
@@ -99,7 +99,7 @@ class Hubs:
         self.connection = ClientConnection(cast(Hub, self), 1)
         self.connection._transport = cast(Any, self)
 
-    # --- of a server ---
+    # --- called by the server ---
 
     def write_soon(self, connection: ClientConnection) -> None:
         self.turns.writing.add(connection)
@@ -112,7 +112,7 @@ class Hubs:
 
     lingers = leave
 
-    # --- of a transport ---
+    # --- called by the transport ---
 
     def write(self, data: bytes) -> None:
         self.writelines([data])

@@ -1,4 +1,4 @@
-"""Acknowledgements that got lost are known from a file."""
+"""Acks that did not reach the broker are read from a file."""
 
 from __future__ import annotations
 

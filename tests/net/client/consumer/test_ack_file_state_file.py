@@ -1,4 +1,4 @@
-"""Files of what consumers have acknowledged."""
+"""State files of consumers."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_a_lock_that_is_removed_between_opening_and_locking_is_made_again(
     def slow(fd: int, operation: int) -> None:
         tries.append(fd)
         if len(tries) == 1:
-            first.close()  # by its owner, between our open and our flock
+            first.close()  # by its owner, between open and flock
         flock(fd, operation)
 
     flock = fcntl.flock
@@ -172,7 +172,7 @@ def test_nobody_else_may_read_what_is_made(tmp_path: Path) -> None:
 
 
 def test_what_is_written_after_it_is_closed_is_not(tmp_path: Path) -> None:
-    """A thread may come late with that, when another process has the file."""
+    """A thread may write late, when another process has the file."""
     file = opened(tmp_path)
     file.close()
     file.close()

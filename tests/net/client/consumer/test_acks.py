@@ -1,4 +1,4 @@
-"""Acknowledgements of other threads come to the loop together, and none is left behind."""
+"""Acks from other threads come to the loop together, and none is left behind."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from qmq.net.client.consumer.in_flight import InFlightWindow
 
 
 class Noting:
-    """Stands in for what a consumer holds: notes what is acknowledged."""
+    """Stands in for a window in flight: records the acks."""
 
     def __init__(self) -> None:
         self.acked: list[tuple[int, int]] = []
@@ -61,6 +61,6 @@ async def test_none_is_left_behind_whatever_threads_do() -> None:
     for thread in threads:
         thread.start()
     await asyncio.to_thread(lambda: [thread.join() for thread in threads])
-    await asyncio.sleep(0)  # what they asked for last is called
+    await asyncio.sleep(0)  # run the last scheduled call
     acked = sorted(noting.acked)
     assert [sequence for start, end in acked for sequence in range(start, end)] == list(range(3 * each))

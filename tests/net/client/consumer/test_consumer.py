@@ -34,7 +34,7 @@ async def test_async_for_hands_out_message_after_message() -> None:
             s.peer.messages(request, batch(b"%d" % number, b"x", at=number))
         await following
         assert came == [b"0", b"x", b"1"]
-        # What the loop was left before comes first.
+        # The first message is one that the loop had not reached.
         assert bodies(await s.consumer.pull()) == [b"x"]
 
 
@@ -50,7 +50,7 @@ async def test_pull_batch_also_begins_with_what_a_loop_left() -> None:
 
 
 class Bringing(Puller):
-    """Brings as many messages as are asked for."""
+    """Returns as many messages as are requested."""
 
     def __init__(self) -> None:
         self.asked: list[int] = []
@@ -86,7 +86,7 @@ async def test_fast_loops_take_many_and_slow_ones_few(monkeypatch: pytest.Monkey
 
 async def test_fast_loops_take_many_also_where_batches_go_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     class Whole(Bringing):
-        """Brings whole batches of 100, as many as fit."""
+        """Returns whole batches of 100, as many as fit."""
 
         async def pull(self, max_count: int, min_count: int, timeout: float | None, max_bytes: int = 0) -> list[Run]:
             self.asked.append(max_count)

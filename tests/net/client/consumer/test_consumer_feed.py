@@ -1,4 +1,4 @@
-"""What a loop takes and has not come to."""
+"""The messages that a loop has taken and not reached."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.net.scripted import Peer, backs_of
 
 
 async def released(peer: Peer) -> tuple[int, int]:
-    """The next frame, which hands messages back unstarted: their delivery sequences."""
+    """Return the delivery sequences of the next frame, which must release messages."""
     frame = await peer.frame(FrameKind.HAND_BACK)
     (back,) = backs_of(frame)
     assert back.disposition == Disposition.RELEASE
@@ -30,7 +30,7 @@ async def released(peer: Peer) -> tuple[int, int]:
 
 @asynccontextmanager
 async def looping(count: int) -> AsyncIterator[tuple[Subscribed, asyncio.Queue[bytes], asyncio.Event]]:
-    """A loop over a group's messages that handles each when it may; it has taken *count* and is at the first."""
+    """Run a loop over messages of a group that waits in each handler; it has taken *count* and is at the first."""
     async with subscribed(group="g") as s:
         came, may_go_on = asyncio.Queue[bytes](), asyncio.Event()
 
@@ -52,7 +52,7 @@ async def looping(count: int) -> AsyncIterator[tuple[Subscribed, asyncio.Queue[b
 async def test_what_a_stuck_loop_has_not_come_to_is_handed_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feed_module, "STUCK_AFTER", 0.02)
     monkeypatch.setattr(pulling_module, "UNUSED_AFTER", 600)
-    monkeypatch.setattr(Prefetch, "wanted", lambda self, now: 4)  # as after many that were handled fast
+    monkeypatch.setattr(Prefetch, "wanted", lambda self, now: 4)  # as after many fast handlers
     async with looping(4) as (s, came, may_go_on):
         assert await released(s.peer) == (1, 4)
         may_go_on.set()
@@ -62,7 +62,7 @@ async def test_what_a_stuck_loop_has_not_come_to_is_handed_back(monkeypatch: pyt
 
 
 async def acked_then_pulled(peer: Peer) -> tuple[int, tuple[int, ...]]:
-    """The next frames: an acknowledgement, and a pull."""
+    """Take the next frames: an ack, and a pull, which is returned."""
     await peer.frame(FrameKind.ACK)
     return await peer.pulled()
 
@@ -70,7 +70,7 @@ async def acked_then_pulled(peer: Peer) -> tuple[int, tuple[int, ...]]:
 async def test_what_is_not_in_flight_any_more_does_not_come() -> None:
     async with looping(4) as (s, came, _):
         ack_sender = s.consumer._puller.ack_senders[0]
-        ack_sender.fence(Fenced("silent for too long"))  # the handler is stopped, and the loop goes on
+        ack_sender.fence(Fenced("silent for too long"))  # the handler is stopped, and the loop continues
         await s.peer.subscribed()
         request, _ = await s.peer.pulled()
         s.peer.messages(request, batch(b"again", at=1))

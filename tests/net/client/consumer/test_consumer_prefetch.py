@@ -1,4 +1,4 @@
-"""How many messages a loop takes at a time: simulated, in time that is an argument."""
+"""How many messages a loop takes at a time: simulated, with time as an argument."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ SLOWER = 100
 
 class Outcome(NamedTuple):
     took: float
-    #: Of the first consumer: how many messages it had that it had not begun with, at most.
+    #: The most messages that the first consumer had taken and not started.
     waiting: int
 
 
 def work_off(seconds: list[float], tasks: int, round_trip: float) -> Outcome:
-    """Consumers, each with its seconds a task, take from one queue by the rule, handle, and take again."""
+    """Simulate consumers, each with its seconds per task, that take from one queue, handle, and take again."""
     rules = [Prefetch(is_solo=False) for _ in seconds]
     turns = [(0.0, number) for number in range(len(seconds))]
     ended, waiting = 0.0, 0
@@ -67,7 +67,7 @@ def test_who_gets_slow_takes_few_at_once() -> None:
 
 
 def test_one_at_a_time_is_no_reason_to_take_more() -> None:
-    """Messages that come one by one say little of how many a loop could take."""
+    """The rate of messages that arrive one by one does not show how many a loop could handle."""
     rule = Prefetch(is_solo=True)
     for now in range(100):
         rule.record(1, now)

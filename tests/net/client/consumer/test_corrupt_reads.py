@@ -1,4 +1,4 @@
-"""The bad parts of an answer, against a broker that the test plays: reported, and the same is pulled again."""
+"""Damaged parts of an answer, against a broker that the test scripts: reported, and pulled again."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _connect_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def pulled(peer: Peer, *, checks: bool, expected: int | None = None) -> int:
-    """Take a PULL; returns its request."""
+    """Take a PULL; return its request."""
     frame = await peer.frame(FrameKind.PULL)
     assert frame.flags == (frames.CHECK if checks else 0)
     if expected is not None:
@@ -33,7 +33,7 @@ async def pulled(peer: Peer, *, checks: bool, expected: int | None = None) -> in
 
 
 async def reported(peer: Peer, place: tuple[int, int, int, int], found: object) -> None:
-    """Take a REPORT of (position, first, messages, partition), and say what was found."""
+    """Take a REPORT of (position, first, messages, partition), and answer it."""
     frame = await peer.frame(FrameKind.REPORT)
     assert frames.REPORT.unpack(frame.payload) == place
     assert frames.unpack_meta(frame.meta)["reason"]
@@ -41,7 +41,7 @@ async def reported(peer: Peer, place: tuple[int, int, int, int], found: object) 
 
 
 async def subscribed_again(peer: Peer, broker: ScriptedBroker) -> Peer:
-    """The client has ended its connection, and is subscribed on another."""
+    """Wait until the client has ended its connection and subscribed on another."""
     await peer.gone()
     peer = await broker.peer()
     await peer.subscribed()
@@ -49,25 +49,25 @@ async def subscribed_again(peer: Peer, broker: ScriptedBroker) -> Peer:
 
 
 def again(peer: Peer, request: int, *batches: bytes) -> None:
-    """Give a consumer of a group the messages of its first pull once more."""
+    """Give a consumer of a group the messages of its first pull again."""
     peer.next_sequence = 0
     peer.messages(request, *batches)
 
 
 def last_flipped(data: bytes) -> bytes:
-    """*data* with a bit of its last byte turned over."""
+    """Return *data* with a bit of its last byte flipped."""
     return data[:-1] + bytes([data[-1] ^ 1])
 
 
 def header_flipped(data: bytes) -> bytes:
-    """*data* with a bit of its position turned over."""
+    """Return *data* with a bit of its position flipped."""
     return data[:24] + bytes([data[24] ^ 1]) + data[25:]
 
 
 UNDECODABLE = stored_batch({"a.b": [b"1"]}, header=MessageHeader(b"\xc1", 0, 0))
 
 
-# --- of a group ------------------------------------------------------------------------------------------------------
+# --- groups ----------------------------------------------------------------------------------------------------------
 
 
 async def test_a_message_damaged_on_the_way_is_pulled_again() -> None:
@@ -105,7 +105,7 @@ async def test_a_message_bad_on_disk_is_counted_and_told_of(caplog: pytest.LogCa
 
 
 async def test_a_bad_header_ends_the_connection() -> None:
-    """The frame may have said a wrong size: what comes behind it is not understood then."""
+    """The frame may have announced a wrong size, so the bytes after it cannot be parsed."""
     sound = batch(b"1", at=1)
     async with subscribed(group="g") as s:
         pulling = asyncio.ensure_future(s.consumer.pull())
@@ -152,7 +152,7 @@ async def test_a_pull_ends_in_time_without_an_answer_to_its_report(monkeypatch: 
 
 
 async def test_a_message_that_only_this_client_cannot_read_is_failed() -> None:
-    """Else the same would come for ever: another consumer may read it, or it ends as a dead letter."""
+    """Otherwise the same message would come for ever; another consumer may read it, or it becomes a dead letter."""
     told = list[QmqError]()
     async with subscribed(group="g") as s:
         s.consumer.on_error = told.append
@@ -230,7 +230,7 @@ def test_the_delivery_sequences_of_damage_are_found_over_ranges() -> None:
         sequences_of(runs, damaged, 1, ranges[:6])
 
 
-# --- alone, and at most once -----------------------------------------------------------------------------------------
+# --- solo and at_most_once consumers ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("found", ["sound", "bad"])

@@ -1,4 +1,4 @@
-"""What a consumer of a group holds, as its client knows it: without I/O."""
+"""The window of messages in flight, as the client knows it. No I/O."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PLACE = ConsumerState(1, 1, 10, 10, 1, 1_700_000_000_000_000)
 
 
 class Desk:
-    """Notes what it is asked for."""
+    """Records the calls of a window."""
 
     def __init__(self) -> None:
         self.loop = None
@@ -95,7 +95,7 @@ def test_numbers_that_do_not_fit_are_refused(ranges: list[int]) -> None:
 
 @given(st.lists(st.tuples(st.sampled_from("avstcr"), st.integers(10, 60), st.integers(1, 9)), max_size=60))
 def test_every_acknowledgement_is_sent_until_it_is_confirmed(steps: list[tuple[str, int, int]]) -> None:
-    """Acknowledged in any order and more than once, with lost connections: against plain sets."""
+    """Acks in any order and more than once, with lost connections: compared with plain sets."""
     in_flight, _ = made()
     acked, back, confirmed = set[int](), set[int](), set[int]()
     flights: list[list[int]] = []
@@ -105,7 +105,7 @@ def test_every_acknowledgement_is_sent_until_it_is_confirmed(steps: list[tuple[s
             case "a":
                 in_flight.ack(start, start + count)
                 acked |= span - back
-            case "v":  # one by one, by the short way that messages take
+            case "v":  # one by one, as Message.ack does
                 for number in sorted(span):
                     if in_flight.tail == number:
                         in_flight.tail = number + 1
@@ -211,7 +211,7 @@ def test_of_messages_that_all_have_a_disposition_nothing_is_said() -> None:
     in_flight.ack(10, 14)
     in_flight.ack(14, 15)
     assert in_flight.tail == 15
-    in_flight.tail = 18  # as Message.ack counts on
+    in_flight.tail = 18  # as Message.ack increments it
     del first, second
     gc.collect()
     assert desk.dropped_ranges == []

@@ -1,4 +1,4 @@
-"""Tags of a group by name: names with the same bits are told apart, and what is not wanted is acknowledged."""
+"""Filtering by a group's tags: tags with the same bits are told apart, and messages without them are acked."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from qmq.net.protocol import frames
 from tests.broker_process import running_broker
 
 WANTED = "vip"
-#: Another name with the same bit.
+#: Another tag with the same bit.
 TWIN = next(f"t{number}" for number in count() if tag_bits([f"t{number}"]) == tag_bits([WANTED]))
 
 

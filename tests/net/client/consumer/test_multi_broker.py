@@ -88,7 +88,7 @@ async def test_what_comes_beyond_what_was_asked_for_is_first_in_the_next_pull(tm
 
 
 async def test_an_at_most_once_group_is_never_given_more_than_was_asked_for(tmp_path: Path) -> None:
-    """What lies beyond would be lost when the consumer leaves."""
+    """Messages beyond the request would be lost when the consumer leaves."""
     async with several(tmp_path, 3) as brokers, qmq.connect(brokers.url) as client:
         for count in (1, 2, 4):
             async with client.subscribe("a", group="g", mode="at_most_once") as consumer:
@@ -266,7 +266,7 @@ async def test_one_who_follows_alone_gets_each_once_over_an_end_of_one_broker(tm
 
 
 async def test_a_broker_that_is_killed_gives_its_messages_later(tmp_path: Path) -> None:
-    """kill -9 of one of two brokers under a consumer: what it had comes once it is back, and each is acknowledged."""
+    """After kill -9 of one of two brokers its messages arrive once it is back, and each is acked."""
     dying = BrokerProcess(tmp_path / "dying")
     brokers = Several(tmp_path, 1)
     try:

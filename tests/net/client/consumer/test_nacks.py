@@ -1,4 +1,4 @@
-"""Dispositions other than acknowledgements: those of one turn are one frame, and each is answered by itself."""
+"""Dispositions other than acks: those of one turn are one frame, and each is answered on its own."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def test_what_is_handed_back_in_one_turn_is_one_frame() -> None:
 async def test_who_does_not_wait_any_more_takes_no_other_with_him() -> None:
     async with given(b"1", b"2") as (s, messages):
         first, second = (asyncio.ensure_future(message.nack()) for message in messages)
-        await asyncio.sleep(0)  # they are gathered, and not sent
+        await asyncio.sleep(0)  # they are queued, and not sent
         first.cancel()
         frame, backs = await handed_back(s)
         assert [back.start for back in backs] == [0, 1]

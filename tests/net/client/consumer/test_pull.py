@@ -1,4 +1,4 @@
-"""What pulls for a consumer, against a broker that the test plays."""
+"""Pulling for a consumer, against a broker that the test scripts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.net.several import several
 
 
 class Subscribed(NamedTuple):
-    """A consumer, and the broker's side of it."""
+    """A consumer and the broker's side of its connection."""
 
     broker: ScriptedBroker
     client: qmq.Client
@@ -53,7 +53,7 @@ async def subscribed(*prefixes: str, **options: Any) -> AsyncIterator[Subscribed
 
 
 def batch(*bodies: bytes, at: int = 0) -> bytes:
-    """A batch of subject a.b, *at* microseconds after the start."""
+    """Return a batch of subject a.b, stored *at* microseconds after the start."""
     return stored_batch(
         {"a.b": bodies}, position=5_000 + 1_000 * at, stored_at_us=START_US + at, first_sequence=10 * at
     )
@@ -355,7 +355,7 @@ async def test_a_refusal_that_can_pass_is_waited_out_and_another_is_raised() -> 
 
 @pytest.mark.parametrize("error", [InvalidOption("1 to 0"), UnknownSubscription("number 7")])
 async def test_a_refusal_of_what_was_asked_well_is_believed_the_third_time(error: qmq.QmqError) -> None:
-    """The request, or what was said of the subscription, may have been damaged on the way."""
+    """The request, or the answer to the subscription, may have been damaged on the way."""
     async with subscribed(group="g") as s:
         for tries in (2, 3):
             pulling = asyncio.ensure_future(s.consumer.pull())
@@ -448,7 +448,7 @@ async def test_the_answer_to_acknowledgements_may_wait_where_a_pull_follows() ->
 
 
 async def test_a_fault_of_another_request_ends_no_pull() -> None:
-    """The broker finds fault with the connection, say because another request of it was damaged on the way."""
+    """The broker ends the connection, say because another request on it was damaged on the way."""
     async with subscribed(group="g") as s:
         pulling = asyncio.ensure_future(s.consumer.pull())
         await s.peer.pulled()
@@ -602,7 +602,7 @@ async def test_a_closed_client_ends_its_pulls() -> None:
 
 
 async def test_numbers_that_do_not_fit_their_checksum_are_asked_for_again() -> None:
-    """Acknowledgements by wrong numbers would take messages away that nobody has handled."""
+    """Acks with wrong delivery sequences would remove messages that were not handled."""
     async with subscribed(group="g") as s:
         task = asyncio.ensure_future(s.consumer.pull())
         request, _ = await s.peer.pulled()

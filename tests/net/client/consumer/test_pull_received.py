@@ -1,4 +1,4 @@
-"""Messages that were received and not handed out yet."""
+"""Messages that were received and not handed out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""qmq/net/client/consumer/pull_request.py: one pull on its way, against a connection that the test plays."""
+"""One pull, against a connection that the test scripts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ANSWER = Answer(FrameKind.MESSAGES, {}, memoryview(b""))
 
 
 class Line:
-    """Notes what is asked and told; the test answers."""
+    """Records the requests; the test answers them."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[int, bytes, float, int]] = []
@@ -58,7 +58,7 @@ async def test_an_answer_waits_until_it_is_looked_at() -> None:
     assert made.take() is ANSWER
     assert made.answer is None
     made.withdraw()
-    assert line.told == []  # nothing is on its way
+    assert line.told == []  # no pull is pending
 
 
 async def test_an_error_is_an_answer_too() -> None:

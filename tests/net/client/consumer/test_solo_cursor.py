@@ -1,4 +1,4 @@
-"""Where a consumer that follows alone goes on."""
+"""Where a solo consumer resumes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.net.scripted import START_US, stored_batch
 
 
 def log_of(sizes: Sequence[dict[str, int]]) -> list[bytes]:
-    """Batches with so many messages of each subject, a microsecond apart."""
+    """Return batches with these numbers of messages per subject, a microsecond apart."""
     log, ends, position = [], dict[str, int](), 1_000
     for number, batch in enumerate(sizes):
         contents = {
@@ -99,7 +99,7 @@ def test_a_prefix_without_messages_does_not_hold_the_others_back() -> None:
     progress.take(read(log[0]))
     assert progress.floor_us == 5
     progress.take(read(log[1]))
-    assert progress.floor_us == START_US  # b may have been asked first the time before, and something came since
+    assert progress.floor_us == START_US  # b may have been asked first the time before, and messages were stored since
     progress.take(read(log[2]))
     assert progress.floor_us == START_US + 1
 
@@ -155,7 +155,7 @@ def test_over_any_reconnects_each_message_comes_once_and_in_order(prefixes: list
 def take(
     progress: SoloCursor, track: list[Run], places: list[int], number: int, count: int, came: dict[str, list[bytes]]
 ) -> None:
-    """Serve the next *count* messages of a prefix, cut as a broker cuts."""
+    """Serve the next *count* messages of a prefix, cut as a broker cuts them."""
     served, at = [], 0
     for run in track:
         start, stop = max(places[number] - at, 0), min(places[number] + count - at, run.count)
