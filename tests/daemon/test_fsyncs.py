@@ -54,7 +54,7 @@ async def test_the_system_does_it_where_it_is_one_file(tmp_path: Path, begun: li
     store.close(clean=False)
 
 
-async def test_a_failure_is_what_a_thread_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_thread_decides_about_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = Store.open(tmp_path, StoreOptions(), Disk(), 1)
     syncing = Fsyncs(store, [0])
     finished = Aside.finished
@@ -71,7 +71,9 @@ async def test_a_failure_is_what_a_thread_says(tmp_path: Path, monkeypatch: pyte
     store.close(clean=False)
 
 
-async def test_what_the_system_does_not_take_a_thread_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_thread_does_syncs_that_the_system_does_not_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = Store.open(tmp_path, StoreOptions(), Disk(), 1)
     syncing = Fsyncs(store, [0])
 

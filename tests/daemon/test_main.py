@@ -60,7 +60,7 @@ async def until(happened: Callable[[], bool]) -> None:
 
 @pytest.mark.parametrize("durability", [FLUSH, APPEND])
 @on_uvloop
-async def test_what_is_sent_is_stored_and_can_be_pulled(tmp_path: Path, durability: int) -> None:
+async def test_sent_messages_are_stored_and_can_be_pulled(tmp_path: Path, durability: int) -> None:
     disk = FakeDisk()
     async with running(tmp_path, disk, checkpoint_ms=3_600_000) as broker:
         client = await RawClient.connect(broker.address)
@@ -161,7 +161,7 @@ async def test_new_settings_count_at_once(tmp_path: Path) -> None:
 
 
 @on_uvloop
-async def test_retention_goes_on_in_a_broker_that_nobody_talks_to(tmp_path: Path) -> None:
+async def test_retention_continues_in_a_broker_without_requests(tmp_path: Path) -> None:
     small = {"segment_bytes": "128 KiB", "max_frame_bytes": "64 KiB", "max_message_bytes": "32 KiB"}
     async with running(tmp_path, checkpoint_ms=10, **small) as broker:
         async with qmq.connect(broker.url) as client:
@@ -193,7 +193,7 @@ def open_to_others(directory: Path) -> None:
 
 @pytest.mark.usefixtures("no_umask")
 @on_uvloop
-async def test_nobody_else_may_read_what_a_broker_makes(tmp_path: Path) -> None:
+async def test_other_users_may_not_read_files_of_a_broker(tmp_path: Path) -> None:
     data, disk = tmp_path / "a" / "data", tmp_path / "disk"
     small = {"segment_bytes": "128 KiB", "max_frame_bytes": "64 KiB", "max_message_bytes": "32 KiB"}
     dirs = {"partitions": 2, "partition_dirs": f"{data / 'log-0'},{disk}"}
@@ -344,7 +344,7 @@ async def test_nothing_is_acknowledged_once_a_checkpoint_finds_a_directory_gone(
 
 
 @on_uvloop
-async def test_sends_are_refused_while_nobody_can_tell_how_much_room_there_is(tmp_path: Path) -> None:
+async def test_sends_are_refused_while_free_space_is_unknown(tmp_path: Path) -> None:
     async with running(tmp_path / "data", checkpoint_ms=10) as broker:
         client = await RawClient.connect(broker.address)
         client.send(send(1, FLUSH, b"before"))
@@ -417,7 +417,7 @@ async def test_a_sync_that_could_not_begin_is_tried_again(tmp_path: Path, caplog
 
 
 @on_uvloop
-async def test_a_sync_that_fails_in_a_checkpoint_sends_the_subject_elsewhere(tmp_path: Path) -> None:
+async def test_a_sync_that_fails_in_a_checkpoint_moves_the_subject_to_another_partition(tmp_path: Path) -> None:
     disk = FakeDisk("boot-1")
     async with running(tmp_path, disk, partitions=2, checkpoint_ms=10) as broker:
         client = await RawClient.connect(broker.address)
@@ -435,7 +435,7 @@ async def test_a_sync_that_fails_in_a_checkpoint_sends_the_subject_elsewhere(tmp
 
 
 @on_uvloop
-async def test_a_disk_that_stalls_holds_up_only_what_waits_for_it(tmp_path: Path) -> None:
+async def test_a_disk_that_stalls_delays_only_requests_that_wait_for_it(tmp_path: Path) -> None:
     disk = FakeDisk()
     async with running(tmp_path, disk, checkpoint_ms=3_600_000) as broker:
         client, other = await RawClient.connect(broker.address), await RawClient.connect(broker.address)
@@ -567,7 +567,7 @@ async def test_sends_wait_while_too_much_is_not_on_disk(tmp_path: Path) -> None:
 
 
 @on_uvloop
-async def test_a_checkpoint_that_fails_is_told_once_and_tried_again(
+async def test_a_checkpoint_that_fails_is_logged_once_and_tried_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     disk = FakeDisk()
@@ -590,7 +590,7 @@ async def test_a_checkpoint_that_fails_is_told_once_and_tried_again(
 
 
 @on_uvloop
-async def test_a_checkpoint_that_fails_as_nobody_foresaw_is_tried_again_too(
+async def test_a_checkpoint_that_fails_unexpectedly_is_tried_again_too(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -618,7 +618,7 @@ async def test_a_checkpoint_that_fails_as_nobody_foresaw_is_tried_again_too(
 
 
 @on_uvloop
-async def test_a_stop_answers_what_waits_and_says_goodbye(tmp_path: Path) -> None:
+async def test_a_stop_answers_open_requests_and_ends_connections_with_an_error(tmp_path: Path) -> None:
     disk = FakeDisk()
     broker = RunningBroker(Settings(data_dir=tmp_path, listen="127.0.0.1:0"), disk)
     await broker.start()
@@ -682,7 +682,7 @@ async def test_one_broker_a_directory(tmp_path: Path) -> None:
 
 
 @on_uvloop
-async def test_a_port_in_use_is_told_before_anything_is_made(tmp_path: Path) -> None:
+async def test_a_port_in_use_is_refused_before_a_directory_is_made(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -693,7 +693,7 @@ async def test_a_port_in_use_is_told_before_anything_is_made(tmp_path: Path) -> 
 
 
 @on_uvloop
-async def test_who_comes_to_listen_first_wins_and_the_other_closes_clean(tmp_path: Path) -> None:
+async def test_the_first_broker_to_listen_wins_and_the_other_closes_clean(tmp_path: Path) -> None:
     """Two brokers may both bind a port before either listens: the system refuses the second one only then."""
     with socket.socket() as first:
         first.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -726,7 +726,7 @@ def test_a_new_store_is_named_for_the_address_clients_use(
 
 
 @on_uvloop
-async def test_a_worker_makes_calls_in_order_and_hands_back_what_they_raise() -> None:
+async def test_a_thread_makes_calls_in_order_and_returns_their_errors() -> None:
     worker = CallThread("qmq-test")
     order: list[int] = []
     await asyncio.gather(*(worker.run(lambda number=number: order.append(number)) for number in range(50)))
@@ -743,7 +743,7 @@ async def test_a_worker_makes_calls_in_order_and_hands_back_what_they_raise() ->
 
 
 @on_uvloop
-async def test_a_failure_nobody_foresaw_is_a_storage_error_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_unexpected_failure_is_a_storage_error_and_logged(caplog: pytest.LogCaptureFixture) -> None:
     worker = CallThread("qmq-test")
 
     def fail() -> None:

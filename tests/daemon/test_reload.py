@@ -8,11 +8,11 @@ from qmq.daemon.reload import RELOADABLE, changes_between
 from qmq.settings import Settings, load
 
 
-def test_what_may_change_are_settings() -> None:
+def test_reloadable_settings_exist() -> None:
     assert Settings.model_fields.keys() >= RELOADABLE
 
 
-def test_what_differs_is_taken_or_needs_a_restart() -> None:
+def test_changed_settings_are_applied_or_need_a_restart() -> None:
     running = load(None, ["partitions=2", "retention_ms=5"])
     read = load(None, ["max_groups=7", "retention_ms=5", "log_level=debug", "scrub_bytes_per_s=2 MiB"])
     taken, need_restart = changes_between(running, read)
@@ -21,7 +21,7 @@ def test_what_differs_is_taken_or_needs_a_restart() -> None:
     assert changes_between(running, running) == ({}, [])
 
 
-def test_what_may_change_fits_whatever_the_rest_is() -> None:
+def test_reloadable_settings_fit_all_other_settings() -> None:
     """No setting limits another, so any mix of old and new ones is valid."""
     least = {key: 0 for key in RELOADABLE if key.startswith(("retention_m", "retention_b", "scrub_b"))}
     Settings.model_validate(

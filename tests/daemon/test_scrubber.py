@@ -58,7 +58,7 @@ def place_in(file: Path, body: bytes) -> int:
     return file.read_bytes().index(body)
 
 
-async def test_what_nobody_reads_is_found_and_told_of_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_damage_that_no_pull_has_read_is_reported_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "qmq.broker")
     async with running(tmp_path, FakeDisk(), **SMALL) as broker:
         bodies = await fill(broker.url)
@@ -111,7 +111,7 @@ async def test_a_run_of_an_error_log_is_read_again_as_well(
     assert f"{first} and {first.stem}.b are both rotten at byte {SCHEDULE_HEADER_SIZE + 3 * RETRY_SIZE}" in caplog.text
 
 
-async def test_of_more_than_a_log_can_hold_some_are_named(
+async def test_only_some_of_many_damages_are_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("qmq.daemon.main._LOGGED_AT_ONCE", 3)

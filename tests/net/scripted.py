@@ -134,7 +134,7 @@ class Peer(asyncio.Protocol):
         return frame.request, frames.PULL.unpack(frame.payload)[:-1]
 
     def messages(self, request: int, *batches: bytes, count: int | None = None) -> None:
-        """Answer a pull. A consumer of a group gets the next delivery sequences: *count*, or as many as are readable."""
+        """Answer a pull. A consumer of a group gets the next delivery sequences: *count*, or all readable ones."""
         payload = b"".join(batches)
         if count is None:
             count = sum(run.count for run in read_answer(memoryview(payload))[0])

@@ -59,7 +59,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("named", [False, True])
-async def test_wherever_leaving_is_cancelled_the_broker_is_told(named: bool) -> None:
+async def test_wherever_leaving_is_cancelled_the_broker_hears_of_it(named: bool) -> None:
     """The broker answers nothing; acks are sent first, and the state file is unlocked and has them."""
     for number in itertools.count(1):
         async with scripted_broker() as broker, qmq.connect(broker.url) as client:
@@ -108,7 +108,7 @@ async def nothing_is_left(client: qmq.Client, group: str = "g") -> None:
 
 @pytest.mark.parametrize("cancels", [1, 3])
 @pytest.mark.parametrize("count", [1, 2])
-async def test_wherever_leaving_is_cancelled_its_messages_are_for_others(
+async def test_wherever_leaving_is_cancelled_its_messages_are_released(
     tmp_path: Path, count: int, cancels: int
 ) -> None:
     async with several(tmp_path, count) as brokers, qmq.connect(brokers.url) as client:
@@ -239,7 +239,7 @@ async def test_a_cancelled_subscription_whose_answer_is_lost_is_undone_on_the_ne
         await receipt
 
 
-async def test_who_left_while_its_broker_was_away_is_gone_when_that_is_back(tmp_path: Path) -> None:
+async def test_a_consumer_that_left_while_its_broker_was_away_is_gone_afterwards(tmp_path: Path) -> None:
     async with (
         several(tmp_path, 1) as brokers,
         qmq.connect(brokers.url) as client,
@@ -294,7 +294,7 @@ def test_an_interrupt_while_it_subscribes_leaves_no_subscription(tmp_path: Path)
         StateFile.open(state_directory(), store_id, "g", "c1").close()
 
 
-def test_an_interrupt_while_it_leaves_lets_go_of_its_messages(tmp_path: Path) -> None:
+def test_an_interrupt_while_it_leaves_releases_its_messages(tmp_path: Path) -> None:
     with broker_process(tmp_path / "data") as broker, qmq.connect_sync(broker.url) as client:
         client.send_many("a", [b"1", b"2", b"3"])
         with client.subscribe("a", group="g", consumer="stays"):
@@ -305,7 +305,7 @@ def test_an_interrupt_while_it_leaves_lets_go_of_its_messages(tmp_path: Path) ->
             wait_until(lambda: held(client) == 0, "nothing is in flight")
 
 
-def test_what_an_interrupted_pull_has_brought_just_then_comes_with_the_next(tmp_path: Path) -> None:
+def test_messages_of_an_interrupted_pull_come_with_the_next(tmp_path: Path) -> None:
     """The interrupt comes when the messages have arrived and the program does not have them yet."""
     with broker_process(tmp_path / "data") as broker, qmq.connect_sync(broker.url) as client:
         client.send_many("a", [b"1", b"2", b"3"])
@@ -347,7 +347,7 @@ async def test_wherever_closing_is_cancelled_its_connections_end(cancels: int) -
     assert turns > 2
 
 
-async def test_a_connection_that_is_not_read_ends_though_nobody_waits_for_that(
+async def test_a_connection_that_is_not_read_ends_though_no_task_waits_for_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("qmq.net.client.connection.CLOSE_TIMEOUT", 0.01)
@@ -370,7 +370,7 @@ async def test_a_connection_that_is_not_read_ends_though_nobody_waits_for_that(
         await until(lambda: connection._lost, "the connection has ended")
 
 
-async def test_many_that_left_while_the_broker_was_away_are_told_some_at_a_time(
+async def test_departures_while_the_broker_was_away_are_sent_some_at_a_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(broker_link, "DEPARTURES_AT_ONCE", 2)

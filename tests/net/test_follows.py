@@ -63,7 +63,7 @@ async def test_a_connection_that_is_made_anew_widens_nothing(tmp_path: Path) -> 
         ([3], InvalidName),
     ],
 )
-def test_what_cannot_be_followed_is_said_before_a_broker_is_asked(given: Any, error: type[Exception]) -> None:
+def test_invalid_prefixes_are_refused_before_a_broker_is_asked(given: Any, error: type[Exception]) -> None:
     with pytest.raises(error):
         checked_follows(given)
 

@@ -48,14 +48,14 @@ async def handle(message: qmq.Message, raising: BaseException | None = None) -> 
             raise raising
 
 
-async def test_a_handler_that_ends_well_acknowledges() -> None:
+async def test_a_handler_that_ends_normally_acks() -> None:
     async with given(b"1") as (s, (message,)):
         await handle(message)
         frame = await s.peer.frame(FrameKind.ACK)
         assert frame.payload[frames.ACK.size :] == frames.pack_numbers([0, 1])[0]
 
 
-async def test_a_handler_that_raises_hands_back_and_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_handler_that_raises_nacks_and_continues(caplog: pytest.LogCaptureFixture) -> None:
     async with given(b"1", b"2", b"3") as (s, messages):
         errors = list[Exception]()
         s.consumer.on_error = errors.append
@@ -83,7 +83,7 @@ class Mute(Exception):
         (Mute(), "Mute: its text is not available: AttributeError"),
     ],
 )
-async def test_whatever_a_handler_raises_hands_back_and_goes_on(
+async def test_any_error_of_a_handler_nacks_and_the_program_continues(
     error: Exception, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.CRITICAL, "qmq")  # xdist cannot transfer text that UTF-8 cannot encode
@@ -116,14 +116,14 @@ async def test_retry_picks_the_delay_and_is_no_failure(caplog: pytest.LogCapture
 
 
 @pytest.mark.parametrize("error", [asyncio.CancelledError(), GeneratorExit()])
-async def test_what_ends_a_task_releases_and_goes_on_up(error: BaseException) -> None:
+async def test_errors_that_end_a_task_release_and_propagate(error: BaseException) -> None:
     async with given(b"1") as (s, (message,)):
         with pytest.raises(type(error)):
             await handle(message, error)
         assert (await handed_back(s))[:2] == (Disposition.RELEASE, 0)
 
 
-async def test_a_cancelled_nack_is_brought_to_the_broker_all_the_same() -> None:
+async def test_a_cancelled_nack_still_reaches_the_broker() -> None:
     async with given(b"1") as (s, (message,)):
         nacking = asyncio.ensure_future(message.nack())
         frame = await s.peer.frame(FrameKind.HAND_BACK)
@@ -161,7 +161,7 @@ async def test_many_acknowledgements_do_not_wait(monkeypatch: pytest.MonkeyPatch
         assert frame.payload[frames.ACK.size :] == frames.pack_numbers([0, 1, 2, 3, 4, 5, 6, 7])[0]
 
 
-async def test_flush_says_how_many_were_refused() -> None:
+async def test_flush_raises_how_many_were_refused() -> None:
     async with given(b"1", b"2", b"3") as (s, messages):
         for message in messages:
             message.ack()
@@ -173,7 +173,7 @@ async def test_flush_says_how_many_were_refused() -> None:
         await s.consumer.flush()  # raised once
 
 
-async def test_acknowledgements_are_refused_when_another_has_taken_over() -> None:
+async def test_acks_are_refused_when_another_consumer_has_taken_over() -> None:
     async with given(b"1", b"2", b"3") as (s, messages):
         for message in messages:
             message.ack()
@@ -190,7 +190,7 @@ async def test_acknowledgements_are_refused_when_another_has_taken_over() -> Non
             await pull
 
 
-async def test_acknowledgements_of_before_it_lost_touch_count_when_the_broker_has_held_on() -> None:
+async def test_acks_from_before_the_disconnect_count_when_the_session_lasted() -> None:
     async with given(b"1", b"2") as (s, messages):
         messages[0].ack()
         s.consumer._puller.ack_senders[0].fence(Fenced("out of touch"), for_good=False)
@@ -203,7 +203,7 @@ async def test_acknowledgements_of_before_it_lost_touch_count_when_the_broker_ha
             await s.consumer.flush()
 
 
-async def test_who_waits_for_acknowledgements_while_it_loses_touch_hears_of_them() -> None:
+async def test_a_flush_during_a_disconnect_ends_after_the_reconnect() -> None:
     async with given(b"1", b"2") as (s, messages):
         messages[0].ack()
         flushing = asyncio.ensure_future(s.consumer.flush())
@@ -237,7 +237,7 @@ async def fails(stopped: asyncio.Event) -> None:
 
 
 @pytest.mark.parametrize("body", [waits, swallows, fails])
-async def test_a_handler_of_what_is_not_held_is_stopped_and_the_program_goes_on(
+async def test_a_handler_of_a_message_not_in_flight_is_stopped_and_the_program_continues(
     body: Callable[[asyncio.Event], Coroutine[Any, Any, None]],
 ) -> None:
     async with given(b"1", b"2") as (s, messages):
@@ -274,7 +274,7 @@ async def test_a_handler_that_never_waits_leaves_no_cancellation_behind() -> Non
         assert await asyncio.create_task(work()) == "through"
 
 
-async def test_who_is_cancelled_by_somebody_else_too_ends() -> None:
+async def test_a_task_that_is_cancelled_for_another_reason_too_ends() -> None:
     async with given(b"1") as (s, (message,)):
 
         async def work() -> None:
@@ -289,7 +289,7 @@ async def test_who_is_cancelled_by_somebody_else_too_ends() -> None:
             await working
 
 
-async def test_messages_without_a_disposition_are_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+async def test_messages_without_a_disposition_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     async with given(b"1", b"2") as (s, messages):
         messages[0].ack()
         messages.clear()
@@ -327,7 +327,7 @@ async def test_each_way_to_end_has_its_outcome(tmp_path: Path) -> None:
         assert (group.ready, group.in_flight, group.in_retry, group.dead) == (0, 0, 1, 1)
 
 
-async def test_leaving_hands_back_what_was_not_begun(tmp_path: Path) -> None:
+async def test_leaving_releases_messages_that_were_not_started(tmp_path: Path) -> None:
     async with running_broker(tmp_path / "data") as url, qmq.connect(url) as client:
         await client.send_many("a", [b"1", b"2", b"3"])
         async with client.subscribe("a", group="g", consumer="c") as consumer:
@@ -337,7 +337,7 @@ async def test_leaving_hands_back_what_was_not_begun(tmp_path: Path) -> None:
             assert [(message.body, message.attempt) for message in messages] == [(b"2", 1), (b"3", 1)]
 
 
-async def test_a_disposition_after_leaving_is_refused_at_once_and_bothers_nobody(tmp_path: Path) -> None:
+async def test_a_disposition_after_leaving_is_refused_at_once_and_sends_nothing(tmp_path: Path) -> None:
     async with running_broker(tmp_path / "data") as url, qmq.connect(url) as client:
         await client.send_many("a", [b"1", b"2", b"3", b"4"])
         async with client.subscribe("a", group="g", consumer="c") as consumer:
@@ -355,7 +355,7 @@ async def test_a_disposition_after_leaving_is_refused_at_once_and_bothers_nobody
             assert [message.attempt for message in await consumer.pull(10, 4)] == [1, 1, 1, 1]
 
 
-async def test_who_waits_for_a_disposition_while_its_consumer_leaves_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_waiting_nack_is_refused_when_its_consumer_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pulling, "FLUSH_TIMEOUT", 0.05)
     async with given(b"1") as (s, (message,)):
         waiting = asyncio.ensure_future(message.nack())
@@ -368,7 +368,7 @@ async def test_who_waits_for_a_disposition_while_its_consumer_leaves_is_told(mon
         await leaving
 
 
-async def test_a_seek_drops_what_is_held_and_its_consumers_go_on(tmp_path: Path) -> None:
+async def test_a_seek_drops_messages_in_flight_and_consumers_continue(tmp_path: Path) -> None:
     async with running_broker(tmp_path / "data") as url, qmq.connect(url) as client:
         await client.send_many("a", [b"1", b"2"])
         async with client.subscribe("a", group="g", consumer="c") as consumer:

@@ -56,7 +56,7 @@ async def test_a_message_that_ends_its_program_each_time_dies(broker: BrokerProc
         assert [(letter.attempts, letter.reason) for letter in letters] == [(2, "Broken: no such hotel")]
 
 
-async def test_a_loop_fails_what_it_was_given_and_releases_what_it_has_not_come_to(broker: BrokerProcess) -> None:
+async def test_a_loop_fails_its_given_messages_and_releases_those_not_reached(broker: BrokerProcess) -> None:
     async with qmq.connect(broker.url) as client:
         await client.send_many("loop", [b"%d" % number for number in range(MANY)])
         with suppress(Broken):
@@ -86,7 +86,9 @@ async def test_all_of_a_pulled_list_was_given(broker: BrokerProcess, columns: bo
 
 
 @pytest.mark.parametrize("error", [asyncio.CancelledError(), KeyboardInterrupt(), SystemExit(), GeneratorExit()])
-async def test_what_ends_tasks_and_programs_releases_all(broker: BrokerProcess, error: BaseException) -> None:
+async def test_errors_that_end_tasks_and_programs_release_all_messages(
+    broker: BrokerProcess, error: BaseException
+) -> None:
     subject = f"ended.{type(error).__name__}"
     async with qmq.connect(broker.url) as client:
         await client.send_many(subject, [b"%d" % number for number in range(MANY)])
@@ -109,7 +111,7 @@ async def test_a_message_whose_own_block_has_failed_is_not_failed_twice(broker: 
         assert await attempts(client, "twice", "twice", 2) == {b"0": 2, b"1": 2}
 
 
-async def test_retry_picks_the_delay_of_what_its_program_was_given(broker: BrokerProcess) -> None:
+async def test_retry_picks_the_delay_of_messages_that_the_program_was_given(broker: BrokerProcess) -> None:
     async with qmq.connect(broker.url) as client:
         await client.send("later", b"0")
         with suppress(qmq.Retry):
@@ -140,7 +142,7 @@ async def test_the_error_of_a_task_is_the_reason_not_that_of_its_group(broker: B
         assert await attempts(client, "tasks", "tasks", 1) == {b"1": 1}, "it was cancelled, and released"
 
 
-async def test_what_was_given_fails_also_where_its_delivery_sequences_have_gaps(broker: BrokerProcess) -> None:
+async def test_given_messages_fail_also_where_delivery_sequences_have_gaps(broker: BrokerProcess) -> None:
     async with qmq.connect(broker.url) as client:
         await client.send_many("gaps", [b"%d" % number for number in range(MANY)])
         options = {"group": "gaps", "consumer": "c"}
@@ -162,7 +164,7 @@ async def test_what_was_given_fails_also_where_its_delivery_sequences_have_gaps(
         await lost.__aexit__(None, None, None)
 
 
-async def test_one_message_that_was_taken_away_keeps_no_other_from_failing() -> None:
+async def test_one_refused_message_does_not_keep_others_from_failing() -> None:
     """The broker refuses a range because one message has a disposition: the rest of it is sent again."""
     async with pulled(b"0", b"1", b"2", b"3") as (s, messages):
         messages[0].ack()
@@ -179,7 +181,7 @@ async def test_one_message_that_was_taken_away_keeps_no_other_from_failing() -> 
         await leaving
 
 
-async def test_what_was_given_fails_at_each_of_several_brokers(tmp_path: Path) -> None:
+async def test_given_messages_fail_at_each_of_several_brokers(tmp_path: Path) -> None:
     async with several(tmp_path) as brokers, qmq.connect(brokers.url) as client:
         for number in range(2):
             await put(brokers.one(number), "a", [b"%d-%d" % (number, i) for i in range(3)])
@@ -193,7 +195,7 @@ async def test_what_was_given_fails_at_each_of_several_brokers(tmp_path: Path) -
         assert sorted(found.values()) == [1, 1, 2, 2]
 
 
-async def test_what_a_pull_of_another_task_has_brought_is_released(tmp_path: Path) -> None:
+async def test_messages_of_another_tasks_pull_are_released(tmp_path: Path) -> None:
     async with several(tmp_path) as brokers, qmq.connect(brokers.url) as client:
         await put(brokers.one(0), "a", [b"0", b"1"])
         with suppress(Broken):
@@ -219,7 +221,7 @@ def given(consumer: qmq.SyncConsumer, count: int) -> dict[bytes, int]:
     return found
 
 
-def test_the_client_without_asyncio_fails_what_its_program_was_given(broker: BrokerProcess) -> None:
+def test_the_sync_client_fails_messages_that_its_program_was_given(broker: BrokerProcess) -> None:
     with qmq.connect_sync(broker.url) as client:
         client.send_many("sync.loop", [b"%d" % number for number in range(MANY)])
         options = {"max_attempts": 2, "retry_delays": [0]}
@@ -262,7 +264,7 @@ async def use(message: qmq.Message, error: BaseException | None = None) -> None:
 
 @pytest.mark.parametrize("closed", [False, True])
 @pytest.mark.parametrize("call", ["ack", "release", "use"])
-async def test_a_disposition_that_comes_too_late_is_warned_of_once(
+async def test_a_late_disposition_is_logged_once(
     broker: BrokerProcess, call: str, closed: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     subject = f"late.{call}.{closed}"
@@ -282,7 +284,7 @@ async def test_a_disposition_that_comes_too_late_is_warned_of_once(
         assert set((await attempts(client, subject, subject)).values()) == {1}
 
 
-async def test_a_handler_that_outlives_its_block_is_warned_of(
+async def test_a_handler_that_outlives_its_block_is_logged(
     broker: BrokerProcess, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with qmq.connect(broker.url) as client:
@@ -316,9 +318,7 @@ async def test_a_nack_or_reject_that_comes_too_late_is_refused(broker: BrokerPro
         assert set((await attempts(client, "late.nack", "late.nack")).values()) == {1}
 
 
-async def test_a_batch_that_is_acknowledged_too_late_is_warned_of(
-    broker: BrokerProcess, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_late_ack_of_a_batch_is_logged(broker: BrokerProcess, caplog: pytest.LogCaptureFixture) -> None:
     async with qmq.connect(broker.url) as client:
         await client.send_many("late.batch", [b"%d" % number for number in range(MANY)])
         async with client.subscribe("late.batch", group="late.batch", consumer="c") as consumer:
@@ -329,7 +329,7 @@ async def test_a_batch_that_is_acknowledged_too_late_is_warned_of(
         assert said.startswith("consumer c: ack() of 5 messages")
 
 
-async def test_what_comes_too_late_at_several_brokers_is_warned_of_once(
+async def test_late_dispositions_at_several_brokers_are_logged_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with several(tmp_path) as brokers, qmq.connect(brokers.url) as client:
@@ -342,7 +342,7 @@ async def test_what_comes_too_late_at_several_brokers_is_warned_of_once(
         assert len(warnings(caplog)) == 1
 
 
-async def test_a_second_disposition_after_the_block_is_nothing_to_warn_of(
+async def test_a_second_disposition_after_the_block_is_not_logged(
     broker: BrokerProcess, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with qmq.connect(broker.url) as client:
@@ -359,7 +359,7 @@ async def test_a_second_disposition_after_the_block_is_nothing_to_warn_of(
 
 @pytest.mark.parametrize("closed", [False, True])
 @pytest.mark.parametrize("call", ["ack", "release", "use", "fail"])
-def test_the_client_without_asyncio_warns_of_it_too(
+def test_the_sync_client_logs_it_too(
     broker: BrokerProcess, call: str, closed: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     subject = f"late.sync.{call}.{closed}"

@@ -101,7 +101,7 @@ def test_a_welcome_has_the_names_of_the_page() -> None:
         ("protocol of QMQ, version {}", frames.PROTOCOL_VERSION),
     ],
 )
-def test_bounds_are_those_of_the_code(text: str, number: int) -> None:
+def test_limits_are_those_of_the_code(text: str, number: int) -> None:
     assert text.format(number) in " ".join(PAGE.split())
 
 

@@ -81,15 +81,15 @@ class Admission:
             self.total += unread - size
         if self.total <= self._limit:
             return None
-        heads = [next(iter(held.items())) for held in (self._frames, self._answers) if held]
+        heads = [next(iter(sizes.items())) for sizes in (self._frames, self._answers) if sizes]
         return min(heads, key=lambda head: head[1][1])[0] if heads else None
 
     def _set(
-        self, held: dict[ClientConnection, tuple[int, float]], connection: ClientConnection, size: int, now: float
+        self, sizes: dict[ClientConnection, tuple[int, float]], connection: ClientConnection, size: int, now: float
     ) -> None:
-        before, since = held.pop(connection, (0, now)) if not size else held.get(connection, (0, now))
+        before, since = sizes.pop(connection, (0, now)) if not size else sizes.get(connection, (0, now))
         if size:
-            held[connection] = size, since
+            sizes[connection] = size, since
         self.total += size - before
 
 

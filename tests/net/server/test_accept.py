@@ -19,7 +19,7 @@ def test_port_0_picks_one_that_is_free_on_all_addresses_of_the_host(host: str) -
         sock.close()
 
 
-def test_nothing_listens_before_it_is_told_to() -> None:
+def test_a_bound_socket_does_not_listen() -> None:
     (sock,), address = bind("127.0.0.1", 0)
     with pytest.raises(ConnectionRefusedError), socket.create_connection(address):
         pass
@@ -39,7 +39,7 @@ def test_nothing_listens_before_it_is_told_to() -> None:
         ("no.such.host.invalid", r"cannot listen on no\.such\.host\.invalid:0: .*; give another address"),
     ],
 )
-def test_addresses_that_cannot_be_had(host: str, says: str) -> None:
+def test_addresses_that_cannot_be_bound(host: str, says: str) -> None:
     with pytest.raises(CannotListen, match=says):
         bind(host, 0)
 

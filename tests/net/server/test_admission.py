@@ -44,7 +44,7 @@ def test_the_limit_itself_is_allowed() -> None:
 
 
 @pytest.mark.parametrize("first", ["frame", "answers"])
-def test_who_has_been_behind_for_longest_goes_whatever_its_size(first: str) -> None:
+def test_the_connection_behind_for_longest_ends_whatever_its_size(first: str) -> None:
     peers = Peers(100)
     getattr(peers, first)("a", 1, 1)
     peers.answers("b", 20, 2)
@@ -54,7 +54,7 @@ def test_who_has_been_behind_for_longest_goes_whatever_its_size(first: str) -> N
     assert peers.over() is None
 
 
-def test_growing_does_not_make_young_and_being_done_does() -> None:
+def test_growth_does_not_restart_the_time_behind_and_completion_does() -> None:
     peers = Peers(100)
     peers.answers("a", 10, 1)
     peers.answers("b", 10, 2)
@@ -66,7 +66,7 @@ def test_growing_does_not_make_young_and_being_done_does() -> None:
     assert peers.over() == "c"
 
 
-def test_what_was_read_meanwhile_counts_no_more() -> None:
+def test_answers_that_were_read_meanwhile_do_not_count() -> None:
     peers = Peers(100)
     peers.answers("a", 90, 1)
     peers.frame("b", 50, 2)

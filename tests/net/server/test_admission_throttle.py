@@ -50,7 +50,7 @@ def test_each_waits_until_what_was_charged_before_is_paid() -> None:
     assert one.reasons == 0
 
 
-def test_what_costs_much_is_forgiven_in_the_end() -> None:
+def test_large_costs_are_forgiven_in_the_end() -> None:
     loop = TurnLoop()
     throttle = Throttle(cast(asyncio.AbstractEventLoop, loop))
     one = Waiting()
@@ -61,7 +61,7 @@ def test_what_costs_much_is_forgiven_in_the_end() -> None:
     assert one.reasons == 0
 
 
-def test_a_connection_is_read_from_again_after_what_was_wrong_and_others_all_the_while() -> None:
+def test_a_connection_is_read_from_again_after_invalid_frames_and_others_all_the_while() -> None:
     core = Core()
     good = GoodClient(core)
     liar = Wire(core)
@@ -78,7 +78,7 @@ def test_a_connection_is_read_from_again_after_what_was_wrong_and_others_all_the
     core.close()
 
 
-def test_what_comes_in_parts_costs_each_read() -> None:
+def test_a_frame_in_parts_costs_each_read() -> None:
     core = Core()
     liar = Wire(core)
     liar.send(frames.encode_frame(FrameKind.HELLO, 1, HELLO))
@@ -93,7 +93,7 @@ def test_what_comes_in_parts_costs_each_read() -> None:
     core.close()
 
 
-def test_who_is_new_sends_much_that_is_small_or_is_wrong_is_read_from_in_small_parts() -> None:
+def test_new_connections_many_small_frames_and_invalid_ones_are_read_in_small_parts() -> None:
     core = Core()
     one = Wire(core)
 

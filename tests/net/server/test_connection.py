@@ -33,7 +33,7 @@ JUNK = {
 
 @pytest.mark.parametrize("junk", JUNK.values(), ids=JUNK)
 @on_uvloop
-async def test_who_speaks_nonsense_is_told_and_closed_and_nobody_else_notices(junk: bytes) -> None:
+async def test_invalid_bytes_are_answered_and_end_only_their_connection(junk: bytes) -> None:
     async with serving() as s:
         other = await RawClient.connect(s.address)
         untrusted = await RawClient.connect(s.address, hello=False)
@@ -47,7 +47,7 @@ async def test_who_speaks_nonsense_is_told_and_closed_and_nobody_else_notices(ju
 
 
 @on_uvloop
-async def test_another_version_is_told_so() -> None:
+async def test_another_version_is_refused() -> None:
     async with serving() as s:
         client = await RawClient.connect(s.address, hello=False)
         client.send(frame(FrameKind.HELLO, 1, meta={"protocol": 99}))
@@ -57,7 +57,7 @@ async def test_another_version_is_told_so() -> None:
 
 
 @on_uvloop
-async def test_who_says_nothing_is_closed_after_the_first_frame_timeout() -> None:
+async def test_a_silent_connection_is_closed_after_the_first_frame_timeout() -> None:
     async with serving(first_frame_timeout_ms=400) as s:
         silent = await RawClient.connect(s.address, hello=False)
         slow = await RawClient.connect(s.address, hello=False)
@@ -76,7 +76,7 @@ async def test_who_says_nothing_is_closed_after_the_first_frame_timeout() -> Non
 
 
 @on_uvloop
-async def test_a_hello_and_what_follows_it_may_come_in_one_piece_or_byte_by_byte() -> None:
+async def test_a_hello_and_its_followers_may_arrive_in_one_piece_or_byte_by_byte() -> None:
     stream = (
         frames.encode_frame(FrameKind.HELLO, 1, HELLO)
         + frame(FrameKind.SEND, 2, batch(b"x"))
@@ -111,7 +111,7 @@ BROKEN = {
 
 @pytest.mark.parametrize("broken", BROKEN.values(), ids=BROKEN)
 @on_uvloop
-async def test_who_breaks_the_protocol_later_is_told_and_closed(broken: bytes) -> None:
+async def test_a_later_protocol_error_is_answered_and_ends_the_connection(broken: bytes) -> None:
     async with serving() as s:
         client = await RawClient.connect(s.address)
         client.send(frame(FrameKind.SEND, 5, batch(b"before")), broken, frame(FrameKind.SEND, 10, batch(b"after")))
@@ -157,7 +157,7 @@ async def test_batches_of_a_connection_that_ends_stay_whole_until_the_turn() -> 
 
 
 @on_uvloop
-async def test_connections_over_the_limit_are_told_and_closed_and_a_place_is_free_again() -> None:
+async def test_connections_over_the_limit_get_an_error_and_later_ones_are_admitted() -> None:
     async with serving(max_connections=2) as s:
         first, second = await RawClient.connect(s.address), await RawClient.connect(s.address)
         third = await RawClient.connect(s.address, hello=False)
@@ -192,7 +192,7 @@ async def test_large_frames_of_several_connections_arrive_whole() -> None:
 
 
 @on_uvloop
-async def test_who_does_not_read_is_not_read_from_and_others_go_on() -> None:
+async def test_a_client_that_does_not_read_is_not_read_from_and_others_continue() -> None:
     answer = bytes(256 << 10)
     async with serving() as s:
         s.rules.answer = lambda command: (

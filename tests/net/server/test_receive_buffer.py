@@ -84,7 +84,7 @@ def test_frames_come_out_whole_and_stay_until_the_turn_ends(
     assert all(not peer.partial_frame.part and peer.partial_frame.whole is None for peer in peers)
 
 
-def test_an_idle_connection_holds_nothing_and_the_room_is_whole_again() -> None:
+def test_an_idle_connection_holds_no_bytes_and_the_buffer_is_free_again() -> None:
     receive_buffer = ReceiveBuffer(SIZE)
     peer = Peer(stream_of(0, [10, 20])[0])
     peer.receive(receive_buffer, SIZE)
@@ -105,7 +105,7 @@ def test_a_large_frame_gets_a_buffer_of_its_size_and_is_not_copied_again() -> No
     assert fresh[0][0].obj is whole.obj
 
 
-def test_what_a_lost_connection_left_is_free_again() -> None:
+def test_the_incomplete_frame_of_a_lost_connection_is_freed() -> None:
     receive_buffer = ReceiveBuffer(SIZE)
     for size in (5, 1_000, 300_000, SIZE):
         lost = Peer(stream_of(0, [size])[0])

@@ -47,7 +47,7 @@ def test_messages_leave_before_receipts() -> None:
     assert written == [(2, 2), (1, 1)]
 
 
-def test_who_gets_several_answers_gets_them_in_one_write_and_in_their_order() -> None:
+def test_several_answers_are_one_write_in_their_order() -> None:
     made, written = answering()
     receipt, messages = effects.Sent(1, 1, 0, 1, 0, 0), effects.PulledMessages(1, 2, [b"message"], 7, 1)
     made.carry_out([receipt, messages, effects.Sent(3, 1, 0, 1, 0, 0)])
@@ -70,7 +70,7 @@ def test_an_acknowledgement_that_joins_is_part_of_the_messages_that_follow_it() 
     assert written == [(1, 3)]
 
 
-def test_one_that_no_messages_follow_is_an_answer_of_its_own_at_the_end_of_the_turn() -> None:
+def test_an_ack_that_no_messages_follow_is_answered_at_the_end_of_the_turn() -> None:
     made, written = answering()
     made.carry_out([effects.Acked(1, 6, 0, joins=True), effects.PulledMessages(2, 2, [], 0, 0)])
     assert not made.connections[1].answers

@@ -112,7 +112,7 @@ def test_frames_become_commands(frame: Frame, command: commands.Command) -> None
         of(99),
     ],
 )
-def test_what_breaks_the_protocol_ends_the_connection(frame: Frame) -> None:
+def test_protocol_errors_end_the_connection(frame: Frame) -> None:
     with pytest.raises(ProtocolError):
         decode_request(3, frame)
 
@@ -186,7 +186,7 @@ BACKS = [
 ]
 
 
-def test_what_is_handed_back_together_has_its_reasons_once() -> None:
+def test_nacks_in_one_frame_share_their_reasons() -> None:
     meta, payload = packed(BACKS, 5)
     assert meta == {"reasons": ["broke", "no"]}
     expected = [commands.DispositionRange(*back[:5]) for back in BACKS]
@@ -204,7 +204,7 @@ def test_what_is_handed_back_together_has_its_reasons_once() -> None:
             decode_request(3, of(FrameKind.HAND_BACK, payload, meta={"reasons": reasons}))
 
 
-def test_what_a_client_knows_fits_its_checksum() -> None:
+def test_the_known_state_fits_its_checksum() -> None:
     numbers = [1_700_000_000_000_000, 3, 2, 50, 10, 20, 30, 31]
     right = frames.pack_numbers(numbers)[1]
 

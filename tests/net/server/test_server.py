@@ -24,7 +24,7 @@ LIST = frame(FrameKind.SUBJECTS, 6, meta={"prefix": "a."})
 
 
 @on_uvloop
-async def test_a_welcome_says_what_a_client_must_know() -> None:
+async def test_a_welcome_has_the_limits_of_the_broker() -> None:
     async with serving() as s:
         client = await RawClient.connect(s.address, hello=False)
         client.send(frame(FrameKind.HELLO, 3, meta={"protocol": 1, "client": "test 1"}))
@@ -108,7 +108,7 @@ async def test_batches_that_arrive_together_are_one_turn_and_answered_in_order()
 
 
 @on_uvloop
-async def test_more_than_the_arena_holds_goes_through_in_several_turns() -> None:
+async def test_more_than_the_buffer_holds_is_received_in_several_turns() -> None:
     async with serving() as s:
         client = await RawClient.connect(s.address)
         payloads = [batch(bytes([number]) * 300_000) for number in range(60)]
@@ -165,7 +165,7 @@ async def test_lists_of_subjects_under_way_are_bounded() -> None:
 
 
 @on_uvloop
-async def test_while_sends_are_held_only_senders_wait() -> None:
+async def test_while_sends_wait_only_senders_are_not_read() -> None:
     async with serving() as s:
         s.rules.answer = lambda command: (
             effects.PulledMessages(command.connection, command.request, [], 0, 0)
@@ -225,7 +225,7 @@ async def test_a_request_of_a_bad_value_is_refused_and_the_connection_lives() ->
 
 
 @on_uvloop
-async def test_a_failure_nobody_foresaw_ends_that_connection_only(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_unexpected_failure_ends_that_connection_only(caplog: pytest.LogCaptureFixture) -> None:
     async with serving() as s:
 
         def fail(command: commands.Command) -> None:
@@ -246,7 +246,7 @@ async def test_a_failure_nobody_foresaw_ends_that_connection_only(caplog: pytest
 
 
 @on_uvloop
-async def test_a_turn_that_fails_ends_those_whose_batches_were_in_it(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_turn_that_fails_ends_the_connections_that_sent_its_batches(caplog: pytest.LogCaptureFixture) -> None:
     async with serving() as s:
         sender, other = await RawClient.connect(s.address), await RawClient.connect(s.address)
 
@@ -308,7 +308,7 @@ async def test_a_turn_comes_when_the_rules_asked_for_it() -> None:
 
 
 @on_uvloop
-async def test_what_goes_by_time_comes_after_the_answers_and_not_in_every_turn() -> None:
+async def test_timers_are_checked_after_the_answers_and_not_in_every_turn() -> None:
     async with serving() as s:
         client = await RawClient.connect(s.address)
         ticks: list[int] = []
@@ -343,7 +343,7 @@ async def test_an_earlier_deadline_wins_over_a_timer_that_runs() -> None:
 
 
 @on_uvloop
-async def test_rules_that_are_not_finished_get_another_turn_at_once() -> None:
+async def test_a_broker_that_is_not_finished_gets_another_turn_at_once() -> None:
     async with serving() as s:
         s.rules.deadline_us = time.monotonic_ns() // 1_000
         turned = asyncio.Event()
@@ -389,7 +389,7 @@ async def test_answers_for_connections_that_are_gone_are_dropped() -> None:
 
 
 @on_uvloop
-async def test_a_stop_says_goodbye_and_closes() -> None:
+async def test_a_stop_sends_an_error_and_closes() -> None:
     async with serving() as s:
         client, idle = await RawClient.connect(s.address), await RawClient.connect(s.address)
         client.send(frame(FrameKind.SEND, 1, batch(b"x")))
@@ -408,7 +408,7 @@ async def test_a_stop_says_goodbye_and_closes() -> None:
 
 
 @on_uvloop
-async def test_a_stop_does_not_wait_for_those_who_do_not_close() -> None:
+async def test_a_stop_does_not_wait_for_clients_that_do_not_close() -> None:
     async with serving() as s:
         client = await RawClient.connect(s.address)
         client.writer.transport.pause_reading()

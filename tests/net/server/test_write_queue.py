@@ -19,7 +19,7 @@ from tests.net.server.rules import serving
 
 
 @given(st.lists(st.lists(st.binary(max_size=20), max_size=5), max_size=5), st.integers(1, 30))
-def test_what_is_left_comes_in_order_and_in_pieces(parts: list[list[bytes]], most: int) -> None:
+def test_unsent_bytes_come_in_order_and_in_pieces(parts: list[list[bytes]], most: int) -> None:
     rest = UnsentBytes()
     for part in parts:
         rest.add([*part], sum(map(len, part)))
@@ -31,7 +31,7 @@ def test_what_is_left_comes_in_order_and_in_pieces(parts: list[list[bytes]], mos
     assert all(len(piece) == most for piece in pieces[:-1])
 
 
-def test_what_is_not_sent_is_let_go() -> None:
+def test_unsent_bytes_can_be_dropped() -> None:
     rest = UnsentBytes()
     rest.add([b"abc"], 3)
     rest.clear()
@@ -70,7 +70,7 @@ class Scripted:
         self._said.append(f"no {self._name}")
 
 
-def test_those_who_write_much_take_turns(caplog: pytest.LogCaptureFixture) -> None:
+def test_writers_of_large_answers_take_turns(caplog: pytest.LogCaptureFixture) -> None:
     turns = Turns()
     said: list[str] = []
     for writer in (
@@ -155,7 +155,7 @@ def test_a_large_answer_goes_in_pieces_as_the_system_takes_them() -> None:
     assert (hub.connection.unread_bytes(), hub.unread_sizes[-1]) == (0, 0)
 
 
-def test_the_last_word_comes_behind_what_is_left() -> None:
+def test_the_last_frame_comes_after_unsent_answers() -> None:
     hub = Hubs(64 << 20)
     hub.connection.answers += [bytes(3 * PIECE_BYTES)]
     hub.connection.write()
@@ -167,7 +167,7 @@ def test_the_last_word_comes_behind_what_is_left() -> None:
 
 
 @on_uvloop
-async def test_who_waits_for_little_is_served_beside_a_large_answer() -> None:
+async def test_small_answers_are_written_beside_a_large_one() -> None:
     answer = bytes(8 << 20)
     async with serving() as s:
         s.rules.answer = lambda command: (

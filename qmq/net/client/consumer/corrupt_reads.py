@@ -20,21 +20,21 @@ def _decodable(runs: list[Run], damaged: list[AnswerDamage]) -> tuple[list[Run],
     bad = {run_index: indexes for run_index, run in enumerate(runs) if (indexes := undecodable(run))}
     if not bad:
         return runs, damaged
-    kept, all_damaged = list[Run](), list[AnswerDamage]()
+    readable, all_damaged = list[Run](), list[AnswerDamage]()
     waiting = damaged[::-1]
     for run_index, run in enumerate(runs):
         while waiting and waiting[-1].run_index == run_index:
-            all_damaged.append(waiting.pop()._replace(run_index=len(kept)))
+            all_damaged.append(waiting.pop()._replace(run_index=len(readable)))
         last = 0
         for index in bad.get(run_index, ()):
             if index > last:
-                kept.append(run.slice(last, index))
+                readable.append(run.slice(last, index))
             reason = why_undecodable(run, index)
-            all_damaged.append(AnswerDamage(reason, run.partition, run.position, run.ordinal + index, 1, len(kept)))
+            all_damaged.append(AnswerDamage(reason, run.partition, run.position, run.ordinal + index, 1, len(readable)))
             last = index + 1
         if last < run.count:
-            kept.append(run if not last else run.slice(last, run.count))
-    return kept, all_damaged + [damage._replace(run_index=len(kept)) for damage in reversed(waiting)]
+            readable.append(run if not last else run.slice(last, run.count))
+    return readable, all_damaged + [damage._replace(run_index=len(readable)) for damage in reversed(waiting)]
 
 
 def pack_report(damage: AnswerDamage) -> tuple[bytes, bytes]:

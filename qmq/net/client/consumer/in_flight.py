@@ -245,14 +245,14 @@ class InFlightWindow:
         if list(self._sent) == [tuple(intervals)]:  # the common case
             self._sent = Intervals()
             return
-        kept = Intervals()
-        gone = Intervals()
+        unconfirmed = Intervals()
+        confirmed = Intervals()
         for start, end in zip(intervals[::2], intervals[1::2], strict=True):
-            gone.add(start, end)
+            confirmed.add(start, end)
         for start, end in self._sent:
-            for low, high in gone.missing(start, end):
-                kept.add(low, high)
-        self._sent = kept
+            for low, high in confirmed.missing(start, end):
+                unconfirmed.add(low, high)
+        self._sent = unconfirmed
 
     @property
     def unconfirmed(self) -> int:

@@ -42,20 +42,20 @@ def tags_of(meta: dict[str, Any]) -> frozenset[str]:
 
 def with_tags(runs: list[Run], tags: frozenset[str]) -> list[Run]:
     """Return the messages that have one of *tags*; ack the others, as the broker acks those that it filters out."""
-    found = []
+    matching = []
     for run in runs:
         wanted = [not tags.isdisjoint(run.header(index).get("t", ())) for index in range(run.count)]
         if all(wanted):
-            found.append(run)
+            matching.append(run)
             continue
-        for is_wanted, places in groupby(enumerate(wanted), itemgetter(1)):
-            indexes = [index for index, _ in places]
+        for is_wanted, group in groupby(enumerate(wanted), itemgetter(1)):
+            indexes = [index for index, _ in group]
             start, stop = indexes[0], indexes[-1] + 1
             if is_wanted:
-                found.append(run.slice(start, stop))
+                matching.append(run.slice(start, stop))
             elif run.in_flight is not None:
                 run.in_flight.ack(run.delivery_sequence + start, run.delivery_sequence + stop)
-    return found
+    return matching
 
 
 class Message:

@@ -64,18 +64,18 @@ class ReceivedRuns:
 
     def take(self, max_count: int) -> list[Run]:
         """Remove and return up to *max_count* messages."""
-        kept, taken = self._runs, list[Run]()
+        runs, taken = self._runs, list[Run]()
         if self.count <= max_count and not self._skip:
-            taken += kept
+            taken += runs
             self.clear()
             return taken
         left = min(max_count, self.count)
         self.count -= left
         while left:
-            run, skip = kept[0], self._skip
+            run, skip = runs[0], self._skip
             count = min(run.count - skip, left)
             if skip + count == run.count:
-                kept.popleft()
+                runs.popleft()
                 self._skip = 0
             else:
                 self._skip += count
@@ -156,7 +156,7 @@ class Puller:
         self._doubts = 0
         self._received = ReceivedRuns()
         self._capped = self._full = False  # the answer reached its limit of messages, or of bytes: there may be more
-        self._passed = False  # the answer had messages without any of the group's tags
+        self._filtered = False  # the answer had messages without any of the group's tags
         self._max_bytes = PULL_BYTES
         self._request = PullRequest(self._answered)
         self._checks = False  # the last answer was damaged: have the broker check headers before it sends it again
@@ -337,15 +337,15 @@ class Puller:
             if self._request.answer is None and not await self._answered_by(deadline):
                 self._request.withdraw()
                 break
-            came = await self._take_answer(deadline)
+            has_messages = await self._take_answer(deadline)
             if asked_until is None:
                 continue  # the answer is an earlier pull's: check whether it is enough
             now = clock()
             if deadline is not None and now >= deadline:
-                if self._passed and self._received.count < min_count and now < deadline + GRACE:
+                if self._filtered and self._received.count < min_count and now < deadline + GRACE:
                     continue  # messages may follow those that were filtered out
                 break
-            if came and now < asked_until:
+            if has_messages and now < asked_until:
                 break  # fewer than min_count, because they have many bytes
         taken = self._received.take(max_count)
         if self._full and self._solo_cursor is not None:
@@ -404,7 +404,7 @@ class Puller:
         """Take the answer to the last pull; return False if it brings no messages. Raises errors that a retry cannot
         mend.
         """
-        answer, self._passed = self._request.take(), False
+        answer, self._filtered = self._request.take(), False
         if isinstance(answer, QmqError):
             if isinstance(answer, Fenced) and self.ack_sender is not None:
                 self.ack_sender.fence(answer)  # subscribing again succeeds unless another consumer took over
@@ -464,11 +464,11 @@ class Puller:
                 self._doubt(error)
                 return False
         self._doubts = 0
-        kept = self._received.add(runs)
-        self._passed = kept < whole
-        self._capped = kept >= self._request.max_count
+        accepted = self._received.add(runs)
+        self._filtered = accepted < whole
+        self._capped = accepted >= self._request.max_count
         self._full = self._capped or len(answer.payload) > self._max_bytes // 2
-        return bool(runs) and kept == whole  # more may follow messages that were filtered out
+        return bool(runs) and accepted == whole  # more may follow messages that were filtered out
 
     # --- damage ------------------------------------------------------------------------------------------------------
 
@@ -484,7 +484,7 @@ class Puller:
         connection = self._request.connection
         assert connection is not None
         comes_again = self.ack_sender is not None or self._solo_cursor is not None
-        came = not comes_again and self._accept(answer, runs)
+        accepted = not comes_again and self._accept(answer, runs)
         self._checks = comes_again
         try:
             async with asyncio.timeout_at(None if deadline is None else deadline + GRACE):
@@ -493,7 +493,7 @@ class Puller:
                 for damage in damaged:
                     self._report_unreadable(error_of(damage))
             elif len(given_up) == len(damaged) and self._solo_cursor is not None:
-                came, comes_again = self._accept(answer, runs), False
+                accepted, comes_again = self._accept(answer, runs), False
                 for damage in damaged:
                     self._report_unreadable(error_of(damage))
             elif given_up and not any(damage.size for damage in damaged):
@@ -505,7 +505,7 @@ class Puller:
             # announced a wrong size, so the rest of its connection cannot be parsed.
             if (self._solo_cursor is not None and comes_again) or any(damage.size for damage in damaged):
                 connection.abort(ConnectionLost("an answer was damaged on its way; the pull is repeated"))
-        return came
+        return accepted
 
     async def _report(self, connection: BrokerConnection, damaged: list[AnswerDamage]) -> list[int]:
         """Have the broker check the damaged messages, and count those that are bad on disk.

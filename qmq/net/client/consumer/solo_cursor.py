@@ -23,25 +23,25 @@ def _covers(prefix: str, name: str) -> bool:
 class _PrefixCursor:
     """How far one prefix was received. A broker serves each partition in the order of stamps, and may split a batch."""
 
-    __slots__ = ("last_us", "places", "resuming")
+    __slots__ = ("last_us", "received", "resuming")
 
     def __init__(self) -> None:
         self.last_us = 0
         #: By partition: the last stamp, and the next ordinal in the batch with that stamp.
-        self.places: dict[int, tuple[int, int]] = {}
+        self.received: dict[int, tuple[int, int]] = {}
         #: Partitions that may send old messages again.
         self.resuming: set[int] = set()
 
     def note(self, run: Run) -> None:
         """Record that *run*, and all messages before it in its partition, were received."""
-        self.places[run.partition] = run.stored_at_us, run.ordinal + run.count
+        self.received[run.partition] = run.stored_at_us, run.ordinal + run.count
         self.last_us = max(self.last_us, run.stored_at_us)
 
     def unseen(self, run: Run) -> Run | None:
         """Return the part of *run* that was not received before the reconnect, or None."""
         if run.partition not in self.resuming:
             return run
-        last_us, next_ordinal = self.places[run.partition]
+        last_us, next_ordinal = self.received[run.partition]
         if run.stored_at_us > last_us:
             self.resuming.remove(run.partition)
             return run
@@ -60,8 +60,8 @@ class SoloCursor:
         """Make a cursor for *prefixes*, none of which covers another. *start_us*: the stamp to begin at; None: the
         start that the subscription asks for.
         """
-        self._tracks = [_PrefixCursor() for _ in prefixes]
-        self._whole = dict(zip(prefixes, self._tracks, strict=True))
+        self._cursors = [_PrefixCursor() for _ in prefixes]
+        self._whole = dict(zip(prefixes, self._cursors, strict=True))
         self._by_subject: dict[str, _PrefixCursor] = {}
         self._start_us = start_us
         # For each of the last answers, one per prefix, the stamp below which all messages had been received.
@@ -71,9 +71,9 @@ class SoloCursor:
     @property
     def floor_us(self) -> int | None:
         """The stamp to subscribe from so that no message is missed; None: the start that the subscription asks for."""
-        floors = [track.last_us for track in self._tracks if track.last_us]
-        if len(floors) < len(self._tracks):
-            if len(self._latest_us) < len(self._tracks):
+        floors = [cursor.last_us for cursor in self._cursors if cursor.last_us]
+        if len(floors) < len(self._cursors):
+            if len(self._latest_us) < len(self._cursors):
                 return self._start_us
             # Each prefix was first in one of these answers, so a prefix that brought nothing had nothing then.
             floors.append(self._latest_us[0])
@@ -91,11 +91,11 @@ class SoloCursor:
         self._latest_us.clear()
         if not same_store:
             self._left_us = None
-        for track in self._tracks:
+        for cursor in self._cursors:
             if not same_store:
-                track.last_us = 0
-                track.places.clear()
-            track.resuming = set(track.places)
+                cursor.last_us = 0
+                cursor.received.clear()
+            cursor.resuming = set(cursor.received)
 
     def take(self, runs: list[Run], left_us: int | None = None) -> list[Run]:
         """Record the runs of an answer; return those that were not received before.
@@ -104,27 +104,27 @@ class SoloCursor:
         """
         came = bool(runs)
         self._left_us = left_us
-        if any(track.resuming for track in self._tracks):
-            fresh = [self._track_of(run.subject).unseen(run) for run in runs]
+        if any(cursor.resuming for cursor in self._cursors):
+            fresh = [self._cursor_of(run.subject).unseen(run) for run in runs]
             runs = [run for run in fresh if run is not None]
-        if len(self._tracks) > 1:
+        if len(self._cursors) > 1:
             for run in runs:
-                self._track_of(run.subject).note(run)
+                self._cursor_of(run.subject).note(run)
         else:
             for run in {run.partition: run for run in runs}.values():
-                self._tracks[0].note(run)
+                self._cursors[0].note(run)
         if came:
-            latest = max(track.last_us for track in self._tracks)
+            latest = max(cursor.last_us for cursor in self._cursors)
             self._latest_us.append(latest if left_us is None else min(latest, left_us))
         return runs
 
-    def _track_of(self, subject: str) -> _PrefixCursor:
-        if len(self._tracks) == 1:
-            return self._tracks[0]
-        track = self._by_subject.get(subject)
-        if track is None:
+    def _cursor_of(self, subject: str) -> _PrefixCursor:
+        if len(self._cursors) == 1:
+            return self._cursors[0]
+        cursor = self._by_subject.get(subject)
+        if cursor is None:
             if len(self._by_subject) >= _KNOWN_MAX:
                 self._by_subject.clear()
             found = [self._whole[name] for name in self._whole if name == subject or _covers(name, subject)]
-            track = self._by_subject[subject] = found[0]
-        return track
+            cursor = self._by_subject[subject] = found[0]
+        return cursor

@@ -27,7 +27,7 @@ async def entered(client: qmq.Client, peer: Peer) -> tuple[qmq.Consumer, dict[st
     return consumer, said
 
 
-async def test_what_was_not_confirmed_is_told_to_the_broker_by_the_next_process(
+async def test_the_next_process_announces_acks_that_were_not_confirmed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(keeping, "WRITE_DELAY", 0.0)
@@ -55,7 +55,7 @@ async def test_what_was_not_confirmed_is_told_to_the_broker_by_the_next_process(
             assert said["known_crc"] == frames.pack_numbers([START_US, 1, 0, 3, 1, 3])[1]
 
 
-async def test_where_another_has_the_file_it_goes_on_without_and_says_so_once(
+async def test_a_consumer_whose_file_is_locked_works_without_and_logs_it_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     other = StateFile.open(state_directory(), STORE, "g", "c1")
@@ -68,7 +68,7 @@ async def test_where_another_has_the_file_it_goes_on_without_and_says_so_once(
     other.close()
 
 
-async def test_where_nothing_can_be_written_it_goes_on_without(
+async def test_a_consumer_that_cannot_write_its_file_works_without(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").write_text("not a directory")
@@ -78,7 +78,7 @@ async def test_where_nothing_can_be_written_it_goes_on_without(
     assert caplog.text.count("has no state file") == 1
 
 
-async def test_who_has_no_id_of_its_own_keeps_nothing() -> None:
+async def test_a_consumer_without_a_given_id_keeps_no_file() -> None:
     async with scripted_broker() as broker, qmq.connect(broker.url) as client:
         peer = await broker.peer()
         consumer = client.subscribe("a.", group="g")

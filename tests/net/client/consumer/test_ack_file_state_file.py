@@ -20,7 +20,7 @@ def opened(path: Path, consumer: str = "c1") -> StateFile:
     return StateFile.open(path, STORE, "g", consumer)
 
 
-def test_what_is_written_is_read_and_replaced(tmp_path: Path) -> None:
+def test_a_written_state_is_read_and_replaced(tmp_path: Path) -> None:
     file = opened(tmp_path / "made" / "anew")
     assert file.read() is None
     file.write(KNOWN)
@@ -49,7 +49,7 @@ def test_one_process_at_a_time_has_it(tmp_path: Path) -> None:
     opened(tmp_path).close()
 
 
-def test_whatever_bit_is_flipped_and_wherever_it_is_cut_it_says_nothing(tmp_path: Path) -> None:
+def test_a_flipped_or_cut_file_counts_as_missing(tmp_path: Path) -> None:
     file = opened(tmp_path)
     file.write(KNOWN)
     good = file.path.read_bytes()
@@ -64,7 +64,7 @@ def test_whatever_bit_is_flipped_and_wherever_it_is_cut_it_says_nothing(tmp_path
     file.close()
 
 
-def test_a_file_of_another_consumer_says_nothing(tmp_path: Path) -> None:
+def test_a_file_of_another_consumer_counts_as_missing(tmp_path: Path) -> None:
     one, other = opened(tmp_path), opened(tmp_path, "c2")
     one.write(KNOWN)
     other.path.write_bytes(one.path.read_bytes())
@@ -94,7 +94,7 @@ def names(path: Path) -> list[str]:
     return sorted(file.suffix for file in path.iterdir())
 
 
-def test_no_lock_stays_when_nobody_has_it(tmp_path: Path) -> None:
+def test_no_lock_file_stays_behind(tmp_path: Path) -> None:
     file = opened(tmp_path)
     assert names(tmp_path) == [".lock"]
     with pytest.raises(BlockingIOError):
@@ -128,7 +128,7 @@ def test_a_lock_that_is_removed_between_opening_and_locking_is_made_again(
     assert names(tmp_path) == []
 
 
-def test_one_at_a_time_has_it_however_they_come_and_go(tmp_path: Path) -> None:
+def test_one_process_at_a_time_has_the_file_however_they_come_and_go(tmp_path: Path) -> None:
     holders, most, got = 0, 0, 0
 
     def come_and_go() -> None:
@@ -158,7 +158,7 @@ def test_one_at_a_time_has_it_however_they_come_and_go(tmp_path: Path) -> None:
     assert names(tmp_path) == []
 
 
-def test_nobody_else_may_read_what_is_made(tmp_path: Path) -> None:
+def test_other_users_may_not_read_state_files(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
         file = opened(tmp_path / "made" / "anew")
@@ -171,7 +171,7 @@ def test_nobody_else_may_read_what_is_made(tmp_path: Path) -> None:
         os.umask(before)
 
 
-def test_what_is_written_after_it_is_closed_is_not(tmp_path: Path) -> None:
+def test_writes_after_close_do_nothing(tmp_path: Path) -> None:
     """A thread may write late, when another process has the file."""
     file = opened(tmp_path)
     file.close()

@@ -40,7 +40,7 @@ def test_one_after_another_they_are_acknowledged_in_one_go() -> None:
     assert len(calls) == 1
 
 
-def test_a_closed_loop_is_told_each_time() -> None:
+def test_each_ack_to_a_closed_loop_raises() -> None:
     def closed(call: Any) -> None:
         raise RuntimeError("Event loop is closed")
 

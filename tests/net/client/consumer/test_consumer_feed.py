@@ -49,7 +49,7 @@ async def looping(count: int) -> AsyncIterator[tuple[Subscribed, asyncio.Queue[b
         await asyncio.gather(working, return_exceptions=True)
 
 
-async def test_what_a_stuck_loop_has_not_come_to_is_handed_back(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_messages_that_a_stuck_loop_has_not_reached_are_released(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feed_module, "STUCK_AFTER", 0.02)
     monkeypatch.setattr(pulling_module, "UNUSED_AFTER", 600)
     monkeypatch.setattr(Prefetch, "wanted", lambda self, now: 4)  # as after many fast handlers
@@ -67,7 +67,7 @@ async def acked_then_pulled(peer: Peer) -> tuple[int, tuple[int, ...]]:
     return await peer.pulled()
 
 
-async def test_what_is_not_in_flight_any_more_does_not_come() -> None:
+async def test_messages_no_longer_in_flight_are_removed_from_the_loop() -> None:
     async with looping(4) as (s, came, _):
         ack_sender = s.consumer._puller.ack_senders[0]
         ack_sender.fence(Fenced("silent for too long"))  # the handler is stopped, and the loop continues
@@ -77,7 +77,7 @@ async def test_what_is_not_in_flight_any_more_does_not_come() -> None:
         assert await came.get() == b"again"
 
 
-async def test_what_a_cancelled_pull_brings_is_handed_back_when_no_pull_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_messages_of_a_cancelled_pull_are_released_when_no_pull_follows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pulling_module, "UNUSED_AFTER", 0.02)
     async with subscribed(group="g") as s:
         pulling = asyncio.ensure_future(s.consumer.pull(5))
@@ -92,7 +92,9 @@ async def test_what_a_cancelled_pull_brings_is_handed_back_when_no_pull_comes(mo
         assert bodies(await pulling) == [b"4"]
 
 
-async def test_what_a_loop_was_left_before_is_handed_back_when_no_pull_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_messages_that_a_left_loop_had_not_reached_are_released_when_no_pull_follows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(feed_module, "STUCK_AFTER", 0.02)
     async with subscribed(group="g") as s:
         following = asyncio.ensure_future(anext(aiter(s.consumer)))

@@ -39,7 +39,7 @@ def work_off(seconds: list[float], tasks: int, round_trip: float) -> Outcome:
 
 
 @pytest.mark.parametrize("seconds", [0.001, 0.01, 0.1])
-def test_one_that_is_a_hundred_times_slower_holds_nobody_up(seconds: float) -> None:
+def test_a_consumer_a_hundred_times_slower_delays_no_other(seconds: float) -> None:
     each = [SLOWER * seconds] + [seconds] * (CONSUMERS - 1)
     ideal = TASKS / sum(1 / one for one in each)
     outcome = work_off(each, TASKS, 0.0005)
@@ -57,7 +57,7 @@ def test_fast_ones_take_many_and_what_they_take_is_a_tenth_of_a_second_of_work()
     assert PREFETCH_SECONDS / 2 <= most * 0.0001 <= 1.05 * PREFETCH_SECONDS
 
 
-def test_who_gets_slow_takes_few_at_once() -> None:
+def test_a_consumer_that_slows_down_takes_few_at_once() -> None:
     rule, now = Prefetch(is_solo=False), 0.0
     while rule.wanted(now) < 1_000:
         rule.record(rule.wanted(now), now)

@@ -86,7 +86,7 @@ async def test_a_message_damaged_on_the_way_is_pulled_again() -> None:
         assert bodies(await pulling) == [b"3"]
 
 
-async def test_a_message_bad_on_disk_is_counted_and_told_of(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_message_bad_on_disk_is_counted_and_reported(caplog: pytest.LogCaptureFixture) -> None:
     told = list[QmqError]()
     async with subscribed(group="g") as s:
         s.consumer.on_error = told.append
@@ -234,7 +234,7 @@ def test_the_delivery_sequences_of_damage_are_found_over_ranges() -> None:
 
 
 @pytest.mark.parametrize("found", ["sound", "bad"])
-async def test_who_follows_alone_begins_again_where_it_was(found: str) -> None:
+async def test_a_solo_consumer_begins_again_where_it_was(found: str) -> None:
     sound = batch(b"1", b"2", at=1)
     async with subscribed(start="first") as s:
         pulling = asyncio.ensure_future(s.consumer.pull())
@@ -250,7 +250,7 @@ async def test_who_follows_alone_begins_again_where_it_was(found: str) -> None:
         assert s.consumer.damaged == (found == "bad")
 
 
-async def test_who_follows_alone_passes_what_only_it_cannot_read() -> None:
+async def test_a_solo_consumer_skips_messages_that_only_it_cannot_read() -> None:
     async with subscribed() as s:
         peer = s.peer
         pulling = asyncio.ensure_future(s.consumer.pull())
@@ -263,7 +263,7 @@ async def test_who_follows_alone_passes_what_only_it_cannot_read() -> None:
         assert s.consumer.damaged == 1
 
 
-async def test_at_most_once_the_rest_is_kept_and_no_second_answer_asked_for() -> None:
+async def test_at_most_once_the_rest_is_accepted_and_the_pull_is_not_repeated() -> None:
     told = list[QmqError]()
     async with subscribed(group="g", mode="at_most_once") as s:
         s.peer.numbers = False

@@ -87,7 +87,7 @@ def test_messages_are_numbered_across_runs_and_gaps() -> None:
 
 
 @pytest.mark.parametrize("ranges", [[10, 2, 1], [10, 4, 1], [10, 3], [10, 1, 1, 10, 2, 1], [9, 3, 1], []])
-def test_numbers_that_do_not_fit_are_refused(ranges: list[int]) -> None:
+def test_ranges_that_do_not_fit_are_refused(ranges: list[int]) -> None:
     in_flight, _ = made()
     with pytest.raises(ProtocolError):
         in_flight.number(runs(3), ranges)
@@ -138,7 +138,7 @@ def expanded(flat: list[int]) -> set[int]:
     return {number for low, high in zip(flat[::2], flat[1::2], strict=True) for number in range(low, high)}
 
 
-def test_what_has_a_disposition_takes_no_other() -> None:
+def test_a_message_takes_one_disposition_only() -> None:
     in_flight, _ = made()
     in_flight.ack(10, 12)
     with pytest.raises(Fenced, match="already"):
@@ -150,7 +150,7 @@ def test_what_has_a_disposition_takes_no_other() -> None:
     assert in_flight.take_acks() == [10, 12, 13, 14], "what was handed back is not acknowledged"
 
 
-def test_after_a_fence_nothing_is_held_and_all_is_refused() -> None:
+def test_after_a_fence_no_message_is_in_flight_and_all_acks_are_refused() -> None:
     in_flight, desk = made()
     in_flight.ack(10, 12)
     in_flight.take_acks()
@@ -164,7 +164,7 @@ def test_after_a_fence_nothing_is_held_and_all_is_refused() -> None:
         in_flight.begin_disposition(20, 21)
 
 
-def test_who_is_at_work_is_stopped_once_and_who_begins_late_at_once() -> None:
+def test_tasks_at_work_are_cancelled_once_and_late_ones_at_once() -> None:
     in_flight, _ = made()
     one, two, late = Worker(), Worker(), Worker()
     in_flight.begin(one)
@@ -178,7 +178,7 @@ def test_who_is_at_work_is_stopped_once_and_who_begins_late_at_once() -> None:
     assert not in_flight.end(one)
 
 
-def test_who_is_through_is_not_stopped() -> None:
+def test_a_finished_task_is_not_cancelled() -> None:
     in_flight, _ = made()
     worker = Worker()
     in_flight.begin(worker)
@@ -187,7 +187,7 @@ def test_who_is_through_is_not_stopped() -> None:
     assert worker.cancelled == 0
 
 
-def test_messages_that_are_let_go_without_a_disposition_are_counted() -> None:
+def test_messages_dropped_without_a_disposition_are_counted() -> None:
     in_flight, desk = made()
     found: Any = in_flight.number(runs(4, 2), [10, 6, 1])
     in_flight.ack(10, 11)
@@ -203,7 +203,7 @@ def test_messages_that_are_let_go_without_a_disposition_are_counted() -> None:
     assert in_flight.count_open(desk.dropped_ranges) == 0
 
 
-def test_of_messages_that_all_have_a_disposition_nothing_is_said() -> None:
+def test_no_warning_when_all_messages_have_a_disposition() -> None:
     in_flight, desk = made()
     first: Any = in_flight.number(runs(4), [10, 4, 1])
     second: Any = in_flight.number(runs(4), [14, 4, 1])
@@ -220,7 +220,7 @@ def test_of_messages_that_all_have_a_disposition_nothing_is_said() -> None:
     assert desk.dropped_ranges == [(18, 20)]
 
 
-def test_places_of_other_epochs_generations_and_times_are_others() -> None:
+def test_states_of_other_epochs_generations_and_times_differ() -> None:
     assert PLACE.is_that_of(PLACE._replace(ack_floor=50, next_sequence=70))
     for field in ("consumer", "epoch", "generation", "since_us"):
         assert not PLACE.is_that_of(PLACE._replace(**{field: 99}))

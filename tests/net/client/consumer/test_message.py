@@ -110,7 +110,7 @@ def test_to_arrow_has_every_field() -> None:
     assert table.schema == MessageBatch([]).to_arrow().schema
 
 
-def test_to_arrow_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_to_arrow_raises_without_pyarrow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(QmqError, match=r"pip install 'qmq\[arrow\]'"):
         MessageBatch([]).to_arrow()

@@ -20,7 +20,7 @@ WANTED = "vip"
 TWIN = next(f"t{number}" for number in count() if tag_bits([f"t{number}"]) == tag_bits([WANTED]))
 
 
-async def test_names_with_the_same_bits_are_told_apart(tmp_path: Path) -> None:
+async def test_tags_with_the_same_bits_are_told_apart(tmp_path: Path) -> None:
     async with running_broker(tmp_path) as url, qmq.connect(url) as client:
         for number in range(12):
             tags = [(WANTED,), (TWIN,), (TWIN, WANTED), ()][number % 4]
@@ -37,7 +37,7 @@ async def test_names_with_the_same_bits_are_told_apart(tmp_path: Path) -> None:
                 assert info.in_flight == 0
 
 
-async def test_what_is_there_now_is_found_behind_names_with_the_same_bits(tmp_path: Path) -> None:
+async def test_matching_messages_are_found_behind_tags_with_the_same_bits(tmp_path: Path) -> None:
     async with running_broker(tmp_path) as url, qmq.connect(url) as client:
         for _ in range(2):
             await client.send("a.x", b"first", tags=[WANTED])
@@ -59,20 +59,20 @@ async def test_what_is_there_now_is_found_behind_names_with_the_same_bits(tmp_pa
 
 
 @pytest.mark.parametrize("meta", [{"tags": ["a"]}, {"tags": ["a"], "tags_crc": 0}, {"tags": "a"}, {"tags": [1]}])
-def test_tags_that_were_damaged_on_the_way_are_not_gone_by(meta: dict[str, object]) -> None:
+def test_tags_that_were_damaged_on_the_way_filter_nothing(meta: dict[str, object]) -> None:
     with pytest.raises(ProtocolError):
         tags_of(meta)
     assert tags_of({"tags": ["a"], "tags_crc": frames.crc_of_texts(["a"])}) == {"a"}
 
 
 @pytest.mark.parametrize("expire", [0, -1, 1e9, float("nan"), "1", True])
-def test_what_is_no_time_to_live_is_refused(expire: float) -> None:
+def test_an_invalid_time_to_live_is_refused(expire: float) -> None:
     with pytest.raises(InvalidOption, match="expire"):
         expire_at_of(expire)
     assert (expire_at_of(None), expire_at_of(0.5)) == (0, 500_000)
 
 
-async def test_a_message_is_dead_when_it_expires_before_anybody_has_it(tmp_path: Path) -> None:
+async def test_a_message_is_dead_when_it_expires_before_it_is_delivered(tmp_path: Path) -> None:
     async with running_broker(tmp_path) as url, qmq.connect(url) as client:
         await client.send("a.x", b"short", expire=0.000_001)
         await client.send_many("a.x", [b"short", b"short"], expire=0.000_001)

@@ -31,7 +31,7 @@ async def test_messages_of_all_brokers_come(tmp_path: Path) -> None:
             assert await consumer.pull(timeout=0) == []
 
 
-async def test_what_each_broker_refused_is_told(tmp_path: Path) -> None:
+async def test_refusals_of_all_brokers_are_raised(tmp_path: Path) -> None:
     async with several(tmp_path, 2) as brokers, qmq.connect(brokers.url) as client:
         for number in range(2):
             await put(brokers.one(number), "a", [b"x"])
@@ -71,7 +71,7 @@ async def test_no_more_is_taken_than_is_asked_for(tmp_path: Path) -> None:
             assert held == [2, 2, 2], "each broker is asked in its turn, and for no more"
 
 
-async def test_what_comes_beyond_what_was_asked_for_is_first_in_the_next_pull(tmp_path: Path) -> None:
+async def test_messages_beyond_the_request_come_first_in_the_next_pull(tmp_path: Path) -> None:
     async with (
         several(tmp_path) as brokers,
         qmq.connect(brokers.url) as client,
@@ -111,7 +111,7 @@ async def test_none_starves_beside_a_broker_with_a_backlog(tmp_path: Path) -> No
             assert bodies(came) == [b"backlog"] * 5 + [b"few"] * 5
 
 
-async def test_a_broker_that_goes_and_comes_back_disturbs_nobody(tmp_path: Path) -> None:
+async def test_a_broker_that_restarts_does_not_disturb_the_other_brokers(tmp_path: Path) -> None:
     async with (
         several(tmp_path) as brokers,
         qmq.connect(brokers.url) as client,
@@ -159,7 +159,7 @@ async def test_a_broker_that_is_away_at_first_is_followed_once_it_is_there(tmp_p
             assert bodies(await pulling) == [b"x"]
 
 
-async def test_who_waits_while_a_broker_comes_late_does_not_go_round_in_a_circle(tmp_path: Path) -> None:
+async def test_a_pull_that_waits_for_a_late_broker_does_not_spin(tmp_path: Path) -> None:
     async with several(tmp_path) as brokers:
         await brokers.stop(1)
         async with qmq.connect(brokers.url) as client, client.subscribe("a", group="g") as consumer:
@@ -211,7 +211,7 @@ async def test_wherever_a_pull_is_cancelled_it_loses_nothing(tmp_path: Path, gro
         assert sorted(came) == sent
 
 
-async def test_async_for_takes_from_all_and_what_it_left_comes_next(tmp_path: Path) -> None:
+async def test_async_for_takes_from_all_and_messages_left_over_come_next(tmp_path: Path) -> None:
     async with several(tmp_path) as brokers:
         for number in range(2):
             await put(brokers.one(number), "a", [b"%d-%02d" % (number, i) for i in range(20)])
@@ -249,7 +249,7 @@ async def test_the_sync_client_pulls_from_all_too(tmp_path: Path, group: str | N
         assert await asyncio.to_thread(consume) == [b"0"] * 5 + [b"1"] * 5
 
 
-async def test_one_who_follows_alone_gets_each_once_over_an_end_of_one_broker(tmp_path: Path) -> None:
+async def test_a_solo_consumer_gets_each_message_once_over_an_end_of_one_broker(tmp_path: Path) -> None:
     async with (
         several(tmp_path) as brokers,
         qmq.connect(brokers.url) as client,

@@ -27,7 +27,7 @@ def answer(s: Subscribed, frame: Frame, *refused: int) -> None:
     s.peer.answer(FrameKind.HANDED_BACK, frame.request, payload=struct.pack(f"<{len(refused)}I", *refused))
 
 
-async def test_what_is_handed_back_in_one_turn_is_one_frame() -> None:
+async def test_nacks_of_one_turn_are_one_frame() -> None:
     async with given(*(b"%d" % number for number in range(6))) as (s, messages):
         waiting = asyncio.gather(
             messages[0].nack(reason="broke"), messages[1].nack(delay=2.5), messages[2].reject("bad address"),
@@ -50,7 +50,7 @@ async def test_what_is_handed_back_in_one_turn_is_one_frame() -> None:
         answer(s, frame)
 
 
-async def test_who_does_not_wait_any_more_takes_no_other_with_him() -> None:
+async def test_a_cancelled_nack_does_not_cancel_others() -> None:
     async with given(b"1", b"2") as (s, messages):
         first, second = (asyncio.ensure_future(message.nack()) for message in messages)
         await asyncio.sleep(0)  # they are queued, and not sent
@@ -62,7 +62,7 @@ async def test_who_does_not_wait_any_more_takes_no_other_with_him() -> None:
         assert first.cancelled()
 
 
-async def test_a_second_try_takes_a_refusal_for_what_the_first_has_done() -> None:
+async def test_a_refused_second_attempt_means_that_the_first_succeeded() -> None:
     async with given(b"1", b"2") as (s, messages):
         waiting = asyncio.gather(*(message.nack() for message in messages))
         frame, _ = await handed_back(s)
@@ -109,7 +109,7 @@ async def test_a_reason_that_is_no_text_is_refused_and_changes_nothing() -> None
         await waiting
 
 
-async def test_a_fault_of_ours_is_told_as_such_and_not_as_a_cancellation(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_bug_of_the_client_is_raised_and_not_a_cancellation(monkeypatch: pytest.MonkeyPatch) -> None:
     async with given(b"1") as (s, (message,)):
         monkeypatch.setattr("qmq.net.client.consumer.nacks.packed", broken)
         with pytest.raises(ZeroDivisionError):
@@ -132,7 +132,7 @@ async def test_a_message_has_one_disposition_only() -> None:
 
 
 @pytest.mark.parametrize("turns", range(5))
-async def test_who_waits_when_the_consumer_is_left_in_a_hurry_is_told(turns: int) -> None:
+async def test_a_waiting_nack_is_refused_when_the_consumer_leaves_at_once(turns: int) -> None:
     async with given(b"1", b"2") as (s, messages):
         waiting = asyncio.gather(*(message.nack() for message in messages), return_exceptions=True)
         for _ in range(turns):

@@ -66,7 +66,7 @@ def bodies(messages: Sequence[qmq.Message]) -> list[bytes]:
 # --- subscribing -----------------------------------------------------------------------------------------------------
 
 
-async def test_a_subscription_says_what_is_wanted() -> None:
+async def test_a_subscription_sends_its_options() -> None:
     async with subscribed("a.", "b", group="billing", consumer="billing-1", start=5) as s:
         assert len(s.said.pop("nonce")) == len(s.said.pop("client")) == 16
         assert s.said == {
@@ -83,14 +83,14 @@ async def test_a_subscription_says_what_is_wanted() -> None:
 
 
 @pytest.mark.parametrize("mode", ["reliable", "broadcast"])
-async def test_an_id_that_the_client_made_up_is_told_as_such(mode: str) -> None:
+async def test_an_id_that_the_client_made_is_sent_as_transient(mode: str) -> None:
     async with subscribed(group="g", mode=mode) as s:
         assert (s.said["consumer"], s.said["transient"]) == (s.consumer.id, True)
     async with subscribed(group="g", consumer="c", mode=mode) as s:
         assert (s.said["consumer"], s.said["transient"]) == ("c", False)
 
 
-async def test_alone_no_prefix_stands_twice() -> None:
+async def test_a_solo_consumer_subscribes_to_each_prefix_once() -> None:
     async with subscribed("a.", "a.b", "c") as s:
         assert (s.said["group"], s.said["prefixes"], s.said["start"]) == (None, ["a.", "c"], None)
 
@@ -140,7 +140,7 @@ async def test_a_refused_subscription_is_raised_and_one_that_can_pass_is_tried_a
     assert caplog.text.count("cannot subscribe yet: too many subscriptions; trying again") == 1
 
 
-async def test_one_consumer_more_than_a_client_may_have_is_told_so_at_once(tmp_path: Path) -> None:
+async def test_one_consumer_too_many_is_refused_at_once(tmp_path: Path) -> None:
     async with several(tmp_path, 1, max_consumers_per_connection=2) as brokers, qmq.connect(brokers.url) as client:
         async with client.subscribe("a.", group="g"), client.subscribe("a.") as alone:
             with pytest.raises(qmq.TooManyConsumers, match="max_consumers_per_connection"):
@@ -195,7 +195,7 @@ def test_consumer_ids_differ_and_are_names(monkeypatch: pytest.MonkeyPatch) -> N
 # --- pulling ---------------------------------------------------------------------------------------------------------
 
 
-async def test_a_pull_says_what_is_wanted_and_brings_it() -> None:
+async def test_a_pull_sends_its_limits_and_returns_messages() -> None:
     async with subscribed() as s:
         pulling = asyncio.ensure_future(s.consumer.pull(50, 2, timeout=15))
         request, (subscription, most, least, size, timeout_ms) = await s.peer.pulled()
@@ -241,7 +241,7 @@ async def test_a_pull_without_end_asks_again(monkeypatch: pytest.MonkeyPatch) ->
         assert bodies(await pulling) == [b"1", b"2", b"3"]
 
 
-async def test_a_broker_that_overruns_the_time_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_pull_does_not_wait_for_a_broker_that_overruns_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pulling_module, "GRACE", 0.01)
     async with subscribed() as s:
         pulling = asyncio.ensure_future(s.consumer.pull(timeout=0.01))
@@ -253,7 +253,7 @@ async def test_a_broker_that_overruns_the_time_is_not_waited_for(monkeypatch: py
         assert bodies(await pulling) == [b"late"]
 
 
-async def test_what_a_cancelled_pull_brings_comes_first_with_the_next() -> None:
+async def test_messages_of_a_cancelled_pull_come_first_with_the_next() -> None:
     async with subscribed() as s:
         pulling = asyncio.ensure_future(s.consumer.pull(5))
         request, _ = await s.peer.pulled()
@@ -282,7 +282,7 @@ async def test_a_withdrawn_pull_that_brings_nothing_is_followed_by_another() -> 
         assert bodies(await pulling) == [b"1"]
 
 
-async def test_one_who_follows_alone_and_is_behind_asks_ahead() -> None:
+async def test_a_solo_consumer_that_lags_pulls_ahead() -> None:
     async with subscribed() as s:
         pulling = asyncio.ensure_future(s.consumer.pull(2))
         request, _ = await s.peer.pulled()
@@ -354,7 +354,7 @@ async def test_a_refusal_that_can_pass_is_waited_out_and_another_is_raised() -> 
 
 
 @pytest.mark.parametrize("error", [InvalidOption("1 to 0"), UnknownSubscription("number 7")])
-async def test_a_refusal_of_what_was_asked_well_is_believed_the_third_time(error: qmq.QmqError) -> None:
+async def test_a_refusal_of_a_valid_request_is_raised_the_third_time(error: qmq.QmqError) -> None:
     """The request, or the answer to the subscription, may have been damaged on the way."""
     async with subscribed(group="g") as s:
         for tries in (2, 3):
@@ -372,7 +372,7 @@ async def test_a_refusal_of_what_was_asked_well_is_believed_the_third_time(error
             await pulling
 
 
-async def test_an_answer_that_leaves_open_what_is_still_to_come_is_asked_for_again() -> None:
+async def test_a_pull_is_repeated_when_left_us_of_its_answer_is_invalid() -> None:
     async with subscribed() as s:
         pulling = asyncio.ensure_future(s.consumer.pull())
         request, _ = await s.peer.pulled()
@@ -479,7 +479,7 @@ async def test_a_subscription_that_ends_each_connection_is_given_up() -> None:
             await pulling
 
 
-async def test_a_frame_that_is_none_ends_the_connection_and_not_the_pull() -> None:
+async def test_an_invalid_frame_ends_the_connection_and_not_the_pull() -> None:
     async with subscribed(group="g") as s:
         pulling = asyncio.ensure_future(s.consumer.pull())
         request, _ = await s.peer.pulled()
@@ -544,7 +544,7 @@ async def test_a_stopping_broker_is_left_for_the_next_one() -> None:
         assert len(await pulling) == 1
 
 
-async def test_alone_it_goes_on_where_it_was() -> None:
+async def test_a_solo_consumer_resumes_where_it_was() -> None:
     async with subscribed("a.", start="first") as s:
         pulling = asyncio.ensure_future(s.consumer.pull())
         request, _ = await s.peer.pulled()
@@ -561,7 +561,7 @@ async def test_alone_it_goes_on_where_it_was() -> None:
         assert bodies(await pulling) == [b"4"]
 
 
-async def test_alone_from_the_last_on_it_misses_nothing_while_away() -> None:
+async def test_a_solo_consumer_from_the_last_on_misses_nothing_while_away() -> None:
     async with subscribed("a.") as s:
         assert s.said["start"] is None
         s.peer.drop()
@@ -601,7 +601,7 @@ async def test_a_closed_client_ends_its_pulls() -> None:
         await consumer.__aexit__(None, None, None)
 
 
-async def test_numbers_that_do_not_fit_their_checksum_are_asked_for_again() -> None:
+async def test_a_pull_is_repeated_when_its_ranges_do_not_fit_their_checksum() -> None:
     """Acks with wrong delivery sequences would remove messages that were not handled."""
     async with subscribed(group="g") as s:
         task = asyncio.ensure_future(s.consumer.pull())

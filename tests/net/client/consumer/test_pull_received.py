@@ -12,7 +12,9 @@ from tests.net.client.consumer.test_pull import batch, bodies
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 7)), max_size=20), st.lists(st.integers(1, 5), max_size=8))
-def test_kept_messages_are_handed_out_in_order_in_any_parts(takes: list[tuple[bool, int]], sizes: list[int]) -> None:
+def test_received_messages_are_handed_out_in_order_in_any_parts(
+    takes: list[tuple[bool, int]], sizes: list[int]
+) -> None:
     wanted = [b"%d %d" % (run, number) for run, size in enumerate(sizes) for number in range(size)]
     answer = b"".join(batch(*(b"%d %d" % (run, number) for number in range(size))) for run, size in enumerate(sizes))
     kept = ReceivedRuns()

@@ -46,7 +46,7 @@ def asking(line: Line, calls: list[str]) -> PullRequest:
     return made
 
 
-async def test_an_answer_waits_until_it_is_looked_at() -> None:
+async def test_an_answer_waits_until_it_is_taken() -> None:
     line, calls = Line(), list[str]()
     made = asking(line, calls)
     assert (made.is_pending, made.max_count, line.asked) == (True, 10, [(FrameKind.PULL, b"pull", 5.0, frames.CHECK)])
@@ -91,7 +91,7 @@ async def test_a_cancelled_wait_withdraws_the_pull() -> None:
     assert line.told == [(FrameKind.WITHDRAW, frames.WITHDRAW.pack(6))]
 
 
-def test_numbers_of_an_answer() -> None:
+def test_ranges_of_an_answer() -> None:
     ranges = [5, 10, 1]
     crc = frames.pack_numbers(ranges)[1]
     assert message_ranges_of({}) == []
@@ -99,6 +99,6 @@ def test_numbers_of_an_answer() -> None:
 
 
 @pytest.mark.parametrize("ranges", [5, "5", [5, "1", 1], [5, -1, 1], [5, 1 << 64, 1], [5, True, 1], [5, 10, 2]])
-def test_numbers_that_are_none_are_refused(ranges: Any) -> None:
+def test_invalid_ranges_are_refused(ranges: Any) -> None:
     with pytest.raises(ProtocolError):
         message_ranges_of({"ranges": ranges, "ranges_crc": frames.pack_numbers([5, 10, 1])[1]})

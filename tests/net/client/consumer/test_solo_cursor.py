@@ -44,7 +44,7 @@ def test_names_that_others_cover_are_left_out() -> None:
     assert without_covered(["ab.", "a."]) == ["ab.", "a."]
 
 
-def test_it_begins_where_the_subscription_says_until_something_came() -> None:
+def test_it_begins_where_the_subscription_begins_until_messages_came() -> None:
     progress = SoloCursor([""], None)
     assert progress.floor_us is None
     progress.begin_at(77)
@@ -53,7 +53,7 @@ def test_it_begins_where_the_subscription_says_until_something_came() -> None:
     assert progress.floor_us == START_US
 
 
-def test_what_came_is_dropped_when_it_comes_again() -> None:
+def test_received_messages_are_dropped_when_they_come_again() -> None:
     log = log_of([{"a": 2}, {"a": 1, "b": 3}, {"b": 2}])
     progress = SoloCursor([""], None)
     first = progress.take([*read(log[0]), *read(log[1])])
@@ -81,7 +81,7 @@ def test_another_store_gives_all_from_the_last_stamp_on() -> None:
     assert len(progress.take(read(log[0]) + read(log[1]))) == 2
 
 
-def test_prefixes_at_different_places_begin_at_the_earlier_one() -> None:
+def test_prefixes_at_different_stamps_begin_at_the_earlier_one() -> None:
     log = log_of([{"a.x": 1}, {"b.x": 1}, {"a.x": 1}, {"b.x": 1}])
     progress = SoloCursor(["a.", "b."], None)
     progress.take(read(log[0]) + read(log[2]))
@@ -92,7 +92,7 @@ def test_prefixes_at_different_places_begin_at_the_earlier_one() -> None:
     assert bodies(progress.take([run for batch in log[1:] for run in read(batch)])) == [b"b.x 1"]
 
 
-def test_a_prefix_without_messages_does_not_hold_the_others_back() -> None:
+def test_a_prefix_without_messages_does_not_delay_the_others() -> None:
     log = log_of([{"a.x": 1}, {"a.x": 1}, {"a.x": 1}])
     progress = SoloCursor(["a.", "b"], None)
     progress.begin_at(5)
@@ -104,7 +104,7 @@ def test_a_prefix_without_messages_does_not_hold_the_others_back() -> None:
     assert progress.floor_us == START_US + 1
 
 
-def test_what_one_partition_holds_back_comes_after_the_reconnect() -> None:
+def test_messages_of_a_slow_partition_come_after_the_reconnect() -> None:
     late = stored_batch({"a.x": [b"late"]}, stored_at_us=START_US)
     quick = stored_batch({"a.x": [b"quick"]}, stored_at_us=START_US + 1, partition=1)
     progress = SoloCursor(["a."], None)
