@@ -687,7 +687,9 @@ async def test_a_port_in_use_is_refused_before_a_directory_is_made(tmp_path: Pat
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(CannotListen, match=f"cannot listen on 127.0.0.1:{port}: Address already in use; stop the process"):
+        with pytest.raises(
+            CannotListen, match=f"cannot listen on 127.0.0.1:{port}: Address already in use; stop the process"
+        ):
             RunningBroker(Settings(data_dir=tmp_path / "data", listen=f"127.0.0.1:{port}"))
     assert not (tmp_path / "data").exists()
 

@@ -12,7 +12,6 @@ from qmq.errors import Fenced
 from qmq.net.client.consumer import consumer as feed_module
 from qmq.net.client.consumer import pull as pulling_module
 from qmq.net.client.consumer.consumer import Prefetch
-from qmq.net.client.consumer.in_flight import Disposition
 from qmq.net.protocol.frames import FrameKind
 from qmq.net.protocol.types import Disposition
 from tests.net.client.consumer.test_pull import Subscribed, batch, bodies, subscribed
