@@ -1,4 +1,4 @@
-"""Archiving in tests: at a time that they choose, as a process that they choose."""
+"""Run archiving in tests, with a clock and a process of their choice."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ GONE: Final = LockOwner(this_process().host, this_process().process, "long ago")
 
 
 def archive(source: Path, to: Path, disk: Disk | None = None, owner: LockOwner | None = None) -> Archived:
-    """One run."""
+    """Run it once."""
     files = LocalFiles(to, disk)
     files.make_directory("")
     with ArchiveLock(files, lambda: NOW_US, owner if owner is not None else this_process()) as lock:
@@ -38,12 +38,12 @@ def archive(source: Path, to: Path, disk: Disk | None = None, owner: LockOwner |
 
 
 def files_in(archive: Path) -> dict[str, bytes]:
-    """All files of an archive."""
+    """Return all files of an archive."""
     return {str(path.relative_to(archive)): path.read_bytes() for path in archive.rglob("*") if path.is_file()}
 
 
 def large_index(directory: Path, count: int) -> tuple[LocalFiles, SegmentSource]:
-    """A segment of many small batches, 300 bytes each: its index is there, and nothing else."""
+    """Return a segment of many small batches, 300 bytes each: only its index exists."""
     batches, owner = np.empty(count, INDEX_DTYPE), SegmentOwner(b"origin", 3)
     end = SEGMENT_HEADER_SIZE + 300 * count
     batches["position"] = np.arange(SEGMENT_HEADER_SIZE, end, 300)
@@ -55,8 +55,8 @@ def large_index(directory: Path, count: int) -> tuple[LocalFiles, SegmentSource]
 
 
 class SlowArchive:
-    """Archives on a disk that holds one kind of call for files with that ending until the lock was renewed many times,
-    and a clock by which it is always time to renew it.
+    """An archive on a disk that delays one kind of call for files with that ending until the lock was renewed often,
+    with a clock by which it is always time to renew it.
     """
 
     def __init__(self, operation: str, ending: str) -> None:
@@ -69,12 +69,12 @@ class SlowArchive:
         self._disk.before, self._disk.after = self._hold, self._note
 
     def use(self, patch: pytest.MonkeyPatch) -> None:
-        """Be where all archives are, whose locks are looked at all the time."""
+        """Put all archives on this disk, and check their locks without a pause."""
         patch.setattr(history_files, "Disk", lambda: self._disk)
         patch.setattr(archive_lock, "_LOOK_EVERY_S", 0.0001)
 
     def clock(self) -> int:
-        """It is always time to renew."""
+        """Return a time at which the lock is to be renewed."""
         return next(self._times_us)
 
     def _note(self, operation: Operation) -> None:

@@ -1,4 +1,4 @@
-"""Stores with messages of every shape, and what they hold, told message by message."""
+"""Write stores with messages of every shape, and return their contents message by message."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Row = dict[str, Any]
 
 
 def header_of(dice: random.Random) -> MessageHeader:
-    """Key, tags, properties, none of them or all."""
+    """Return a header with key, tags and properties, none of them or all."""
     key = dice.choice([None, "", "order-4421", "größe", "k" * dice.randrange(300)])
     tags = [dice.choice(["vip", "new", "grün"]) for _ in range(dice.choice([0, 0, 1, 20]))]
     names = {f"p{dice.randrange(99)}": "v" * dice.choice([0, 5, 40, 300]) for _ in range(dice.choice([0, 0, 2, 17]))}
@@ -28,7 +28,7 @@ def header_of(dice: random.Random) -> MessageHeader:
 
 
 def run_of(dice: random.Random, subject: str) -> RunContent:
-    """Some messages of a subject."""
+    """Return a run of messages of a subject."""
     count = dice.choice([1, 1, 3, 40])
     bodies = [dice.randbytes(dice.choice([0, 1, 20, 60])) for _ in range(count)]
     headers = [header_of(dice) for _ in bodies] if dice.random() < 0.5 else None
@@ -36,7 +36,7 @@ def run_of(dice: random.Random, subject: str) -> RunContent:
 
 
 def write_orders(directory: Path, batches: int, seed: int = 1, **options: Any) -> list[Sent]:
-    """A stopped store of two partitions with so many random batches, whose last segment is not sealed."""
+    """Write a stopped store of two partitions with so many random batches, whose last segment is not sealed."""
     dice = random.Random(seed)
     store = open_store(directory, partitions=2, **options)
     sender = Sender(store)
@@ -49,12 +49,12 @@ def write_orders(directory: Path, batches: int, seed: int = 1, **options: Any) -
 
 
 def time_of(us: int) -> datetime:
-    """That many microseconds after 1970."""
+    """Return the time that many microseconds after 1970."""
     return _EPOCH + timedelta(microseconds=us)
 
 
 def rows_in(directory: Path) -> list[Row]:
-    """All messages of a store, by partition and position: decoded as a client does it, one by one."""
+    """Return all messages of a store by partition and position, decoded as a client does it, one by one."""
     store = open_store(directory, partitions=2)
     try:
         found = [row for partition, header in store.headers_since([]) for row in _rows(store, partition, header)]

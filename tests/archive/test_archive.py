@@ -1,4 +1,4 @@
-"""What an archive shows: segments whose manifests lie in their place, of all stores in it."""
+"""The contents of an archive: the segments of all stores whose manifests lie at their paths."""
 
 from __future__ import annotations
 

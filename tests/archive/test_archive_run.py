@@ -1,4 +1,4 @@
-"""A whole run: what it refuses, and that it gives its lock back."""
+"""A whole run: what it refuses, and that it releases its lock."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_what_is_none_is_refused(tmp_path: Path) -> None:
 def test_the_lock_is_renewed_however_long_a_call_takes(
     operation: str, ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody tells of bytes meanwhile."""
+    """The copy reports no bytes during the call."""
     write_orders(tmp_path / "data", 5)
     disk = SlowArchive(operation, ending)
     disk.use(monkeypatch)
@@ -50,7 +50,7 @@ def test_the_lock_is_renewed_however_long_a_call_takes(
 
 
 def test_a_lock_that_cannot_be_given_back_hides_no_error(tmp_path: Path) -> None:
-    """The first error says what happened."""
+    """The first error is raised."""
     disk = FakeDisk("boot-1")
     lock = ArchiveLock(LocalFiles(tmp_path, disk), lambda: NOW_US, ELSEWHERE)
     lock.__enter__()

@@ -1,4 +1,4 @@
-"""Calls that end in time."""
+"""Calls that are given up after a time."""
 
 from __future__ import annotations
 

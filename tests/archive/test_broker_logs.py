@@ -1,4 +1,4 @@
-"""Live brokers as a tree of segments: what an archive of them would hold."""
+"""Running brokers as a tree of segments: the same as an archive of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A data directory as a reader finds it: what is whole, of a broker that runs too."""
+"""Reading a data directory: its complete batches, also while its broker runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.storage.stores import Sender, Sent, checkpoint, close_cleanly, damage
 
 
 def found_in(directory: Path) -> list[tuple[int, int]]:
-    """(partition, position) of all batches that a reader finds."""
+    """Return (partition, position) of all batches that a reader finds."""
     found = open_data_directory(directory)
     return [
         (segment.partition, position)

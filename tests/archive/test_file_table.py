@@ -1,4 +1,4 @@
-"""The table of files: the highest counts, as a whole, and of two that commit at once one is refused."""
+"""The table of files: the highest number counts, and of two commits at once one is refused."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def listed(first: int, behind: int) -> list[ListedFile]:
 
 
 def test_a_large_table_is_not_written_anew_each_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What has changed is, until that is much; whoever reads finds the same."""
+    """Only its changes are written until there are many; readers see no difference."""
     monkeypatch.setattr(file_table, "_LARGE", 500)
     files = LocalFiles(tmp_path)
     large = commit(files, with_files(FileTable(), listed(0, 500)))

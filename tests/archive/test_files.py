@@ -1,4 +1,4 @@
-"""A tree of local files: what is written is whole and there, and what cannot be is said."""
+"""A tree of local files: writes are complete and on disk, and failures are reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a broker has a data directory, and whether segments are there."""
+"""Detect whether a broker uses a data directory, and whether segments exist."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Places that users name."""
+"""The locations that users name."""
 
 from __future__ import annotations
 

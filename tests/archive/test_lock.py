@@ -1,4 +1,4 @@
-"""One run at a time, and none that is dead keeps the others out."""
+"""One run at a time has the lock, and a dead one does not keep others out."""
 
 from __future__ import annotations
 

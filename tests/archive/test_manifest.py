@@ -1,4 +1,4 @@
-"""Manifests: what is packed is read again, and nothing else."""
+"""Manifests: they are read as they were packed, and damaged ones are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Receipts of what was archived: beside each segment whose copy was verified, and beside no other."""
+"""Receipts: one beside each segment whose copy was verified, and beside no other."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.storage.stores import Sender, close_cleanly, open_store, verified
 
 
 def receipts_of(source: Path) -> list[ArchiveReceipt | None]:
-    """Of each segment that it has."""
+    """Return the receipts of a directory by segment."""
     found = open_data_directory(source)
     return [found.receipt(segment) for segment in found.segments]
 
@@ -121,7 +121,7 @@ def test_a_copy_that_differs_is_found_out_before_it_gets_its_name(tmp_path: Path
 
 
 def test_what_retention_drops_meanwhile_is_counted(tmp_path: Path) -> None:
-    """Before the run comes to it: with its index, without, and while the archive is looked at."""
+    """Dropped before the run comes to it: with its index, without, and while the archive is read."""
     source = tmp_path / "data"
     write_orders(source, 60)
     found = open_data_directory(source)

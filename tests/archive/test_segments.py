@@ -1,4 +1,4 @@
-"""The index of a segment, as readers take it: its own, whole, up to where the segment is known to end."""
+"""The index of a segment for readers: its own, complete, and cut at the known end of the segment."""
 
 from __future__ import annotations
 
@@ -66,12 +66,12 @@ BATCHES = 1_500_000
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> tuple[LocalFiles, SegmentSource]:
-    """A segment of many small batches: its index of 24 MB is there, and nothing else."""
+    """Return a segment of many small batches: only its index of 24 MB exists."""
     return large_index(tmp_path_factory.mktemp("large"), BATCHES)
 
 
 class Nothing:
-    """A segment of which nothing is there."""
+    """A segment without any file."""
 
     is_near = True
 
@@ -82,7 +82,7 @@ class Nothing:
         return b""
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing."""
 
 
 @pytest.mark.no_cover  # every allocation is counted already

@@ -1,4 +1,4 @@
-"""Segments in an archive: byte for byte, once, whole or not at all, whenever a run is killed."""
+"""Segments in an archive: byte for byte, once, complete or not at all, whenever a run is killed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.storage.stores import Sender, Sent, close_cleanly, open_store, segmen
 
 
 def positions_in(place: Path) -> list[tuple[int, int]]:
-    """(partition, position) of all batches of an archive."""
+    """Return (partition, position) of all batches of an archive."""
     files = LocalFiles(place)
     return [
         (segment.partition, position)
@@ -33,7 +33,7 @@ def positions_in(place: Path) -> list[tuple[int, int]]:
 
 
 def receipts_for(source: Path, to: Path) -> set[int]:
-    """Bases of the segments that have a receipt of this archive."""
+    """Return the bases of the segments that have a receipt of this archive."""
     found = open_data_directory(source)
     receipts = [found.receipt(segment) for segment in found.segments]
     return {receipt.base for receipt in receipts if receipt is not None and receipt.destination == str(to)}
@@ -111,7 +111,7 @@ def test_a_segment_that_went_on_takes_the_place_of_its_beginning(tmp_path: Path)
 
 
 def test_killed_at_any_moment_and_repeated(tmp_path: Path) -> None:
-    """After each step: what is there is whole, and the next run makes it as if nothing had happened."""
+    """After each step the archive is correct, and the next run completes it."""
     source = tmp_path / "data"
     sent = write_orders(source, 12)
     archive(source, tmp_path / "whole")
@@ -138,7 +138,7 @@ def test_killed_at_any_moment_and_repeated(tmp_path: Path) -> None:
 
 
 def test_the_lock_that_is_being_renewed_is_no_leftover(tmp_path: Path) -> None:
-    """Its thread writes while the run cleans up."""
+    """Its thread writes while the run removes unfinished files."""
     source, to = tmp_path / "data", tmp_path / "archive"
     write_orders(source, 1)
     archive(source, to)
@@ -149,7 +149,7 @@ def test_the_lock_that_is_being_renewed_is_no_leftover(tmp_path: Path) -> None:
 
 
 def test_killed_while_it_replaces_a_segment(tmp_path: Path) -> None:
-    """The beginning that was archived stays readable until the whole segment is there."""
+    """The part that was archived before stays readable until the whole segment is there."""
     source, before = tmp_path / "data", tmp_path / "before"
     sent = write_orders(source, 3)
     archive(source, before)
@@ -204,7 +204,7 @@ def test_a_run_that_lost_its_lock_puts_nothing_in_place(tmp_path: Path) -> None:
 
 
 def test_copies_get_their_names_in_order_though_two_are_made_at_once(tmp_path: Path) -> None:
-    """A stream that reads an archive goes on behind the last segment that it has seen."""
+    """A stream that reads an archive continues after the last segment that it has seen."""
     source, to, second_is_whole, order = tmp_path / "data", tmp_path / "archive", threading.Event(), list[str]()
     store = open_store(source)
     sender = Sender(store)
@@ -214,7 +214,7 @@ def test_copies_get_their_names_in_order_though_two_are_made_at_once(tmp_path: P
     bases = [path.stem for path in segment_files(source)]
 
     def wait(operation: Operation) -> None:
-        """The copy of the first segment waits for that of the second one."""
+        """Delay the copy of the first segment until that of the second one is done."""
         path = Path(operation.path)
         if path.name == f"_{bases[0]}.messages" and operation.kind == "open":
             assert second_is_whole.wait(60)
@@ -236,7 +236,7 @@ def test_a_full_disk_gets_the_room_back_that_copies_took(tmp_path: Path) -> None
     first, second, *_ = segment_files(source)
 
     def wait(operation: Operation) -> None:
-        """It is full at the first copy, once the second one is under way."""
+        """Make the disk full at the first copy, once the second one has begun."""
         name = Path(operation.path).name
         if operation.kind == "pwritev" and name == f"_{second.name}":
             begun.set()

@@ -26,17 +26,17 @@ TINY = Size(
 
 
 def no_gate(**_: object) -> None:
-    """Nobody waits."""
+    """Do not wait."""
 
 
 def start_fork(arguments: Sequence[str], errors: IO[bytes]) -> Fork:
-    """As ``start_python``, without Python's start."""
+    """Start a fork instead of a new Python."""
     return SHARED.python(arguments, errors, stdin=True)
 
 
 @pytest.fixture(scope="package", autouse=True)
 def forked() -> Iterator[None]:
-    """Brokers and workers are forked: they are many."""
+    """Fork brokers and workers, since there are many."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(processes, "start_python", start_fork)
         yield
@@ -50,5 +50,5 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
 
 @pytest.fixture
 def bench(tmp_path: Path, broker: BrokerProcess) -> Bench:
-    """A run of next to nothing against the shared broker."""
+    """Return a tiny run against the shared broker."""
     return Bench(tmp_path, TINY, broker.url, {})

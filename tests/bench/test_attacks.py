@@ -1,4 +1,4 @@
-"""Every attack of the bench strikes, and the bench tells what it costs."""
+"""Every attack of the bench strikes, and the bench reports its cost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What came against what was sent: each checker is shown what a broker must not do."""
+"""Comparing messages received and sent: each checker is shown the faults that it must find."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ async def send(broker: BrokerProcess, subject: str, bodies: list[bytes]) -> None
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is missing is not waited for."""
+    """Do not wait for missing messages."""
     monkeypatch.setattr(checking, "SILENCE_S", 0.2)
     monkeypatch.setattr(receiving, "SILENCE_S", 0.2)
     monkeypatch.setattr(receiving, "LATE_S", 0.2)

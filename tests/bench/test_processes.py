@@ -1,4 +1,4 @@
-"""The processes of the bench: what they say, how they fail, and that they end."""
+"""The processes of the bench: their output, their failures, and their end."""
 
 from __future__ import annotations
 

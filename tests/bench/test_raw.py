@@ -1,4 +1,4 @@
-"""Ready batches over a bare socket, and the loops they are held against."""
+"""Prepared batches over a bare socket, and the loops that they are compared with."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def test_every_measurement_checks_what_it_moves(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     def run_twisted(parent: Path, *jobs: tuple[str, dict[str, Any]], **more: Any) -> list[dict[str, Any]]:
-        """Every body goes in one byte longer than it should."""
+        """Send every body one byte longer than it should be."""
         sends = ("sending.", "raw.ingest", "raw.send_plain")
         jobs = tuple(
             (job, {**options, "size": options["size"] + 1} if job.startswith(sends) else options)

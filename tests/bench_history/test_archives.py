@@ -1,4 +1,4 @@
-"""Copies that are measured are compared."""
+"""Measured copies are compared."""
 
 from __future__ import annotations
 

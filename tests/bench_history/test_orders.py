@@ -1,4 +1,4 @@
-"""The messages that are read and archived: as many as are told of, and a data directory without a fault."""
+"""The messages that are read and archived: as many as reported, in a data directory without a fault."""
 
 from __future__ import annotations
 

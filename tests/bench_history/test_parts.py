@@ -1,4 +1,4 @@
-"""Programs that write parts of one document leave each other's alone."""
+"""Programs that write parts of one document keep the parts of others."""
 
 from __future__ import annotations
 

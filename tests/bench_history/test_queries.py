@@ -1,4 +1,4 @@
-"""The queries that are measured give what was written."""
+"""The measured queries return what was written."""
 
 from __future__ import annotations
 

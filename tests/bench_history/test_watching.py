@@ -1,4 +1,4 @@
-"""What processes take."""
+"""Measuring the memory and processor time of processes."""
 
 from __future__ import annotations
 

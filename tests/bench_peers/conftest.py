@@ -1,4 +1,4 @@
-"""A peer that is not there, one that is made of nothing, and QMQ itself as a peer."""
+"""A peer that is absent, one that does nothing, and QMQ itself as a peer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bench.peers.processes import Server
 
 
 class Missing(Peer):
-    """Can't be had."""
+    """A peer that cannot be installed."""
 
     name = "missing"
     title = "Missing MQ"

@@ -1,4 +1,4 @@
-"""What can't be installed is absent, with the reason; what is there is not installed again."""
+"""A broker that cannot be installed is absent, with the reason; an installed one is not installed again."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from qmq.bench.values import BenchFailed
 
 
 def no_gate(**_: object) -> None:
-    """Nobody waits."""
+    """Do not wait."""
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ async def test_a_consumer_that_is_to_fail_and_did_not_is_an_error(
 
 
 def test_confirmations_in_any_order_count_each_message_once() -> None:
-    """Of several queues some are confirmed one by one ahead of others, which are then confirmed all at once."""
+    """Some of several queues are confirmed one by one ahead of others, which are then confirmed all at once."""
     tags = Tags()
     assert list(tags.confirm(8, multiple=False)) == [8]
     assert list(tags.confirm(3, multiple=False)) == [3]

@@ -81,7 +81,7 @@ def test_every_peer_says_how_it_keeps_each_promise_or_why_not(peer: Peer) -> Non
 
 @pytest.mark.parametrize("peer", registry.PEERS.values(), ids=list(registry.PEERS))
 def test_every_way_is_held_against_one_of_qmq(peer: Peer) -> None:
-    """A name that QMQ has no way of would never get a ratio."""
+    """Without such a way of QMQ there would be no ratio."""
     (ours,) = registry.PEERS["qmq"].clients
     for client in peer.clients:
         for ways, own in (

@@ -1,4 +1,4 @@
-"""What pictures show: the best first, and only what can be compared."""
+"""Pictures: the best is first, and only numbers of several brokers are drawn."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Servers: descendants, memory, processor time; and that they end, or say why they did not start."""
+"""Servers: descendants, memory, processor time; they end, or say why they did not start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What docs/ keeps: the JSON of the figures, and a document that is what it makes."""
+"""The results in docs/: the saved JSON, and a document that equals what it makes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 
 def saved(directory: Path, work: str) -> Path:
-    """The JSON of a run in which two brokers did one work."""
+    """Return the JSON of a run in which two brokers did one work."""
     peers = chosen(["redis"])
     made = Suite(peers, [], 1, Amount(), directory, directory, f"run {work}")
     made.installed = {peer.name: Installed("1.0", 1_000_000) for peer in peers}

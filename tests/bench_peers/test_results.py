@@ -44,7 +44,7 @@ def test_of_times_less_is_better() -> None:
 
 
 def test_a_rate_is_held_against_a_rate() -> None:
-    """A backlog has both under one name: how fast sends are, and how fast beside those without it."""
+    """A backlog has both under one name: the rate of sends, and the ratio to the rate without a backlog."""
     both = [row(peer, "bulk", rate) for peer, rate in (("qmq", 900), ("kafka", 300))]
     shares = [row(peer, "bulk", share, "of the same without") for peer, share in (("qmq", 0.9), ("kafka", 0.6))]
     made = numbers([(0, one) for one in (*both, *shares)], list(registry.PEERS.values()))

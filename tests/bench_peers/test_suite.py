@@ -1,4 +1,4 @@
-"""A run: what fails is told of and stops nothing, nothing hangs, and a run that was ended goes on."""
+"""A run: a failure is reported and stops nothing, nothing hangs, and an interrupted run is continued."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from qmq.errors import InvalidOption
 
 
 class Fails:
-    """A work that says for whom it is to fail, and with what; counts those it was done with."""
+    """A work that fails for a given peer with a given error, and counts the others."""
 
     def __init__(self, **faults: Exception) -> None:
         self.faults = faults

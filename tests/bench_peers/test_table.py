@@ -1,4 +1,4 @@
-"""Markdown of what was found; peers that are absent, and steps that failed, are told of."""
+"""Markdown of the results; it names absent peers and failed steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What came against what was sent."""
+"""Comparing messages received and sent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The works with many topics, many consumers, and much that waits: what they check, in one process, with QMQ."""
+"""The works with many topics, many consumers and many waiting messages: their checks, in one process, with QMQ."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ QMQ = PEERS["qmq"]
 
 
 def no_gate(**_: object) -> None:
-    """Nobody waits."""
+    """Do not wait."""
 
 
 class Counting(Running):
-    """Moves nothing, and knows how many messages each topic would have."""
+    """Moves nothing, and counts the messages that each topic would have."""
 
     def __init__(self, amount: Amount) -> None:
         self.peer, self.amount, self.promise = QMQ, amount, Promise.PAGE_CACHE
@@ -42,7 +42,7 @@ class Counting(Running):
         return 0.0
 
     def warm(self, client: Client) -> None:
-        """Nothing to warm."""
+        """Do nothing."""
 
     def send(self, client: Client, way: str, topic: str, size: int, messages: int) -> float:
         assert messages > 0
@@ -54,7 +54,7 @@ class Counting(Running):
 
 
 class Waiting(Counting):
-    """What is said to be there to be consumed is there."""
+    """Has as many messages to consume as it is told."""
 
     def consume(self, client: Client, way: str, topic: str, size: int, messages: int, **options: Any) -> float:
         assert options.get("there", messages) == self.there[topic]
@@ -187,17 +187,17 @@ def test_a_client_that_blocks_waits_in_a_thread(server: Server) -> None:
         came = 0
 
         async def open(self) -> None:
-            """Nothing to open."""
+            """Do nothing."""
 
         async def take(self) -> int:
             self.came += 1
             return 0
 
         async def flush(self) -> None:
-            """Nothing to confirm."""
+            """Do nothing."""
 
         async def close(self) -> None:
-            """Nothing to close."""
+            """Do nothing."""
 
     receiver = Blocking(jobs.target_of(server.target), "x", "g")
     more_jobs._block(receiver)

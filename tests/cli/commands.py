@@ -1,4 +1,4 @@
-"""Running commands of `qmq` in tests: in this process, and in one of their own."""
+"""Run commands of `qmq` in tests, in this process or in one of their own."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def qmq(*arguments: str, stdin: bytes = b"", server: str | None = None) -> Resul
 
 @contextmanager
 def qmq_process(*arguments: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A command in a process of its own, with pipes."""
+    """Run a command in a process of its own, with pipes."""
     command = [sys.executable, "-c", "from qmq.cli.main import cli; cli()", *arguments]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0) as process:

@@ -1,4 +1,4 @@
-"""examples/tally.py and screen.py: nothing missing, doubled or changed goes unseen."""
+"""examples/tally.py and screen.py: missing, doubled and changed messages are found."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Archives for restores, and what a broker's directory has of them afterwards, told from its log."""
+"""Make archives for restores, and read from its log what a broker has of them afterwards."""
 
 from __future__ import annotations
 
@@ -36,19 +36,21 @@ class Told(NamedTuple):
     flags: int
 
     def same_as(self, other: Told) -> bool:
-        """Whether it is the same message, restored or not."""
+        """Return whether two messages are the same, restored or not."""
         return self._replace(replayed=False, flags=0) == other._replace(replayed=False, flags=0)
 
 
 def orders_archive(root: Path, batches: int = 200, seed: int = 1) -> list[Told]:
-    """An archive at *root*/archive of a stopped store at *root*/source; its messages in the order of the log."""
+    """Make an archive at *root*/archive of a stopped store at *root*/source; return its messages in the order of the
+    log.
+    """
     write_orders(root / "source", batches, seed, segment_bytes=256 << 10, max_frame_bytes=128 << 10)
     archive(root / "source", root / "archive")
     return told(root / "source", partitions=2)
 
 
 def told(directory: Path, partitions: int = 1) -> list[Told]:
-    """All messages of a stopped broker's log, those that are one group's alone among them."""
+    """Return all messages of a stopped broker's log, also those of one group alone."""
     store = open_store(directory, partitions=partitions, segment_bytes=256 << 20, max_frame_bytes=16 << 20)
     found = list[Told]()
     try:
@@ -68,7 +70,7 @@ def told(directory: Path, partitions: int = 1) -> list[Told]:
 
 
 def check_restored(wanted: Sequence[Told], target: Path, **options: int) -> None:
-    """Each of *wanted* is there once, as it was, marked; and nothing else is."""
+    """Check that each message of *wanted* was restored once, unchanged and marked, and no other."""
     there = told(target, **options)
     doubles = {name: count for name, count in Counter(one.id for one in there).items() if count > 1}
     assert not doubles, f"{len(doubles)} messages are there more than once, as {next(iter(doubles.items()))}"
@@ -85,7 +87,7 @@ def check_restored(wanted: Sequence[Told], target: Path, **options: int) -> None
 def restoring(
     root: Path, url: str, disk: Disk | None = None, owner: LockOwner | None = None, **more: Any
 ) -> RestoreRun:
-    """A restore of *root*/archive to the brokers at *url*; *more*: fields of RestoreSelection, and options of
+    """Return a restore of *root*/archive to the brokers at *url*; *more*: fields of RestoreSelection, options of
     RestoreRun.
     """
     own = {name: more.pop(name) for name in ("again", "give_up_s") if name in more}
@@ -95,5 +97,5 @@ def restoring(
 
 
 def restore(root: Path, url: str, **more: Any) -> RestoreProgress:
-    """One run of it, from outside of a loop."""
+    """Run it once, without a running loop."""
     return asyncio.run(restoring(root, url, **more).run())

@@ -1,4 +1,4 @@
-"""Which form of an archive each message is restored from: one of them, whatever is archived meanwhile."""
+"""The form of an archive from which each message is restored: exactly one, whatever is archived meanwhile."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_a_form_that_went_is_refused() -> None:
 
 
 async def test_an_archive_of_two_forms_is_restored_whole_and_once(tmp_path: Path) -> None:
-    """One store as Parquet, another as segments, and then each as the other too."""
+    """One store is archived as Parquet, another as segments, and then each in the other form too."""
     for name, seed in (("a", 1), ("b", 2)):
         write_days(tmp_path / name, 1, 8, seed=seed)
     to = tmp_path / "archive"
@@ -98,7 +98,7 @@ async def test_an_archive_of_two_forms_is_restored_whole_and_once(tmp_path: Path
 
 
 async def test_positions_of_several_stores_that_are_the_same_are_refused(tmp_path: Path) -> None:
-    """Before anything is sent: rows do not say of which store they are."""
+    """They are refused before anything is sent: rows do not say which store they come from."""
     to = tmp_path / "archive"
     write_days(tmp_path / "a", 1, 3)
     parquet.archive(tmp_path / "a", to)

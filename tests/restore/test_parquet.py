@@ -1,4 +1,4 @@
-"""Restores from archives that have Parquet only."""
+"""Restores from archives that have only Parquet."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_a_bad_file_is_told_of(tmp_path: Path, cut: bool) -> None:
 
 
 async def test_a_restore_goes_on_when_the_other_form_comes(tmp_path: Path) -> None:
-    """What came from Parquet does not come again from segments; what is new does."""
+    """Messages restored from Parquet are not restored again from segments; new ones are."""
     parquet_archive(tmp_path, 20)
     async with running_broker(tmp_path / "target") as url:
         await restoring(tmp_path, url).run()
@@ -103,7 +103,7 @@ async def test_a_restore_goes_on_when_the_other_form_comes(tmp_path: Path) -> No
 
 
 def test_progress_goes_by_files_as_runs_wrote_them(tmp_path: Path) -> None:
-    """Files that are merged meanwhile have more, and what was done of them is not looked at again."""
+    """Files that are merged meanwhile have more rows, and rows that are done are not read again."""
     place, ids = tmp_path / "archive", Counter[str]()
     for number in range(MERGED):
         write_days(tmp_path / "data", 1, 1, seed=number)

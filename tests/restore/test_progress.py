@@ -1,4 +1,4 @@
-"""The file that says how far a restore has come."""
+"""The progress file of a restore."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is read of an archive: what is wanted of it, once, and of bad bytes all that is good around them."""
+"""Reading an archive: each selected message once, and all good messages around bad bytes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def us_of(row: Row) -> int:
 
 @pytest.fixture(params=[3, 1 << 18])
 def pieces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So many batches of an index are looked at together."""
+    """Set how many batches of an index are read at a time."""
     monkeypatch.setattr(segments, "PIECE_BATCHES", request.param)
 
 
@@ -96,7 +96,7 @@ def test_what_is_stored_already_is_left_out_message_by_message(tmp_path: Path) -
 
 
 def flip(root: Path, dice: random.Random) -> tuple[Path, int]:
-    """Turn one bit of some archived batch."""
+    """Flip one bit of some archived batch."""
     paths = sorted((root / "archive").rglob("*.messages"))
     path = dice.choice(paths)
     manifest = parse_manifest(path.with_suffix(".manifest").read_bytes(), "it")

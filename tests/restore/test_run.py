@@ -1,4 +1,4 @@
-"""Restores to brokers: everything once, whatever is done twice."""
+"""Restores to brokers: every message is restored once, whatever is repeated."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ async def test_two_at_once_are_refused_and_who_was_killed_is_not_waited_for(tmp_
 async def test_the_lock_is_renewed_while_others_take_long(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slow: str
 ) -> None:
-    """The broker, or an archive in which there is nothing to restore for long."""
+    """A broker, or an archive with nothing to restore for a long time."""
     wanted, renewed = orders_archive(tmp_path, 30), threading.Semaphore(0)
     plain_renew, plain_call, plain_frames = ArchiveLock.renew, getattr(TargetBroker, slow, None), run.frames_of
 

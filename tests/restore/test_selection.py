@@ -1,4 +1,4 @@
-"""What is selected, and what it is called."""
+"""The selection of messages, and their new subjects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The broker that a restore sends to: what it has is not sent again, whichever connection or process brought it."""
+"""The broker that a restore sends to: nothing that it has is sent again, over whatever connection or process it
+came.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ from tests.restore.archived import told
 
 
 def frame_of(*bodies: bytes) -> RestoreFrame:
-    """A batch for each of them."""
+    """Return a frame with a batch for each of them."""
     frame, run = RestoreFrame(), run_of(*bodies)
     for at in range(run.count):
         for batch in restored_batches([("a", run.slice(at, at + 1))], CREATED_US, 1 << 20):

@@ -1,4 +1,4 @@
-"""What processes take, looked at from outside; and what one that archives or restores does, without Spark."""
+"""Measure the memory of processes, and archive or restore in one without Spark."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CODE: Final = "import sys; from tests.spark.memory import main; main(*sys.argv[1
 
 
 class Peak:
-    """The most RssAnon that one of the processes had, in bytes."""
+    """The most RssAnon of one of the processes, in bytes."""
 
     def __init__(self) -> None:
         self.size = 0
@@ -29,7 +29,7 @@ class Peak:
 
 @contextmanager
 def watched(root: int) -> Iterator[Peak]:
-    """Look at the processes of Python among *root* and all that it has started, as long as the block goes on."""
+    """Sample the Python processes among *root* and its descendants until the block ends."""
     peak, ended = Peak(), threading.Event()
     thread = threading.Thread(target=_watch, args=(root, peak, ended), daemon=True)
     thread.start()
@@ -50,7 +50,7 @@ def _watch(root: int, peak: Peak, ended: threading.Event) -> None:
 
 
 def _own_bytes(pid: int) -> int:
-    """RssAnon of a process, 0 of one that is not of Python or has ended."""
+    """Return the RssAnon of a process; 0 if it is not Python or has ended."""
     try:
         status = Path(f"/proc/{pid}/status").read_text("ascii", "replace")
     except (FileNotFoundError, ProcessLookupError):
@@ -60,7 +60,7 @@ def _own_bytes(pid: int) -> int:
 
 
 def main(task: str, source: str, to: str) -> None:
-    """Archive in a form, with files of Parquet gathered in little memory; or read all that a restore would send."""
+    """Archive in a form, collecting few Parquet bytes in memory; or read all that a restore would send."""
     from qmq.archive.files import LocalFiles
     from qmq.archive.write import archive_to, open_run
     from qmq.restore.read import ArchiveReader

@@ -1,4 +1,4 @@
-"""Reading without Spark: the parts of a source, one after another."""
+"""Read without Spark: the parts of a source, one after another."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ SCHEMA = to_arrow_schema(COLUMNS, timezone="UTC")
 
 
 def schema_of(*names: str) -> pa.Schema:
-    """The columns of these names."""
+    """Return the schema of the columns of these names."""
     return pa.schema([SCHEMA.field(name) for name in names])
 
 
 def read(
     place: Path, wanted: Wanted | None = None, schema: pa.Schema = SCHEMA, part_bytes: int = 1 << 20
 ) -> tuple[list[dict[str, Any]], list[SegmentDamage]]:
-    """All rows of a source, in order, and what is bad."""
+    """Return all rows of a source, in order, and the damages."""
     wanted = wanted if wanted is not None else Wanted()
     source, damages, rows = open_source(str(place)), list[SegmentDamage](), list[dict[str, Any]]()
     reader = RangeReader(source.files, wanted, schema, damages.append)

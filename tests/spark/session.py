@@ -19,7 +19,7 @@ PATHS = (ROOT, ROOT / "spark")
 
 
 def settings_of(directory: Path, cores: int = 2) -> dict[str, str]:
-    """A session's settings; its files go to *directory*."""
+    """Return the settings of a session; its files go to *directory*."""
     return {
         "spark.master": f"local[{cores}]",
         "spark.driver.bindAddress": "127.0.0.1",
@@ -37,7 +37,7 @@ def settings_of(directory: Path, cores: int = 2) -> dict[str, str]:
 
 
 def environment_of() -> dict[str, str]:
-    """What Spark's processes are to find: this tree, and nobody who counts lines in them."""
+    """Return the environment of Spark's processes: they find this tree, and do not count covered lines."""
     there = {name: value for name, value in os.environ.items() if name != "COVERAGE_PROCESS_CONFIG"}
     known = [there["PYTHONPATH"]] if there.get("PYTHONPATH") else []
     paths = os.pathsep.join([*map(str, PATHS), *known])
@@ -46,7 +46,7 @@ def environment_of() -> dict[str, str]:
 
 @contextmanager
 def running(directory: Path) -> Iterator[SparkSession]:
-    """A session on two cores, with the data source registered."""
+    """Yield a session on two cores, with the data source registered."""
     from pyspark.sql import SparkSession
 
     import qmq_spark

@@ -1,4 +1,4 @@
-"""A program that streams a source to files, and tells of each micro-batch: to be killed.
+"""Stream a source to files, and report each micro-batch: a program to be killed.
 
 python -m tests.spark.stream_to SOURCE TO
 """
@@ -14,7 +14,7 @@ from tests.spark.session import running
 
 
 def main(source: str, to: Path) -> None:
-    """Small micro-batches, one after another."""
+    """Write small micro-batches, one after another."""
     with tempfile.TemporaryDirectory() as directory, running(Path(directory)) as spark:
         frame = spark.readStream.format("qmq").option("max_trigger_bytes", 5_000).load(source)
         writer = frame.writeStream.format("parquet").option("checkpointLocation", str(to / "checkpoint"))

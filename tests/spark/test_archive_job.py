@@ -1,4 +1,4 @@
-"""Archiving as a job of Spark; and its archive, in HDFS, read by Spark again."""
+"""Archiving as a job of Spark, to HDFS; and Spark reading that archive."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.spark.session import environment_of, settings_of
 
 
 def test_archives_to_hdfs_by_spark_submit(spark: SparkSession, hdfs: Cluster, tmp_path: Path) -> None:
-    """What is given as spark.hadoop.* counts. Executors read what it wrote."""
+    """Settings in spark.hadoop.* count, and executors read what the job wrote."""
     write_orders(tmp_path / "data", 30)
     place = f"{hdfs.address}/{tmp_path.name}"
     settings = {**settings_of(tmp_path, 1), **{f"spark.hadoop.{name}": value for name, value in hdfs.settings.items()}}

@@ -1,4 +1,4 @@
-"""What the columns of messages show that no store of the tests has: copies, and headers that nobody can decode."""
+"""Columns of messages that no store of the tests has: copies, and headers that cannot be decoded."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def stored(data: bytes, position: int) -> bytes:
-    """A batch of one run as a broker stores it."""
+    """Return a batch of one run as a broker stores it."""
     buffer = bytearray(data)
     view = memoryview(buffer)
     batch = check_batch(view, BatchLimits(flags=KNOWN_FLAGS))
@@ -41,7 +41,7 @@ def batch_of(*messages: tuple[bytes, MessageHeader]) -> bytes:
 
 
 def messages_of(*batches: bytes) -> MessageColumns:
-    """The messages of batches that lie one behind the other."""
+    """Return the messages of adjacent batches."""
     window = memoryview(b"".join(batches))
     sizes = np.array([len(batch) for batch in batches], np.int64)
     offsets = np.cumsum(sizes) - sizes
@@ -55,7 +55,7 @@ def messages_of(*batches: bytes) -> MessageColumns:
 
 
 def delayed(number: int, created_at_us: int, key: str | None) -> memoryview:
-    """A stored batch of one message that is delivered later."""
+    """Return a stored batch of one delayed message."""
     run = RunContent("orders", [b"body %d" % number], [make_header(key, deliver_at=1_000_000)])
     parts = build_batch([run], created_at_us=created_at_us, producer_id=bytes(16), producer_sequence=0)
     return memoryview(stored(b"".join(parts), 1_000 * number))

@@ -1,4 +1,4 @@
-"""Which filters of a query spare reading, and that they never spare too much."""
+"""The filters of a query that save reading, and that they never save too much."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Headers side by side give what ``read_header`` gives one by one; what they do not know they say."""
+"""Headers side by side give what ``read_header`` gives one by one; headers that they cannot decode they report as
+odd.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ STRANGE = st.one_of(
 
 
 def walked(headers: list[bytes]) -> list[dict[str, Any] | None]:
-    """The headers as they were found; None for odd ones. Bytes lie between them."""
+    """Return the decoded headers; None for odd ones. Other bytes lie between them."""
     window = b"".join(b"\xc1" + header for header in headers)
     sizes = np.array([len(header) for header in headers], np.int64)
     ends = np.cumsum(sizes + 1)

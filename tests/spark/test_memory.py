@@ -1,6 +1,6 @@
-"""Memory does not go by the size of segments: the same messages in small ones, and in one large one.
+"""Memory does not depend on the size of segments: the same messages are in small ones, and in one large one.
 
-What a process takes is its RssAnon at most, less what one takes that finds nearly nothing to do.
+The memory of a process is its highest RssAnon, less that of a process with nearly nothing to do.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Peaks = dict[str, int]
 
 @pytest.fixture(scope="module")
 def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Data directories by what they have."""
+    """Return data directories by their contents."""
     found = {}
     for name, messages, segment_bytes in (
         ("tiny", FEW, SMALL_BYTES), ("small", MANY, SMALL_BYTES), ("large", MANY, 1 << 30),
@@ -53,7 +53,7 @@ def check(what: str, most_bytes: int, peaks: Peaks) -> None:
 
 
 def test_reading(spark: SparkSession, places: dict[str, Path]) -> None:
-    """One task reads everything, so that what it takes would show; those who plan it are looked at, too."""
+    """One task reads everything, so that its memory would show; the processes that plan it are measured, too."""
     root, peaks = spark.sparkContext._gateway.proc.pid, Peaks()  # type: ignore[union-attr]
     for name, place in places.items():
         frame = spark.read.format("qmq").option("part_bytes", 1 << 30).load(str(place))
@@ -68,14 +68,14 @@ def test_reading(spark: SparkSession, places: dict[str, Path]) -> None:
 @pytest.mark.usefixtures("spark")  # so that it comes where the stores are
 @pytest.mark.parametrize(("form", "most_bytes"), [("segments", 48 * _MIB), ("parquet", 150 * _MIB)])
 def test_archiving(form: str, most_bytes: int, places: dict[str, Path], tmp_path: Path) -> None:
-    """And what a restore reads of such an archive."""
+    """A restore that reads such an archive is measured too."""
     check(f"archiving {form}", most_bytes, {name: _peak(form, places[name], tmp_path / name) for name in places})
     if form == "segments":
         check("restoring", 48 * _MIB, {name: _peak("restore", tmp_path / name, tmp_path) for name in places})
 
 
 def _peak(task: str, source: Path, to: Path) -> int:
-    """Of a process that does that: it has to tell of all messages."""
+    """Return the peak of a process that does this; it has to report all messages."""
     with SHARED.python(["-c", CODE, task, str(source), str(to)], sys.stderr, text=True) as process:
         with watched(process.pid) as peak:
             said = process.stdout.read()

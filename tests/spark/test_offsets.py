@@ -1,4 +1,4 @@
-"""Offsets: what was read, whatever comes between; how much a micro-batch takes."""
+"""Offsets: what was read whatever is added; and the size of a micro-batch."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_comes_back_from_json_as_it_was() -> None:
 
 
 def test_stays_small(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of many gaps the lowest count as read, which is said."""
+    """If there are many gaps, the lowest count as read, with a warning."""
     monkeypatch.setattr(offsets, "MOST_RANGES", 3)
     read = {WHOSE: ranges(*((10 * at, 10 * at + 5) for at in range(6)))}
     with caplog.at_level(logging.WARNING):
@@ -81,7 +81,7 @@ def test_keeps_within_bounds(tmp_path: Path) -> None:
 
 
 def test_what_comes_before_others_is_read_too(tmp_path: Path) -> None:
-    """Segments of an archive come in any order; each is read once, some of them in parts."""
+    """Segments of an archive arrive in any order; each is read once, some of them in parts."""
     seed = 7
     dice = random.Random(seed)
     write_orders(tmp_path / "data", 200, segment_bytes=64 << 10)

@@ -1,4 +1,4 @@
-"""What a read may be asked for, and what is refused."""
+"""Options of a read, and those that are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parts of a source: every byte in one of them, about the same size, and none for what is not asked for."""
+"""Parts of a source: every byte is in one of them, they have about the same size, and none is for unwanted messages."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_times_spare_segments(tmp_path: Path) -> None:
 def test_where_not_all_batches_are_looked_at_nothing_is_missing(
     tmp_path: Path, part_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As in a large segment of small batches."""
+    """A large segment of small batches."""
     write_orders(tmp_path / "data", 100)
     archive(tmp_path / "data", tmp_path / "archive")
     rows, _ = read(tmp_path / "archive")
@@ -77,7 +77,7 @@ def test_what_is_no_source_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_index_spares_the_search(tmp_path: Path) -> None:
-    """Segments whose index is gone or rotten are read to find their batches, and give the same."""
+    """Segments whose index is gone or damaged are read to find their batches, and give the same rows."""
     write_orders(tmp_path, 100)
     by_index = plan(open_source(str(tmp_path)), Wanted(), 5_000)
     assert any(one_range.segment.index_path for part in by_index for one_range in part)
@@ -105,7 +105,7 @@ def test_an_archive_of_parquet_is_read_from_its_table_and_has_no_stream(tmp_path
 
 
 def test_of_an_archive_of_two_forms_each_segment_is_read_once(tmp_path: Path) -> None:
-    """What the table of files has comes from the files, the others from segments; one that goes on from both."""
+    """Segments in the table of files are read from the files, the others as segments; one that continues, from both."""
     source, other, to = tmp_path / "data", tmp_path / "other", tmp_path / "archive"
     write_days(source, 1, 15)
     parquet.archive(source, to)

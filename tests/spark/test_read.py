@@ -1,4 +1,4 @@
-"""Ranges of segments as record batches: what a client would decode, in the same order; bad bytes are told of."""
+"""Ranges of segments as record batches: what a client would decode, in the same order; bad bytes are reported."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_reads_what_a_client_would(
 
 @pytest.mark.no_cover  # every allocation is counted already
 def test_a_range_of_many_batches_takes_little_memory(tmp_path: Path) -> None:
-    """As all of a segment is that is archived as Parquet: where its batches begin is not known of all at once."""
+    """The segment is archived as Parquet: the beginnings of its batches are not known all at once."""
     files, segment = large_index(tmp_path, 1_500_000)
     segment_range = SegmentRange(segment, SEGMENT_HEADER_SIZE, segment.end)
     tracemalloc.start()
@@ -124,7 +124,7 @@ def test_takes_wanted_subjects_and_times(tmp_path: Path, orders: list[Sent]) -> 
 def test_tells_of_bad_batches_and_reads_the_others(
     tmp_path: Path, orders: list[Sent], offset: int, known: bool
 ) -> None:
-    """A byte of the data, of the position, the mark (which is the broker's business), a run, the size."""
+    """A byte is changed in the data, the position, the mark (which only the broker checks), a run, and the size."""
     rows = rows_in(tmp_path)
     bad = orders[50]
     damage(tmp_path, bad, offset % len(bad.data))
@@ -150,7 +150,7 @@ def test_a_segment_that_is_cut_is_damaged(tmp_path: Path, orders: list[Sent]) ->
 
 
 def test_bytes_that_no_batch_explains_are_told_of(tmp_path: Path, orders: list[Sent]) -> None:
-    """A batch that the index lacks, as one that was a hole when it was made."""
+    """A batch that the index lacks, such as one that was a hole when the index was made."""
     rows, source = rows_in(tmp_path), open_source(str(tmp_path))
     segment = source.segments[0]
     within = [sent for sent in orders if sent.partition == segment.partition and sent.position < segment.end]

@@ -1,4 +1,4 @@
-"""The columns as Arrow has them are those that Spark is told of, and need no Spark."""
+"""The Arrow columns equal those that Spark gets, and need no Spark."""
 
 from __future__ import annotations
 

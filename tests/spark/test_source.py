@@ -30,7 +30,7 @@ def load(spark: SparkSession, place: Path | str, **options: Any) -> DataFrame:
 
 
 def rows_of(frame: DataFrame) -> list[Row]:
-    """In the order of the store, as ``rows_in`` gives them."""
+    """Return the rows in the order of the store, as ``rows_in`` returns them."""
     table = frame.orderBy("partition", "position").toArrow()
     return [dict(row) for row in table.to_pylist()]
 
@@ -44,7 +44,7 @@ def test_gives_what_a_client_would(spark: SparkSession, directory: Path) -> None
 
 
 def test_workers_run_the_python_that_asks(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On this machine; unless another one is named."""
+    """On this machine, unless another Python is configured."""
     context = spark.sparkContext
     assert context.pythonExec == sys.executable
     monkeypatch.setattr(context, "pythonExec", "another")

@@ -1,4 +1,4 @@
-"""Streams: each message once, whatever is between two micro-batches; limits; what is gone is said."""
+"""Streams: each message once, whatever happens between two micro-batches; limits; removed messages are reported."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def reader_of(place: Path | str, **options: Any) -> QmqStreamReader:
 
 
 def batches_of(reader: QmqStreamReader, start: Offset, limit: Any) -> Iterator[tuple[Offset, list[Row]]]:
-    """Micro-batches until nothing is left."""
+    """Run micro-batches until nothing is left."""
     while (end := reader.latestOffset(start, limit)) != start:
         yield end, rows_between(reader, start, end)
         start = end
@@ -66,7 +66,7 @@ def test_limits_are_kept_and_nothing_is_missed(tmp_path: Path, most_bytes: int) 
 
 
 def test_goes_on_as_a_broker_writes(tmp_path: Path) -> None:
-    """Each look finds what came since the last one; what it found before is not read again."""
+    """Each look finds what was added since the last one; what it found before is not read again."""
     store = open_store(tmp_path, partitions=2)
     sender = Sender(store)
     reader = reader_of(tmp_path)
@@ -110,7 +110,7 @@ def test_an_archive_grows(tmp_path: Path) -> None:
 
 
 def test_a_segment_that_goes_on_is_read_to_its_end(tmp_path: Path) -> None:
-    """The last one of a store that was stopped: the archive has it longer when the store was started again."""
+    """The last segment of a stopped store: the archive has more of it after the store was started again."""
     source, to = tmp_path / "data", tmp_path / "archive"
     reader, offset, rows = None, dict[str, list[int]](), list[Row]()
     for seed in range(3):
@@ -125,7 +125,7 @@ def test_a_segment_that_goes_on_is_read_to_its_end(tmp_path: Path) -> None:
 
 
 def test_what_is_archived_behind_what_was_read_comes_too(tmp_path: Path) -> None:
-    """An older segment, and one of another store: after a later one, and each message once."""
+    """An older segment, and one of another store, after a later one: each message once."""
     write_orders(tmp_path / "data", 80)
     write_orders(tmp_path / "other", 20, seed=2)
     rows = ordered([*rows_in(tmp_path / "data"), *rows_in(tmp_path / "other")])
@@ -205,7 +205,7 @@ def test_begins_at_a_time(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("archived", [False, True])
 def test_begins_at_the_end(tmp_path: Path, archived: bool) -> None:
-    """The first micro-batch is empty: so whoever repeats it loses nothing of what came meanwhile."""
+    """The first micro-batch is empty, so its repetition loses no messages that are added meanwhile."""
     source = tmp_path / "data"
 
     def bring(seed: int) -> None:
@@ -256,7 +256,7 @@ def stream(spark: SparkSession, place: Path | str, **options: Any) -> DataFrame:
 
 
 def run(frame: DataFrame, to: Path, **trigger: Any) -> None:
-    """Write what there is to files, each row once, and come back."""
+    """Write everything to files, each row once, and end."""
     writer = frame.writeStream.format("parquet").option("checkpointLocation", str(to / "checkpoint"))
     query = writer.trigger(**trigger).start(str(to / "rows"))
     try:
@@ -266,7 +266,9 @@ def run(frame: DataFrame, to: Path, **trigger: Any) -> None:
 
 
 def test_each_message_once_over_restarts_and_kills(spark: SparkSession, tmp_path: Path) -> None:
-    """A stream is killed in mid-run, more comes, and one in another process goes on; and one that began at the end."""
+    """A stream is killed while it runs, messages are added, and another process continues it; also one that began at
+    the end.
+    """
     source, to = tmp_path / "data", tmp_path / "to"
     write_orders(source, 200)
     killed = subprocess.Popen(
@@ -291,7 +293,7 @@ def test_each_message_once_over_restarts_and_kills(spark: SparkSession, tmp_path
 
 
 def _kill(process: subprocess.Popen[str]) -> None:
-    """With all that it has started."""
+    """Kill a process with its descendants."""
     os.killpg(process.pid, signal.SIGKILL)
     process.wait(30)
     assert process.stdout is not None

@@ -1,4 +1,4 @@
-"""What one task does: messages or damages of its part; nothing of an empty one."""
+"""A task: it reads the messages or damages of its part, and nothing of an empty one."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_messages_and_damages(tmp_path: Path, caplog: pytest.LogCaptureFixture) 
 
 
 def test_parts_of_an_archive_of_parquet(tmp_path: Path) -> None:
-    """What was bad when it was archived is told of once, by the first one."""
+    """Damages from when it was archived are reported once, by the first task."""
     source, to = tmp_path / "data", tmp_path / "archive"
     sent = write_days(source, 2, 10)
     damage(source, sent[3], len(sent[3].data) - 1)
@@ -67,7 +67,7 @@ def test_parts_of_an_archive_of_parquet(tmp_path: Path) -> None:
 
 
 def test_an_archive_of_two_forms_gives_each_message_once(tmp_path: Path) -> None:
-    """Of one store as Parquet, of another as segments, and of the first more as segments."""
+    """One store is there as Parquet, another as segments, and more of the first as segments."""
     source, other, to = tmp_path / "data", tmp_path / "other", tmp_path / "archive"
     write_days(source, 1, 10)
     archive(source, to)

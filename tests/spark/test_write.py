@@ -1,4 +1,4 @@
-"""Rows become messages, and brokers are read back over the wire."""
+"""Rows become messages, and brokers are read over the network."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ TYPES = {
 
 
 def schema_of(text: str) -> StructType:
-    """As Spark reads it, which needs a session for that."""
+    """Return the schema as Spark parses it, which needs a session."""
     columns = [column.split(" ") for column in text.split(", ")]
     return StructType([StructField(name, TYPES[kind]) for name, kind in columns])
 
@@ -83,7 +83,7 @@ def test_what_cannot_be_sent_fails_the_write(spark: SparkSession, broker: Broker
 
 
 def rows(first: int, count: int) -> pa.RecordBatch:
-    """Rows with text bodies."""
+    """Return rows with text bodies."""
     return pa.RecordBatch.from_pydict({"body": [f"{number}" for number in range(first, first + count)]})
 
 

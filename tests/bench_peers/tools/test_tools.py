@@ -1,4 +1,4 @@
-"""Load tools in other languages: what is believed of what they say."""
+"""Load tools in other languages: how their output is parsed."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def command_of(name: str) -> click.Command:
 
 
 def variants() -> Iterator[tuple[str, str]]:
-    """Every command with the name of each of its parameters that takes a value."""
+    """Return every command with the name of each of its parameters that takes a value."""
     for name in CALLS:
         for parameter in command_of(name).params:
             if not getattr(parameter, "is_flag", False) and parameter.name not in ("server", "help"):
@@ -70,7 +70,7 @@ def variants() -> Iterator[tuple[str, str]]:
 
 
 def call_with(name: str, parameter_name: str, value: str) -> list[str]:
-    """The call of a command with that value in that place."""
+    """Return the call of a command with that value for that parameter."""
     command = command_of(name)
     given = list(CALLS[name])
     arguments = [one for one in command.params if isinstance(one, click.Argument)]
@@ -88,7 +88,7 @@ def call_with(name: str, parameter_name: str, value: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    """A broker with a group g."""
+    """Start a broker with a group g."""
     with broker_process(tmp_path_factory.mktemp("arguments")) as broker:
         with qmq.connect_sync(broker.url) as client, client.subscribe("a", group="g"):
             client.send("a", b"x")

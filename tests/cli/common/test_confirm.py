@@ -1,4 +1,4 @@
-"""qmq/cli/common/confirm.py and the commands that ask: nothing is destroyed or repeated that nobody has said yes to."""
+"""qmq/cli/common/confirm.py and the commands that ask: they delete or repeat nothing without a yes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def client(broker: BrokerProcess) -> Iterator[qmq.SyncClient]:
 
 @pytest.fixture
 def group(client: qmq.SyncClient) -> str:
-    """A group with three dead letters, and one message that it acknowledged."""
+    """Create a group with three dead letters and one acknowledged message."""
     name = f"g-{uuid4().hex}"
     client.send_many(name, [b"0", b"1", b"2", b"3"])
     with client.subscribe(name, group=name) as consumer:
@@ -47,12 +47,12 @@ def group(client: qmq.SyncClient) -> str:
 
 @pytest.fixture
 def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Somebody sits there."""
+    """Let the command believe that it has a terminal."""
     monkeypatch.setattr(confirm, "can_ask", lambda: True)
 
 
 def state(client: qmq.SyncClient, name: str) -> tuple[int, int, int] | None:
-    """How many messages of a group are ready, in retry and dead; None: there is none."""
+    """Return how many messages of a group are ready, in retry and dead; None if the group does not exist."""
     rows = [row for row in client.admin.groups() if row.name == name]
     return (rows[0].ready, rows[0].in_retry, rows[0].dead) if rows else None
 

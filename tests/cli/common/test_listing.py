@@ -1,4 +1,4 @@
-"""Lists of several brokers say which one each row is of."""
+"""qmq/cli/common/listing.py: lists of several brokers name the broker of each row."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.cli import commands
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Two brokers that have one group; each has a message of it that was rejected."""
+    """Start two brokers that have one group, each with a rejected message of it."""
     with ExitStack() as stack:
         brokers: list[BrokerProcess] = [
             stack.enter_context(broker_process(tmp_path_factory.mktemp("where") / "data")) for _ in range(2)

@@ -1,4 +1,4 @@
-"""qmq/cli/common/progress.py: a count and a rate, and nothing where nobody looks."""
+"""qmq/cli/common/progress.py: a count and a rate on a terminal, and nothing elsewhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""qmq/cli/common/signals.py: Ctrl-C and SIGTERM while a command is loaded end it without a word."""
+"""qmq/cli/common/signals.py: Ctrl-C and SIGTERM end a command silently while it is loaded."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
 
 
 def shell(line: str, server: str = "qmq://127.0.0.1:1", **environment: str) -> tuple[int, str, str]:
-    """How a line for the shell ends: the exit code, and what came on stdout and stderr."""
+    """Run a line in a shell; return its exit code, stdout and stderr."""
     inherited = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     done = subprocess.run(
         ["bash", "-c", line.replace("qmq ", f"{QMQ} ")],

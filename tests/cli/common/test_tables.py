@@ -49,7 +49,7 @@ LONG = "a-name-of-200-characters." * 8
 
 
 def cells(shown: list[str], column: int) -> str:
-    """All that a column has, from where its header begins."""
+    """Return the cells of a column, from where its header begins."""
     return "".join(line[column:] for line in shown).replace(" ", "")
 
 

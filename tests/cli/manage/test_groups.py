@@ -1,4 +1,4 @@
-"""qmq/cli/manage against a real broker: groups, consumers and dead letters, what is shown and what is changed."""
+"""qmq/cli/manage against a real broker: groups, consumers and dead letters are shown and changed."""
 
 from __future__ import annotations
 

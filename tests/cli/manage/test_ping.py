@@ -1,4 +1,4 @@
-"""qmq/cli/manage/ping.py: is a broker there, and how does a program learn it?"""
+"""qmq/cli/manage/ping.py: it reports whether a broker answers, to people and to programs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
 
 @pytest.fixture
 def nobody() -> Iterator[str]:
-    """An address where nobody listens."""
+    """Return an address on which nobody listens."""
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         yield f"127.0.0.1:{one.getsockname()[1]}"

@@ -1,4 +1,4 @@
-"""qmq/cli/messages/consume.py: what is printed, how much is taken, and when it ends."""
+"""qmq/cli/messages/consume.py: the output, the number of messages taken, and the end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""qmq/cli/messages/input_lines.py: a stream gives the same lines however it is cut, and bad lines are found."""
+"""qmq/cli/messages/input_lines.py: a stream gives the same lines however it is cut, and bad lines are reported."""
 
 from __future__ import annotations
 

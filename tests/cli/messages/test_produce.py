@@ -1,4 +1,4 @@
-"""qmq/cli/messages/produce.py: each line becomes a message, once, and a line that does not is named."""
+"""qmq/cli/messages/produce.py: each line becomes one message, and a line that cannot is named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`qmq archive`: what it says, and how it ends."""
+"""`qmq archive`: output and exit codes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`qmq archive --seal`: all that is stored by then is archived, whether a broker runs or not."""
+"""`qmq archive --seal`: everything stored before is archived, whether a broker runs or not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`qmq archive --as parquet`: what it says, and how it ends."""
+"""`qmq archive --as parquet`: output and exit codes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""qmq/cli/operate/repair.py: what was done, for people and for programs, and the exit code."""
+"""qmq/cli/operate/repair.py: output for people and for programs, and exit codes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.storage.stores import Sender, close_cleanly, damage, open_store
 
 @pytest.fixture
 def sender(tmp_path: Path) -> Sender:
-    """Who sent what the directory tmp_path / "data" of a stopped store holds."""
+    """Return the sender of the messages in the directory tmp_path / "data" of a stopped store."""
     sender = Sender(open_store(tmp_path / "data", segment_bytes=4 << 10, max_frame_bytes=2 << 10))
     fill(sender, 60)
     close_cleanly(sender.store)

@@ -1,4 +1,4 @@
-"""`qmq restore`: what it says, and how it ends."""
+"""`qmq restore`: output and exit codes."""
 
 from __future__ import annotations
 

@@ -133,7 +133,7 @@ class Serving:
         assert process.stdout.readline().startswith(b"ready on ")
 
     def hang_up(self, lines: int = 1) -> list[str]:
-        """SIGHUP; so many lines that it logs of that, with their levels."""
+        """Send SIGHUP; return that many lines that it logs then, with their levels."""
         self.process.send_signal(signal.SIGHUP)
         return [self._line() for _ in range(lines)]
 

@@ -1,4 +1,4 @@
-"""qmq/cli/operate/verify.py: what was found, for people and for programs, and the exit code."""
+"""qmq/cli/operate/verify.py: output for people and for programs, and exit codes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BODY = b"something that is easy to find"
 
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The directory of a broker that took ten messages and was stopped."""
+    """Return the directory of a stopped broker with ten messages."""
     directory = tmp_path_factory.mktemp("stored") / "data"
 
     small = Settings(data_dir=directory, listen="127.0.0.1:0", segment_bytes=17 << 20)  # each test makes a copy
@@ -48,7 +48,7 @@ def data(stored: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def spoiled(data: Path) -> tuple[Path, Path]:
-    """The directory with one byte of a message changed, and the file that it is in."""
+    """Return the directory with one byte of a message changed, and the changed file."""
     (segment,) = data.glob("log-0/*.messages")
     with segment.open("r+b") as file:
         at = file.read(1 << 20).index(BODY)

@@ -1,4 +1,4 @@
-"""Archives of Parquet files in tests: made at once, and read without Spark."""
+"""Make archives of Parquet files in tests, and read them without Spark."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ALL: Final = Wanted(private=True)
 
 
 def write_days(directory: Path, days: int, batches: int, seed: int = 1) -> list[Sent]:
-    """A stopped store of two partitions with so many random batches a day, on a new start each day."""
+    """Write a stopped store of two partitions with so many random batches a day; the broker starts anew each day."""
     dice, sent = random.Random(seed), list[Sent]()
     for day in range(days):
         store = open_store(directory, FakeDisk(), partitions=2)
@@ -46,12 +46,12 @@ def write_days(directory: Path, days: int, batches: int, seed: int = 1) -> list[
 def archive(
     source: Path, to: Path, disk: Disk | None = None, owner: LockOwner | None = None, run: str = "run"
 ) -> ArchivedTables:
-    """One run."""
+    """Run it once."""
     return archive_to(source, LocalFiles(to, disk), owner, run)
 
 
 def archive_to(source: Path, files: WritableFiles, owner: LockOwner | None = None, run: str = "run") -> ArchivedTables:
-    """One run, to any tree."""
+    """Run it once, to any tree."""
     files.make_directory("")
     with ArchiveLock(files, lambda: NOW_US, owner if owner is not None else this_process()) as lock:
         found = open_data_directory(source)
@@ -59,21 +59,21 @@ def archive_to(source: Path, files: WritableFiles, owner: LockOwner | None = Non
 
 
 def table_of(archive: Path) -> FileTable:
-    """The table that counts."""
+    """Return the table that counts."""
     return read_table(LocalFiles(archive))
 
 
 def read(
     archive: Path, wanted: Wanted = ALL, schema: pa.Schema = SCHEMA, part_bytes: int = 1 << 20
 ) -> tuple[list[Row], list[FileDamage]]:
-    """All rows that the table lists, by partition and position where they have these, and what is bad."""
+    """Return all rows that the table lists, by partition and position if they have these, and the damages."""
     return read_from(LocalFiles(archive), wanted, schema, part_bytes)
 
 
 def read_from(
     files: Files, wanted: Wanted = ALL, schema: pa.Schema = SCHEMA, part_bytes: int = 1 << 20
 ) -> tuple[list[Row], list[FileDamage]]:
-    """The same of any tree."""
+    """Return the same from any tree."""
     rows, damages = list[dict[str, Any]](), list[FileDamage]()
     reader = PieceReader(files, wanted, schema, damages.append)
     for part in plan_files(read_table(files), wanted, part_bytes):
@@ -87,5 +87,5 @@ def read_from(
 
 
 def files_of(archive: Path) -> set[str]:
-    """All files below parquet/, as the table names them."""
+    """Return all files below parquet/, as the table names them."""
     return {str(path.relative_to(archive)) for path in (archive / "parquet").rglob("*") if path.is_file()}

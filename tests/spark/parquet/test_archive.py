@@ -1,4 +1,4 @@
-"""Segments as Parquet: every message once, day by day, whenever a run is killed and however many try at once."""
+"""Segments as Parquet: every message once, day by day, whenever a run is killed and however many run at once."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.storage.stores import Sender, close_cleanly, damage, open_store, veri
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A few kilobytes are much: several rounds, several files a day."""
+    """Lower the limits: several rounds, and several files a day."""
     monkeypatch.setattr(parquet_archiving, "ROUND_BYTES", 5_000)
     monkeypatch.setattr(parquet_files, "GATHERED_BYTES", 8_000)
     monkeypatch.setattr(parquet_files, "OWN_BYTES", 3_000)
@@ -40,7 +40,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def check(source: Path, to: Path) -> None:
-    """The archive has every message of the store once, and nothing else."""
+    """Check that the archive has every message of the store once, and nothing else."""
     rows, damages = read(to)
     assert rows == rows_in(source)
     assert damages == []
@@ -82,7 +82,7 @@ def test_a_second_run_writes_nothing(tmp_path: Path) -> None:
 
 
 def test_runs_go_on_where_the_last_one_ended(tmp_path: Path) -> None:
-    """The last segment of a store that was stopped goes on when it is started again."""
+    """The last segment of a stopped store grows when the store is started again."""
     source, to = tmp_path / "data", tmp_path / "archive"
     for number in range(4):
         write_days(source, 1, 4, seed=number)
@@ -92,7 +92,7 @@ def test_runs_go_on_where_the_last_one_ended(tmp_path: Path) -> None:
 
 
 def test_runs_go_on_where_the_base_of_the_table_has_rotted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever few things a table lists, it says what has changed since the first one."""
+    """However few files a table lists, it has the changes since the first one."""
     monkeypatch.setattr(file_table, "_LARGE", 1)
     monkeypatch.setattr(file_table, "_SHARE", 0)
     source, to = tmp_path / "data", tmp_path / "archive"
@@ -158,7 +158,7 @@ def test_bad_bytes_are_listed_and_the_others_there(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("small")
 def test_killed_at_any_moment_and_repeated(tmp_path: Path) -> None:
-    """After each step: what the table lists is right, and the next run makes it whole, nothing twice."""
+    """After each step the table is correct, and the next run completes the archive, with nothing twice."""
     source = tmp_path / "data"
     write_days(source, 3, 3)
     rows = rows_in(source)
@@ -202,7 +202,7 @@ def test_a_full_or_failing_disk_ends_the_run_with_an_error(tmp_path: Path, opera
 
 
 def test_a_copy_that_is_not_what_was_written_is_refused(tmp_path: Path) -> None:
-    """As of a disk that says that it has written."""
+    """A disk confirmed a write that it did not make."""
 
     class Forgetful(LocalFiles):
         def copy_in(self, source: Any, size: int, path: str, progress: Progress) -> int:
@@ -244,7 +244,7 @@ def test_a_run_that_lost_its_lock_commits_nothing(tmp_path: Path) -> None:
 def test_the_lock_is_renewed_however_long_a_call_takes(
     operation: str, ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While one file is synced nobody tells of bytes."""
+    """No bytes are reported while one file is synced."""
     source, to, disk = tmp_path / "data", tmp_path / "archive", SlowArchive(operation, ending)
     write_days(source, 1, 6)
     disk.use(monkeypatch)
@@ -258,8 +258,8 @@ def test_the_lock_is_renewed_however_long_a_call_takes(
 @pytest.mark.parametrize("there_already", [False, True])
 @pytest.mark.parametrize("moment", ["confirm", "claim"])
 def test_one_that_only_seemed_to_be_dead_commits_nothing(tmp_path: Path, there_already: bool, moment: str) -> None:
-    """It stands still behind its last look at the lock, or before its table; meanwhile another run has done all, and
-    cleaned up. Where that one had nothing to write, it has removed files that the first one is about to list.
+    """It stops after its last look at the lock, or before its table; meanwhile another run does everything and removes
+    unlisted files. If that one had nothing to write, it has removed files that the first one is about to list.
     """
     source, other, to = tmp_path / "data", tmp_path / "other", tmp_path / "archive"
     write_days(source, 1, 6)
@@ -325,7 +325,7 @@ _BATCHES = st.lists(
 @settings(max_examples=12)
 @given(stays=st.lists(_BATCHES, min_size=1, max_size=2))
 def test_any_messages_come_back(tmp_path_factory: pytest.TempPathFactory, stays: list[Any]) -> None:
-    """Each stay is a broker's, and a run after it; batches with a True come a day later."""
+    """Each stay is a broker's, with a run after it; batches with a True are a day later."""
     directory = tmp_path_factory.mktemp("any")
     source, to = directory / "data", directory / "archive"
     for number, batches in enumerate(stays):

@@ -1,4 +1,4 @@
-"""Files of a day: large subjects by themselves, the others together, and few files, however many subjects there are."""
+"""The files of a day: large subjects alone, the others together, and few files for however many subjects."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def batch_of(subject: str, count: int, first: int = 0, body: bytes = b"x" * 100)
 
 
 class Made:
-    """What was finished: (subject, rows) of each file."""
+    """The finished files: (subject, rows) of each."""
 
     def __init__(self) -> None:
         self.files: list[tuple[str | None, pa.Table]] = []
@@ -53,7 +53,7 @@ class Made:
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Some kilobytes are much."""
+    """Lower the limits to some kilobytes."""
     monkeypatch.setattr(parquet_files, "GATHERED_BYTES", 40_000)
     monkeypatch.setattr(parquet_files, "OWN_BYTES", 8_000)
 
@@ -88,7 +88,7 @@ def test_many_small_subjects_share_one() -> None:
 
 @pytest.mark.usefixtures("small")
 def test_few_are_open_at_once_and_none_is_endless(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was written last stays open; where little is written together, one file stays for it."""
+    """The files written last stay open; if little is written together, one file stays open for it."""
     monkeypatch.setattr(parquet_files, "MOST_OPEN", 3)
     made = write(*(batch_of(f"large-{number}", 300) for number in range(9)), batch_of("small", 1))
     assert sorted(made.subjects, key=str) == [None, *(f"large-{number}" for number in range(9))]
@@ -100,7 +100,7 @@ def test_few_are_open_at_once_and_none_is_endless(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.usefixtures("small")
 def test_what_is_no_name_of_a_sender_has_no_directory() -> None:
-    """The name could be too long for one, or mean something else."""
+    """The name could be too long for a directory, or have a meaning there."""
     made = write(batch_of("~group~hotel", 300), batch_of(NO_SUBJECT, 300), batch_of("hotel.order-1", 300))
     assert sorted(made.subjects, key=str) == [None, "hotel.order-1"]
     assert directory_of("2010-12-01", None) == f"date=2010-12-01/only_subject={NO_SUBJECT}"

@@ -1,4 +1,4 @@
-"""Small files of many runs become few, whenever a run is killed; whoever reads the files before can go on."""
+"""Small files of many runs become few, whenever a run is killed; readers of the old files can continue."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def listed(path: str, size: int) -> ListedFile:
 
 
 def write_runs(directory: Path, first: int, behind: int) -> None:
-    """A store that is archived after each of its stays, of one day."""
+    """Write a store that is archived after each of its runs, of one day."""
     for number in range(first, behind):
         write_days(directory / "data", 1, 1, seed=number)
         archive(directory / "data", directory / "archive", FakeDisk(), run=f"run-{number}")
@@ -78,7 +78,7 @@ def test_what_was_merged_goes_with_a_later_run(tmp_path: Path) -> None:
 
 
 def test_killed_at_any_moment_and_repeated(tmp_path: Path) -> None:
-    """What the table lists is all there is, and is there, after each step of a run that merges."""
+    """After each step of a merging run, the table lists exactly the messages that there are."""
     write_runs(tmp_path, 0, MERGED - 1)
     write_days(tmp_path / "data", 1, 1, seed=50)
     rows = rows_in(tmp_path / "data")

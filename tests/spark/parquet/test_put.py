@@ -1,4 +1,4 @@
-"""A Parquet file comes to its place whole, or is nobody's."""
+"""A Parquet file is put in its place completely, or not at all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading an archive's Parquet files: what its table lists, as segments are read; what is bad is told of."""
+"""Reading the Parquet files that the table of an archive lists, as segments are read; damages are reported."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.storage.stores import NOW_US, Sender, close_cleanly, damage, open_sto
 
 @pytest.fixture(scope="module")
 def archived(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The archive of ``data`` beside it: several files a day, of several row groups. Nobody changes it."""
+    """Return the archive of ``data`` beside it: several files a day, of several row groups. It is not changed."""
     directory = tmp_path_factory.mktemp("archived")
     write_days(directory / "data", 3, 15)
     with pytest.MonkeyPatch.context() as patch:
@@ -34,13 +34,13 @@ def archived(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def rows(archived: Path) -> list[Row]:
-    """Every message of it."""
+    """Return every message of it."""
     return rows_in(archived.parent / "data")
 
 
 @pytest.fixture
 def own(archived: Path, tmp_path: Path) -> Path:
-    """An archive like it, to be changed."""
+    """Return a copy of it, which may be changed."""
     return Path(shutil.copytree(archived, tmp_path / "own"))
 
 

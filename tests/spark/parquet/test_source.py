@@ -1,4 +1,4 @@
-"""An archive of Parquet in a real session: the same rows as of its segments, by what its table lists."""
+"""An archive of Parquet in a real session: the same rows as from its segments."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.storage.stores import damage
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """``data``, and its ``archive``."""
+    """Return the directory of ``data`` and its ``archive``."""
     path = tmp_path_factory.mktemp("parquet")
     write_days(path / "data", 2, 20)
     archive(path / "data", path / "archive")
