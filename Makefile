@@ -1,75 +1,75 @@
-# The front door. `make demo` or `make test` on a fresh machine does all the set-up; it needs Python 3.11+, git, make.
+# On a fresh machine `make demo` or `make test` sets up everything; it needs Python 3.11+, git, make.
 
 SHELL := /bin/bash
 BIN := .venv/bin
 .DEFAULT_GOAL := help
 .PHONY: help env env-spark env-hdfs demo serve test coverage lint bench sim fuzz errors kills consumer-kills soak mutants bench-peers bench-history
 
-help:  ## this list
+help:  ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
 
-env: .venv/ready  ## .venv with the qmq command in it
+env: .venv/ready  ## make .venv with the qmq command
 .venv/ready: pyproject.toml requirements.lock
 	@scripts/make-env
 
-env-spark: .venv/spark-ready  ## .venv with Spark in it, for the history; installs Java where there is none
+env-spark: .venv/spark-ready  ## add Spark to .venv, for archives and tests; installs Java if there is none
 .venv/spark-ready: .venv/ready requirements-spark.lock
 	@scripts/make-spark-env
 
-env-hdfs: .venv/hdfs-ready  ## the servers of HDFS, for the tests; installs Maven where there is none
+env-hdfs: .venv/hdfs-ready  ## fetch the servers of HDFS, for the tests; installs Maven if there is none
 .venv/hdfs-ready: .venv/spark-ready scripts/hdfs/pom.xml
 	@scripts/make-hdfs-env
 
-demo: env  ## a broker, real orders through it, and what happened (ARGS=... for examples/demo.py)
+demo: env  ## run a broker, real orders through it, and show the result (ARGS=... for examples/demo.py)
 	@$(BIN)/python -m examples.demo $(ARGS)
 
-serve: env  ## a broker on ./qmq-data (ARGS=... for qmq serve)
+serve: env  ## run a broker on ./qmq-data (ARGS=... for qmq serve)
 	@exec $(BIN)/qmq serve $(ARGS)
 
-lint: env-spark  ## ruff and mypy
+lint: env-spark  ## run ruff and mypy
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 
-test: lint env-hdfs  ## lint, then every test, three at a time, since many wait (ARGS=... for pytest)
+test: lint env-hdfs  ## lint, then run every test, three at a time, since many wait (ARGS=... for pytest)
 	$(BIN)/pytest --numprocesses 3 --dist worksteal $(ARGS)
 
-coverage: env-hdfs  ## every test, and the lines that none of them runs (ARGS=... for pytest)
+coverage: env-hdfs  ## run every test, and list the lines that none runs (ARGS=... for pytest)
 	$(BIN)/pytest --numprocesses 2 --dist worksteal --cov --cov-report=term $(ARGS)
 
-bench: env  ## how fast it is on this machine (ARGS=... for qmq bench)
+bench: env  ## measure its speed on this machine (ARGS=... for qmq bench)
 	@$(BIN)/qmq bench $(ARGS)
 
-bench-peers: .venv-peers/ready  ## QMQ beside other brokers: PEERS=kafka,redis WORK=move,latency ROUNDS=3 (ARGS=...)
+bench-peers: .venv-peers/ready  ## measure QMQ beside other brokers: PEERS=kafka,redis WORK=move,latency ROUNDS=3 (ARGS=...)
 	@.venv-peers/bin/python -m bench.peers run --peers "$(PEERS)" --work "$(WORK)" --rounds $(or $(ROUNDS),3) $(ARGS)
 
-bench-history: env-hdfs  ## history in Spark, archives and Parquet, beside plain copies (ARGS='--quick --messages 10000000')
+bench-history: env-hdfs  ## measure Spark, archives and Parquet, beside plain copies (ARGS='--quick --messages 10000000')
 	@$(BIN)/python -m bench.history run $(ARGS)
 
 .venv-peers/ready: .venv/ready pyproject.toml
 	@scripts/make-peers-env
 
-sim: env  ## random histories (power lost, disks failing, consumers), batches, frames, names, ROUNDS=10 seeds
+sim: env  ## run random histories (power loss, bad disks, consumers), batches, frames, names: ROUNDS=10 seeds
 	@$(BIN)/python -m tests.sim consumption $$((RANDOM * 32768)) $$(( $(or $(ROUNDS),10) * 1000 ))
 	@$(BIN)/python -m tests.sim modes $$((RANDOM * 32768)) $$(( $(or $(ROUNDS),10) * 200 ))
 	@$(BIN)/python -m tests.sim narrowing $$((RANDOM * 32768)) $$(( $(or $(ROUNDS),10) * 200 ))
 	@$(BIN)/python -m tests.sim brokers $$((RANDOM * 32768)) $$(( $(or $(ROUNDS),10) * 20 ))
 	@scripts/with-seeds $(or $(ROUNDS),10) tests/broker tests/storage tests/sim tests/format tests/net tests/test_names.py
 
-fuzz: env  ## hostile frames, batches, answers and files, guided by coverage, COUNT=10000000: an hour (SEED=... TARGET=...)
+fuzz: env  ## try hostile frames, batches, answers and files, guided by coverage: COUNT=10000000, an hour (SEED=... TARGET=...)
 	@scripts/with-atheris -m fuzz --count $(or $(COUNT),10000000) $(if $(SEED),--seed $(SEED)) \
 		$(if $(TARGET),--target $(TARGET))
 
-errors: env  ## an I/O error of each kind at every operation of a broker's life, once and for good
+errors: env  ## cause an I/O error of each kind at every operation of a broker's life, once and lasting
 	@QMQ_IO_ERRORS=all $(BIN)/pytest -q --no-header -o faulthandler_timeout=0 tests/broker/test_io_errors.py
 
-kills: env  ## kill -9 under load, ROUNDS=1000 times, and what became of every message (SEED=... for the same again)
+kills: env  ## kill -9 under load, ROUNDS=1000 times, and check every message (SEED=... repeats a run)
 	@$(BIN)/python -m tests.faults.kills --rounds $(or $(ROUNDS),1000) $(if $(SEED),--seed $(SEED))
 
-consumer-kills: env  ## kill -9 of broker and consumers, and SIGSTOP, ROUNDS=100 faults (SEED=... for the same again)
+consumer-kills: env  ## kill -9 of broker and consumers, and SIGSTOP: ROUNDS=100 faults (SEED=... repeats a run)
 	@$(BIN)/python -m tests.faults.consumer_kills --rounds $(or $(ROUNDS),100) $(if $(SEED),--seed $(SEED))
 
-soak: env  ## everything at half load with kills, MINUTES=60, BROKERS=1 or 2: flat, whole? (SEED=... RATE=... OUT=DIR)
+soak: env  ## run everything at half load with kills: MINUTES=60, BROKERS=1 or 2 (SEED=... RATE=... OUT=DIR)
 	@scripts/with-matplotlib -m tests.soak --minutes $(or $(MINUTES),60) --brokers $(or $(BROKERS),1) \
 		$(if $(SEED),--seed $(SEED)) $(if $(RATE),--rate $(RATE)) $(if $(OUT),--out $(OUT))
 
