@@ -136,9 +136,9 @@ def _segment_paths(source: Path) -> list[Path]:
 def _compare(source: Path, copies: Files) -> None:
     """Raise BenchFailed unless each copy equals its segment byte for byte."""
     directory = open_data_directory(source)
-    there = {(segment.whose, segment.base): segment for segment in archived_segments(copies)}
+    there = {(segment.partition_key, segment.base): segment for segment in archived_segments(copies)}
     for segment in directory.segments:
-        copied = there.get((segment.whose, segment.base))
+        copied = there.get((segment.partition_key, segment.base))
         if copied is None or copied.end != segment.end:
             raise BenchFailed(f"{segment.path} was not archived as a whole")
         one, other = directory.files.open(segment.path), copies.open(copied.path)

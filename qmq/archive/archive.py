@@ -52,7 +52,7 @@ def archived_segments(files: Files, known: Iterable[SegmentSource] = ()) -> list
     again, since no other can have become longer. Raises as ``manifests`` does.
     """
     settled = {segment.path: segment for segment in known}
-    lasts = {segment.whose: segment.path for segment in settled.values()}  # ordered by partition and position
+    lasts = {segment.partition_key: segment.path for segment in settled.values()}  # ordered by partition and position
     for path in lasts.values():
         del settled[path]
     found = []

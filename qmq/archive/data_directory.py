@@ -94,7 +94,7 @@ def open_data_directory(
     files = LocalFiles(directory, disk)
     known, segments = list(known), list[SegmentSource]()
     for number, claim in enumerate(_claims(disk, directory, identity)):
-        own = {segment.base: segment for segment in known if segment.whose == (identity.store_id, number)}
+        own = {segment.base: segment for segment in known if segment.partition_key == (identity.store_id, number)}
         partition = _Partition(disk, directory, files, identity, number, own)
         segments += partition.segments(claim, is_live=holder is not None)
     return DataDirectory(files, identity.store_id, segments, holder, directory, disk)

@@ -46,7 +46,7 @@ class SegmentSource(NamedTuple):
     sealed: bool = True
 
     @property
-    def whose(self) -> tuple[bytes, int]:
+    def partition_key(self) -> tuple[bytes, int]:
         """Return store id and partition."""
         return self.store_id, self.partition
 

@@ -71,13 +71,13 @@ class LazyGroup(click.Group):
         try:
             exit_code = main(*args, standalone_mode=False, **kwargs) or 0
         except click.Abort:
-            exit_code = _told("qmq: aborted", EXIT_FAILED)
+            exit_code = _print_error("qmq: aborted", EXIT_FAILED)
         except click.ClickException as error:
-            exit_code = _told(error, error.exit_code)
+            exit_code = _print_error(error, error.exit_code)
         except OSError as error:
             exit_code = EXIT_FAILED
             if error.errno != errno.EPIPE:  # the reader of stdout has gone, which is no error
-                _told(CommandFailed(failure_of(error)), exit_code)
+                _print_error(CommandFailed(failure_of(error)), exit_code)
         finally:
             end_streams()
         sys.exit(exit_code)
@@ -87,7 +87,7 @@ class LazyGroup(click.Group):
             return super().invoke(ctx)
 
 
-def _told(what: click.ClickException | str, exit_code: int) -> int:
+def _print_error(what: click.ClickException | str, exit_code: int) -> int:
     """Print the reason for the end on stderr, if that can be written, and return the exit code."""
     try:
         if isinstance(what, str):

@@ -17,7 +17,7 @@ import numpy as np
 from qmq.archive.segments import SegmentSource
 from qmq.format.layout import SEGMENT_HEADER_SIZE
 from qmq.intervals import Intervals
-from qmq_spark.plan import HistorySource, Spans, Whose
+from qmq_spark.plan import PartitionKey, SourceSnapshot, Spans
 
 _LOG: Final = logging.getLogger("qmq_spark")
 
@@ -26,12 +26,12 @@ MOST_RANGES: Final = 1_000
 
 Offset = dict[str, list[int]]
 #: The same in memory.
-Read = dict[Whose, Intervals]
+Read = dict[PartitionKey, Intervals]
 
 
-def name_of(whose: Whose) -> str:
+def name_of(key: PartitionKey) -> str:
     """Return the name of a partition of a store in offsets."""
-    store_id, partition = whose
+    store_id, partition = key
     return f"{store_id.hex()}-{partition}"
 
 
@@ -49,20 +49,20 @@ def read_of(offset: Mapping[str, list[int]]) -> Read:
 def offset_of(read: Read) -> Offset:
     """Return the offset of the ranges that were read, with at most so many gaps a partition."""
     found: Offset = {}
-    for whose, ranges in read.items():
+    for key, ranges in read.items():
         if len(ranges) > MOST_RANGES:
             (first, _), *others = ranges
             behind = others[len(ranges) - MOST_RANGES - 1][1]
             _LOG.warning(
                 "partition %s has more than %d gaps: messages that are archived later below position %d are not read",
-                name_of(whose), MOST_RANGES, behind,
+                name_of(key), MOST_RANGES, behind,
             )  # fmt: skip
             ranges.add(first, behind)
-        found[name_of(whose)] = [number for both in ranges for number in both]
+        found[name_of(key)] = [number for both in ranges for number in both]
     return found
 
 
-def everything(source: HistorySource) -> Read:
+def everything(source: SourceSnapshot) -> Read:
     """Return all ranges of a source."""
     found: Read = {}
     for segment in source.segments:
@@ -70,7 +70,7 @@ def everything(source: HistorySource) -> Read:
     return found
 
 
-def before(source: HistorySource, since_us: int) -> Read:
+def before(source: SourceSnapshot, since_us: int) -> Read:
     """Return the ranges that were stored before a time, as far as the indexes tell."""
     found: Read = {}
     for segment in source.segments:
@@ -79,7 +79,7 @@ def before(source: HistorySource, since_us: int) -> Read:
         at -= not is_whole and at > 0  # messages between the two may be later
         if at:
             end = int(batches["position"][at]) if at < len(batches) else segment.end
-            found.setdefault(segment.whose, Intervals()).add(0, end)
+            found.setdefault(segment.partition_key, Intervals()).add(0, end)
     return found
 
 
@@ -87,38 +87,38 @@ def between(start: Read, end: Read) -> Spans:
     """Return the ranges that *end* has and *start* lacks."""
     none = Intervals()
     return {
-        whose: [span for low, high in ranges for span in start.get(whose, none).missing(low, high)]
-        for whose, ranges in end.items()
+        key: [span for low, high in ranges for span in start.get(key, none).missing(low, high)]
+        for key, ranges in end.items()
     }
 
 
-def limited(source: HistorySource, read: Read, most_bytes: int | None, within: Read | None = None) -> Read:
+def limited(source: SourceSnapshot, read: Read, most_bytes: int | None, within: Read | None = None) -> Read:
     """Return the ranges after a read of *most_bytes* more (None: all), only *within* these ranges. It reads whole
     batches, at least one if there is any.
     """
     left = _unread(source, read, within)
-    sizes = {whose: sum(high - low for _, low, high in ranges) for whose, ranges in left.items()}
-    reached: Read = {whose: _copy(ranges) for whose, ranges in read.items()}
-    for at, whose in enumerate(sorted(sizes, key=lambda whose: sizes[whose])):
-        share = sizes[whose] if most_bytes is None else max(0, most_bytes) // (len(sizes) - at)
-        taken = _take(source, left[whose], share, reached)
+    sizes = {key: sum(high - low for _, low, high in ranges) for key, ranges in left.items()}
+    reached: Read = {key: _copy(ranges) for key, ranges in read.items()}
+    for at, key in enumerate(sorted(sizes, key=lambda key: sizes[key])):
+        share = sizes[key] if most_bytes is None else max(0, most_bytes) // (len(sizes) - at)
+        taken = _take(source, left[key], share, reached)
         most_bytes = None if most_bytes is None else most_bytes - taken
     return reached
 
 
 def _unread(
-    source: HistorySource, read: Read, within: Read | None
-) -> dict[Whose, list[tuple[SegmentSource, int, int]]]:
+    source: SourceSnapshot, read: Read, within: Read | None
+) -> dict[PartitionKey, list[tuple[SegmentSource, int, int]]]:
     """Return the unread ranges of segments, ascending, for each partition that has any."""
-    none, found = Intervals(), dict[Whose, list[tuple[SegmentSource, int, int]]]()
+    none, found = Intervals(), dict[PartitionKey, list[tuple[SegmentSource, int, int]]]()
     for segment in source.segments:
-        known = read.get(segment.whose, none)
+        known = read.get(segment.partition_key, none)
         spans = known.missing(segment.base, segment.end)
         if within is not None:
-            outside = within.get(segment.whose, none).missing(segment.base, segment.end)
+            outside = within.get(segment.partition_key, none).missing(segment.base, segment.end)
             spans = [part for low, high in spans for part in _without(low, high, outside)]
         if spans:
-            found.setdefault(segment.whose, []).extend((segment, low, high) for low, high in spans)
+            found.setdefault(segment.partition_key, []).extend((segment, low, high) for low, high in spans)
     return found
 
 
@@ -129,7 +129,7 @@ def _without(low: int, high: int, outside: list[tuple[int, int]]) -> list[tuple[
     return left.missing(low, high)
 
 
-def _take(source: HistorySource, ranges: list[tuple[SegmentSource, int, int]], most_bytes: int, reached: Read) -> int:
+def _take(source: SourceSnapshot, ranges: list[tuple[SegmentSource, int, int]], most_bytes: int, reached: Read) -> int:
     """Add to *reached* the first of these ranges, up to about *most_bytes*; return how many bytes that is."""
     taken = 0
     for segment, low, high in ranges:
@@ -149,10 +149,10 @@ def _take(source: HistorySource, ranges: list[tuple[SegmentSource, int, int]], m
     return taken
 
 
-def _add(read: Read, source: HistorySource, segment: SegmentSource, end: int, start: int | None = None) -> None:
+def _add(read: Read, source: SourceSnapshot, segment: SegmentSource, end: int, start: int | None = None) -> None:
     """Record that a segment was read from *start* (None: its beginning) to *end*."""
     first = segment.base if start is None else start
-    read.setdefault(segment.whose, Intervals()).add(first if source.may_fill else 0, end)
+    read.setdefault(segment.partition_key, Intervals()).add(first if source.may_fill else 0, end)
 
 
 def _copy(ranges: Intervals) -> Intervals:

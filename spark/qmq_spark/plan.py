@@ -21,12 +21,12 @@ from qmq.format.layout import SEGMENT_HEADER_SIZE
 from qmq_spark.read import SegmentRange, Wanted
 
 #: A partition of a store: store id and number.
-Whose = tuple[bytes, int]
+PartitionKey = tuple[bytes, int]
 #: Ranges of positions [start, end), ascending, by partition.
-Spans = Mapping[Whose, Sequence[tuple[int, int]]]
+Spans = Mapping[PartitionKey, Sequence[tuple[int, int]]]
 
 
-class HistorySource(NamedTuple):
+class SourceSnapshot(NamedTuple):
     """A source at one moment. It does not change; messages that are added later are not read."""
 
     files: Files
@@ -64,7 +64,7 @@ class SourceView:
             self._files.close()
             self._files = None
 
-    def look(self) -> HistorySource:
+    def look(self) -> SourceSnapshot:
         """Return the current contents. Raises InvalidOption, BadBytes, StorageError."""
         if self._files is None:
             self._files = open_files(self._place)
@@ -72,30 +72,30 @@ class SourceView:
         self._known = source.segments
         return source
 
-    def _look(self, files: Files) -> HistorySource:
+    def _look(self, files: Files) -> SourceSnapshot:
         if isinstance(files, BrokerFiles):
-            return HistorySource(files, files.segments())
+            return SourceSnapshot(files, files.segments())
         path = local_path(self._place)
         if path is not None:
             check_is_there(path)
             if is_data_directory(path):
-                return HistorySource(files, open_data_directory(path, known=self._known).segments)
+                return SourceSnapshot(files, open_data_directory(path, known=self._known).segments)
         if is_archive(files):
             return self._look_at_archive(files)
         raise InvalidOption(f"{self._place} is neither a data directory nor an archive; name the directory itself")
 
-    def _look_at_archive(self, files: Files) -> HistorySource:
+    def _look_at_archive(self, files: Files) -> SourceSnapshot:
         table = read_table(files)  # before the segments: these then have all that a run adds meanwhile
         segments = archived_segments(files, self._known)
         if not only_in_files(table, segments):
-            return HistorySource(files, segments, may_fill=True)
+            return SourceSnapshot(files, segments, may_fill=True)
         if self._only_segments:
             raise InvalidOption(
                 f"{self._place} has messages only as Parquet, and a stream reads segments: archive these too, where "
                 "they are still kept (qmq archive --as segments); or stream from the data directory or its broker, "
                 "and read earlier messages by a query"
             )
-        return HistorySource(files, segments, table)
+        return SourceSnapshot(files, segments, table)
 
 
 def open_files(location: str) -> Files:
@@ -105,13 +105,13 @@ def open_files(location: str) -> Files:
     return files_at(location)
 
 
-def open_source(location: str) -> HistorySource:
+def open_source(location: str) -> SourceSnapshot:
     """Return the contents of a source once. Raises InvalidOption, BadBytes, StorageError."""
     return SourceView(location).look()
 
 
 def plan(
-    source: HistorySource, wanted: Wanted, part_bytes: int, spans: Spans | None = None
+    source: SourceSnapshot, wanted: Wanted, part_bytes: int, spans: Spans | None = None
 ) -> list[list[SegmentRange]]:
     """Return the parts of a source, each of about *part_bytes*, in order of partitions and positions; with *spans*,
     only these positions.
@@ -123,7 +123,7 @@ def plan(
         if wanted.partitions is not None and segment.partition not in wanted.partitions:
             continue
         first = in_files.get(SegmentKey(segment.store_id.hex(), segment.partition, segment.base), segment.base)
-        own = [(first, segment.end)] if spans is None else spans.get(segment.whose, ())
+        own = [(first, segment.end)] if spans is None else spans.get(segment.partition_key, ())
         for span in own:
             for segment_range in _ranges(source.files, segment, wanted, part_bytes, span):
                 size = segment_range.end - segment_range.start

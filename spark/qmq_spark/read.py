@@ -83,13 +83,15 @@ class Wanted:
 
 
 class RangeReader:
-    """Reads ranges of one tree. ``tell`` takes each damage."""
+    """Reads ranges of one tree. ``report`` takes each damage."""
 
-    def __init__(self, files: Files, wanted: Wanted, schema: pa.Schema, tell: Callable[[SegmentDamage], None]) -> None:
+    def __init__(
+        self, files: Files, wanted: Wanted, schema: pa.Schema, report: Callable[[SegmentDamage], None]
+    ) -> None:
         self._files = files
         self._wanted = wanted
         self._schema = schema
-        self._tell = tell
+        self._report = report
         self._names = Subjects()
         self._takes: list[bool] = []
         #: If no column needs them, bodies and their checksums are not read.
@@ -182,7 +184,7 @@ class RangeReader:
 
     def _damage(self, segment: SegmentSource, start: int, end: int, messages: int | None, reason: str) -> None:
         file = f"{self._files.name}/{segment.path}"
-        self._tell(SegmentDamage(file, segment.partition, start, end, messages, reason))
+        self._report(SegmentDamage(file, segment.partition, start, end, messages, reason))
 
 
 class _BatchWindow(NamedTuple):

@@ -18,7 +18,7 @@ from qmq.errors import BadBytes
 from qmq.intervals import Intervals
 from qmq_spark.offsets import Offset, Read, before, between, everything, limited, name_of, offset_of, read_of
 from qmq_spark.options import ReadOptions
-from qmq_spark.plan import HistorySource, SourceView, Whose, plan
+from qmq_spark.plan import PartitionKey, SourceSnapshot, SourceView, plan
 from qmq_spark.tasks import TaskPart, read_part
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class QmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         so that there is nothing to repeat: Spark saves where it ended.
         """
         if self._options.starts_last:
-            self._last = offset_of({whose: _whole(ranges) for whose, ranges in everything(self._view.look()).items()})
+            self._last = offset_of({key: _whole(ranges) for key, ranges in everything(self._view.look()).items()})
             return self._last
         return offset_of(before(self._view.look(), self._options.since_us)) if self._options.since_us else {}
 
@@ -62,7 +62,7 @@ class QmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if last == start:
             return start
         source, read = self._view.look(), read_of(start)
-        self._check_there(source, {whose: _end_of(ranges) for whose, ranges in read.items()})
+        self._check_there(source, {key: _end_of(ranges) for key, ranges in read.items()})
         most_bytes = limit.max_bytes if isinstance(limit, ReadMaxBytes) else None
         return offset_of(limited(source, read, most_bytes, self._target))
 
@@ -72,7 +72,7 @@ class QmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
         source, read = self._view.look(), read_of(start)
         spans = between(read, read_of(end))
-        self._check_there(source, {whose: _end_of(read.get(whose)) for whose, wanted in spans.items() if wanted})
+        self._check_there(source, {key: _end_of(read.get(key)) for key, wanted in spans.items() if wanted})
         return [TaskPart(part) for part in plan(source, self._options.wanted, self._options.part_bytes, spans)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -81,17 +81,17 @@ class QmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def stop(self) -> None:
         self._view.close()
 
-    def _check_there(self, source: HistorySource, ends: dict[Whose, int]) -> None:
+    def _check_there(self, source: SourceSnapshot, ends: dict[PartitionKey, int]) -> None:
         """Raise BadBytes if the next messages have been removed; with corrupt=skip, log that and skip them."""
-        firsts: dict[Whose, int] = {}
+        firsts: dict[PartitionKey, int] = {}
         for segment in source.segments:
-            firsts.setdefault(segment.whose, segment.base)
-        for whose, position in ends.items():
-            first = firsts.get(whose)
+            firsts.setdefault(segment.partition_key, segment.base)
+        for key, position in ends.items():
+            first = firsts.get(key)
             if not position or (first is not None and first <= position):
                 continue
             what = f"continues at position {first}" if first is not None else "has no messages of that store"
-            read = f"the stream has read partition {name_of(whose)} up to position {position}"
+            read = f"the stream has read partition {name_of(key)} up to position {position}"
             gone = f"{read}, and {self._options.place} {what}"
             if not self._options.skip:
                 raise BadBytes(f"{gone}: messages were removed, or it is another source. corrupt=skip continues there")

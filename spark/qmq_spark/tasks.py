@@ -14,7 +14,7 @@ from pyspark.sql.types import StructType
 from qmq.errors import BadBytes, StorageError
 from qmq_spark.options import COLUMNS, ReadOptions
 from qmq_spark.parquet.read import FileDamage, FilePiece, PieceReader, missing, plan_files
-from qmq_spark.plan import HistorySource, open_files, plan
+from qmq_spark.plan import SourceSnapshot, open_files, plan
 from qmq_spark.read import RangeReader, SegmentDamage, SegmentRange, Wanted, unreadable
 
 _LOG: Final = logging.getLogger("qmq_spark")
@@ -33,7 +33,7 @@ class TaskPart(InputPartition):
         self.missing = missing
 
 
-def parts_of(source: HistorySource, wanted: Wanted, part_bytes: int) -> list[InputPartition]:
+def parts_of(source: SourceSnapshot, wanted: Wanted, part_bytes: int) -> list[InputPartition]:
     """Return the parts of a source, each of about *part_bytes*; at least one."""
     of_segments = [TaskPart(segment_ranges) for segment_ranges in plan(source, wanted, part_bytes)]
     if source.table is None:
@@ -54,12 +54,12 @@ def read_part(
 def _messages(options: ReadOptions, schema: StructType, wanted: Wanted, part: TaskPart) -> Iterator[pa.RecordBatch]:
     skipped: list[SegmentDamage | FileDamage] = []
 
-    def tell(damage: SegmentDamage | FileDamage) -> None:
+    def report(damage: SegmentDamage | FileDamage) -> None:
         if not options.skip:
             raise BadBytes(f"{damage}. To read all others, give the option corrupt=skip; view=damages lists them all")
         skipped.append(damage)
 
-    yield from _read(options, to_arrow_schema(schema, timezone="UTC"), wanted, part, tell)
+    yield from _read(options, to_arrow_schema(schema, timezone="UTC"), wanted, part, report)
     if skipped:
         _LOG.warning("ranges of bad bytes skipped: %d, the first: %s", len(skipped), skipped[0])
 
@@ -78,29 +78,29 @@ def _read(
     schema: pa.Schema,
     wanted: Wanted,
     part: TaskPart,
-    tell: Callable[[SegmentDamage | FileDamage], None],
+    report: Callable[[SegmentDamage | FileDamage], None],
 ) -> Iterator[pa.RecordBatch]:
     for damage in part.missing:
-        tell(damage)
+        report(damage)
     if not part.segment_ranges and not part.pieces:
         return
     files = open_files(options.place)
     try:
-        reader = RangeReader(files, wanted, schema, tell)
+        reader = RangeReader(files, wanted, schema, report)
         for segment_range in part.segment_ranges:
             try:
                 yield from reader.record_batches(segment_range)
             except BadBytes:
                 raise
             except StorageError as error:
-                tell(unreadable(segment_range, files, error))
-        of_files = PieceReader(files, wanted, schema, tell)
+                report(unreadable(segment_range, files, error))
+        of_files = PieceReader(files, wanted, schema, report)
         for piece in part.pieces:
             try:
                 yield from of_files.record_batches(piece)
             except BadBytes:
                 raise
             except StorageError as error:
-                tell(FileDamage(f"{files.name}/{piece.file.path}", None, None, None, None, str(error)))
+                report(FileDamage(f"{files.name}/{piece.file.path}", None, None, None, None, str(error)))
     finally:
         files.close()

@@ -28,8 +28,8 @@ def read(
     source, damages, rows = open_source(str(place)), list[SegmentDamage](), list[dict[str, Any]]()
     reader = RangeReader(source.files, wanted, schema, damages.append)
     for part in plan(source, wanted, part_bytes):
-        for one_range in part:
-            for batch in reader.record_batches(one_range):
+        for part_range in part:
+            for batch in reader.record_batches(part_range):
                 batch.validate(full=True)
                 rows += batch.to_pylist()
     return rows, damages

@@ -13,7 +13,7 @@ from qmq.archive import segments
 from qmq.intervals import Intervals
 from qmq_spark import offsets
 from qmq_spark.offsets import Read, before, between, everything, limited, name_of, offset_of, read_of
-from qmq_spark.plan import HistorySource, open_source
+from qmq_spark.plan import SourceSnapshot, open_source
 from tests.archive.archives import archive
 from tests.archive.orders import write_orders
 
@@ -45,7 +45,7 @@ def test_stays_small(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.Monke
     read = {WHOSE: ranges(*((10 * at, 10 * at + 5) for at in range(6)))}
     with caplog.at_level(logging.WARNING):
         assert offset_of(read) == {name_of(WHOSE): [0, 35, 40, 45, 50, 55]}
-    assert "below position 35 is not read" in caplog.text
+    assert "below position 35 are not read" in caplog.text
     caplog.clear()
     assert len(offset_of(read)[name_of(WHOSE)]) == 6
     assert not caplog.text
@@ -94,22 +94,22 @@ def test_what_comes_before_others_is_read_too(tmp_path: Path) -> None:
     print(f"seed {seed}")
     for segment in segments:
         there.append(segment)
-        source = HistorySource(whole.files, [one for one in whole.segments if one in there], may_fill=True)
+        source = SourceSnapshot(whole.files, [one for one in whole.segments if one in there], may_fill=True)
         for _ in range(dice.choice([1, 3, 100])):
             end = limited(source, read, dice.choice([1, 20_000, None]))
             for (store_id, partition), spans in between(read, end).items():
                 for low, high in spans:
                     for one in source.segments:
                         size = max(0, min(high, one.end) - max(low, one.base))
-                        if one.whose == (store_id, partition) and size:
-                            at = (*one.whose, one.base)
+                        if one.partition_key == (store_id, partition) and size:
+                            at = (*one.partition_key, one.base)
                             sizes[at] = sizes.get(at, 0) + size
             read = end
     end = limited(whole, read, None)
     assert told(end) == told(everything(whole))
     for segment in whole.segments:
-        rest = sum(high - low for low, high in read[segment.whose].missing(segment.base, segment.end))
-        assert sizes.get((*segment.whose, segment.base), 0) + rest == segment.end - segment.base
+        rest = sum(high - low for low, high in read[segment.partition_key].missing(segment.base, segment.end))
+        assert sizes.get((*segment.partition_key, segment.base), 0) + rest == segment.end - segment.base
 
 
 def test_tells_what_was_stored_before_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,7 +121,7 @@ def test_tells_what_was_stored_before_a_time(tmp_path: Path, monkeypatch: pytest
     part = before(source, stamps[15])
     starts = [
         (whose, int(row["position"]), int(row["stored_at_us"]))
-        for whose, one in ((one.whose, one) for one in source.segments)
+        for whose, one in ((one.partition_key, one) for one in source.segments)
         for row in one.batches(source.files)
     ]
     assert all((position in part[whose]) is (stamp < stamps[15]) for whose, position, stamp in starts)

@@ -27,11 +27,11 @@ def test_parts_are_balanced_and_lack_nothing(tmp_path: Path, part_bytes: int) ->
     source = open_source(str(tmp_path))
     parts = plan(source, Wanted(), part_bytes)
     largest = max(len(batch.data) for batch in sent)
-    sizes = [sum(one_range.end - one_range.start for one_range in part) for part in parts]
+    sizes = [sum(part_range.end - part_range.start for part_range in part) for part in parts]
     assert max(sizes) <= part_bytes + largest
-    sequence_ranges = [one_range for part in parts for one_range in part]
+    ranges = [part_range for part in parts for part_range in part]
     for segment in source.segments:
-        own = [(at.start, at.end) for at in sequence_ranges if at.segment[1:3] == segment[1:3]]
+        own = [(at.start, at.end) for at in ranges if at.segment[1:3] == segment[1:3]]
         assert [start for start, _ in own] == [segment.base + SEGMENT_HEADER_SIZE, *(end for _, end in own[:-1])]
         assert own[-1][1] == segment.end
         assert all(before[1] == after[0] for before, after in pairwise(own))
@@ -45,7 +45,7 @@ def test_times_spare_segments(tmp_path: Path) -> None:
     assert plan(source, Wanted(stored_until=1), 5_000) == []
     assert plan(source, Wanted(stored_from=1 << 62), 5_000) == []
     parts = plan(source, Wanted(partitions=frozenset([1])), 5_000)
-    assert {one_range.segment.partition for part in parts for one_range in part} == {1}
+    assert {part_range.segment.partition for part in parts for part_range in part} == {1}
     assert sent
 
 
@@ -80,13 +80,13 @@ def test_an_index_spares_the_search(tmp_path: Path) -> None:
     """Segments whose index is gone or damaged are read to find their batches, and give the same rows."""
     write_orders(tmp_path, 100)
     by_index = plan(open_source(str(tmp_path)), Wanted(), 5_000)
-    assert any(one_range.segment.index_path for part in by_index for one_range in part)
+    assert any(part_range.segment.index_path for part in by_index for part_range in part)
     for segment in (*segment_files(tmp_path), *segment_files(tmp_path, 1)):
         segment.with_suffix(".index").write_bytes(b"rotten")
     by_search = plan(open_source(str(tmp_path)), Wanted(), 5_000)
-    assert not any(one_range.segment.index_path for part in by_search for one_range in part)
-    assert [[one_range[1:] for one_range in part] for part in by_search] == [
-        [one_range[1:] for one_range in part] for part in by_index
+    assert not any(part_range.segment.index_path for part in by_search for part_range in part)
+    assert [[part_range[1:] for part_range in part] for part in by_search] == [
+        [part_range[1:] for part_range in part] for part in by_index
     ]
 
 
@@ -116,8 +116,8 @@ def test_of_an_archive_of_two_forms_each_segment_is_read_once(tmp_path: Path) ->
     archive(other, to)
     found = open_source(str(to))
     assert found.table == table
-    sequence_ranges = [one_range for part in plan(found, Wanted(), 5_000) for one_range in part]
-    assert {one_range.segment.store_id for one_range in sequence_ranges} == {
+    ranges = [part_range for part in plan(found, Wanted(), 5_000) for part_range in part]
+    assert {part_range.segment.store_id for part_range in ranges} == {
         one.store_id for one in open_source(str(other)).segments
     }
     write_days(source, 1, 15, seed=2)
@@ -129,9 +129,9 @@ def test_of_an_archive_of_two_forms_each_segment_is_read_once(tmp_path: Path) ->
     found = open_source(str(to))
     assert found.table is not None
     ends = found.table.ends()
-    left = [one_range for part in plan(found, Wanted(), 1 << 20) for one_range in part]
+    left = [part_range for part in plan(found, Wanted(), 1 << 20) for part_range in part]
     assert left
-    for one_range in left:
-        segment = one_range.segment
+    for part_range in left:
+        segment = part_range.segment
         end = ends.get(SegmentKey(segment.store_id.hex(), segment.partition, segment.base), 0)
-        assert one_range.start >= end
+        assert part_range.start >= end

@@ -244,7 +244,7 @@ def test_what_was_removed_is_said(tmp_path: Path) -> None:
     assert min(positions) > kept
     shutil.rmtree(tmp_path)
     write_orders(tmp_path, 3, store_id_hint=b"other!")
-    with pytest.raises(BadBytes, match="has nothing of that store"):
+    with pytest.raises(BadBytes, match="has no messages of that store"):
         reader_of(tmp_path).latestOffset(start, ReadAllAvailable())
 
 

@@ -24,8 +24,8 @@ def test_messages_and_damages(tmp_path: Path, caplog: pytest.LogCaptureFixture) 
     sent = write_orders(tmp_path, 30)
     rows = rows_in(tmp_path)
     damage(tmp_path, sent[10], len(sent[10].data) - 1)
-    (sequence_ranges,) = plan(open_source(str(tmp_path)), read_options({"path": "x"}).wanted, 1 << 30)
-    part = TaskPart(sequence_ranges)
+    (ranges,) = plan(open_source(str(tmp_path)), read_options({"path": "x"}).wanted, 1 << 30)
+    part = TaskPart(ranges)
 
     def found(**options: str) -> int:
         read = read_options({"path": str(tmp_path), **options})
@@ -85,7 +85,7 @@ def test_an_archive_of_two_forms_gives_each_message_once(tmp_path: Path) -> None
     ]  # fmt: skip
     expected = [row["message_id"] for name in ("data", "other", "third") for row in rows_in(tmp_path / name)]
     assert sorted(ids) == sorted(expected)
-    assert {bool(part.sequence_ranges) for part in parts if isinstance(part, TaskPart)} == {True, False}
+    assert {bool(part.ranges) for part in parts if isinstance(part, TaskPart)} == {True, False}
 
 
 def test_a_disk_that_fails_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

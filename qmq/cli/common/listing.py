@@ -69,7 +69,7 @@ def show(
             )
 
 
-def end_where_lacking(is_whole: bool) -> None:
+def end_if_incomplete(is_whole: bool) -> None:
     """End with exit code 1 if the list lacks a broker; stderr has named it already."""
     if not is_whole:
         raise Exit(EXIT_FAILED)

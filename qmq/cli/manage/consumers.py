@@ -10,7 +10,7 @@ import click
 from qmq import connect
 from qmq.cli.common.connect import admin_options, run
 from qmq.cli.common.formatting import age, age_of, iso, number
-from qmq.cli.common.listing import are_several, end_where_lacking, in_cell, show, table_of
+from qmq.cli.common.listing import are_several, end_if_incomplete, in_cell, show, table_of
 from qmq.names import check_group_or_member
 from qmq.net.client.admin import ConsumerInfo
 
@@ -38,7 +38,7 @@ def consumers(group: str, as_json: bool, server: str, timeout: float) -> None:
 
     found, is_whole = run(load())
     show(found, "," in server, _object if as_json else None, _fields, _table)
-    end_where_lacking(is_whole)
+    end_if_incomplete(is_whole)
 
 
 def _object(info: ConsumerInfo) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from qmq import connect
 from qmq.cli.common.confirm import confirm, yes_option
 from qmq.cli.common.connect import admin_options, run
 from qmq.cli.common.formatting import age_of, iso, number, visible
-from qmq.cli.common.listing import are_several, end_where_lacking, in_cell, show, table_of
+from qmq.cli.common.listing import are_several, end_if_incomplete, in_cell, show, table_of
 from qmq.names import check_group_or_member
 from qmq.net.client.admin import DeadLetter
 
@@ -43,7 +43,7 @@ def list_letters(group: str, as_json: bool, server: str, timeout: float) -> None
 
     found, is_whole = run(load())
     show(found, False, _object if as_json else None, lambda letter: list(_object(letter).values()), _table)
-    end_where_lacking(is_whole)
+    end_if_incomplete(is_whole)
 
 
 _all_option = click.option("--all", "every", is_flag=True, help="All dead letters of the group.")

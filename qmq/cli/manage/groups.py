@@ -12,7 +12,7 @@ from qmq.cli.common.arguments import number_of, text_of, whole_number_of
 from qmq.cli.common.confirm import confirm, yes_option
 from qmq.cli.common.connect import admin_options, run
 from qmq.cli.common.formatting import age_of, iso, number
-from qmq.cli.common.listing import are_several, end_where_lacking, in_cell, show, table_of
+from qmq.cli.common.listing import are_several, end_if_incomplete, in_cell, show, table_of
 from qmq.cli.messages.consume import start_of
 from qmq.errors import InvalidOption
 from qmq.names import check_group_or_member
@@ -173,7 +173,7 @@ def _list(as_json: bool, server: str, timeout: float) -> None:
 
     found, is_whole = run(load())
     show(found, "," in server, _object if as_json else None, _fields, _table)
-    end_where_lacking(is_whole)
+    end_if_incomplete(is_whole)
 
 
 def _object(info: GroupInfo) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import click
 from qmq import connect
 from qmq.cli.common.connect import admin_options, run
 from qmq.cli.common.formatting import number
-from qmq.cli.common.listing import are_several, end_where_lacking, in_cell, in_line
+from qmq.cli.common.listing import are_several, end_if_incomplete, in_cell, in_line
 from qmq.names import check_prefix
 from qmq.net.client.client import SubjectInfo
 
@@ -34,7 +34,7 @@ def subjects(prefix: str, as_json: bool, server: str, timeout: float) -> None:
         _print_table(found)
     else:
         is_whole = run(_print_lines(server, timeout, prefix, as_json))
-    end_where_lacking(is_whole)
+    end_if_incomplete(is_whole)
 
 
 async def _all(server: str, timeout: float, prefix: str) -> tuple[list[SubjectInfo], bool]:

@@ -25,7 +25,7 @@ from qmq.restore.selection import END_US, RestoreSelection
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 #: The most ranges of bad bytes that are named; more are only counted.
-_TOLD = 20
+_MOST_NAMED = 20
 
 
 def _now_us() -> int:
@@ -89,10 +89,10 @@ def restore(
                 progress = run(restoring.run(shown))
         finally:
             reading.close()
-    for damage in restoring.damages[:_TOLD]:
+    for damage in restoring.damages[:_MOST_NAMED]:
         click.echo(f"qmq: {damage}", err=True)
-    if len(restoring.damages) > _TOLD:
-        more = number(len(restoring.damages) - _TOLD, "more range", "more ranges")
+    if len(restoring.damages) > _MOST_NAMED:
+        more = number(len(restoring.damages) - _MOST_NAMED, "more range", "more ranges")
         click.echo(f"qmq: {more} of bad bytes", err=True)
     bad = restoring.bad_ranges()
     click.echo(json.dumps(_object(source, progress, bad)) if as_json else _summary(source, progress, bad))

@@ -76,13 +76,13 @@ def _may_have(file: ListedFile, wanted: Wanted) -> bool:
 
 
 class PieceReader:
-    """Reads pieces of the files of one tree. ``tell`` takes each damage."""
+    """Reads pieces of the files of one tree. ``report`` takes each damage."""
 
-    def __init__(self, files: Files, wanted: Wanted, schema: pa.Schema, tell: Callable[[FileDamage], None]) -> None:
+    def __init__(self, files: Files, wanted: Wanted, schema: pa.Schema, report: Callable[[FileDamage], None]) -> None:
         self._files = files
         self._wanted = wanted
         self._schema = schema
-        self._tell = tell
+        self._report = report
 
     def record_batches(self, piece: FilePiece) -> Iterator[pa.RecordBatch]:
         """Yield the messages of a piece. Raises StorageFailed; BadBytes if its file is gone."""
@@ -126,7 +126,7 @@ class PieceReader:
             try:
                 batch = next(batches)
             except (pa.ArrowException, OSError) as error:
-                self._tell(FileDamage(self._name(piece), None, None, None, rows - read, str(error)))
+                self._report(FileDamage(self._name(piece), None, None, None, rows - read, str(error)))
                 return
             read += batch.num_rows
             kept = self._kept(batch, filtered)
@@ -184,7 +184,7 @@ class PieceReader:
     def _damage(self, piece: FilePiece, reason: str) -> None:
         """Report a file that cannot be read; only the task that reads its beginning does so."""
         if piece.start == 0:
-            self._tell(FileDamage(self._name(piece), None, None, None, piece.file.messages, reason))
+            self._report(FileDamage(self._name(piece), None, None, None, piece.file.messages, reason))
 
     def _name(self, piece: FilePiece) -> str:
         return f"{self._files.name}/{piece.file.path}"
