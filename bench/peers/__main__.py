@@ -12,7 +12,8 @@ from typing import Any
 
 import click
 
-from bench.peers import plots, published, registry, table, works
+from bench.peers import registry, works
+from bench.peers.report import plots, published, table
 from bench.peers.running import Amount
 from bench.peers.suite import Suite
 from qmq.errors import InvalidOption

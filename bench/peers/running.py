@@ -118,7 +118,7 @@ class Running:
         errors = self._scratch / f"worker-{time.monotonic_ns():x}.errors"
         child = Child(
             f"{self.peer.name}'s worker {job} ({told.get('way', '')})",
-            ["-m", "bench.peers.worker", job, json.dumps(told)],
+            ["-m", "bench.peers.workers.worker", job, json.dumps(told)],
             errors,
         )
         try:

@@ -18,7 +18,7 @@ from bench.peers import loopback
 from bench.peers.patience import at_most
 from bench.peers.peer import Absent, Client, Installed, Peer
 from bench.peers.plan import Step, steps
-from bench.peers.results import numbers, rows_of
+from bench.peers.report.results import numbers, rows_of
 from bench.peers.running import Amount, Row, running
 from bench.peers.works import WORKS
 from qmq.bench.suite import machine

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple
 
-from bench.peers import crowds, moving, timing, waiting
+from bench.peers.measure import crowds, moving, timing, waiting
 from bench.peers.peer import Peer, Promise
 from bench.peers.running import Row, Running
 from qmq.errors import InvalidOption

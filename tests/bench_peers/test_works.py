@@ -12,14 +12,15 @@ from typing import Any
 
 import pytest
 
-from bench.peers import crowds, jobs, more_jobs, waiting
 from bench.peers.clients import qmq_client
-from bench.peers.driving import Receiver
+from bench.peers.measure import crowds, waiting
 from bench.peers.peer import Client, Promise
 from bench.peers.processes import Server
 from bench.peers.registry import PEERS
 from bench.peers.running import Amount, Running
-from bench.peers.tally import Tally, bodies
+from bench.peers.workers import jobs, more_jobs
+from bench.peers.workers.driving import Receiver
+from bench.peers.workers.tally import Tally, bodies
 from qmq.bench.values import BenchFailed
 
 QMQ = PEERS["qmq"]

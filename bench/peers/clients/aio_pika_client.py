@@ -9,8 +9,8 @@ from typing import Any, Final
 import aio_pika
 
 from bench.peers.clients.pika_client import make_topics as make_topics
-from bench.peers.driving import AwaitedSender, Receiver, Sender
 from bench.peers.peer import Target
+from bench.peers.workers.driving import AwaitedSender, Receiver, Sender
 
 _PREFETCH: Final = 1_000
 _TAKE: Final = 1_000

@@ -9,8 +9,8 @@ from typing import Any, Final
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
-from bench.peers.driving import AwaitedSender, Receiver, Sender
 from bench.peers.peer import Target
+from bench.peers.workers.driving import AwaitedSender, Receiver, Sender
 
 _TAKE: Final = 10_000
 _BATCHES_IN_FLIGHT: Final = 16

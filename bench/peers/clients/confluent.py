@@ -10,8 +10,8 @@ from typing import Any, Final
 from confluent_kafka import AcknowledgeType, Consumer, KafkaException, Producer, ShareConsumer, TopicPartition
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic, ResourceType
 
-from bench.peers.driving import FAILS_ONE_OF, Receiver, Sender
 from bench.peers.peer import Target
+from bench.peers.workers.driving import FAILS_ONE_OF, Receiver, Sender
 from qmq.bench.values import BenchFailed
 
 _JOINING_S: Final = 30.0

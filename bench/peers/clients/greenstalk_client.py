@@ -7,8 +7,8 @@ from typing import Final
 
 import greenstalk
 
-from bench.peers.driving import FAILS_ONE_OF, Receiver, Sender
 from bench.peers.peer import Target
+from bench.peers.workers.driving import FAILS_ONE_OF, Receiver, Sender
 
 _TAKE: Final = 1_000
 _LEASE_S: Final = 600

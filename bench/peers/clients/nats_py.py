@@ -11,8 +11,8 @@ import nats
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, StorageType, StreamConfig
 from nats.js.errors import BadRequestError
 
-from bench.peers.driving import FAILS_ONE_OF, AwaitedSender, Receiver, Sender
 from bench.peers.peer import Target
+from bench.peers.workers.driving import FAILS_ONE_OF, AwaitedSender, Receiver, Sender
 
 _SILENCE_S: Final = 10.0
 _FETCH: Final = 1_000

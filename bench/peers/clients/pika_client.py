@@ -9,8 +9,8 @@ from typing import Any, Final
 
 import pika
 
-from bench.peers.driving import FAILS_ONE_OF, Receiver, Sender, Tags
 from bench.peers.peer import Target
+from bench.peers.workers.driving import FAILS_ONE_OF, Receiver, Sender, Tags
 from qmq.bench.values import BenchFailed
 
 _SILENCE_S: Final = 10.0

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Sequence
 from typing import Final, Literal, cast
 
-from bench.peers.driving import FAILS_ONE_OF, AwaitedSender, Receiver, Sender
 from bench.peers.peer import Promise, Target
+from bench.peers.workers.driving import FAILS_ONE_OF, AwaitedSender, Receiver, Sender
 from qmq import Client, connect
 from qmq.net.client.consumer.consumer import Consumer
 

@@ -10,8 +10,8 @@ from typing import Any, Final
 import redis
 import redis.asyncio
 
-from bench.peers.driving import AwaitedSender, Receiver, Sender
 from bench.peers.peer import Target
+from bench.peers.workers.driving import AwaitedSender, Receiver, Sender
 
 _COUNT: Final = 1_000
 _CONNECTIONS: Final = 100

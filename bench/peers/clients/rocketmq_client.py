@@ -19,8 +19,8 @@ os.environ["HOME"] = tempfile.mkdtemp(prefix="rocketmq-client-")
 
 from rocketmq import ClientConfiguration, Credentials, FilterExpression, Message, Producer, SimpleConsumer
 
-from bench.peers.driving import FAILS_ONE_OF, Receiver, Sender
 from bench.peers.peer import Target
+from bench.peers.workers.driving import FAILS_ONE_OF, Receiver, Sender
 from qmq.bench.values import BenchFailed
 
 _IN_FLIGHT: Final = 1_000

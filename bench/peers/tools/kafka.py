@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from bench.peers.tally import text_of
 from bench.peers.tools import Load, counted, said
+from bench.peers.workers.tally import text_of
 from qmq.bench.values import BenchFailed
 
 _TOOLS: Final = "org.apache.kafka.tools"

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench.peers.installing import say
-from bench.peers.tally import bodies
 from bench.peers.tools import Load, counted, said
+from bench.peers.workers.tally import bodies
 
 _SOURCE: Final = Path(__file__).parent / "nats_load"
 

@@ -7,8 +7,8 @@ import io
 from collections.abc import Mapping
 from typing import Any, Final
 
-from bench.peers.tally import text_of
 from bench.peers.tools import Load, said
+from bench.peers.workers.tally import text_of
 from qmq.bench.values import BenchFailed
 
 _CONNECTIONS: Final = 8

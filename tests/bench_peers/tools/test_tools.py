@@ -9,18 +9,20 @@ from typing import Any
 
 import pytest
 
-from bench.peers import jobs, moving, tools
+from bench.peers import tools
 from bench.peers.clients import qmq_client
+from bench.peers.measure import moving
 from bench.peers.peer import Promise, Tool, Way
 from bench.peers.processes import Server
 from bench.peers.registry import PEERS
 from bench.peers.running import Amount, Running
-from bench.peers.tally import text_of
 from bench.peers.tools import Load
 from bench.peers.tools.kafka import came_rate
 from bench.peers.tools.kafka import sent_rate as sent_by_kafka
 from bench.peers.tools.redis import sent_rate as sent_by_redis
 from bench.peers.tools.rocketmq import _sum_of, rates_in
+from bench.peers.workers import jobs
+from bench.peers.workers.tally import text_of
 from qmq.bench.values import BenchFailed
 
 _SENT = """62065 records sent, 12229.6 records/sec (1.17 MB/sec), 211.4 ms avg latency, 3468.0 ms max latency.

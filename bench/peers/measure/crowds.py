@@ -9,11 +9,11 @@ from contextlib import ExitStack
 from itertools import pairwise
 from typing import Any, Final
 
-from bench.peers.more_jobs import enough
-from bench.peers.moving import RATE
+from bench.peers.measure.moving import RATE
+from bench.peers.measure.timing import MS
 from bench.peers.peer import Client
 from bench.peers.running import Row, Running
-from bench.peers.timing import MS
+from bench.peers.workers.more_jobs import enough
 from qmq.bench.values import BenchFailed
 
 _SIZE: Final = 100

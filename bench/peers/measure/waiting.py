@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from statistics import median
 from typing import Final
 
-from bench.peers import timing
-from bench.peers.moving import RATE
+from bench.peers.measure import timing
+from bench.peers.measure.moving import RATE
 from bench.peers.peer import Client
 from bench.peers.running import Row, Running
 from qmq.bench.values import BenchFailed

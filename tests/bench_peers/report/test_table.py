@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from bench.peers import published, registry, table
+from bench.peers import registry
 from bench.peers.__main__ import cli
 from bench.peers.peer import Installed, Peer, Promise
 from bench.peers.plan import Step
+from bench.peers.report import published, table
 from bench.peers.running import Amount, Row
 from bench.peers.suite import Suite, failure
 from qmq.bench.values import BenchFailed

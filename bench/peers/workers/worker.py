@@ -1,4 +1,4 @@
-"""A load generator: `python -m bench.peers.worker JOB OPTIONS` does one of `bench.peers.jobs`."""
+"""A load generator: `python -m bench.peers.workers.worker JOB OPTIONS` does one of `bench.peers.workers.jobs`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 
 import uvloop
 
-from bench.peers import jobs, more_jobs
+from bench.peers.workers import jobs, more_jobs
 from qmq.bench.values import BenchFailed
 from qmq.bench.worker import gate
 

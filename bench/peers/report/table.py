@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from bench.peers import loopback
-from bench.peers.goals import summary
+from bench.peers.report.goals import summary
 from qmq.bench.values import shown
 
 Found = Mapping[str, Any]

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from bench.peers import goals, registry
-from bench.peers.results import numbers
+from bench.peers import registry
+from bench.peers.report import goals
+from bench.peers.report.results import numbers
 from bench.peers.running import Row
 
 PAGE = "page cache"

@@ -7,7 +7,7 @@ from typing import Final
 
 from bench.peers import loopback, tools
 from bench.peers.peer import Client, Tool
-from bench.peers.results import OURS
+from bench.peers.report.results import OURS
 from bench.peers.running import SIZES, Row, Running
 from bench.peers.tools import Load
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from bench.peers import jobs
 from bench.peers.clients import qmq_client
-from bench.peers.driving import Tags, portions
 from bench.peers.processes import Server
 from bench.peers.registry import PEERS
+from bench.peers.workers import jobs
+from bench.peers.workers.driving import Tags, portions
 from qmq.bench.values import BenchFailed
 
 (QMQ,) = PEERS["qmq"].clients

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from bench.peers import loopback
-from bench.peers.results import OURS
+from bench.peers.report.results import OURS
 from qmq.bench.values import shown
 
 Found = Mapping[str, Any]

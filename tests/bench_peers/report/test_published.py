@@ -7,9 +7,9 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from bench.peers import published
 from bench.peers.peer import Installed
 from bench.peers.registry import chosen
+from bench.peers.report import published
 from bench.peers.running import Amount, Row
 from bench.peers.suite import Suite
 

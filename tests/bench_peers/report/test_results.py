@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bench.peers import registry
-from bench.peers.results import numbers
+from bench.peers.report.results import numbers
 from bench.peers.running import Row
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.parts import put_part
-from bench.peers import plots, table
+from bench.peers.report import plots, table
 
 
 def kept(docs: Path) -> list[Path]:

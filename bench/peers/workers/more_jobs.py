@@ -12,9 +12,9 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final
 
-from bench.peers.driving import Receiver, closing, driver
-from bench.peers.jobs import target_of
-from bench.peers.tally import BODIES, bodies
+from bench.peers.workers.driving import Receiver, closing, driver
+from bench.peers.workers.jobs import target_of
+from bench.peers.workers.tally import BODIES, bodies
 from qmq.bench.values import BenchFailed
 from qmq.bench.worker import Gate
 

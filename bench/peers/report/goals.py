@@ -12,7 +12,7 @@ from statistics import median
 from typing import Any, Final, NamedTuple
 
 from bench.peers.loopback import NAME as LOOPBACK
-from bench.peers.results import OURS
+from bench.peers.report.results import OURS
 from qmq.bench.values import shown
 
 Found = Mapping[str, Any]

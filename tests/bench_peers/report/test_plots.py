@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bench.peers.plots import panels
+from bench.peers.report.plots import panels
 
 
 def number(peer: str, what: str, median: float, unit: str = "msg/s", work: str = "send") -> dict[str, Any]:

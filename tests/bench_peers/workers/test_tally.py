@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from bench.peers.tally import Tally, bodies
+from bench.peers.workers.tally import Tally, bodies
 from qmq.bench.values import BenchFailed
 
 SENT = (bodies(20) * 3)[:2_500]

@@ -7,9 +7,9 @@ from array import array
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final
 
-from bench.peers.driving import Receiver, closing, driver
 from bench.peers.peer import Promise, Target
-from bench.peers.tally import Tally, bodies
+from bench.peers.workers.driving import Receiver, closing, driver
+from bench.peers.workers.tally import Tally, bodies
 from qmq.bench.values import BenchFailed, latencies
 from qmq.bench.worker import Gate
 

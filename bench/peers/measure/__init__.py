@@ -1,0 +1,1 @@
+"""Measure one work on a running peer."""

@@ -1,0 +1,1 @@
+"""Make docs/BENCHMARKS.md and its plots from saved results."""

@@ -1,0 +1,1 @@
+"""Run in worker processes: the jobs, and the interface to client libraries."""
