@@ -13,7 +13,7 @@ from bench.peers.report import published
 from bench.peers.running import Amount, Row
 from bench.peers.suite import Suite
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[3] / "docs"
 
 
 def saved(directory: Path, work: str) -> Path:
