@@ -45,7 +45,7 @@ OF_HISTORY: Final = (
     Mutant(
         "let the copies of a run that has ended go no further",
         "_Run._copied",
-        never("self._ended"),
+        never("self._has_ended"),
         _ARCHIVING,
     ),
     Mutant(
@@ -131,7 +131,7 @@ OF_HISTORY: Final = (
     ),
     Mutant(
         "read what may be of a time where not all batches are looked at",
-        "plan:_stretches",
+        "plan:_ranges",
         instead("not is_whole and low > 0", "0"),
         ("tests/spark/test_plan.py",),
     ),
