@@ -46,7 +46,7 @@ OF_RESTORES: Final = (
     Mutant(
         "refuse to go on where a form is gone",
         "assign",
-        never("_less(progress.by_files, [listed]) or _less(chosen, [progress.done, there])"),
+        never("_difference(progress.by_files, [listed]) or _difference(chosen, [progress.done, there])"),
         _FORMS,
     ),
     Mutant(
@@ -63,7 +63,7 @@ OF_RESTORES: Final = (
     ),
     Mutant(
         "begin only when all brokers are known",
-        "RestoreRun._choose",
+        "RestoreRun._find_or_begin",
         never("self._away", at=1),
         _RUN,
     ),

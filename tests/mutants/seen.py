@@ -66,6 +66,6 @@ OF_GROUPS: Final = (
         "keep sockets off the standard descriptors",
         "prepare_streams",
         skip("os.open(os.devnull, flags)"),
-        ("tests/cli/common/test_streams.py",),
+        ("tests/cli/common/test_standard_streams.py",),
     ),
 )
