@@ -393,7 +393,7 @@ def _unit(key: str) -> str:
 
 
 def _bounds(field: FieldInfo) -> tuple[int | None, int | None]:
-    least = next((int(rule.ge) for rule in field.metadata if isinstance(rule, Ge)), None)  # type: ignore[call-overload]  # Ge takes what compares
+    least = next((int(rule.ge) for rule in field.metadata if isinstance(rule, Ge)), None)  # type: ignore[call-overload]  # Ge takes any type that compares
     most = next((int(rule.le) for rule in field.metadata if isinstance(rule, Le)), None)  # type: ignore[call-overload]  # likewise
     return least, most
 

@@ -27,7 +27,7 @@ def test_codes_are_words_that_name_one_error_each() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_each_says_what_it_is_and_whether_to_try_again(kind: type[QmqError]) -> None:
+def test_each_has_its_text_and_says_whether_to_retry(kind: type[QmqError]) -> None:
     assert kind.__doc__
     assert kind.retryable == (kind.__name__ in RETRYABLE)
 

@@ -295,7 +295,7 @@ def test_a_class_name_means_one_thing() -> None:
         ("qmq.namesake", "import qmq.net\nimport qmq.storage", 1),
     ],
 )
-def test_the_check_finds_what_it_is_for(module: str, source: str, count: int) -> None:
+def test_the_check_finds_wrong_imports(module: str, source: str, count: int) -> None:
     assert len(violations(module, source)) == count
 
 

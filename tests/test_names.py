@@ -62,7 +62,7 @@ def test_length_counts_to_the_last_byte() -> None:
         check_prefix("a" * MAX_NAME_BYTES + ".")
 
 
-def test_an_error_says_what_kind_of_name_and_not_all_of_a_long_one() -> None:
+def test_an_error_names_the_kind_and_cuts_a_long_name() -> None:
     with pytest.raises(InvalidName, match=r"^group 'x+'\.\.\. has 100000 characters; use") as caught:
         check_group("x" * 100_000)
     assert len(str(caught.value)) < 300

@@ -84,7 +84,7 @@ def test_lists_of_directories(tmp_path: Path) -> None:
         ("partition_dirs=/a,/b", "each of the 1 partitions"),
     ],
 )
-def test_a_bad_value_names_key_source_value_and_what_is_allowed(assignment: str, allowed: str) -> None:
+def test_a_bad_value_names_key_source_value_and_allowed_values(assignment: str, allowed: str) -> None:
     key, _, value = assignment.partition("=")
     with pytest.raises(InvalidOption) as caught:
         load(None, [assignment])

@@ -1,1 +1,1 @@
-"""Bytes on the wire (without I/O), the asyncio server, the asyncio client."""
+"""The network: the protocol without I/O, the asyncio server, the clients."""

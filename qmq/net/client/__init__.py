@@ -1,1 +1,1 @@
-"""The asyncio client."""
+"""The client of asyncio, and the client without it."""

@@ -63,7 +63,7 @@ class Session(Protocol):
 
 
 class Departure(NamedTuple):
-    """A consumer that has left, what it had acknowledged, and its group: a member of a broadcast has its own."""
+    """A consumer that has left, with its acks and its group (a member of a broadcast has a group of its own)."""
 
     store_id: bytes
     group: str
@@ -73,7 +73,7 @@ class Departure(NamedTuple):
 
 
 class Departures:
-    """Consumers of one link that have left while their broker could not be told: it is told on the next connection.
+    """Consumers of one link that left without a connection: the broker learns of them on the next one.
 
     Until then the heartbeats of the client's other consumers keep such a consumer alive, and its messages from others.
     """

@@ -1,1 +1,1 @@
-"""The bytes of frames, without I/O."""
+"""The protocol: frames, and the types that clients and brokers exchange. Without I/O."""

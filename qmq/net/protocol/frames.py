@@ -1,7 +1,7 @@
-"""Frames: the wire format, without I/O. docs/PROTOCOL.md is the contract; this is its code.
+"""Frames: the wire format, without I/O. docs/PROTOCOL.md specifies it.
 
 A frame is a header (16 bytes: size u32 of the whole frame, kind u8, flags u8, meta_size u16, request u64), a small
-msgpack map ``meta`` (may be empty: 0 bytes) and an opaque payload. Answers repeat the request number of their request.
+msgpack map ``meta`` (0 bytes if empty) and an opaque payload. An answer has the request number of its request.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ PROTOCOL_VERSION: Final = 1
 FRAME: Final = struct.Struct("<IBBHQ")
 FRAME_SIZE: Final = 16
 MAX_META_BYTES: Final = 0xFFFF
-#: A hello is the first frame, and small: until it is read nobody knows who talks.
+#: HELLO is the first frame. It is small, as its sender is not known to be a client before.
 MAX_HELLO_BYTES: Final = 4_096
 
 #: PULL payload: subscription u32 | max_count u32 | min_count u32 | max_bytes u32 | timeout_ms u32 | expected u64
 PULL: Final = struct.Struct("<IIIIIQ")
-#: ``expected`` of who follows alone, and so has no delivery sequences.
+#: ``expected`` of a subscription without a group, which has no delivery sequences.
 NOT_EXPECTED: Final = (1 << 64) - 1
 #: ACK payload: subscription u32 | crc32c u32 of delivery sequences u64 that follow: start, end, start, end, ...
 ACK: Final = struct.Struct("<II")
-#: ACKED payload: how many were refused u64
+#: ACKED payload: count of refused ones u64
 ACKED: Final = struct.Struct("<Q")
-#: HAND_BACK payload: subscription u32 | crc32c u32 of what follows: a BACK for each range
+#: HAND_BACK payload: subscription u32 | crc32c u32 of the BACK records that follow, one for each range
 HAND_BACK: Final = struct.Struct("<II")
-#: start u64 | end u64 | delay_us u64 | disposition u32 | reason u32: which of those in meta
+#: BACK: start u64 | end u64 | delay_us u64 | disposition u32 | reason u32, its index in meta
 BACK: Final = struct.Struct("<QQQII")
-#: ``delay_us``: the group's own for that attempt.
+#: ``delay_us`` for the group's own delay of that attempt.
 OWN_DELAY: Final = (1 << 64) - 1
 #: HEARTBEAT payload: client 16s | stalled_us u64
 HEARTBEAT: Final = struct.Struct("<16sQ")
@@ -48,7 +48,7 @@ CLAIM: Final = struct.Struct("<16s16s")
 WITHDRAW: Final = struct.Struct("<Q")
 #: UNSUBSCRIBE payload: subscription u32
 UNSUBSCRIBE: Final = struct.Struct("<I")
-#: REPORT payload: position u64 of the batch | first u32, messages u32: which of its messages | partition u16
+#: REPORT payload: position u64 of the batch | first u32 and count u32 of its damaged messages | partition u16
 REPORT: Final = struct.Struct("<QIIH")
 #: SENT payload: position u64 | stored_at_us u64 | partition u16 | store_id 6s | runs u32, then first_sequence u64 a run
 SENT: Final = struct.Struct("<QQH6sI")
@@ -60,20 +60,20 @@ BATCHES: Final = struct.Struct("<QQH")
 #: READ_LOG payload: position u64 | size u32 | partition u16
 READ_LOG: Final = struct.Struct("<QIH")
 
-#: SEND flags: durability flush (else append). Two bits, so that one that is flipped on the way makes neither of it.
+#: SEND flags: durability flush (else append). Two bits, so that one flipped bit makes neither value.
 FLUSH: Final = 3
-#: ACK flags: the answer may wait for that of a pull, some milliseconds at most. As many bits, for the same reason.
+#: ACK flags: the answer may wait some milliseconds for that of a pull. Two bits, for the same reason.
 MAY_WAIT: Final = 3
-#: PULL flags: check the header of each batch before messages of it are sent. As many bits, for the same reason.
+#: PULL flags: check the header of each batch before its messages are sent. Two bits, for the same reason.
 CHECK: Final = 3
 
 
-#: One packer for all frames: to make one takes as long as a frame.
+#: One packer for all frames, as to create one takes as long as to pack a frame.
 _pack: Final = msgpack.Packer().pack
 
 
 class FrameKind(enum.IntEnum):
-    """What a frame is. Requests are below 128, answers above."""
+    """The kinds of frames. Requests are below 128, answers above."""
 
     HELLO = 1
     SEND = 2
@@ -115,7 +115,7 @@ class FrameKind(enum.IntEnum):
     ERROR = 255
 
 
-#: What a NamedTuple is made by: so said it takes half the time of a call of its class. For what every frame needs.
+#: Makes a NamedTuple in half the time of a call of its class, for the types that every frame needs.
 made: Final = tuple.__new__
 
 
@@ -130,26 +130,29 @@ class Frame(NamedTuple):
 
 
 def encode_frame(kind: int, request: int, meta: bytes = b"", payload_size: int = 0, flags: int = 0) -> bytes:
-    """The header and meta of a frame whose payload (of that size) follows."""
+    """Return the header and meta of a frame; its payload of *payload_size* bytes follows them."""
     return FRAME.pack(FRAME_SIZE + len(meta) + payload_size, kind, flags, len(meta), request) + meta
 
 
 def pack_numbers(numbers: Sequence[int]) -> tuple[bytes, int]:
-    """Whole numbers as u64 in a row, and the crc32c of that."""
+    """Return whole numbers packed as u64, and the crc32c of the bytes."""
     packed = struct.pack(f"<{len(numbers)}Q", *numbers)
     return packed, crc32c(packed)
 
 
 def pack_meta(fields: dict[str, Any]) -> bytes:
-    """A meta part. Raises ProtocolError when it is over 65,535 bytes."""
+    """Return the packed meta part. Raises ProtocolError if it is over 65,535 bytes."""
     meta: bytes = _pack(fields)
     if len(meta) > MAX_META_BYTES:
-        raise ProtocolError(f"the fields of a frame take {len(meta)} bytes, at most {MAX_META_BYTES} are allowed")
+        raise ProtocolError(f"the meta part of a frame has {len(meta)} bytes; at most {MAX_META_BYTES} are allowed")
     return meta
 
 
 def unpack_meta(meta: memoryview) -> dict[str, Any]:
-    """Read a meta part; sizes inside are bounded by its own. Raises ProtocolError when it is not a map of strings."""
+    """Return the fields of a meta part. Raises ProtocolError if it is not a map with strings as keys.
+
+    The size of the part bounds the sizes of its fields.
+    """
     if not len(meta):
         return {}
     size = len(meta)
@@ -157,20 +160,20 @@ def unpack_meta(meta: memoryview) -> dict[str, Any]:
         fields = unpack(
             meta, raw=False, max_map_len=64, max_array_len=4_096, max_str_len=size, max_bin_len=size, max_ext_len=0
         )
-    except Exception as error:  # msgpack raises several kinds, all of them the sender's fault
+    except Exception as error:  # msgpack raises several kinds for invalid bytes
         raise ProtocolError(f"the meta part of a frame is not valid msgpack: {cause_of(error)}") from None
     if not isinstance(fields, dict) or not all(isinstance(name, str) for name in fields):
-        raise ProtocolError("the meta part of a frame is not a map with names")
+        raise ProtocolError("the meta part of a frame is not a map with strings as keys")
     return fields
 
 
 def crc_of_texts(texts: Sequence[str]) -> int:
-    """What a meta part has beside a list of texts that somebody acts on."""
+    """Return the crc32c of a list of texts, which a meta part carries beside the list."""
     return crc32c("\0".join(texts).encode())
 
 
 def encode_error(request: int, error: QmqError) -> bytes:
-    """An ERROR frame; request 0 means the connection itself."""
+    """Return an ERROR frame; request 0: the error concerns the connection."""
     fields = {"code": error.code, "message": str(error)[:4_000], "retryable": error.retryable}
     return encode_frame(FrameKind.ERROR, request, pack_meta(fields))
 
@@ -183,7 +186,7 @@ _ERRORS: Final[dict[str, type[QmqError]]] = {
 
 
 def decode_error(frame: Frame) -> QmqError:
-    """The error of an ERROR frame, as the class of that code."""
+    """Return the error of an ERROR frame, of the class with its code."""
     fields = unpack_meta(frame.meta)
     code, message = str(fields.get("code", "")), str(fields.get("message", ""))
     kind = _ERRORS.get(code)
@@ -193,9 +196,10 @@ def decode_error(frame: Frame) -> QmqError:
 
 
 def split_frames(view: memoryview, max_frame_bytes: int) -> Iterator[Frame]:
-    """The complete frames that *view* begins with, in order; their sizes sum to what was used.
+    """Yield the complete frames at the start of *view*, in order; the sum of their sizes is the count of used bytes.
 
-    Raises ProtocolError at a header whose sizes lie or are over *max_frame_bytes*, after the frames before it.
+    Raises ProtocolError at a header with sizes that contradict each other or exceed *max_frame_bytes*, after the frames
+    before it.
     """
     offset, end = 0, len(view)
     while end - offset >= FRAME_SIZE:

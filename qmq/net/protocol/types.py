@@ -1,4 +1,4 @@
-"""Values that clients and brokers exchange: how messages are handed back, what a consumer is, modes of groups."""
+"""Types that clients and brokers exchange: dispositions, states of consumers, modes of groups, outcomes of reports."""
 
 from __future__ import annotations
 
@@ -45,8 +45,9 @@ class ConsumerState(NamedTuple):
     """A consumer of a group as the broker knows it. Its delivery sequences begin at ``ack_floor`` (all before it are
     acknowledged) and end before ``next_sequence``.
 
-    Delivery sequences of two states mean the same messages only while ``since_us``, the time at which the consumer
-    first subscribed, and ``generation``, which counts losses of the pull log's end, are the same.
+    Delivery sequences of two states mean the same messages only while two fields are the same: ``since_us``, the time
+    at which the consumer first subscribed, and ``generation``, which changes when a start may have lost records of the
+    pull log.
     """
 
     consumer: int

@@ -28,7 +28,7 @@ def test_clients_do_not_come_back_together() -> None:
     assert Backoff(seed=1).next_delay() != Backoff(seed=2).next_delay()
 
 
-def test_the_log_is_told_now_and_then_why_something_is_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_reasons_of_retries_are_logged_now_and_then(caplog: pytest.LogCaptureFixture) -> None:
     refusals = RefusalLog("this can't be done yet")
     refusals.came(ConnectionLost("gone"))  # of which the link tells
     for _ in range(3):

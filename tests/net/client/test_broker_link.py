@@ -1,4 +1,4 @@
-"""What keeps a client connected."""
+"""A link connects, and connects again."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def test_it_says_hello_and_closes() -> None:
         assert peer.hello["client"].startswith("qmq-python/")
 
 
-async def test_nobody_there_is_a_clear_error() -> None:
+async def test_an_unreachable_broker_is_a_clear_error() -> None:
     ports = [free_port(), free_port()]
     with pytest.raises(ConnectionLost, match=rf"{ports[0]}.*{ports[1]}.*qmq serve"):
         async with qmq.connect(",".join(f"qmq://127.0.0.1:{port}" for port in ports)):
@@ -47,7 +47,7 @@ async def test_a_host_that_does_not_exist_is_a_clear_error() -> None:
             pass
 
 
-async def test_somebody_who_does_not_answer_is_not_waited_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_server_that_does_not_answer_is_given_up_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(link_module, "CONNECT_TIMEOUT", 0.05)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         client = qmq.connect(f"qmq://127.0.0.1:{silent.getsockname()[1]}")
@@ -128,7 +128,7 @@ async def test_it_waits_for_a_broker_that_is_down_and_sends_then() -> None:
 
 
 async def test_a_welcome_that_is_none_is_waited_out_on_the_way_back() -> None:
-    """It may have been damaged; the third one in a row is believed."""
+    """One may have been damaged on the way; three in a row are final."""
     async with scripted_broker() as broker, contextlib.AsyncExitStack() as stack:
         client = await stack.enter_async_context(qmq.connect(broker.url))
         peer = await broker.peer()

@@ -249,7 +249,7 @@ async def test_a_refused_send_says_why() -> None:
         (failure,) = caught.value.failures
         assert (failure.subject, failure.key, failure.outcome) == ("a", "k", "refused")
         assert type(failure.error) is TooManySubjects
-        await client.flush()  # it was told already
+        await client.flush()  # the failure was reported before
 
 
 async def test_bytes_that_are_called_bad_are_sent_once_more() -> None:
@@ -427,7 +427,7 @@ async def test_draining_in_a_loop_lets_batches_go_out_on_the_way() -> None:
         answering.cancel()
 
 
-async def test_drain_does_not_wait_for_what_can_never_be_sent() -> None:
+async def test_drain_does_not_wait_for_messages_that_can_never_be_sent() -> None:
     async with scripted_broker() as broker:
         client = qmq.connect(broker.url, max_queued_bytes=10_000)
         await client.__aenter__()

@@ -66,7 +66,7 @@ async def test_two_ways_to_one_broker_are_refused(tmp_path: Path) -> None:
                 pass
 
 
-async def test_what_a_dead_broker_may_have_is_stored_elsewhere_and_says_so(tmp_path: Path) -> None:
+async def test_a_batch_that_a_dead_broker_may_have_goes_to_another_and_says_so(tmp_path: Path) -> None:
     """kill -9 after the broker has stored a batch, before its answer."""
     dying = BrokerProcess(tmp_path / "dying")
     try:
@@ -89,7 +89,7 @@ async def test_what_a_dead_broker_may_have_is_stored_elsewhere_and_says_so(tmp_p
         dying.close()
 
 
-async def test_what_its_own_broker_has_is_not_stored_elsewhere_when_that_comes_back_in_time(tmp_path: Path) -> None:
+async def test_a_batch_stays_with_its_broker_when_that_comes_back_in_time(tmp_path: Path) -> None:
     first = BrokerProcess(tmp_path / "first")
     try:
         first.start()

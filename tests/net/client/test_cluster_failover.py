@@ -126,7 +126,7 @@ def test_what_has_moved_and_fails_is_unknown() -> None:
     assert {failure.outcome for failure in waiting.error.failures} == {"unknown"}
 
 
-def test_without_failover_what_is_unknown_never_moves() -> None:
+def test_without_failover_an_unknown_batch_never_moves() -> None:
     driven = Driven(failover_after=None)
     waiting = driven.send()
     driven.written(0, 0.0)

@@ -64,7 +64,7 @@ class HeldTransport(asyncio.Transport):
             self._protocol.connection_lost(None)
 
     def frames(self) -> list[Frame]:
-        """What was written since the last call."""
+        """Return the bytes written since the last call."""
         written, self.written = memoryview(self.written), b""
         return list(frames.split_frames(written, 1 << 30))
 
@@ -84,7 +84,7 @@ class Held:
         return self.connection.ask(kind, self.answers.append)
 
     def receive(self, data: bytes, chunk: int = 1 << 30) -> None:
-        """As a transport hands bytes in: as many as fit, at most *chunk*."""
+        """Receive bytes as from a transport: as many as fit, at most *chunk*."""
         while data and not self.transport.aborted:
             buffer = self.connection.get_buffer(-1)
             assert len(buffer) > 0
@@ -187,7 +187,7 @@ def test_a_large_answer_to_a_pull_is_read_while_it_comes(held: Held) -> None:
     batches = [stored_batch({"a": [b"x" * SMALL_BYTES] * 2}, position=at) for at in (1 << 20, 2 << 20)]
     frame = answer(FrameKind.MESSAGES, held.ask(), b"".join(batches), {"left_us": 7})
     held.receive(frame[: -len(batches[1])], 40_000)
-    held.connection.get_buffer(-1)[-1:] = b"?"  # nobody minds what is not there yet
+    held.connection.get_buffer(-1)[-1:] = b"?"  # bytes that have not come are not read
     assert held.connection._large is not None
     held.connection._large[len(frame) - len(batches[1]) - 1] ^= 1
     held.receive(frame[-len(batches[1]) :], 40_000)
@@ -349,7 +349,7 @@ async def test_closing_does_not_wait_for_a_broker_that_does_not_read(monkeypatch
         await connection.wait_closed()
 
 
-async def test_hello_says_who_is_there() -> None:
+async def test_hello_returns_the_welcome() -> None:
     async with scripted_broker(max_message_bytes=77) as broker:
         loop = asyncio.get_running_loop()
         connection = BrokerConnection(Owner(), "broker", loop)

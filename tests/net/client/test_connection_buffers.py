@@ -16,7 +16,7 @@ def address(view: memoryview) -> int:
     return found
 
 
-def test_what_nobody_looks_at_is_used_again() -> None:
+def test_a_buffer_without_views_is_used_again() -> None:
     buffers = ReceiveBuffers()
     first = buffers.buffer(3 * MIB)
     assert len(first) == 3 * MIB
@@ -39,7 +39,7 @@ def test_a_view_of_a_view_keeps_it() -> None:
     assert column.tobytes() == b"mine"
 
 
-def test_nothing_is_kept_once_it_is_cleared() -> None:
+def test_clear_frees_all_buffers() -> None:
     buffers = ReceiveBuffers()
     held = buffers.buffer(MIB)
     buffers.clear()

@@ -68,7 +68,7 @@ def test_who_follows_alone_has_neither_mode_nor_settings() -> None:
 
 
 def warned(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """What the client has warned of."""
+    """Return the warnings of the client."""
     return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
 
 

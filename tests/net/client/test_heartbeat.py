@@ -73,7 +73,7 @@ def test_it_ends_with_the_loop_and_its_messages_are_for_others(broker: BrokerPro
     comes_again(broker.url, group)
 
 
-async def test_it_ends_with_a_client_that_nobody_has_any_more(broker: BrokerProcess) -> None:
+async def test_it_ends_with_a_client_that_was_dropped(broker: BrokerProcess) -> None:
     consumers = list[qmq.Consumer]()
     client, consumer = await opened(broker.url, "dropped")
     connection = client._brokers.links[0].connection

@@ -1,4 +1,4 @@
-"""What a thread has taken is not held by nobody."""
+"""A result that a cancelled caller does not get is given back."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from qmq.net.client.in_thread import taken_in_thread
 
 
-async def test_what_is_taken_comes_and_what_is_raised_too() -> None:
+async def test_results_and_errors_come_from_the_thread() -> None:
     given_back = list[int]()
     assert await taken_in_thread(lambda: 7, given_back.append) == 7
     with pytest.raises(ZeroDivisionError):

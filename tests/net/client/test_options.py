@@ -1,4 +1,4 @@
-"""What callers hand over."""
+"""Arguments of the client are checked."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def test_delays_stay_delays_and_times_stay_times() -> None:
         (None, 1e11, r"must be at most 731 days \(two years\) ahead"),
     ],
 )
-def test_what_cannot_be_is_refused(delay: float | None, deliver_at: float | None, says: str) -> None:
+def test_impossible_values_are_refused(delay: float | None, deliver_at: float | None, says: str) -> None:
     with pytest.raises(InvalidOption, match=says):
         deliver_at_of(delay, deliver_at)
 

@@ -1,4 +1,4 @@
-"""What a restore says to a broker, on a connection of its own."""
+"""The connection of a restore to a broker."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def test_what_is_stored_is_found_on_another_connection(tmp_path: Path) -> 
         await second.close()
 
 
-async def test_nobody_there_is_told_with_the_address() -> None:
+async def test_an_error_names_the_address_of_an_unreachable_broker() -> None:
     (address,) = parse_url("qmq://127.0.0.1:1")
     with pytest.raises(ConnectionLost, match=r"127\.0\.0\.1:1"):
         await RestoreTarget.open(address)

@@ -154,12 +154,12 @@ def test_errors_keep_their_class_over_the_wire(kind: type[QmqError]) -> None:
     assert unpack_meta(frame.meta)["retryable"] is kind.retryable
 
 
-def test_codes_of_errors_are_told_apart() -> None:
+def test_each_error_has_a_code_of_its_own() -> None:
     codes = [kind.code for kind in every_error()]
     assert len(codes) == len(set(codes))
 
 
-def test_an_error_nobody_here_knows_keeps_its_words() -> None:
+def test_an_error_of_an_unknown_code_keeps_its_text() -> None:
     meta = frames.pack_meta({"code": "from_the_future", "message": "too new", "retryable": True})
     error = decode_error(next(split_frames(memoryview(encode_frame(FrameKind.ERROR, 3, meta)), LIMIT)))
     assert type(error) is RemoteError

@@ -1,1 +1,1 @@
-"""What has failed while its broker is away: another broker takes it, or a local file."""
+"""Failover of failed messages while their broker is lost: to another broker, or to files on this machine."""

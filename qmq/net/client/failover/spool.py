@@ -4,7 +4,7 @@ Each client has files of its own, ``<random>.spool`` in the directory ``spool`` 
 while its process lives. Files of a process that has ended go to any client that knows one of the same brokers.
 
     header       magic "QMQSPOOL" 8s | version u16 | reserved 6s
-    record       size u32 (of what follows the checksum) | crc32c u32 | msgpack
+    record       size u32 (of the msgpack) | crc32c u32 | msgpack
 
 The first record is a list of the addresses of the client. Each other one is a map: the fields and batch of a HAND_OVER,
 and in ``ack`` the delivery sequences that the message's own broker must hear of after it; or ``ack`` alone. An

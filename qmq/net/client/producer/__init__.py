@@ -1,1 +1,1 @@
-"""Sending: messages gather into batches that wait for their answers."""
+"""The producer: messages collect into batches, which are sent, retried, and end stored or failed."""

@@ -12,7 +12,7 @@ from qmq.net.client.producer.batch import OutgoingBatch, Waiter, failure_of
 
 log = logging.getLogger("qmq.client")
 
-#: Failures of messages that nobody awaits, kept for the next flush; more are only counted.
+#: Failures of ``send_nowait`` that wait for the next flush; further ones are only counted.
 MAX_FAILURES: Final = 100_000
 
 

@@ -1,1 +1,1 @@
-"""The same client for programs without asyncio."""
+"""The client without asyncio: the same calls from any thread."""

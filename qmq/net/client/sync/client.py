@@ -197,7 +197,7 @@ _making = threading.Lock()
 
 def _forked() -> None:
     global _making
-    _making = threading.Lock()  # another thread of the parent may have held it
+    _making = threading.Lock()  # another thread of the parent may have locked it
 
 
 os.register_at_fork(after_in_child=_forked)

@@ -109,7 +109,7 @@ async def test_a_handler_that_fails_and_one_that_rejects_go_there_too(tmp_path: 
         await brokers.start(0)
 
 
-async def test_what_is_too_large_for_the_other_broker_waits_here_and_disturbs_nobody(
+async def test_a_message_too_large_for_the_other_broker_waits_here_and_disturbs_no_other(
     tmp_path: Path, directory: Path
 ) -> None:
     large = bytes(200 << 10)
@@ -160,7 +160,7 @@ async def test_a_short_absence_moves_nothing(tmp_path: Path, directory: Path) ->
 
 
 @pytest.mark.parametrize("count", [1, 2])
-async def test_with_no_broker_there_it_is_kept_here_and_handed_over_once(
+async def test_without_a_broker_it_waits_here_and_is_handed_over_once(
     tmp_path: Path, directory: Path, count: int
 ) -> None:
     async with (
@@ -190,7 +190,7 @@ async def test_with_no_broker_there_it_is_kept_here_and_handed_over_once(
         assert await consumer.pull(timeout=0.2) == []
 
 
-async def test_what_a_killed_process_kept_is_handed_over_by_another(tmp_path: Path, directory: Path) -> None:
+async def test_the_spool_of_a_killed_process_is_handed_over_by_another(tmp_path: Path, directory: Path) -> None:
     """The broker is killed, then a consumer that has nacked; a second consumer's client finds what that kept."""
     broker = BrokerProcess(tmp_path / "data", session_timeout_ms=SESSION_TIMEOUT_MS)
     try:
@@ -212,7 +212,7 @@ async def test_what_a_killed_process_kept_is_handed_over_by_another(tmp_path: Pa
         broker.close()
 
 
-async def test_a_group_that_is_nowhere_keeps_its_messages_here(tmp_path: Path, directory: Path) -> None:
+async def test_messages_of_a_group_that_no_broker_knows_wait_here(tmp_path: Path, directory: Path) -> None:
     async with (
         several(tmp_path, session_timeout_ms=SESSION_TIMEOUT_MS) as brokers,
         qmq.connect(brokers.one(0)) as alone,

@@ -91,7 +91,7 @@ def test_a_file_with_bad_bytes_is_not_written_anew(directory: Path) -> None:
     assert path.read_bytes() == data
 
 
-def test_a_record_that_says_what_no_client_says_counts_as_damaged() -> None:
+def test_a_record_that_no_client_writes_counts_as_damaged() -> None:
     wrong: list[Record] = [
         {},
         {"ack": None},
@@ -126,7 +126,7 @@ def test_a_client_of_other_brokers_leaves_it_alone() -> None:
     assert len(Spool(HERE).take()) == 1
 
 
-def test_cut_at_any_byte_what_was_whole_is_there(directory: Path) -> None:
+def test_a_file_cut_at_any_byte_has_its_whole_records(directory: Path) -> None:
     filled(2).close()
     (path,) = directory.iterdir()
     data, counts = path.read_bytes(), set()
@@ -188,10 +188,10 @@ def test_what_a_killed_process_has_put_is_there(directory: Path) -> None:
     assert taken(Spool(HERE)).records == [record_of(b"kept")]
 
 
-def test_closing_waits_for_no_disk_and_takes_no_file_from_who_writes(
+def test_closing_waits_for_no_disk_and_closes_no_file_that_is_written(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As when a client closes that was cancelled while something was put."""
+    """A client that was cancelled during a put closes like this."""
     syncing, go_on = threading.Event(), threading.Event()
     sync = os.fdatasync
 

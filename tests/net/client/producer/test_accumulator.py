@@ -21,7 +21,7 @@ def accumulator(linger: float = 0.0, max_queued_bytes: int = 64 << 20, limits: S
 
 
 def nowait(into: Accumulator, subject: str, body: bytes, flush: bool = True, now: float = 0.0) -> int:
-    """As Client.send_nowait does it, short cut and all."""
+    """Do as Client.send_nowait, with its short cuts."""
     place = into.plain.get(subject)
     if place is not None and flush and into.room >= len(body) + MESSAGE_OVERHEAD:
         into.room -= len(body) + MESSAGE_OVERHEAD
@@ -187,7 +187,7 @@ def test_a_message_to_each_of_many_subjects_is_only_its_body_until_another_comes
     assert batch.runs["c"] == b"3"
     assert contents(batch) == {"a": [b"1"], "b": [b"2", b"4"], "c": [b"3"]}
     assert not g.add_single("b", b"5")  # there are more
-    assert not g.add_single("d", b"5")  # nobody has looked at the name
+    assert not g.add_single("d", b"5")  # the name was not checked yet
     before = g.queued_bytes
     assert nowait(g, "b", b"6", flush=False) == 5  # another durability: what the subject has comes first
     assert g.has_sealed()

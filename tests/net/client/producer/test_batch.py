@@ -56,7 +56,7 @@ def batch_with(*subjects: str) -> OutgoingBatch:
     return batch
 
 
-def test_a_built_batch_is_what_a_broker_takes() -> None:
+def test_a_broker_takes_a_built_batch() -> None:
     batch = batch_with("a", "b")
     batch.runs["a"].append(b"1", NO_HEADER)
     batch.runs["a"].append(b"2", make_header("k"))
@@ -92,7 +92,7 @@ def test_sizes_that_are_known_change_nothing(before: int, after: int, header: Me
     assert known.buffers == unknown.buffers
 
 
-def test_what_is_counted_is_never_less_than_what_is_built() -> None:
+def test_the_counted_size_is_never_below_the_built_size() -> None:
     for bodies in ([b""], [b"x" * 100] * 50):
         for header in (NO_HEADER, make_header("k", ("t",), {"p": "v"})):
             subjects = ["s", "t" * 200, "u.v"]

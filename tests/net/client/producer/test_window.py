@@ -1,4 +1,4 @@
-"""What becomes of batches: the window, retries, giving up. The clock is a number."""
+"""Batches of one broker: the window, retries, failures. The clock is a number."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def test_an_answer_about_other_runs_is_refused_and_the_batch_stays() -> None:
     assert waiting.done()
 
 
-def test_another_store_is_not_sent_what_the_first_may_have() -> None:
+def test_a_batch_that_one_store_may_have_is_not_sent_to_another() -> None:
     driven = Driven()
     lost, fresh = driven.send(b"1"), driven.send(b"2")
     driven.written()
@@ -193,7 +193,7 @@ def test_another_store_is_not_sent_what_the_first_may_have() -> None:
     assert not fresh.done()
 
 
-def test_a_refused_batch_may_go_to_another_store_behind_what_that_knows() -> None:
+def test_a_refused_batch_goes_to_another_store_behind_its_last_sequence() -> None:
     driven = Driven()
     waiting = [driven.send(b"1", b"2"), driven.send(b"3")]
     driven.sending.refused(driven.written()[0], FULL, 0.0)
@@ -458,7 +458,7 @@ def test_a_long_queue_does_not_time_out_while_it_moves() -> None:
     assert all(each.result is not None for each in waiting)
 
 
-def test_flush_waits_for_what_is_there_and_hurries_it() -> None:
+def test_flush_waits_for_present_messages_and_hurries_them() -> None:
     driven = Driven(linger=5.0)
     flushed, later = Waiting(), Waiting()
     driven.outcomes.flush(flushed)
@@ -473,7 +473,7 @@ def test_flush_waits_for_what_is_there_and_hurries_it() -> None:
     assert later.told
 
 
-def test_failures_of_messages_nobody_awaits_are_reported_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_failures_of_messages_without_a_waiter_are_reported_once(caplog: pytest.LogCaptureFixture) -> None:
     driven = Driven()
     assert driven.outcomes.take_failure() is None
     tickets = [driven.accumulator.add_nowait("a", b"1", NO_HEADER, True, 0.0) for _ in range(3)]
@@ -486,7 +486,7 @@ def test_failures_of_messages_nobody_awaits_are_reported_once(caplog: pytest.Log
     assert driven.outcomes.take_failure() is None
 
 
-def test_failures_kept_for_flush_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failures_that_wait_for_flush_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("qmq.net.client.producer.outcomes.MAX_FAILURES", 4)
     driven = Driven()
     for _ in range(3):
@@ -500,7 +500,7 @@ def test_failures_kept_for_flush_are_bounded(monkeypatch: pytest.MonkeyPatch) ->
     assert driven.outcomes.take_failure() is None
 
 
-def test_abandon_fails_everything_with_what_is_known_of_it() -> None:
+def test_abandon_fails_all_batches_as_refused_or_unknown() -> None:
     driven = Driven(window=1)
     unknown, sealed, gathered = driven.send(b"1"), driven.send(b"2"), Waiting()
     driven.written()

@@ -130,7 +130,7 @@ def test_threads_share_a_client(broker: BrokerProcess) -> None:
 
 
 def in_child(work: Connection, client: qmq.SyncClient, consumer: qmq.SyncConsumer) -> None:
-    """What the child of a fork does with its parent's client."""
+    """Use the parent's client in the child of a fork."""
     try:
         client.send_nowait("fork.child", b"queued by the child")
         receipt = client.send("fork.child", b"sent by the child")

@@ -19,7 +19,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
         yield started
 
 
-def test_nobody_there_is_a_clear_error_and_leaves_no_thread() -> None:
+def test_an_unreachable_broker_is_a_clear_error_and_leaves_no_thread() -> None:
     with pytest.raises(ConnectionLost, match="qmq serve"), qmq.connect_sync("qmq://127.0.0.1:1"):
         pass
     assert not [thread for thread in threading.enumerate() if thread.name == "qmq-client"]
