@@ -287,7 +287,7 @@ def test_what_is_one_members_alone_needs_its_name(broker: BrokerProcess, client:
         assert "such as 'own@c1'" in shown.stderr
     consumed = run("consume", "own.", "--group", "own@c1", "--broadcast", "--timeout", "0", server=broker.url)
     assert consumed.exit_code != 0
-    assert "from group 'own' in broadcast mode as consumer 'c1'" in consumed.stderr
+    assert "to group 'own' in broadcast mode as consumer 'c1'" in consumed.stderr
     assert "own@c1@x" not in [row["group"] for row in lines("groups", server=broker)]
     assert "not a valid name" in run("consumers", "own@", server=broker.url).stderr
 

@@ -58,7 +58,7 @@ def test_what_no_setting_can_be_is_refused(name: str, value: Any) -> None:
         packed_settings({name: value})
 
 
-def test_who_follows_alone_has_neither_mode_nor_settings() -> None:
+def test_a_consumer_without_a_group_has_neither_mode_nor_settings() -> None:
     assert terms_of(None, "reliable", {"tags": None}).settings == {}
     for mode, settings in (("at_most_once", {}), ("broadcast", {}), ("reliable", {"tags": ["a"]})):
         with pytest.raises(InvalidOption, match="give a group"):

@@ -229,7 +229,7 @@ def test_the_queue_is_bounded_and_takes_more_once_batches_end() -> None:
     g = accumulator(max_queued_bytes=10_000)
     for _ in range(81):
         nowait(g, "a", bytes(100))
-    with pytest.raises(QueueFull, match=r"max_queued_bytes is 10000; drain\(\)"):
+    with pytest.raises(QueueFull, match=r"max_queued_bytes is 10000; call drain\(\)"):
         nowait(g, "a", bytes(100))
     assert 9_500 < g.queued_bytes <= 10_000
     assert g.is_crowded()
@@ -242,7 +242,7 @@ def test_the_queue_is_bounded_and_takes_more_once_batches_end() -> None:
     assert not g.unfinished
     nowait(g, "a", bytes(100))
     with pytest.raises(QueueFull):
-        g.check_nowait("a", 100, 0, elsewhere=9_900)
+        g.check_nowait("a", 100, 0, more_queued=9_900)
 
 
 def test_messages_linger_until_their_time_or_a_hurry() -> None:
