@@ -68,9 +68,7 @@ def terms_of(group: str | None, mode: str, settings: Mapping[str, Any], *, looks
         raise InvalidOption(f"mode must be one of {', '.join(MODES)}, not {mode!r:.80}")
     given = {name: value for name, value in settings.items() if value is not None}
     if group is None and (given or mode != "reliable"):
-        raise InvalidOption(
-            f"{', '.join(given) or 'mode'} can be given with a group only; give a group, or leave it out"
-        )
+        raise InvalidOption(f"{', '.join(given) or 'mode'} can be given with a group only: give a group")
     if looks and (group is None or mode != "reliable" or given):
         raise InvalidOption("look needs an existing reliable group; give a group, and neither mode nor settings")
     return Terms(mode, packed_settings(given), looks)
