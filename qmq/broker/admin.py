@@ -8,13 +8,12 @@ from typing import Any, Final
 import numpy as np
 
 from qmq.broker.delay.items import delayed_for
-from qmq.broker.delivery.encode import Some
 from qmq.broker.delivery.pull import Delivery
 from qmq.broker.error_log.error_log import unpacked
 from qmq.broker.groups.group import Group, resolve_start
 from qmq.broker.groups.group_state import Ledger
 from qmq.broker.groups.lag import oldest_us, ready
-from qmq.broker.groups.message_ranges import parts_of
+from qmq.broker.groups.message_ranges import Some, parts_of
 from qmq.broker.groups.settings import ResolvedSettings, members_of, settings_of, unknown_group
 from qmq.broker.ports.commands import Now
 from qmq.broker.startup.replay import GroupReplay

@@ -19,11 +19,11 @@ from qmq.broker.damage import Damages, Reports
 from qmq.broker.delay.delay import Delaying
 from qmq.broker.delivery.at_most_once import OnDisk
 from qmq.broker.delivery.pull import Delivery
-from qmq.broker.delivery.read_waits import Asker, DeferredCommand, asker_of
+from qmq.broker.delivery.read_waits import DeferredCommand
 from qmq.broker.delivery.serve import waits
-from qmq.broker.error_log.reviving import Redriving
-from qmq.broker.groups.broadcasts import Broadcasts
+from qmq.broker.error_log.dead_letters import Redriving
 from qmq.broker.groups.group import Group
+from qmq.broker.groups.membership import Broadcasts
 from qmq.broker.journal.write_gate import WriteGate
 from qmq.broker.log_reads import LogReads
 from qmq.broker.ports.commands import (
@@ -56,6 +56,7 @@ from qmq.broker.ports.commands import (
 )
 from qmq.broker.ports.effects import (
     Administered,
+    Asker,
     Claimed,
     Effect,
     HeartbeatSeen,
@@ -63,6 +64,7 @@ from qmq.broker.ports.effects import (
     SubjectList,
     SyncWanted,
     Unsubscribed,
+    asker_of,
 )
 from qmq.broker.ports.limits import BrokerLimits
 from qmq.broker.ports.metrics import Counters, FoundBy
@@ -312,7 +314,9 @@ class Broker:
         self._records = WriteGate(store, self._effects)
         self._changes = GroupReplay(store, self._delivery)
         self._admin = AdminCommands(store, self._delivery, self._changes, self._delaying.counts)
-        self._redriving = Redriving(self._delivery.handing, self._delivery.durable, self._effects)
+        self._redriving = Redriving(
+            self._delivery.handing.ledgers, self._delivery.handing.look, self._delivery.durable, self._effects
+        )
         self._retention = Retention(store, limits, self._intake, self._delivery, self._effects)
         self._sealing = Sealing(store, self._effects, self._intake.turn)
         self._handling = Handling(
@@ -326,7 +330,7 @@ class Broker:
         self._producers_packed_us = now.monotonic_us - _PRODUCERS_EVERY_US
         self._producers_upto: list[int] = []
         self._broadcasts = Broadcasts(
-            self._delivery.subscriptions, self._delivery.handing.members, self._changes, limits
+            self._delivery.subscriptions.by_ledger, self._delivery.handing.members, self._changes.delete, limits
         )
         self._producers_seen = 0  # of the delay log
         with taken_over(store.state_path):

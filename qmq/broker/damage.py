@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from typing import Final
 
-from qmq.broker.delivery.read_waits import Asker, first_number
 from qmq.broker.ports.commands import Checked, ReadDone, Report
-from qmq.broker.ports.effects import CheckWanted, Effect, ReadWanted, Refused, Reported
+from qmq.broker.ports.effects import Asker, CheckWanted, Effect, ReadWanted, Refused, Reported, first_number
 from qmq.broker.ports.metrics import Counters, FoundBy
 from qmq.errors import BadBytes, Overloaded, QmqError, StorageError
 from qmq.format.layout import DELAY_PARTITION

@@ -9,9 +9,18 @@ from collections import Counter, deque
 from collections.abc import Callable
 from typing import Final
 
-from qmq.broker.delivery.read_waits import Asker, first_number
 from qmq.broker.ports.commands import Fetched, ListBatches, ListSegments, ReadDone, ReadLog
-from qmq.broker.ports.effects import BatchList, Effect, FetchWanted, LogBytes, ReadWanted, Refused, SegmentList
+from qmq.broker.ports.effects import (
+    Asker,
+    BatchList,
+    Effect,
+    FetchWanted,
+    LogBytes,
+    ReadWanted,
+    Refused,
+    SegmentList,
+    first_number,
+)
 from qmq.errors import InvalidOption, Overloaded, QmqError
 from qmq.storage.store import Fetch, NotAtHand, Store
 

@@ -6,11 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from qmq.broker.delivery.encode import Some
 from qmq.broker.error_log.error_log import unpacked, without
 from qmq.broker.groups.group_state import Ledger
-from qmq.broker.groups.in_flight import MessageRange
-from qmq.broker.groups.message_ranges import parts_of
+from qmq.broker.groups.message_ranges import Some, parts_of
+from qmq.broker.journal.record_types import MessageRange
 from qmq.format.layout import RETRY_DTYPE
 from tests.broker.harness import Driven
 from tests.broker.model import GroupContent, Letter, Message, Place, Waiting, undated

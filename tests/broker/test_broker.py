@@ -7,9 +7,8 @@ from typing import get_args
 
 import pytest
 
-from qmq.broker.delivery.read_waits import Asker, first_number
 from qmq.broker.ports.commands import Command, HandOver, Pull, ReadDone, ReadLog, Restore, Send
-from qmq.broker.ports.effects import Refused
+from qmq.broker.ports.effects import Asker, Refused, first_number
 from qmq.errors import BrokerStopping
 from tests.broker.harness import Driven
 

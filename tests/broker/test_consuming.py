@@ -8,8 +8,8 @@ import pytest
 
 from qmq.broker.delivery.redeliver import MOST_LOOKS
 from qmq.broker.error_log.error_log import Failure
-from qmq.broker.groups.in_flight import MessageRange
 from qmq.broker.groups.message_ranges import PARTITIONS
+from qmq.broker.journal.record_types import MessageRange
 from qmq.broker.ports.commands import Ack, DispositionRange, HandBack, Heartbeat, Subscribe, Unsubscribe
 from qmq.broker.ports.effects import Acked, Effect, HandedBack, PulledMessages, Refused, Subscribed
 from qmq.broker.ports.limits import BrokerLimits

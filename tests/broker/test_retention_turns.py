@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from qmq.broker.groups.in_flight import InFlightRange
+from qmq.broker.journal.record_types import InFlightRange
 from qmq.broker.publish.publish import Intake
 from qmq.broker.retention.advance_groups import Moving
 from qmq.broker.retention.copy import Copying

@@ -78,7 +78,7 @@ OF_SHARING: Final = (
         "hand out named dead letters again in parts",
         "_Work.next_some",
         instead("(self.named[start:self.done], self.done < len(self.named))", "(self.named[start:], False)"),
-        ("tests/broker/error_log/test_reviving.py",),
+        ("tests/broker/error_log/test_dead_letters_redrive.py",),
     ),
     Mutant(
         "read beside the loop where a group is to go on",

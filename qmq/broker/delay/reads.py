@@ -10,9 +10,8 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from qmq.broker.delay.items import DelayedRange
-from qmq.broker.delivery.read_waits import Asker, first_number
 from qmq.broker.ports.commands import Administer, ReadDone
-from qmq.broker.ports.effects import Effect, ReadWanted
+from qmq.broker.ports.effects import Asker, Effect, ReadWanted, first_number
 from qmq.errors import BadBatch, QmqError, StorageError
 from qmq.format.batch import parse_header
 from qmq.format.layout import BATCH_HEADER_SIZE

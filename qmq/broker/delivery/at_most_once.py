@@ -19,10 +19,9 @@ from typing import Any, Final
 import msgpack
 import numpy as np
 
-from qmq.broker.delivery.encode import Many, Rows, Some, chosen_of
 from qmq.broker.delivery.select import PullSelection
 from qmq.broker.groups.group import Group, SubjectFilter
-from qmq.broker.groups.message_ranges import Parts
+from qmq.broker.groups.message_ranges import Many, Parts, Rows, Some, chosen_of
 from qmq.broker.journal.record_types import RecordKind
 from qmq.errors import StorageError
 from qmq.net.protocol.types import AT_MOST_ONCE

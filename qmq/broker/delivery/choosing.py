@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Final
 
 from qmq.broker.delivery.at_most_once import OnDisk
-from qmq.broker.delivery.encode import Many
 from qmq.broker.delivery.filters import FilteredParts, MessageFilter, filter_parts
 from qmq.broker.delivery.handing import Handing
 from qmq.broker.delivery.select import MAX_PIECES, PullSelection
 from qmq.broker.groups.group import Subscription, Waiting
-from qmq.broker.groups.message_ranges import Parts
+from qmq.broker.groups.message_ranges import Many, Parts
 from qmq.broker.groups.settings import ResolvedSettings
 from qmq.broker.ports.limits import BrokerLimits
 from qmq.net.protocol.types import AT_MOST_ONCE

@@ -10,12 +10,11 @@ from collections.abc import Iterable
 from itertools import groupby
 from typing import Final
 
-from qmq.broker.delivery.encode import Some
 from qmq.broker.delivery.finding import RangeLookup
 from qmq.broker.error_log.error_log import RetryItem
-from qmq.broker.groups.group import Group, Subscription, takes
-from qmq.broker.groups.in_flight import MessageRange
-from qmq.broker.groups.message_ranges import PARTITIONS, Parts, prefix_of
+from qmq.broker.groups.group import Group, Share, Subscription, takes
+from qmq.broker.groups.message_ranges import PARTITIONS, Parts, Some, prefix_of
+from qmq.broker.journal.record_types import MessageRange
 from qmq.errors import StorageError
 from qmq.format.private import origin_subject
 from qmq.storage.store import NotAtHand, Store
@@ -29,31 +28,26 @@ _REMEMBERED: Final = 8_192
 ShareRange = tuple[int, bool]
 
 
-def share_of(store: Store, subscription: Subscription) -> Share | None:
-    """What that consumer may have; None for one that may have all."""
+def share_of(store: Store, subscription: Subscription) -> Eligibility | None:
+    """Return what that consumer may have; None for one that may have all."""
     group = subscription.group
     if len(subscription.filters) == len(group.filters):
         return None
     share = subscription.share
     if share is None or share.among != len(group.filters):
         share = subscription.share = Share(
-            store, group, [subject_filter.prefix for subject_filter in subscription.filters]
+            group.filters, [subject_filter.prefix for subject_filter in subscription.filters]
         )
-    return None if share.is_all else share
+    return None if share.is_all else Eligibility(store, group, share)
 
 
-class Share:
-    """Of one consumer."""
+class Eligibility:
+    """Decides which messages of a group one of its consumers may have, by the consumer's share."""
 
-    def __init__(self, store: Store, group: Group, prefixes: Iterable[str]) -> None:
+    def __init__(self, store: Store, group: Group, share: Share) -> None:
         self._store = store
         self._group = group
-        self._prefixes = frozenset(prefixes)
-        #: So many prefixes its group had.
-        self.among = len(group.filters)
-        self.is_all = all(takes(self._prefixes, prefix) for prefix in group.filters)
-        self._subjects: dict[int, bool] = {}
-        self._others = set[MessageRange]()  # ranges of which it takes nothing
+        self._share = share
 
     def finding(self) -> RangeLookup:
         """Where what it is asked for is looked up."""
@@ -63,7 +57,7 @@ class Share:
         """Whether it takes some of these; also where that is not known yet."""
         finding = self.finding()
         for retry in retries:
-            if retry.messages in self._others:
+            if retry.messages in self._share.others:
                 continue
             try:
                 found = self.share_ranges(finding, retry.messages)
@@ -76,13 +70,13 @@ class Share:
     def share_ranges(self, finding: RangeLookup, messages: MessageRange) -> list[ShareRange] | None:
         """Which of these it takes, from the first on; None when enough was looked at for now. Raises NotAtHand."""
         total = messages.total
-        if messages in self._others:
+        if messages in self._share.others:
             return [(total, False)]
         if messages.log < PARTITIONS:
             found = [(total, self._takes_subject(messages.log))]
         else:
             prefix = self._group.filter_of(prefix_of(messages)) if prefix_of(messages) else None
-            if prefix is not None and takes(self._prefixes, prefix.prefix):
+            if prefix is not None and takes(self._share.prefixes, prefix.prefix):
                 return [(total, True)]
             if finding.looks >= MOST_LOOKS:
                 return None
@@ -95,9 +89,9 @@ class Share:
         return found
 
     def _pass_over(self, messages: MessageRange) -> None:
-        if len(self._others) >= _REMEMBERED:
-            self._others.clear()
-        self._others.add(messages)
+        if len(self._share.others) >= _REMEMBERED:
+            self._share.others.clear()
+        self._share.others.add(messages)
 
     def _in_parts(self, parts: Parts, total: int) -> list[ShareRange]:
         """Of what cannot be found any more nobody knows what it is: it is for whoever asks."""
@@ -113,12 +107,12 @@ class Share:
         return [(sum(count for count, _ in group), meant) for meant, group in groupby(rows, lambda row: row[1])]
 
     def _takes_subject(self, number: int) -> bool:
-        known = self._subjects.get(number)
+        known = self._share.subjects.get(number)
         if known is None:
-            if len(self._subjects) >= _REMEMBERED:
-                self._subjects.clear()
+            if len(self._share.subjects) >= _REMEMBERED:
+                self._share.subjects.clear()
             name = origin_subject(self._store.subject_name(number))
             # What its group follows no more is nobody's: whoever comes upon it has it buried.
-            known = takes(self._prefixes, name) or self._group.follows_no_more(name)
-            self._subjects[number] = known
+            known = takes(self._share.prefixes, name) or self._group.follows_no_more(name)
+            self._share.subjects[number] = known
         return known

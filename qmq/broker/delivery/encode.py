@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
+from qmq.broker.groups.message_ranges import Many, Rows, Some
 from qmq.broker.ports.effects import Buffer
 from qmq.errors import BadBatch, BadBytes, QmqError, StorageFailed
 from qmq.format.batch import EntryRow
@@ -17,19 +18,10 @@ from qmq.format.salvage import sound_pieces
 from qmq.names import MAX_NAME_BYTES
 from qmq.storage.store import KnownBad, Store
 
-Rows = npt.NDArray[np.void]
-
 #: Up to this many runs go one by one.
 FEW_ROWS: Final = 4
 #: What a piece takes beside its data, at most: its header and a subject.
 PIECE_BYTES: Final = PIECE_HEADER_SIZE + MAX_NAME_BYTES
-
-
-def chosen_of(pieces: list[Rows], index: npt.NDArray[np.intp]) -> Rows:
-    """Rows of *pieces*, taken as one array, by their indexes. (By whole words: numpy goes field by field otherwise.)"""
-    words = [rows.view(np.uint64).reshape(len(rows), -1) for rows in pieces]
-    together = words[0] if len(words) == 1 else np.concatenate(words)
-    return together.take(index, axis=0).view(pieces[0].dtype).reshape(len(index))
 
 
 def answer_bytes(rows: Rows) -> npt.NDArray[np.int64]:
@@ -51,22 +43,6 @@ def entry_bytes(entry: EntryRow) -> int:
     """As answer_bytes, for one run that goes alone."""
     size = entry[9] + PIECE_BYTES
     return max(size, entry[10]) if entry[7] == 1 else size
-
-
-class Some(NamedTuple):
-    """Messages [start, stop) of one run."""
-
-    partition: int
-    entry: EntryRow
-    start: int
-    stop: int
-
-
-class Many(NamedTuple):
-    """Whole runs, in row order."""
-
-    partition: int
-    rows: Rows
 
 
 def parts_of_rows(

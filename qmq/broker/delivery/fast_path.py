@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from qmq.broker.delivery.encode import Some, entry_bytes
+from qmq.broker.delivery.encode import entry_bytes
 from qmq.broker.groups.group import SubjectFilter, Subscription
-from qmq.broker.groups.message_ranges import Parts
+from qmq.broker.groups.message_ranges import Parts, Some
 from qmq.broker.ports.effects import Buffer
 from qmq.errors import StorageError
 from qmq.format.batch import EntryRow

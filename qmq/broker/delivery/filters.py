@@ -13,8 +13,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from qmq.broker.delivery.encode import Many, Rows, Some
-from qmq.broker.groups.message_ranges import Parts
+from qmq.broker.groups.message_ranges import Many, Parts, Rows, Some
 from qmq.broker.groups.settings import ResolvedSettings
 from qmq.errors import QmqError
 from qmq.format.batch import EntryRow

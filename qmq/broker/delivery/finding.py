@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from qmq.broker.delivery.encode import Some
 from qmq.broker.groups.group import Group
-from qmq.broker.groups.in_flight import MessageRange
-from qmq.broker.groups.message_ranges import PARTITIONS, Parts, parts_of
+from qmq.broker.groups.message_ranges import PARTITIONS, Parts, Some, parts_of
+from qmq.broker.journal.record_types import MessageRange
 from qmq.format.pieces import StoredBatch
 from qmq.storage.store import NotAtHand, Store
 

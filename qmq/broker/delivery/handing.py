@@ -9,17 +9,15 @@ import msgpack
 import numpy as np
 
 from qmq.broker.delivery.ack_deadline import AckDeadlines
-from qmq.broker.delivery.eligibility import Share, share_of
-from qmq.broker.delivery.encode import Many
+from qmq.broker.delivery.eligibility import Eligibility, share_of
 from qmq.broker.delivery.redeliver import Redelivery, ledger_and_member
 from qmq.broker.error_log.error_log import PASSED_AFTER_US
 from qmq.broker.groups.group import Group, SubjectFilter, Subscription
 from qmq.broker.groups.group_state import Ledger
-from qmq.broker.groups.in_flight import MessageRange, unflat
 from qmq.broker.groups.member import Member
 from qmq.broker.groups.membership import NOTHING_WAITS, Members, Offer, Waits
-from qmq.broker.groups.message_ranges import Parts, parts_of, ranges_of
-from qmq.broker.journal.record_types import MOST_RANGES_A_RECORD, RecordKind
+from qmq.broker.groups.message_ranges import Many, Parts, parts_of, ranges_of
+from qmq.broker.journal.record_types import MOST_RANGES_A_RECORD, MessageRange, RecordKind, unflat
 from qmq.broker.ports.commands import DispositionRange, Heartbeat, Now, Pull, Subscribe
 from qmq.errors import InvalidOption
 from qmq.format.layout import ENTRY_DTYPE, MAX_DELAY_SHOWN, MAX_DELAY_US
@@ -105,6 +103,10 @@ class Handing:
         del self.ledgers[ledger.number]
         self._store.groups.forget(ledger.number)
 
+    def look(self, number: int) -> None:
+        """Wake the group with that number if messages have come back to it."""
+        self.members.look(self.ledgers[number])
+
     def heartbeat(self, command: Heartbeat) -> None:
         """A client's process lives."""
         self.members.heartbeat(command.client, command.stalled_us, self.now)
@@ -169,7 +171,7 @@ class Handing:
             waiting = self._waits_for(ledger, share)
         return self.members.offer(ledger, member, expected, waiting)
 
-    def _waits_for(self, ledger: Ledger, share: Share) -> Waits:
+    def _waits_for(self, ledger: Ledger, share: Eligibility) -> Waits:
         """What waits for a consumer that takes only some of what its group does."""
         retries, now_us = ledger.retries, self.now.wall_us
         found = Waits(share.has_any(retries.due), share.has_any(retries.due_quarantined))

@@ -8,16 +8,17 @@ from itertools import islice
 from typing import Final, NamedTuple
 
 from qmq.broker.delivery.eligibility import share_of
-from qmq.broker.delivery.encode import PIECE_BYTES, Carrier, Many, Some, answer_bytes
+from qmq.broker.delivery.encode import PIECE_BYTES, Carrier, answer_bytes
 from qmq.broker.delivery.filters import EXPIRED, MessageFilter
 from qmq.broker.delivery.finding import RangeLookup
 from qmq.broker.error_log.error_log import MOST_TAKEN, Retries, Split, Taken
 from qmq.broker.groups.group import Subscription
 from qmq.broker.groups.group_state import Ledger
-from qmq.broker.groups.in_flight import InFlight, InFlightRange, MessageRange
+from qmq.broker.groups.in_flight import InFlight
 from qmq.broker.groups.member import Member
 from qmq.broker.groups.membership import Offer, What
-from qmq.broker.groups.message_ranges import Parts, parts_of
+from qmq.broker.groups.message_ranges import Many, Parts, Some, parts_of
+from qmq.broker.journal.record_types import InFlightRange, MessageRange
 from qmq.broker.ports.commands import DispositionRange, Pull
 from qmq.broker.ports.effects import Buffer
 from qmq.errors import QmqError

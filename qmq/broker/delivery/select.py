@@ -11,18 +11,9 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from qmq.broker.delivery.encode import (
-    FEW_ROWS,
-    PIECE_BYTES,
-    Many,
-    Rows,
-    Some,
-    answer_bytes,
-    chosen_of,
-    entry_bytes,
-    parts_of_rows,
-)
+from qmq.broker.delivery.encode import FEW_ROWS, PIECE_BYTES, answer_bytes, entry_bytes, parts_of_rows
 from qmq.broker.groups.group import Cursors, Group, SubjectFilter
+from qmq.broker.groups.message_ranges import Many, Rows, Some, chosen_of
 from qmq.errors import QmqError, StorageError
 from qmq.format.batch import COLUMN_BYTES, EntryRow
 from qmq.format.pieces import StoredBatch

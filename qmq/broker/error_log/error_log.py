@@ -14,8 +14,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from qmq.broker.groups.in_flight import InFlightRange, MessageRange
-from qmq.broker.startup.checkpoint import whole
+from qmq.broker.journal.record_types import InFlightRange, MessageRange, whole
 from qmq.format.layout import RETRY_DTYPE, RETRY_QUARANTINED, RETRY_REASON_BYTES
 from qmq.intervals import Intervals
 from qmq.storage.store import Schedule, ScheduleClaim

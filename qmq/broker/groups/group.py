@@ -12,7 +12,7 @@ import itertools
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import msgpack
 import numpy as np
@@ -20,15 +20,13 @@ import numpy.typing as npt
 
 from qmq.broker.groups.group_state import Ledger
 from qmq.broker.groups.member import Member
+from qmq.broker.journal.record_types import MessageRange
 from qmq.broker.ports.commands import Pull, Subscribe
 from qmq.errors import InvalidOption, StorageError
 from qmq.format.batch import EntryRow
 from qmq.format.private import is_private
 from qmq.net.protocol.types import RELIABLE
 from qmq.storage.store import NotAtHand, Store
-
-if TYPE_CHECKING:
-    from qmq.broker.delivery.eligibility import Share
 
 
 class Start(NamedTuple):
@@ -355,6 +353,20 @@ def _places(store: Store, subject_filter: SubjectFilter, visible: list[int]) -> 
         with suppress(NotAtHand, StorageError):
             subject_filter.positions[partition] = store.read_entry(partition, row)[1]
     return list(subject_filter.positions)
+
+
+class Share:
+    """The part of its group's messages that one consumer may have, with what is known of subjects and ranges so far."""
+
+    __slots__ = ("among", "is_all", "others", "prefixes", "subjects")
+
+    def __init__(self, followed: Collection[str], prefixes: Iterable[str]) -> None:
+        """The group follows *followed*, the consumer takes *prefixes* of that."""
+        self.prefixes = frozenset(prefixes)
+        self.among = len(followed)  # the share is made anew when the group follows more
+        self.is_all = all(takes(self.prefixes, prefix) for prefix in followed)
+        self.subjects: dict[int, bool] = {}  # by number: whether the consumer takes the subject
+        self.others = set[MessageRange]()  # ranges without a message for the consumer
 
 
 class Subscription:

@@ -13,20 +13,30 @@ What becomes of messages that come back from a consumer: they are handed out aga
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import msgpack
+import numpy as np
 
 from qmq.broker.error_log.dead_letters import chosen, letters_of
-from qmq.broker.error_log.error_log import Failure, Retries, Taken, split, unpacked
-from qmq.broker.groups.in_flight import InFlightPull, InFlightRange, MessageRange, flat, unflat
+from qmq.broker.error_log.error_log import Failure, Retries, RetryItem, Taken, packed, split, unpacked
+from qmq.broker.groups.in_flight import InFlightPull
 from qmq.broker.groups.member import Consumers, Member
 from qmq.broker.groups.settings import ResolvedSettings
-from qmq.broker.journal.record_types import LEAVING_RANGES, MOST_RANGES_A_RECORD, LeaveReason, RecordKind
+from qmq.broker.journal.record_types import (
+    LEAVING_RANGES,
+    MOST_RANGES_A_RECORD,
+    InFlightRange,
+    LeaveReason,
+    MessageRange,
+    RecordKind,
+    flat,
+    unflat,
+)
 from qmq.broker.ports.commands import DispositionRange
-from qmq.broker.retention import forwarded
 from qmq.errors import Fenced
+from qmq.format.layout import RETRY_DTYPE
 from qmq.intervals import Intervals
 from qmq.net.protocol.types import Disposition, KnownConsumer
 from qmq.storage.store import ItemLog, ItemLogClaim, Schedule
@@ -301,7 +311,7 @@ class Ledger:
     # --- when its messages, or all of it, go elsewhere ---------------------------------------------------------------
 
     def forward(self, retries: list[Any], letters: list[Any], in_flight: list[Any], now_us: int) -> None:
-        """Copies stand for messages that are about to be dropped; see ``forwarded.apply``."""
+        """Copies stand for messages that are about to be dropped; see ``_forward``."""
         self._do(RecordKind.FORWARD, [retries, letters, in_flight, now_us])
 
     def skip_sequences(self, count: int) -> None:
@@ -416,7 +426,7 @@ class Ledger:
             case RecordKind.SETTINGS:
                 self._set(*fields)
             case RecordKind.FORWARD:
-                forwarded.apply(self.retries, self.dead, self.members, *fields)
+                _forward(self.retries, self.dead, self.members, *fields)
             case _:
                 raise AssertionError(kind)
 
@@ -540,3 +550,39 @@ class Returning:
 
     def _bury(self, consumer: int, start: int, in_flight: InFlightRange, reason: str, now_us: int) -> None:
         self._dead.add(letters_of(consumer, start, in_flight, reason, now_us))
+
+
+#: Why a message is dead that could not be carried forward.
+_LOST: Final = "it cannot be read any more"
+
+
+def _forward(
+    waiting: Retries, dead: ItemLog, members: Mapping[int, Member], retries: list[Any], letters: list[Any],
+    in_flight: list[Any], now_us: int,
+) -> None:  # fmt: skip
+    """*retries*: [as an item, whole (see Retries.replace), ranges that stand for it, ranges that nobody can read];
+    *letters*: [as an item, range]; *in_flight*: [consumer, delivery sequence, ranges]. Fields of ranges are flat.
+    """
+    for item, whole, parts, lost in retries:
+        retry = _unpacked(item)
+        waiting.replace(retry, unflat(parts), whole=whole)
+        for messages in unflat(lost):
+            one = InFlightRange(messages, max(retry.attempt - 1, 1), retry.session_expiries)
+            dead.add(letters_of(retry.consumer, retry.delivery_sequence, one, _LOST, now_us))
+    for item, fields in letters:
+        letter = _unpacked(item)
+        if dead.take_out(letter.number, letter.number + 1):
+            dead.add(packed([letter._replace(messages=MessageRange(*fields))]))
+    for number, start, parts in in_flight:
+        member, ranges = members.get(number), unflat(parts)
+        end = start + sum(messages.total for messages in ranges)
+        if member is None or not member.in_flight.holds(start, end):
+            continue  # the record by which it had them is lost
+        before = list(member.in_flight.between(start, end))
+        if len(before) == 1:
+            member.in_flight.replace(start, [before[0]._replace(messages=messages) for messages in ranges])
+
+
+def _unpacked(item: bytes) -> RetryItem:
+    (retry,) = unpacked(np.frombuffer(item, RETRY_DTYPE))
+    return retry

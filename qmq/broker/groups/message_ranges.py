@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby, pairwise, repeat
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from qmq.broker.delivery.encode import Many, Rows, Some, chosen_of
 from qmq.broker.groups.group import Group, SubjectFilter
-from qmq.broker.groups.in_flight import MessageRange
+from qmq.broker.journal.record_types import MessageRange
 from qmq.errors import StorageError
 from qmq.format.batch import EntryRow
 from qmq.storage.store import NotAtHand, Store
@@ -29,7 +28,33 @@ _MOST_PREFIXES: Final = 8
 #: So many ranges are kept as they are, rather than looked for as what a prefix takes.
 _FEW_RANGES: Final = 4
 
+Rows = npt.NDArray[np.void]
+
+
+class Some(NamedTuple):
+    """Messages [start, stop) of one run."""
+
+    partition: int
+    entry: EntryRow
+    start: int
+    stop: int
+
+
+class Many(NamedTuple):
+    """Whole runs, in row order."""
+
+    partition: int
+    rows: Rows
+
+
 Parts = list[Some | Many]
+
+
+def chosen_of(pieces: list[Rows], index: npt.NDArray[np.intp]) -> Rows:
+    """Rows of *pieces*, taken as one array, by their indexes. (By whole words: numpy goes field by field otherwise.)"""
+    words = [rows.view(np.uint64).reshape(len(rows), -1) for rows in pieces]
+    together = words[0] if len(words) == 1 else np.concatenate(words)
+    return together.take(index, axis=0).view(pieces[0].dtype).reshape(len(index))
 
 
 def ranges_of(store: Store, parts: Parts, filters: Sequence[SubjectFilter]) -> list[MessageRange]:

@@ -9,8 +9,17 @@ from __future__ import annotations
 
 from typing import Final
 
-from qmq.broker.delivery.read_waits import Asker, first_number
-from qmq.broker.ports.effects import Administered, Effect, HandedOver, ReadWanted, Refused, Restored, Subscribed
+from qmq.broker.ports.effects import (
+    Administered,
+    Asker,
+    Effect,
+    HandedOver,
+    ReadWanted,
+    Refused,
+    Restored,
+    Subscribed,
+    first_number,
+)
 from qmq.errors import QmqError, StorageError
 from qmq.storage.store import PullSync, Store
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol
+import enum
+from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -167,6 +168,33 @@ class SyncWanted(NamedTuple):
 
     partition: int
     position: int
+
+
+_BLOCK_BITS: Final = 48
+
+
+class Asker(enum.IntEnum):
+    """Who asks for reads; the number of its block."""
+
+    PULL_LOG = 0  # syncs of it
+    PULLS = 1  # and commands that wait for what is to be looked up
+    REPORTS = 2
+    HISTORY = 3  # lists of batches
+    DUE = 4  # what is due to be delivered
+    CANCEL = 5  # what is to be cancelled
+    RESTORE = 6  # what may have been restored before
+    RETENTION = 7  # a look at a segment
+    FORWARDING = 8  # what is to be copied out of one
+
+
+def first_number(asker: Asker) -> int:
+    """The first number of its block; the others count up from there."""
+    return asker << _BLOCK_BITS
+
+
+def asker_of(number: int) -> Asker:
+    """Whose block that number is of."""
+    return Asker(number >> _BLOCK_BITS)
 
 
 class ReadWork(Protocol):

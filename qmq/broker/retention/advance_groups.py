@@ -8,8 +8,8 @@ import msgpack
 import numpy as np
 import numpy.typing as npt
 
-from qmq.broker.delivery.encode import Rows, chosen_of
 from qmq.broker.groups.group import Group, SubjectFilter
+from qmq.broker.groups.message_ranges import Rows, chosen_of
 from qmq.broker.journal.record_types import RecordKind
 from qmq.broker.retention.references import SegmentTarget
 from qmq.storage.store import Store, subject_ranges_of

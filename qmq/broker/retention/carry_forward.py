@@ -11,13 +11,12 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from qmq.broker.delivery.handing import Handing
-from qmq.broker.delivery.read_waits import Asker, first_number
 from qmq.broker.error_log.error_log import packed
 from qmq.broker.groups.group import Group
-from qmq.broker.groups.in_flight import MessageRange, flat
 from qmq.broker.groups.message_ranges import PARTITIONS, prefix_of
+from qmq.broker.journal.record_types import MessageRange, flat
 from qmq.broker.ports.commands import Now, ReadDone
-from qmq.broker.ports.effects import Effect, ReadWanted
+from qmq.broker.ports.effects import Asker, Effect, ReadWanted, first_number
 from qmq.broker.publish.publish import Intake
 from qmq.broker.publish.staging import Staged
 from qmq.broker.retention.copy import Asked, CopiedBatch, Copying, Lost, Pieces

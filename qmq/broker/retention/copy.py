@@ -11,9 +11,8 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from qmq.broker.delivery.encode import Rows
-from qmq.broker.groups.in_flight import MessageRange
-from qmq.broker.groups.message_ranges import PARTITIONS
+from qmq.broker.groups.message_ranges import PARTITIONS, Rows
+from qmq.broker.journal.record_types import MessageRange
 from qmq.broker.retention.references import Found, SegmentTarget
 from qmq.errors import BadBatch, BadBytes
 from qmq.format.batch import clock_us_of, header_crc_of, parse_header

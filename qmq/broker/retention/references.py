@@ -16,9 +16,9 @@ import numpy.typing as npt
 
 from qmq.broker.error_log.error_log import RetryItem, unpacked
 from qmq.broker.groups.group_state import Ledger
-from qmq.broker.groups.in_flight import InFlightRange, MessageRange
 from qmq.broker.groups.member import Member
 from qmq.broker.groups.message_ranges import PARTITIONS, partition_of
+from qmq.broker.journal.record_types import InFlightRange, MessageRange
 from qmq.intervals import Intervals
 from qmq.storage.store import SubjectRanges
 

@@ -11,11 +11,10 @@ from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
 from qmq.broker.delivery.pull import Delivery
-from qmq.broker.delivery.read_waits import Asker, first_number
 from qmq.broker.delivery.serve import waits
 from qmq.broker.groups.group import Group
 from qmq.broker.ports.commands import Now, ReadDone
-from qmq.broker.ports.effects import Effect, ReadWanted
+from qmq.broker.ports.effects import Asker, Effect, ReadWanted, first_number
 from qmq.broker.ports.limits import BrokerLimits
 from qmq.broker.publish.publish import Intake
 from qmq.broker.retention.advance_groups import Moving

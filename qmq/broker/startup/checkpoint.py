@@ -53,10 +53,3 @@ def taken_over(path: Path | None) -> Iterator[None]:
         )
         bad.path = path
         raise bad from error
-
-
-def whole(value: object) -> int:
-    """*value*, which a checkpoint says is a number from 0 to 2^64 - 1. Raises ValueError."""
-    if type(value) is not int or not 0 <= value < 1 << 64:
-        raise ValueError(f"{value!r:.40} is no whole number")
-    return value

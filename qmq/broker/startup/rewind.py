@@ -15,9 +15,8 @@ from typing import Final
 import numpy as np
 
 from qmq.broker.groups.group import Group
-from qmq.broker.groups.in_flight import MessageRange
 from qmq.broker.groups.message_ranges import PARTITIONS
-from qmq.broker.journal.record_types import RecordKind
+from qmq.broker.journal.record_types import MessageRange, RecordKind
 from qmq.errors import BadBatch, StorageError
 from qmq.format.batch import Header, parse_header
 from qmq.format.layout import BATCH_HEADER_SIZE, RUN_REPLAYED

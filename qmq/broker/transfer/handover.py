@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from qmq.broker.delivery.pull import Delivery
 from qmq.broker.groups.group_state import Ledger
-from qmq.broker.groups.in_flight import MessageRange
 from qmq.broker.groups.message_ranges import PARTITIONS
+from qmq.broker.journal.record_types import MessageRange
 from qmq.broker.ports.commands import HandOver, Now, Send
 from qmq.broker.ports.effects import Effect, HandedOver, Refused, Sent
 from qmq.broker.publish.publish import Intake

@@ -17,9 +17,9 @@ import numpy as np
 
 from qmq.broker.delivery.pull import Delivery
 from qmq.broker.groups.group_state import Ledger
-from qmq.broker.groups.in_flight import MessageRange
 from qmq.broker.groups.message_ranges import PARTITIONS
 from qmq.broker.groups.settings import unknown_group
+from qmq.broker.journal.record_types import MessageRange
 from qmq.broker.ports.commands import Administer, Now, Restore, Send
 from qmq.broker.ports.effects import Effect, Refused, Restored, Sent
 from qmq.broker.publish.publish import Intake

@@ -11,10 +11,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from qmq.broker.delivery.read_waits import Asker, first_number
 from qmq.broker.groups.group_state import Ledger
 from qmq.broker.ports.commands import Administer
-from qmq.broker.ports.effects import Administered, Effect, ReadWanted, Refused
+from qmq.broker.ports.effects import Administered, Asker, Effect, ReadWanted, Refused, first_number
 from qmq.broker.publish.publish import Intake
 from qmq.errors import BadBatch, InvalidOption, QmqError, StorageError
 from qmq.format.batch import parse_header

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from qmq.broker.delay import reads as delay_reading
-from qmq.broker.delivery.read_waits import Asker, asker_of
 from qmq.broker.ports.commands import Administer, Disconnected
-from qmq.broker.ports.effects import Administered, Effect
+from qmq.broker.ports.effects import Administered, Asker, Effect, asker_of
 from tests.broker.delay.test_delay import S, cancel, crash, delay, follow, pulled
 from tests.broker.harness import Driven
 from tests.fake_disk import FakeDisk

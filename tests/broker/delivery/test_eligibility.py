@@ -9,7 +9,7 @@ import pytest
 from qmq.broker.delivery.eligibility import share_of
 from qmq.broker.error_log import error_log as retries
 from qmq.broker.error_log.error_log import Failure
-from qmq.broker.groups.in_flight import MessageRange
+from qmq.broker.journal.record_types import MessageRange
 from qmq.broker.ports.commands import HandOver
 from qmq.broker.ports.effects import PulledMessages
 from qmq.broker.ports.limits import BrokerLimits

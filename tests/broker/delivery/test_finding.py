@@ -10,8 +10,8 @@ import pytest
 from qmq.broker.delivery import finding
 from qmq.broker.delivery.finding import RangeLookup
 from qmq.broker.groups.group import Group
-from qmq.broker.groups.in_flight import MessageRange
 from qmq.broker.groups.message_ranges import Parts, parts_of, ranges_of
+from qmq.broker.journal.record_types import MessageRange
 from qmq.storage.store import Store
 from tests.broker.groups.test_message_ranges import chosen, filled, followed, places_of
 from tests.broker.harness import Driven

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from qmq.broker.delay import reads as delay_reading
-from qmq.broker.delivery.read_waits import Asker, asker_of, first_number
 from qmq.broker.journal import durable_replies as durable
+from qmq.broker.ports.effects import Asker, asker_of, first_number
 from qmq.broker.retention import carry_forward as forwarding
 from qmq.broker.retention import retention
 from qmq.broker.transfer import restore_lookup as restored_lookup

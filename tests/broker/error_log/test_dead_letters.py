@@ -9,7 +9,7 @@ import pytest
 
 from qmq.broker.error_log.dead_letters import chosen, letters_of, numbers_between
 from qmq.broker.error_log.error_log import unpacked
-from qmq.broker.groups.in_flight import InFlightRange, MessageRange
+from qmq.broker.journal.record_types import InFlightRange, MessageRange
 from qmq.format.layout import RETRY_DTYPE
 from qmq.storage.disk.disk import Disk
 from qmq.storage.store import ItemLog

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from qmq.broker.error_log.error_log import PIECES, RetryItem, packed, rest_of, split, taken_of, unpacked, without
-from qmq.broker.groups.in_flight import InFlightRange, MessageRange
+from qmq.broker.journal.record_types import InFlightRange, MessageRange
 
 MESSAGES = MessageRange(3, 100, 2, 5, 40, 900)
 

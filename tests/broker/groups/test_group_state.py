@@ -11,10 +11,9 @@ import pytest
 from qmq.broker.error_log.dead_letters import numbers_between
 from qmq.broker.error_log.error_log import LOADED_ITEMS, MOST_TAKEN, unpacked
 from qmq.broker.groups.group_state import Ledger
-from qmq.broker.groups.in_flight import MessageRange
 from qmq.broker.groups.member import Member
 from qmq.broker.groups.settings import ResolvedSettings
-from qmq.broker.journal.record_types import LeaveReason, RecordKind
+from qmq.broker.journal.record_types import LeaveReason, MessageRange, RecordKind
 from qmq.broker.ports.commands import DispositionRange
 from qmq.errors import Fenced
 from qmq.format.layout import RETRY_DTYPE

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from qmq.broker.error_log.error_log import unpacked
-from qmq.broker.groups.in_flight import MessageRange
-from qmq.broker.journal.record_types import LeaveReason
+from qmq.broker.journal.record_types import LeaveReason, MessageRange
 from qmq.broker.ports.commands import DispositionRange
 from qmq.net.protocol.types import Disposition
 from tests.broker.groups.test_group_state import Driven

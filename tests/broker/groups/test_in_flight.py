@@ -8,7 +8,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qmq.broker.groups.in_flight import InFlight, InFlightPull, InFlightRange, MessageRange
+from qmq.broker.groups.in_flight import InFlight, InFlightPull
+from qmq.broker.journal.record_types import InFlightRange, MessageRange
 
 CALLS = st.lists(
     st.one_of(

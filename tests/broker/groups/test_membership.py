@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from qmq.broker.groups.group_state import Ledger
-from qmq.broker.groups.in_flight import MessageRange
 from qmq.broker.groups.membership import MOST_LOOKS, Members
-from qmq.broker.journal.record_types import LeaveReason
+from qmq.broker.journal.record_types import LeaveReason, MessageRange
 from qmq.broker.ports.commands import DispositionRange, Now
 from qmq.net.protocol.types import Disposition
 from tests.broker.groups.test_group_state import Driven

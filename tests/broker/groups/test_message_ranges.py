@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from qmq.broker.delivery.encode import Many, Some
 from qmq.broker.delivery.select import PullSelection
 from qmq.broker.groups.group import Begin, Group, Start, SubjectFilter
-from qmq.broker.groups.in_flight import MessageRange
-from qmq.broker.groups.message_ranges import PARTITIONS, Parts, parts_of, ranges_of
+from qmq.broker.groups.message_ranges import PARTITIONS, Many, Parts, Some, parts_of, ranges_of
+from qmq.broker.journal.record_types import MessageRange
 from qmq.storage.store import Store
 from tests.broker.harness import Driven
 

@@ -10,8 +10,8 @@ import pytest
 
 from qmq.broker.error_log.error_log import unpacked
 from qmq.broker.groups.group import Group
-from qmq.broker.groups.in_flight import MessageRange
 from qmq.broker.groups.message_ranges import parts_of
+from qmq.broker.journal.record_types import MessageRange
 from qmq.broker.ports.commands import Administer
 from qmq.broker.ports.limits import BrokerLimits
 from qmq.broker.retention.carry_forward import COPY_NUMBER

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from qmq.broker.error_log.error_log import RetryItem
-from qmq.broker.groups.in_flight import MessageRange
 from qmq.broker.groups.message_ranges import prefix_of
+from qmq.broker.journal.record_types import MessageRange
 from qmq.broker.retention.copy import Asked, CopiedBatch, Copying, Lost
 from qmq.broker.retention.references import FoundLetter, SegmentTarget
 from qmq.format.batch import parse_header

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from qmq.broker.error_log.error_log import RetryItem, packed
-from qmq.broker.groups.in_flight import MessageRange
 from qmq.broker.groups.message_ranges import PARTITIONS
+from qmq.broker.journal.record_types import MessageRange
 from qmq.broker.retention.references import SegmentTarget
 from qmq.storage.store import SubjectRanges
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from qmq.broker.groups.in_flight import MessageRange
 from qmq.broker.groups.message_ranges import PARTITIONS, parts_of
+from qmq.broker.journal.record_types import MessageRange
 from qmq.broker.ports.commands import ListSubjects
 from qmq.broker.ports.effects import Sent, SubjectList
 from qmq.broker.ports.limits import BrokerLimits

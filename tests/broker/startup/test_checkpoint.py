@@ -10,9 +10,10 @@ import msgpack
 import pytest
 
 from qmq.broker.broker import Broker
+from qmq.broker.journal.record_types import whole
 from qmq.broker.ports.commands import Now
 from qmq.broker.ports.limits import BrokerLimits
-from qmq.broker.startup.checkpoint import BadState, whole
+from qmq.broker.startup.checkpoint import BadState
 from qmq.daemon.startup import open_broker
 from qmq.format.layout import CHECKPOINT_MAGIC, CHECKPOINT_VERSION
 from qmq.storage.disk.disk import Disk

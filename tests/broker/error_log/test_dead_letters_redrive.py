@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from qmq.broker.error_log import reviving
+from qmq.broker.error_log import dead_letters
 from qmq.broker.ports.commands import Administer
 from qmq.broker.ports.effects import Administered, Effect
 from qmq.net.protocol.types import Disposition
@@ -19,9 +19,9 @@ DEAD = 40
 
 @pytest.fixture(autouse=True)
 def _few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reviving, "LETTERS", 6)
-    monkeypatch.setattr(reviving, "NAMED", 5)
-    monkeypatch.setattr(reviving, "DELETED", 4)
+    monkeypatch.setattr(dead_letters, "LETTERS", 6)
+    monkeypatch.setattr(dead_letters, "NAMED", 5)
+    monkeypatch.setattr(dead_letters, "DELETED", 4)
     monkeypatch.setattr("qmq.storage.error_log.item_file.MEMORY_ITEMS", 16)
 
 

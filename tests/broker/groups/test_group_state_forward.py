@@ -6,8 +6,8 @@ from pathlib import Path
 
 from qmq.broker.error_log.error_log import Failure, RetryItem, packed, unpacked
 from qmq.broker.groups.group_state import Ledger
-from qmq.broker.groups.in_flight import InFlightRange, MessageRange, flat
 from qmq.broker.groups.message_ranges import PARTITIONS
+from qmq.broker.journal.record_types import InFlightRange, MessageRange, flat
 from tests.broker.harness import START_US, Driven
 
 OLD = MessageRange(PARTITIONS, 1_000, 0, 0, 3, 1_000)
