@@ -7,12 +7,14 @@ from typing import Any, NamedTuple
 
 from hypothesis.stateful import RuleBasedStateMachine
 
+from qmq.broker.groups.group_state import MESSAGE_LIFE, MessageEvent, MessageState
+from qmq.broker.journal.record_types import RecordKind
 from qmq.broker.ports.commands import Administer, Subscribe
 from qmq.broker.ports.effects import Administered, PulledMessages, Refused, Subscribed
 from qmq.broker.ports.limits import BrokerLimits
 from qmq.errors import Fenced, UnknownGroup
 from qmq.net.protocol.types import KnownConsumer
-from tests.broker.group_state import content, ledger_of, letter_of
+from tests.broker.group_state import WrittenRecords, content, ledger_of, letter_of
 from tests.broker.harness import Driven, runs_of_answer
 from tests.broker.model import Consumer, Given, Group, Message, Refusal
 from tests.sim.disk import SimulatedDisk
@@ -20,11 +22,17 @@ from tests.sim.life import DIRECTORY
 
 SESSION_TIMEOUT_MS = 1_000
 FIRST_SETTINGS = (
-    ("max_attempts", 3),
+    ("max_attempts", 2),
     ("max_session_expiries", 2),
     ("max_unacked", 8),
     ("retry_delays_us", (0, 300_000, 2_000_000)),
 )
+
+
+#: Records that are written only where the state of a message changes.
+ONLY_WITH_MESSAGES = {
+    RecordKind.PULL, RecordKind.AGAIN, RecordKind.ACK, RecordKind.BACK, RecordKind.REDRIVE, RecordKind.FORGET,
+}  # fmt: skip
 
 
 class Session(NamedTuple):
@@ -52,6 +60,8 @@ class GroupCalls(RuleBasedStateMachine):
         self.driven = Driven(DIRECTORY, limits, disk=self.disk, segment_bytes=16 << 10, max_frame_bytes=4 << 10)
         self.sent: list[Message] = []
         self.counts: Counter[str] = Counter()
+        self.steps: Counter[tuple[MessageState, MessageEvent]] = Counter()
+        self.records = WrittenRecords(self.driven)
         self.group: Group | None = None
         self.sessions: list[Session] = []
         self.connections = 1
@@ -69,12 +79,29 @@ class GroupCalls(RuleBasedStateMachine):
 
     def check(self) -> None:
         """Who holds what, what waits and until when, what is dead and why: as in the model."""
+        written = {record.kind for record in self.records.take()}
         if self.group is None:
             assert "g" not in self.driven.broker.groups
             return
+        self.check_steps(written)
         (row,) = self.ask("groups")["rows"]
         letters = [letter_of(row) for row in self.ask("dead_letters")["rows"]]
         assert content(self.driven, row, letters) == self.group.content(self.now_us)
+
+    def check_steps(self, written: set[int]) -> None:
+        """The table of a message's life has each change of the model since the last look, with a record that the
+        broker wrote; and no record was written of a change that the model has not seen.
+        """
+        assert self.group is not None
+        expected = set[int]()
+        for (before, event, after), count in Counter(self.group.steps).items():
+            state, records = MESSAGE_LIFE[before, event]
+            assert state is after, (before, event)
+            assert not records or written.intersection(records), (before, event, written)
+            expected.update(records)
+            self.steps[before, event] += count
+        assert written & ONLY_WITH_MESSAGES <= expected
+        self.group.steps.clear()
 
     # --- consumers ---------------------------------------------------------------------------------------------------
 
@@ -138,8 +165,10 @@ class GroupCalls(RuleBasedStateMachine):
     def given(self, answer: PulledMessages, name: str) -> list[Given]:
         bodies = [(run.subject, run.first_sequence + at) for run in runs_of_answer(answer) for at in range(run.count)]
         numbers = [(first + at, attempt) for first, count, attempt in answer.ranges for at in range(count)]
-        held = ledger_of(self.driven).by_name[name].held
-        session_expiries = [part.session_expiries for number, _ in numbers for part in held.between(number, number + 1)]
+        in_flight = ledger_of(self.driven).by_name[name].in_flight
+        session_expiries = [
+            part.session_expiries for number, _ in numbers for part in in_flight.between(number, number + 1)
+        ]
         return [
             Given(number, message, attempt, expired)
             for message, (number, attempt), expired in zip(bodies, numbers, session_expiries, strict=True)

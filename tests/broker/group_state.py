@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+import os
+from itertools import zip_longest
+from typing import Any, Final
 
 import numpy as np
 
@@ -10,9 +12,41 @@ from qmq.broker.error_log.error_log import unpacked, without
 from qmq.broker.groups.group_state import Ledger
 from qmq.broker.groups.message_ranges import Some, parts_of
 from qmq.broker.journal.record_types import MessageRange
-from qmq.format.layout import RETRY_DTYPE
+from qmq.format.layout import PULL_FILE_HEADER_SIZE, RETRY_DTYPE
+from qmq.storage.disk.disk import read_around
+from qmq.storage.pull_log.records import PULL_LOG_NAME, PullRecord, list_pull_files, pull_file_path, record_at
 from tests.broker.harness import Driven
 from tests.broker.model import GroupContent, Letter, Message, Place, Waiting, undated
+
+#: As much of the pull log as is read at once.
+WINDOW_BYTES: Final = 1 << 18
+
+
+class WrittenRecords:
+    """Reads from disk the records that a broker writes to its pull log, from now on."""
+
+    def __init__(self, driven: Driven) -> None:
+        self._driven = driven
+        self._directory = driven.directory / PULL_LOG_NAME
+        self._position = list_pull_files(driven.disk, self._directory)[-1]
+        self.take()
+
+    def take(self) -> list[PullRecord]:
+        """Return the records that were written since the last call."""
+        found, disk = list[PullRecord](), self._driven.disk
+        bases = list_pull_files(disk, self._directory)
+        for base, following in zip_longest(bases, bases[1:]):
+            if following is not None and following <= self._position:
+                continue
+            start = self._position = max(self._position, base + PULL_FILE_HEADER_SIZE)
+            fd = disk.open(pull_file_path(self._directory, base), os.O_RDONLY)
+            data, _ = read_around(disk, fd, WINDOW_BYTES, start - base)
+            disk.close(fd)
+            while record := record_at(memoryview(data), self._position - start, start, self._driven.store.secret):
+                found.append(record)
+                self._position = record.end
+            assert self._position - start < WINDOW_BYTES // 2, "records of one call may be longer than what is read"
+        return found
 
 
 def content(driven: Driven, row: dict[str, Any], letters: list[Letter]) -> GroupContent:

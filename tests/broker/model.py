@@ -19,13 +19,22 @@ ten
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from qmq.broker.groups.group_state import MessageEvent, MessageState
 from qmq.net.protocol.types import KnownConsumer
 
 Message = tuple[str, int]  # subject, sequence
+
+
+class Step(NamedTuple):
+    """An event changed the state of one message."""
+
+    before: MessageState
+    event: MessageEvent
+    after: MessageState
 
 
 class Refusal(Exception):
@@ -59,6 +68,10 @@ class Waiting(NamedTuple):
     attempt: int
     session_expiries: int
     quarantined: bool
+
+    @property
+    def state(self) -> MessageState:
+        return MessageState.QUARANTINED_RETRY if self.quarantined else MessageState.RETRYING
 
 
 class Letter(NamedTuple):
@@ -115,6 +128,11 @@ class Consumer:
     takeovers: int = 0
 
     @property
+    def state(self) -> MessageState:
+        """The state of its messages."""
+        return MessageState.QUARANTINED_IN_FLIGHT if self.is_quarantined else MessageState.IN_FLIGHT
+
+    @property
     def ack_floor(self) -> int:
         """The delivery sequence below which all is handled."""
         return min(self.in_flight, default=self.next_sequence)
@@ -146,7 +164,9 @@ class Group:
     """One group, from when it was made until it is deleted."""
 
     def __init__(self, messages: Iterable[Message], session_timeout_us: int) -> None:
-        self.ready: list[Message] = list(messages)
+        self.ready: list[Message] = []
+        #: The changes to messages, one for each message.
+        self.steps: list[Step] = []
         self.consumers: dict[str, Consumer] = {}
         self.waiting: list[Waiting] = []
         self.dead: list[Letter] = []
@@ -160,6 +180,13 @@ class Group:
         self.was_again = False
         #: Who gets nothing more until it holds nothing, and is then given what goes out alone.
         self.clearing: Consumer | None = None
+        self.send(messages)
+
+    def send(self, messages: Iterable[Message]) -> None:
+        """Messages of the log become ready."""
+        for message in messages:
+            self.ready.append(message)
+            self.steps.append(Step(MessageState.STORED, MessageEvent.VISIBLE, MessageState.READY))
 
     def content(self, now_us: int) -> GroupContent:
         """All of it."""
@@ -202,7 +229,7 @@ class Group:
     def leave(self, one: Consumer, now_us: int) -> None:
         """It goes, and hands back what it holds unstarted."""
         for part in one.parts(0, one.next_sequence):
-            self._wait(part.values(), now_us, quarantined=one.is_quarantined)
+            self._wait(part.values(), now_us, one.state, MessageEvent.LEAVE)
         self._gone(one)
 
     def tick(self, monotonic_us: int, now_us: int) -> None:
@@ -218,12 +245,14 @@ class Group:
             attempt, session_expiries = in_flight[0].attempt, in_flight[0].session_expiries + in_flight[0].is_single
             if session_expiries >= self.max_session_expiries:
                 reason = f"its consumer fell silent {session_expiries} times"
-                self.dead += [Letter(each.message, attempt, session_expiries, reason) for each in in_flight]
+                several = [each._replace(session_expiries=session_expiries) for each in in_flight]
+                self._bury(several, reason, one.state, MessageEvent.LAST_SESSION_EXPIRY)
                 continue
             size = -(-len(in_flight) // 10)
             for start in range(0, len(in_flight), size):
                 messages = tuple(each.message for each in in_flight[start : start + size])
-                self.waiting.append(Waiting(messages, now_us, attempt, session_expiries, quarantined=True))
+                waiting = Waiting(messages, now_us, attempt, session_expiries, quarantined=True)
+                self._add(waiting, one.state, MessageEvent.SESSION_EXPIRY)
         one.drop()
 
     def _gone(self, one: Consumer) -> None:
@@ -273,6 +302,7 @@ class Group:
         if given:
             del self.ready[: len(given)]
             self.was_again = False
+            self.steps += [Step(MessageState.READY, MessageEvent.PULL, MessageState.IN_FLIGHT)] * len(given)
             self._hold(one, given, Waiting((), 0, 1, 0, quarantined=False))
 
     def _give_again(self, one: Consumer, given: Sequence[Given], limit: int, now_us: int) -> None:
@@ -289,8 +319,8 @@ class Group:
         """One range, or the beginning of it."""
         waiting, count = self._found(given, quarantined=True, now_us=now_us)
         assert len(given) == count == min(limit, len(waiting.messages))
-        self._take(one, given, waiting)
         one.is_quarantined = True
+        self._take(one, given, waiting)
 
     def _found(self, given: Sequence[Given], *, quarantined: bool, now_us: int) -> tuple[Waiting, int]:
         """What waits and is due that the first of these are, and how many of them that is."""
@@ -311,6 +341,7 @@ class Group:
         rest = waiting.messages[len(given) :]
         self.waiting[at : at + 1] = [waiting._replace(messages=rest)] if rest else []
         self.was_again = True
+        self.steps += [Step(waiting.state, MessageEvent.PULL, one.state)] * len(given)
         self._hold(one, given, waiting)
 
     def _hold(self, one: Consumer, given: Sequence[Given], waiting: Waiting) -> None:
@@ -333,6 +364,7 @@ class Group:
         for start, end in zip(pairs[::2], pairs[1::2], strict=True):
             for sequence in range(start, end):
                 if one.in_flight.pop(sequence, None) is not None:
+                    self.steps.append(Step(one.state, MessageEvent.ACK, MessageState.ACKED))
                     self._handled(one)
                 refused += sequence in one.returned or sequence >= one.next_sequence
         return refused
@@ -343,26 +375,29 @@ class Group:
 
     def nack(self, one: Consumer, start: int, end: int, delay_us: int | None, reason: str, now_us: int) -> None:
         """These have failed. Raises Refusal, as do the next two, when one of them is not held."""
+        state = one.state
         for part in self._back(one, start, end):
             attempt = next(iter(part.values())).attempt
             if attempt >= self.max_attempts:
-                self._bury(part.values(), reason or "out of attempts")
+                self._bury(part.values(), reason or "out of attempts", state, MessageEvent.LAST_NACK)
                 continue
             delay = self.delays_us[min(attempt, len(self.delays_us)) - 1] if delay_us is None else delay_us
             messages = tuple(in_flight.message for in_flight in part.values())
             session_expiries = next(iter(part.values())).session_expiries
-            self.waiting.append(Waiting(messages, now_us + delay, attempt + 1, session_expiries, quarantined=False))
+            waiting = Waiting(messages, now_us + delay, attempt + 1, session_expiries, quarantined=False)
+            self._add(waiting, state, MessageEvent.NACK)
 
     def release(self, one: Consumer, start: int, end: int, delay_us: int | None, now_us: int) -> None:
         """These were not begun."""
-        quarantined = one.is_quarantined
+        state = one.state
         for part in self._back(one, start, end):
-            self._wait(part.values(), now_us + (delay_us or 0), quarantined=quarantined)
+            self._wait(part.values(), now_us + (delay_us or 0), state, MessageEvent.RELEASE)
 
     def reject(self, one: Consumer, start: int, end: int, reason: str) -> None:
         """These can never be handled."""
+        state = one.state
         for part in self._back(one, start, end):
-            self._bury(part.values(), reason or "out of attempts")
+            self._bury(part.values(), reason or "out of attempts", state, MessageEvent.REJECT)
 
     def _back(self, one: Consumer, start: int, end: int) -> list[dict[int, InFlightMessage]]:
         if start >= end or any(sequence not in one.in_flight for sequence in range(start, end)):
@@ -374,30 +409,55 @@ class Group:
         self._handled(one)
         return parts
 
-    def _wait(self, in_flight: Iterable[InFlightMessage], due_us: int, *, quarantined: bool) -> None:
+    def _wait(
+        self, in_flight: Iterable[InFlightMessage], due_us: int, state: MessageState, event: MessageEvent
+    ) -> None:
         """As it was, at once."""
         several = list(in_flight)
         messages = tuple(each.message for each in several)
-        self.waiting.append(Waiting(messages, due_us, several[0].attempt, several[0].session_expiries, quarantined))
+        quarantined = state is MessageState.QUARANTINED_IN_FLIGHT
+        waiting = Waiting(messages, due_us, several[0].attempt, several[0].session_expiries, quarantined)
+        self._add(waiting, state, event)
 
-    def _bury(self, in_flight: Iterable[InFlightMessage], reason: str) -> None:
+    def _add(self, waiting: Waiting, state: MessageState, event: MessageEvent) -> None:
+        self.waiting.append(waiting)
+        self.steps += [Step(state, event, waiting.state)] * len(waiting.messages)
+
+    def _bury(
+        self, in_flight: Collection[InFlightMessage], reason: str, state: MessageState, event: MessageEvent
+    ) -> None:
+        self.steps += [Step(state, event, MessageState.DEAD)] * len(in_flight)
         self.dead += [Letter(each.message, each.attempt, each.session_expiries, reason) for each in in_flight]
 
     # --- from outside ------------------------------------------------------------------------------------------------
 
     def seek(self, messages: Iterable[Message], *, clear_retries: bool) -> None:
         """Go on elsewhere: nobody holds anything, and nobody is there any more."""
-        self.ready = list(messages)
+        before, self.ready = set(self.ready), list(messages)
+        back, past = set(self.ready) - before, before - set(self.ready)
+        self.steps += [Step(MessageState.STORED, MessageEvent.SEEK_BACK, MessageState.READY)] * len(back)
+        self.steps += [Step(MessageState.READY, MessageEvent.SEEK_PAST, MessageState.SKIPPED)] * len(past)
         for one in list(self.consumers.values()):
+            self.steps += [Step(one.state, MessageEvent.SEEK, MessageState.DROPPED)] * len(one.in_flight)
             self._gone(one)
         if clear_retries:
+            for waiting in self.waiting:
+                step = Step(waiting.state, MessageEvent.CLEAR_RETRIES, MessageState.DROPPED)
+                self.steps += [step] * len(waiting.messages)
             self.waiting.clear()
 
     def retry_dead(self, letters: Iterable[Letter], now_us: int) -> None:
         """Hand these out as if for the first time."""
         for letter in letters:
             self.dead.remove(letter)
-            self.waiting.append(Waiting((letter.message,), now_us, 1, 0, quarantined=False))
+            waiting = Waiting((letter.message,), now_us, 1, 0, quarantined=False)
+            self._add(waiting, MessageState.DEAD, MessageEvent.REDRIVE)
+
+    def delete_dead(self, letters: Iterable[Letter]) -> None:
+        """Forget these for good."""
+        for letter in letters:
+            self.dead.remove(letter)
+            self.steps.append(Step(MessageState.DEAD, MessageEvent.DELETE, MessageState.DELETED))
 
     def start(self, monotonic_us: int) -> None:
         """The broker was away: everybody has the full session timeout again. All else is as it was."""
