@@ -1,1 +1,1 @@
-"""Messages to hand out again, and dead letters."""
+"""Retries and dead letters: messages that a consumer failed to handle."""

@@ -1,4 +1,7 @@
-"""The dead letters of a group: what no consumer is given any more, each message a letter with its reason."""
+"""The dead letters of groups: messages that no consumer gets any more, each one with its reason.
+
+A redrive or a deletion of many letters takes some of them in each turn.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +24,9 @@ from qmq.storage.store import ItemLog
 
 
 def letters_of(consumer: int, start: int, in_flight: InFlightRange, reason: str, now_us: int) -> NDArray[np.void]:
-    """Each message is a letter of its own: they are handed out again or deleted one by one.
+    """Return a dead letter for each message of a range.
 
-    It had them as that consumer, by delivery sequences from *start* on; 0 where nobody had them.
+    *consumer* had them by delivery sequences from *start* on; both are 0 where no consumer had them.
     """
     messages = in_flight.messages
     first = RetryItem(
@@ -37,7 +40,7 @@ def letters_of(consumer: int, start: int, in_flight: InFlightRange, reason: str,
 
 
 def numbers_between(dead: ItemLog, after: int, before: int, most: int) -> list[int]:
-    """The numbers of the first dead letters between these, at most so many. Raises StorageFailed."""
+    """Return the first numbers of dead letters between *after* and *before*, at most *most*. Raise StorageFailed."""
     found = list[int]()
     for items in dead.after(after):
         found += items["number"].tolist()
@@ -47,7 +50,7 @@ def numbers_between(dead: ItemLog, after: int, before: int, most: int) -> list[i
 
 
 def chosen(dead: ItemLog, numbers: Iterable[int]) -> NDArray[np.void]:
-    """The dead letters with these numbers that are there, ascending. Only blocks that have some are read. Raises
+    """Return the dead letters with these numbers that exist, ascending; read only blocks that have some. Raise
     StorageFailed.
     """
     found, left = list[NDArray[np.void]](), np.unique(np.fromiter(numbers, np.uint64))
@@ -61,11 +64,10 @@ def chosen(dead: ItemLog, numbers: Iterable[int]) -> NDArray[np.void]:
     return np.concatenate(found) if found else np.empty(0, RETRY_DTYPE)
 
 
-#: Letters of one turn that are handed out again: about 40 us each. Of those that are named in no order each may take
-#: a read of its own, so they are fewer.
+#: Letters that one turn redrives: about 40 us each. Letters named by number may take a read each, so they are fewer.
 LETTERS: Final = 256
 NAMED: Final = 128
-#: Letters of one turn that are deleted.
+#: Letters that one turn deletes.
 DELETED: Final = 4_096
 
 
@@ -84,18 +86,20 @@ class GroupLetters(Protocol):
 
 @dataclass(slots=True)
 class _Work:
+    """A command that redrives or deletes letters, and how far it is."""
+
     command: Administer
     group: GroupLetters
-    #: Letters that die from now on are not meant: those have this number, or a higher one.
+    #: Only letters with lower numbers take part: messages that die from now on get this number or a higher one.
     before: int
-    #: Those that are meant, ascending, and so many of them are done; None: all.
+    #: The numbers of the letters, ascending, of which ``done`` are done; None: all letters.
     named: list[int] | None
     done: int = 0
     last: int = 0
     count: int = 0
 
     def next_some(self) -> tuple[list[int], bool]:
-        """The letters of this turn, and whether there are more. Raises StorageFailed."""
+        """Return the letters for this turn, and whether there are more. Raise StorageFailed."""
         if self.named is None:
             found = numbers_between(self.group.dead, self.last, self.before, LETTERS)
             return found, len(found) == LETTERS
@@ -109,7 +113,7 @@ class _Work:
 
 
 class Redriving:
-    """Of all groups, one after another."""
+    """Redrives and deletes dead letters of all groups, one command after another."""
 
     def __init__(
         self, groups: Mapping[int, GroupLetters], redriven: Callable[[int], None], durable: Durable,
@@ -126,9 +130,7 @@ class Redriving:
         return bool(self._waiting)
 
     def begin(self, command: Administer, group: GroupLetters, named: list[int] | None, now: Now) -> None:
-        """Have these dead letters of it (None: all) handed out again, or deleted; *command* is answered with how many
-        when that is done.
-        """
+        """Begin to redrive or delete these dead letters (None: all); answer *command* with their count at the end."""
         if named is not None:
             named = sorted(set(named))
         self._waiting.append(_Work(command, group, group.dead.next_number, named))
@@ -136,14 +138,14 @@ class Redriving:
             self.tick(now)
 
     def tick(self, now: Now) -> None:
-        """Go on with it."""
+        """Go on with the first command."""
         if self._waiting and self._do_some(self._waiting[0], now):
             self._waiting.popleft()
 
     def _do_some(self, work: _Work, now: Now) -> bool:
-        """True when that was all, and it is answered."""
+        """Do a part; return True when the command is done and answered."""
         group, command = work.group, work.command
-        is_there = self._groups.get(group.number) is group  # or it was deleted meanwhile
+        is_there = self._groups.get(group.number) is group  # else it was deleted meanwhile
         numbers, goes_on = list[int](), False
         try:
             if is_there and work.deletes and work.named is None:

@@ -1,9 +1,7 @@
-"""A group's error log: messages to hand out again, by due time, and how often they have been tried.
+"""The error log of a group: retries, by due time, with their attempts.
 
-What is due waits in two queues, one for what is handed out alone. Everything that is decided here follows from what it
-is told, so that the records of a pull log, told again in order, end in the same state.
-
-One retry: messages of a group that are to be handed out again, what is known of them, and its item in a schedule.
+Retries that are due lie in two queues in memory, one of them for quarantined retries; the others lie in a schedule on
+disk. Every decision here follows from the arguments, so that a start that replays the pull log ends in the same state.
 """
 
 from __future__ import annotations
@@ -19,12 +17,12 @@ from qmq.format.layout import RETRY_DTYPE, RETRY_QUARANTINED, RETRY_REASON_BYTES
 from qmq.intervals import Intervals
 from qmq.storage.store import Schedule, ScheduleClaim
 
-#: A range that expired is handed out in so many pieces.
+#: An expired range becomes so many retries.
 PIECES: Final = 10
 
 
 class RetryItem(NamedTuple):
-    """Messages that are to be handed out again, with what is known of them."""
+    """Messages to hand out again, with what is known of them."""
 
     number: int
     due_us: int
@@ -39,7 +37,7 @@ class RetryItem(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """What a pull took: the first ``total`` messages of a retry, and how the consumer holds them."""
+    """The first ``total`` messages of a retry, for a pull."""
 
     retry: RetryItem
     total: int
@@ -47,12 +45,12 @@ class Taken(NamedTuple):
 
 
 def taken_of(retry: RetryItem, total: int) -> Taken:
-    """Its first messages, so many."""
+    """Return the first *total* messages of a retry."""
     return Taken(retry, total, InFlightRange(retry.messages.part(0, total), retry.attempt, retry.session_expiries))
 
 
 class Failure(NamedTuple):
-    """Why messages come back, from whom, and when they are due."""
+    """The reason why messages come back, the consumer that had them, and when they are due."""
 
     reason: str
     consumer: int
@@ -62,7 +60,7 @@ class Failure(NamedTuple):
 
 
 def rest_of(messages: MessageRange, taken: list[MessageRange]) -> list[MessageRange]:
-    """What is left of a range without all that was taken."""
+    """Return the parts of a range that are in none of *taken*."""
     left = [messages]
     for one in taken:
         left = [part for messages in left for part in without(messages, one)]
@@ -70,7 +68,7 @@ def rest_of(messages: MessageRange, taken: list[MessageRange]) -> list[MessageRa
 
 
 def without(messages: MessageRange, taken: MessageRange) -> list[MessageRange]:
-    """What is left of a range without those in another one."""
+    """Return the parts of a range that are not in *taken*."""
     if not messages.overlaps(taken):
         return [messages]
     start, end = max(taken.skip - messages.skip, 0), min(taken.skip + taken.total - messages.skip, messages.total)
@@ -79,13 +77,13 @@ def without(messages: MessageRange, taken: MessageRange) -> list[MessageRange]:
 
 
 def split(messages: MessageRange) -> list[MessageRange]:
-    """*messages* in PIECES of nearly one size, or in fewer."""
+    """Return *messages* in PIECES of nearly one size, or in fewer."""
     size = -(-messages.total // PIECES)
     return [messages.part(start, min(start + size, messages.total)) for start in range(0, messages.total, size)]
 
 
 def packed(retries: list[RetryItem]) -> np.ndarray[Any, np.dtype[np.void]]:
-    """As items of a schedule: RETRY_DTYPE[n]."""
+    """Return the retries as items of a schedule: RETRY_DTYPE[n]."""
     items = np.zeros(len(retries), RETRY_DTYPE)
     if not retries:
         return items
@@ -110,7 +108,7 @@ def _cut(reason: str) -> bytes:
 
 
 def unpacked(items: np.ndarray[Any, np.dtype[np.void]]) -> list[RetryItem]:
-    """Items of a schedule as retries."""
+    """Return the retries that items of a schedule describe."""
     found = []
     for item in items.tolist():
         due_us, number, log, run, first, skip, count, end, *rest, why, _ = item
@@ -125,25 +123,25 @@ def unpacked(items: np.ndarray[Any, np.dtype[np.void]]) -> list[RetryItem]:
     return found
 
 
-#: So many wait in memory; what is due beyond them waits in the schedule.
+#: The most retries in memory; further retries that are due stay in the schedule.
 LOADED_ITEMS: Final = 256
-#: Retries in one answer.
+#: The most retries in one answer.
 MOST_TAKEN: Final = 1_024
-#: What nobody has taken for so long, though others wait for what is due behind it, is looked at later.
+#: Retries in memory that no consumer takes for this time, while more are due behind them, are put back.
 PASSED_AFTER_US: Final = 1_000_000
-#: That is so long after, or as many items wait, 100 us for each, up to five minutes: so it takes little time however
-#: many there are.
+#: They are due again after this time, or after 100 us for each item of the schedule, up to five minutes: putting back
+#: takes little time, however many there are.
 _PASSED_FOR_US: Final = 1_000_000
 _PASSED_EACH_US: Final = 100
 _PASSED_MOST_US: Final = 300_000_000
 
-#: Says which messages of a range are meant, from the first on: so many each; None: no more is to be looked at now.
+#: Returns for a range, from its first message on, (count, whether a consumer may have them); None: look no further now.
 Split = Callable[[MessageRange], list[tuple[int, bool]] | None]
 
 
 class Watch(NamedTuple):
-    """What happens to the retries of a group while somebody looks at them: those that were added, and the numbers of
-    those that are not in the schedule (any more).
+    """The changes to the retries of a group while a walk over all of them runs: the retries that were added, and the
+    numbers of those that are not in the schedule, or not any more.
     """
 
     added: list[RetryItem]
@@ -152,39 +150,39 @@ class Watch(NamedTuple):
 
 
 class Retries:
-    """Of one group."""
+    """The retries of one group."""
 
     def __init__(self, schedule: Schedule) -> None:
         self._schedule = schedule
         self._due: deque[RetryItem] = deque()
         self._quarantined: deque[RetryItem] = deque()
         self._next_number = 1
-        #: Taken in records that were read before the items were, by number.
+        #: By number: messages that records say were taken of retries not loaded yet.
         self._taken: dict[int, list[MessageRange]] = {}
-        #: Numbers of retries in the schedule that others stand for.
+        #: Numbers of retries in the schedule that others replace.
         self._void = Intervals()
-        #: While somebody looks at all of them: what came since, and the numbers of what has left the schedule.
+        #: The changes since the last walk over all retries began.
         self.watch: Watch | None = None
         self._cleared = 0
-        #: Messages that wait here, due or not.
+        #: Messages of all retries, due or not.
         self.count = 0
-        self._is_new = True  # something was taken of what waits, or it is others, since somebody looked
-        self._stuck_us = 0  # since when it is not
-        #: Something else is in memory than when this was last set to False.
+        self._is_new = True  # retries in memory were taken or loaded since the last look
+        self._stuck_us = 0  # when that became False
+        #: The retries in memory changed since this was last set to False.
         self.changed = True
 
     def add(
         self, messages: MessageRange, attempt: int, session_expiries: int, quarantined: bool, failure: Failure
     ) -> int:
-        """Have them handed out again when they are due; returns the number of the retry."""
+        """Add a retry of these messages; return its number."""
         return self.add_all([(messages, attempt, session_expiries)], quarantined, failure)
 
     def add_all(self, several: list[tuple[MessageRange, int, int]], quarantined: bool, failure: Failure) -> int:
-        """As ``add``, for (messages, attempt, session_expiries) each, in that order; returns the number of the last."""
+        """Add a retry for each (messages, attempt, session_expiries), in order; return the number of the last."""
         return self.add_each([(*one, failure) for one in several], quarantined)
 
     def add_each(self, several: list[tuple[MessageRange, int, int, Failure]], quarantined: bool) -> int:
-        """As ``add_all``, for (messages, attempt, session_expiries, failure) each."""
+        """Add a retry for each (messages, attempt, session_expiries, failure); return the number of the last."""
         self.changed = True
         room, later = LOADED_ITEMS - len(self._due) - len(self._quarantined), list[RetryItem]()
         for number, (messages, attempt, session_expiries, failure) in enumerate(several, self._next_number):
@@ -219,22 +217,22 @@ class Retries:
             queue.extend(retry._replace(messages=messages) for messages in rest_of(retry.messages, taken))
 
     def waiting(self) -> list[RetryItem]:
-        """What is due and in memory."""
+        """Return the retries that are due and in memory."""
         return [*self._due, *self._quarantined]
 
     def scheduled(self) -> Iterator[np.ndarray[Any, np.dtype[np.void]]]:
-        """What is not, in blocks: RETRY_DTYPE[n]; see ``left_of``. Reads files."""
+        """Return the retries in the schedule, in blocks: RETRY_DTYPE[n]; see ``left_of``. Reads files."""
         return self._schedule.all()
 
     def left_of(self, retry: RetryItem) -> list[RetryItem]:
-        """What of a retry in the schedule is still to be handed out."""
+        """Return the parts of a retry in the schedule that are still to be handed out."""
         if retry.number in self._void:
             return []
         left = rest_of(retry.messages, self._taken.get(retry.number, []))
         return [retry._replace(messages=messages) for messages in left]
 
     def has(self, retry: RetryItem, watch: Watch) -> bool:
-        """Whether it still waits just as it was found, since *watch* began."""
+        """Return whether a retry is still as a walk found it, since *watch* began."""
         if self.watch is not watch or watch.cleared != self._cleared:
             return False
         if any(one.number == retry.number and one.messages == retry.messages for one in self.waiting()):
@@ -242,12 +240,12 @@ class Retries:
         return retry.number not in watch.left and retry in self.left_of(retry)
 
     def look(self) -> Watch:
-        """Somebody is going to look at all of them."""
+        """Begin a walk over all retries."""
         self.watch = Watch([], {retry.number for retry in self.waiting()}, self._cleared)
         return self.watch
 
     def replace(self, retry: RetryItem, parts: list[MessageRange], *, whole: bool) -> None:
-        """These stand for a retry from now on. With *whole* it lay in the schedule, and nothing of it was taken."""
+        """Let *parts* replace a retry. With *whole* it lay in the schedule, and no part of it was taken."""
         number = retry.number
         self.took(number, retry.messages)
         if whole and self._taken.get(number) == [retry.messages]:
@@ -259,8 +257,8 @@ class Retries:
         )
 
     def load(self, now_us: int, most: int = 0) -> bool:
-        """Bring in what is due by now, about as many as that (0: LOADED_ITEMS), as far as that takes not too much
-        reading; True when something waits to be handed out.
+        """Load retries that are due by now, about *most* (0: LOADED_ITEMS), without too much reading; return whether
+        any is in memory.
         """
         if not self._due and not self._quarantined:
             self._is_new = True
@@ -271,7 +269,7 @@ class Retries:
             self.changed = True
             for retry in unpacked(items):
                 self._enqueue(retry)
-            if len(items) < LOADED_ITEMS:  # no more is due, or no more is to be read for now
+            if len(items) < LOADED_ITEMS:  # no more are due, or enough was read for now
                 break
         if self._void and not len(self._schedule):
             self._void = Intervals()
@@ -279,25 +277,25 @@ class Retries:
 
     @property
     def is_due(self) -> bool:
-        """Something waits that any consumer may have."""
+        """Whether a retry is in memory that any consumer may have."""
         return bool(self._due)
 
     @property
     def is_quarantined_due(self) -> bool:
-        """Something waits for a consumer that holds nothing."""
+        """Whether a quarantined retry is in memory."""
         return bool(self._quarantined)
 
     @property
     def is_empty(self) -> bool:
-        """Nothing waits here, due or not."""
+        """Whether there is no retry, due or not."""
         return not self.count and not self._due and not self._quarantined
 
     def next_due_us(self) -> int | None:
-        """When the next retry falls due that does not wait already."""
+        """Return when the next retry of the schedule is due."""
         return self._schedule.next_due_us()
 
     def take(self, max_count: int) -> list[Taken]:
-        """Up to so many messages of what waits, of MOST_TAKEN retries."""
+        """Take up to *max_count* messages of MOST_TAKEN retries in memory."""
         self.changed = self._is_new = True
         taken = list[Taken]()
         while max_count and self._due and len(taken) < MOST_TAKEN:
@@ -314,7 +312,7 @@ class Retries:
         return taken
 
     def take_quarantined(self, max_count: int) -> Taken:
-        """What is to be handed out alone, up to so many messages of it; the rest stays."""
+        """Take up to *max_count* messages of the first quarantined retry; the rest stays."""
         self.changed = self._is_new = True
         retry = self._quarantined.popleft()
         total = retry.messages.total
@@ -325,11 +323,11 @@ class Retries:
         return taken_of(retry, count)
 
     def take_meant(self, max_count: int, split: Split) -> list[Taken]:
-        """As ``take``, of those messages that *split* means. Raises what that does: then all is as it was."""
+        """Take as ``take``, only messages that *split* allows. Raises what *split* raises; then nothing is taken."""
         return self._take_meant(self._due, max_count, MOST_TAKEN, split)
 
     def take_quarantined_meant(self, max_count: int, split: Split) -> list[Taken]:
-        """As ``take_quarantined``, of those messages that *split* means; nothing where there are none."""
+        """Take as ``take_quarantined``, only messages that *split* allows, so maybe none."""
         return self._take_meant(self._quarantined, max_count, 1, split)
 
     def _take_meant(self, queue: deque[RetryItem], max_count: int, most: int, split: Split) -> list[Taken]:
@@ -354,8 +352,9 @@ class Retries:
         return taken
 
     def pass_over(self, now_us: int) -> bool:
-        """What waits is for others: have it wait in the schedule, and what is due behind it here. False where nothing
-        is due there, or what waits has been taken from of late.
+        """Put the retries in memory, which others may have, back into the schedule, and load those behind them.
+
+        Return False, and do nothing, where no more are due there or the retries in memory were taken from of late.
         """
         if not self.is_more_due(now_us):
             return False
@@ -369,35 +368,35 @@ class Retries:
         self._quarantined.clear()
         self._schedule.push(packed(passed))
         self.load(now_us)
-        self._is_new = False  # nobody has taken anything
+        self._is_new = False  # no pull took any of them
         return True
 
     def is_more_due(self, now_us: int) -> bool:
-        """Something is due behind what waits here."""
+        """Return whether retries of the schedule are due."""
         return self._schedule.is_due(now_us)
 
     @property
     def due(self) -> Iterable[RetryItem]:
-        """What waits here for any consumer."""
+        """The retries in memory that any consumer may have."""
         return self._due
 
     @property
     def due_quarantined(self) -> Iterable[RetryItem]:
-        """What waits here for a consumer that holds nothing."""
+        """The quarantined retries in memory."""
         return self._quarantined
 
     def put_back(self, taken: list[Taken]) -> None:
-        """The pull that was to have them was not answered: they are first again."""
+        """Put back what was taken for a pull that was not answered, in front of the others."""
         self.changed = True
         for retry, count, _ in reversed(taken):
             self.count += count
             queue = self._quarantined if retry.quarantined else self._due
             if count < retry.messages.total:
-                queue.popleft()  # what was left of it
+                queue.popleft()  # the rest of it
             queue.appendleft(retry)
 
     def took(self, number: int, messages: MessageRange) -> None:
-        """A record says that a pull took these of a retry's messages; it may not be loaded yet."""
+        """Take these messages of a retry, as a record says; the retry may not be loaded yet."""
         self.changed = True
         self.count -= messages.total
         for queue in (self._due, self._quarantined):
@@ -411,15 +410,15 @@ class Retries:
 
     @property
     def next_number(self) -> int:
-        """The number that the next retry gets."""
+        """The number of the next retry."""
         return self._next_number
 
     def skip_to(self, number: int) -> None:
-        """The next retry gets that number at least: records of those before it are lost."""
+        """Give the next retry that number at least: the records of those before it are lost."""
         self._next_number = max(self._next_number, number)
 
     def clear(self) -> None:
-        """Nothing waits any more."""
+        """Remove all retries."""
         self.changed = True
         self._schedule.clear()
         self._due.clear()
@@ -432,7 +431,7 @@ class Retries:
     # --- checkpoint --------------------------------------------------------------------------------------------------
 
     def packed(self) -> dict[str, Any]:
-        """For the checkpoint."""
+        """Return the state for the checkpoint."""
         claim = self._schedule.claim()
         return {
             "next_number": self._next_number,
@@ -446,7 +445,7 @@ class Retries:
         }
 
     def restore(self, fields: dict[str, Any]) -> None:
-        """Take over what ``packed`` gave. Raises ValueError, TypeError and KeyError."""
+        """Take over a state from ``packed``. Raise ValueError, TypeError or KeyError."""
         self._next_number = whole(fields["next_number"])
         self.count = int(fields["count"])
         self._taken = {number: [MessageRange(*one) for one in taken] for number, taken in fields["taken"].items()}

@@ -1,1 +1,1 @@
-"""Groups: members, settings, and what each message of a group is."""
+"""Groups: what they follow, their members and settings, and the state of each message."""

@@ -1,9 +1,9 @@
-"""Groups: what they follow, how far each has come.
+"""Groups: the subjects that they follow, and their cursors.
 
-A group follows prefixes (and exact subjects). Its cursor in a subject is the next sequence to hand out; cursors belong
-to (group, subject), whichever prefix brought the message. Each prefix also has a scan: the row of each partition's
-consumer log before which nothing is left to hand out, so that a pull over a prefix reads on from there in message-log
-order and costs the same however many subjects match.
+A group follows prefixes and exact subjects. Its cursor in a subject is the next sequence to hand out; a cursor belongs
+to (group, subject), whichever prefix brought the message. Each prefix also has a row cursor for each partition: the row
+of the consumer log before which no message is left to hand out. A pull over a prefix reads on from there in message-log
+order, and costs the same however many subjects match.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from qmq.storage.store import NotAtHand, Store
 
 
 class Start(NamedTuple):
-    """Where a group begins in the subjects that existed when it began to follow them; in later ones at 0.
+    """The start of a group in the subjects that existed when it began to follow them; in later subjects it starts at 0.
 
     ``kind`` is "first", "time" (value: microseconds) or "sequence" (value: that sequence).
     """
@@ -41,26 +41,26 @@ class Start(NamedTuple):
 
 
 class Cursors:
-    """The next sequence of each subject, by subject number; 0 where nothing was handed out yet."""
+    """The next sequence of each subject, by subject number; 0 where no message was handed out yet."""
 
     def __init__(self) -> None:
         self._next: npt.NDArray[np.uint64] = np.zeros(0, np.uint64)
 
     def upto(self, numbers: int) -> npt.NDArray[np.uint64]:
-        """The array, for at least that many subjects: u64[>= numbers]."""
+        """Return the array, for at least that many subjects: u64[>= numbers]."""
         if len(self._next) < numbers:
-            grown = np.zeros(max(numbers, 2 * len(self._next), 64), np.uint64)  # not touched, so not resident
+            grown = np.zeros(max(numbers, 2 * len(self._next), 64), np.uint64)  # pages not touched take no memory
             grown[: len(self._next)] = self._next
             self._next = grown
         return self._next
 
     def packed(self) -> tuple[bytes, bytes]:
-        """Those that are set: subject numbers u32, sequences u64."""
+        """Return the cursors that are set: subject numbers u32, sequences u64."""
         numbers = np.flatnonzero(self._next)
         return numbers.astype("<u4").tobytes(), self._next[numbers].astype("<u8").tobytes()
 
     def restore(self, numbers: bytes, sequences: bytes) -> None:
-        """Take over what ``packed`` gave."""
+        """Take over a state from ``packed``."""
         which = np.frombuffer(numbers, "<u4")
         if len(which):
             self.upto(int(which.max()) + 1)[which] = np.frombuffer(sequences, "<u8")
@@ -79,7 +79,7 @@ class Waiting:
 
 
 class SubjectFilter:
-    """One prefix (or exact subject) that a group follows."""
+    """One prefix or exact subject that a group follows."""
 
     def __init__(
         self, group: Group, prefix: str, start: Start, row_cursors: list[int], positions: list[int], ordinal: int
@@ -87,32 +87,33 @@ class SubjectFilter:
         self.group = group
         self.prefix = prefix
         self.start = start
-        self.row_cursors = row_cursors  # by partition: the row to go on at; unused for an exact subject
-        #: By partition: a position at or before that of the row, for the checkpoint.
+        self.row_cursors = row_cursors  # by partition: the next row to read; unused for an exact subject
+        #: By partition, for the checkpoint: a position at or before that row.
         self.positions = positions
         self.exact = prefix != "" and not prefix.endswith(".")
-        #: Its number among those of its group, from 1 on, for good.
+        #: Its number in its group, from 1 on; it never changes.
         self.ordinal = ordinal
-        self.number: int | None = None  # of an exact subject, once it exists
-        #: Of an at_most_once group: up to which stamp (of an exact subject: sequence) a start passes all that there is,
-        #: and what is to make that more.
+        self.number: int | None = None  # the number of an exact subject, once it exists
+        #: In an at_most_once group: a start skips all messages up to this stamp (exact subject: sequence), and the
+        #: write that is raising it.
         self.reserved = 0
         self.reserving: object = None
-        self.reserves = 0  # since something was handed out
-        #: Of an exact subject, with one partition: before that row nothing is left, unless its cursor says otherwise.
+        self.reserves = 0  # since a message was handed out
+        #: For an exact subject with one partition: no message is left before that row, unless its cursor says otherwise.
         self.passed = 0
-        #: (partition, entry) of rows of an exact subject that became visible in this turn while a pull waited.
+        #: For an exact subject: (partition, entry) of rows that became visible in this turn while a pull waited.
         self.arrived: list[tuple[int, EntryRow]] = []
         self.waiting: OrderedDict[int, Waiting] = OrderedDict()  # by id(Waiting), longest first
-        #: Bytes that it needs are being read; what was read since it last got some, so that nothing is read for ever.
+        #: Bytes for it are being read; and the reads since it last got messages, so that none is repeated for ever.
         self.reading = False
         self.reads: set[object] = set()
         self._matches: npt.NDArray[np.bool_] = np.zeros(0, np.bool_)
         self._matched = 0
 
     def matches(self, store: Store) -> npt.NDArray[np.bool_] | None:
-        """Which subjects the prefix takes, by subject number; None when it takes all. What is one
-        group's alone belongs to no prefix.
+        """Return which subjects the prefix takes, by subject number; None if it takes all.
+
+        No prefix takes a subject that is private to one group.
         """
         if self.prefix == "" and not store.has_private:
             return None
@@ -128,11 +129,11 @@ class SubjectFilter:
         return self._matches
 
     def positions_now(self, store: Store, visible: list[int]) -> list[int]:
-        """Where the rows of its scan lie, by partition: what comes before is handed out."""
-        return _places(store, self, visible)
+        """Return the positions of its row cursors, by partition: all before is handed out."""
+        return _filter_positions(store, self, visible)
 
     def has_more(self, store: Store) -> bool:
-        """Whether there may be something that it was not given."""
+        """Return whether there may be messages that it has not handed out."""
         if not self.exact:
             if len(self.row_cursors) == 1:
                 return self.row_cursors[0] < store.visible_row(0)
@@ -141,31 +142,31 @@ class SubjectFilter:
         return number is not None and bool(self.group.cursors.upto(number + 1)[number] < store.ends[number])
 
     def subject(self, store: Store) -> int | None:
-        """The number of the exact subject, or None while nothing was ever sent to it."""
+        """Return the number of the exact subject, or None before its first message."""
         if self.number is None:
             self.number = store.subject_number(self.prefix)
         return self.number
 
 
 class Group:
-    """One group, or (name None) a solo consumer, of which nothing is kept."""
+    """One group, or (name None) a solo consumer, which has no state on disk."""
 
     def __init__(self, name: str | None, mode: str = RELIABLE) -> None:
         self.name = name
         self.mode = mode
         self.cursors = Cursors()
         self.filters: dict[str, SubjectFilter] = {}
-        #: What it followed until it was told to follow less: where it was there, should it be asked for again.
+        #: The prefixes that it no longer follows, with their cursors, should it follow them again.
         self.ended: dict[str, SubjectFilter] = {}
         self._by_ordinal: dict[int, SubjectFilter] = {}
-        #: Who holds what; None for one who follows alone.
+        #: The state of its messages; None for a solo consumer.
         self.ledger: Ledger | None = None
-        #: Messages that it was not given and never will be: dropped before it took them, expired (where there are no
-        #: dead letters), or maybe handed out before a crash.
+        #: Messages that it never gets: dropped by retention, expired (in a group without dead letters), or maybe handed
+        #: out before a crash.
         self.skipped = 0
-        #: Messages that it does not want: of other tags.
+        #: Messages that have none of its tags.
         self.filtered = 0
-        #: What it follows, and from where on, is on disk when ``Durable.has`` this.
+        #: Its prefixes and their starts are on disk when ``Durable.has`` this ticket.
         self.ticket = 0
         self.dirty = True
         self._packed = b""
@@ -179,32 +180,32 @@ class Group:
             self, prefix, begin.start, list(begin.row_cursors), list(begin.positions), ordinal
         )
         if before is not None:
-            subject_filter.reserved = before.reserved  # a start passes that block even so
+            subject_filter.reserved = before.reserved  # a start skips that block even so
         self.filters[prefix] = self._by_ordinal[ordinal] = subject_filter
         self.dirty = True
         return subject_filter
 
     def unfollow(self, prefixes: Iterable[str]) -> list[SubjectFilter]:
-        """Follow these no more. Ranges of messages that name them still mean what they took."""
+        """Stop to follow these prefixes. Ranges of messages that name one of them keep their meaning."""
         ended = [self.filters.pop(prefix) for prefix in prefixes if prefix in self.filters]
         self.ended.update((subject_filter.prefix, subject_filter) for subject_filter in ended)
         self.dirty = True
         return ended
 
     def follows_no_more(self, subject: str) -> bool:
-        """Whether it followed that subject once, and does not now."""
+        """Return whether the group once followed that subject and does not now."""
         return bool(self.ended) and takes(self.ended, subject) and not takes(self.filters, subject)
 
     def all_filters(self) -> Iterator[SubjectFilter]:
-        """What it follows, and what it followed."""
+        """Return the filters of all prefixes that it follows or once followed."""
         return itertools.chain(self.filters.values(), self.ended.values())
 
     def filter_of(self, ordinal: int) -> SubjectFilter | None:
-        """The one of that number, from 1 on, also where it has ended. None where the record of it is lost."""
+        """Return the filter with that number, also an ended one; None if the record of it is lost."""
         return self._by_ordinal.get(ordinal)
 
     def seek(self, begin: Begin) -> None:
-        """Go on elsewhere, in all that it follows, or may be asked to follow again."""
+        """Set the cursors of all prefixes that it follows or once followed."""
         self.cursors = Cursors()
         for subject_filter in self.all_filters():
             subject_filter.start = begin.start
@@ -215,15 +216,15 @@ class Group:
         self.dirty = True
 
     def covering(self, prefix: str) -> SubjectFilter | None:
-        """What the group follows already that takes in all that *prefix* does."""
+        """Return a filter of the group that takes all that *prefix* takes."""
         return _covering(self.filters, prefix)
 
     def left_at(self, prefix: str) -> SubjectFilter | None:
-        """What the group followed once that takes in all that *prefix* does: it is known how far it came there."""
+        """Return an ended filter that takes all that *prefix* takes: its cursors are known."""
         return self.ended.get(prefix) or _covering(self.ended, prefix)
 
     def within(self, prefixes: Iterable[str]) -> list[str]:
-        """What of these lies in what the group follows: prefixes and subjects, without those that lie in others."""
+        """Return the parts of these prefixes that the group follows."""
         found = dict[str, None]()
         for prefix in prefixes:
             if prefix in self.filters or self.covering(prefix) is not None:
@@ -233,11 +234,11 @@ class Group:
         return list(found)
 
     def outermost(self) -> list[str]:
-        """What it follows, without what lies within another of its prefixes: that adds nothing."""
+        """Return its prefixes without those that lie within another one."""
         return [prefix for prefix in self.filters if self.covering(prefix) is None]
 
     def cursor(self, store: Store, subject_filter: SubjectFilter, number: int) -> int | None:
-        """The next sequence of a subject; where nothing was handed out yet, what the start says: None while nothing
+        """Return the next sequence of a subject; before the first pull the one of the start, or None while no message
         that was stored since can be read.
         """
         cursor = int(self.cursors.upto(number + 1)[number])
@@ -247,7 +248,7 @@ class Group:
         return None if first is None else max(first, store.offered_sequence(number))
 
     def beginning(self, store: Store, subject_filter: SubjectFilter, number: int) -> int | None:
-        """Where the start says that the group begins in a subject; None while that cannot be told."""
+        """Return the sequence at which the group starts in a subject; None while it cannot be found out."""
         start = subject_filter.start
         if number >= start.subjects or start.kind == "first":
             return 0
@@ -256,9 +257,9 @@ class Group:
         return store.sequence_at_time(number, start.value)
 
     def floor(self, subject_filter: SubjectFilter, numbers: npt.NDArray[Any]) -> npt.NDArray[np.uint64]:
-        """The cursors of many subjects, for rows that a scan brings: u64[len(numbers)].
+        """Return the cursors of many subjects, for the rows that a scan reads: u64[len(numbers)].
 
-        A start by time needs no floor here: the scan itself began at that time.
+        A start at a time needs no floor here: the scan began at that time.
         """
         if not len(numbers):
             return np.zeros(0, np.uint64)
@@ -270,8 +271,10 @@ class Group:
         return cursors
 
     def packed(self, store: Store, visible: list[int]) -> tuple[int, bytes, bytes]:
-        """For the checkpoint: its ledger's number, how far it has come, what its ledger says. Made anew where something
-        has changed. Scans are kept as positions, which survive a consumer log that is rebuilt.
+        """Return the state for the checkpoint: the number of its ledger, its cursors, its ledger's state.
+
+        It is made anew only after a change. Row cursors go in as positions, which survive when the consumer log is
+        rebuilt.
         """
         assert self.ledger is not None
         if self.dirty:
@@ -285,7 +288,7 @@ class Group:
                         subject_filter.prefix,
                         subject_filter.ordinal,
                         tuple(subject_filter.start),
-                        _places(store, subject_filter, visible),
+                        _filter_positions(store, subject_filter, visible),
                         subject_filter.reserved,
                         subject_filter.prefix in self.ended,
                     )
@@ -297,7 +300,7 @@ class Group:
         return self.ledger.number, self._packed, self.ledger.packed_bytes()
 
     def restore(self, store: Store, packed: dict[str, Any]) -> None:
-        """Take over how far it had come."""
+        """Take over cursors from ``packed``."""
         self.cursors.restore(*packed["cursors"])
         self.skipped = packed["skipped"]
         self.filtered = packed["filtered"]
@@ -313,7 +316,7 @@ class Group:
 
 
 def takes(prefixes: Collection[str], name: str) -> bool:
-    """Whether one of the prefixes takes a subject, or all that a prefix does."""
+    """Return whether one of the prefixes takes a subject, or all that another prefix takes."""
     if name in prefixes or "" in prefixes:
         return True
     end = name.find(".")
@@ -335,16 +338,19 @@ def _covering(filters: Mapping[str, SubjectFilter], prefix: str) -> SubjectFilte
 
 
 class Begin(NamedTuple):
-    """Where a group begins to follow: the rule for cursors; by partition, the row to scan from and its position."""
+    """The point where a group begins to follow: the rule for cursors; by partition the row to read from and its
+    position.
+    """
 
     start: Start
     row_cursors: list[int]
     positions: list[int]
 
 
-def _places(store: Store, subject_filter: SubjectFilter, visible: list[int]) -> list[int]:
-    """Where the rows of its scan lie. The place before is as good for one that would have to be read: what was handed
-    out since then is known by its cursors.
+def _filter_positions(store: Store, subject_filter: SubjectFilter, visible: list[int]) -> list[int]:
+    """Return the positions of the filter's row cursors.
+
+    The position before is as good where a row would have to be read: cursors tell what was handed out since.
     """
     for partition, row in enumerate(subject_filter.row_cursors):
         if row >= store.visible_row(partition):
@@ -370,7 +376,7 @@ class Share:
 
 
 class Subscription:
-    """One consumer's part in a group, on one connection."""
+    """One consumer of a group, or a solo consumer, on one connection."""
 
     __slots__ = (
         "asked", "connection", "consumer", "filters", "group", "epoch", "member", "name", "number", "share",
@@ -383,31 +389,28 @@ class Subscription:
     ) -> None:  # fmt: skip
         """*asked*: the prefixes that the consumer named; *filters* are what its group follows of these."""
         self.number = number
-        #: Connection, group, consumer and nonce, where it has one: the same again takes its place.
+        #: Connection, group, consumer and nonce, if it has one: a subscription with the same name replaces it.
         self.name: tuple[int, str, str, bytes] | None = None
         self.asked = asked
         self.connection = connection
         self.consumer = consumer
         self.group = group
         self.filters = filters
-        self.turn = 0  # which filter a pull began with
-        #: What it is in its group; None for one who follows alone.
+        self.turn = 0  # the filter that the last pull began with
+        #: The consumer in its group; None for a solo consumer, and in an at_most_once group.
         self.member: Member | None = None
         self.epoch = 0
-        #: What it may have of what is handed out again, where somebody has looked.
+        #: The part of the group's retries that it may have; None until a pull needs it.
         self.share: Share | None = None
 
     def in_turn(self) -> Iterator[SubjectFilter]:
-        """The filters, the one that the next pull begins with first."""
+        """Return the filters, beginning with the one that the next pull begins with."""
         turn = (self.turn + 1) % len(self.filters)
         return itertools.chain(self.filters[turn:], self.filters[:turn])
 
 
 def check_followed(command: Subscribe, group: Group | None, most: int) -> None:
-    """Whether the group may follow that as well. It keeps its prefixes, so there is a most of them.
-
-    Raises InvalidOption.
-    """
+    """Raise InvalidOption if the group may not follow these prefixes as well; it has at most *most* of them."""
     prefixes = set(command.prefixes)
     if group is not None:
         _check_wider(command, group)
@@ -416,7 +419,7 @@ def check_followed(command: Subscribe, group: Group | None, most: int) -> None:
 
 
 def follows_none(group: Group, prefixes: Iterable[str]) -> InvalidOption:
-    """Return the error of a consumer that may have nothing of what it asked for."""
+    """Return the error for a consumer that asked for no subject that the group follows."""
     asked, follows = (", ".join(repr(prefix) for prefix in several) for several in (prefixes, group.outermost()))
     return InvalidOption(
         f"group {group.name} does not follow {asked:.400}, only {follows:.400}; "
@@ -425,7 +428,7 @@ def follows_none(group: Group, prefixes: Iterable[str]) -> InvalidOption:
 
 
 def check_count(who: str, prefixes: set[str], group: Group | None, most: int) -> None:
-    """Whether the group may follow just these; those that it followed once are kept too. Raises InvalidOption."""
+    """Raise InvalidOption if the group may not follow just these prefixes, or has followed too many over time."""
     if len(prefixes) > most:
         raise InvalidOption(
             f"{who} would follow {len(prefixes)} prefixes and subjects, at most {most} are allowed; "
@@ -442,12 +445,12 @@ def check_count(who: str, prefixes: set[str], group: Group | None, most: int) ->
 
 
 def _check_wider(command: Subscribe, group: Group) -> None:
-    """A later start would pass what the group has not taken yet of the subjects that it follows within a prefix."""
+    """Raise InvalidOption for a wider prefix with a later start: it would skip ready messages of narrower ones."""
     if command.start in (None, "first"):
         return
     for prefix in set(command.prefixes) - group.filters.keys():
         if (prefix and not prefix.endswith(".")) or group.left_at(prefix) is not None:
-            continue  # it is one subject, or goes on where the group left it
+            continue  # one subject, or a prefix that goes on where the group left it
         within = next((known for known in group.filters if known.startswith(prefix)), None)
         if within is not None:
             raise InvalidOption(
@@ -457,13 +460,13 @@ def _check_wider(command: Subscribe, group: Group) -> None:
 
 
 def resolve_start(store: Store, start: str | tuple[str, int] | None, default: str) -> Begin:
-    """What a subscription's ``start`` means now. Raises NotAtHand."""
+    """Return where a subscription with that ``start`` begins. Raise NotAtHand."""
     rule, rows = _resolve(store, start, default)
     return Begin(rule, rows, [_position(store, partition, row) for partition, row in enumerate(rows)])
 
 
 def _position(store: Store, partition: int, row: int) -> int:
-    """A position that leads back to that row, also when it is the one behind all that can be read."""
+    """Return a position that leads back to that row, also if it is behind all rows."""
     if row <= store.offered_row(partition):
         return 0
     if row < store.visible_row(partition):
@@ -485,7 +488,7 @@ def _resolve(store: Store, start: str | tuple[str, int] | None, default: str) ->
         return Start("sequence", start[1], subjects), [store.offered_row(partition) for partition in partitions]
     else:
         assert isinstance(start, tuple)
-        # A time ahead of all that is stored means the end as well, so that a prefix and a subject begin alike.
+        # A time ahead of all stamps means the end, so that a prefix and a subject begin alike.
         last = max(_last_visible_stamp(store, partition) for partition in partitions)
         start = ("time", min(start[1], last + 1))
         rows = [max(store.row_at_time(number, start[1]), store.offered_row(number)) for number in partitions]

@@ -1,14 +1,7 @@
-"""What became of the messages that a group was given: who holds them, what is handled, what is handed out again.
+"""The state of a group's messages: the table of a message's life, and the changes that follow it.
 
-Every change is a record of the pull log, and is made by the same code whether it happens now or the log tells of it
-after a start. Times are wall-clock microseconds; monotonic ones (who was heard of when) are not kept.
-
-What restores have brought to a group: which messages of which run, so that none is brought twice.
-
-A run numbers its messages; what it sends again, because nobody knows whether it came, has further numbers. So of each
-run it takes one interval, and one more for each time that the broker ended in the middle.
-
-What becomes of messages that come back from a consumer: they are handed out again, or they are dead.
+Every change is a record of the pull log, and the same code makes it now and when a start replays the record. Times are
+wall-clock microseconds; monotonic times, such as a consumer's last call, are not stored.
 """
 
 from __future__ import annotations
@@ -130,20 +123,20 @@ def _message_life() -> Iterator[tuple[MessageState, MessageEvent, Transition]]:
 #: never reads this table: the classes below act by it, and tests compare them with it.
 MESSAGE_LIFE: Final = {(state, event): transition for state, event, transition in _message_life()}
 
-#: So many hand-overs are remembered, so that none is twice when it comes twice; their names have so many bytes each.
+#: Handovers whose names are remembered, so that a repeat has no effect, and the bytes of a name.
 MOST_HANDED: Final = 10_000
 HANDED_SIZE: Final = 24
 
 
-#: One packer for all records: to make one takes as long as a record.
+#: One packer for all records: making one takes as long as packing a record.
 _pack: Final = msgpack.Packer().pack
-#: At hand: an enum is asked for its members by name.
+#: The common kinds, at hand: an enum looks its members up by name.
 _PULL: Final = RecordKind.PULL
 _ACK: Final = RecordKind.ACK
 
 
 class Ledger:
-    """Of one group."""
+    """The state of one group: its settings, consumers, retries and dead letters."""
 
     def __init__(
         self, number: int, schedule: Schedule, dead: ItemLog, record: Callable[[RecordKind, bytes], None],
@@ -159,14 +152,14 @@ class Ledger:
         self.retries = Retries(schedule)
         self.dead = dead
         self._returning = Returning(self.retries, dead)
-        #: Names of what was handed over from other brokers, the oldest first.
+        #: The names of handovers from other brokers, the oldest first.
         self.handed: dict[bytes, None] = {}
-        #: What restores have brought, for this group alone.
+        #: The messages that restores to this group alone have brought.
         self.restored = RestoredRuns()
-        #: The last answer was of retries.
+        #: The last answer to a pull had retries.
         self.was_again = False
         self._write = record
-        self._changed = True  # since it was packed
+        self._changed = True  # since the last packed_bytes
         self._bytes = b""
 
     # --- consumers ---------------------------------------------------------------------------------------------------
@@ -180,9 +173,9 @@ class Ledger:
         client: bytes = b"",
         known: KnownConsumer | None = None,
     ) -> Member:
-        """Be that consumer: again (with the nonce of before), or instead of who was.
+        """Return the consumer of that name: go on as it (with the same nonce), take it over, or make it.
 
-        Raises TooManyConsumers; and Fenced for one instead of whom another came.
+        Raise TooManyConsumers; raise Fenced if another program has taken the consumer over meanwhile.
         """
         self._consumers.check_room(name)
         member = self.by_name.get(name)
@@ -199,7 +192,7 @@ class Ledger:
         return member
 
     def handled_before(self, member: Member, handled: tuple[int, ...]) -> None:
-        """What a client has kept of its acknowledgements: some may have been lost on the way."""
+        """Ack what a client remembers as acked: some acks may have been lost on the way."""
         end = member.in_flight.next_sequence
         intervals = [min(number, end) for number in handled]
         pairs = [pair for pair in zip(intervals[::2], intervals[1::2], strict=True) if pair[0] < pair[1]]
@@ -218,7 +211,7 @@ class Ledger:
                 self._expire_at_takeover(member, now_us)
         if member.leaving:
             member = self._consumers.follow_on(member)
-        # What a client has seen is not given again, though the record of it went with the power.
+        # Numbers that a client has seen do not occur again, even if a loss of power took their records.
         member.epoch = max(member.epoch, least) + 1
         member.in_flight.skip_to(expected)
         member.nonce = nonce
@@ -227,7 +220,7 @@ class Ledger:
         member.progress = False
 
     def _expire_at_takeover(self, member: Member, now_us: int) -> None:
-        """What it held goes to others; where that is much, little by little."""
+        """Expire the session of the consumer that was taken over; with many messages over several turns."""
         if member.in_flight.end_of_first(LEAVING_RANGES[LeaveReason.EXPIRED]) < member.in_flight.next_sequence:
             member.leaving = LeaveReason.EXPIRED
             return
@@ -235,7 +228,7 @@ class Ledger:
         member.emptied()
 
     def leave(self, member: Member, why: LeaveReason, now_us: int) -> None:
-        """It holds nothing any more: what it held is handed out again, or (CLOSED) dropped."""
+        """Let a consumer leave: its messages become retries, or (CLOSED) are dropped."""
         if not member.closed:
             self._do(RecordKind.LEAVE, [member.number, int(why), now_us])
 
@@ -254,7 +247,7 @@ class Ledger:
             self._consumers.forget(member)
 
     def leave_in_part(self, member: Member, why: LeaveReason, end: int, now_us: int) -> None:
-        """It is leaving; what it held before that delivery sequence is handed out again."""
+        """Make retries of the messages before that delivery sequence; the consumer is leaving."""
         self._do(RecordKind.PART, [member.number, int(why), end, now_us])
 
     def _leave_in_part(self, number: int, why: int, end: int, now_us: int) -> None:
@@ -265,7 +258,7 @@ class Ledger:
             member.leaving = why
 
     def member(self, number: int, epoch: int) -> Member:
-        """Who calls. Raises Fenced when it is not that consumer any more."""
+        """Return the consumer that calls. Raise Fenced if the call is of another epoch, or it is gone."""
         return self._consumers.caller(number, epoch)
 
     # --- pulls -------------------------------------------------------------------------------------------------------
@@ -273,7 +266,7 @@ class Ledger:
     def pulled(
         self, member: Member, ranges: list[MessageRange], size: int, now_us: int, where: list[Any]
     ) -> InFlightPull:
-        """It is given messages for the first time; *where* is how far the group has come by that."""
+        """Put new messages in flight. *where* is how far the group has come by that: [prefix, positions] each."""
         said = [member.number, member.in_flight.next_sequence, size, now_us, where, flat(ranges)]
         self._record(_PULL, self._packed(said))
         member.pulled_us = now_us
@@ -289,7 +282,7 @@ class Ledger:
         return True
 
     def pulled_again(self, member: Member, taken: list[Taken], size: int, now_us: int) -> InFlightPull:
-        """It is given what was taken from the retries."""
+        """Put retries in flight."""
         quarantined = taken[0].retry.quarantined
         which = [[one.retry.number, *one.in_flight.flat()] for one in taken]
         self._record(
@@ -317,7 +310,7 @@ class Ledger:
     # --- dispositions -------------------------------------------------------------------------------------------------
 
     def ack(self, member: Member, intervals: list[int]) -> int:
-        """Messages [start, end), ... are handled; returns how many of them had to be refused."""
+        """Ack messages [start, end), ...; return how many had to be refused."""
         new, refused = self._acked(member, intervals)
         for at in range(0, len(intervals) if new else 0, 2 * MOST_RANGES_A_RECORD):
             part = intervals[at : at + 2 * MOST_RANGES_A_RECORD]
@@ -330,8 +323,8 @@ class Ledger:
         return new, refused
 
     def hand_back(self, member: Member, backs: Sequence[DispositionRange], now_us: int) -> list[int]:
-        """These come back, each as if it were alone; returns the numbers of those of which some is not in flight (any
-        more), and which change nothing.
+        """Hand ranges back, each by itself; return the numbers of those that change nothing, since some of their
+        messages are not in flight.
         """
         refused = list[int]()
         taken = member.in_flight.in_flight(backs, refused)
@@ -352,7 +345,7 @@ class Ledger:
         self, messages: MessageRange, attempt: int, disposition: Disposition, reason: str, delay_us: int | None,
         now_us: int, name: bytes,
     ) -> None:  # fmt: skip
-        """Messages that a consumer had from another broker come back here; *name* is that of the hand-over."""
+        """Take over a message that a consumer of another broker handed back; *name* is that of the handover."""
         self._do(RecordKind.OVER, [list(messages), attempt, int(disposition), reason, delay_us, now_us, name])
 
     def _over(
@@ -369,7 +362,7 @@ class Ledger:
         )
 
     def bring_back(self, messages: list[MessageRange], run: bytes, start: int, end: int, now_us: int) -> None:
-        """Messages [start, end) of a restore are this group's to hand out, as if for the first time."""
+        """Add messages [start, end) of a restore as retries of the first attempt."""
         self._do(RecordKind.RESTORED, [flat(messages), run, start, end, now_us])
 
     def _bring_back(self, fields: list[int], run: bytes, start: int, end: int, now_us: int) -> None:
@@ -380,13 +373,13 @@ class Ledger:
     # --- dead letters ------------------------------------------------------------------------------------------------
 
     def redrive(self, numbers: list[int], now_us: int) -> int:
-        """Hand out dead letters again, as if for the first time; returns how many."""
+        """Make retries of dead letters, as if for the first time; return how many."""
         count = len(self.dead)
         self._do(RecordKind.REDRIVE, [numbers, now_us])
         return count - len(self.dead)
 
     def forget_dead(self, numbers: list[int] | None) -> int:
-        """Dead letters (None: all) are gone for good; returns how many."""
+        """Delete these dead letters (None: all); return how many."""
         count = len(self.dead)
         self._do(RecordKind.FORGET, [numbers])
         return count - len(self.dead)
@@ -397,20 +390,20 @@ class Ledger:
         for number in numbers or ():
             self.dead.take_out(number, number + 1)
 
-    # --- when its messages, or all of it, go elsewhere ---------------------------------------------------------------
+    # --- carrying forward, seeking -------------------------------------------------------------------------------
 
     def forward(self, retries: list[Any], letters: list[Any], in_flight: list[Any], now_us: int) -> None:
-        """Copies stand for messages that are about to be dropped; see ``_forward``."""
+        """Let copies replace messages that are about to be dropped; see ``_forward``."""
         self._do(RecordKind.FORWARD, [retries, letters, in_flight, now_us])
 
     def skip_sequences(self, count: int) -> None:
-        """No consumer is given a delivery sequence that it may have seen in a record that is lost."""
+        """Skip *count* delivery sequences of each consumer, which may have seen them in lost records."""
         self._changed = True
         for member in self.members.values():
             member.in_flight.skip_to(member.in_flight.next_sequence + count)
 
     def drop_in_flight(self, now_us: int, *, clear_retries: bool) -> None:
-        """The group goes elsewhere: nobody holds anything any more."""
+        """Drop all messages in flight, and with *clear_retries* all retries: the group is sought elsewhere."""
         self._changed = True
         for member in list(self.members.values()):
             self._leave(member.number, LeaveReason.CLOSED, now_us)
@@ -420,14 +413,14 @@ class Ledger:
     # --- checkpoint --------------------------------------------------------------------------------------------------
 
     def packed_bytes(self) -> bytes:
-        """What ``packed`` gives, packed; made anew only when something has changed: there may be many groups."""
+        """Return ``packed`` as bytes; made anew only after a change, since there may be many groups."""
         if self._changed or self.retries.changed:
             self._bytes = msgpack.packb(self.packed())
             self._changed = self.retries.changed = False
         return self._bytes
 
     def packed(self) -> dict[str, Any]:
-        """For the checkpoint."""
+        """Return the state for the checkpoint."""
         dead = self.dead.claim()
         return {
             "settings": list(self.settings),
@@ -440,7 +433,7 @@ class Ledger:
         }
 
     def restore(self, fields: dict[str, Any]) -> None:
-        """Take over what ``packed`` gave."""
+        """Take over a state from ``packed``."""
         self._set(*fields["settings"])
         self._consumers.restore(fields["members"], fields["next_member"])
         self.retries.restore(fields["retries"])
@@ -452,7 +445,7 @@ class Ledger:
     # --- records -----------------------------------------------------------------------------------------------------
 
     def set(self, settings: ResolvedSettings) -> None:
-        """Other settings from now on."""
+        """Change the settings."""
         self._do(RecordKind.SETTINGS, list(settings))
 
     def _set(self, *fields: Any) -> None:
@@ -472,7 +465,7 @@ class Ledger:
         self._write(kind, payload)
 
     def replay(self, kind: int, fields: list[Any]) -> bool:
-        """Do what a record says; False when it is of a consumer of whom nothing is known."""
+        """Apply a record; return False if it is of a consumer whose join is lost."""
         self._changed = True
         if kind in (RecordKind.PULL, RecordKind.AGAIN, RecordKind.ACK):
             return self._follow(kind, fields)
@@ -480,7 +473,7 @@ class Ledger:
         self._consumers.next_number = max(self._consumers.next_number, member)
         self.retries.skip_to(retry)
         self.dead.skip_to(dead)
-        if kind != RecordKind.FORGET or dead == self.dead.next_number:  # a number may be another letter's else
+        if kind != RecordKind.FORGET or dead == self.dead.next_number:  # else a number may be another letter's
             self._apply(kind, fields)
         return True
 
@@ -520,18 +513,22 @@ class Ledger:
                 raise AssertionError(kind)
 
 
-#: So many runs are remembered, those that came last; a run has ended when as many have come after it.
+#: Runs of restores to remember, the last ones; a run has ended when as many have come after it.
 MOST_RUNS: Final = 1_000
 
 
 class RestoredRuns:
-    """Of one group."""
+    """The messages that restores have brought to one group, so that none is brought twice.
+
+    A run numbers its messages; a message that it sends again, since its answer was lost, has another number. So a run
+    has one interval here, and one more for each time that the broker stopped in the middle.
+    """
 
     def __init__(self) -> None:
         self._runs: dict[bytes, Intervals] = {}
 
     def add(self, run: bytes, start: int, end: int) -> None:
-        """Messages [start, end) of a run are there."""
+        """Add messages [start, end) of a run."""
         intervals = self._runs.pop(run, None) or Intervals()
         intervals.add(start, end)
         self._runs[run] = intervals
@@ -539,26 +536,26 @@ class RestoredRuns:
             del self._runs[next(iter(self._runs))]
 
     def has(self, run: bytes, number: int) -> bool:
-        """Whether that message of a run is there."""
+        """Return whether that message of a run is there."""
         return number in self._runs.get(run, ())
 
     def end(self, run: bytes) -> int:
-        """Above all numbers of the run that are there."""
+        """Return the number behind the last message of the run."""
         return max((end for _, end in self._runs.get(run, ())), default=0)
 
     def packed(self) -> list[Any]:
-        """For the checkpoint: [run, [start, end, ...]] each."""
+        """Return the state for the checkpoint: [run, [start, end, ...]] each."""
         return [[run, [one for pair in intervals for one in pair]] for run, intervals in self._runs.items()]
 
     def restore(self, packed: list[Any]) -> None:
-        """Take over what ``packed`` gave."""
+        """Take over a state from ``packed``."""
         for run, numbers in packed:
             for start, end in zip(numbers[::2], numbers[1::2], strict=True):
                 self.add(run, start, end)
 
 
 class Returning:
-    """Of one group."""
+    """Decides for one group whether messages that come back from a consumer become retries or dead letters."""
 
     def __init__(self, retries: Retries, dead: ItemLog) -> None:
         self.settings = ResolvedSettings()
@@ -566,16 +563,14 @@ class Returning:
         self._dead = dead
 
     def back(self, member: Member, rows: Iterable[list[Any]], reasons: list[str], now_us: int) -> None:
-        """A consumer hands back (start, end, disposition, delay, number of the reason) each, as far as it holds
-        that.
-        """
+        """Hand back (start, end, disposition, delay, index of the reason) each, if it is in flight."""
         failed = list[tuple[MessageRange, int, int, Failure]]()
         for start, end, disposition, delay_us, reason in rows:
             ranges = member.in_flight.give_back(start, end)
             if ranges is None:
                 continue
             if disposition == Disposition.RELEASE:
-                self._retries.add_each(failed, False)  # numbers go by the order
+                self._retries.add_each(failed, False)  # retries get their numbers in order
                 failed.clear()
                 self._release(member, start, ranges, now_us, delay_us or 0)
             else:
@@ -588,7 +583,7 @@ class Returning:
         self, consumer: int, start: int, ranges: list[InFlightRange], is_reject: bool, delay_us: int | None,
         reason: str, now_us: int,
     ) -> Iterator[tuple[MessageRange, int, int, Failure]]:  # fmt: skip
-        """What is to be handed out again of what has failed; the rest is dead."""
+        """Yield the retries of failed messages; make dead letters of those that are rejected or out of attempts."""
         for messages, attempt, session_expiries in ranges:
             if is_reject or attempt >= self.settings.max_attempts:
                 in_flight = InFlightRange(messages, attempt, session_expiries)
@@ -598,7 +593,7 @@ class Returning:
             yield messages, attempt + 1, session_expiries, Failure(reason, consumer, start, now_us, now_us + delay)
 
     def let_go(self, member: Member, why: int, end: int, now_us: int) -> None:
-        """A consumer leaves: what it held before that delivery sequence is handed out again, or (CLOSED) dropped."""
+        """Make retries of the messages before *end* of a leaving consumer, or (CLOSED) drop them."""
         if why == LeaveReason.EXPIRED:
             self.expire_session(member, end, now_us)
         elif why == LeaveReason.LEFT:
@@ -613,7 +608,10 @@ class Returning:
         self._retries.add_all(several, member.quarantined, failure)
 
     def expire_session(self, member: Member, before: int, now_us: int) -> None:
-        """Nobody knows which of the messages it held has stopped it, but where it was handed out one alone."""
+        """Make quarantined retries of the messages before *before*: any of them may have stopped the consumer.
+
+        A message that was in flight alone did stop it: its session expiries count, up to a dead letter.
+        """
         is_single = member.quarantined and member.in_flight.count == 1 and member.in_flight.pulls[-1].total == 1
         for start, end in member.in_flight.unhandled(end=before):
             failure = Failure("its consumer fell silent", member.number, start, now_us, now_us)
@@ -631,7 +629,7 @@ class Returning:
             self._retries.add_all(pieces, True, failure)
 
     def redrive(self, numbers: list[int], now_us: int) -> None:
-        """Dead letters are handed out again, as if for the first time."""
+        """Make retries of dead letters, as if for the first time."""
         for letter in unpacked(chosen(self._dead, numbers)):
             failure = Failure(letter.reason, letter.consumer, letter.delivery_sequence, now_us, now_us)
             self._retries.add(letter.messages, 1, 0, False, failure)
@@ -641,7 +639,7 @@ class Returning:
         self._dead.add(letters_of(consumer, start, in_flight, reason, now_us))
 
 
-#: Why a message is dead that could not be carried forward.
+#: The reason of dead letters of messages that could not be carried forward.
 _LOST: Final = "it cannot be read any more"
 
 
@@ -649,8 +647,10 @@ def _forward(
     waiting: Retries, dead: ItemLog, members: Mapping[int, Member], retries: list[Any], letters: list[Any],
     in_flight: list[Any], now_us: int,
 ) -> None:  # fmt: skip
-    """*retries*: [as an item, whole (see Retries.replace), ranges that stand for it, ranges that nobody can read];
-    *letters*: [as an item, range]; *in_flight*: [consumer, delivery sequence, ranges]. Fields of ranges are flat.
+    """Let copies replace dropped messages, wherever the group points at them.
+
+    *retries*: [as an item, whole (see Retries.replace), ranges that replace it, ranges that cannot be read]; *letters*:
+    [as an item, range]; *in_flight*: [consumer, delivery sequence, ranges]. The fields of ranges are flat.
     """
     for item, whole, parts, lost in retries:
         retry = _unpacked(item)
@@ -666,7 +666,7 @@ def _forward(
         member, ranges = members.get(number), unflat(parts)
         end = start + sum(messages.total for messages in ranges)
         if member is None or not member.in_flight.holds(start, end):
-            continue  # the record by which it had them is lost
+            continue  # the record of that pull is lost
         before = list(member.in_flight.between(start, end))
         if len(before) == 1:
             member.in_flight.replace(start, [before[0]._replace(messages=messages) for messages in ranges])

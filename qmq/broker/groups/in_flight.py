@@ -1,7 +1,7 @@
-"""What one consumer holds: the pulls it was given, and which of their messages it has handled.
+"""The messages in flight at one consumer: its pulls, and which of their messages are handled.
 
-A delivery sequence counts the messages a consumer has pulled. The ack floor is the delivery sequence below which all is
-handled; pulls that lie wholly below it are forgotten. A message is handled once it was acknowledged or handed back.
+A delivery sequence counts the messages that a consumer has pulled. The ack floor is the delivery sequence below which
+all are handled; pulls wholly below it are forgotten. A message is handled once it was acked or handed back.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from qmq.broker.journal.record_types import InFlightRange, MessageRange, whole
 from qmq.broker.ports.commands import DispositionRange
 from qmq.intervals import Intervals
 
-#: Intervals of what was handed back that are remembered below the ack floor, so that a late ack of it is told.
-RETURNED_KEPT: Final = 64
+#: Intervals of handed back messages to remember below the ack floor, so that a late ack of them is refused.
+MOST_LATE: Final = 64
 
 
 class InFlightPull:
-    """One pull's messages: delivery sequences [first, first + total)."""
+    """The messages of one pull: delivery sequences [first, first + total)."""
 
     __slots__ = ("_starts", "first", "quarantined", "ranges", "since_us", "size", "taken_us", "total")
 
@@ -34,11 +34,11 @@ class InFlightPull:
         self.size = size  # bytes
         self.taken_us = taken_us
         self.quarantined = quarantined
-        self.since_us = 0  # monotonic: its messages' time began then; 0: nobody looks
+        self.since_us = 0  # monotonic, when the ack deadline's time began; 0: no deadline
         self._starts: list[int] | None = None  # the first delivery sequence of each range
 
     def between(self, start: int, end: int) -> Iterator[InFlightRange]:
-        """The parts of its ranges with delivery sequences in [start, end)."""
+        """Return the parts of its ranges with delivery sequences in [start, end)."""
         starts = self._starts_of()
         at = max(bisect_right(starts, start) - 1, 0)
         while at < len(self.ranges) and (first := starts[at]) < end:
@@ -49,8 +49,9 @@ class InFlightPull:
             at += 1
 
     def replace(self, start: int, end: int, ranges: list[InFlightRange]) -> None:
-        """The delivery sequences [start, end), not none, are the same messages, which lie elsewhere now. What lies
-        around them is not touched: a pull may have many ranges, and all are replaced one after another.
+        """Let the delivery sequences [start, end), at least one, be these ranges: copies of the same messages.
+
+        The ranges around them are not touched: a pull may have many ranges, and a caller replaces one after another.
         """
         starts = self._starts_of()
         at, behind = bisect_right(starts, start) - 1, bisect_left(starts, end)
@@ -67,14 +68,14 @@ class InFlightPull:
         return self._starts
 
     def _part(self, at: int, low: int, high: int | None) -> list[InFlightRange]:
-        """Of the range there the messages from number *low* up to *high*, None: all behind; nothing, or one range."""
+        """Return messages *low* up to *high* (None: the end) of the range at *at*: one range, or none."""
         in_flight = self.ranges[at]
         high = in_flight.messages.total if high is None else high
         return [in_flight.part(low, high)] if low < high else []
 
 
 class InFlight:
-    """All that a consumer holds."""
+    """All messages in flight at one consumer."""
 
     __slots__ = ("acked", "ack_floor", "next_sequence", "pulls", "returned", "_late", "_bytes", "_handled", "_pulled")
 
@@ -83,32 +84,33 @@ class InFlight:
         self.ack_floor = next_sequence
         self.pulls: deque[InFlightPull] = deque()
         self.acked = Intervals()
-        #: Nacked, released or rejected, above the ack floor.
+        #: Handed back messages above the ack floor.
         self.returned = Intervals()
-        self._late: deque[tuple[int, int]] = deque(maxlen=RETURNED_KEPT)
-        self._handled = Intervals()  # above the ack floor, in whichever way
+        self._late: deque[tuple[int, int]] = deque(maxlen=MOST_LATE)
+        self._handled = Intervals()  # above the ack floor, acked or handed back
         self._bytes = 0
         self._pulled = 0  # messages of the pulls
 
     @property
     def count(self) -> int:
-        """How many messages it holds that are not handled."""
+        """The count of messages that are not handled."""
         return self.next_sequence - self.ack_floor - self._handled.size
 
     @property
     def span(self) -> int:
-        """How far its last message lies above the ack floor, or a little less: sequences that were passed over do not
-        count, nor what else is handled of the first pull.
+        """The distance of the last message from the ack floor, or a little less.
+
+        Sequences that were skipped do not count, nor handled messages of the first pull.
         """
         return min(self._pulled, self.next_sequence - self.ack_floor)
 
     @property
     def size(self) -> int:
-        """About how many bytes the pulls have that are not wholly handled."""
+        """About the bytes of the pulls that are not wholly handled."""
         return self._bytes
 
     def add(self, ranges: list[InFlightRange], size: int, now_us: int, quarantined: bool = False) -> InFlightPull:
-        """A pull is given to it."""
+        """Add a pull that the consumer gets."""
         pull = InFlightPull(self.next_sequence, ranges, size, now_us, quarantined)
         self.pulls.append(pull)
         self.next_sequence += pull.total
@@ -117,8 +119,9 @@ class InFlight:
         return pull
 
     def ack(self, intervals: Sequence[int]) -> tuple[int, int]:
-        """Messages [start, end), ... are acknowledged: how many are so now that were not, and how many must be refused,
-        as they were handed back before or never pulled. Acknowledged twice is no harm.
+        """Ack messages [start, end), ...; return how many are newly acked, and how many are refused.
+
+        Refused are messages that were handed back before, or never pulled. To ack twice is no error.
         """
         if len(intervals) == 2 and not self._handled.size and intervals[0] == self.ack_floor:
             start, end = intervals  # one after another, as most are
@@ -138,7 +141,7 @@ class InFlight:
         return new, refused
 
     def _ack(self, start: int, end: int) -> tuple[int, int]:
-        """Of what it does not hold all of."""
+        """Ack an interval of which some messages are not in flight."""
         refused = max(0, end - max(start, self.next_sequence))
         end = min(end, self.next_sequence)
         refused += sum(max(0, min(end, high) - max(start, low)) for low, high in self._late if low < self.ack_floor)
@@ -151,8 +154,8 @@ class InFlight:
         return new, refused
 
     def give_back(self, start: int, end: int) -> list[InFlightRange] | None:
-        """Messages [start, end) are handed back: what they are. None when one of them is not in flight (any more): then
-        nothing has changed.
+        """Hand back messages [start, end); return their ranges. Return None, and change nothing, if one of them is not
+        in flight.
         """
         if not self.holds(start, end):
             return None
@@ -165,7 +168,9 @@ class InFlight:
         return ranges
 
     def in_flight(self, backs: Sequence[DispositionRange], refused: list[int]) -> list[DispositionRange]:
-        """Those whose messages it all holds, none of them twice; the numbers of the others are added to *refused*."""
+        """Return those of *backs* whose messages are all in flight, none of them twice; add the numbers of the others
+        to *refused*.
+        """
         found, seen = list[DispositionRange](), Intervals()
         for number, back in enumerate(backs):
             start, end = back[:2]
@@ -177,7 +182,7 @@ class InFlight:
         return found
 
     def between(self, start: int, end: int) -> Iterator[InFlightRange]:
-        """What the delivery sequences [start, end) are, handled or not."""
+        """Return the ranges of the delivery sequences [start, end), handled or not."""
         at = bisect_right(self.pulls, start, key=_first) - 1
         for pull in islice(self.pulls, max(at, 0), None):
             if pull.first >= end:
@@ -185,16 +190,18 @@ class InFlight:
             yield from pull.between(start, end)
 
     def replace(self, start: int, ranges: list[InFlightRange]) -> None:
-        """What it holds from the delivery sequence *start* on, of one pull, lies elsewhere now."""
+        """Let the messages from delivery sequence *start* on, of one pull, be these ranges: copies of the same
+        messages.
+        """
         pull = self.pulls[bisect_right(self.pulls, start, key=_first) - 1]
         pull.replace(start, start + sum(in_flight.messages.total for in_flight in ranges), ranges)
 
     def unhandled(self, start: int | None = None, end: int | None = None) -> list[tuple[int, int]]:
-        """Intervals of delivery sequences that it holds, from *start* on (None: all), before *end*."""
+        """Return the intervals of delivery sequences in flight, from *start* on (None: all), before *end*."""
         return self._handled.missing(max(start or 0, self.ack_floor), self.next_sequence if end is None else end)
 
     def end_of_first(self, most: int) -> int:
-        """The delivery sequence before which it holds so many ranges, or all that it does."""
+        """Return the delivery sequence behind the first *most* ranges in flight."""
         for start, end in self._handled.missing(self.ack_floor, self.next_sequence, most):
             for in_flight in self.between(start, end):
                 start += in_flight.messages.total
@@ -204,17 +211,17 @@ class InFlight:
         return self.next_sequence
 
     def let_go(self, end: int) -> None:
-        """It holds nothing any more before *end*; late acks of it are told."""
+        """Drop all messages before *end*; late acks of them are refused."""
         self._late.append((self.ack_floor, end))
         self._handled.add(self.ack_floor, end)
         self._move_ack_floor()
 
     def holds(self, start: int, end: int) -> bool:
-        """Whether it holds all of [start, end), which is not empty."""
+        """Return whether all of [start, end) is in flight, and not empty."""
         return self.ack_floor <= start < end <= self.next_sequence and not self._handled.overlaps(start, end)
 
     def skip_to(self, sequence: int) -> None:
-        """The next pull begins at that delivery sequence: a record of what was before it is lost."""
+        """Begin the next pull at that delivery sequence: the record of an earlier pull is lost."""
         if sequence > self.next_sequence:
             self.returned.add(self.next_sequence, sequence)
             self._handled.add(self.next_sequence, sequence)
@@ -222,7 +229,7 @@ class InFlight:
             self._move_ack_floor()
 
     def packed(self) -> list[Any]:
-        """For a checkpoint."""
+        """Return the state for the checkpoint."""
         pulls = [
             [
                 pull.first,
@@ -237,7 +244,7 @@ class InFlight:
 
     @classmethod
     def restored(cls, fields: list[Any]) -> InFlight:
-        """What ``packed`` gave. Raises ValueError."""
+        """Return the messages in flight whose state ``packed`` returned. Raise ValueError."""
         ack_floor, next_sequence, acked, returned, late, pulls = fields
         in_flight = cls(whole(next_sequence))
         in_flight.ack_floor = whole(ack_floor)
@@ -266,7 +273,7 @@ class InFlight:
         self._pass(ack_floor)
 
     def _pass(self, ack_floor: int) -> None:
-        """All before that is handled."""
+        """Move the ack floor, and forget pulls below it."""
         self.ack_floor = ack_floor
         while self.pulls and self.pulls[0].first + self.pulls[0].total <= ack_floor:
             pull = self.pulls.popleft()

@@ -1,4 +1,6 @@
-"""How far a group is: what is ready for it and since when. The cost goes by subjects, never by what waits."""
+"""The lag of a group: how many messages are ready for it, and how old the oldest is. The cost goes by subjects, not by
+messages.
+"""
 
 from __future__ import annotations
 
@@ -12,22 +14,21 @@ from qmq.errors import StorageError
 from qmq.format.layout import ENTRY_DTYPE
 from qmq.storage.store import NotAtHand, Store
 
-#: Where a group began at a time, that is looked up in so many subjects that it has taken nothing of; in others nothing
-#: counts as ready, as if it had begun at the end.
+#: A start at a time is looked up in so many subjects without a cursor; in further ones no message counts as ready.
 MOST_LOOKED_UP: Final = 1_000
-#: Rows that are looked at for the oldest message.
+#: Rows to look at for the oldest message.
 _ROWS: Final = 1_024
 
 
 class Ready(NamedTuple):
-    """Messages that nobody in the group was given yet; *exact*, or there may be more."""
+    """The count of messages that no consumer of the group had yet; where it is not *exact* there may be more."""
 
     messages: int
     exact: bool
 
 
 def ready(store: Store, group: Group) -> Ready:
-    """How many messages nobody in the group was given yet. Gaps in sequences are none."""
+    """Count the messages that no consumer of the group had yet. Gaps in sequences do not count."""
     count = store.subject_count
     firsts, ends = store.firsts[:count].astype(np.int64), store.ends[:count].astype(np.int64)
     nexts, exact = np.full(count, np.iinfo(np.int64).max), True
@@ -55,7 +56,7 @@ def _cursors(
     numbers: npt.NDArray[np.int64],
     ends: npt.NDArray[np.int64],
 ) -> tuple[npt.NDArray[np.int64], bool]:
-    """The next sequence of each of these subjects; whether all of them are known."""
+    """Return the next sequence of each of these subjects, and whether all of them are known."""
     cursors = group.floor(subject_filter, numbers).astype(np.int64)
     if subject_filter.start.kind != "time":
         return cursors, True
@@ -74,7 +75,9 @@ def _cursors(
 
 
 def oldest_us(store: Store, group: Group) -> int | None:
-    """About when the oldest of these was stored: never later than it was. None where that would have to be read."""
+    """Return about when the oldest message of the lag was stored, or a little earlier. None where that would need a
+    read.
+    """
     found = [
         stored_us
         for subject_filter in group.filters.values()
@@ -116,7 +119,7 @@ def _oldest_of_prefix(store: Store, group: Group, subject_filter: SubjectFilter)
 def _not_given(
     store: Store, group: Group, subject_filter: SubjectFilter, rows: np.ndarray[Any, np.dtype[np.void]]
 ) -> npt.NDArray[np.int64]:
-    """Which of the rows (ENTRY_DTYPE) are for the group and were not handed out."""
+    """Return the indexes of the rows (ENTRY_DTYPE) that are for the group and were not handed out."""
     assert rows.dtype == ENTRY_DTYPE
     subjects = rows["subject"].astype(np.int64)
     wanted = rows["first_sequence"] + rows["count"] > group.floor(subject_filter, subjects)

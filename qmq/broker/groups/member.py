@@ -1,7 +1,4 @@
-"""One consumer of a group, as the broker knows it.
-
-Who the consumers of a group are, those that are away among them: by number and by name.
-"""
+"""The consumers of a group, also those that are away: what the broker knows of each, by number and by name."""
 
 from __future__ import annotations
 
@@ -10,12 +7,12 @@ from typing import Any, Final
 from qmq.broker.groups.in_flight import InFlight
 from qmq.errors import Fenced, TooManyConsumers
 
-#: Consumers of a group, those that are away among them.
+#: The most consumers of a group, counting those that are away.
 MAX_CONSUMERS: Final = 10_000
 
 
 class Consumers:
-    """Of one group."""
+    """The consumers of one group."""
 
     def __init__(self) -> None:
         self.by_number: dict[int, Member] = {}
@@ -23,23 +20,25 @@ class Consumers:
         self.next_number = 1
 
     def check_room(self, name: str) -> None:
-        """Raises TooManyConsumers when there can be no consumer of that name."""
+        """Raise TooManyConsumers if the group can have no consumer of that name."""
         if name not in self.by_name and len(self.by_number) >= MAX_CONSUMERS and self._longest_away() is None:
             raise TooManyConsumers(f"{MAX_CONSUMERS:,} consumers of this group are there, the most it may have")
 
     def _longest_away(self) -> Member | None:
-        """Who may be forgotten: it holds nothing."""
+        """Return the consumer that may be forgotten: it is away and has nothing in flight."""
         return next((member for member in self.by_number.values() if member.closed), None)
 
     def make(self, name: str, transient: bool, now_us: int) -> Member:
-        """A new one; where there are many, who has been away for longest is forgotten."""
+        """Add a consumer; where there are too many, forget the one that has been away for longest."""
         away = self._longest_away() if len(self.by_number) >= MAX_CONSUMERS else None
         if away is not None:
             del self.by_number[away.number], self.by_name[away.name]
         return self._add(Member(self.next_number, name, transient, now_us))
 
     def follow_on(self, leaving: Member) -> Member:
-        """Who goes on under the name of one that is leaving, and holds nothing; that one is forgotten once it has."""
+        """Add a consumer that goes on under the name of a leaving one, with nothing in flight. The leaving one is
+        forgotten once it has left.
+        """
         member = Member(self.next_number, leaving.name, leaving.transient, leaving.since_us)
         member.epoch, member.pulled_us = leaving.epoch, leaving.pulled_us
         member.in_flight = InFlight(leaving.in_flight.next_sequence)
@@ -52,43 +51,47 @@ class Consumers:
         return member
 
     def forget(self, member: Member) -> None:
-        """Nobody comes back as that one."""
+        """Remove a consumer for good."""
         del self.by_number[member.number]
         if self.by_name.get(member.name) is member:
             del self.by_name[member.name]
 
     def there(self, number: int) -> Member | None:
-        """Who a record is of; None when the one by which it joined is lost."""
+        """Return the consumer of a record; None if the record of its join is lost."""
         member = self.by_number.get(number)
         return None if member is None or member.closed else member
 
     def caller(self, number: int, epoch: int) -> Member:
-        """Who calls. Raises Fenced when it is not that consumer any more."""
+        """Return the consumer that calls. Raise Fenced if the call is of another epoch, or it is gone."""
         member = self.by_number.get(number)
         if member is None or not member.is_there or member.epoch != epoch:
             raise Fenced(_gone(member, epoch))
         return member
 
     def packed(self) -> list[Any]:
-        """For the checkpoint."""
+        """Return the state for the checkpoint."""
         return [member.packed() for member in self.by_number.values()]
 
     def restore(self, fields: list[Any], next_number: int) -> None:
-        """Take over what ``packed`` gave."""
+        """Take over a state from ``packed``."""
         for said in fields:
             self._add(Member.restored(said))
         self.next_number = next_number
 
 
 def _gone(member: Member | None, epoch: int) -> str:
-    """What has become of a consumer that was that epoch."""
+    """Return the reason why a consumer of that epoch may not call any more."""
     if member is not None and member.epoch == epoch:
         return (
-            f"consumer {member.name!r} is not there any more: it left, was silent for too long, or its group has gone "
-            "elsewhere, so it holds nothing now"
+            f"consumer {member.name!r} is gone: it left, its session expired, or its group was sought elsewhere or "
+            "deleted, so it has nothing in flight; subscribe again"
         )
-    who = f"consumer {member.name!r} is epoch {member.epoch}" if member is not None else "it is nobody"
-    return f"{who} now, not {epoch}: what it held was taken over or is handed out again"
+    if member is None:
+        return "this consumer is forgotten: its messages are handed out again; subscribe again"
+    return (
+        f"consumer {member.name!r} is epoch {member.epoch} now, not {epoch}: its messages were taken over or are "
+        "handed out again"
+    )
 
 
 class Member:
@@ -103,42 +106,42 @@ class Member:
         self.number = number
         self.name = name
         self.transient = transient
-        self.since_us = since_us  # wall clock: with its name what it is known by for good
+        self.since_us = since_us  # wall clock, when it first joined; identifies it together with its name
         self.epoch = 0
         self.nonce = b""
         self.in_flight = InFlight()
-        self.closed = True  # nobody is it now
-        self.leaving = 0  # why, while what it held is handed out again in parts
-        self.left_us = 0  # wall clock, when it was so last
-        self.progress = False  # something was handled since the last takeover
+        self.closed = True  # no client is subscribed as it
+        self.leaving = 0  # the LeaveReason while its messages become retries, some in each turn
+        self.left_us = 0  # wall clock, when it left last
+        self.progress = False  # it handled a message since the last takeover
         self.takeovers = 0  # in a row, without progress
-        self.quarantined = False  # it holds what was handed out alone
-        self.client = b""  # whose heartbeats are its own
-        self.is_timed = False  # it is among those whose silence is watched
-        self.pulled_us = 0  # wall clock, when it was given something last
-        self.seen_us = 0  # monotonic
-        self.stalled_us = 0  # for so long its loop had not turned when it last said so
+        self.quarantined = False  # it has quarantined messages in flight
+        self.client = b""  # the process whose heartbeats count for it
+        self.is_timed = False  # its session has a deadline
+        self.pulled_us = 0  # wall clock, when it got messages last
+        self.seen_us = 0  # monotonic, its last call or heartbeat
+        self.stalled_us = 0  # how long its loop had not turned at the last heartbeat
 
     @property
     def is_there(self) -> bool:
-        """Somebody is it now: no one else has its messages."""
+        """Whether a client is subscribed as it, so that no other consumer has its messages."""
         return not self.closed and not self.leaving
 
     def progressed(self, handled: int) -> None:
-        """So many messages more are handled."""
+        """Count *handled* more messages as handled."""
         if handled:
             self.progress = True
         if self.quarantined and not self.in_flight.count:
             self.quarantined = False
 
     def emptied(self) -> None:
-        """It holds nothing any more."""
+        """Drop all that is in flight."""
         self.in_flight = InFlight(self.in_flight.next_sequence)
         self.quarantined = False
         self.takeovers = 0
 
     def packed(self) -> list[Any]:
-        """For the checkpoint."""
+        """Return the state for the checkpoint."""
         return [
             self.number, self.name, self.transient, self.epoch, self.nonce, self.closed, self.left_us,
             self.progress, self.takeovers, self.quarantined, self.leaving, self.since_us, self.client, self.pulled_us,
@@ -147,7 +150,7 @@ class Member:
 
     @classmethod
     def restored(cls, fields: list[Any]) -> Member:
-        """The one of which ``packed`` gave the fields."""
+        """Return the member whose state ``packed`` returned."""
         number, name, transient, epoch, nonce, closed, left_us, *state, since_us, client, pulled_us, in_flight = fields
         member = cls(number, name, transient, since_us)
         member.epoch, member.nonce, member.client = epoch, nonce, client

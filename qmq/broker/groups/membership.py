@@ -1,9 +1,8 @@
-"""Consumers of groups: who is there, who has fallen silent, and what each may be given next.
+"""The consumers of all groups: sessions and their expiry, what each consumer may pull next, and the groups of
+broadcasts.
 
-Consumers that hold much and leave, or fall silent: what they held is handed out again a little in each turn.
-
-Each part is a record of the pull log, so a start goes on where that ends. From the first one on the consumer is fenced,
-as if all of it were done.
+A consumer that leaves with much in flight leaves in parts: each turn makes retries of some of its messages. Each part
+is a record of the pull log, so a start goes on behind the last one. From the first part on the consumer is fenced.
 """
 
 from __future__ import annotations
@@ -22,18 +21,18 @@ from qmq.broker.ports.commands import Now
 from qmq.broker.ports.limits import BrokerLimits
 from qmq.net.protocol.types import BROADCAST
 
-#: Positions above the ack floor that a consumer's messages may span, in windows.
+#: The most delivery sequences above the ack floor that the messages in flight may span, in windows of max_unacked.
 SPAN_WINDOWS: Final = 64
-#: So many retries are made by expired sessions in one turn, or twice that: 10 us each.
+#: The most retries that expired sessions make in one turn, or about twice that: 10 us each.
 MOST_RETRIES: Final = 1_000
-#: Groups that are looked at in one turn as something of theirs falls due: what each brings in takes up to 2 ms.
+#: The most groups whose due retries one turn loads: up to 2 ms each.
 MOST_LOOKS: Final = 16
-#: The wall clock may be set at any time: what is due by it is looked at so often.
+#: The wall clock may be set at any time, so due times by it are checked this often.
 _LOOK_EVERY_US: Final = 1_000_000
 
 
 class What(enum.Enum):
-    """What a consumer may be given."""
+    """The kinds of messages that a pull may get."""
 
     NOTHING = "nothing"
     FRESH = "fresh"
@@ -43,7 +42,7 @@ class What(enum.Enum):
 
 
 class Offer(NamedTuple):
-    """Up to so many messages and bytes of that kind."""
+    """A kind of messages, and the most messages and bytes of them that a pull may get."""
 
     what: What
     max_count: int
@@ -51,40 +50,40 @@ class Offer(NamedTuple):
 
 
 class Waits(NamedTuple):
-    """What waits for a consumer to be handed out again: for one that holds others too, and alone."""
+    """The retries that are due for a consumer: some that it may have beside others, some that it may have alone."""
 
     due: bool
     quarantined: bool
 
 
-#: For most consumers, most of the time.
+#: The value for most consumers, most of the time.
 NOTHING_WAITS: Final = Waits(False, False)
 _NOTHING: Final = Offer(What.NOTHING, 0, 0)
-#: What most pulls ask for, at hand: an enum is asked for its members by name.
+#: The common members, at hand: an enum looks its members up by name.
 _AGAIN: Final = What.AGAIN
 _FRESH: Final = What.FRESH
 
 
 class Members:
-    """Of all groups. *wake* is called with a group's ledger for which something has become ready."""
+    """The consumers of all groups. *wake* is called with the ledger of a group for which messages became ready."""
 
     def __init__(self, session_timeout_us: int, wake: Callable[[Ledger], None]) -> None:
         self._session_timeout_us = session_timeout_us
         self._wake = wake
         self._leavers = Leavers()
         self._clients: dict[bytes, dict[tuple[int, int], tuple[Ledger, Member]]] = {}
-        #: Whose heartbeats are a consumer's own, by group and consumer: after a takeover those of the new process only.
+        #: By group and consumer: the process whose heartbeats count; after a takeover only the new one.
         self._client_of: dict[tuple[int, int], bytes] = {}
         self._session_deadlines: list[tuple[int, int, int, Ledger, Member]] = []  # monotonic, group, member
         self._due: list[tuple[int, int, Ledger]] = []  # wall clock, group
-        self._looks: dict[int, int] = {}  # by group: the first time at which it is in _due
-        #: Broadcast members' groups that a consumer has left since somebody took them from here.
+        self._looks: dict[int, int] = {}  # by group: its first time in _due
+        #: Groups of broadcast members that left since ``Broadcasts.tick`` last took them.
         self.left_groups: set[int] = set()
-        #: By group: who gets nothing more until it holds nothing, and is then given what goes out alone.
+        #: By group: the consumer that gets no messages until it has none in flight, and then quarantined ones.
         self._clearing: dict[int, Member] = {}
 
     def joined(self, ledger: Ledger, member: Member, client: bytes, now: Now) -> None:
-        """A client's process has that consumer: it is heard of now, and by the client's heartbeats."""
+        """Begin the session of a consumer, which the heartbeats of that client's process keep alive."""
         self._forget_client(ledger, member)
         member.client = client
         key = ledger.number, member.number
@@ -108,24 +107,24 @@ class Members:
                 del self._clients[client]
 
     def heartbeat(self, client: bytes, stalled_us: int, now: Now) -> None:
-        """A client's process lives; its loop has not turned for so long."""
+        """Keep the sessions of a client's process alive. Its loop has not turned for *stalled_us*."""
         for _, member in self._clients.get(client, {}).values():
             member.seen_us = now.monotonic_us
             member.stalled_us = stalled_us
 
     def leave(self, ledger: Ledger, member: Member, now: Now) -> None:
-        """It leaves by itself: what it holds is handed out again, at once or, where that is much, soon."""
+        """Let a consumer leave: make retries of its messages, at once or, if they are many, over several turns."""
         if self._leavers.leave(ledger, member, LeaveReason.LEFT, now):
             self.left(ledger, member)
         else:
             self._forget_client(ledger, member)
 
     def leaves(self, ledger: Ledger, member: Member) -> None:
-        """Another one has taken over from it: what it held is handed out again, some in each turn."""
+        """Go on with a consumer that another one took over from: make retries of its messages, some in each turn."""
         self._leavers.resume(ledger, member)
 
     def left(self, ledger: Ledger, *members: Member) -> None:
-        """They hold nothing any more, for whatever reason."""
+        """Note that these consumers have nothing in flight any more."""
         for member in members:
             self._forget_client(ledger, member)
             if self._clearing.get(ledger.number) is member:
@@ -135,12 +134,12 @@ class Members:
         self.look(ledger)
 
     def look(self, ledger: Ledger) -> None:
-        """Something has come back to a group: it may be ready, or fall due."""
+        """Check a group whose retries changed: wake it, now or when the next one is due."""
         self._look_when_due(ledger, ledger.retries.next_due_us())
         self._wake(ledger)
 
     def look_at(self, ledger: Ledger, wall_us: int) -> None:
-        """Wake who waits for something of a group at that time, if there is anything."""
+        """Check a group at that time."""
         self._look_when_due(ledger, wall_us)
 
     def _look_when_due(self, ledger: Ledger, due_us: int | None) -> None:
@@ -149,15 +148,13 @@ class Members:
             heapq.heappush(self._due, (due_us, ledger.number, ledger))
 
     def clears(self, ledger: Ledger, member: Member) -> bool:
-        """It has room again, or holds nothing, and so may be given what was kept from it."""
+        """Return whether a consumer may get messages again that were held back from it."""
         return not member.in_flight.count or member.in_flight.count < ledger.settings.max_unacked
 
     # --- what it may be given ----------------------------------------------------------------------------------------
 
     def offer(self, ledger: Ledger, member: Member, expected: int, waiting: Waits) -> Offer:
-        """What *member* is to be given, for whom that waits, and who knows of its pulls up to that delivery
-        sequence.
-        """
+        """Return what a consumer may get, for which *waiting* is due and which has seen its pulls up to *expected*."""
         settings, in_flight = ledger.settings, member.in_flight
         if expected < in_flight.next_sequence and in_flight.unhandled(expected):
             return Offer(What.IN_FLIGHT, settings.max_unacked, settings.max_unacked_bytes)
@@ -176,16 +173,14 @@ class Members:
                 return _NOTHING
         elif self._clearing and (not ledger.retries.is_quarantined_due or self._clearing.get(ledger.number) is member):
             self._clearing.pop(ledger.number, None)
-        # In turn, so that neither waits for the other however many there are.
+        # Retries and new messages take turns, so that neither waits long for the other.
         again = waiting.due and not ledger.was_again
         return tuple.__new__(Offer, (_AGAIN if again else _FRESH, count, max(size, 1)))
 
     # --- time --------------------------------------------------------------------------------------------------------
 
     def tick(self, now: Now) -> list[tuple[Ledger, Member]]:
-        """Have the sessions expire of those that have been silent for too long, wake groups with something due; returns
-        whose session expired.
-        """
+        """Expire silent consumers, and wake groups whose retries are due; return the consumers that expired."""
         expired, made = [], 0
         while self._session_deadlines and self._session_deadlines[0][0] <= now.monotonic_us and made < MOST_RETRIES:
             _, group, number, ledger, member = heapq.heappop(self._session_deadlines)
@@ -220,7 +215,7 @@ class Members:
         return expired
 
     def look_again(self, ledger: Ledger, now: Now) -> None:
-        """Load what is due."""
+        """Load the retries of a group that are due."""
         is_loaded = ledger.retries.load(now.wall_us)
         if is_loaded:
             self._wake(ledger)
@@ -229,7 +224,7 @@ class Members:
             self._look_when_due(ledger, due_us)
 
     def next_deadline_us(self, now: Now) -> int | None:
-        """The monotonic microsecond at which ``tick`` has something to do."""
+        """Return the monotonic microsecond at which ``tick`` has work."""
         if self._leavers:
             return now.monotonic_us
         found = [self._session_deadlines[0][0]] if self._session_deadlines else []
@@ -238,7 +233,7 @@ class Members:
         return min(found, default=None)
 
     def restore(self, ledgers: Iterable[Ledger], now: Now) -> None:
-        """After a start: each consumer gets a full session timeout, and its client's heartbeats count from now on."""
+        """Begin the sessions of all consumers after a start, each with a full session timeout."""
         for ledger in ledgers:
             for member in ledger.members.values():
                 if member.leaving:
@@ -249,7 +244,7 @@ class Members:
 
 
 class Leavers:
-    """Of all groups."""
+    """The consumers of all groups that leave in parts."""
 
     def __init__(self) -> None:
         self._waiting: deque[tuple[Ledger, Member]] = deque()
@@ -258,22 +253,22 @@ class Leavers:
         return bool(self._waiting)
 
     def leave(self, ledger: Ledger, member: Member, why: LeaveReason, now: Now) -> bool:
-        """Have it leave; False when the rest of that is for the next turns."""
+        """Let a consumer leave; return False if the rest follows in the next turns."""
         done = _leave_some(ledger, member, why, now.wall_us)
         if not done:
             self._waiting.append((ledger, member))
         return done
 
     def resume(self, ledger: Ledger, member: Member) -> None:
-        """It is leaving already: a start found it so, or another one took over from it."""
+        """Go on with a consumer that is leaving already: a start found it so, or another one took over from it."""
         self._waiting.append((ledger, member))
 
     def tick(self, now: Now) -> tuple[Ledger, Member] | None:
-        """Go on with one of them; returns it when it has left."""
+        """Go on with one consumer; return it when it has left."""
         while self._waiting:
             ledger, member = self._waiting[0]
             if ledger.members.get(member.number) is not member or not member.leaving:
-                self._waiting.popleft()  # its group went elsewhere
+                self._waiting.popleft()  # its group was sought or deleted
                 continue
             if not _leave_some(ledger, member, LeaveReason(member.leaving), now.wall_us):
                 self._waiting.rotate(-1)
@@ -284,7 +279,7 @@ class Leavers:
 
 
 def _leave_some(ledger: Ledger, member: Member, why: LeaveReason, now_us: int) -> bool:
-    """Hand out again a part of what it held; True when that was all, and it has left."""
+    """Make retries of some messages of a consumer; return True when it has left."""
     end = member.in_flight.end_of_first(LEAVING_RANGES[why])
     if member.closed or end == member.in_flight.next_sequence:
         ledger.leave(member, why, now_us)
@@ -293,14 +288,19 @@ def _leave_some(ledger: Ledger, member: Member, why: LeaveReason, now_us: int) -
     return False
 
 
-#: The group of a made-up id goes so many session timeouts after its session has expired.
+#: The group of a member with a made-up id is deleted so many session timeouts after its session expired.
 MADE_UP_TIMEOUTS: Final = 3
-#: The wall clock may be set at any time: what is due by it is looked at so often.
+#: The wall clock may be set at any time, so due times by it are checked this often.
 _LOOK_FOR_EXPIRY_EVERY_US: Final = 60_000_000
 
 
 class Broadcasts:
-    """Deletes the groups of members of all broadcasts when they are due."""
+    """Deletes the groups of broadcast members that are away for too long.
+
+    A member whose id its client made up comes back only over a lost connection, so its group is deleted when it leaves,
+    or a few session timeouts after its session expired. The group of a member with an id of its own stays for
+    ``broadcast_ttl_ms``.
+    """
 
     def __init__(
         self, groups: Mapping[int, Group], members: Members, delete: Callable[[Group], None], limits: BrokerLimits
@@ -312,13 +312,13 @@ class Broadcasts:
         self._ttl_us = limits.broadcast_ttl_ms * 1_000
         self._made_up_us = min(MADE_UP_TIMEOUTS * limits.session_timeout_ms * 1_000, self._ttl_us)
         self._due: list[tuple[int, int]] = []  # wall clock, number of the group's ledger
-        self._looks: dict[int, int] = {}  # by that number: the first time at which it is in _due
+        self._looks: dict[int, int] = {}  # by that number: its first time in _due
 
     def restore(self, now: Now) -> None:
-        """After a start: look at the groups whose members are away."""
+        """Find the groups whose members are away, after a start."""
         for number, group in self._groups.items():
             if group.mode == BROADCAST:
-                # Records that a member ever joined may be lost: then it gets the whole time from now on.
+                # If the record of a member's join is lost, the group stays for the whole time from now on.
                 self._wait_for(number, group, now.wall_us + self._ttl_us)
 
     def tick(self, now: Now) -> None:
@@ -352,16 +352,16 @@ class Broadcasts:
             heapq.heappush(self._due, (due_us, number))
 
     def _due_us(self, group: Group, empty_us: int) -> int | None:
-        """Return when a group is to go: None while its consumer is there, *empty_us* where it knows none."""
+        """Return when to delete a group: None while its member is there, *empty_us* if it has none."""
         assert group.ledger is not None
         members = group.ledger.members.values()
         if not all(member.closed for member in members):
             return None
-        kept = ((self._made_up_us if member.transient else self._ttl_us) + member.left_us for member in members)
-        return max(kept, default=empty_us)
+        ends = ((self._made_up_us if member.transient else self._ttl_us) + member.left_us for member in members)
+        return max(ends, default=empty_us)
 
     def next_deadline_us(self, now: Now) -> int | None:
-        """When ``tick`` has something to do."""
+        """Return when ``tick`` has work."""
         if self._members.left_groups:
             return now.monotonic_us
         if not self._due:

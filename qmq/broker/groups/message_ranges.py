@@ -1,4 +1,4 @@
-"""From what a pull got to ranges that name it for good, and back to rows of the consumer log."""
+"""The chosen messages of a pull as ranges that name them for good, and back to rows of the consumer log."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from qmq.errors import StorageError
 from qmq.format.batch import EntryRow
 from qmq.storage.store import NotAtHand, Store
 
-#: ``MessageRange.log`` from here on: a partition, and below a subject's number.
+#: ``MessageRange.log`` is a subject's number below this, and a partition from here on.
 PARTITIONS: Final = 1 << 31
-#: Of the first so many messages in a row in a partition are meant: those that the group's prefix of that number takes
-#: (from 1 on, in ``log`` above the partition), or with 0 all.
+#: The bits of ``log`` above the partition are the number of a prefix of the group, from 1 on: the range has only
+#: messages that the prefix takes; with 0 it has all.
 _PREFIX_SHIFT: Final = 16
 _PARTITION_BITS: Final = (1 << _PREFIX_SHIFT) - 1
 _FIRST_ROWS: Final = 8
 _CHUNK_ROWS: Final = 8_192
-#: Of a consumer of more prefixes those behind are not looked for in what was chosen.
+#: Prefixes of a consumer to look for in the chosen messages; further ones are not looked for.
 _MOST_PREFIXES: Final = 8
-#: So many ranges are kept as they are, rather than looked for as what a prefix takes.
+#: Fewer ranges than this stay as they are; more are joined by the prefix that takes them, where possible.
 _FEW_RANGES: Final = 4
 
 Rows = npt.NDArray[np.void]
@@ -51,15 +51,17 @@ Parts = list[Some | Many]
 
 
 def chosen_of(pieces: list[Rows], index: npt.NDArray[np.intp]) -> Rows:
-    """Rows of *pieces*, taken as one array, by their indexes. (By whole words: numpy goes field by field otherwise.)"""
+    """Return rows of *pieces*, taken as one array, by their indexes. (By whole words: numpy is slower by fields.)"""
     words = [rows.view(np.uint64).reshape(len(rows), -1) for rows in pieces]
     together = words[0] if len(words) == 1 else np.concatenate(words)
     return together.take(index, axis=0).view(pieces[0].dtype).reshape(len(index))
 
 
 def ranges_of(store: Store, parts: Parts, filters: Sequence[SubjectFilter]) -> list[MessageRange]:
-    """Ranges of what was chosen from *filters*, in its order: by sequences where all are subjects whose numbers stay
-    what they are; by places otherwise, and one range for what a prefix takes of what lies in a row.
+    """Return ranges that name the parts, chosen from *filters*, in their order.
+
+    They go by sequences where all filters are subjects with fixed numbers; else by positions, with one range for
+    neighbouring messages that a prefix takes.
     """
     if _keep_numbers(store, filters):
         return _by_sequences(parts)
@@ -93,7 +95,7 @@ def _range_of(part: Some) -> MessageRange:
 
 
 def _keep_numbers(store: Store, filters: Sequence[SubjectFilter]) -> bool:
-    """All are subjects, and known to the checkpoint: a start that finds one in the log only may number it otherwise."""
+    """Return whether all filters are subjects whose numbers the checkpoint has: a start may renumber others."""
     for subject_filter in filters:
         if not subject_filter.exact:
             return False
@@ -106,7 +108,7 @@ def _keep_numbers(store: Store, filters: Sequence[SubjectFilter]) -> bool:
 def _joined(
     parts: Parts, store: Store, filters: Sequence[SubjectFilter]
 ) -> Iterator[tuple[SubjectFilter | None, Some | Many]]:
-    """The same, with rows of one partition that were chosen for one prefix as one part; and that prefix."""
+    """Yield the parts, with the rows of one partition and one prefix as one part, and that prefix."""
     prefixes = [subject_filter for subject_filter in filters if subject_filter.prefix and not subject_filter.exact]
 
     def kind(part: Some | Many) -> tuple[int, SubjectFilter | None]:
@@ -156,8 +158,8 @@ def _append(found: list[MessageRange], messages: MessageRange) -> None:
 
 
 def _in_log(store: Store, partition: int, rows: Rows, prefix: SubjectFilter | None) -> list[MessageRange]:
-    """Rows that follow each other in the log are one range; so are those between which nothing is that *prefix* takes,
-    as far as they lie within _CHUNK_ROWS.
+    """Return the ranges of rows: neighbours in the log are one range, also those between which the log has no row that
+    *prefix* takes, within _CHUNK_ROWS.
     """
     subject_filter = _subject_filter(rows)
     if prefix is None or np.count_nonzero(~subject_filter) < _FEW_RANGES:
@@ -171,21 +173,21 @@ def _in_log(store: Store, partition: int, rows: Rows, prefix: SubjectFilter | No
             taken = _taken(store, prefix, around)[: len(rows) - done]
             mine = rows[done : done + len(taken)]
             if (taken["position"] != mine["position"]).any() or (taken["run"] != mine["run"]).any():
-                break  # of what the prefix takes something was handed out before
+                break  # some messages that the prefix takes were handed out before
             if len(mine):
                 total = int(mine["count"].sum(dtype=np.int64))
                 first, run, end = int(mine["position"][0]), int(mine["run"][0]), int(mine["position"][-1])
                 found.append(MessageRange(log, first, run, 0, total, end))
             done += len(mine)
     except (NotAtHand, StorageError):
-        pass  # they can be named one by one
+        pass  # the rows are named one by one
     if done < len(rows):
         found += _ranges(partition, rows[done:], subject_filter[done:])
     return found
 
 
 def _taken(store: Store, prefix: SubjectFilter, rows: Rows) -> Rows:
-    """Those of subjects that the prefix takes."""
+    """Return the rows of subjects that the prefix takes."""
     matches = prefix.matches(store)
     return rows if matches is None else chosen_of([rows], np.flatnonzero(matches[rows["subject"]]))
 
@@ -201,7 +203,7 @@ def _ranges(partition: int, rows: Rows, subject_filter: npt.NDArray[np.bool_]) -
 
 
 def _subject_filter(rows: Rows) -> npt.NDArray[np.bool_]:
-    """Whether each row but the first comes right behind the one before in the log: bool[n - 1]."""
+    """Return for each row but the first whether it follows the one before in the log: bool[n - 1]."""
     positions, runs = rows["position"], rows["run"].astype(np.int64)
     same: npt.NDArray[np.bool_] = (positions[1:] == positions[:-1]) & (runs[1:] == runs[:-1] + 1)
     last = runs[:-1] + 1 == rows["runs"][:-1]
@@ -225,18 +227,18 @@ def _in_subjects(rows: Rows) -> Iterator[MessageRange]:
 
 
 def partition_of(messages: MessageRange) -> int:
-    """The partition of a range by place."""
+    """Return the partition of a range by position."""
     return messages.log & _PARTITION_BITS
 
 
 def prefix_of(messages: MessageRange) -> int:
-    """The number that the prefix has in its group of which the messages are meant; 0 where none is named."""
+    """Return the number of the prefix whose messages are meant, in its group; 0 for all messages."""
     return max(messages.log - PARTITIONS, 0) >> _PREFIX_SHIFT
 
 
 def parts_of(store: Store, group: Group, messages: MessageRange) -> Parts:
-    """What the range of that group names, as far as it is still there. Raises NotAtHand when rows have to be read
-    first, and StorageError.
+    """Return the messages of a group's range that still exist. Raise NotAtHand if rows have to be read first, and
+    StorageError.
     """
     if messages.log < PARTITIONS:
         return list(_by_sequence(store, messages))
@@ -258,14 +260,14 @@ def _by_sequence(store: Store, messages: MessageRange) -> Iterator[Some | Many]:
 
 
 def _by_position(store: Store, group: Group, messages: MessageRange) -> Iterator[Some | Many]:
-    """Counted from the range's beginning; where rows are missing, what is there up to its end."""
+    """Yield the parts of a range by position, counted from its beginning; where rows are missing, up to its end."""
     partition = partition_of(messages)
     number = prefix_of(messages)
     prefix = group.filter_of(number) if number else None
     if number and prefix is None:
         return
     if store.segment_at(partition, messages.first) is None:
-        return  # what is counted from there on cannot be told from what is left
+        return  # the first message is gone, so the others cannot be counted
     row = store.row_at_position(partition, messages.first)
     if messages.run and int(store.rows(partition, row, 1)["position"][:1].sum()) == messages.first:
         row += messages.run
@@ -293,7 +295,7 @@ def _by_position(store: Store, group: Group, messages: MessageRange) -> Iterator
 
 
 def _between(partition: int, rows: Rows, start: int, stop: int) -> Iterator[Some | Many]:
-    """From message *start* of the first row to *stop* of the last."""
+    """Yield the parts from message *start* of the first row to *stop* of the last."""
     start, whole = max(start, 0), int(rows["count"][-1])
     stop = min(stop, whole)
     if len(rows) == 1:

@@ -1,7 +1,4 @@
-"""What a group may set, and the bounds of each.
-
-The modes of groups, and what each member of a broadcast is.
-"""
+"""The settings of groups with their bounds, and the modes of groups."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ MOST_TAG_BYTES: Final = 255
 
 
 class ResolvedSettings(NamedTuple):
-    """What a group may set; the broker's answer to each is the one that counts. Times are microseconds, 0: never."""
+    """The settings of a group, with defaults for those that it did not set. Times are microseconds, 0 means never."""
 
     max_attempts: int = 16
     retry_delays_us: tuple[int, ...] = RETRY_DELAYS_US
@@ -31,21 +28,21 @@ class ResolvedSettings(NamedTuple):
     max_unacked_bytes: int = 64 << 20
     expire_after_us: int = 0
     ack_deadline_us: int = 0
-    #: The group takes messages with one of these; none: all.
+    #: The group takes messages that have one of these tags; without tags it takes all.
     tags: tuple[str, ...] = ()
 
     def delay_us(self, attempt: int) -> int:
-        """How long to wait after that attempt (from 1) failed."""
+        """Return the delay after that attempt (from 1) failed."""
         return self.retry_delays_us[min(attempt, len(self.retry_delays_us)) - 1]
 
     @classmethod
     def kept(cls, fields: Iterable[Any]) -> Self:
-        """As a record or a checkpoint has them."""
+        """Return the settings that a record or a checkpoint has."""
         return cls._make(tuple(field) if isinstance(field, list) else field for field in fields)
 
 
 _TIME: Final = f"0 seconds to {MAX_DELAY_SHOWN}"
-#: Whole numbers from and to, as their files can hold them.
+#: The least and the highest value of settings that are whole numbers.
 _BOUNDS: Final = {
     "max_attempts": (1, 65_535),
     "max_session_expiries": (1, 255),
@@ -57,7 +54,7 @@ _BOUNDS: Final = {
 
 
 def settings_of(before: ResolvedSettings, given: Mapping[str, Any]) -> ResolvedSettings:
-    """*before* with what is given, each of which was checked. Raises InvalidOption, which says what it may be."""
+    """Return *before* with the checked values of *given*. Raise InvalidOption, which says what is allowed."""
     unknown = given.keys() - set(ResolvedSettings._fields)
     if unknown:
         names = ", ".join(sorted(f"{name!r:.40}" for name in unknown))
@@ -68,7 +65,9 @@ def settings_of(before: ResolvedSettings, given: Mapping[str, Any]) -> ResolvedS
 
 
 def differing(given: Mapping[str, Any], actual: ResolvedSettings) -> dict[str, Any]:
-    """Of what somebody would have set, what the group has instead. Raises InvalidOption for what it cannot have."""
+    """Return the requested settings whose value differs in the existing group. Raise InvalidOption for values that are
+    not allowed.
+    """
     wanted = settings_of(actual, given)
     return {name: getattr(actual, name) for name in given if getattr(wanted, name) != getattr(actual, name)}
 
@@ -112,23 +111,25 @@ def _in_user_units(name: str, value: object) -> object:
 
 
 def group_of(command: Subscribe) -> str | None:
-    """The name of the group that a subscription is to: a broadcast member's is its own. Raises InvalidOption."""
+    """Return the group's name for a subscription: in a broadcast each member has a group of its own. Raise
+    InvalidOption.
+    """
     if command.mode not in MODES:
         raise InvalidOption(f"a group's mode is one of {', '.join(MODES)}, not {command.mode!r:.40}")
     if command.asks not in ASKS:
         raise InvalidOption(f"a subscription asks one of {', '.join(ASKS)}, not {command.asks!r:.40}")
     if command.group is None:
         if command.mode != RELIABLE:
-            raise InvalidOption(f"who follows alone has no mode {command.mode}: give a group")
+            raise InvalidOption(f"a solo consumer has no mode {command.mode}: give a group")
         if command.asks == LOOK:
-            raise InvalidOption("only a group can be looked at: who follows alone takes nothing from anybody")
+            raise InvalidOption("only a group can be looked at: give a group, or leave out the look")
         return None
     name = check_group(command.group)
     return f"{name}{MEMBER_MARK}{command.consumer}" if command.mode == BROADCAST else name
 
 
 def unknown_group(name: str, groups: Mapping[str, object]) -> UnknownGroup:
-    """Return the error of who names a group that there is not; a broadcast is as many groups as it has members."""
+    """Return the error for a group that does not exist; for a broadcast it names a member's group."""
     members = members_of(name, groups)
     if members:
         return UnknownGroup(
@@ -139,20 +140,20 @@ def unknown_group(name: str, groups: Mapping[str, object]) -> UnknownGroup:
 
 
 def members_of(name: str, groups: Mapping[str, object]) -> list[str]:
-    """The groups of the members of a broadcast."""
+    """Return the groups of the members of a broadcast."""
     return [one for one in groups if one.startswith(name + MEMBER_MARK)]
 
 
 def check_mode(command: Subscribe, mode: str | None, broadcasts: Mapping[str, int]) -> None:
-    """Whether a subscription fits a group that has that mode already (None: there is none). Raises GroupMismatch.
+    """Raise GroupMismatch if a subscription does not fit the mode of its group (None: there is no group yet).
 
-    *broadcasts*: how many members each broadcast has.
+    *broadcasts* has the count of members of each broadcast.
     """
     if command.group is None:
         return
     actual = BROADCAST if mode is None and command.group in broadcasts else mode
     if actual is not None and actual != command.mode:
         raise GroupMismatch(
-            f"group {command.group!r} is {actual}, so nobody can take part in it as {command.mode}; "
+            f"group {command.group!r} is {actual}, so no consumer can join it as {command.mode}; "
             "use another group, or delete this one first"
         )

@@ -1,1 +1,1 @@
-"""Records of the pull log: their types, when they are written, and replies that wait for the disk."""
+"""The pull log as the rules use it: kinds of records, when they are written, and replies that wait for the disk."""

@@ -1,8 +1,8 @@
-"""Answers that leave once all that the pull log says by then is on disk: to what is never to be forgotten again.
+"""Answers that wait until the pull log is synced, since what they confirm must survive a loss of power.
 
-That a group was made, where it begins and what it is set to; that it went elsewhere or was deleted; what became of its
-dead letters; what was handed over to it. Checkpoints sync the log only now and then, so such answers have a sync of
-their own, run beside the loop as a read is. There is one at a time: what comes meanwhile shares the next one.
+These are answers about a new group, its start and its settings, a seek, a deletion, dead letters, handovers and
+restores. Checkpoints sync the log only now and then, so these answers have a sync of their own. It runs beside the
+loop, as reads do. One runs at a time; answers that come meanwhile share the next one.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from qmq.storage.store import PullSync, Store
 
 #: The number of the read that is a sync of the pull log.
 SYNC_NUMBER: Final = first_number(Asker.PULL_LOG)
-#: What could not be written is tried again so often.
+#: A write that failed is tried again after this time.
 _AGAIN_US: Final = 100_000
 
 Answer = Administered | HandedOver | Restored | Subscribed
 
 
 class RecordSync:
-    """Brings the pull log to disk; run as a read."""
+    """Syncs the pull log; runs as a read."""
 
     partition = 0
 
@@ -41,13 +41,13 @@ class RecordSync:
         self.answers = answers
 
     def step(self) -> bool:
-        """[thread] Sync. Raises StorageFailed or SyncFailed."""
+        """[thread] Sync. Raise StorageFailed or SyncFailed."""
         self.sync.run()
         return False
 
 
 class Durable:
-    """Of all groups. The answers go to *effects*."""
+    """Keeps the answers of all groups until the log is synced, then adds them to *effects*."""
 
     def __init__(self, store: Store, effects: list[Effect]) -> None:
         self._store = store
@@ -55,22 +55,22 @@ class Durable:
         self._waiting: list[Answer] = []
         self._syncing: RecordSync | None = None
         self._number = 1  # of the next sync
-        self._done = 0  # the last that brought everything to disk
+        self._done = 0  # the last sync that succeeded
 
     def ticket(self) -> int:
-        """What is staged in this turn, or was before, is on disk when ``has`` says so."""
+        """Return a ticket for the records that are staged by the end of this turn; see ``has``."""
         return self._number
 
     def has(self, ticket: int) -> bool:
-        """Whether what was staged by then is on disk."""
+        """Return whether the records of that ticket are on disk."""
         return self._done >= ticket
 
     def answer(self, effect: Answer) -> None:
-        """Say it when all that is staged by now is on disk; refuse it where that fails."""
+        """Send the answer when all records staged by now are on disk; refuse it if that fails."""
         self._waiting.append(effect)
 
     def turn(self) -> None:
-        """Begin a sync if somebody waits for one, and none is under way."""
+        """Begin a sync if answers wait for one and none is running."""
         if not self._waiting or self._syncing is not None:
             return
         files = self._store.groups
@@ -80,13 +80,13 @@ class Durable:
             if files.broken:
                 answers, self._waiting = self._waiting, []
                 self._answer(answers, error)
-            return  # a full disk: it is tried again
+            return  # a full disk: the next turn tries again
         self._syncing, self._waiting = RecordSync(files.begin_sync(), self._waiting), []
         self._number += 1
         self._effects.append(ReadWanted(SYNC_NUMBER, self._syncing))
 
     def synced(self, error: QmqError | None) -> None:
-        """That was done, or has failed."""
+        """End the running sync, which succeeded or failed."""
         syncing, self._syncing = self._syncing, None
         assert syncing is not None
         self._store.groups.end_sync(syncing.sync, error)
@@ -99,5 +99,5 @@ class Durable:
             self._effects.append(answer if error is None else Refused(answer.connection, answer.request, error))
 
     def next_deadline_us(self, now_us: int) -> int | None:
-        """When to try again what could not be written."""
+        """Return when to try a failed write again."""
         return now_us + _AGAIN_US if self._waiting and self._syncing is None else None

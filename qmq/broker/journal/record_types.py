@@ -1,4 +1,4 @@
-"""What the records of the pull log say, and the words in them."""
+"""The records of the pull log: their kinds, the words in them, and how they name messages."""
 
 from __future__ import annotations
 
@@ -6,61 +6,57 @@ import enum
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-#: Ranges of messages, or ranges of delivery sequences, that one record names: what is more goes into several, for a
-#: record has an end.
+#: The most ranges of messages, or of delivery sequences, in one record: more go into several records.
 MOST_RANGES_A_RECORD: Final = 8_192
 
 
 class RecordKind(enum.IntEnum):
-    """Kinds of records. Each payload is a msgpack list that begins with the group's number.
+    """The kinds of records. Each payload is a msgpack list that begins with the group's number.
 
-    In those that may make consumers, retries or dead letters the numbers that the next of each gets come next, so that
-    one that is lost changes no number behind it.
+    Records that may make consumers, retries or dead letters continue with the next number of each, so that a lost
+    record changes no number in the records behind it.
     """
 
-    JOIN = 1
-    LEAVE = 2
-    PULL = 3
-    AGAIN = 4
-    ACK = 5
-    BACK = 6
-    SETTINGS = 7
-    REDRIVE = 8
-    FORGET = 9
-    GROUP = 10  # number, name, mode, prefix that it follows from now on, its ordinal, start, places
-    SEEK = 11  # number, start, places, whether what waits to be handed out again goes too
-    DELETE = 12
-    RESERVE = 13  # number, skipped, blocks: [prefix, where it is, where a start is to go on]; written twice
+    JOIN = 1  # numbers, name, nonce, transient, now, client, least epoch, least delivery sequence
+    LEAVE = 2  # numbers, consumer, reason, now
+    PULL = 3  # number, consumer, first delivery sequence, bytes, now, positions of prefixes, ranges
+    AGAIN = 4  # number, consumer, first delivery sequence, bytes, now, quarantined, [retry, its InFlightRange]
+    ACK = 5  # number, consumer, intervals of delivery sequences
+    BACK = 6  # numbers, consumer, [start, end, disposition, delay, index of the reason], reasons, now
+    SETTINGS = 7  # numbers, all settings
+    REDRIVE = 8  # numbers, dead letters, now
+    FORGET = 9  # numbers, dead letters or None for all
+    GROUP = 10  # number, name, mode, a prefix that it follows from now on, its ordinal, start, positions
+    SEEK = 11  # number, start, positions, whether retries are cleared too
+    DELETE = 12  # number
+    RESERVE = 13  # number, skipped, blocks: [prefix, its cursor, the cursor after a start]; written twice
     OVER = 14  # numbers, a range, attempt, disposition, reason, delay, now, name: a handover from another broker
-    REWOUND = 15  # number, size of the holes to which a start has rewound the group: records behind count again
-    RESTORED = 18  # numbers, ranges, run of a restore, which of its messages: from, up to; now
-    PART = (
-        16  # numbers, consumer, why it leaves, the delivery sequence up to which what it held comes again by this, now
-    )
-    MOVED = 17  # number, partition, position before which all is dropped, so many were skipped, [exact subject, cursor]
-    UNFOLLOW = 20  # number, prefixes and subjects that it follows no more
-    FORWARD = 19  # numbers, what pointed at dropped messages and now points at copies: retries, dead letters, held; now
+    REWOUND = 15  # number, size of the holes to which a start rewound the group: later records count again
+    RESTORED = 18  # numbers, ranges, the run of a restore, its messages from, up to; now
+    PART = 16  # numbers, consumer, reason, the delivery sequence before which nothing stays in flight; now
+    MOVED = 17  # number, partition, position before which all is dropped, skipped messages, [exact subject, cursor]
+    UNFOLLOW = 20  # number, the prefixes and subjects that it no longer follows
+    FORWARD = 19  # numbers, retries, dead letters and messages in flight that point at copies from now on; now
 
 
 class LeaveReason(enum.IntEnum):
-    """Why a consumer holds nothing any more."""
+    """The reasons why a consumer has nothing in flight any more."""
 
     LEFT = 1
     EXPIRED = 2
-    CLOSED = 3  # by a seek: what it held is dropped
+    CLOSED = 3  # a seek dropped its messages
 
 
-#: Ranges of messages that are handed out again in one turn of who leaves with many. After an expired session each is up
-#: to ten pieces: 0.12 ms in all. A turn may also have 25,000 of them written to a run, and the collector at work, 25 ms
-#: each.
+#: The ranges of a leaving consumer that one turn makes retries of. After an expired session a range becomes up to ten
+#: retries, 0.12 ms in all. A turn may also write 25,000 retries to a run and run the garbage collector, 25 ms each.
 LEAVING_RANGES: Final = {LeaveReason.EXPIRED: 32, LeaveReason.LEFT: 128}
 
 
 class MessageRange(NamedTuple):
-    """Messages of one log in a row; the first ``skip`` of them are not meant, the ``total`` after them are.
+    """Consecutive messages of one log: ``skip`` messages are left out, the ``total`` messages behind them are meant.
 
-    ``log`` below 2^31: a subject's number, and ``first`` a sequence of it. From there on: 2^31 + partition, ``first`` a
-    batch's position, ``run`` the run in it, and ``end`` the position of the last batch.
+    ``log`` below 2^31 is the number of a subject, and ``first`` a sequence of it. From 2^31 on it is 2^31 + partition;
+    ``first`` is then the position of a batch, ``run`` the run in it, and ``end`` the position of the last batch.
     """
 
     log: int
@@ -71,32 +67,32 @@ class MessageRange(NamedTuple):
     end: int = 0
 
     def part(self, start: int, end: int) -> MessageRange:
-        """Of its messages those from number *start* up to, not including, *end*."""
+        """Return its messages from number *start* up to, not including, *end*."""
         if not start and end == self.total:
             return self
         log, first, run, skip, _, last = self
         return MessageRange(log, first, run, skip + start, end - start, last)
 
     def overlaps(self, other: MessageRange) -> bool:
-        """Both are of one range, and have messages in common."""
+        """Return whether both are parts of one range and have messages in common."""
         same = self[:3] == other[:3]
         return same and max(self.skip, other.skip) < min(self.skip + self.total, other.skip + other.total)
 
 
 def flat(ranges: Sequence[MessageRange]) -> list[int]:
-    """Their fields, six each, one after another."""
+    """Return the fields of the ranges, six each, one after another."""
     if len(ranges) == 1:
         return list(ranges[0])
     return [field for messages in ranges for field in messages]
 
 
 def unflat(fields: Sequence[int]) -> list[MessageRange]:
-    """The ranges of what ``flat`` gave."""
+    """Return the ranges whose fields ``flat`` returned."""
     return [MessageRange(*fields[at : at + 6]) for at in range(0, len(fields), 6)]
 
 
 class InFlightRange(NamedTuple):
-    """A range with what every message of it has in common."""
+    """A range of messages that have the same attempt and the same count of session expiries."""
 
     messages: MessageRange
     attempt: int
@@ -104,22 +100,22 @@ class InFlightRange(NamedTuple):
 
     @classmethod
     def of(cls, fields: Sequence[int]) -> InFlightRange:
-        """That of which ``flat`` gave the fields."""
+        """Return the range whose fields ``InFlightRange.flat`` returned."""
         return cls(MessageRange(*fields[:6]), fields[6], fields[7])
 
     def flat(self) -> list[int]:
-        """Its fields, eight."""
+        """Return its eight fields."""
         return [*self.messages, self.attempt, self.session_expiries]
 
     def part(self, start: int, end: int) -> InFlightRange:
-        """Of its messages those from number *start* up to, not including, *end*."""
+        """Return its messages from number *start* up to, not including, *end*."""
         if not start and end == self.messages.total:
             return self
         return InFlightRange(self.messages.part(start, end), self.attempt, self.session_expiries)
 
 
 def whole(value: object) -> int:
-    """*value*, which a checkpoint says is a number from 0 to 2^64 - 1. Raises ValueError."""
+    """Return *value*, which a checkpoint says is a number from 0 to 2^64 - 1. Raise ValueError if it is none."""
     if type(value) is not int or not 0 <= value < 1 << 64:
         raise ValueError(f"{value!r:.40} is no whole number")
     return value

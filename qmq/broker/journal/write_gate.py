@@ -1,7 +1,7 @@
-"""What was noted of groups in this turn is written before anyone is told of it.
+"""The write at the end of a turn: records go to the pull log before the answers that confirm them leave.
 
-Acknowledgements whose answers may wait are written with the next record that somebody does wait for, and answered with
-the next messages of their connection: mostly one write, and one answer, for what would be two.
+Acks whose answers may wait are written with the next record that a client waits for, and answered with the next
+messages of their connection: mostly one write and one answer instead of two.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from qmq.broker.ports.effects import (
 from qmq.errors import StorageError, SyncFailed
 from qmq.storage.store import Store
 
-#: What could not be written is tried again so often.
+#: A write that failed is tried again after this time.
 _AGAIN_US: Final = 100_000
-#: Acknowledgements are written and answered after so long at the latest.
+#: Acks that may wait are written and answered after this time at the latest.
 LATER_US: Final = 20_000
-#: What is said whatever becomes of records.
-_REST_ON_NONE: Final = frozenset((HeartbeatSeen, Sent, SyncWanted))
+#: Effects that depend on no record.
+_NEED_NO_RECORD: Final = frozenset((HeartbeatSeen, Sent, SyncWanted))
 
 
 class WriteGate:
-    """Between the ledgers, which stage records, and the effects that depend on them."""
+    """Writes the records that groups stage, and holds back the effects that depend on records not written yet."""
 
     def __init__(self, store: Store, effects: list[Effect]) -> None:
         self._store = store
@@ -45,29 +45,29 @@ class WriteGate:
         self._later_us = 0  # when they are due
 
     def answer_later(self, answer: Acked, now_us: int) -> None:
-        """An acknowledgement whose answer may wait."""
+        """Take an answer to an ack that may wait."""
         if not self._later:
             self._later_us = now_us + LATER_US
         self._later.setdefault(answer.connection, []).append(answer)
 
     def hurry(self) -> None:
-        """What may wait is answered with the next write."""
+        """Send the answers that may wait with the next write."""
         self._later_us = 0
 
     def disconnected(self, connection: int) -> None:
-        """Nobody waits for its answers any more."""
+        """Drop the answers to a connection that is closed."""
         self._later.pop(connection, None)
 
     def turn(self, now_us: int) -> None:
-        """The turn ends: write, unless nobody waits for what is staged."""
+        """End the turn: write, unless only acks that may wait are staged."""
         if self._later:
             self._release(now_us)
-            if self._later and not self._withheld and all(type(effect) in _REST_ON_NONE for effect in self._effects):
+            if self._later and not self._withheld and all(type(effect) in _NEED_NO_RECORD for effect in self._effects):
                 return
         self._write()
 
     def _release(self, now_us: int) -> None:
-        """Have those answered that are due, and those whose connection gets messages now."""
+        """Take out the answers that are due, and those whose connection gets messages now."""
         if now_us >= self._later_us or self._store.groups.broken:
             released = [answer for answers in self._later.values() for answer in answers]
             self._later.clear()
@@ -79,7 +79,7 @@ class WriteGate:
         self._effects[:0] = released  # before the messages that they may be a part of
 
     def _write(self) -> None:
-        """Write what is staged. While that cannot be (a full disk), answers that rest on it wait."""
+        """Write the staged records. While that fails (a full disk), the answers that depend on them wait."""
         groups = self._store.groups
         if not groups.staged and not self._withheld and not groups.broken:
             return
@@ -101,27 +101,27 @@ class WriteGate:
             self._withheld.clear()
 
     def write_all(self) -> None:
-        """Write what is staged, unless nothing can be written any more. Raises StorageFull or StorageFailed; then it
-        stays staged.
+        """Write the staged records, unless the log is broken. Raise StorageFull or StorageFailed; then they stay
+        staged.
         """
         self._write()
         if self.failed is not None and not isinstance(self.failed, SyncFailed):
             raise self.failed
 
     def next_deadline_us(self, now_us: int) -> int | None:
-        """When there is something to write."""
+        """Return when to write next."""
         if self._withheld:
             return now_us + _AGAIN_US
         return self._later_us if self._later else None
 
     def _withhold(self) -> None:
-        resting = [effect for effect in self._effects if _rests_on_records(effect)]
-        if resting:
-            self._withheld += resting
-            self._effects[:] = [effect for effect in self._effects if not _rests_on_records(effect)]
+        waiting = [effect for effect in self._effects if _needs_records(effect)]
+        if waiting:
+            self._withheld += waiting
+            self._effects[:] = [effect for effect in self._effects if not _needs_records(effect)]
 
 
-def _rests_on_records(effect: Effect) -> bool:
+def _needs_records(effect: Effect) -> bool:
     return (
         isinstance(effect, Acked | Administered | HandedBack | HandedOver)
         or (isinstance(effect, PulledMessages) and bool(effect.ranges))

@@ -1,1 +1,1 @@
-"""The types at the border of the rules: commands in, effects out, limits and metrics."""
+"""The border of the broker's rules: commands in, effects out, limits and metrics."""

@@ -1,4 +1,4 @@
-"""What goes into the broker's state machine. ``connection`` is an opaque int from the server."""
+"""Commands: the input of the broker's state machine. ``connection`` is an opaque int from the server."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from qmq.storage.store import PartitionDamage
 
 
 class Now(NamedTuple):
-    """Time as an argument: the monotonic clock for waits, the wall clock for stamps. Both microseconds."""
+    """The time as an argument: the monotonic clock for waits, the wall clock for stamps. Both in microseconds."""
 
     monotonic_us: int
     wall_us: int
@@ -24,10 +24,10 @@ class Now(NamedTuple):
 
 
 class Send(NamedTuple):
-    """One batch; the view is writable, is stamped in place, and must stay until the next ``turn``.
+    """A batch to store. The view is writable: the broker stamps it in place, and it must stay until the next ``turn``.
 
-    One that is a *copy* (handed over, restored) has ids of its own, and is told from others by who took it, not by its
-    producer. *numbers* are those of its runs' subjects, where these are one group's own.
+    A *copy* (a handover or a restore) has message ids of its own; the part that took it recognises repeats, not the
+    producer window. *numbers* are the numbers of the subjects of its runs where these belong to one group alone.
     """
 
     connection: int
@@ -39,11 +39,11 @@ class Send(NamedTuple):
 
 
 class Subscribe(NamedTuple):
-    """Take part in a group, or (group None) follow alone. ``start`` is None for the default of the kind.
+    """Join a group, or (group None) read as a solo consumer. ``start`` None means the default of the kind.
 
     ``start`` is "first", "last", ("time", microseconds) or ("sequence", number). ``nonce`` is a random number that the
-    client keeps over reconnects, ``client`` one of its process, ``settings`` those of a new group. A ``transient``
-    consumer is forgotten once it has left. ``mode`` is one of MODES, ``asks`` of ASKS.
+    client keeps over reconnects, ``client`` a random number of its process. ``settings`` are those of a new group. The
+    broker forgets a ``transient`` consumer once it has left. ``mode`` is one of MODES, ``asks`` one of ASKS.
     """
 
     connection: int
@@ -62,10 +62,11 @@ class Subscribe(NamedTuple):
 
 
 class Pull(NamedTuple):
-    """Ask for messages: answered with min_count or more, or when timeout_ms is over; max_count, max_bytes bound it.
+    """Ask for messages. The answer comes with min_count messages, or when timeout_ms is over; max_count and max_bytes
+    bound it.
 
-    A consumer of a group knows its pulls up to delivery sequence ``expected`` (None: whatever comes next). ``checks``:
-    the header of each batch is checked before messages of it are sent.
+    A consumer of a group has seen its pulls up to delivery sequence ``expected`` (None: no check). With ``checks`` the
+    broker verifies the header of each batch before it sends messages of it.
     """
 
     connection: int
@@ -80,21 +81,23 @@ class Pull(NamedTuple):
 
 
 class Withdraw(NamedTuple):
-    """Answer that waiting pull now, with what is there (maybe nothing)."""
+    """Answer that waiting pull now, with the messages that are there, or none."""
 
     connection: int
     pull_request: int
 
 
 class Unsubscribe(NamedTuple):
+    """End a subscription: a consumer of a group leaves."""
+
     connection: int
     request: int
     subscription: int
 
 
 class Ack(NamedTuple):
-    """These delivery sequences are handled: start, end, start, end, ... With *may_wait* nobody waits for the answer: it
-    may come some milliseconds later, with the answer to a pull of that connection.
+    """Ack these delivery sequences: start, end, start, end, ... With *may_wait* the answer may come some milliseconds
+    later, with the answer to a pull of the same connection.
     """
 
     connection: int
@@ -105,7 +108,9 @@ class Ack(NamedTuple):
 
 
 class DispositionRange(NamedTuple):
-    """The delivery sequences [start, end) come back: nacked, released or rejected. ``delay_us`` None: the group's."""
+    """Hand back the delivery sequences [start, end): nack, release or reject. ``delay_us`` None means the delay of the
+    group.
+    """
 
     start: int
     end: int
@@ -115,7 +120,7 @@ class DispositionRange(NamedTuple):
 
 
 class HandBack(NamedTuple):
-    """These come back, each by itself."""
+    """Hand back several ranges, each by itself."""
 
     connection: int
     request: int
@@ -124,8 +129,10 @@ class HandBack(NamedTuple):
 
 
 class HandOver(NamedTuple):
-    """A message of another broker, a batch of its own under a subject of the group alone, comes back: its consumer was
-    given it for the ``attempt``-th time and has nacked or rejected it. ``delay_us`` None: the group's.
+    """Hand over a message of another broker: its consumer there nacked or rejected attempt ``attempt``.
+
+    The batch has this message alone, under a subject that belongs to the group. ``delay_us`` None means the delay of
+    the group.
     """
 
     connection: int
@@ -139,7 +146,7 @@ class HandOver(NamedTuple):
 
 
 class Restore(NamedTuple):
-    """Batches of messages from an archive, one behind the other; their run was begun on this connection."""
+    """Store batches of messages from an archive, one behind the other; their run began on this connection."""
 
     connection: int
     request: int
@@ -147,7 +154,7 @@ class Restore(NamedTuple):
 
 
 class Heartbeat(NamedTuple):
-    """A client's process lives; its loop has not turned for so long."""
+    """The process of a client is alive. Its loop has not turned for ``stalled_us``."""
 
     connection: int
     request: int
@@ -156,7 +163,7 @@ class Heartbeat(NamedTuple):
 
 
 class Administer(NamedTuple):
-    """Look at groups or change them; ``fields`` are what the action needs."""
+    """Show groups or change them; ``fields`` are the arguments of the action."""
 
     connection: int
     request: int
@@ -165,7 +172,7 @@ class Administer(NamedTuple):
 
 
 class LastSequence(NamedTuple):
-    """The last producer sequence stored of a producer."""
+    """Ask for the last producer sequence that is stored of a producer."""
 
     connection: int
     request: int
@@ -173,7 +180,7 @@ class LastSequence(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """That client sends under a producer's name on this connection from now on."""
+    """Announce that the client sends under a producer's name on this connection from now on."""
 
     connection: int
     request: int
@@ -182,7 +189,7 @@ class Claim(NamedTuple):
 
 
 class ListSubjects(NamedTuple):
-    """Subjects that a prefix matches, by number, from number ``after`` on."""
+    """List the subjects that a prefix matches, by number, from number ``after`` on."""
 
     connection: int
     request: int
@@ -192,7 +199,9 @@ class ListSubjects(NamedTuple):
 
 
 class Report(NamedTuple):
-    """A client could not verify or decode so many messages (0: all) of the batch there, from ordinal ``first`` on."""
+    """Report that a client could not verify or decode ``messages`` messages (0: all) of a batch, from ordinal ``first``
+    on.
+    """
 
     connection: int
     request: int
@@ -204,7 +213,7 @@ class Report(NamedTuple):
 
 
 class ListSegments(NamedTuple):
-    """The segments of a partition, from the first that ends behind ``position``."""
+    """List the segments of a partition, from the first that ends behind ``position``."""
 
     connection: int
     request: int
@@ -213,7 +222,7 @@ class ListSegments(NamedTuple):
 
 
 class ListBatches(NamedTuple):
-    """Where batches begin at positions [start, end) of a partition."""
+    """List the positions in [start, end) of a partition at which batches begin."""
 
     connection: int
     request: int
@@ -223,7 +232,7 @@ class ListBatches(NamedTuple):
 
 
 class ReadLog(NamedTuple):
-    """Bytes of a partition as they lie, at most ``size`` from ``position`` on."""
+    """Read bytes of a partition as they lie, at most ``size`` from ``position`` on."""
 
     connection: int
     request: int
@@ -233,12 +242,12 @@ class ReadLog(NamedTuple):
 
 
 class Disconnected(NamedTuple):
-    """The connection is gone: its pulls and subscriptions with it."""
+    """The connection is closed: its pulls and subscriptions end."""
 
     connection: int
 
 
-# --- from the wiring -------------------------------------------------------------------------------------------------
+# --- from the daemon --------------------------------------------------------------------------------------------------
 
 
 class Synced(NamedTuple):
@@ -249,21 +258,21 @@ class Synced(NamedTuple):
 
 
 class SyncBroken(NamedTuple):
-    """It failed: nothing more is acknowledged from that partition."""
+    """The fdatasync failed: the broker acknowledges no more sends to that partition."""
 
     partition: int
     error: QmqError
 
 
 class ReadDone(NamedTuple):
-    """The read that ReadWanted asked for is done; *error* says why nothing could be read."""
+    """The read that ReadWanted asked for is done; *error* says why it failed."""
 
     number: int
     error: QmqError | None
 
 
 class Checked(NamedTuple):
-    """The batch that CheckWanted asked for was read: its bytes, and what is bad in them; or *error*: it was not."""
+    """The batch that CheckWanted asked for was read: its bytes and the damage in them; or *error* says why not."""
 
     number: int
     batch: memoryview
@@ -272,7 +281,7 @@ class Checked(NamedTuple):
 
 
 class Fetched(NamedTuple):
-    """The bytes that FetchWanted asked for were read; or *error*: they were not."""
+    """The bytes that FetchWanted asked for were read; *error* says why not."""
 
     number: int
     error: QmqError | None

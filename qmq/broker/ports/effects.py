@@ -1,4 +1,6 @@
-"""What comes out of the broker's state machine. ``connection`` and ``request`` are those of the command it answers."""
+"""Effects: the output of the broker's state machine. ``connection`` and ``request`` are those of the command that an
+effect answers.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +29,10 @@ class Sent(NamedTuple):
 
 
 class Subscribed(NamedTuple):
-    """``start_us`` is told to who follows alone from a time on: all that was stored since is theirs. A consumer of a
-    group is told its place, the tags that the group takes, and which settings it has that are not as asked for.
+    """A subscription began.
+
+    A solo consumer that starts at a time gets ``start_us``: it gets all that was stored since then. A consumer of a
+    group gets its state, the group's tags, and the settings in which the group differs from those that it asked for.
     """
 
     connection: int
@@ -41,11 +45,11 @@ class Subscribed(NamedTuple):
 
 
 class PulledMessages(NamedTuple):
-    """A pull's answer: buffers of batches and pieces, ``size`` bytes in all; empty when none came.
+    """The answer to a pull: buffers of batches and pieces, ``size`` bytes in all; empty when no messages came.
 
-    ``left_us`` is told to who follows alone over several partitions: nothing stored before it is still to come. To a
-    consumer of a group ``ranges`` say which delivery sequences these messages have, in order: (first, count, attempt),
-    and ``tags`` by whose bits the group's messages are chosen.
+    A solo consumer of several partitions gets ``left_us``: no message stored before that is still to come. A consumer
+    of a group gets ``ranges``, the delivery sequences of these messages in order, as (first, count, attempt), and the
+    group's ``tags``, by whose bits the broker chose the messages.
     """
 
     connection: int
@@ -59,13 +63,15 @@ class PulledMessages(NamedTuple):
 
 
 class Unsubscribed(NamedTuple):
+    """A subscription ended."""
+
     connection: int
     request: int
 
 
 class Acked(NamedTuple):
-    """What could be is handled; so many had to be refused: they were handed back before, or never pulled. One that
-    ``joins`` may be told as a part of the messages that follow to that connection.
+    """Acks are written. ``refused`` messages were handed back before, or never pulled. One that ``joins`` may be sent
+    as a part of the messages that follow to that connection.
     """
 
     connection: int
@@ -75,7 +81,7 @@ class Acked(NamedTuple):
 
 
 class HandedBack(NamedTuple):
-    """They are, but for those of these numbers, of which some was not in flight (any more)."""
+    """The ranges are handed back, except those with the numbers *refused*, of which some message was not in flight."""
 
     connection: int
     request: int
@@ -83,14 +89,14 @@ class HandedBack(NamedTuple):
 
 
 class HandedOver(NamedTuple):
-    """It is stored here, and waits to be handed out again, or is a dead letter."""
+    """The message is stored here, and is a retry or a dead letter."""
 
     connection: int
     request: int
 
 
 class Restored(NamedTuple):
-    """They are stored, on disk, and seen by whom they are for. ``ends``: where each partition's log ends."""
+    """The messages are stored, on disk, and visible to their readers. ``ends``: where each partition's log ends."""
 
     connection: int
     request: int
@@ -98,12 +104,14 @@ class Restored(NamedTuple):
 
 
 class HeartbeatSeen(NamedTuple):
+    """The answer to a heartbeat."""
+
     connection: int
     request: int
 
 
 class Administered(NamedTuple):
-    """What came of it."""
+    """The result of an Administer command."""
 
     connection: int
     request: int
@@ -111,18 +119,24 @@ class Administered(NamedTuple):
 
 
 class LastSequenceIs(NamedTuple):
+    """The last producer sequence that is stored of a producer; None where the broker remembers none."""
+
     connection: int
     request: int
     sequence: int | None
 
 
 class Claimed(NamedTuple):
+    """The answer to a Claim."""
+
     connection: int
     request: int
 
 
 class SubjectList(NamedTuple):
-    """Rows (name, first sequence, next sequence, messages, delayed); ``after`` is what to ask for next, or None."""
+    """Rows (name, first sequence, next sequence, messages, delayed messages); ``after`` is the number to go on from, or
+    None at the end.
+    """
 
     connection: int
     request: int
@@ -131,7 +145,7 @@ class SubjectList(NamedTuple):
 
 
 class SegmentList(NamedTuple):
-    """Segments, ascending: base, end, whether it can grow no more. How many partitions there are; if more follow."""
+    """Segments, ascending, as (base, end, whether it is complete); the count of partitions; whether more follow."""
 
     connection: int
     request: int
@@ -141,7 +155,7 @@ class SegmentList(NamedTuple):
 
 
 class BatchList(NamedTuple):
-    """Where batches begin, records of an index; ``after`` is the position to go on from, None where that was all."""
+    """Positions of batches, as records of an index; ``after`` is the position to go on from, None at the end."""
 
     connection: int
     request: int
@@ -150,7 +164,7 @@ class BatchList(NamedTuple):
 
 
 class LogBytes(NamedTuple):
-    """Bytes as they lie; fewer than asked for where the segment ends, none behind the end of what can be read."""
+    """Bytes as they lie; fewer than asked for where the segment ends, none behind the end of the readable log."""
 
     connection: int
     request: int
@@ -158,6 +172,8 @@ class LogBytes(NamedTuple):
 
 
 class Refused(NamedTuple):
+    """The command failed, or is not allowed."""
+
     connection: int
     request: int
     error: QmqError
@@ -174,47 +190,47 @@ _BLOCK_BITS: Final = 48
 
 
 class Asker(enum.IntEnum):
-    """Who asks for reads; the number of its block."""
+    """The parts of the broker that ask for reads. Each has a block of numbers, by which ReadDone finds it again."""
 
-    PULL_LOG = 0  # syncs of it
-    PULLS = 1  # and commands that wait for what is to be looked up
+    PULL_LOG = 0  # syncs of the pull log
+    PULLS = 1  # and commands that wait for a read
     REPORTS = 2
-    HISTORY = 3  # lists of batches
-    DUE = 4  # what is due to be delivered
-    CANCEL = 5  # what is to be cancelled
-    RESTORE = 6  # what may have been restored before
-    RETENTION = 7  # a look at a segment
-    FORWARDING = 8  # what is to be copied out of one
+    HISTORY = 3  # lists of batches for readers of the log
+    DUE = 4  # delayed messages that are due
+    CANCEL = 5  # delayed messages to cancel
+    RESTORE = 6  # messages that may have been restored before
+    RETENTION = 7  # a segment that may be dropped
+    FORWARDING = 8  # messages to carry forward out of one
 
 
 def first_number(asker: Asker) -> int:
-    """The first number of its block; the others count up from there."""
+    """Return the first number of a part's block; its other numbers count up from there."""
     return asker << _BLOCK_BITS
 
 
 def asker_of(number: int) -> Asker:
-    """Whose block that number is of."""
+    """Return the part whose block has that number."""
     return Asker(number >> _BLOCK_BITS)
 
 
 class ReadWork(Protocol):
-    """Bytes on disk that are to be brought into memory."""
+    """A read that brings bytes of a file into memory."""
 
     partition: int
 
     def step(self) -> bool:
-        """[thread] Read a piece; True while more is left. Raises StorageError when nothing can be read."""
+        """[thread] Read a piece; return True while more is left. Raise StorageError when nothing can be read."""
 
 
 class ReadWanted(NamedTuple):
-    """Run ``read.step`` in a thread of its partition until nothing is left, then hand in ReadDone(number, error)."""
+    """Run ``read.step`` in a thread of its partition until it returns False, then hand in ReadDone(number, error)."""
 
     number: int
     read: ReadWork
 
 
 class FetchWanted(NamedTuple):
-    """Run ``fetch.run`` in a thread for such reads of its partition, then hand in Fetched(number, error)."""
+    """Run ``fetch.run`` in the thread for such reads of its partition, then hand in Fetched(number, error)."""
 
     number: int
     fetch: Fetch
@@ -229,8 +245,8 @@ class Reported(NamedTuple):
 
 
 class CheckWanted(NamedTuple):
-    """Have the batch of that size read in a thread: ``store.reader(partition, position).read_batch(position, size,
-    first, messages)``; then hand in Checked.
+    """Read the batch of that size in a thread: ``store.reader(partition, position).read_batch(position, size, first,
+    messages)``; then hand in Checked.
     """
 
     number: int

@@ -1,4 +1,4 @@
-"""The bounds that the broker's rules keep."""
+"""The limits of a broker."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class BrokerLimits(NamedTuple):
-    """Defaults are those of ``qmq serve``; see docs/OPERATIONS.md for what each does."""
+    """The limits that the rules enforce. The defaults are those of ``qmq serve``; docs/OPERATIONS.md explains each."""
 
     max_message_bytes: int = 4 << 20
     max_groups: int = 10_000

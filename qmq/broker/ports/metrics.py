@@ -1,4 +1,4 @@
-"""What a broker has met since it was started, in numbers. A plain object: everything that counts adds to it."""
+"""Counters of a broker since its start. Each part of the broker adds to them."""
 
 from __future__ import annotations
 
@@ -6,29 +6,29 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Literal
 
-#: Who came upon bad bytes: the scrub, a pull that was to serve them, or a client that could not verify what it got.
+#: The finder of bad bytes: the scrub, a pull, or the report of a client that could not verify messages.
 FoundBy = Literal["scrub", "pull", "report"]
 
 
 @dataclass(slots=True)
 class Counters:
-    """All from 0 at the start of the process."""
+    """The counters; all are 0 at the start of the process."""
 
-    #: Bad places in the logs, each counted once, by who came upon it.
+    #: Bad places in the logs, each counted once, by their finder.
     damaged: Counter[FoundBy] = field(default_factory=Counter)
-    #: Bad places that recovery came upon when the directory was opened.
+    #: Bad places that recovery found when the directory was opened.
     holes_in_recovery: int = 0
-    #: What clients have reported, and how much of it is sound on disk.
+    #: Reports of clients, and those whose bytes are sound on disk.
     reports: int = 0
     sound_reports: int = 0
     failed_checkpoints: int = 0
     failed_syncs: int = 0
-    #: Sends that were refused, by the code of the error.
+    #: Refused sends, by the code of the error.
     refused_sends: Counter[str] = field(default_factory=Counter)
     scrubbed_bytes: int = 0
     scrub_rounds: int = 0
-    #: Segments that retention has dropped, what they held, and what of that was carried forward or could not be read;
-    #: and messages that groups were moved past, each group by itself.
+    #: Segments that retention dropped, their messages, those carried forward and those that could not be read;
+    #: and the messages that groups had not taken, counted for each group.
     dropped_segments: int = 0
     dropped_messages: int = 0
     carried_messages: int = 0
@@ -36,12 +36,12 @@ class Counters:
     skipped_messages: int = 0
 
     def damage_totals(self) -> str:
-        """How much damage was found so far."""
+        """Return a sentence on the damage that was found so far."""
         by = ", ".join(f"{self.damaged[name]} by {name}" for name in ("scrub", "pull", "report"))
         return f"{sum(self.damaged.values())} bad places since the start: {by}"
 
     def summary(self) -> str:
-        """All in one line, for the log."""
+        """Return all counters in one line, for the log."""
         refused = ", ".join(f"{count} {code}" for code, count in sorted(self.refused_sends.items()))
         return (
             f"{self.damage_totals()}; {self.holes_in_recovery} in recovery; "
