@@ -1,4 +1,4 @@
-"""Calls to the group "g" of a real broker, beside the model of one: what both have in common for any history."""
+"""Calls to the group "g" of a real broker and to the model of one: the parts that all histories share."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ONLY_WITH_MESSAGES = {
 
 
 class Session(NamedTuple):
-    """A consumer's place at the broker, as one process of it has it."""
+    """A subscription of a consumer, as one process of it knows it."""
 
     one: Consumer
     group: Group
@@ -49,7 +49,7 @@ class Session(NamedTuple):
 
 
 class GroupCalls(RuleBasedStateMachine):
-    """One broker, one group, and whoever takes part in it."""
+    """One broker, one group, and its consumers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class GroupCalls(RuleBasedStateMachine):
         return answer.fields
 
     def check(self) -> None:
-        """Who holds what, what waits and until when, what is dead and why: as in the model."""
+        """Check that consumers, messages in flight, retries and dead letters are as in the model."""
         written = {record.kind for record in self.records.take()}
         if self.group is None:
             assert "g" not in self.driven.broker.groups
@@ -138,7 +138,7 @@ class GroupCalls(RuleBasedStateMachine):
         self.check()
 
     def known(self, session: Session, epoch: int, handled: tuple[int, ...] = ()) -> KnownConsumer:
-        """What the session's process tells of itself at hello, or another one that goes on where it was."""
+        """Return what a process tells of its consumer when it joins again."""
         return KnownConsumer(session.since_us, self.driven.store.groups.generation, epoch, 0, handled)
 
     def is_current(self, session: Session) -> bool:
@@ -151,7 +151,7 @@ class GroupCalls(RuleBasedStateMachine):
         return True
 
     def refusal(self, session: Session, answer: Any) -> bool:
-        """Whether the broker has refused a call by its consumer's name, as it must."""
+        """Return whether the broker refused a call of that session, and check that it had to."""
         if self.is_current(session):
             session.one.seen_us = self.driven.now.monotonic_us
             return False

@@ -1,4 +1,4 @@
-"""What the broker keeps of the group "g", in the terms of the model (``tests.broker.model``)."""
+"""The state of the broker's group "g", in the terms of the model (``tests.broker.model``)."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class WrittenRecords:
 
 
 def content(driven: Driven, row: dict[str, Any], letters: list[Letter]) -> GroupContent:
-    """All of it. *row* is what ``groups`` says of the group, and it must add up; *letters* are its dead ones."""
+    """Return the whole state. *row* is the row of ``groups``, which must add up; *letters* are the dead letters."""
     ledger = ledger_of(driven)
     places, waiting = places_of(driven, ledger), waiting_of(driven, ledger)
     assert row["in_flight"] == sum(len(place.in_flight) for place in places.values())
@@ -61,14 +61,14 @@ def content(driven: Driven, row: dict[str, Any], letters: list[Letter]) -> Group
 
 
 def ledger_of(driven: Driven) -> Ledger:
-    """The group's ledger."""
+    """Return the group's ledger."""
     ledger = driven.broker.groups["g"].ledger
     assert ledger is not None
     return ledger
 
 
 def places_of(driven: Driven, ledger: Ledger) -> dict[str, Place]:
-    """Its consumers, and what each holds."""
+    """Return its consumers with their messages in flight."""
     found = {}
     for member in ledger.members.values():
         in_flight = {}
@@ -83,7 +83,7 @@ def places_of(driven: Driven, ledger: Ledger) -> dict[str, Place]:
 
 
 def waiting_of(driven: Driven, ledger: Ledger) -> list[Waiting]:
-    """What is to be handed out again, in memory or on disk."""
+    """Return its retries, in memory or on disk."""
     retries = ledger.retries
     later = unpacked(np.frombuffer(retries._schedule.claim().kept, RETRY_DTYPE))
     found = []
@@ -97,7 +97,7 @@ def waiting_of(driven: Driven, ledger: Ledger) -> list[Waiting]:
 
 
 def letter_of(row: dict[str, Any]) -> Letter:
-    """A row of ``dead_letters``."""
+    """Return a row of ``dead_letters`` as a letter."""
     return Letter((row["subject"], row["sequence"]), row["attempts"], row["session_expiries"], row["reason"])
 
 

@@ -1,19 +1,19 @@
-"""What a group of consumers is, in plain lists and dicts: the rules, without any of what makes them fast.
+"""The model of a group in plain lists and dicts: the rules, without the parts that make them fast.
 
-A message is in the ready ones, in flight at a consumer, waiting to be handed out again, a dead letter, or done. Only a
-seek makes it more than one of these: it goes on at the beginning, and what waits and what is dead stays.
+A message is ready, in flight at a consumer, a retry, a dead letter, or done. Only a seek makes it more than one of
+these: it makes messages ready again, and retries and dead letters stay.
 
 - A message is ready until it is handed out for the first time, as attempt 1, in the order of the log.
-- A consumer holds what it pulled, by delivery sequence, until it acknowledges it or hands it back; never more than the
-  window, and no other consumer gets it meanwhile. Pulled again it gets the same, less what is handled.
-- A nack counts: the message comes again as the next attempt, after the group's delay for the one that failed or the
-  delay asked for; dead after the last. A release does not count, and is prompt. What is rejected is dead at once.
-- Who is silent for the session timeout, or is taken over from, has failed no attempt. What it held goes out in up to
-ten
-  pieces a range, each alone: to a consumer that holds nothing, which gets nothing else until that is handled. Only what
-  expires while handed out alone as one message comes nearer to max_session_expiries.
-- Another epoch resumes what the one before held, if that did not leave. The second time in a row with nothing of
-  it handled is an expired session of it; of what is out alone every time is.
+- A consumer has pulled messages in flight, by delivery sequence, until it acks them or hands them back; never more than
+  the window, and no other consumer gets them meanwhile. A repeated pull gets the same, without handled messages.
+- A nack counts: the message comes again as the next attempt, after the delay asked for or else the group's delay for
+  the failed attempt; it is dead after the last one. A release does not count, and is prompt. A rejected message is dead
+  at once.
+- A session that expires, or is taken over, fails no attempt. Its messages become retries in up to ten pieces a range,
+  each quarantined: it goes to a consumer that has nothing in flight, which gets nothing else until that is handled.
+  Only a message that was quarantined as the only one comes nearer to max_session_expiries.
+- Another epoch resumes what the one before had in flight, if that did not leave. The second takeover in a row without a
+  handled message expires the session; with quarantined messages each takeover does.
 - Calls of a consumer that expired, left or was taken over from are refused, and change nothing.
 """
 
@@ -51,7 +51,7 @@ class Given(NamedTuple):
 
 
 class InFlightMessage(NamedTuple):
-    """One message that a consumer holds; those of one *part* were one range when they were handed out."""
+    """A message in flight; messages of one *part* were one range when they were handed out."""
 
     message: Message
     attempt: int
@@ -61,7 +61,7 @@ class InFlightMessage(NamedTuple):
 
 
 class Waiting(NamedTuple):
-    """Messages in a row that are handed out again when they are due."""
+    """A retry: messages in a row, with their due time."""
 
     messages: tuple[Message, ...]
     due_us: int
@@ -84,7 +84,7 @@ class Letter(NamedTuple):
 
 
 class Place(NamedTuple):
-    """What there is to know of a consumer; ``in_flight``: message, attempt and expires by delivery sequence."""
+    """The state of a consumer; ``in_flight``: message, attempt and session expiries by delivery sequence."""
 
     is_there: bool
     epoch: int
@@ -95,7 +95,7 @@ class Place(NamedTuple):
 
 
 class GroupContent(NamedTuple):
-    """What there is to know of a group at a moment."""
+    """The state of a group at a moment."""
 
     ready: int
     places: dict[str, Place]
@@ -104,13 +104,13 @@ class GroupContent(NamedTuple):
 
 
 def undated(waiting: Waiting, now_us: int) -> Waiting:
-    """Of what is due it does not matter since when."""
+    """Return a retry without its due time if it is due: since when does not matter."""
     return waiting if waiting.due_us > now_us else waiting._replace(due_us=0)
 
 
 @dataclass
 class Consumer:
-    """One of a group."""
+    """One consumer of a group."""
 
     name: str
     transient: bool
@@ -134,21 +134,21 @@ class Consumer:
 
     @property
     def ack_floor(self) -> int:
-        """The delivery sequence below which all is handled."""
+        """The delivery sequence below which all messages are handled."""
         return min(self.in_flight, default=self.next_sequence)
 
     def consumer_state(self) -> Place:
-        """What there is to know of it."""
+        """Return its state."""
         in_flight = {number: one[:3] for number, one in sorted(self.in_flight.items())}
         numbers = self.epoch, self.ack_floor, self.next_sequence
         return Place(self.is_there, *numbers, self.is_quarantined, in_flight)
 
     def drop(self) -> None:
-        """It holds nothing any more."""
+        """Drop all messages in flight."""
         self.in_flight, self.returned, self.is_quarantined, self.takeovers = {}, set(), False, 0
 
     def parts(self, start: int, end: int) -> list[dict[int, InFlightMessage]]:
-        """What it holds of delivery sequences [start, end): what follows each other and was one range together."""
+        """Return what is in flight of [start, end): neighbours that were one range go together."""
         found = list[dict[int, InFlightMessage]]()
         before = None
         for sequence in sorted(number for number in self.in_flight if start <= number < end):
@@ -161,7 +161,7 @@ class Consumer:
 
 
 class Group:
-    """One group, from when it was made until it is deleted."""
+    """One group, from when it is made until it is deleted."""
 
     def __init__(self, messages: Iterable[Message], session_timeout_us: int) -> None:
         self.ready: list[Message] = []
@@ -176,9 +176,9 @@ class Group:
         self.delays_us: tuple[int, ...] = (1,)
         self.session_timeout_us = session_timeout_us
         self._parts = 0
-        #: What came last was handed out again: it is the turn of what is fresh.
+        #: The last answer had retries: it is the turn of new messages.
         self.was_again = False
-        #: Who gets nothing more until it holds nothing, and is then given what goes out alone.
+        #: The consumer that gets nothing until it has nothing in flight, and then quarantined retries.
         self.clearing: Consumer | None = None
         self.send(messages)
 
@@ -189,7 +189,7 @@ class Group:
             self.steps.append(Step(MessageState.STORED, MessageEvent.VISIBLE, MessageState.READY))
 
     def content(self, now_us: int) -> GroupContent:
-        """All of it."""
+        """Return the whole state."""
         places = {one.name: one.consumer_state() for one in self.consumers.values()}
         waiting = [undated(one, now_us) for one in self.waiting]
         return GroupContent(len(self.ready), places, sorted(waiting), sorted(self.dead))
@@ -199,7 +199,7 @@ class Group:
     def hello(
         self, name: str, nonce: bytes, *, transient: bool, monotonic_us: int, now_us: int, known: KnownConsumer | None
     ) -> Consumer:
-        """Be that consumer. Raises Refusal for one that another has taken over from."""
+        """Join as that consumer. Raise Refusal for one that another program has taken over from."""
         one = self.consumers.get(name)
         least = 0
         if one is not None and known is not None and known.since_us == one.since_us:
@@ -222,18 +222,18 @@ class Group:
         return one
 
     def check(self, one: Consumer, epoch: int) -> None:
-        """A call of that epoch. Raises Refusal when it is not that consumer any more."""
+        """Raise Refusal if a call of that epoch is not of the current consumer."""
         if self.consumers.get(one.name) is not one or not one.is_there or one.epoch != epoch:
             raise Refusal
 
     def leave(self, one: Consumer, now_us: int) -> None:
-        """It goes, and hands back what it holds unstarted."""
+        """Leave: what is in flight becomes retries."""
         for part in one.parts(0, one.next_sequence):
             self._wait(part.values(), now_us, one.state, MessageEvent.LEAVE)
         self._gone(one)
 
     def tick(self, monotonic_us: int, now_us: int) -> None:
-        """Who has been silent for too long has expired."""
+        """Expire silent consumers."""
         for one in list(self.consumers.values()):
             if one.is_there and monotonic_us >= one.seen_us + self.session_timeout_us:
                 self._expire_session(one, now_us)
@@ -266,7 +266,7 @@ class Group:
     # --- pulls -------------------------------------------------------------------------------------------------------
 
     def give(self, one: Consumer, expected: int, max_count: int, given: Sequence[Given], now_us: int) -> str:
-        """It has pulled, and this came; fails unless it is what had to come, or may. Says what that was."""
+        """Take the answer to a pull; fail unless it is one that the rules allow. Return its kind."""
         again = [(number, *in_flight[:3]) for number, in_flight in sorted(one.in_flight.items()) if number >= expected]
         if again:
             assert list(given) == again[: min(max_count, self.max_unacked)]
@@ -306,7 +306,7 @@ class Group:
             self._hold(one, given, Waiting((), 0, 1, 0, quarantined=False))
 
     def _give_again(self, one: Consumer, given: Sequence[Given], limit: int, now_us: int) -> None:
-        """Whole ranges in any order, of the last maybe the beginning."""
+        """Whole ranges in any order, maybe only the beginning of the last."""
         due = [waiting for waiting in self.waiting if waiting.due_us <= now_us and not waiting.quarantined]
         assert len(given) == min(limit, sum(len(waiting.messages) for waiting in due))
         while given:
@@ -323,7 +323,7 @@ class Group:
         self._take(one, given, waiting)
 
     def _found(self, given: Sequence[Given], *, quarantined: bool, now_us: int) -> tuple[Waiting, int]:
-        """What waits and is due that the first of these are, and how many of them that is."""
+        """Return the due retry that these messages begin, and how many of them it has."""
         assert given, "something is due, and did not come"
         for waiting in self.waiting:
             count = min(len(waiting.messages), len(given))
@@ -359,7 +359,7 @@ class Group:
     # --- dispositions -------------------------------------------------------------------------------------------------
 
     def ack(self, one: Consumer, pairs: Sequence[int]) -> int:
-        """What is held of [start, end), ... is done; returns how many of them are refused."""
+        """Ack [start, end), ...; return how many are refused."""
         refused = 0
         for start, end in zip(pairs[::2], pairs[1::2], strict=True):
             for sequence in range(start, end):
@@ -374,7 +374,7 @@ class Group:
         one.is_quarantined = one.is_quarantined and bool(one.in_flight)
 
     def nack(self, one: Consumer, start: int, end: int, delay_us: int | None, reason: str, now_us: int) -> None:
-        """These have failed. Raises Refusal, as do the next two, when one of them is not held."""
+        """Nack these. Raise Refusal, as do release and reject, if one of them is not in flight."""
         state = one.state
         for part in self._back(one, start, end):
             attempt = next(iter(part.values())).attempt
@@ -388,13 +388,13 @@ class Group:
             self._add(waiting, state, MessageEvent.NACK)
 
     def release(self, one: Consumer, start: int, end: int, delay_us: int | None, now_us: int) -> None:
-        """These were not begun."""
+        """Release these: their handling did not begin."""
         state = one.state
         for part in self._back(one, start, end):
             self._wait(part.values(), now_us + (delay_us or 0), state, MessageEvent.RELEASE)
 
     def reject(self, one: Consumer, start: int, end: int, reason: str) -> None:
-        """These can never be handled."""
+        """Reject these: they can never be handled."""
         state = one.state
         for part in self._back(one, start, end):
             self._bury(part.values(), reason or "out of attempts", state, MessageEvent.REJECT)
@@ -412,7 +412,7 @@ class Group:
     def _wait(
         self, in_flight: Iterable[InFlightMessage], due_us: int, state: MessageState, event: MessageEvent
     ) -> None:
-        """As it was, at once."""
+        """Make a retry with the same attempt."""
         several = list(in_flight)
         messages = tuple(each.message for each in several)
         quarantined = state is MessageState.QUARANTINED_IN_FLIGHT
@@ -432,7 +432,7 @@ class Group:
     # --- from outside ------------------------------------------------------------------------------------------------
 
     def seek(self, messages: Iterable[Message], *, clear_retries: bool) -> None:
-        """Go on elsewhere: nobody holds anything, and nobody is there any more."""
+        """Seek: nothing is in flight any more, and all consumers are gone."""
         before, self.ready = set(self.ready), list(messages)
         back, past = set(self.ready) - before, before - set(self.ready)
         self.steps += [Step(MessageState.STORED, MessageEvent.SEEK_BACK, MessageState.READY)] * len(back)
@@ -447,20 +447,20 @@ class Group:
             self.waiting.clear()
 
     def retry_dead(self, letters: Iterable[Letter], now_us: int) -> None:
-        """Hand these out as if for the first time."""
+        """Redrive these dead letters."""
         for letter in letters:
             self.dead.remove(letter)
             waiting = Waiting((letter.message,), now_us, 1, 0, quarantined=False)
             self._add(waiting, MessageState.DEAD, MessageEvent.REDRIVE)
 
     def delete_dead(self, letters: Iterable[Letter]) -> None:
-        """Forget these for good."""
+        """Delete these dead letters."""
         for letter in letters:
             self.dead.remove(letter)
             self.steps.append(Step(MessageState.DEAD, MessageEvent.DELETE, MessageState.DELETED))
 
     def start(self, monotonic_us: int) -> None:
-        """The broker was away: everybody has the full session timeout again. All else is as it was."""
+        """Start the broker again: every consumer has the full session timeout. All else stays."""
         for one in self.consumers.values():
             one.seen_us = monotonic_us
         self.was_again, self.clearing = False, None

@@ -1,4 +1,4 @@
-"""A group of the real broker against the model of one: the same calls in any order, the same state after each of them.
+"""A group of the real broker against the model of one: the same calls in any order, the same state after each.
 
 A history that fails is printed as the calls that make it. `make sim` runs more of them, of other seeds.
 """
@@ -45,11 +45,11 @@ STEPS = st.lists(
 
 
 class GroupMachine(GroupCalls):
-    """Each rule makes a call, and holds the answer and what is then known of the group against the model."""
+    """Each rule makes a call, and compares the answer and the group's state with the model."""
 
     @initialize()
     def fill(self) -> None:
-        """Two that have work."""
+        """Begin with two consumers and some messages."""
         self.begin("one")
         self.begin("two")
         self.send("a", 12)
@@ -72,7 +72,7 @@ class GroupMachine(GroupCalls):
 
     @rule(name=st.sampled_from(NAMES), is_sure=RARELY)
     def begins(self, name: str, is_sure: bool) -> None:
-        """A process begins; another may be the same consumer already."""
+        """Begin a process; another may be the same consumer already."""
         if is_sure or not any(session.one.name == name for session in self.sessions):
             self.begin(name)
 
@@ -83,7 +83,7 @@ class GroupMachine(GroupCalls):
     @precondition(lambda self: self.sessions)
     @rule(data=st.data(), is_kept=st.booleans())
     def come_back(self, data: st.DataObject, is_kept: bool) -> None:
-        """A process connects again, or (is_kept) another one goes on with what the first one has kept."""
+        """Connect a process again, or (is_kept) go on in another process with what the first one has kept."""
         session = self.some_session(data)
         handled = self.some_pairs(data, session.one)
         known = self.known(session, 0 if is_kept else session.epoch, handled)
@@ -91,7 +91,7 @@ class GroupMachine(GroupCalls):
         self.hello(session.one.name, nonce, known, session.expected[0] if not is_kept else None)
 
     def some_session(self, data: st.DataObject) -> Session:
-        """Mostly of a consumer that is there."""
+        """Return a session, mostly of a consumer that is there."""
         at = data.draw(st.integers(0, 5 * len(self.sessions) - 1), label="session")
         there = [session for session in self.sessions if self.is_current(session)]
         return there[at % len(there)] if there and at % 5 else self.sessions[at // 5]
@@ -108,7 +108,7 @@ class GroupMachine(GroupCalls):
     @precondition(lambda self: self.sessions)
     @rule(data=st.data(), steps=STEPS)
     def work(self, data: st.DataObject, steps: list[str]) -> None:
-        """One after another, mostly of one process."""
+        """Take some steps, mostly of one process."""
         session = self.some_session(data)
         for step in steps:
             getattr(self, step)(data, session)
@@ -120,7 +120,7 @@ class GroupMachine(GroupCalls):
     @precondition(lambda self: self.sessions)
     @rule(data=st.data(), steps=STEPS)
     def work_too(self, data: st.DataObject, steps: list[str]) -> None:
-        """The same, so that few histories are without it."""
+        """Work as above, so that few histories are without it."""
         self.work(data, steps)
 
     def pull(self, data: st.DataObject, session: Session) -> None:
@@ -147,7 +147,7 @@ class GroupMachine(GroupCalls):
         self.check()
 
     def die(self, data: st.DataObject, session: Session) -> None:
-        """Its process is gone: another takes its place, or it is found out when it has been silent for long enough."""
+        """End a process: another takes its place, or its session expires."""
         if not self.is_current(session):
             return
         self.sessions.remove(session)
@@ -207,7 +207,7 @@ class GroupMachine(GroupCalls):
         self.check()
 
     def takes_back(self, one: Consumer, back: DispositionRange) -> bool:
-        """Whether the model does."""
+        """Return whether the model takes a range back."""
         assert self.group is not None
         try:
             if back.disposition is Disposition.NACK:
@@ -237,7 +237,7 @@ class GroupMachine(GroupCalls):
 
     @rule(milliseconds=st.sampled_from([1, 299, 300, 500, 999, 1_000, 2_500]), beating=st.sets(st.integers(0, 9)))
     def advance(self, milliseconds: int, beating: set[int]) -> None:
-        """Some processes are heard of, then time passes."""
+        """Send some heartbeats, then let time pass."""
         for session in [session for at, session in enumerate(self.sessions) if at in beating]:
             self.driven.do(Heartbeat(999, self.driven.request(), session.nonce, 0))
             one = self.group.consumers.get(session.one.name) if self.group is not None else None
@@ -278,7 +278,7 @@ class GroupMachine(GroupCalls):
         self.dead_letters(action, every)
 
     def dead_letters(self, action: str, every: int) -> None:
-        """All of them, or every second."""
+        """Redrive or delete all dead letters, or every second one."""
         assert self.group is not None
         rows = self.ask("dead_letters")["rows"][::every]
         numbers = None if every == 1 else [row["number"] for row in rows]
@@ -331,7 +331,7 @@ class GroupMachine(GroupCalls):
             self.hello(session.one.name, session.nonce, known, session.expected[0])
 
     def teardown(self) -> None:
-        """The files are faultless; what was acknowledged, dead or neither adds up."""
+        """Check that the files are faultless."""
         self.driven.checkpoint()
         self.driven.store.close(clean=True)
         self.disk.stop(power=False)
@@ -341,7 +341,7 @@ class GroupMachine(GroupCalls):
 
 
 def play(event: MessageEvent, *, quarantined: bool) -> None:
-    """One event happens to one message in flight, at the broker and at the model."""
+    """Let one event happen to one message in flight, at the broker and at the model."""
     machine = GroupMachine()
     machine.fill()
     session = machine.sessions[0]
@@ -403,7 +403,7 @@ HISTORIES = settings(
 
 
 def test_a_group_is_as_its_model_after_every_call(pytestconfig: pytest.Config) -> None:
-    """The same histories each time; with --hypothesis-seed=N others, and one that fails is made as short as may be."""
+    """Run the same histories each time, others with --hypothesis-seed=N; shrink one that fails then."""
     seed = pytestconfig.getoption("--hypothesis-seed", None)
     TOTAL.clear()
     STEPS_SEEN.clear()

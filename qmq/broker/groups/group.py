@@ -99,7 +99,7 @@ class SubjectFilter:
         self.reserved = 0
         self.reserving: object = None
         self.reserves = 0  # since a message was handed out
-        #: For an exact subject with one partition: no message is left before that row, unless its cursor says otherwise.
+        #: For an exact subject with one partition: no message is left before that row, unless its cursor says so.
         self.passed = 0
         #: For an exact subject: (partition, entry) of rows that became visible in this turn while a pull waited.
         self.arrived: list[tuple[int, EntryRow]] = []

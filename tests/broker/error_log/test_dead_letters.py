@@ -1,4 +1,4 @@
-"""qmq/broker/error_log/dead_letters.py: a letter a message, and the letters with some numbers."""
+"""Dead letters: one for each message, and the letters with given numbers."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ def dead(tmp_path: Path) -> ItemLog:
         (300, 1 << 62, 100, []),
     ],
 )
-def test_numbers_between_are_those_of_letters_that_are_there(
+def test_numbers_between_are_numbers_of_existing_letters(
     dead: ItemLog, after: int, before: int, most: int, found: list[int]
 ) -> None:
     assert numbers_between(dead, after, before, most) == found
 
 
 @pytest.mark.parametrize("numbers", [[], [5], [15], [300], [301, 10_000], [299, 3, 12, 150, 3], range(1, 301)])
-def test_those_that_are_chosen_are_found_wherever_they_are(
+def test_chosen_letters_are_found_in_memory_and_in_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, numbers: Sequence[int]
 ) -> None:
     monkeypatch.setattr("qmq.storage.error_log.item_file.MEMORY_ITEMS", 140)  # two runs, and some in memory
@@ -65,7 +65,7 @@ def test_those_that_are_chosen_are_found_wherever_they_are(
     assert found == sorted({number for number in numbers if number <= 300 and not 10 <= number < 20})
 
 
-def test_only_blocks_that_have_some_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_blocks_with_chosen_letters_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("qmq.storage.error_log.item_file.MEMORY_ITEMS", 3_000)
     disk = FakeDisk("boot-1")
     made = ItemLog(disk, tmp_path, b"store!", RETRY_DTYPE, [])

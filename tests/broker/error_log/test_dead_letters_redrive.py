@@ -1,4 +1,4 @@
-"""All dead letters handed out again, some in each turn."""
+"""Redriving dead letters, some in each turn."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def answers(said: list[Effect]) -> list[int]:
     return [int(effect.fields["messages"]) for effect in said if isinstance(effect, Administered)]
 
 
-def test_all_are_handed_out_again_in_many_turns_and_then_it_is_answered(tmp_path: Path) -> None:
+def test_a_redrive_of_all_takes_many_turns_and_is_answered_at_the_end(tmp_path: Path) -> None:
     driven, consumer = buried(tmp_path)
     ask(driven, "delete_dead", group="g", numbers=[3, 20])
     said, turns = begin(driven), 0
@@ -66,7 +66,7 @@ def test_all_are_handed_out_again_in_many_turns_and_then_it_is_answered(tmp_path
     driven.close()
 
 
-def test_what_dies_meanwhile_stays_dead(tmp_path: Path) -> None:
+def test_messages_that_die_meanwhile_stay_dead(tmp_path: Path) -> None:
     driven, consumer = buried(tmp_path)
     said = begin(driven)
     consumer.back(DEAD, DEAD + 3, Disposition.REJECT)
@@ -77,7 +77,7 @@ def test_what_dies_meanwhile_stays_dead(tmp_path: Path) -> None:
     driven.close()
 
 
-def test_two_that_ask_are_answered_one_after_another(tmp_path: Path) -> None:
+def test_two_redrives_run_one_after_another(tmp_path: Path) -> None:
     driven, _ = buried(tmp_path)
     said = begin(driven) + begin(driven)
     for _ in range(30):
@@ -86,7 +86,7 @@ def test_two_that_ask_are_answered_one_after_another(tmp_path: Path) -> None:
     driven.close()
 
 
-def test_a_group_that_is_deleted_meanwhile_ends_it(tmp_path: Path) -> None:
+def test_deleting_the_group_ends_a_redrive(tmp_path: Path) -> None:
     driven, _ = buried(tmp_path)
     said = begin(driven)
     driven.do(Administer(98, driven.request(), "delete_group", {"group": "g"}))
@@ -113,9 +113,9 @@ def test_a_crash_in_the_middle_leaves_each_letter_in_one_place(tmp_path: Path, t
 
 
 @pytest.mark.parametrize(("action", "a_turn"), [("retry_dead", 5), ("delete_dead", 4)])
-def test_those_that_are_named_are_done_some_in_each_turn(tmp_path: Path, action: str, a_turn: int) -> None:
+def test_named_letters_are_done_some_in_each_turn(tmp_path: Path, action: str, a_turn: int) -> None:
     driven, _ = buried(tmp_path)
-    meant = [39, 2, 17, 17, 1_000, *range(20, 35)]  # one is not there
+    meant = [39, 2, 17, 17, 1_000, *range(20, 35)]  # one does not exist
     said, turns, left = begin(driven, action, meant), 0, [counts(driven)[3]]
     while not answers(said):
         said += driven.advance(0)

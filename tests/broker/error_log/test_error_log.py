@@ -1,4 +1,4 @@
-"""Retries as items of a schedule, and what is left of a range without others."""
+"""Retries as items of a schedule, and the rest of a range without other ranges."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_the_pieces_of_a_range_are_the_range(total: int) -> None:
     assert max(sizes) == sizes[0] <= -(-total // PIECES)
 
 
-def test_what_was_taken_is_left_out() -> None:
+def test_without_leaves_out_taken_messages() -> None:
     chance = random.Random(5)
     for _ in range(200):
         taken = list[MessageRange]()
@@ -54,6 +54,6 @@ def test_what_was_taken_is_left_out() -> None:
     assert without(MESSAGES, MESSAGES._replace(first=101)) == [MESSAGES], "another range"
 
 
-def test_what_is_taken_is_the_first_messages_as_they_were_tried() -> None:
+def test_taken_are_the_first_messages_with_their_attempt() -> None:
     retry = RetryItem(7, 50, MESSAGES, 3, 1, True, 9, 11, 40, "broke")
     assert taken_of(retry, 4) == (retry, 4, InFlightRange(MESSAGES.part(0, 4), 3, 1))

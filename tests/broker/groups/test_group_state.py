@@ -1,4 +1,4 @@
-"""A group's ledger against one record a message, restarted from its checkpoint and its records."""
+"""The state of a group against one record for each message, restarted from its checkpoint and its records."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NEVER = 1 << 60
 
 
 class Driven:
-    """A ledger on a directory, with the records since its checkpoint."""
+    """A ledger in a directory, with the records since its checkpoint."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -48,7 +48,7 @@ class Driven:
         self.kept, self.records = msgpack.unpackb(self.ledger.packed_bytes(), strict_map_key=False), []
 
     def restart(self) -> None:
-        """Come back from the checkpoint and the records behind it, to the state of before."""
+        """Start from the checkpoint and the records behind it, and check that the state is the same."""
         ledger = self.made()
         ledger.restore(self.kept)
         for kind, payload in list(self.records):
@@ -72,7 +72,7 @@ def in_flight_ids(member: Member) -> list[int]:
 
 
 def everything_else(ledger: Ledger) -> tuple[list[int], list[int]]:
-    """What waits to be handed out again, whenever, and what is dead."""
+    """Return the retries, due or not, and the dead letters."""
     ledger.retries.load(NEVER)
     waiting = []
     while ledger.retries.load(NEVER):
@@ -90,7 +90,7 @@ def everything_else(ledger: Ledger) -> tuple[list[int], list[int]]:
 
 
 def alone_until_dead(driven: Driven, poison: int) -> tuple[int, list[int], list[int]]:
-    """Hand out what waits, alone where it must be; whoever has *poison* falls silent, the others acknowledge."""
+    """Hand out retries, quarantined ones alone; a consumer that gets *poison* falls silent, the others ack."""
     deaths, handled = 0, list[int]()
     ledger, now = driven.ledger, 1
     while ledger.retries.load(now) or deaths == 0:
@@ -120,7 +120,7 @@ def test_one_message_that_kills_is_dead_within_six_deaths(tmp_path: Path, poison
     assert deaths == 6
 
 
-def test_who_takes_over_resumes_and_the_second_time_in_a_row_is_an_expired_session(tmp_path: Path) -> None:
+def test_a_takeover_resumes_and_the_second_in_a_row_expires_the_session(tmp_path: Path) -> None:
     ledger = Driven(tmp_path).ledger
     first = ledger.join("a", b"1", transient=False, now_us=0)
     ledger.pulled(first, [MessageRange(3, 0, 0, 0, 20)], 1, 0, [])
@@ -139,7 +139,7 @@ def test_who_takes_over_resumes_and_the_second_time_in_a_row_is_an_expired_sessi
 
 
 @pytest.mark.parametrize("leaves", [False, True])
-def test_takeovers_of_who_held_nothing_or_left_in_between_are_not_in_a_row(tmp_path: Path, leaves: bool) -> None:
+def test_takeovers_with_nothing_in_flight_or_a_leave_between_are_not_in_a_row(tmp_path: Path, leaves: bool) -> None:
     ledger = Driven(tmp_path).ledger
     for nonce in (b"1", b"2", b"3"):
         member = ledger.join("a", nonce, transient=False, now_us=0)
@@ -153,7 +153,7 @@ def test_takeovers_of_who_held_nothing_or_left_in_between_are_not_in_a_row(tmp_p
     assert in_flight_ids(ledger.join("a", b"7", transient=False, now_us=5)) == []
 
 
-def test_what_expires_as_one_of_several_comes_no_nearer_to_max_session_expiries(tmp_path: Path) -> None:
+def test_expiry_with_several_in_flight_comes_no_nearer_to_max_session_expiries(tmp_path: Path) -> None:
     driven = Driven(tmp_path)
     ledger = driven.ledger
     ledger.set(ResolvedSettings(max_session_expiries=1))
@@ -210,7 +210,7 @@ def test_out_of_attempts_is_dead_with_the_last_reason(tmp_path: Path) -> None:
     assert [(item["first"], item["attempt"], item["reason"]) for item in items] == [(5, 3, b"broke 3")]
 
 
-def test_what_waits_in_memory_is_bounded_and_all_of_it_comes_back(tmp_path: Path) -> None:
+def test_retries_in_memory_are_bounded_and_all_are_handed_out(tmp_path: Path) -> None:
     driven = Driven(tmp_path)
     member = driven.ledger.join("a", b"1", transient=False, now_us=0)
     count = 3 * LOADED_ITEMS
@@ -227,7 +227,7 @@ def test_what_waits_in_memory_is_bounded_and_all_of_it_comes_back(tmp_path: Path
     assert driven.ledger.retries.count == 0
 
 
-def test_a_piece_that_goes_out_alone_is_cut_to_what_a_pull_takes(tmp_path: Path) -> None:
+def test_a_quarantined_range_is_cut_to_max_count(tmp_path: Path) -> None:
     ledger = Driven(tmp_path).ledger
     member = ledger.join("a", b"1", transient=False, now_us=0)
     ledger.pulled(member, [MessageRange(3, 0, 0, 0, 100)], 1, 0, [])
@@ -239,7 +239,7 @@ def test_a_piece_that_goes_out_alone_is_cut_to_what_a_pull_takes(tmp_path: Path)
     assert ids_of(ledger.retries.take_quarantined(100).in_flight.messages) == list(range(10))
 
 
-def test_what_a_checkpoint_keeps_is_packed_anew_whenever_it_has_changed(tmp_path: Path) -> None:
+def test_the_state_for_the_checkpoint_is_packed_anew_after_each_change(tmp_path: Path) -> None:
     driven = Driven(tmp_path)
     ledger = driven.ledger
     member = ledger.join("c", b"n", False, 0)

@@ -1,4 +1,4 @@
-"""A record of what was carried forward, done again by a start that may know less than there was."""
+"""A record of messages carried forward, replayed by a start that may know less than the broker before it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _scheduled(made: Ledger) -> RetryItem:
     return next(retry for items in made.retries.scheduled() for retry in unpacked(items))
 
 
-def test_who_is_not_known_or_does_not_hold_it_is_passed_over(tmp_path: Path) -> None:
+def test_consumers_that_are_unknown_or_have_it_not_in_flight_are_skipped(tmp_path: Path) -> None:
     made = ledger(tmp_path)
     member = made.join("c", b"n", False, START_US)
     pull = made.pulled(member, [OLD], 10, START_US, [])
@@ -55,7 +55,7 @@ def test_who_is_not_known_or_does_not_hold_it_is_passed_over(tmp_path: Path) -> 
     assert not member.in_flight.pulls
 
 
-def test_of_what_is_lost_letters_are_left(tmp_path: Path) -> None:
+def test_lost_messages_become_dead_letters(tmp_path: Path) -> None:
     made = ledger(tmp_path)
     made.retries.add(OLD, 3, 0, False, WHY)
     (found,) = made.retries.left_of(_scheduled(made))

@@ -1,4 +1,4 @@
-"""What comes back from a consumer: handed out again, how often tried and when; or dead, and why."""
+"""Messages that come back from a consumer: retries with attempt and due time, or dead letters with a reason."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DELAYS_US = (10, 20)
 
 
 def in_flight(tmp_path: Path, count: int = 3, *, max_session_expiries: int = 3) -> Driven:
-    """Consumer "c" holds messages 100 and so on, each for the first time."""
+    """Messages from 100 on are in flight at consumer "c", each for the first time."""
     driven = Driven(tmp_path)
     driven.ledger.set(
         driven.ledger.settings._replace(
@@ -53,7 +53,7 @@ def state(driven: Driven) -> tuple[list[tuple[int, int, int, int, bool]], list[t
         (Disposition.REJECT, None, [], [(101, "broke")]),
     ],
 )
-def test_a_disposition_says_what_becomes_of_a_message(
+def test_a_disposition_decides_the_next_state_of_a_message(
     tmp_path: Path, disposition: Disposition, delay_us: int | None, again: list[object], dead: list[object]
 ) -> None:
     driven = in_flight(tmp_path)
@@ -72,7 +72,7 @@ def test_a_disposition_says_what_becomes_of_a_message(
         (LeaveReason.CLOSED, []),
     ],
 )
-def test_why_a_consumer_leaves_says_what_becomes_of_what_it_held(
+def test_the_reason_of_a_leave_decides_the_next_state_of_messages(
     tmp_path: Path, why: LeaveReason, again: list[object]
 ) -> None:
     driven = in_flight(tmp_path)
@@ -80,7 +80,7 @@ def test_why_a_consumer_leaves_says_what_becomes_of_what_it_held(
     assert state(driven) == (again, [])
 
 
-def test_one_message_alone_expires_so_often_and_is_dead_then(tmp_path: Path) -> None:
+def test_a_quarantined_message_is_dead_after_max_session_expiries(tmp_path: Path) -> None:
     driven = in_flight(tmp_path, 1, max_session_expiries=2)
     ledger = driven.ledger
     ledger.leave(ledger.by_name["c"], LeaveReason.EXPIRED, 1)

@@ -1,4 +1,4 @@
-"""What a consumer holds, against one record a message."""
+"""Messages in flight at a consumer, against one record for each message."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CALLS = st.lists(
 
 
 def ids_of(ranges: list[InFlightRange]) -> list[tuple[int, int]]:
-    """Each message as (first of its range, number in it)."""
+    """Return each message as (first of its range, number in it)."""
     return [
         (in_flight.messages.first, number)
         for in_flight in ranges
@@ -30,7 +30,7 @@ def ids_of(ranges: list[InFlightRange]) -> list[tuple[int, int]]:
 
 
 @given(CALLS)
-def test_it_is_a_record_for_each_message(calls: list[tuple[Any, ...]]) -> None:
+def test_it_equals_one_record_for_each_message(calls: list[tuple[Any, ...]]) -> None:
     in_flight, state, ids = InFlight(), list[str](), list[tuple[int, int]]()
     for call in calls:
         if call[0] == "pull":
@@ -70,7 +70,7 @@ def test_it_is_a_record_for_each_message(calls: list[tuple[Any, ...]]) -> None:
         assert all(pull.first + pull.total > ack_floor for pull in in_flight.pulls)
 
 
-def test_what_was_handed_back_long_ago_is_forgotten() -> None:
+def test_messages_handed_back_long_ago_are_forgotten() -> None:
     in_flight = InFlight()
     in_flight.add([InFlightRange(MessageRange(7, 0, 0, 0, 1_000), 1, 0)], 10, 0)
     for number in range(100):
@@ -79,7 +79,7 @@ def test_what_was_handed_back_long_ago_is_forgotten() -> None:
     assert in_flight.ack([0, 1]) == (0, 0), "it is below the ack floor, and nobody knows any more how it was handled"
 
 
-def test_what_lies_elsewhere_now_takes_its_place_and_nothing_else_moves() -> None:
+def test_replace_changes_only_the_ranges_of_the_copies() -> None:
     rng = random.Random(7)
     for _ in range(200):
         totals = [rng.randrange(1, 6) for _ in range(rng.randrange(1, 8))]

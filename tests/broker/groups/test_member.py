@@ -1,4 +1,4 @@
-"""Who the consumers of a group are: by number and by name, and who is forgotten."""
+"""The consumers of a group by number and by name, and which of them is forgotten first."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from qmq.errors import Fenced, TooManyConsumers
 from tests.broker.groups.test_group_state import Driven
 
 
-def test_who_is_longest_away_is_forgotten_where_there_are_too_many(
+def test_the_consumer_longest_away_is_forgotten_when_there_are_too_many(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("qmq.broker.groups.member.MAX_CONSUMERS", 3)
@@ -29,7 +29,7 @@ def test_who_is_longest_away_is_forgotten_where_there_are_too_many(
     assert list(driven.ledger.by_name) == ["a", "c", "d"]
 
 
-def test_who_follows_on_has_the_name_and_the_numbers_of_before_and_holds_nothing() -> None:
+def test_follow_on_keeps_name_and_numbers_and_has_nothing_in_flight() -> None:
     consumers = Consumers()
     leaving = consumers.make("a", False, 7)
     leaving.epoch, leaving.closed = 4, False
@@ -47,7 +47,7 @@ def test_who_follows_on_has_the_name_and_the_numbers_of_before_and_holds_nothing
     assert again.packed() == consumers.packed()
 
 
-def test_only_who_is_there_as_that_epoch_may_call() -> None:
+def test_only_the_current_epoch_may_call() -> None:
     consumers = Consumers()
     member = consumers.make("a", False, 0)
     member.epoch = 2

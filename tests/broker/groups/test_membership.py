@@ -1,4 +1,4 @@
-"""Who is there: what is kept of consumers and of due times, however often they come and go."""
+"""Sessions of consumers and due times of groups, however often consumers come and go."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def at(us: int) -> Now:
 
 
 class Woken:
-    """Members of one group, and how often it was woken."""
+    """Return the members of one group, and a list that grows each time it is woken."""
 
     def __init__(self, tmp_path: Path) -> None:
         self.ledger = Driven(tmp_path).ledger
@@ -30,7 +30,7 @@ class Woken:
         self.times += 1
 
 
-def test_who_comes_again_and_again_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_a_consumer_that_comes_and_goes_leaves_no_state_behind(tmp_path: Path) -> None:
     woken = Woken(tmp_path)
     for us in range(100):
         member = woken.ledger.join("a", b"1", transient=True, now_us=us)
@@ -44,7 +44,7 @@ def test_who_comes_again_and_again_leaves_nothing_behind(tmp_path: Path) -> None
     assert woken.members._session_deadlines == []
 
 
-def test_who_was_away_and_is_there_again_expires_when_it_falls_silent(tmp_path: Path) -> None:
+def test_a_consumer_that_came_back_expires_when_it_falls_silent(tmp_path: Path) -> None:
     woken = Woken(tmp_path)
     member = woken.ledger.join("a", b"1", transient=False, now_us=0)
     woken.members.joined(woken.ledger, member, b"c", at(0))
@@ -61,7 +61,7 @@ def test_who_was_away_and_is_there_again_expires_when_it_falls_silent(tmp_path: 
     assert woken.members.tick(at(4 * SESSION_TIMEOUT_US)) == [(woken.ledger, third)]
 
 
-def test_a_group_is_looked_at_when_its_first_retry_falls_due_however_many_it_has(tmp_path: Path) -> None:
+def test_a_group_is_checked_once_when_its_first_retry_is_due(tmp_path: Path) -> None:
     woken = Woken(tmp_path)
     member = woken.ledger.join("a", b"1", transient=False, now_us=0)
     woken.members.joined(woken.ledger, member, b"c", at(0))
@@ -91,7 +91,7 @@ def test_after_a_takeover_only_the_new_process_keeps_the_consumer_alive(tmp_path
     assert woken.members._clients == woken.members._client_of == {}
 
 
-def test_of_many_groups_a_few_are_looked_at_in_one_turn(tmp_path: Path) -> None:
+def test_one_turn_checks_only_some_of_many_groups(tmp_path: Path) -> None:
     groups = 3 * MOST_LOOKS + 1
     woken = list[Ledger]()
     members = Members(SESSION_TIMEOUT_US, woken.append)

@@ -1,4 +1,4 @@
-"""Consumers that hold much and leave or fall silent: in parts it comes to the same, whatever happens between them."""
+"""Consumers with many messages in flight that leave or expire: leaving in parts ends in the same state."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def in_flight(tmp_path: Path) -> tuple[Driven, Consumer]:
 
 
 def go(driven: Driven, consumer: Consumer, why: str) -> None:
-    """The first part of it."""
+    """Let the consumer leave, and do the first part of it."""
     if why == "leaves":
         driven.do(Unsubscribe(1, driven.request(), consumer.subscription))
     else:
@@ -66,7 +66,7 @@ def listed(driven: Driven) -> list[tuple[str, bool, int]]:
 
 
 def finish(driven: Driven) -> int:
-    """Tick until nothing is left to do; how often."""
+    """Tick until no work is left; return how often."""
     ticks = 0
     while any(member.leaving for member in ledger_of(driven).members.values()):
         driven.advance(0)
@@ -76,7 +76,7 @@ def finish(driven: Driven) -> int:
 
 
 def again(driven: Driven) -> Counter[bytes]:
-    """What comes again, to others."""
+    """Return the messages that other consumers get."""
     other, got = Consumer(driven, "two", "a", connection=2), Counter[bytes]()
     while bodies := other.pull():
         got.update(bodies)
@@ -88,7 +88,7 @@ LEFT = Counter(b"%d" % number for number in range(MESSAGES) if number not in ACK
 
 
 @pytest.mark.parametrize("why", ["leaves", "falls silent"])
-def test_in_parts_it_comes_to_the_same(tmp_path: Path, why: str) -> None:
+def test_leaving_in_parts_ends_in_the_same_state(tmp_path: Path, why: str) -> None:
     driven, consumer = in_flight(tmp_path)
     go(driven, consumer, why)
     assert finish(driven) > 2
@@ -100,7 +100,7 @@ def test_in_parts_it_comes_to_the_same(tmp_path: Path, why: str) -> None:
 @pytest.mark.parametrize("stop", ["clean", "kill", "kill behind a checkpoint"])
 @pytest.mark.parametrize("why", ["leaves", "falls silent"])
 @pytest.mark.parametrize("parts", [1, 3])
-def test_a_start_goes_on_where_it_was(tmp_path: Path, why: str, stop: str, parts: int) -> None:
+def test_a_start_goes_on_behind_the_last_part(tmp_path: Path, why: str, stop: str, parts: int) -> None:
     driven, consumer = in_flight(tmp_path)
     driven.checkpoint()
     go(driven, consumer, why)
@@ -121,7 +121,7 @@ def test_a_start_goes_on_where_it_was(tmp_path: Path, why: str, stop: str, parts
     driven.close()
 
 
-def test_who_falls_silent_is_fenced_from_the_first_part_on(tmp_path: Path) -> None:
+def test_a_silent_consumer_is_fenced_from_the_first_part_on(tmp_path: Path) -> None:
     driven, consumer = in_flight(tmp_path)
     go(driven, consumer, "falls silent")
     with pytest.raises(Fenced):
@@ -136,7 +136,7 @@ def test_who_falls_silent_is_fenced_from_the_first_part_on(tmp_path: Path) -> No
 @pytest.mark.parametrize("stop", [None, Driven.restart, killed])
 @pytest.mark.parametrize("nonce", [b"n", b"another"])
 @pytest.mark.parametrize("why", ["leaves", "falls silent"])
-def test_who_comes_back_meanwhile_begins_anew_and_the_rest_goes_on_a_part_a_turn(
+def test_a_consumer_that_comes_back_begins_anew_and_the_rest_leaves_a_part_a_turn(
     tmp_path: Path, why: str, nonce: bytes, stop: Callable[[Driven], None] | None
 ) -> None:
     driven, consumer = in_flight(tmp_path)
@@ -165,7 +165,7 @@ def test_who_comes_back_meanwhile_begins_anew_and_the_rest_goes_on_a_part_a_turn
     driven.close()
 
 
-def test_who_has_left_before_what_it_held_is_all_handed_out(tmp_path: Path) -> None:
+def test_a_consumer_has_left_before_all_its_messages_are_retries(tmp_path: Path) -> None:
     driven, consumer = in_flight(tmp_path)
     ledger_of(driven).by_name["one"].transient = True
     go(driven, consumer, "leaves")
@@ -179,7 +179,7 @@ def test_who_has_left_before_what_it_held_is_all_handed_out(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("stop", [None, Driven.restart, killed])
-def test_the_second_takeover_of_one_that_held_much_is_an_expired_session_a_part_a_turn(
+def test_a_second_takeover_with_many_messages_expires_the_session_a_part_a_turn(
     tmp_path: Path, stop: Callable[[Driven], None] | None
 ) -> None:
     driven, consumer = in_flight(tmp_path)
@@ -201,7 +201,7 @@ def test_the_second_takeover_of_one_that_held_much_is_an_expired_session_a_part_
     driven.close()
 
 
-def test_a_group_that_goes_elsewhere_ends_it(tmp_path: Path) -> None:
+def test_a_seek_ends_leaving(tmp_path: Path) -> None:
     driven, consumer = in_flight(tmp_path)
     go(driven, consumer, "falls silent")
     group = driven.broker.groups["g"]
@@ -214,7 +214,7 @@ def test_a_group_that_goes_elsewhere_ends_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("work", [expire_session, leave])
-def test_no_turn_has_more_than_its_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, work: Any) -> None:
+def test_no_turn_does_more_than_its_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, work: Any) -> None:
     set_ranges(monkeypatch, 16, 32)
     found = work(tmp_path / "data", 10_000, 1_000)
     assert found.count >= 1_000 // 32

@@ -1,4 +1,4 @@
-"""Ranges name the messages of a pull for good: made of what was chosen, they lead back to it, whole or in part."""
+"""Ranges name the messages of a pull for good: they lead back to the chosen messages, whole or in part."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def chosen(store: Store, subject_filter: SubjectFilter, max_count: int) -> Parts
 @pytest.mark.parametrize("partitions", [1, 3])
 @pytest.mark.parametrize("prefix", ["", "a.", "a.x", "b"])
 @pytest.mark.parametrize("seed", range(6))
-def test_they_lead_back_to_what_was_chosen(tmp_path: Path, prefix: str, partitions: int, seed: int) -> None:
+def test_ranges_lead_back_to_the_chosen_messages(tmp_path: Path, prefix: str, partitions: int, seed: int) -> None:
     driven, chance = filled(tmp_path, seed, partitions), random.Random(seed)
     store = driven.store
     subject_filter = followed(store, prefix)
@@ -80,7 +80,7 @@ def test_they_lead_back_to_what_was_chosen(tmp_path: Path, prefix: str, partitio
     driven.close()
 
 
-def test_what_lies_in_a_row_is_one_range(tmp_path: Path) -> None:
+def test_neighbours_in_the_log_are_one_range(tmp_path: Path) -> None:
     driven = Driven(tmp_path)
     for _ in range(10):
         driven.do(driven.send_command({f"a.{number}": [b"m"] * 5 for number in range(20)}))
@@ -101,13 +101,13 @@ def test_what_lies_in_a_row_is_one_range(tmp_path: Path) -> None:
 
 
 def spread(driven: Driven, batches: int, per_batch: int) -> None:
-    """Batches to subjects of two prefixes in turn, one message each."""
+    """Send batches to subjects of two prefixes in turn, one message each."""
     for number in range(batches):
         contents = {f"{'ab'[(number + at) % 2]}.{at}": [b"m"] for at in range(per_batch)}
         driven.do(driven.send_command(contents))
 
 
-def test_what_a_prefix_takes_among_others_is_one_range(tmp_path: Path) -> None:
+def test_messages_of_a_prefix_among_others_are_one_range(tmp_path: Path) -> None:
     driven = Driven(tmp_path)
     spread(driven, 40, 50)
     store = driven.store
@@ -121,13 +121,13 @@ def test_what_a_prefix_takes_among_others_is_one_range(tmp_path: Path) -> None:
     for start in range(0, 1_000, 37):
         part = messages.part(start, start + 29 if start < 970 else 1_000)
         assert places_of(parts_of(store, subject_filter.group, part)) == wanted[start : start + part.total]
-    # What comes later to its subjects is not in it, nor what comes to others between.
+    # Later messages of its subjects are not in it, nor messages of other subjects between.
     spread(driven, 3, 50)
     assert places_of(parts_of(store, subject_filter.group, messages)) == wanted
     driven.close()
 
 
-def test_what_was_handed_out_before_is_not_in_the_range_around_it(tmp_path: Path) -> None:
+def test_messages_handed_out_before_are_not_in_the_range_around_them(tmp_path: Path) -> None:
     driven = Driven(tmp_path)
     spread(driven, 40, 50)
     store = driven.store
@@ -144,7 +144,7 @@ def test_what_was_handed_out_before_is_not_in_the_range_around_it(tmp_path: Path
     driven.close()
 
 
-def test_of_many_subjects_each_is_a_range(tmp_path: Path) -> None:
+def test_each_of_many_subjects_is_a_range(tmp_path: Path) -> None:
     driven = Driven(tmp_path)
     spread(driven, 40, 10)
     driven.checkpoint()

@@ -1,4 +1,4 @@
-"""What a group may set: each value that fits, and each that does not, with what it may be."""
+"""The settings of a group: each value that is allowed, and each that is not, with the error's advice."""
 
 from __future__ import annotations
 
@@ -56,19 +56,19 @@ BAD: list[tuple[str, Any, str]] = [
 
 
 @pytest.mark.parametrize(("name", "value"), GOOD)
-def test_what_fits_is_taken(name: str, value: Any) -> None:
+def test_allowed_values_are_taken(name: str, value: Any) -> None:
     found = settings_of(ResolvedSettings(), {name: value})
     assert getattr(found, name) == (tuple(value) if isinstance(value, list) else value)
     assert ResolvedSettings.kept(list(found)) == found
 
 
 @pytest.mark.parametrize(("name", "value", "advice"), BAD)
-def test_what_does_not_fit_is_refused_with_what_it_may_be(name: str, value: Any, advice: str) -> None:
+def test_other_values_are_refused_with_advice(name: str, value: Any, advice: str) -> None:
     with pytest.raises(InvalidOption, match=advice):
         settings_of(ResolvedSettings(), {name: value})
 
 
-def test_which_settings_are_not_as_asked_for() -> None:
+def test_differing_returns_settings_that_are_not_as_requested() -> None:
     actual = ResolvedSettings(max_attempts=3, tags=("a",))
     assert differing({"max_attempts": 3, "tags": ["a"], "max_session_expiries": 3}, actual) == {}
     assert differing({"max_attempts": 4, "tags": ["b"]}, actual) == {"max_attempts": 3, "tags": ("a",)}
@@ -84,7 +84,7 @@ def set_group(driven: Driven, settings: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("stop", [Driven.restart, killed])
-def test_settings_last_and_the_brokers_win(tmp_path: Path, stop: Any) -> None:
+def test_settings_last_and_those_of_the_broker_win(tmp_path: Path, stop: Any) -> None:
     driven = filled(tmp_path)
     one = Consumer(driven, "one", max_attempts=3, tags=["vip"])
     assert (one.answer.tags, one.answer.differing) == (("vip",), ())

@@ -1,4 +1,4 @@
-"""Modes of groups: which fit together, and what a broadcast and its members are."""
+"""The modes of groups: which fit together, and how broadcasts and their members live."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_an_unknown_mode_is_refused(tmp_path: Path, mode: Any) -> None:
 
 
 @pytest.mark.parametrize("stop", [Driven.restart, killed])
-def test_each_member_of_a_broadcast_gets_all_from_when_it_came(tmp_path: Path, stop: Any) -> None:
+def test_each_member_of_a_broadcast_gets_all_messages_since_it_joined(tmp_path: Path, stop: Any) -> None:
     driven = filled(tmp_path, 3)
     one = Consumer(driven, "one", mode="broadcast")
     driven.send("a.x", b"new")
@@ -115,7 +115,7 @@ def test_a_member_that_is_away_for_a_week_is_deleted(tmp_path: Path, stop: Any) 
     driven.do(Unsubscribe(1, driven.request(), 1), Unsubscribe(4, driven.request(), gone.subscription))
     driven.advance(0)
     assert [name for name, _ in names(driven)] == ["g@away", "g@expired", "g@there"]
-    driven.advance(60_000)  # by now the others have been silent for too long
+    driven.advance(60_000)  # the sessions of the others expire
     if stop is not None:
         stop(driven)
     there = Consumer(driven, "there", connection=3, mode="broadcast")
@@ -133,7 +133,7 @@ def test_a_member_that_is_away_for_a_week_is_deleted(tmp_path: Path, stop: Any) 
 
 
 @pytest.mark.parametrize("stop", [Driven.restart, killed, None])
-def test_a_killed_member_whose_id_was_made_up_goes_after_a_few_session_timeouts(tmp_path: Path, stop: Any) -> None:
+def test_a_killed_member_with_a_made_up_id_is_deleted_after_a_few_session_timeouts(tmp_path: Path, stop: Any) -> None:
     driven = filled(tmp_path, 1, BrokerLimits(session_timeout_ms=30_000))
     _, made_up = (
         Consumer(driven, f"made-up-{number}", connection=number, mode="broadcast", transient=True) for number in (1, 2)
@@ -160,7 +160,7 @@ def test_a_killed_member_whose_id_was_made_up_goes_after_a_few_session_timeouts(
     driven.close()
 
 
-def test_a_member_whose_id_was_made_up_stays_when_its_group_goes_elsewhere(tmp_path: Path) -> None:
+def test_a_member_with_a_made_up_id_stays_after_a_seek(tmp_path: Path) -> None:
     driven = filled(tmp_path, 3)
     made_up = Consumer(driven, "made-up", mode="broadcast", transient=True)
     ask(driven, "seek_group", group="g", to="first")
@@ -173,7 +173,7 @@ def test_a_member_whose_id_was_made_up_stays_when_its_group_goes_elsewhere(tmp_p
     driven.close()
 
 
-def test_a_member_that_comes_and_goes_is_kept_from_when_it_left_last(tmp_path: Path) -> None:
+def test_the_time_of_a_member_counts_from_its_last_leave(tmp_path: Path) -> None:
     driven = filled(tmp_path, 1)
     for _ in range(5):
         member = Consumer(driven, "one", mode="broadcast")
@@ -187,7 +187,7 @@ def test_a_member_that_comes_and_goes_is_kept_from_when_it_left_last(tmp_path: P
     driven.close()
 
 
-def test_nothing_looks_at_broadcasts_when_there_are_none(tmp_path: Path) -> None:
+def test_there_is_no_deadline_without_broadcasts(tmp_path: Path) -> None:
     driven = filled(tmp_path, 1)
     assert driven.broker.tick(driven.now) is None
     consumer = Consumer(driven, "one", mode="broadcast")

@@ -1,4 +1,4 @@
-"""What was said of a group is so after a loss of power: the answer leaves when the record of it is on disk."""
+"""Answers about groups leave when their records are on disk, so they hold after a loss of power."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SEEDS = range(8)
 
 
 def driven_on(disk: SimulatedDisk) -> Driven:
-    """A broker with a few messages; a checkpoint has it all."""
+    """Return a broker with a few messages, all of them in a checkpoint."""
     driven = Driven(DIRECTORY, disk=disk, **SMALL)
     for body in (b"old", b"older"):
         driven.send("a.x", body)
@@ -32,7 +32,7 @@ def driven_on(disk: SimulatedDisk) -> Driven:
 
 
 def lose_power(driven: Driven, disk: SimulatedDisk) -> None:
-    """All that is not on disk is gone; the broker starts again."""
+    """Lose all that is not on disk, and start the broker again."""
     disk.stop(power=True)
     check_files(disk)
     driven.wanted.clear()
@@ -42,7 +42,7 @@ def lose_power(driven: Driven, disk: SimulatedDisk) -> None:
 
 
 def joining(driven: Driven, mode: str = "reliable", start: str | tuple[str, int] | None = "last") -> Subscribe:
-    """What makes the group, as each of its consumers says."""
+    """Return the command that makes the group, as each of its consumers sends it."""
     return Subscribe(1, driven.request(), "g", ("a.",), "c", start, b"n", b"c", mode=mode)
 
 
@@ -62,7 +62,7 @@ def group_row(driven: Driven) -> dict[str, object]:
 @pytest.mark.parametrize("mode", ["reliable", "at_most_once", "broadcast"])
 @pytest.mark.parametrize("start", ["last", "first", "time"])
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_new_group_gets_what_was_sent_after_it_was_told_yes(mode: str, start: str, seed: int) -> None:
+def test_a_new_group_gets_the_messages_sent_after_its_answer(mode: str, start: str, seed: int) -> None:
     disk = SimulatedDisk(seed)
     driven = driven_on(disk)
     begin = ("time", driven.now.wall_us + 500) if start == "time" else start
@@ -80,7 +80,7 @@ def test_a_new_group_gets_what_was_sent_after_it_was_told_yes(mode: str, start: 
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_group_follows_one_prefix_more_from_where_it_was_told(seed: int) -> None:
+def test_a_group_follows_another_prefix_from_its_answer_on(seed: int) -> None:
     disk = SimulatedDisk(seed)
     driven = driven_on(disk)
     driven.subscribe("b.")
@@ -158,7 +158,7 @@ def is_gone(driven: Driven) -> None:
     ],
 )
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_change_that_was_confirmed_is_not_forgotten(
+def test_a_confirmed_change_survives_a_loss_of_power(
     change: Callable[[Driven], None], is_so: Callable[[Driven], None], seed: int
 ) -> None:
     disk = SimulatedDisk(seed)
@@ -172,7 +172,7 @@ def test_a_change_that_was_confirmed_is_not_forgotten(
     is_so(driven)
 
 
-def test_a_start_does_without_a_sync_what_it_finds_on_disk() -> None:
+def test_a_start_needs_no_sync_for_records_on_disk() -> None:
     disk = SimulatedDisk(5)
     driven = driven_on(disk)
     driven.subscribe("a.")
@@ -202,7 +202,7 @@ def test_many_groups_share_a_sync_and_the_rest_goes_on_meanwhile() -> None:
     assert all(isinstance(answer, Subscribed) for answer in answers)
 
 
-def test_where_it_cannot_be_brought_to_disk_nobody_is_told_that_it_is() -> None:
+def test_answers_are_refused_when_the_sync_fails() -> None:
     disk = SimulatedDisk(7)
     driven = driven_on(disk)
     driven.auto_read = False
@@ -218,7 +218,7 @@ def test_where_it_cannot_be_brought_to_disk_nobody_is_told_that_it_is() -> None:
     assert [wanted.number for wanted in driven.reads] == [SYNC_NUMBER]
 
 
-def test_it_waits_for_room_on_a_full_disk() -> None:
+def test_answers_wait_while_the_disk_is_full() -> None:
     disk = SimulatedDisk(8)
     driven = driven_on(disk)
 

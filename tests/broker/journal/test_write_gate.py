@@ -1,4 +1,4 @@
-"""Records of groups are written before anyone is told; acknowledgements that may wait, with the next messages."""
+"""Records of groups are written before their answers leave; acks that may wait, with the next messages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.fake_disk import FakeDisk
 
 
 class Kept:
-    """A consumer that holds two messages, and has another pull waiting."""
+    """Return a consumer with two messages in flight and a waiting pull."""
 
     def __init__(self, tmp_path: Path) -> None:
         self.disk = FakeDisk()
@@ -29,7 +29,7 @@ class Kept:
         return self.driven.do(Ack(1, self.request, self.subscription, (start, end), True), *more)
 
 
-def test_one_that_may_wait_is_answered_with_the_next_messages_and_written_with_them(tmp_path: Path) -> None:
+def test_an_ack_that_may_wait_is_written_and_answered_with_the_next_messages(tmp_path: Path) -> None:
     kept = Kept(tmp_path)
     written = kept.disk.calls["pwritev"]
     assert kept.ack(0, 2, kept.pull) == []
@@ -47,7 +47,7 @@ def test_one_that_may_wait_is_answered_with_the_next_messages_and_written_with_t
     kept.driven.close()
 
 
-def test_it_does_not_wait_for_long_nor_beyond_a_stop(tmp_path: Path) -> None:
+def test_an_ack_waits_neither_long_nor_beyond_a_stop(tmp_path: Path) -> None:
     kept = Kept(tmp_path)
     assert kept.ack(0, 1) == []
     assert kept.driven.broker.tick(kept.driven.now) == kept.driven.now.monotonic_us + LATER_US
@@ -60,7 +60,7 @@ def test_it_does_not_wait_for_long_nor_beyond_a_stop(tmp_path: Path) -> None:
     kept.driven.close()
 
 
-def test_one_that_is_waited_for_does_not_wait_and_what_is_of_others_is_written(tmp_path: Path) -> None:
+def test_an_ack_that_may_not_wait_is_written_at_once_with_those_of_others(tmp_path: Path) -> None:
     kept = Kept(tmp_path)
     first = kept.ack(0, 1) or kept.request
     said = kept.driven.do(Ack(1, 77, kept.subscription, (1, 2)))
@@ -70,7 +70,7 @@ def test_one_that_is_waited_for_does_not_wait_and_what_is_of_others_is_written(t
     kept.driven.close()
 
 
-def test_what_another_connection_is_given_meanwhile_is_written_first(tmp_path: Path) -> None:
+def test_records_for_another_connection_are_written_first(tmp_path: Path) -> None:
     kept = Kept(tmp_path)
     driven = kept.driven
     other = driven.subscribe("a.", group="other", connection=2)
@@ -86,7 +86,7 @@ def test_what_another_connection_is_given_meanwhile_is_written_first(tmp_path: P
     driven.close()
 
 
-def test_a_checkpoint_writes_it_and_nobody_is_told_who_has_left(tmp_path: Path) -> None:
+def test_a_checkpoint_writes_acks_and_closed_connections_get_no_answer(tmp_path: Path) -> None:
     kept = Kept(tmp_path)
     assert kept.ack(0, 1) == []
     kept.driven.checkpoint()
@@ -98,7 +98,7 @@ def test_a_checkpoint_writes_it_and_nobody_is_told_who_has_left(tmp_path: Path) 
     kept.driven.close()
 
 
-def test_what_is_wrong_with_one_is_said_at_once(tmp_path: Path) -> None:
+def test_a_wrong_ack_is_refused_at_once(tmp_path: Path) -> None:
     kept = Kept(tmp_path)
     (refused,) = kept.ack(2, 1)
     assert isinstance(refused, Refused)
