@@ -19,7 +19,6 @@ from typing import Any, Final
 import msgpack
 import numpy as np
 
-from qmq.broker.delivery.select import PullSelection
 from qmq.broker.groups.group import Group, SubjectFilter
 from qmq.broker.groups.message_ranges import Many, Parts, Rows, Some, chosen_of
 from qmq.broker.journal.record_types import RecordKind
@@ -33,12 +32,18 @@ _CHUNK_ROWS: Final = 8_192
 _MOST_DOUBLED: Final = 16
 
 
+#: Chosen messages by the filter that they were chosen for; no filter without any.
+Taken = list[tuple[SubjectFilter, Parts]]
+#: By filter: the stamp, or for an exact subject the sequence, at which a block ends.
+BlockEnds = list[tuple[SubjectFilter, int]]
+
+
 class Reserve:
     """Blocks on their way to disk; read as what pulls wait for."""
 
     partition = 0
 
-    def __init__(self, sync: PullSync, ends: list[tuple[SubjectFilter, int]]) -> None:
+    def __init__(self, sync: PullSync, ends: BlockEnds) -> None:
         self.key = object()
         self.sync = sync
         self.ends = ends
@@ -57,27 +62,20 @@ class MostOnce:
 
     # --- while messages are handed out -------------------------------------------------------------------------------
 
-    def covers(self, selection: PullSelection) -> bool:
-        """All that was chosen lies in blocks that are on disk."""
-        taken = [(subject_filter, parts) for subject_filter, parts in selection.taken() if parts]
+    def covers(self, taken: Taken) -> bool:
+        """Return whether all *taken* messages lie in blocks that are on disk."""
         if any(_need(subject_filter, parts) > subject_filter.reserved for subject_filter, parts in taken):
             return False
         for subject_filter, _ in taken:
             subject_filter.reserves = 0
         return True
 
-    def reserve(self, group: Group, selection: PullSelection, visible: list[int]) -> Reserve:
-        """Begin blocks for what was chosen; the choice is taken back, to be made again once they are on disk.
+    def reserve(self, group: Group, ends: BlockEnds, visible: list[int]) -> Reserve:
+        """Begin blocks up to *ends*. The cursors must be those from before the choice that needs the blocks.
 
         Raises StorageFull, StorageFailed or SyncFailed.
         """
         assert group.ledger is not None
-        ends = [
-            (subject_filter, self._end(subject_filter, parts, group.ledger.settings.max_unacked))
-            for subject_filter, parts in selection.taken()
-            if parts
-        ]
-        selection.take_back()
         blocks = [[subject_filter.prefix, self._place(subject_filter, visible), end] for subject_filter, end in ends]
         files = self._store.groups
         files.write()  # while nothing can be written, nothing is staged
@@ -101,8 +99,14 @@ class MostOnce:
                     subject_filter.reserved = end
                     subject_filter.group.dirty = True
 
-    def _end(self, subject_filter: SubjectFilter, parts: Parts, block: int) -> int:
-        """Where a block of about so many messages ends that has all of *parts*."""
+    def block_ends(self, group: Group, taken: Taken) -> BlockEnds:
+        """Return where new blocks for *taken* messages are to end."""
+        assert group.ledger is not None
+        size = group.ledger.settings.max_unacked
+        return [(subject_filter, self._block_end(subject_filter, parts, size)) for subject_filter, parts in taken]
+
+    def _block_end(self, subject_filter: SubjectFilter, parts: Parts, block: int) -> int:
+        """Return where a block of about *block* messages ends that contains all *parts*."""
         need = _need(subject_filter, parts)
         # Where more came while one was brought to disk than it had room for, the next one has twice as much.
         more = min(subject_filter.reserves, _MOST_DOUBLED)
@@ -249,22 +253,22 @@ def _need(subject_filter: SubjectFilter, parts: Parts) -> int:
 
 
 class OnDisk:
-    """Tells what is on disk, and who waits for more of it."""
+    """Says which messages are on disk, and which filters wait for more of them."""
 
     def __init__(self, upto: Callable[[int], int], want: Callable[[int], None]) -> None:
-        """*upto* tells up to which position a partition's batches are on disk; *want* has the rest brought there."""
+        """*upto* returns the position before which a partition's batches are on disk; *want* has the rest synced."""
         self._upto = upto
         self._want = want
         self._waiting: dict[int, SubjectFilter] = {}
 
-    def count(self, selection: PullSelection) -> int:
-        """How many of the messages that were chosen come before the first that is not on disk."""
-        if all(self._last(part) < self._upto(part.partition) for part in selection.parts):
-            return selection.count
+    def count(self, parts: Parts, total: int) -> int:
+        """Return how many of the *total* messages in *parts* come before the first that is not on disk."""
+        if all(_last_position(part) < self._upto(part.partition) for part in parts):
+            return total
         count = 0
-        for part in selection.parts:
+        for part in parts:
             upto = self._upto(part.partition)
-            if self._last(part) < upto:
+            if _last_position(part) < upto:
                 count += int(part.rows["count"].sum()) if isinstance(part, Many) else part.stop - part.start
                 continue
             if isinstance(part, Many):
@@ -272,18 +276,17 @@ class OnDisk:
             break
         return count
 
-    def _last(self, part: Many | Some) -> int:
-        return int(part.rows["position"][-1]) if isinstance(part, Many) else part.entry[1]
-
-    def want(self, selection: PullSelection) -> None:
-        """Have what was chosen brought to disk."""
-        for partition in sorted({part.partition for part in selection.parts}):
+    def want(self, taken: Taken) -> None:
+        """Have the *taken* messages synced; their filters wait for that."""
+        for partition in sorted({part.partition for _, parts in taken for part in parts}):
             self._want(partition)
-        self._waiting.update(
-            (id(subject_filter), subject_filter) for subject_filter, parts in selection.taken() if parts
-        )
+        self._waiting.update((id(subject_filter), subject_filter) for subject_filter, _ in taken)
 
     def synced(self) -> Iterable[SubjectFilter]:
-        """More is on disk, or a sync has failed: who waited for that."""
+        """Return the filters that waited: more messages are on disk, or a sync has failed."""
         waiting, self._waiting = self._waiting, {}
         return waiting.values()
+
+
+def _last_position(part: Many | Some) -> int:
+    return int(part.rows["position"][-1]) if isinstance(part, Many) else part.entry[1]

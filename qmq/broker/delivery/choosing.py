@@ -92,13 +92,13 @@ class Choosing:
         if waiting.subscription.group.mode != AT_MOST_ONCE:
             return self._select_any(waiting, max_count, need, max_bytes, undo or need > 1)
         selection = self._select_any(waiting, max_count, need, max_bytes, True)
-        count = self._on_disk.count(selection)
+        count = self._on_disk.count(selection.parts, selection.count)
         if count == selection.count:
             return selection
         selection.take_back()
         if count < need:
             if selection.count >= need:
-                self._on_disk.want(selection)
+                self._on_disk.want(selection.taken())
             selection = PullSelection(self._store, 0, 0, need, True)
         else:
             selection = self._select_any(waiting, count, need, max_bytes, True)

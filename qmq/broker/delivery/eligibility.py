@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from itertools import groupby
 from typing import Final
 
-from qmq.broker.delivery.finding import RangeLookup
+from qmq.broker.delivery.encode import RangeLookup
 from qmq.broker.error_log.error_log import RetryItem
 from qmq.broker.groups.group import Group, Share, Subscription, takes
 from qmq.broker.groups.message_ranges import PARTITIONS, Parts, Some, prefix_of

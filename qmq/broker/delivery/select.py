@@ -108,11 +108,12 @@ class PullSelection:
         return store.read_of(partition, positions[first:], sizes[first:], onward=not subject_filter.exact)
 
     def taken(self) -> list[tuple[SubjectFilter, list[Some | Many]]]:
-        """What was chosen of each filter."""
+        """Return what was chosen by filter, without filters of which nothing was."""
         ends = [*[start for _, start in self._begun[1:]], len(self.parts)]
         return [
             (subject_filter, self.parts[start:end])
             for (subject_filter, start), end in zip(self._begun, ends, strict=True)
+            if end > start
         ]
 
     def take_back(self) -> None:

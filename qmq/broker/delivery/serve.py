@@ -155,13 +155,16 @@ class Serving:
     def _is_ahead(self, waiting: Waiting, selection: PullSelection) -> bool:
         """What was chosen may not be handed out before a block is on disk that has it."""
         is_at_most_once = waiting.subscription.group.mode == AT_MOST_ONCE
-        return is_at_most_once and selection.count > 0 and not self._at_most_once.covers(selection)
+        return is_at_most_once and selection.count > 0 and not self._at_most_once.covers(selection.taken())
 
     def _reserve(self, waiting: Waiting, selection: PullSelection) -> int | None:
         """Have the block brought to disk; the pull waits for it."""
+        group = waiting.subscription.group
+        ends = self._at_most_once.block_ends(group, selection.taken())
+        selection.take_back()  # the pull chooses again once the block is on disk
         visible = [self._visible(partition) for partition in range(self._store.partitions)]
         try:
-            reserve = self._at_most_once.reserve(waiting.subscription.group, selection, visible)
+            reserve = self._at_most_once.reserve(group, ends, visible)
         except StorageError as error:
             self.refuse(waiting, error)
             return None

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from qmq.broker.delivery import finding
-from qmq.broker.delivery.finding import RangeLookup
+from qmq.broker.delivery import encode
+from qmq.broker.delivery.encode import RangeLookup
 from qmq.broker.groups.group import Group
 from qmq.broker.groups.message_ranges import Parts, parts_of, ranges_of
 from qmq.broker.journal.record_types import MessageRange
@@ -45,7 +45,7 @@ def test_messages_of_one_run_are_looked_for_once(tmp_path: Path, monkeypatch: py
         looked.append(one)
         return parts_of(store, group, one)
 
-    monkeypatch.setattr(finding, "parts_of", counted)
+    monkeypatch.setattr(encode, "parts_of", counted)
     found = RangeLookup(store, following.group)
     for at in range(0, 100, 10):
         (part,) = found.parts(messages.part(at, at + 1))
