@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from qmq.broker.delivery import choosing
+from qmq.broker.delivery import select
 from qmq.broker.delivery import select as selection
 from qmq.broker.ports.commands import Synced
 from qmq.broker.ports.effects import PulledMessages
@@ -62,7 +62,7 @@ def test_one_arrival_looks_for_few_of_many_that_wait(tmp_path: Path, monkeypatch
     driven.do(driven.send_command({"a": [b"1"]}))
     driven.do(driven.send_command({"a": [b"2"]}))  # behind the sync that runs: stored, but not visible with the first
     made = []
-    monkeypatch.setattr(choosing, "Selection", lambda *limits: made.append(1) or selection.PullSelection(*limits))
+    monkeypatch.setattr(select, "Selection", lambda *limits: made.append(1) or selection.PullSelection(*limits))
     (want,) = driven.wanted
     driven.store.sync(want.partition)
     said = driven.do(Synced(want.partition, want.position))

@@ -43,7 +43,7 @@ SAFEGUARDS: Final = (
     Mutant(
         "hand out to an at_most_once group only what is on disk",
         "Choosing._select",
-        instead("self._on_disk.count(selection)", "selection.count"),
+        instead("self._on_disk.count(selection.parts, selection.count)", "selection.count"),
         ("tests/broker/delivery/test_at_most_once_on_disk.py",),
     ),
     Mutant(

@@ -7,9 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from typing import Final
+
 import numpy as np
 import numpy.typing as npt
-from qmq.broker.groups.message_ranges import Many, Rows, Some
+
+from qmq.broker.groups.group import Group
+from qmq.broker.groups.message_ranges import PARTITIONS, Many, Parts, Rows, Some, parts_of
+from qmq.broker.journal.record_types import MessageRange
 from qmq.broker.ports.effects import Buffer
 from qmq.errors import BadBatch, BadBytes, QmqError, StorageFailed
 from qmq.format.batch import EntryRow
@@ -17,11 +21,7 @@ from qmq.format.layout import PIECE_HEADER_SIZE
 from qmq.format.pieces import StoredBatch
 from qmq.format.salvage import sound_pieces
 from qmq.names import MAX_NAME_BYTES
-from qmq.storage.store import KnownBad, Store
-from qmq.broker.groups.group import Group
-from qmq.broker.journal.record_types import MessageRange
-from qmq.broker.groups.message_ranges import PARTITIONS, Parts, Some, parts_of
-from qmq.storage.store import NotAtHand, Store
+from qmq.storage.store import KnownBad, NotAtHand, Store
 
 #: Up to this many runs go one by one.
 FEW_ROWS: Final = 4

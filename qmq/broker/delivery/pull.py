@@ -7,11 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 
 from qmq.broker.delivery.at_most_once import MostOnce, OnDisk, Reserve
 from qmq.broker.delivery.handing import Handing
-from qmq.broker.delivery.parked import WaitingPulls
 from qmq.broker.delivery.read_waits import DeferredCommand, Reads
 from qmq.broker.delivery.serve import BLOCKED, Serving, waits
 from qmq.broker.delivery.subscriptions import Subscriptions
-from qmq.broker.delivery.wakeups import Arrivals
+from qmq.broker.delivery.wakeups import Arrivals, WaitingPulls
 from qmq.broker.groups.group import Begin, Group, SubjectFilter, Subscription, Waiting, follows_none
 from qmq.broker.groups.group_state import Ledger
 from qmq.broker.journal.durable_replies import Durable

@@ -8,9 +8,8 @@ from itertools import islice
 from typing import Final, NamedTuple
 
 from qmq.broker.delivery.eligibility import share_of
-from qmq.broker.delivery.encode import PIECE_BYTES, Carrier, answer_bytes
+from qmq.broker.delivery.encode import PIECE_BYTES, Carrier, RangeLookup, answer_bytes
 from qmq.broker.delivery.filters import EXPIRED, MessageFilter
-from qmq.broker.delivery.encode import RangeLookup
 from qmq.broker.error_log.error_log import MOST_TAKEN, Retries, Split, Taken
 from qmq.broker.groups.group import Subscription
 from qmq.broker.groups.group_state import Ledger

@@ -7,16 +7,14 @@ from contextlib import contextmanager, suppress
 from typing import Final
 
 from qmq.broker.delivery.at_most_once import MostOnce, OnDisk
-from qmq.broker.delivery.choosing import Choosing
 from qmq.broker.delivery.encode import Carrier
 from qmq.broker.delivery.fast_path import FastPath, Handed
 from qmq.broker.delivery.filters import FilteredParts
 from qmq.broker.delivery.handing import Handing
-from qmq.broker.delivery.parked import WaitingPulls
 from qmq.broker.delivery.read_waits import Reads
-from qmq.broker.delivery.select import PullSelection
+from qmq.broker.delivery.select import Choosing, PullSelection
 from qmq.broker.delivery.subscriptions import hidden_since
-from qmq.broker.delivery.wakeups import Arrivals
+from qmq.broker.delivery.wakeups import Arrivals, WaitingPulls
 from qmq.broker.groups.group import SubjectFilter, Subscription, Waiting
 from qmq.broker.groups.membership import Offer, What
 from qmq.broker.ports.commands import Pull

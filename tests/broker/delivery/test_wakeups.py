@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from qmq.broker.delivery.parked import WaitingPulls
+from qmq.broker.delivery.wakeups import WaitingPulls
 from qmq.broker.groups.group import Subscription, Waiting
 from qmq.broker.ports.commands import Disconnected, Pull
 from tests.broker.harness import Driven
