@@ -157,8 +157,8 @@ class AdminCommands:
         has_other_time = settings.ack_deadline_us != ledger.settings.ack_deadline_us
         ledger.set(settings)
         if has_other_time:
-            self._delivery.handing.ack_deadlines.changed(ledger, now)
-        self._delivery.handing.members.look(ledger)  # a wider window has room for pulls that wait for it
+            self._delivery.tracker.ack_deadlines.changed(ledger, now)
+        self._delivery.tracker.members.look(ledger)  # a wider window has room for pulls that wait for it
 
     def _seek_group(self, fields: Fields, now: Now) -> Fields:
         found = self._all(fields)
@@ -182,7 +182,7 @@ class AdminCommands:
         if member is None or (member.since_us, self._store.groups.generation) != place:
             return {"taken": False}
         ledger.handled_before(member, tuple(numbers))
-        self._delivery.handing.members.look(ledger)
+        self._delivery.tracker.members.look(ledger)
         return {"taken": True}
 
     def _leave(self, fields: Fields, now: Now) -> Fields:
@@ -193,7 +193,7 @@ class AdminCommands:
             raise InvalidOption("nonce is that of the SUBSCRIBE by which the consumer joined")
         if member is None or not member.is_there or member.nonce != nonce:
             return {"left": False}
-        self._delivery.handing.members.leave(ledger, member, now)
+        self._delivery.tracker.members.leave(ledger, member, now)
         return {"left": True}
 
     # --- dead letters ------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from qmq.broker.delay.delay import Delaying
 from qmq.broker.delivery.at_most_once import OnDisk
 from qmq.broker.delivery.pull import Delivery
 from qmq.broker.delivery.read_waits import DeferredCommand
-from qmq.broker.delivery.serve import waits
+from qmq.broker.delivery.serve import blocking_reads
 from qmq.broker.error_log.dead_letters import Redriving
 from qmq.broker.groups.group import Group
 from qmq.broker.groups.membership import Broadcasts
@@ -111,7 +111,7 @@ class BrokerParts(NamedTuple):
     damages: Damages
 
 
-class Handling:
+class CommandDispatch:
     """Of one broker."""
 
     def __init__(self, parts: BrokerParts) -> None:
@@ -188,7 +188,7 @@ class Handling:
         self._effects.append(Unsubscribed(command.connection, command.request))
 
     def _heartbeat(self, command: Heartbeat, now: Now) -> None:
-        self._parts.delivery.handing.heartbeat(command)
+        self._parts.delivery.tracker.heartbeat(command)
         self._effects.append(HeartbeatSeen(command.connection, command.request))
 
     def _last_sequence(self, command: LastSequence, now: Now) -> None:
@@ -252,7 +252,7 @@ class Handling:
                 wanted = deferred or DeferredCommand(command)
                 if parts.delivery.begin_read(missing, wanted):
                     return
-                with waits(parts.store):
+                with blocking_reads(parts.store):
                     answer = Administered(connection, request, parts.admin.do(action, fields, now))
             if action in LOOKS:
                 self._effects.append(answer)
@@ -315,11 +315,11 @@ class Broker:
         self._changes = GroupReplay(store, self._delivery)
         self._admin = AdminCommands(store, self._delivery, self._changes, self._delaying.counts)
         self._redriving = Redriving(
-            self._delivery.handing.ledgers, self._delivery.handing.look, self._delivery.durable, self._effects
+            self._delivery.tracker.ledgers, self._delivery.tracker.look, self._delivery.durable, self._effects
         )
         self._retention = Retention(store, limits, self._intake, self._delivery, self._effects)
         self._sealing = Sealing(store, self._effects, self._intake.turn)
-        self._handling = Handling(
+        self._dispatch = CommandDispatch(
             BrokerParts(
                 store, self._effects, self._intake, self._delivery, self._delaying, self._records, self._hand_overs,
                 self._restores, self._reports, self._log_reads, self._admin, self._redriving, self._retention,
@@ -330,12 +330,12 @@ class Broker:
         self._producers_packed_us = now.monotonic_us - _PRODUCERS_EVERY_US
         self._producers_upto: list[int] = []
         self._broadcasts = Broadcasts(
-            self._delivery.subscriptions.by_ledger, self._delivery.handing.members, self._changes.delete, limits
+            self._delivery.subscriptions.by_ledger, self._delivery.tracker.members, self._changes.delete, limits
         )
         self._producers_seen = 0  # of the delay log
         with taken_over(store.state_path):
             self._restore(now)
-        self._delivery.handing.now = now
+        self._delivery.tracker.now = now
         self._changes.replay()
         self._broadcasts.restore(now)
         store.may_wait(False)
@@ -344,25 +344,25 @@ class Broker:
 
     def handle(self, command: Command, now: Now) -> None:
         """Take one command. What a client did wrong becomes a Refused; nothing is raised for it."""
-        self._delivery.handing.now = now
+        self._delivery.tracker.now = now
         if type(command) is Send:
             try:
-                if self._handling.stopping is not None:
-                    raise self._handling.stopping
+                if self._dispatch.stopping is not None:
+                    raise self._dispatch.stopping
                 self._intake.send(command, now)
             except QmqError as error:
                 self.counters.refused_sends[error.code] += 1
                 self._effects.append(Refused(command.connection, command.request, error))
             return
         try:
-            self._handling.take(command, now)
+            self._dispatch.take(command, now)
         except QmqError as error:
             assert not isinstance(command, Synced | SyncBroken | ReadDone | Checked | Fetched | Disconnected | Withdraw)
             self._effects.append(Refused(command.connection, command.request, error))
 
     def turn(self, now: Now) -> None:
         """End of a loop turn: write what came, publish what may be seen, serve who waits for it."""
-        self._delivery.handing.now = now
+        self._delivery.tracker.now = now
         self._intake.turn()
         self._hand_overs.turn(now)
         self._restores.turn(now)
@@ -376,7 +376,7 @@ class Broker:
         self._hand_overs.turn(now)
         self._restores.turn(now)
         self._delivery.turn()
-        self._delivery.handing.tick(now)
+        self._delivery.tracker.tick(now)
         self._delivery.tick(now.monotonic_us)
         self._broadcasts.tick(now)
         self._redriving.tick(now)
@@ -390,7 +390,7 @@ class Broker:
         deadlines = (
             self._delaying.next_deadline_us(now),
             self._delivery.next_deadline_us(),
-            self._delivery.handing.next_deadline_us(),
+            self._delivery.tracker.next_deadline_us(),
             self._broadcasts.next_deadline_us(now),
             self._records.next_deadline_us(now.monotonic_us),
             self._delivery.durable.next_deadline_us(now.monotonic_us),
@@ -406,7 +406,7 @@ class Broker:
     def stop(self) -> None:
         """Refuse sends and pulls from now on; waiting pulls are answered so."""
         stopping = BrokerStopping("the broker is shutting down; connect again in a moment, or to another broker")
-        self._handling.stopping = stopping
+        self._dispatch.stopping = stopping
         self._delivery.refuse_waiting_pulls(stopping)
         self._records.hurry()
         self._delivery.at_most_once.stop(self._delivery.subscriptions.groups.values())

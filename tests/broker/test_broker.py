@@ -15,7 +15,7 @@ from tests.broker.harness import Driven
 
 def test_there_is_somebody_for_each(tmp_path: Path) -> None:
     driven = Driven(tmp_path)
-    handling = driven.broker._handling
+    handling = driven.broker._dispatch
     assert set(handling._take) == set(get_args(Command)) - {Send}
     assert set(handling._read_done) == set(Asker)
     driven.close()

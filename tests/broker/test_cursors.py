@@ -1,4 +1,4 @@
-"""Cursors and scans never pass what was not handed out."""
+"""Cursors never pass a message that was not delivered."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from qmq.broker.delivery import select
-from qmq.broker.delivery import select as selection
 from qmq.broker.ports.commands import Synced
 from qmq.broker.ports.effects import PulledMessages
 from tests.broker.harness import Driven, bodies_of, runs_of_answer
@@ -27,7 +26,7 @@ def test_a_start_by_time_takes_what_is_stored_but_not_visible_yet(tmp_path: Path
 
 
 def test_a_pull_stopped_at_the_bound_goes_on_behind_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(selection, "PASS_ROWS", 100)
+    monkeypatch.setattr(select, "PASS_ROWS", 100)
     driven = Driven(tmp_path)
     driven.do(*[driven.send_command({"b": [b"x"]}, flush=False) for _ in range(1_000)])
     driven.send("a.x", b"1")
@@ -60,9 +59,9 @@ def test_one_arrival_looks_for_few_of_many_that_wait(tmp_path: Path, monkeypatch
         subscription = driven.subscribe("a", connection=connection)
         driven.do(driven.pull_command(subscription, timeout_ms=60_000, connection=connection))
     driven.do(driven.send_command({"a": [b"1"]}))
-    driven.do(driven.send_command({"a": [b"2"]}))  # behind the sync that runs: stored, but not visible with the first
-    made = []
-    monkeypatch.setattr(select, "Selection", lambda *limits: made.append(1) or selection.PullSelection(*limits))
+    driven.do(driven.send_command({"a": [b"2"]}))  # stored behind the running sync, so not visible with the first
+    made, selection = [], select.PullSelection
+    monkeypatch.setattr(select, "PullSelection", lambda *limits: made.append(1) or selection(*limits))
     (want,) = driven.wanted
     driven.store.sync(want.partition)
     said = driven.do(Synced(want.partition, want.position))

@@ -1,4 +1,4 @@
-"""What is too much for one record of the pull log is told in several, and nothing of it is forgotten."""
+"""What is too long for one record of the pull log goes into several, and none of it is lost."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from qmq.broker.delivery import handing
+from qmq.broker.delivery import tracker
 from qmq.broker.groups import group_state as ledger
 from qmq.broker.journal import record_types as kinds
 from qmq.broker.ports.commands import Ack
@@ -15,13 +15,13 @@ from qmq.format.layout import PULL_RECORD_HEADER_SIZE
 from qmq.storage.pull_log.records import MAX_RECORD_BYTES
 from tests.broker.harness import Driven, bodies_of, runs_of_answer
 
-#: More prefixes than are looked for in what was chosen: each range is a range then.
+#: More prefixes than one range may name, so each range of messages is named by itself.
 PREFIXES = [f"p{number}." for number in range(9)]
 COUNT, PART = 400, 64
 
 
 def test_a_record_has_room_for_so_many() -> None:
-    largest = len(handing.msgpack.packb([1 << 31, 1 << 62, 1 << 16, 1 << 31, 1 << 31, 1 << 62])) - 1
+    largest = len(tracker.msgpack.packb([1 << 31, 1 << 62, 1 << 16, 1 << 31, 1 << 31, 1 << 62])) - 1
     prefixes = 1_000 * (255 + 100)
     assert PULL_RECORD_HEADER_SIZE + kinds.MOST_RANGES_A_RECORD * largest + prefixes < MAX_RECORD_BYTES
 
@@ -29,7 +29,7 @@ def test_a_record_has_room_for_so_many() -> None:
 def test_a_pull_of_very_many_ranges_and_its_acks_outlive_a_kill(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (handing, ledger):
+    for module in (tracker, ledger):
         monkeypatch.setattr(module, "MOST_RANGES_A_RECORD", PART)
     driven = Driven(tmp_path)
     for number in range(COUNT):
@@ -42,7 +42,7 @@ def test_a_pull_of_very_many_ranges_and_its_acks_outlive_a_kill(
     assert bodies_of(runs_of_answer(answer)) == every
     odd = tuple(end for number in range(1, COUNT, 2) for end in (number, number + 1))
     assert driven.do(Ack(1, driven.request(), subscription, odd))[0] == Acked(1, driven.requests, 0)
-    # A stop without a checkpoint: all is told again by the records.
+    # After a stop without a checkpoint, a start reads all from the records.
     driven.store.close(clean=False)
     driven.open()
     subscription = driven.subscribe(*PREFIXES, group="g")

@@ -28,7 +28,7 @@ CONSUMING: Final = (
     ),
     Mutant(
         "say that a group was changed when that is on disk",
-        "Handling._administer",
+        "CommandDispatch._administer",
         always("action in LOOKS"),
         _DURABLE,
     ),
@@ -128,7 +128,7 @@ CONSUMING: Final = (
     ),
     Mutant(
         "move a group behind what the pull log says that it was given",
-        "Handing.replay",
+        "DeliveryTracker.replay",
         skip("self._replay_cursors(group, where, unflat(flat))"),
         (_SIMULATION,),
     ),

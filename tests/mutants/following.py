@@ -20,7 +20,7 @@ FOLLOWING: Final = (
     Mutant(
         "keep over a start what a group follows no more",
         "Subscriptions.set_follows",
-        skip("self._handing.unfollows(group, ended)"),
+        skip("self._tracker.unfollows(group, ended)"),
         _FOLLOWS,
     ),
     Mutant(
@@ -43,7 +43,7 @@ FOLLOWING: Final = (
     ),
     Mutant(
         "have whoever comes upon it bury what is nobody's",
-        "Share._takes_subject",
+        "Eligibility._takes_subject",
         never("self._group.follows_no_more(name)"),
         _FOLLOWS,
     ),

@@ -76,7 +76,7 @@ MODELLED: Final = (
     ),
     Mutant(
         "count all that is skipped before any is passed",
-        "MostOnce.resume",
+        "AtMostOnce.resume",
         (
             instead("sum((self._count(subject_filter, partition, row) for partition, row in enumerate(ends)))", "0"),
             instead(

@@ -36,19 +36,19 @@ SAFEGUARDS: Final = (
     # --- modes, tags, expiry -----------------------------------------------------------------------------------------
     Mutant(
         "hand out of an at_most_once group only what is reserved",
-        "MostOnce.covers",
+        "AtMostOnce.covers",
         never("any((_need(subject_filter, parts) > subject_filter.reserved for subject_filter, parts in taken))"),
         ("tests/broker/delivery/test_at_most_once.py",),
     ),
     Mutant(
         "hand out to an at_most_once group only what is on disk",
-        "Choosing._select",
+        "PullSelector._select",
         instead("self._on_disk.count(selection.parts, selection.count)", "selection.count"),
         ("tests/broker/delivery/test_at_most_once_on_disk.py",),
     ),
     Mutant(
         "pass what an at_most_once group may have got before a crash",
-        "MostOnce.resume",
+        "AtMostOnce.resume",
         instead("self._store.row_at_time(partition, end + 1) if end else 0", "0"),
         ("tests/broker/delivery/test_at_most_once.py",),
     ),
@@ -67,7 +67,7 @@ SAFEGUARDS: Final = (
     Mutant(
         "take back what takes too long",
         "AckDeadlines.tick",
-        instead("self._take_back(ledger, member, now, left)", "0"),
+        instead("self._nack_overdue(ledger, member, now, left)", "0"),
         ("tests/broker/delivery/test_ack_deadline.py",),
     ),
     Mutant(
@@ -255,7 +255,7 @@ SAFEGUARDS: Final = (
     ),
     Mutant(
         "pass over what was kept of another pull log",
-        "Handing.join",
+        "DeliveryTracker.join",
         skip("known = known._replace(handled=())"),
         ("tests/broker/test_known.py",),
     ),
@@ -596,7 +596,7 @@ SAFEGUARDS: Final = (
     ),
     Mutant(
         "check headers where a client asks for that",
-        "Carrier.__init__",
+        "AnswerEncoder.__init__",
         instead("checks", "False"),
         ("tests/broker/test_damage.py",),
     ),

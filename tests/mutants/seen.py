@@ -10,7 +10,7 @@ from tests.mutants.symbols import instead, never, skip
 OF_GROUPS: Final = (
     Mutant(
         "count what comes again by its size in the window",
-        "Redelivery.give_again",
+        "Redelivery.redeliver",
         instead("size", "max_bytes"),
         ("tests/broker/test_cases.py",),
     ),

@@ -27,24 +27,24 @@ OF_SHARING: Final = (
     Mutant(
         "hand out again to who follows it",
         "share_of",
-        instead("None if share.is_all else share", "None"),
+        instead("None if share.is_all else Eligibility(store, group, share)", "None"),
         _SHARING,
     ),
     Mutant(
         "look in vain once only",
-        "Handing.is_due",
+        "DeliveryTracker.is_due",
         always("share is None or share.has_any(ledger.retries.due)"),
         _SHARING,
     ),
     Mutant(
         "pass over what nobody takes",
-        "Handing._waits_for",
+        "DeliveryTracker._waits_for",
         never("retries.pass_over(now_us)"),
         _SHARING,
     ),
     Mutant(
         "go by the subject that a message of another broker was sent to",
-        "Share._takes_subject",
+        "Eligibility._takes_subject",
         instead("origin_subject(self._store.subject_name(number))", "self._store.subject_name(number)"),
         _SHARING,
     ),
@@ -62,13 +62,13 @@ OF_SHARING: Final = (
     ),
     Mutant(
         "go on with what another one took over",
-        "Handing.join",
+        "DeliveryTracker.join",
         skip("self.members.leaves(ledger, before)"),
         _LEAVING,
     ),
     Mutant(
         "take back some of what is overdue in each turn",
-        "AckDeadlines._take_back",
+        "AckDeadlines._nack_overdue",
         instead(
             "min(over[-1].first + over[-1].total, in_flight.end_of_first(most))", "over[-1].first + over[-1].total"
         ),
@@ -82,7 +82,7 @@ OF_SHARING: Final = (
     ),
     Mutant(
         "read beside the loop where a group is to go on",
-        "Handling._administer",
+        "CommandDispatch._administer",
         never("parts.delivery.begin_read(missing, wanted)"),
         _COLD,
     ),

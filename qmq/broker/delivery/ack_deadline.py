@@ -1,4 +1,4 @@
-"""Messages that a consumer has had for longer than its group allows: they are taken from it, and come again."""
+"""Ack deadlines: messages in flight for longer than ``ack_deadline`` are nacked, and delivered again."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from qmq.broker.groups.member import Member
 from qmq.broker.ports.commands import DispositionRange, Now
 from qmq.net.protocol.types import Disposition
 
-#: Ranges that are taken back in one turn, of about 20 us each; what is more comes with the next.
+#: Ranges that are nacked in one turn, of about 20 us each; the next turn takes more.
 MOST_RANGES: Final = 512
-#: After a start clients have so long to bring what they have handled meanwhile.
+#: After a start, clients have this long to bring the acks of the time before.
 REACH_US: Final = 5_000_000
 
 
 class AckDeadlines:
-    """Of all groups with a ``ack_deadline``: one timer a consumer, for its oldest pull."""
+    """The timers of all groups with an ``ack_deadline``: one a consumer, for its oldest pull."""
 
     def __init__(self) -> None:
-        self._timers: list[tuple[int, int, int, Ledger, Member]] = []  # monotonic, group, member
-        self._timed: dict[tuple[int, int], int] = {}  # when the timer of each that counts is
+        self._timers: list[tuple[int, int, int, Ledger, Member]] = []  # monotonic time, group, member
+        self._timed: dict[tuple[int, int], int] = {}  # the time of the valid timer, by group and member
 
-    def given(self, ledger: Ledger, member: Member, now: Now) -> None:
-        """It has been given messages; their time begins."""
+    def start(self, ledger: Ledger, member: Member, now: Now) -> None:
+        """Start the time of messages that were just delivered."""
         if not ledger.settings.ack_deadline_us:
             return
         for pull in reversed(member.in_flight.pulls):
@@ -35,10 +35,10 @@ class AckDeadlines:
         self._watch(ledger, member)
 
     def changed(self, ledger: Ledger, now: Now) -> None:
-        """Go by a new ``ack_deadline``, also for messages that are out: without one before, their time begins now."""
+        """Apply a new ``ack_deadline``, also to messages in flight; those without a deadline so far start now."""
         for member in ledger.members.values():
             self._timed.pop((ledger.number, member.number), None)
-            self.given(ledger, member, now)
+            self.start(ledger, member, now)
 
     def _watch(self, ledger: Ledger, member: Member) -> None:
         key = ledger.number, member.number
@@ -48,7 +48,7 @@ class AckDeadlines:
             heapq.heappush(self._timers, (due_us, *key, ledger, member))
 
     def tick(self, now: Now) -> list[Ledger]:
-        """Take back some of what has been out for too long, as a failed attempt; returns whose messages these were."""
+        """Nack some of the overdue messages; return the ledgers that have changed."""
         changed, left = [], MOST_RANGES
         while left > 0 and self._timers and self._timers[0][0] <= now.monotonic_us:
             due_us, group, number, ledger, member = heapq.heappop(self._timers)
@@ -57,15 +57,15 @@ class AckDeadlines:
             del self._timed[group, number]
             if ledger.members.get(number) is not member or not member.is_there or not ledger.settings.ack_deadline_us:
                 continue
-            taken = self._take_back(ledger, member, now, left)
+            taken = self._nack_overdue(ledger, member, now, left)
             if taken:
                 changed.append(ledger)
             left -= taken
             self._watch(ledger, member)
         return changed
 
-    def _take_back(self, ledger: Ledger, member: Member, now: Now, most: int) -> int:
-        """Take back so many ranges of it, or all that are overdue; returns how many."""
+    def _nack_overdue(self, ledger: Ledger, member: Member, now: Now, most: int) -> int:
+        """Nack up to *most* overdue ranges of a consumer; return how many."""
         most_us, in_flight = ledger.settings.ack_deadline_us, member.in_flight
         over = [pull for pull in in_flight.pulls if pull.since_us and pull.since_us + most_us <= now.monotonic_us]
         if not over:
@@ -83,12 +83,12 @@ class AckDeadlines:
         return taken
 
     def next_deadline_us(self) -> int | None:
-        """When ``tick`` has something to do."""
+        """Return when ``tick`` has work next; None for never."""
         return self._timers[0][0] if self._timers else None
 
     def restore(self, ledgers: Iterable[Ledger], now: Now) -> None:
-        """After a start the time of each pull goes on from when it was made; what was handled meanwhile is heard of
-        first.
+        """Restart the timers after a start: the time of each pull counts from the pull, but ends no sooner than REACH_US
+        from now.
         """
         for ledger in ledgers:
             most_us = ledger.settings.ack_deadline_us

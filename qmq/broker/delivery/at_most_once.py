@@ -1,14 +1,12 @@
-"""Groups in which a message is handed out once, or never: nothing is noted of a pull, but how far pulls may go.
+"""At-most-once groups: a message is delivered once or never. No pull is recorded, only how far pulls may go.
 
-Before the first message of a block is handed out, a record says that the group has come to the block's end, and is
-synced. A start after a crash goes on there: what lies before may have been handed out, is passed, and counted as
-skipped. Of a prefix a block ends at a stamp, of an exact subject at a sequence.
+Before the first message of a block is delivered, a record says that the group has come to the end of the block, and is
+synced. A start after a crash goes on at that end: messages before it may have been delivered, so they are passed and
+counted as skipped. For a prefix a block ends at a stamp, for an exact subject at a sequence.
 
-What may be handed to groups that get a message once: what a loss of power cannot take away any more.
-
-A batch that was not flushed may be gone then, and its sender tries it again: as another message, which a group that had
-been given the first one would get as well. So such groups are given what is on disk, and the rest after a sync. Where a
-sync has failed all is handed out: the senders were told that nobody knows, and send anew or not, as they choose.
+Such groups get only messages that are on disk; the rest is delivered after a sync. A power loss may take a batch that
+was not flushed. Its sender then sends it again as another message, and a group that had got the first one would get
+both. Where a sync has failed, all messages are delivered: their senders have been told that the outcome is unknown.
 """
 
 from __future__ import annotations
@@ -26,20 +24,19 @@ from qmq.errors import StorageError
 from qmq.net.protocol.types import AT_MOST_ONCE
 from qmq.storage.store import Hole, NotAtHand, PullRecord, PullSync, Store
 
-#: A block that takes in all that is there goes on for so long behind it.
+#: A block that contains all ready messages of a prefix goes on for this long behind them.
 AHEAD_US: Final = 1_000_000
 _CHUNK_ROWS: Final = 8_192
 _MOST_DOUBLED: Final = 16
 
-
 #: Chosen messages by the filter that they were chosen for; no filter without any.
-Taken = list[tuple[SubjectFilter, Parts]]
+ChosenByFilter = list[tuple[SubjectFilter, Parts]]
 #: By filter: the stamp, or for an exact subject the sequence, at which a block ends.
 BlockEnds = list[tuple[SubjectFilter, int]]
 
 
 class Reserve:
-    """Blocks on their way to disk; read as what pulls wait for."""
+    """New blocks on their way to disk; pulls wait for them as for a read."""
 
     partition = 0
 
@@ -54,15 +51,15 @@ class Reserve:
         return False
 
 
-class MostOnce:
-    """Of all such groups."""
+class AtMostOnce:
+    """The blocks of all at-most-once groups."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    # --- while messages are handed out -------------------------------------------------------------------------------
+    # --- deliveries --------------------------------------------------------------------------------------------------
 
-    def covers(self, taken: Taken) -> bool:
+    def covers(self, taken: ChosenByFilter) -> bool:
         """Return whether all *taken* messages lie in blocks that are on disk."""
         if any(_need(subject_filter, parts) > subject_filter.reserved for subject_filter, parts in taken):
             return False
@@ -76,11 +73,11 @@ class MostOnce:
         Raises StorageFull, StorageFailed or SyncFailed.
         """
         assert group.ledger is not None
-        blocks = [[subject_filter.prefix, self._place(subject_filter, visible), end] for subject_filter, end in ends]
+        blocks = [[subject_filter.prefix, self._begin_of(subject_filter, visible), end] for subject_filter, end in ends]
         files = self._store.groups
         files.write()  # while nothing can be written, nothing is staged
         packed = msgpack.packb([group.ledger.number, group.skipped, blocks])
-        for _ in range(2):  # where one of the two is rotten, the other holds
+        for _ in range(2):  # where one of the two is rotten, the other counts
             files.stage(RecordKind.RESERVE, packed)
         files.write()
         reserve = Reserve(files.begin_sync(), ends)
@@ -90,16 +87,16 @@ class MostOnce:
         return reserve
 
     def reserved(self, reserve: Reserve, error: Exception | None) -> None:
-        """They are on disk, or are not."""
+        """End a reserve: its blocks are on disk, or with an *error* are not."""
         self._store.groups.end_sync(reserve.sync, error)
         for subject_filter, end in reserve.ends:
-            if subject_filter.reserving is reserve:  # else the group has gone elsewhere
+            if subject_filter.reserving is reserve:  # a seek since then has cleared it
                 subject_filter.reserving = None
                 if error is None:
                     subject_filter.reserved = end
                     subject_filter.group.dirty = True
 
-    def block_ends(self, group: Group, taken: Taken) -> BlockEnds:
+    def block_ends(self, group: Group, taken: ChosenByFilter) -> BlockEnds:
         """Return where new blocks for *taken* messages are to end."""
         assert group.ledger is not None
         size = group.ledger.settings.max_unacked
@@ -108,7 +105,7 @@ class MostOnce:
     def _block_end(self, subject_filter: SubjectFilter, parts: Parts, block: int) -> int:
         """Return where a block of about *block* messages ends that contains all *parts*."""
         need = _need(subject_filter, parts)
-        # Where more came while one was brought to disk than it had room for, the next one has twice as much.
+        # Where a block was too small for the messages that came during its sync, the next one is twice as large.
         more = min(subject_filter.reserves, _MOST_DOUBLED)
         if subject_filter.exact:
             return need + (block << more)
@@ -126,8 +123,8 @@ class MostOnce:
                     return need
         return max(need, min(ends) if ends else self._store.last_stored_at_us + (AHEAD_US << more))
 
-    def _place(self, subject_filter: SubjectFilter, visible: list[int]) -> int | list[int]:
-        """Before it all is handed out."""
+    def _begin_of(self, subject_filter: SubjectFilter, visible: list[int]) -> int | list[int]:
+        """Return the position by partition, or the sequence, before which the group has got all messages."""
         if not subject_filter.exact:
             return subject_filter.positions_now(self._store, visible)
         number = subject_filter.subject(self._store)
@@ -135,7 +132,7 @@ class MostOnce:
         return subject_filter.group.cursor(self._store, subject_filter, number) or 0
 
     def stop(self, groups: Iterable[Group]) -> None:
-        """Nothing is handed out any more, so the next start may go on where the groups are."""
+        """Clear the blocks at a stop: nothing more is delivered, so the next start goes on at the cursors."""
         for group in groups:
             if group.mode == AT_MOST_ONCE:
                 for subject_filter in group.all_filters():
@@ -145,21 +142,21 @@ class MostOnce:
     # --- after a start -----------------------------------------------------------------------------------------------
 
     def replay(self, group: Group, skipped: int, blocks: list[Any]) -> None:
-        """A record says that blocks began."""
+        """Apply a record of new blocks at the start."""
         group.skipped = skipped
-        for prefix, place, end in blocks:
+        for prefix, begin, end in blocks:
             subject_filter = group.filters.get(prefix) or group.ended.get(prefix)
-            if subject_filter is None:  # the record that it is followed is lost
+            if subject_filter is None:  # the record that the group follows it is lost
                 continue
-            if isinstance(place, list):
-                for partition, position in enumerate(place):
+            if isinstance(begin, list):
+                for partition, position in enumerate(begin):
                     self._pass_rows(subject_filter, partition, self._store.row_at_position(partition, position))
             else:
-                self._pass_sequences(subject_filter, place)
-            subject_filter.reserved = max(subject_filter.reserved, end)  # where a seek between is lost, it is lower
+                self._pass_sequences(subject_filter, begin)
+            subject_filter.reserved = max(subject_filter.reserved, end)  # lower where the record of a seek is lost
 
     def resume(self, groups: Iterable[Group], *, lost: bool) -> None:
-        """All is told: go on behind the blocks. With *lost* records nobody knows where they end: behind everything."""
+        """Move the groups behind their blocks after all records; with *lost* records, behind everything."""
         for group in groups:
             if group.mode != AT_MOST_ONCE:
                 continue
@@ -173,14 +170,14 @@ class MostOnce:
                     self._store.row_at_time(partition, end + 1) if end else 0
                     for partition in range(self._store.partitions)
                 ]
-                # All is counted before anything is passed: a subject may lie in several partitions.
+                # Count all rows before any is passed: a subject may lie in several partitions.
                 group.skipped += sum(self._count(subject_filter, partition, row) for partition, row in enumerate(ends))
                 for partition, row in enumerate(ends):
                     self._pass_rows(subject_filter, partition, row)
             group.dirty = True
 
     def _pass_rows(self, subject_filter: SubjectFilter, partition: int, end: int) -> None:
-        """Pass the rows before row *end*."""
+        """Move a group behind the rows before row *end*."""
         for row, rows in self._rows_before(subject_filter, partition, end):
             if len(rows):
                 cursors = subject_filter.group.cursors.upto(int(rows["subject"].max()) + 1)
@@ -188,7 +185,7 @@ class MostOnce:
             subject_filter.row_cursors[partition] = row
 
     def _count(self, subject_filter: SubjectFilter, partition: int, end: int) -> int:
-        """How many messages of the rows before row *end* had not been handed out."""
+        """Return how many messages in the rows before row *end* have not been delivered."""
         counted = 0
         for _, rows in self._rows_before(subject_filter, partition, end):
             ends = rows["first_sequence"] + rows["count"]
@@ -197,7 +194,7 @@ class MostOnce:
         return counted
 
     def _rows_before(self, subject_filter: SubjectFilter, partition: int, end: int) -> Iterator[tuple[int, Rows]]:
-        """From where its scan is: rows that it takes, and the row behind them."""
+        """Yield the rows before row *end* that the filter takes, from its cursor on, each with the row behind them."""
         row, matches = subject_filter.row_cursors[partition], subject_filter.matches(self._store)
         while row < end and len(rows := self._store.rows(partition, row, min(end - row, _CHUNK_ROWS))):
             row += len(rows)
@@ -216,19 +213,21 @@ class MostOnce:
 
 
 def may_lack_reserves(holes: Sequence[Hole], torn: int, records: Sequence[PullRecord]) -> bool:
-    """Whether bad bytes of the pull log may have told of a block of which no record is left: not where each hole, and
-    the *torn* bytes behind the last record, have the size of one copy of a block's record whose other copy is there.
+    """Return whether bad bytes of the pull log may hide a block of which no record is left.
+
+    They hide none where each hole, and the *torn* bytes behind the last record, have the size of one copy of a block's
+    record whose other copy is intact.
     """
     single = _without_twin(records)
     starts = {record.position: record.size for record in single}
     ends = {record.end: record.size for record in single}
     end = records[-1].end if records else 0
-    is_told = [hole.end - hole.start in (starts.get(hole.end), ends.get(hole.start)) for hole in holes]
-    return not all(is_told) or torn > ends.get(end, 0)
+    explained = [hole.end - hole.start in (starts.get(hole.end), ends.get(hole.start)) for hole in holes]
+    return not all(explained) or torn > ends.get(end, 0)
 
 
 def _without_twin(records: Sequence[PullRecord]) -> list[PullRecord]:
-    """The records of blocks that stand there once."""
+    """Return the records of blocks that are not there twice."""
     single, number = list[PullRecord](), 0
     while number < len(records):
         record = records[number]
@@ -243,7 +242,7 @@ def _without_twin(records: Sequence[PullRecord]) -> list[PullRecord]:
 
 
 def _need(subject_filter: SubjectFilter, parts: Parts) -> int:
-    """How far a block has to go that has all of these."""
+    """Return where a block that contains all *parts* has to end."""
     if subject_filter.exact:
         last = parts[-1]
         if isinstance(last, Many):
@@ -276,7 +275,7 @@ class OnDisk:
             break
         return count
 
-    def want(self, taken: Taken) -> None:
+    def want(self, taken: ChosenByFilter) -> None:
         """Have the *taken* messages synced; their filters wait for that."""
         for partition in sorted({part.partition for _, parts in taken for part in parts}):
             self._want(partition)

@@ -1,7 +1,7 @@
-"""What of its group's retries a consumer may have: that which its own prefixes take, as for the first time.
+"""Which retries of its group a consumer may have: those that its own prefixes take.
 
-Where consumers of one group follow different prefixes, messages that come back wait for one who follows theirs. Nobody
-waits for long behind those of others: they are passed over where nobody takes them.
+Where the consumers of a group follow different prefixes, a retry waits for a consumer that follows its subject.
+Retries that nobody takes are passed over, so that they hold up no others.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from qmq.errors import StorageError
 from qmq.format.private import origin_subject
 from qmq.storage.store import NotAtHand, Store
 
-#: Places that are looked for at once, of about 50 us each.
+#: Ranges that are looked up in one go, of about 50 us each.
 MOST_LOOKS: Final = 64
-#: Ranges and subjects that are remembered.
+#: Ranges and subjects whose eligibility is remembered.
 _REMEMBERED: Final = 8_192
 
-#: So many messages, and whether they are meant.
+#: A count of messages, and whether the consumer takes them.
 ShareRange = tuple[int, bool]
 
 
 def share_of(store: Store, subscription: Subscription) -> Eligibility | None:
-    """Return what that consumer may have; None for one that may have all."""
+    """Return the eligibility of a consumer; None for one that may have all messages of its group."""
     group = subscription.group
     if len(subscription.filters) == len(group.filters):
         return None
@@ -49,26 +49,26 @@ class Eligibility:
         self._group = group
         self._share = share
 
-    def finding(self) -> RangeLookup:
-        """Where what it is asked for is looked up."""
+    def lookup(self) -> RangeLookup:
+        """Return a lookup for the ranges of one answer."""
         return RangeLookup(self._store, self._group)
 
     def has_any(self, retries: Iterable[RetryItem]) -> bool:
-        """Whether it takes some of these; also where that is not known yet."""
-        finding = self.finding()
+        """Return whether the consumer takes any of the retries, or that is not known yet."""
+        lookup = self.lookup()
         for retry in retries:
             if retry.messages in self._share.others:
                 continue
             try:
-                found = self.share_ranges(finding, retry.messages)
+                found = self.share_ranges(lookup, retry.messages)
             except (NotAtHand, StorageError):
                 return True
-            if found is None or any(meant for _, meant in found):
+            if found is None or any(is_taken for _, is_taken in found):
                 return True
         return False
 
-    def share_ranges(self, finding: RangeLookup, messages: MessageRange) -> list[ShareRange] | None:
-        """Which of these it takes, from the first on; None when enough was looked at for now. Raises NotAtHand."""
+    def share_ranges(self, lookup: RangeLookup, messages: MessageRange) -> list[ShareRange] | None:
+        """Return which of the messages the consumer takes, in order; None after enough lookups. Raises NotAtHand."""
         total = messages.total
         if messages in self._share.others:
             return [(total, False)]
@@ -78,12 +78,12 @@ class Eligibility:
             prefix = self._group.filter_of(prefix_of(messages)) if prefix_of(messages) else None
             if prefix is not None and takes(self._share.prefixes, prefix.prefix):
                 return [(total, True)]
-            if finding.looks >= MOST_LOOKS:
+            if lookup.looks >= MOST_LOOKS:
                 return None
-            found = self._in_parts(finding.parts(messages), total)
+            found = self._in_parts(lookup.parts(messages), total)
         start = 0
-        for count, meant in found:
-            if not meant:
+        for count, is_taken in found:
+            if not is_taken:
                 self._pass_over(messages.part(start, start + count))
             start += count
         return found
@@ -94,17 +94,20 @@ class Eligibility:
         self._share.others.add(messages)
 
     def _in_parts(self, parts: Parts, total: int) -> list[ShareRange]:
-        """Of what cannot be found any more nobody knows what it is: it is for whoever asks."""
+        """Return which messages of *parts* the consumer takes.
+
+        Messages that no longer exist match no prefix; any consumer may take them.
+        """
         rows = list[ShareRange]()
         for part in parts:
             if isinstance(part, Some):
                 rows.append((part.stop - part.start, self._takes_subject(part.entry[3])))
             else:
-                meant = map(self._takes_subject, part.rows["subject"].tolist())
-                rows += zip(part.rows["count"].tolist(), meant, strict=True)
+                taken = map(self._takes_subject, part.rows["subject"].tolist())
+                rows += zip(part.rows["count"].tolist(), taken, strict=True)
         if sum(count for count, _ in rows) != total:
             return [(total, True)]
-        return [(sum(count for count, _ in group), meant) for meant, group in groupby(rows, lambda row: row[1])]
+        return [(sum(count for count, _ in group), is_taken) for is_taken, group in groupby(rows, lambda row: row[1])]
 
     def _takes_subject(self, number: int) -> bool:
         known = self._share.subjects.get(number)
@@ -112,7 +115,7 @@ class Eligibility:
             if len(self._share.subjects) >= _REMEMBERED:
                 self._share.subjects.clear()
             name = origin_subject(self._store.subject_name(number))
-            # What its group follows no more is nobody's: whoever comes upon it has it buried.
+            # A message that the group no longer follows becomes a dead letter, whoever takes it.
             known = takes(self._share.prefixes, name) or self._group.follows_no_more(name)
             self._share.subjects[number] = known
         return known

@@ -1,6 +1,5 @@
-"""The buffers that carry what was selected: whole batches as they lie, single runs as pieces.
-
-Where the messages of one answer lie that are handed out again: each range is looked for once.
+"""The lookup of ranges in the message log, and the buffers of an answer: whole batches as they lie, single runs as
+pieces.
 """
 
 from __future__ import annotations
@@ -23,15 +22,17 @@ from qmq.format.salvage import sound_pieces
 from qmq.names import MAX_NAME_BYTES
 from qmq.storage.store import KnownBad, NotAtHand, Store
 
-#: Up to this many runs go one by one.
+#: Up to this many runs are handled one by one, more as columns.
 FEW_ROWS: Final = 4
-#: What a piece takes beside its data, at most: its header and a subject.
+#: The most that a piece adds to its data: its header and a subject.
 PIECE_BYTES: Final = PIECE_HEADER_SIZE + MAX_NAME_BYTES
 
 
 def answer_bytes(rows: Rows) -> npt.NDArray[np.int64]:
-    """How many bytes each of these whole runs adds to an answer, at most: i64[n]. A run goes as a piece, or with all
-    runs of its batch; what header, records and table of that take more than pieces would is counted with the first.
+    """Return how many bytes each of these whole runs adds to an answer at most: i64[n].
+
+    A run goes as a piece, or with all runs of its batch. Where the whole batch is larger than its pieces, the
+    difference is counted with its first run.
     """
     sizes = rows["run_size"].astype(np.int64) + PIECE_BYTES
     batches = rows["batch_size"].astype(np.int64)
@@ -45,20 +46,20 @@ def answer_bytes(rows: Rows) -> npt.NDArray[np.int64]:
 
 
 def entry_bytes(entry: EntryRow) -> int:
-    """As answer_bytes, for one run that goes alone."""
+    """Return how many bytes one run that goes alone adds to an answer at most."""
     size = entry[9] + PIECE_BYTES
     return max(size, entry[10]) if entry[7] == 1 else size
 
 
 def parts_of_rows(
-    places: npt.NDArray[np.int64], rows: Rows, starts: npt.NDArray[np.int64] | None
+    partitions: npt.NDArray[np.int64], rows: Rows, starts: npt.NDArray[np.int64] | None
 ) -> Iterator[Some | Many]:
-    """The runs of *rows* in order, each from message *starts* on (None: whole), as few parts.
+    """Yield the runs of *rows* in order, each from message *starts* on (None: whole), as few parts.
 
-    *places* is the partition of each, or one for all. Runs that lie in one partition go together, so that a batch that
-    is wanted whole goes as it lies and the header of another is read once.
+    *partitions* has one entry for each run, or one for all. Runs in one partition go together, so that a batch that is
+    wanted whole is sent as it lies, and the header of any other is read once.
     """
-    partitions = np.broadcast_to(places, len(rows))
+    partitions = np.broadcast_to(partitions, len(rows))
     lone = rows["runs"] == 1
     breaks = partitions[1:] != partitions[:-1]
     if starts is not None:
@@ -73,14 +74,14 @@ def parts_of_rows(
         if not goes_by_run:
             yield Many(partition, rows[head:tail])
             continue
-        start = 0 if starts is None else int(starts[head])  # only a run alone has one
+        start = 0 if starts is None else int(starts[head])  # not 0 only for a run alone
         for entry in rows[head:tail].tolist():
             yield Some(partition, entry, start, entry[4])
 
 
-class Carrier:
-    """Makes the buffers of one answer. What can't be read any more is left out and named in ``damaged``, but for what
-    was known to be bad.
+class AnswerEncoder:
+    """Makes the buffers of one answer. It leaves out unreadable messages, and adds an error to ``damaged`` for each place
+    that was not known to be bad.
     """
 
     def __init__(
@@ -90,21 +91,21 @@ class Carrier:
         batches: dict[tuple[int, int], StoredBatch] | None = None,
         checks: bool = False,
     ) -> None:
-        """*batches*: those of (partition, position) whose header was checked for the same answer. *checks*: nothing
-        goes as it lies, so that each header is checked.
+        """*batches* are those whose header was checked for the same answer, by (partition, position). With *checks* no
+        batch is sent as it lies, so that each header is checked.
         """
         self._store = store
         self._checks = checks
         self._batches = batches
         self._damaged = damaged
         self._buffers: list[Buffer] = []
-        #: The system refused to read something; that may pass.
+        #: The error of the disk, where it refused a read that may succeed later.
         self.failed: StorageFailed | None = None
-        #: Something is missing in the buffers.
+        #: Whether the buffers lack a message.
         self.left_out = False
 
-    def carry(self, parts: list[Some | Many]) -> list[Buffer]:
-        """The buffers, in order."""
+    def encode(self, parts: list[Some | Many]) -> list[Buffer]:
+        """Return the buffers of *parts*, in order."""
         for part in parts:
             try:
                 if isinstance(part, Some):
@@ -128,7 +129,7 @@ class Carrier:
         self._buffers.extend(pieces)
 
     def _add_many(self, part: Many) -> None:
-        """Batches that are wanted whole go as they lie, neighbours as one slice; of the others each run is a piece."""
+        """Add whole batches as they lie, neighbours as one slice, and each run of other batches as a piece."""
         rows = part.rows
         positions = rows["position"].astype(np.int64)
         edges = np.flatnonzero(positions[1:] != positions[:-1]) + 1
@@ -156,7 +157,7 @@ class Carrier:
                 self._add_each(part.partition, zip(*batches, strict=True))
 
     def _add_each(self, partition: int, batches: Iterable[tuple[int, int, int]]) -> None:
-        """Whole batches one by one (position, size, runs), of which some cannot be read."""
+        """Add whole batches (position, size, runs) one by one, where some cannot be read."""
         for position, size, runs in batches:
             try:
                 self._buffers.append(self._store.view(partition, position, size))
@@ -176,7 +177,7 @@ class Carrier:
             self._buffers.extend(batch.piece(run, 0, None)[0])
 
     def _add_around(self, partition: int, position: int, size: int, wanted: list[tuple[int, int, int | None]]) -> None:
-        """What is sound, of the runs that are wanted (run, start, stop), of a batch that is known to have bad bytes."""
+        """Add the sound messages of the *wanted* runs (run, start, stop) of a batch with known bad bytes."""
         self.left_out = True
         bad = self._store.unreadable(partition, position, position + size)
         marks = [(start - position, end - position) for start, end in bad]
@@ -186,19 +187,19 @@ class Carrier:
             raise self._bad_header(partition, position, size, error) from None
 
     def _batch(self, partition: int, position: int, size: int) -> StoredBatch:
-        place = partition, position
-        if self._batches is not None and place in self._batches:
-            return self._batches[place]
+        key = partition, position
+        if self._batches is not None and key in self._batches:
+            return self._batches[key]
         try:
             batch = StoredBatch(self._store.view(partition, position, size))
         except BadBatch as error:
             raise self._bad_header(partition, position, size, error) from None
         if self._batches is not None:
-            self._batches[place] = batch
+            self._batches[key] = batch
         return batch
 
     def _bad_header(self, partition: int, position: int, size: int, error: BadBatch) -> BadBytes:
-        """Nothing of that batch can be served: its places are told of now, and not again."""
+        """Mark a batch with a bad header as unreadable, so that it is reported once, and return the error."""
         self._store.mark_unreadable(partition, position, size)
         return BadBytes(f"{self._store.file_offset_of(partition, position)}, {size} bytes: {error}")
 
@@ -210,30 +211,30 @@ class Carrier:
             self._damaged.append(error)
 
 
-#: What the numbers of a range's messages count from: its log, and where it is no subject's, its first run.
+#: What the messages of a range are counted from: the subject; or in a partition, the log, first batch and run.
 _Base = tuple[int, int, int]
 
 
 class RangeLookup:
-    """Of one group, for one answer: neither rows nor bytes change meanwhile.
+    """Finds the messages of a group's ranges for one answer, during which neither rows nor bytes change.
 
-    Messages that fail one by one are often of one run: who has found one of it need not look for the others.
+    Messages that fail one by one often lie in one run: the lookup of one serves the others too.
     """
 
     def __init__(self, store: Store, group: Group) -> None:
         self._store = store
         self._group = group
         self._known: dict[MessageRange, Parts] = {}
-        self._last: Some | None = None  # the whole run in which the last range lies that was looked for
+        self._last: Some | None = None  # the whole run that the last lookup found
         self._base: _Base = (-1, 0, 0)
-        #: How many ranges had to be looked for.
+        self._start = 0  # the number of that run's first message, counted from the base
+        #: How many ranges had to be looked up.
         self.looks = 0
-        self._start = 0  # number of its first message from the base on
-        #: Batches whose header was checked, for who carries them: (partition, position).
+        #: Batches whose header was checked, by (partition, position), for the encoder.
         self.batches: dict[tuple[int, int], StoredBatch] = {}
 
     def parts(self, messages: MessageRange) -> Parts:
-        """The parts of a range, as far as they are there; all of them in memory. Raises NotAtHand."""
+        """Return the parts of a range that still exist, all of them in memory. Raises NotAtHand."""
         found = self._known.get(messages)
         if found is None:
             found = self._known[messages] = self._in_last(messages) or self._look(messages)
@@ -266,7 +267,7 @@ class RangeLookup:
 
 
 def _numbered(messages: MessageRange) -> tuple[_Base, int]:
-    """What its messages are numbered from, and the number of its first."""
+    """Return the base that a range's messages are counted from, and the number of its first."""
     if messages.log < PARTITIONS:
         return (messages.log, 0, 0), messages.first + messages.skip
     return (messages.log, messages.first, messages.run), messages.skip

@@ -1,7 +1,7 @@
-"""What has come a moment ago, for a consumer that had all before it: handed out as it lies, without choosing.
+"""The short way for the newest messages, to a consumer that has had all before: whole batches, without a selection.
 
-That is what most pulls get where messages are few and handled at once. Whatever is not as simple as that (several
-partitions or prefixes, tags, expiries, bad bytes, limits that cut) is left to selection.py, which finds the same.
+Most pulls go this way where messages are few and handled at once. Anything less simple (several partitions or prefixes,
+tags, expiries, bad bytes, limits that cut) is left to select.py, which chooses the same messages.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from qmq.storage.store import Store
 MOST_ROWS: Final = 8
 
 
-class Handed(NamedTuple):
-    """What a pull gets."""
+class FastAnswer(NamedTuple):
+    """The answer to a pull."""
 
     parts: Parts
     buffers: list[Buffer]
@@ -32,14 +32,15 @@ class Handed(NamedTuple):
 
 
 class FastPath:
-    """Of one store."""
+    """Takes the newest messages of a store."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    def take(self, subscription: Subscription, max_count: int, max_bytes: int, need: int) -> Handed | None:
-        """All that is ready for it, which nobody else of its group gets from here on. None, and nothing is changed,
-        where it is not as simple as that, or fewer than *need* messages.
+    def take(self, subscription: Subscription, max_count: int, max_bytes: int, need: int) -> FastAnswer | None:
+        """Take all messages that are ready for a subscription, and move its group's cursors behind them.
+
+        Return None, with nothing changed, where that is not simple or there are fewer than *need* messages.
         """
         filters, group, store = subscription.filters, subscription.group, self._store
         subject_filter, ledger = filters[0], group.ledger
@@ -63,10 +64,10 @@ class FastPath:
         except StorageError:
             return None
         self._pass(subject_filter, wanted, end)
-        return Handed([Some(0, entry, 0, entry[4]) for entry in wanted], buffers, size, count)
+        return FastAnswer([Some(0, entry, 0, entry[4]) for entry in wanted], buffers, size, count)
 
     def _wanted(self, subject_filter: SubjectFilter, entries: list[EntryRow]) -> list[EntryRow]:
-        """Those that it takes; none where one of them is not simple."""
+        """Return the entries that the filter takes; none where one of them is not simple."""
         wanted, expected = list[EntryRow](), -1
         exact, cursors = subject_filter.exact, subject_filter.group.cursors
         matches = None if exact else subject_filter.matches(self._store)
@@ -79,7 +80,7 @@ class FastPath:
                 return []
             if expected < 0 or not exact:
                 expected = int(cursors.upto(subject + 1)[subject])
-            # A cursor of 0 may mean what the start says. A row further on is the next one in a scan only.
+            # A cursor of 0 may stand for the group's start. Only for a prefix may an entry lie beyond the cursor.
             if not expected or first < expected or (exact and first != expected):
                 return []
             expected = first + entry[4]
@@ -87,7 +88,7 @@ class FastPath:
         return wanted
 
     def _pass(self, subject_filter: SubjectFilter, entries: list[EntryRow], end: int) -> None:
-        """Move the group behind these."""
+        """Move the group's cursors behind the entries."""
         group = subject_filter.group
         cursors = group.cursors.upto(0)
         for entry in entries:
@@ -99,7 +100,7 @@ class FastPath:
         group.dirty = True
 
     def _buffers(self, entries: list[EntryRow], size: int) -> list[Buffer]:
-        """Batches as they lie, neighbours as one slice."""
+        """Return the batches as they lie, as one slice where nothing lies between."""
         start, last = entries[0][1], entries[-1]
         if last[1] + last[10] - start == size:
             return [self._store.view(0, start, size)]

@@ -1,7 +1,7 @@
-"""What of chosen messages a group gets: those with one of its tags, and not those past their expiry.
+"""Filters on chosen messages: a group gets those with one of its tags that have not expired.
 
-Entries say which batches have tags and expiries, so whole runs are passed without a look at them, and where no column
-has to be read nothing is. The columns are looked at run by run, never message by message.
+Entries say which batches have tags and expiries, so runs without either pass unread. Columns are compared run by run,
+not message by message.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from qmq.format.layout import DELAY_END_US, ENTRY_HAS_EXPIRE_AT, ENTRY_HAS_TAGS,
 from qmq.format.pieces import StoredBatch
 from qmq.storage.store import Store
 
-#: What becomes of messages.
+#: States of chosen messages. EXPIRED ones become dead letters, SKIPPED ones have expired where none are kept.
 MATCHED: Final = 0
 SKIPPED: Final = 1
 EXPIRED: Final = 2
 FILTERED: Final = 3
-_LOOK: Final = 4  # it goes by their columns
+_LOOK: Final = 4  # the columns of the run decide
 
 States = npt.NDArray[np.uint8]
 
@@ -41,22 +41,24 @@ class StateRange(NamedTuple):
 
 
 class MessageFilter:
-    """Of one group, at one time."""
+    """The filter of one group at one time."""
 
     def __init__(
         self, store: Store, settings: ResolvedSettings, now_us: int, *, tags: bool = True, buries: bool = True
     ) -> None:
-        """Without *tags* those do not count: what is handed out again had one. *buries*: not skipped, dead."""
+        """Without *tags*, messages match whatever their tags: those of a redelivery have matched before. With *buries*,
+        expired messages are EXPIRED, else SKIPPED.
+        """
         self._store = store
         self._bits = tag_bits(settings.tags) if tags else 0
         self._expired = EXPIRED if buries else SKIPPED
         self._now_us = now_us
-        #: What was stored at or before that has expired; below 0: nothing.
+        #: Messages stored at or before this time have expired; below 0 means none.
         self._stale_us = now_us - settings.expire_after_us if settings.expire_after_us else -1
         self._batch: tuple[int, int, StoredBatch | None] = (-1, -1, None)
 
     def has_work(self, parts: Parts) -> bool:
-        """Whether anything but KEPT may come of these."""
+        """Return whether any message may be in another state than MATCHED."""
         if self._bits or self._stale_us >= 0:
             return True
         return any(
@@ -67,7 +69,7 @@ class MessageFilter:
         )
 
     def state_ranges(self, parts: Parts) -> Iterator[StateRange]:
-        """The same messages in the same order."""
+        """Yield the same messages in the same order, with their states."""
         for part in parts:
             if isinstance(part, Some):
                 yield from self._of_run(part)
@@ -107,7 +109,7 @@ class MessageFilter:
             yield StateRange(int(states[start]), piece, end - start)
 
     def _states_of_run(self, part: Some) -> States:
-        """One each: u8[n]. Of what cannot be read all is kept: whoever carries it tells of that."""
+        """Return the state of each message: u8[n]. Unreadable messages match; the encoder reports them."""
         entry = part.entry
         states = np.zeros(part.stop - part.start, np.uint8)
         if 0 <= entry[2] <= self._stale_us:
@@ -141,7 +143,7 @@ class MessageFilter:
 
 
 def _same(states: States, apart: int = -1) -> Iterator[tuple[int, int]]:
-    """Where ranges of the same state begin and end; each of state *apart* is one of its own."""
+    """Yield start and end of each range of equal states; each element with state *apart* is a range of its own."""
     if not len(states):
         return
     breaks = states[1:] != states[:-1]
@@ -151,20 +153,20 @@ def _same(states: States, apart: int = -1) -> Iterator[tuple[int, int]]:
 
 
 class FilteredParts(NamedTuple):
-    """What a pull gets of what was chosen for it."""
+    """The chosen messages that a pull gets after filtering."""
 
-    parts: Parts  # kept and expired, in order
+    parts: Parts  # matched and expired messages, in order
     matched: int
-    expired: list[tuple[int, int]]  # in these places of what is in ``parts``
+    expired: list[tuple[int, int]]  # intervals of message numbers in ``parts``
     skipped: int
-    filtered: int  # which have none of the group's tags
-    messages: int  # of all that was chosen
+    filtered: int  # messages without a tag of the group
+    messages: int  # chosen messages that were looked at
 
 
 def filter_parts(state_ranges: Iterator[StateRange], max_matched: int, max_parts: int) -> FilteredParts:
-    """Up to *max_matched* messages of what was chosen, in up to *max_parts* parts."""
+    """Return up to *max_matched* of the messages, in up to *max_parts* parts."""
     parts, expired = Parts(), list[tuple[int, int]]()
-    matched = skipped = filtered = messages = place = 0
+    matched = skipped = filtered = messages = number = 0
     for state, part, count in state_ranges:
         if matched == max_matched or len(parts) >= max_parts:
             break
@@ -178,9 +180,9 @@ def filter_parts(state_ranges: Iterator[StateRange], max_matched: int, max_parts
             skipped += count
             continue
         if state == EXPIRED:
-            expired.append((place, place + count))
+            expired.append((number, number + count))
         else:
             matched += count
-        place += count
+        number += count
         parts.append(part)
     return FilteredParts(parts, matched, expired, skipped, filtered, messages)

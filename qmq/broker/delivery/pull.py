@@ -1,15 +1,15 @@
-"""The pull path: subscriptions, pulls, and who of those that wait is served when something arrives."""
+"""The pull path: subscriptions, pulls, acks and nacks, and which waiting pulls are served when messages arrive."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 
-from qmq.broker.delivery.at_most_once import MostOnce, OnDisk, Reserve
-from qmq.broker.delivery.handing import Handing
-from qmq.broker.delivery.read_waits import DeferredCommand, Reads
-from qmq.broker.delivery.serve import BLOCKED, Serving, waits
+from qmq.broker.delivery.at_most_once import AtMostOnce, OnDisk, Reserve
+from qmq.broker.delivery.read_waits import DeferredCommand, ReadWaits
+from qmq.broker.delivery.serve import BLOCKED, PullServer, blocking_reads
 from qmq.broker.delivery.subscriptions import Subscriptions
+from qmq.broker.delivery.tracker import DeliveryTracker
 from qmq.broker.delivery.wakeups import Arrivals, WaitingPulls
 from qmq.broker.groups.group import Begin, Group, SubjectFilter, Subscription, Waiting, follows_none
 from qmq.broker.groups.group_state import Ledger
@@ -22,30 +22,30 @@ from qmq.storage.store import ColdRead, NotAtHand, Store
 
 
 class Delivery:
-    """Hands out messages. Everything it has to say goes to *effects*."""
+    """Delivers messages to consumers. Its answers go to *effects*."""
 
     def __init__(
         self, store: Store, limits: BrokerLimits, effects: list[Effect], visible: Callable[[int], int], on_disk: OnDisk
     ) -> None:
-        """*visible* tells up to which position a partition's messages may be pulled."""
+        """*visible* returns the position before which a partition's messages may be pulled."""
         self._store = store
         self._limits = limits
         self._effects = effects
         self._waiting_pulls = WaitingPulls()
-        self._reads = Reads(effects)
+        self._reads = ReadWaits(effects)
         self._on_disk = on_disk
         self.arrivals = Arrivals(store)
         self.durable = Durable(store, effects)
-        self.at_most_once = MostOnce(store)
-        self.handing = Handing(store, limits.session_timeout_ms * 1_000, self._wake, visible)
-        self._serving = Serving(
-            store, limits, effects, visible, self._waiting_pulls, self._reads, self.arrivals, self.handing,
+        self.at_most_once = AtMostOnce(store)
+        self.tracker = DeliveryTracker(store, limits.session_timeout_ms * 1_000, self._wake, visible)
+        self._server = PullServer(
+            store, limits, effects, visible, self._waiting_pulls, self._reads, self.arrivals, self.tracker,
             self.at_most_once, on_disk,
         )  # fmt: skip
-        self.subscriptions = Subscriptions(store, limits, effects, self.arrivals, self.handing, self.durable)
+        self.subscriptions = Subscriptions(store, limits, effects, self.arrivals, self.tracker, self.durable)
 
     def _wake(self, ledger: Ledger) -> None:
-        """Something of a group has come back."""
+        """Make ready the filters of a group with new retries."""
         group = self.subscriptions.by_ledger.get(ledger.number)
         if group is not None:
             self.arrivals.make_ready(
@@ -53,37 +53,37 @@ class Delivery:
             )
 
     def begin_read(self, missing: NotAtHand, deferred: DeferredCommand) -> bool:
-        """Have read what a command waits for; False when that was in vain, and it is to be waited for."""
+        """Have the *missing* bytes read for a command. Return False when the same read has not helped before."""
         return self._reads.begin(missing.read, deferred)
 
     # --- subscriptions -----------------------------------------------------------------------------------------------
 
     def subscribe(self, command: Subscribe, deferred: DeferredCommand | None = None) -> None:
-        """Join a group (made now, if it is new) or follow alone; when its start has been read, if it must be."""
+        """Join a group, made when it is new, or add a solo consumer; after a read where the start needs one."""
         replaced = self.subscriptions.replaced(command)
-        if replaced is not None:  # it goes, and its consumer stays
+        if replaced is not None:  # the consumer stays in its group
             self._answer_waiting_pulls(replaced)
             self.subscriptions.leave(replaced)
         try:
             self.subscriptions.join(command)
         except NotAtHand as missing:
             if not self.begin_read(missing, deferred or DeferredCommand(command)):
-                with waits(self._store):
+                with blocking_reads(self._store):
                     self.subscriptions.join(command)
 
     def unsubscribe(self, connection: int, number: int) -> None:
-        """Leave; waiting pulls of it are answered with nothing."""
+        """Remove a subscription; its waiting pulls are answered with no messages."""
         subscription = self.subscriptions.known(connection, number)
         self._answer_waiting_pulls(subscription)
-        self.handing.leave(subscription)
+        self.tracker.leave(subscription)
         self.subscriptions.leave(subscription)
 
     def _answer_waiting_pulls(self, subscription: Subscription) -> None:
         for waiting in self._waiting_pulls.of_subscription(subscription):
-            self._serving.answer_empty(waiting)
+            self._server.answer_empty(waiting)
 
     def set_follows(self, group: Group, prefixes: Sequence[str], begin: Begin) -> None:
-        """Have a group follow these and nothing else; waiting pulls wait for that, or are refused."""
+        """Have a group follow exactly *prefixes*. Waiting pulls wait for that, or are refused."""
         several = [
             waiting for one in self.subscriptions.of(group) for waiting in self._waiting_pulls.of_subscription(one)
         ]
@@ -94,11 +94,11 @@ class Delivery:
             if waiting.subscription.filters:
                 self._waiting_pulls.attach(waiting)
             else:
-                self._serving.refuse(waiting, follows_none(group, waiting.subscription.asked))
+                self._server.refuse(waiting, follows_none(group, waiting.subscription.asked))
         self.arrivals.make_ready(subject_filter for subject_filter in group.filters.values() if subject_filter.waiting)
 
     def disconnected(self, connection: int) -> None:
-        """A connection is gone: so are its pulls and subscriptions."""
+        """Remove the pulls and subscriptions of a closed connection."""
         for waiting in self._waiting_pulls.of(connection):
             self._waiting_pulls.remove(waiting)
         self.subscriptions.disconnected(connection)
@@ -107,7 +107,7 @@ class Delivery:
     # --- pulls -------------------------------------------------------------------------------------------------------
 
     def pull(self, pull: Pull, now_us: int) -> None:
-        """Answer a pull at once, or have it wait."""
+        """Answer a pull at once, or let it wait."""
         subscription = self.subscriptions.get(pull.connection, pull.subscription)
         if not pull.max_count >= 1 or pull.min_count > pull.max_count or not pull.max_bytes:
             raise InvalidOption(
@@ -119,7 +119,7 @@ class Delivery:
         if self._waiting_pulls.get(pull.connection, pull.request) is not None:
             raise InvalidOption(f"request {pull.request} waits already; number requests anew")
         waiting = Waiting(pull, subscription, now_us + pull.timeout_ms * 1_000)
-        if self._serving.serve(waiting, final=not pull.timeout_ms) is None:
+        if self._server.serve(waiting, final=not pull.timeout_ms) is None:
             return
         if self._waiting_pulls.count_of(pull.connection) >= self._limits.max_waiting_pulls:
             raise Overloaded(
@@ -129,54 +129,52 @@ class Delivery:
         self._waiting_pulls.add(waiting)
 
     def withdraw(self, command: Withdraw) -> None:
-        """Answer a waiting pull now, with what is there; one that was answered already needs nothing."""
+        """Answer a waiting pull with no messages; one that was answered already needs nothing."""
         waiting = self._waiting_pulls.get(command.connection, command.pull_request)
         if waiting is not None:
-            self._serving.answer_empty(waiting)
+            self._server.answer_empty(waiting)
 
     def refuse_waiting_pulls(self, error: QmqError) -> None:
-        """Answer every waiting pull with an error: the broker stops."""
+        """Answer every waiting pull with an error, since the broker stops."""
         for waiting in self._waiting_pulls.all():
-            self._serving.refuse(waiting, error)
+            self._server.refuse(waiting, error)
 
     def waiting_pulls(self) -> int:
-        """Pulls that wait."""
+        """Return how many pulls wait."""
         return self._waiting_pulls.count
 
     def take_damaged(self) -> list[QmqError]:
-        """What could not be read since the last call."""
-        redelivery = self.handing.redelivery
-        damaged = self._serving.damaged + redelivery.damaged
-        self._serving.damaged, redelivery.damaged = [], []
+        """Return the failed reads since the last call."""
+        redelivery = self.tracker.redelivery
+        damaged = self._server.damaged + redelivery.damaged
+        self._server.damaged, redelivery.damaged = [], []
         return damaged
 
     # --- dispositions -------------------------------------------------------------------------------------------------
 
     def ack(self, command: Ack) -> Acked:
-        """These are handled."""
+        """Ack messages, and return the answer."""
         subscription = self.subscriptions.get(command.connection, command.subscription)
-        refused = self.handing.ack(subscription, command.intervals)
+        refused = self.tracker.ack(subscription, command.intervals)
         self._wake_own(subscription)
         return Acked(command.connection, command.request, refused, command.may_wait and not refused)
 
     def hand_back(self, command: HandBack) -> HandedBack:
-        """These come back."""
+        """Nack, release or reject messages, and return the answer."""
         subscription = self.subscriptions.get(command.connection, command.subscription)
-        refused = self.handing.hand_back(subscription, command.backs)
+        refused = self.tracker.hand_back(subscription, command.backs)
         self._wake_own(subscription)
         return HandedBack(command.connection, command.request, tuple(refused))
 
     def _wake_own(self, subscription: Subscription) -> None:
-        """It has room for more: its own waiting pull may go on."""
+        """Look again at the waiting pulls of a consumer that has room for more messages."""
         if subscription.connection in self._waiting_pulls:
             self.arrivals.make_ready(subscription.filters)
 
     # --- reads -------------------------------------------------------------------------------------------------------
 
     def read_done(self, done: ReadDone) -> DeferredCommand | None:
-        """What was asked for is in memory; whoever waits for it is served at the end of the turn. The command that
-        waited for it, if one did.
-        """
+        """End a read: pulls that waited for it are served at the end of the turn. Return the command that waited."""
         waiter, read = self._reads.end(done.number, failed=done.error is not None)
         if isinstance(read, Reserve):
             self.at_most_once.reserved(read, done.error)
@@ -188,38 +186,38 @@ class Delivery:
             self.arrivals.make_ready([waiter])
         elif waiter is not None and done.error is not None:
             for waiting in list(waiter.waiting.values()):
-                self._serving.refuse(waiting, done.error)
+                self._server.refuse(waiting, done.error)
         return None
 
     def finish_read(self, read: ColdRead) -> None:
-        """Take what a read of anybody's came upon."""
-        self._serving.damaged += self._store.finish_read(read)
+        """Note the damage that a read has found."""
+        self._server.damaged += self._store.finish_read(read)
 
     def synced(self) -> None:
-        """More of the message log is on disk, or a sync has failed."""
+        """Make ready the filters that waited for a sync, which has ended or failed."""
         self.arrivals.make_ready(self._on_disk.synced())
 
     def refuse_pulls(self, subscription: Subscription, error: QmqError) -> None:
         """Answer every waiting pull of a subscription with an error."""
         for waiting in self._waiting_pulls.of_subscription(subscription):
-            self._serving.refuse(waiting, error)
+            self._server.refuse(waiting, error)
 
     def _serve_overdue(self) -> None:
-        """Answer those whose time is up, as far as no read keeps them."""
+        """Answer pulls past their deadline that wait for no read any more."""
         overdue, self._waiting_pulls.overdue = self._waiting_pulls.overdue, []
         for waiting in overdue:
             if not waiting.done:
                 self._serve_last(waiting)
 
     def _serve_last(self, waiting: Waiting) -> None:
-        """Its time is up."""
-        if self._serving.serve(waiting, final=True) is not None:
+        """Answer a pull past its deadline, or keep it until a read ends."""
+        if self._server.serve(waiting, final=True) is not None:
             self._waiting_pulls.overdue.append(waiting)
 
     # --- arrivals and time -------------------------------------------------------------------------------------------
 
     def turn(self) -> None:
-        """Look at what became visible since the last turn, and serve the waiting pulls that it is for."""
+        """Serve the waiting pulls that messages visible since the last turn are for."""
         self.arrivals.look(bool(self._waiting_pulls.count))
         if self.arrivals.ready:
             ready, self.arrivals.ready = self.arrivals.ready, {}
@@ -230,22 +228,22 @@ class Delivery:
             self._serve_overdue()
 
     def unfinished(self) -> bool:
-        """True when a pull stopped looking at a bound and goes on in the next turn."""
+        """Return whether a pull stopped at a bound and goes on in the next turn."""
         return any(subject_filter.waiting for subject_filter in self.arrivals.ready.values())
 
     def _serve_waiting(self, subject_filter: SubjectFilter) -> None:
-        """Serve who waits for it, longest first, as long as it has something."""
-        ready: int | None = None  # so many were not enough for one who waits for nothing else
+        """Serve the pulls that wait for a filter, longest first, as long as there are messages."""
+        ready: int | None = None  # this many were too few for a pull with this filter alone
         for waiting in _longest_first(subject_filter.waiting):
-            quarantined = len(waiting.subscription.filters) == 1
-            if quarantined and ready is not None and ready < self._serving.need(waiting.pull):
+            single = len(waiting.subscription.filters) == 1
+            if single and ready is not None and ready < self._server.need(waiting.pull):
                 continue
-            found = self._serving.serve(waiting, final=False)
+            found = self._server.serve(waiting, final=False)
             if found == BLOCKED:
                 continue
             if found == 0 or not self._has_more(subject_filter):
                 return
-            if quarantined and found is not None:
+            if single and found is not None:
                 ready = found
 
     def _has_more(self, subject_filter: SubjectFilter) -> bool:
@@ -255,17 +253,17 @@ class Delivery:
         return subject_filter.has_more(self._store)
 
     def tick(self, now_us: int) -> None:
-        """Answer the waiting pulls whose time is up."""
+        """Answer the waiting pulls whose deadline has come."""
         for waiting in self._waiting_pulls.due(now_us):
             self._serve_last(waiting)
 
     def next_deadline_us(self) -> int | None:
-        """When tick has something to do, as far as known."""
+        """Return when ``tick`` has work next; None for never."""
         return self._waiting_pulls.next_deadline_us()
 
 
 def _longest_first(waiting: OrderedDict[int, Waiting]) -> Iterator[Waiting]:
-    """All of them; each that is answered leaves, so that the many behind it cost nothing."""
+    """Yield all *waiting* pulls. The rest is listed only once a pull stays, so that many behind it cost nothing."""
     while waiting:
         first = next(iter(waiting.values()))
         yield first

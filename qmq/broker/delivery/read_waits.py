@@ -1,4 +1,4 @@
-"""Reads on their way: who waits for each, and when reading the same again is in vain."""
+"""Reads that pulls and commands wait for, and the detection of reads that do not help."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from qmq.broker.ports.commands import Administer, Subscribe
 from qmq.broker.ports.effects import Asker, Effect, ReadWanted, first_number
 from qmq.storage.store import ColdRead
 
-#: So many reads that brought nothing are enough.
+#: After this many reads without a result, a waiter reads while everybody waits.
 _IN_VAIN: Final = 10_000
 
 
@@ -18,7 +18,7 @@ Wanted = ColdRead | Reserve
 
 
 class DeferredCommand:
-    """A command for which something has to be looked up on disk."""
+    """A command that waits for a read from disk."""
 
     __slots__ = ("command", "reads")
 
@@ -27,8 +27,8 @@ class DeferredCommand:
         self.reads: set[object] = set()
 
 
-class Reads:
-    """The reads that were asked for and are not done."""
+class ReadWaits:
+    """The reads under way, with the filter or command that waits for each."""
 
     def __init__(self, effects: list[Effect]) -> None:
         self._effects = effects
@@ -36,7 +36,7 @@ class Reads:
         self._running: dict[int, tuple[SubjectFilter | DeferredCommand, Wanted]] = {}
 
     def begin(self, read: Wanted, waiter: SubjectFilter | DeferredCommand) -> bool:
-        """Ask for a read; False when *waiter* has had just that read, and it is not in memory again."""
+        """Ask for a read. Return False when *waiter* has had the same read before, and its bytes have left memory."""
         if read.key in waiter.reads or len(waiter.reads) >= _IN_VAIN:
             waiter.reads.clear()
             return False
@@ -49,7 +49,7 @@ class Reads:
         return True
 
     def end(self, number: int, *, failed: bool) -> tuple[SubjectFilter | DeferredCommand | None, Wanted]:
-        """It is done: who waits for it, None when that one has left, and what was read."""
+        """End a read; return what waits for it, None when that has left, and the read."""
         waiter, read = self._running.pop(number)
         if failed:
             waiter.reads.discard(read.key)
@@ -60,7 +60,7 @@ class Reads:
         return waiter, read
 
     def disconnected(self, connection: int) -> None:
-        """Nobody waits any more for what that connection asked for."""
+        """Forget the commands of a connection; their reads go on."""
         for waiter, _ in self._running.values():
             if isinstance(waiter, DeferredCommand) and waiter.command.connection == connection:
                 waiter.command = waiter.command._replace(connection=-1)

@@ -1,9 +1,8 @@
-"""Choosing what a pull gets: runs by columns, cut at run ends where the limits allow.
+"""The choice of new messages for a pull: by cursors and limits, then by tags and expiry.
 
-Everything goes by consumer-log entries (one a run). Few rows are handled as tuples, many as numpy columns; a message's
-bytes are never touched.
-
-What a pull gets of what is handed out for the first time: chosen by cursors, then sifted by tags and expiry.
+The choice goes by entries of the consumer log (one a run) and ends at the end of a run where the limits allow. Few rows
+are handled as tuples, many as numpy columns. The bytes of messages are not read, but for tags, expiries and runs that
+are cut.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import numpy.typing as npt
 from qmq.broker.delivery.at_most_once import OnDisk
 from qmq.broker.delivery.encode import FEW_ROWS, PIECE_BYTES, answer_bytes, entry_bytes, parts_of_rows
 from qmq.broker.delivery.filters import FilteredParts, MessageFilter, filter_parts
-from qmq.broker.delivery.handing import Handing
+from qmq.broker.delivery.tracker import DeliveryTracker
 from qmq.broker.groups.group import Cursors, Group, SubjectFilter, Subscription, Waiting
 from qmq.broker.groups.message_ranges import Many, Parts, Rows, Some, chosen_of
 from qmq.broker.groups.settings import ResolvedSettings
@@ -29,30 +28,29 @@ from qmq.storage.store import ColdRead, KnownBad, NotAtHand, Store
 
 FIRST_CHUNK_ROWS: Final = 64
 CHUNK_ROWS: Final = 8_192
-#: Rows of one subject that are looked through for what to read next.
+#: Rows of one subject that are searched for the next batches to read.
 AHEAD_ROWS: Final = 1_024
-#: Rows of others that one pull may pass over before it is put off to the next turn.
+#: Rows without a wanted message that one pull may pass before it goes on in the next turn.
 PASS_ROWS: Final = 1 << 20
-#: Pieces cost about 5 us each to make: no more than this in one answer.
+#: Pieces of one answer; each costs about 5 us to make.
 MAX_PIECES: Final = 1_024
 
 
 class PullSelection:
-    """What one pull is to get, and how to take the choice back."""
+    """The messages chosen for one pull. Choosing moves the group's cursors; ``take_back`` restores them."""
 
     def __init__(
         self, store: Store, max_count: int, max_bytes: int, need: int, undo: bool, now_us: int | None = None
     ) -> None:
-        """With *undo* the choice can be taken back. *now_us* is by the monotonic clock."""
+        """With *undo* the choice can be taken back. *now_us* is monotonic time."""
         self._store = store
         self._max_count = max_count
         self._max_bytes = max_bytes
         self._now_us = now_us
-        self._need = need  # below this many messages a run is cut rather than left for the next pull
+        self._need = need  # with fewer messages, a run is cut rather than left for the next pull
         self.count = 0
         self.passed_rows = 0
         self._bytes = 0
-        #: What was chosen.
         self.parts: list[Some | Many] = []
         self._begun: list[tuple[SubjectFilter, int]] = []
         self._marked = store.marked()
@@ -60,20 +58,20 @@ class PullSelection:
         self._undo: list[tuple[Cursors, Any, Any]] = []
         self._undo_cursors: list[tuple[SubjectFilter, list[int]]] = []
         self.full = False
-        #: There is more that waits for its sync.
-        self.held_back = False
-        #: What has to be read before more can be chosen: nothing here waits for a disk.
+        #: Whether more messages are ready, but not on disk.
+        self.awaits_sync = False
+        #: The read without which no more can be chosen; the choice does not wait for the disk.
         self.wanted: ColdRead | None = None
-        #: Why no more can be chosen, when files are damaged.
+        #: The error of damaged files, where no more can be chosen for it.
         self.failed: StorageError | None = None
-        #: The following that was chosen from last.
+        #: The filter that was chosen from last.
         self.stopped_at: SubjectFilter
-        self._cold: int | None = None  # the partition of the run that it stopped at
+        self._cold: int | None = None  # the partition of the run at which the choice stopped for a read
 
     # --- choosing ----------------------------------------------------------------------------------------------------
 
     def take(self, subject_filter: SubjectFilter) -> None:
-        """Choose from what a filter has ready, until it or the pull is exhausted, or a disk would be waited for."""
+        """Choose the ready messages of a filter, until there are no more, the pull is full, or a read is needed."""
         self.stopped_at = subject_filter
         self._begun.append((subject_filter, len(self.parts)))
         try:
@@ -98,7 +96,7 @@ class PullSelection:
             self._take_at_cursors(subject_filter)
 
     def _read_on(self, subject_filter: SubjectFilter, partition: int) -> ColdRead:
-        """What brings in the run at which the choice stopped, and what the next pulls will want of that partition."""
+        """Return the read of the run at which the choice stopped, and of what the next pulls will want behind it."""
         store = self._store
         if subject_filter.exact:
             number = subject_filter.subject(store)
@@ -116,7 +114,7 @@ class PullSelection:
         return store.read_of(partition, positions[first:], sizes[first:], onward=not subject_filter.exact)
 
     def taken(self) -> list[tuple[SubjectFilter, list[Some | Many]]]:
-        """Return what was chosen by filter, without filters of which nothing was."""
+        """Return the choice by filter, without filters that have nothing in it."""
         ends = [*[start for _, start in self._begun[1:]], len(self.parts)]
         return [
             (subject_filter, self.parts[start:end])
@@ -125,7 +123,7 @@ class PullSelection:
         ]
 
     def take_back(self) -> None:
-        """Forget the choice: cursors and scans are as before."""
+        """Put the cursors back to where they were before the choice."""
         for cursors, numbers, old in reversed(self._undo):
             cursors.upto(0)[numbers] = old
         for subject_filter, row_cursors in reversed(self._undo_cursors):
@@ -150,7 +148,7 @@ class PullSelection:
                 self.full = True
 
     def _take_at_cursors(self, subject_filter: SubjectFilter) -> None:
-        """Several partitions: their rows merged by stamp, which is the order in which batches were appended."""
+        """Choose from several partitions, merged by stamp: the order in which batches were appended."""
         store, row_cursors = self._store, subject_filter.row_cursors
         chunk = FIRST_CHUNK_ROWS
         while not self.full:
@@ -179,7 +177,7 @@ class PullSelection:
                 self.full = True
 
     def _whole_batches(self, partition: int, row: int, limit: int) -> Rows:
-        """About *limit* rows from *row* on, up to the end of a batch, so that it can go as it lies."""
+        """Return about *limit* rows from *row* on, up to the end of a batch, so that the batch can be sent as it lies."""
         rows = self._store.rows(partition, row, limit)
         if not len(rows):
             return rows
@@ -188,7 +186,7 @@ class PullSelection:
         if run + 1 == runs:
             return rows
         if run + 1 < len(rows):
-            return rows[: len(rows) - run - 1]  # the batch begins in here: leave it for the next chunk
+            return rows[: len(rows) - run - 1]  # leave the last batch for the next chunk
         return self._store.rows(partition, row, len(rows) + runs - run - 1)
 
     def _take_exact(self, subject_filter: SubjectFilter) -> None:
@@ -204,14 +202,14 @@ class PullSelection:
             self._set(group, number, cursor)
         for partition, entry in subject_filter.arrived:
             if entry[0] > int(cursors[number]) or not self._take_entry(subject_filter, partition, entry):
-                break  # something lies before it, or the pull is full
+                break  # the subject has an earlier row, or the pull is full
         chunk = FEW_ROWS
         while not self.full and int(cursors[number]) < int(self._store.ends[number]):
             parts = self._store.subject_rows(number, int(cursors[number]), chunk)
             for partition, rows in parts:
                 if len(rows) > FEW_ROWS:
                     if self._take_rows(subject_filter, np.full(len(rows), partition, np.int64), rows) < len(rows):
-                        return  # what is left of these rows comes before the rest
+                        return  # the rest of these rows comes first
                     continue
                 if not all(self._take_entry(subject_filter, partition, entry) for entry in rows.tolist()):
                     return  # the pull is full
@@ -222,7 +220,7 @@ class PullSelection:
             subject_filter.passed = self._store.visible_row(0)
 
     def _take_entry(self, subject_filter: SubjectFilter, partition: int, entry: EntryRow) -> bool:
-        """One row; True when nothing of it is left to hand out."""
+        """Choose from one row; return True when none of its messages is left."""
         first, number, count = entry[0], entry[3], entry[4]
         self.passed_rows += 1
         matches = None if subject_filter.exact else subject_filter.matches(self._store)
@@ -248,11 +246,11 @@ class PullSelection:
             return True
         self.full = True
         if self.count < self._need:
-            self._cut(group, partition, entry, start)  # which is at hand
+            self._cut(group, partition, entry, start)
         return False
 
     def _take_rows(self, subject_filter: SubjectFilter, partitions: npt.NDArray[np.int64], rows: Rows) -> int:
-        """Many rows; returns how many of them have nothing left to hand out. *partitions* may have length 1."""
+        """Choose from many rows; return how many have no messages left. *partitions* has one entry a row, or one."""
         asked = len(rows)
         index: npt.NDArray[np.intp] | None = None
         matches = None if subject_filter.exact else subject_filter.matches(self._store)
@@ -291,7 +289,7 @@ class PullSelection:
         return _at(index, ready)
 
     def _answer_bytes(self, row_partitions: npt.NDArray[np.int64], rows: Rows) -> npt.NDArray[np.int64]:
-        """What each row adds to the answer, at most; around bad bytes that are known to be there go more pieces."""
+        """Return how many bytes each row adds to the answer at most; known bad bytes make for more pieces."""
         sizes = answer_bytes(rows)
         for partition in self._marked:
             mine = np.flatnonzero(np.broadcast_to(row_partitions, len(rows)) == partition)
@@ -300,11 +298,11 @@ class PullSelection:
         return sizes
 
     def _marks(self, partition: int, entry: EntryRow) -> int:
-        """How many bad ranges of a run's batch are known."""
+        """Return how many bad ranges are known in a run's batch."""
         return len(self._store.unreadable(partition, entry[1], entry[1] + entry[10])) if self._marked else 0
 
     def _count_at_hand(self, partitions: npt.NDArray[np.int64], index: npt.NDArray[np.intp] | None, rows: Rows) -> int:
-        """How many of the rows come before the first whose batch would have to be read."""
+        """Return how many rows come before the first whose batch would have to be read."""
         positions, sizes = rows["position"].astype(np.int64), rows["batch_size"].astype(np.int64)
         row_partitions = _row_partitions(partitions, index, len(rows))
         ready = len(rows)
@@ -321,7 +319,7 @@ class PullSelection:
         return ready
 
     def _cut_at_batch(self, rows: Rows, totals: npt.NDArray[np.int64], fits: int) -> int:
-        """Rather fewer than *fits* rows than a batch in pieces, as long as enough is left; never very many pieces."""
+        """Return how many rows to take, at most *fits*: only whole batches where that is enough, and few pieces."""
         if fits < len(rows):
             start = fits - int(rows["run"][fits])
             if start >= 0 and self.count + (int(totals[start - 1]) if start else 0) >= self._need:
@@ -331,7 +329,7 @@ class PullSelection:
     def _unhandled(
         self, subject_filter: SubjectFilter, rows: Rows, index: npt.NDArray[np.intp] | None
     ) -> tuple[Rows, npt.NDArray[np.int64] | None, npt.NDArray[np.intp] | None]:
-        """Those rows (of *index*) with messages at or past the cursors; how many messages of each are handled."""
+        """Return the rows (of *index*) with messages at or past the cursors, and how many messages of each lie before."""
         if index is not None:
             rows = chosen_of([rows], index)
         floor = subject_filter.group.floor(subject_filter, rows["subject"])
@@ -349,7 +347,7 @@ class PullSelection:
     ) -> None:
         numbers = rows["subject"]
         group.cursors.upto(int(numbers.max()) + 1)
-        # A subject may stand in several rows: later ones have the higher sequences, and the last assignment stays.
+        # Of several rows of one subject the last has the highest sequences, and numpy keeps the last assignment.
         self._set(group, numbers, rows["first_sequence"] + rows["count"])
         if starts is None and len(row_partitions) == 1:
             self.parts.append(Many(int(row_partitions[0]), rows))
@@ -357,7 +355,7 @@ class PullSelection:
             self.parts += parts_of_rows(row_partitions, rows, starts)
 
     def _cut(self, group: Group, partition: int, entry: EntryRow, start: int) -> None:
-        """Take as much of one run, at hand, as fits: at least one message when nothing was chosen yet."""
+        """Take as much of one run as fits, at least one message when nothing was chosen yet. The run is in memory."""
         first, number, count = entry[0], entry[3], entry[4]
         stop = min(count, start + self._max_count - self.count)
         try:
@@ -365,15 +363,15 @@ class PullSelection:
             sizes = batch.lengths(entry[5])[start:stop].astype(np.int64) + COLUMN_BYTES[batch.header.flags]
         except KnownBad:
             if self.count:
-                return  # how much of it can be sent is not known here: it goes alone
+                return  # the sizes of its sound messages are not known, so it goes alone
             sizes = np.full(stop - start, entry[9] // count, np.int64)
         except QmqError:
-            sizes = np.zeros(stop - start, np.int64)  # unreadable: it will not be sent, the cursor passes it
+            sizes = np.zeros(stop - start, np.int64)  # unreadable: it is not sent, and the cursor passes it
         room = self._max_bytes - self._bytes
         pieces = np.minimum(np.arange(1, len(sizes) + 1), 1 + self._marks(partition, entry))
         sizes = np.cumsum(sizes) + PIECE_BYTES * pieces
         if stop - start == count and entry[7] == 1:
-            sizes[-1] = max(sizes[-1], entry[10])  # all of it goes with the batch's own header
+            sizes[-1] = max(sizes[-1], entry[10])  # the whole batch goes as it lies
         fit = int(np.searchsorted(sizes, room, "right"))
         if not self.count:
             fit = max(fit, 1)
@@ -384,7 +382,7 @@ class PullSelection:
         self._add(group, fit, int(sizes[fit - 1]))
 
     def _set(self, group: Group, numbers: Any, values: Any) -> None:
-        """Move cursors; *numbers* are subjects that the array is already long enough for."""
+        """Move the cursors of the subjects *numbers*, for which the array is long enough already."""
         cursors = group.cursors.upto(0)
         if self._undoes:
             self._undo.append((group.cursors, numbers, cursors[numbers].copy()))
@@ -401,62 +399,62 @@ class PullSelection:
 def _row_partitions(
     partitions: npt.NDArray[np.int64], index: npt.NDArray[np.intp] | None, count: int
 ) -> npt.NDArray[np.int64]:
-    """The partition of each of the first *count* rows; one stands for all."""
+    """Return the partition of each of the first *count* rows, or one for all."""
     if len(partitions) == 1:
         return partitions
     return partitions[:count] if index is None else partitions[index[:count]]
 
 
-def _at(index: npt.NDArray[np.intp] | None, place: int) -> int:
-    return place if index is None else int(index[place])
+def _at(index: npt.NDArray[np.intp] | None, number: int) -> int:
+    return number if index is None else int(index[number])
 
 
-#: Of what may not be wanted at least so much is looked at at a time.
+#: The least that is looked at in one go where messages may be filtered.
 WIDE_COUNT: Final = 8_192
 WIDE_BYTES: Final = 16 << 20
-#: One pull looks so often at what nothing comes of, before it is put off to the next turn.
+#: How often one pull chooses again after all was filtered, before it goes on in the next turn.
 _MOST_ROUNDS: Final = 16
 _NOTHING: Final = FilteredParts([], 0, [], 0, 0, 0)
 _NO_SETTINGS: Final = ResolvedSettings()
 
 
-class Choosing:
-    """For all pulls."""
+class PullSelector:
+    """Chooses new messages for pulls, and filters them."""
 
-    def __init__(self, store: Store, limits: BrokerLimits, handing: Handing, on_disk: OnDisk) -> None:
+    def __init__(self, store: Store, limits: BrokerLimits, tracker: DeliveryTracker, on_disk: OnDisk) -> None:
         self._store = store
         self._limits = limits
-        self._handing = handing
+        self._tracker = tracker
         self._on_disk = on_disk
 
     def choose(
         self, waiting: Waiting, max_count: int, need: int, max_bytes: int, undo: bool = False
     ) -> tuple[PullSelection, FilteredParts | None]:
-        """A choice whose ``count`` is what the pull would get of it; and that, where it is not all that was chosen.
+        """Return the choice for a pull, and the filtered parts where the pull does not get all that was chosen.
 
-        What nothing comes of is passed at once.
+        ``count`` of the choice is the number of messages that the pull would get. A choice without any is passed.
         """
         rounds = _MOST_ROUNDS
         while True:
             again = rounds < _MOST_ROUNDS
-            selection, filtered_parts = self._sifted(waiting, max_count, need, max_bytes, undo=undo, again=again)
+            selection, filtered_parts = self._filtered(waiting, max_count, need, max_bytes, undo=undo, again=again)
             if filtered_parts is None or filtered_parts.matched or not filtered_parts.messages:
                 return selection, filtered_parts
-            self.passed(waiting.subscription, filtered_parts)
+            self.skip(waiting.subscription, filtered_parts)
             if filtered_parts.expired:
-                self.give(waiting.subscription, filtered_parts, 0)
+                self.record(waiting.subscription, filtered_parts, 0)
             rounds -= 1
             if not rounds or not selection.full or selection.wanted is not None or selection.failed is not None:
                 return selection, _NOTHING
 
-    def _sifted(
+    def _filtered(
         self, waiting: Waiting, max_count: int, need: int, max_bytes: int, *, undo: bool, again: bool
     ) -> tuple[PullSelection, FilteredParts | None]:
         subscription = waiting.subscription
         ledger = subscription.group.ledger
         settings = _NO_SETTINGS if ledger is None else ledger.settings
         message_filter = MessageFilter(
-            self._store, settings, self._handing.now.wall_us, buries=subscription.member is not None
+            self._store, settings, self._tracker.now.wall_us, buries=subscription.member is not None
         )
         most, size = max_count, max_bytes
         if settings.tags or settings.expire_after_us or again:
@@ -469,21 +467,17 @@ class Choosing:
         fits = _fitting(filtered_parts, max_bytes)
         if fits < filtered_parts.matched:
             filtered_parts = filter_parts(message_filter.state_ranges(selection.parts), fits, MAX_PIECES)
-        if (
-            filtered_parts.messages < chosen
-        ):  # what lies behind is for the next pull: choose again, and no more than this
+        if filtered_parts.messages < chosen:  # choose again, and leave the rest for the next pull
             selection.take_back()
-            held_back = selection.held_back
+            awaits_sync = selection.awaits_sync
             selection = self._select(waiting, filtered_parts.messages, filtered_parts.messages, size, undo=True)
-            selection.held_back |= held_back
+            selection.awaits_sync |= awaits_sync
             filtered_parts = filter_parts(message_filter.state_ranges(selection.parts), max_count, MAX_PIECES)
         selection.count = filtered_parts.matched
         return selection, filtered_parts
 
     def _select(self, waiting: Waiting, max_count: int, need: int, max_bytes: int, undo: bool) -> PullSelection:
-        """Choose from what the subscription follows, but for what is being read, and what is not on disk where that
-        has to be.
-        """
+        """Choose from the subscription's filters, for an at-most-once group only what is on disk."""
         max_count = min(max_count, self._limits.max_pull_count)
         if waiting.subscription.group.mode != AT_MOST_ONCE:
             return self._select_any(waiting, max_count, need, max_bytes, undo or need > 1)
@@ -498,11 +492,11 @@ class Choosing:
             selection = PullSelection(self._store, 0, 0, need, True)
         else:
             selection = self._select_any(waiting, count, need, max_bytes, True)
-        selection.held_back = True
+        selection.awaits_sync = True
         return selection
 
     def _select_any(self, waiting: Waiting, max_count: int, need: int, max_bytes: int, undo: bool) -> PullSelection:
-        selection = PullSelection(self._store, max_count, max_bytes, need, undo, self._handing.now.monotonic_us)
+        selection = PullSelection(self._store, max_count, max_bytes, need, undo, self._tracker.now.monotonic_us)
         for subject_filter in waiting.subscription.in_turn():
             if not subject_filter.reading:
                 selection.take(subject_filter)
@@ -510,22 +504,22 @@ class Choosing:
                     break
         return selection
 
-    def passed(self, subscription: Subscription, filtered_parts: FilteredParts) -> None:
-        """What a pull skips is gone for good."""
+    def skip(self, subscription: Subscription, filtered_parts: FilteredParts) -> None:
+        """Count the messages that a choice leaves out for good."""
         subscription.group.skipped += filtered_parts.skipped
         subscription.group.filtered += filtered_parts.filtered
         subscription.group.dirty = True
 
-    def give(self, subscription: Subscription, filtered_parts: FilteredParts, size: int) -> tuple[int, int]:
-        """Note that a consumer has it, and that what has expired is dead: the delivery sequences."""
-        start, end = self._handing.gave(subscription, filtered_parts.parts, size)
+    def record(self, subscription: Subscription, filtered_parts: FilteredParts, size: int) -> tuple[int, int]:
+        """Record that a consumer has the messages, and that expired ones are dead. Return the delivery sequences."""
+        start, end = self._tracker.record_pull(subscription, filtered_parts.parts, size)
         if filtered_parts.expired:
-            self._handing.expire(subscription, [(start + low, start + high) for low, high in filtered_parts.expired])
+            self._tracker.expire(subscription, [(start + low, start + high) for low, high in filtered_parts.expired])
         return start, end
 
 
 def _fitting(filtered_parts: FilteredParts, max_bytes: int) -> int:
-    """About how many of the messages have room in so many bytes: one at least."""
+    """Return about how many of the messages fit into *max_bytes*, at least one."""
     size = _bytes(filtered_parts.parts)
     return filtered_parts.matched if size <= max_bytes else max(filtered_parts.matched * max_bytes // size, 1)
 

@@ -1,4 +1,4 @@
-"""One pull, answered: with what was handed out before, with what is chosen for the first time, or not yet."""
+"""Answering one pull: with messages that are delivered again, with new ones, or not yet."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Final
 
-from qmq.broker.delivery.at_most_once import MostOnce, OnDisk
-from qmq.broker.delivery.encode import Carrier
-from qmq.broker.delivery.fast_path import FastPath, Handed
+from qmq.broker.delivery.at_most_once import AtMostOnce, OnDisk
+from qmq.broker.delivery.encode import AnswerEncoder
+from qmq.broker.delivery.fast_path import FastAnswer, FastPath
 from qmq.broker.delivery.filters import FilteredParts
-from qmq.broker.delivery.handing import Handing
-from qmq.broker.delivery.read_waits import Reads
-from qmq.broker.delivery.select import Choosing, PullSelection
+from qmq.broker.delivery.read_waits import ReadWaits
+from qmq.broker.delivery.select import PullSelection, PullSelector
 from qmq.broker.delivery.subscriptions import hidden_since
+from qmq.broker.delivery.tracker import DeliveryTracker
 from qmq.broker.delivery.wakeups import Arrivals, WaitingPulls
 from qmq.broker.groups.group import SubjectFilter, Subscription, Waiting
 from qmq.broker.groups.membership import Offer, What
@@ -24,21 +24,21 @@ from qmq.errors import QmqError, StorageError
 from qmq.net.protocol.types import AT_MOST_ONCE
 from qmq.storage.store import NotAtHand, Store
 
-#: A consumer may be given nothing now, whatever is ready.
+#: The consumer may get nothing now, whatever is ready.
 BLOCKED: Final = -1
-#: What a consumer was to have again is gone: there may be something else for it.
+#: The messages of the redelivery no longer exist; there may be others.
 _PASSED: Final = -2
-#: So often a pull passes over what is gone, within one turn.
+#: How often one pull passes over redeliveries that no longer exist, within one turn.
 _MOST_PASSED: Final = 16
-#: At hand: an enum is asked for its members by name.
+#: A global, since looking up a member of an enum is slow.
 _FRESH: Final = What.FRESH
-#: What an answer that waits for the disk may have.
+#: The most bytes of an answer that is read while everybody waits.
 _WAITED_BYTES: Final = 256 << 10
 
 
 @contextmanager
-def waits(store: Store) -> Iterator[None]:
-    """Read what is not in memory at once, while everybody waits."""
+def blocking_reads(store: Store) -> Iterator[None]:
+    """Within it, the store reads from disk what is not in memory, while everybody waits."""
     store.may_wait(True)
     try:
         yield
@@ -46,15 +46,15 @@ def waits(store: Store) -> Iterator[None]:
         store.may_wait(False)
 
 
-class Serving:
-    """Answers pulls, waiting ones and others. Everything it has to say goes to *effects*."""
+class PullServer:
+    """Answers new and waiting pulls. The answers go to *effects*."""
 
     def __init__(
         self, store: Store, limits: BrokerLimits, effects: list[Effect], visible: Callable[[int], int],
-        waiting_pulls: WaitingPulls, reads: Reads, arrivals: Arrivals, handing: Handing, at_most_once: MostOnce,
-        on_disk: OnDisk,
+        waiting_pulls: WaitingPulls, reads: ReadWaits, arrivals: Arrivals, tracker: DeliveryTracker,
+        at_most_once: AtMostOnce, on_disk: OnDisk,
     ) -> None:  # fmt: skip
-        """*visible* tells up to which position a partition's messages may be pulled."""
+        """*visible* returns the position before which a partition's messages may be pulled."""
         self._store = store
         self._limits = limits
         self._effects = effects
@@ -62,50 +62,51 @@ class Serving:
         self._waiting_pulls = waiting_pulls
         self._reads = reads
         self._arrivals = arrivals
-        self._handing = handing
+        self._tracker = tracker
         self._at_most_once = at_most_once
-        self._choosing = Choosing(store, limits, handing, on_disk)
+        self._selector = PullSelector(store, limits, tracker, on_disk)
         self._fast_path = FastPath(store)
-        self.damaged: list[QmqError] = []  # what could not be read of late
+        self.damaged: list[QmqError] = []  # failed reads since the last take_damaged
 
     def need(self, pull: Pull) -> int:
-        """How many messages a pull waits for."""
+        """Return how many messages a pull waits for."""
         return min(max(pull.min_count, 1), self._limits.max_pull_count)
 
     def serve(self, waiting: Waiting, final: bool) -> int | None:
-        """Answer the pull when enough is ready (``final``: with whatever is ready, once nothing is to be read for it).
-        None when it was answered, else how many messages were ready.
+        """Answer a pull when enough messages are ready, or when *final* with whatever is ready and needs no read.
+
+        Return None when the pull was answered, else how many messages were ready, or BLOCKED.
         """
         for _ in range(_MOST_PASSED):
             found = self._try(waiting, final)
             if found != _PASSED:
                 return found
-        self._arrivals.make_ready(waiting.subscription.filters)  # much to pass over: go on later
+        self._arrivals.make_ready(waiting.subscription.filters)  # go on in the next turn
         return 0
 
     def _try(self, waiting: Waiting, final: bool) -> int | None:
         pull, filters = waiting.pull, waiting.subscription.filters
         most, size = min(pull.max_count, self._limits.max_pull_count), min(pull.max_bytes, self._limits.max_pull_bytes)
         try:
-            offer = self._handing.offer(waiting.subscription, pull)
+            offer = self._tracker.offer(waiting.subscription, pull)
         except QmqError as error:
             self.refuse(waiting, error)
             return None
         if offer is not None:
             if offer.what is not _FRESH:
-                return self._serve_again(waiting, offer, final)
+                return self._redeliver(waiting, offer, final)
             most, size = min(most, offer.max_count), min(size, offer.max_bytes)
         if not final and not self._may_have(waiting.subscription):
             return 0
         need = 1 if final else min(self.need(pull), most)
-        handed = None if pull.checks else self._fast_path.take(waiting.subscription, most, size, need)
-        if handed is not None:
-            self._hand(waiting, handed)
+        fast = None if pull.checks else self._fast_path.take(waiting.subscription, most, size, need)
+        if fast is not None:
+            self._answer_fast(waiting, fast)
             return None
-        selection, filtered_parts = self._choosing.choose(waiting, most, need, size)
-        if selection.held_back and selection.count < need:
+        selection, filtered_parts = self._selector.choose(waiting, most, need, size)
+        if selection.awaits_sync and selection.count < need:
             selection.take_back()
-            return 0  # whatever its deadline: it is asked for, and comes with the sync
+            return 0  # also past the deadline: the sync has been asked for, and wakes the pull
         if self._is_ahead(waiting, selection):
             return self._reserve(waiting, selection)
         wanted = selection.wanted
@@ -119,44 +120,44 @@ class Serving:
             selection.take_back()
             self.refuse(waiting, selection.failed)
             return None
-        if offer is not None and not selection.count and self._handing.is_due(waiting.subscription):
-            return self._serve_again(waiting, offer._replace(what=What.AGAIN), final)
+        if offer is not None and not selection.count and self._tracker.is_due(waiting.subscription):
+            return self._redeliver(waiting, offer._replace(what=What.AGAIN), final)
         bound = selection.full and wanted is None
         if bound and not selection.count:
-            self._arrivals.make_ready(filters)  # much to pass over: go on later
+            self._arrivals.make_ready(filters)  # go on in the next turn
         reading = any(subject_filter.reading for subject_filter in filters)
         if not reading and (final or (bound and selection.count)):
             return self._answer(waiting, selection, filtered_parts, final)
         if selection.count:
-            selection.take_back()  # else all that was passed is for others, and need not be looked at again
+            selection.take_back()  # rows passed without a choice need not be looked at again
         return selection.count
 
     def _may_have(self, subscription: Subscription) -> bool:
-        """Whether there may be something for it: mostly a pull comes when there is nothing."""
+        """Return whether there may be messages for a subscription. Most pulls come when there are none."""
         for subject_filter in subscription.filters:
             if subject_filter.has_more(self._store):
                 return True
-        return self._handing.is_due(subscription)
+        return self._tracker.is_due(subscription)
 
-    def _hand(self, waiting: Waiting, handed: Handed) -> None:
-        """Answer with what has just come."""
+    def _answer_fast(self, waiting: Waiting, answer: FastAnswer) -> None:
+        """Answer a pull with the messages that the fast path has taken."""
         pull, subscription = waiting.pull, waiting.subscription
         ranges: tuple[tuple[int, int, int], ...] = ()
         if subscription.member is not None:
-            start, end = self._handing.gave(subscription, handed.parts, handed.size)
+            start, end = self._tracker.record_pull(subscription, answer.parts, answer.size)
             ranges = ((start, end - start, 1),)
         self._waiting_pulls.remove(waiting)
         subscription.filters[0].reads.clear()
-        said = handed.buffers, handed.size, handed.messages, None, ranges
-        self._effects.append(PulledMessages(pull.connection, pull.request, *said))
+        fields = answer.buffers, answer.size, answer.messages, None, ranges
+        self._effects.append(PulledMessages(pull.connection, pull.request, *fields))
 
     def _is_ahead(self, waiting: Waiting, selection: PullSelection) -> bool:
-        """What was chosen may not be handed out before a block is on disk that has it."""
+        """Return whether the choice of an at-most-once group needs a block that is not on disk yet."""
         is_at_most_once = waiting.subscription.group.mode == AT_MOST_ONCE
         return is_at_most_once and selection.count > 0 and not self._at_most_once.covers(selection.taken())
 
     def _reserve(self, waiting: Waiting, selection: PullSelection) -> int | None:
-        """Have the block brought to disk; the pull waits for it."""
+        """Have a block for the choice written to disk; the pull waits for it."""
         group = waiting.subscription.group
         ends = self._at_most_once.block_ends(group, selection.taken())
         selection.take_back()  # the pull chooses again once the block is on disk
@@ -169,44 +170,44 @@ class Serving:
         self._reads.begin(reserve, selection.stopped_at)
         return 0
 
-    def _serve_again(self, waiting: Waiting, offer: Offer, final: bool) -> int | None:
-        """Answer a pull of a group's consumer with what has been handed out before, if it may have something."""
+    def _redeliver(self, waiting: Waiting, offer: Offer, final: bool) -> int | None:
+        """Answer a pull of a group's consumer with messages that are delivered again, as the *offer* allows."""
         pull, subscription = waiting.pull, waiting.subscription
-        redelivery, now_us = self._handing.redelivery, self._handing.now.wall_us
+        redelivery, now_us = self._tracker.redelivery, self._tracker.now.wall_us
         if offer.what is What.NOTHING:
             if not final:
                 return BLOCKED
             self.answer_empty(waiting)
             return None
         try:
-            answer = redelivery.give_again(subscription, offer, pull, now_us)
+            answer = redelivery.redeliver(subscription, offer, pull, now_us)
         except NotAtHand as missing:
             if self._reads.begin(missing.read, subscription.filters[0]):
                 return 0
-            with waits(self._store):
-                answer = redelivery.give_again(subscription, offer, pull, now_us)
+            with blocking_reads(self._store):
+                answer = redelivery.redeliver(subscription, offer, pull, now_us)
         if answer is None or not answer.ranges:
             return _PASSED
         self._waiting_pulls.remove(waiting)
-        self._handing.gave_again(subscription)
-        said = answer.buffers, answer.size, answer.messages, None, tuple(answer.ranges), _tags_of(subscription)
-        self._effects.append(PulledMessages(pull.connection, pull.request, *said))
+        self._tracker.record_redelivery(subscription)
+        fields = answer.buffers, answer.size, answer.messages, None, tuple(answer.ranges), _tags_of(subscription)
+        self._effects.append(PulledMessages(pull.connection, pull.request, *fields))
         return None
 
     def _serve_with_waits(self, waiting: Waiting) -> int | None:
-        """Answer a pull for which the same was read twice and is not in memory again: a little, with waits."""
-        with waits(self._store):
+        """Answer a pull with a little that is read while everybody waits: the same read has left memory twice."""
+        with blocking_reads(self._store):
             most = waiting.pull.max_count
-            selection, filtered_parts = self._choosing.choose(waiting, most, 1, _WAITED_BYTES, undo=True)
-            if selection.held_back and not selection.count:
+            selection, filtered_parts = self._selector.choose(waiting, most, 1, _WAITED_BYTES, undo=True)
+            if selection.awaits_sync and not selection.count:
                 return 0
             if self._is_ahead(waiting, selection):
                 return self._reserve(waiting, selection)
-            carrier = Carrier(self._store, self.damaged, checks=waiting.pull.checks)
-            buffers = carrier.carry(selection.parts if filtered_parts is None else filtered_parts.parts)
-            failed = carrier.failed or selection.failed
-            if failed is None or (buffers and carrier.failed is None):
-                return self._say(waiting, selection, filtered_parts, carrier, buffers, False)
+            encoder = AnswerEncoder(self._store, self.damaged, checks=waiting.pull.checks)
+            buffers = encoder.encode(selection.parts if filtered_parts is None else filtered_parts.parts)
+            failed = encoder.failed or selection.failed
+            if failed is None or (buffers and encoder.failed is None):
+                return self._complete(waiting, selection, filtered_parts, encoder, buffers, False)
             selection.take_back()
             self.refuse(waiting, failed)
             return None
@@ -214,17 +215,17 @@ class Serving:
     def _answer(
         self, waiting: Waiting, selection: PullSelection, filtered_parts: FilteredParts | None, final: bool
     ) -> int | None:
-        """Answer with what was chosen; 0 when nothing of it could be read, and what comes after it is waited for."""
-        carrier = Carrier(self._store, self.damaged, checks=waiting.pull.checks)
-        buffers = carrier.carry(selection.parts if filtered_parts is None else filtered_parts.parts)
-        return self._say(waiting, selection, filtered_parts, carrier, buffers, final)
+        """Answer a pull with the choice. Return 0 when none of it could be read; the pull goes on behind it."""
+        encoder = AnswerEncoder(self._store, self.damaged, checks=waiting.pull.checks)
+        buffers = encoder.encode(selection.parts if filtered_parts is None else filtered_parts.parts)
+        return self._complete(waiting, selection, filtered_parts, encoder, buffers, final)
 
-    def _say(
+    def _complete(
         self,
         waiting: Waiting,
         selection: PullSelection,
         filtered_parts: FilteredParts | None,
-        carrier: Carrier,
+        encoder: AnswerEncoder,
         buffers: list[Buffer],
         final: bool,
     ) -> int | None:
@@ -232,44 +233,44 @@ class Serving:
         size = sum(map(len, buffers))
         ranges: tuple[tuple[int, int, int], ...] = ()
         if selection.count and filtered_parts is not None:
-            self._choosing.passed(subscription, filtered_parts)
+            self._selector.skip(subscription, filtered_parts)
         if subscription.member is not None and selection.count:
             given = filtered_parts or FilteredParts(selection.parts, selection.count, [], 0, 0, selection.count)
-            buffers, size, ranges = self._given(subscription, given, carrier, buffers, size)
+            buffers, size, ranges = self._record(subscription, given, encoder, buffers, size)
         if selection.count and not buffers and not final:
             self._arrivals.make_ready(subscription.filters)
             return 0
         self._waiting_pulls.remove(waiting)
         if selection.count:
-            # The next pull begins with the next filter, so that each is the first of one of as many answers.
+            # The next pull begins with the next filter, so that each filter comes first in turn.
             subscription.turn = (subscription.turn + 1) % len(subscription.filters)
             for subject_filter in subscription.filters:
                 subject_filter.reads.clear()
         left_us = self._left_us(subscription)
-        said = buffers, size, selection.count, left_us, ranges, _tags_of(subscription)
-        self._effects.append(PulledMessages(pull.connection, pull.request, *said))
+        fields = buffers, size, selection.count, left_us, ranges, _tags_of(subscription)
+        self._effects.append(PulledMessages(pull.connection, pull.request, *fields))
         return None
 
-    def _given(
+    def _record(
         self,
         subscription: Subscription,
         filtered_parts: FilteredParts,
-        carrier: Carrier,
+        encoder: AnswerEncoder,
         buffers: list[Buffer],
         size: int,
     ) -> tuple[list[Buffer], int, tuple[tuple[int, int, int], ...]]:
-        """Note who has it, and which delivery sequences that is; without what has expired or could not be read."""
-        start, end = self._choosing.give(subscription, filtered_parts, size)
-        if not carrier.left_out and not filtered_parts.expired:
+        """Record that the consumer has the messages; return the answer without expired and unreadable ones."""
+        start, end = self._selector.record(subscription, filtered_parts, size)
+        if not encoder.left_out and not filtered_parts.expired:
             return buffers, size, ((start, end - start, 1),)
-        with waits(self._store):
-            answer = self._handing.redelivery.carry(
-                subscription, start, end, end - start, self._limits.max_pull_bytes, self._handing.now.wall_us
+        with blocking_reads(self._store):
+            answer = self._tracker.redelivery.encode(
+                subscription, start, end, end - start, self._limits.max_pull_bytes, self._tracker.now.wall_us
             )
         return answer.buffers, answer.size, tuple(answer.ranges)
 
     def answer_empty(self, waiting: Waiting) -> None:
-        """Nothing is there for a pull, or nobody wants it any more."""
+        """Answer a pull with no messages."""
         self._waiting_pulls.remove(waiting)
         left_us = self._left_us(waiting.subscription)
         self._effects.append(PulledMessages(waiting.pull.connection, waiting.pull.request, [], 0, 0, left_us))
@@ -280,7 +281,7 @@ class Serving:
         self._effects.append(Refused(waiting.pull.connection, waiting.pull.request, error))
 
     def _left_us(self, subscription: Subscription) -> int | None:
-        """Nothing stored before that time is still to come; None where order of time is what it comes in anyway."""
+        """Return a time before which no stored message is still to come; None where messages come in that order."""
         if subscription.group.name is not None or self._store.partitions == 1:
             return None
         ahead = [
@@ -293,7 +294,7 @@ class Serving:
         return min([*ahead, *hidden_since(self._store)], default=None)
 
     def _stored_at(self, subject_filter: SubjectFilter, partition: int, row: int) -> int:
-        """When a row was stored; a time before it for one that would have to be read."""
+        """Return when a row was stored, or an earlier time where the row would have to be read."""
         for known in (row, row - 1):
             with suppress(NotAtHand, StorageError):
                 return self._store.read_entry(partition, known)[2]

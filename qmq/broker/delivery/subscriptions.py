@@ -1,4 +1,4 @@
-"""Who takes part: the groups, their members' subscriptions, and those who follow alone."""
+"""All groups by name, and the subscriptions of their consumers and of solo consumers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import msgpack
 
-from qmq.broker.delivery.handing import Handing
+from qmq.broker.delivery.tracker import DeliveryTracker
 from qmq.broker.delivery.wakeups import Arrivals
 from qmq.broker.groups.group import (
     Begin,
@@ -34,21 +34,21 @@ from qmq.storage.store import Store
 
 
 class Subscriptions:
-    """Of all connections, by their numbers; groups by their names."""
+    """The registry of subscriptions, by connection and number, and of groups, by name."""
 
     def __init__(
-        self, store: Store, limits: BrokerLimits, effects: list[Effect], arrivals: Arrivals, handing: Handing,
+        self, store: Store, limits: BrokerLimits, effects: list[Effect], arrivals: Arrivals, tracker: DeliveryTracker,
         durable: Durable,
     ) -> None:  # fmt: skip
         self._store = store
         self._limits = limits
         self._effects = effects
         self._arrivals = arrivals
-        self._handing = handing
+        self._tracker = tracker
         self._durable = durable
         self.groups: dict[str, Group] = {}
         self.by_ledger: dict[int, Group] = {}
-        #: How many members each broadcast has.
+        #: The number of member groups of each broadcast group.
         self.broadcasts: Counter[str] = Counter()
         self._numbers = itertools.count(1)
         self._by_number: dict[tuple[int, int], Subscription] = {}
@@ -56,13 +56,13 @@ class Subscriptions:
         self._by_name: dict[tuple[int, str, str, bytes], Subscription] = {}
 
     def replaced(self, command: Subscribe) -> Subscription | None:
-        """The subscription of that connection whose place this one takes: a program that was fenced comes again."""
+        """Return the subscription that a new one replaces: the same consumer comes again on its connection."""
         if type(command.group) is not str or type(command.consumer) is not str:
-            return None  # nobody has checked what it says yet
+            return None  # join refuses it
         return self._by_name.get((command.connection, command.group, command.consumer, command.nonce))
 
     def join(self, command: Subscribe) -> None:
-        """Join a group (made now, if it is new) or follow alone. Nothing has changed when this raises NotAtHand."""
+        """Join a group, made when it is new, or add a solo consumer. Nothing has changed when this raises NotAtHand."""
         mine = self._by_connection.setdefault(command.connection, set())
         if len(mine) >= self._limits.max_consumers_per_connection:
             raise TooManyConsumers(
@@ -82,7 +82,7 @@ class Subscriptions:
         asked, command = command.prefixes, self._narrowed(command, known)
         check_followed(command, known, self._limits.max_prefixes)
         default = "last" if command.group is None or command.mode == BROADCAST else "first"
-        begin = resolve_start(self._store, command.start, default)  # before anything is changed: it may have to be read
+        begin = resolve_start(self._store, command.start, default)  # before any change: it may raise NotAtHand
         group = self._group(name, command.mode)
         filters = []
         for prefix in dict.fromkeys(command.prefixes):
@@ -101,18 +101,17 @@ class Subscriptions:
         start_us = None
         if group.name is None and start.kind == "time":
             start_us = min([start.value, *hidden_since(self._store)])
-        said = self._told(subscription, given)
-        answer = Subscribed(command.connection, command.request, number, start_us, *said)
+        answer = Subscribed(command.connection, command.request, number, start_us, *self._state_of(subscription, given))
         if group.name is None or self._durable.has(group.ticket):
             self._effects.append(answer)
-        else:  # else the group would begin later, or nowhere, when the power fails
+        else:  # a group that was not on disk would be lost with the power
             self._durable.answer(answer)
 
     def _narrowed(self, command: Subscribe, group: Group | None) -> Subscribe:
-        """Leave out what a subscription may not have its group follow. Raises UnknownGroup and InvalidOption."""
+        """Leave out prefixes that a subscription may not add to its group. Raises UnknownGroup and InvalidOption."""
         if command.asks == LOOK and group is None:
             error = unknown_group(str(command.group), self.groups)
-            raise UnknownGroup(f"{error}; looking makes none: follow alone to see messages without a group")
+            raise UnknownGroup(f"{error}; looking makes no group: use a solo consumer to see messages without one")
         if group is None or command.asks == FOLLOW or (command.asks == AGAIN and not group.ended):
             return command
         within = group.within(command.prefixes)
@@ -121,20 +120,21 @@ class Subscriptions:
         return command._replace(prefixes=tuple(within))
 
     def _follow(self, group: Group, prefix: str, begin: Begin) -> SubjectFilter:
-        """Have a group follow a prefix: on from where it is or was in these subjects, in others from *begin* on."""
+        """Have a group follow a prefix, from where it is or was in these subjects, else from *begin* on."""
         known = group.covering(prefix) or group.left_at(prefix)
         if known is not None:
             row_cursors = [max(row, self._store.offered_row(number)) for number, row in enumerate(known.row_cursors)]
             begin = Begin(known.start, row_cursors, known.positions)
         subject_filter = group.follow(prefix, begin)
-        self._handing.follows(group, subject_filter)
+        self._tracker.follows(group, subject_filter)
         group.ticket = self._durable.ticket()
         self._arrivals.watch(subject_filter)
         return subject_filter
 
     def set_follows(self, group: Group, prefixes: Sequence[str], begin: Begin) -> None:
-        """Have a group follow these and nothing else; *begin* is where it begins in what is new to it. Consumers that
-        are there take what lies both in that and in what they asked for.
+        """Have a group follow exactly *prefixes*, new ones from *begin* on.
+
+        Its consumers then take what lies both in *prefixes* and in what they asked for.
         """
         for prefix in prefixes:
             if prefix not in group.filters:
@@ -143,7 +143,7 @@ class Subscriptions:
         for subject_filter in ended:
             self._arrivals.unwatch(subject_filter)
         if ended:
-            self._handing.unfollows(group, ended)
+            self._tracker.unfollows(group, ended)
         for subscription in self.of(group):
             subscription.filters = [
                 group.filters.get(prefix) or self._follow(group, prefix, begin)
@@ -152,30 +152,30 @@ class Subscriptions:
             subscription.share = None
 
     def check_follows(self, group: Group, prefixes: Sequence[str]) -> None:
-        """Whether ``set_follows`` may be called with these. Raises InvalidOption."""
+        """Raise InvalidOption where the group may not follow *prefixes*."""
         stay = {prefix for prefix in group.filters if takes(prefixes, prefix)}
         check_count(str(group.name), stay.union(prefixes), group, self._limits.max_prefixes)
 
     def _begin(self, subscription: Subscription, command: Subscribe, settings: dict[str, Any]) -> None:
-        """Take the consumer into its group, which has these settings from now on."""
+        """Set the group's *settings*, and take the consumer into it."""
         group = subscription.group
         if group.name is None:
             return
         if settings:
-            ledger = self._handing.ledger_of(group)
+            ledger = self._tracker.ledger_of(group)
             ledger.set(settings_of(ledger.settings, settings))
         if group.mode != AT_MOST_ONCE:
-            member = subscription.member = self._handing.join(command, group)
+            member = subscription.member = self._tracker.join(command, group)
             subscription.epoch = member.epoch
 
-    def _told(
+    def _state_of(
         self, subscription: Subscription, given: dict[str, Any]
     ) -> tuple[ConsumerState | None, tuple[str, ...], tuple[tuple[str, Any], ...]]:
-        """What the consumer of a group has to know: its place, the group's tags, and which settings differ."""
+        """Return the consumer's state, the group's tags, and which of the *given* settings differ in the group."""
         ledger, member = subscription.group.ledger, subscription.member
         if ledger is None:
             return None, (), ()
-        consumer_state = self._handing.consumer_state(member) if member is not None else None
+        consumer_state = self._tracker.consumer_state(member) if member is not None else None
         return consumer_state, ledger.settings.tags, tuple(differing(given, ledger.settings).items())
 
     def _group(self, name: str | None, mode: str) -> Group:
@@ -186,26 +186,26 @@ class Subscriptions:
             if len(self.groups) >= self._limits.max_groups:
                 raise TooManyGroups(f"there are {len(self.groups)} groups, the most this broker keeps (max_groups)")
             group = self.add(name, mode)
-            self.by_ledger[self._handing.ledger_of(group).number] = group
+            self.by_ledger[self._tracker.ledger_of(group).number] = group
         return group
 
     def add(self, name: str, mode: str) -> Group:
-        """A group that there was not."""
+        """Add a new group."""
         group = self.groups[name] = Group(name, mode)
         if mode == BROADCAST:
             self.broadcasts[name.partition(MEMBER_MARK)[0]] += 1
         return group
 
     def of(self, group: Group) -> list[Subscription]:
-        """The subscriptions of a group."""
+        """Return the subscriptions of a group."""
         return [subscription for subscription in self._by_number.values() if subscription.group is group]
 
     def solo(self) -> list[Group]:
-        """Those who follow alone."""
+        """Return the groups of solo consumers."""
         return [subscription.group for subscription in self._by_number.values() if subscription.group.name is None]
 
     def forget(self, group: Group) -> None:
-        """It is deleted: nobody subscribes to it any more."""
+        """Remove a deleted group; its subscriptions get errors from now on."""
         assert group.name is not None
         assert group.ledger is not None
         for subject_filter in group.filters.values():
@@ -218,14 +218,14 @@ class Subscriptions:
                 del self.broadcasts[broadcast]
 
     def known(self, connection: int, number: int) -> Subscription:
-        """Also when its group was deleted. Raises UnknownSubscription."""
+        """Return a subscription, also of a deleted group. Raises UnknownSubscription."""
         subscription = self._by_number.get((connection, number))
         if subscription is None:
             raise UnknownSubscription(f"this connection has no subscription {number}; subscribe first")
         return subscription
 
     def get(self, connection: int, number: int) -> Subscription:
-        """Raises UnknownSubscription, and UnknownGroup when its group was deleted."""
+        """Return a subscription. Raises UnknownSubscription, and UnknownGroup when its group was deleted."""
         subscription = self.known(connection, number)
         name = subscription.group.name
         if name is not None and self.groups.get(name) is not subscription.group:
@@ -233,7 +233,7 @@ class Subscriptions:
         return subscription
 
     def leave(self, subscription: Subscription) -> None:
-        """It is not there any more."""
+        """Remove a subscription."""
         del self._by_number[subscription.connection, subscription.number]
         self._by_connection[subscription.connection].discard(subscription.number)
         if subscription.name is not None and self._by_name.get(subscription.name) is subscription:
@@ -244,29 +244,29 @@ class Subscriptions:
                 self._arrivals.unwatch(subject_filter)
 
     def disconnected(self, connection: int) -> None:
-        """All of that connection leave."""
+        """Remove all subscriptions of a connection."""
         for number in list(self._by_connection.get(connection, ())):
             self.leave(self._by_number[connection, number])
         self._by_connection.pop(connection, None)
 
     def packed(self, visible: list[int]) -> dict[str, Any]:
-        """For the checkpoint: the groups by name."""
+        """Return the groups by name, packed for the checkpoint."""
         return {name: group.packed(self._store, visible) for name, group in self.groups.items()}
 
     def restore(self, packed: dict[str, Any]) -> None:
-        """Take over what ``packed`` gave."""
+        """Restore the groups from what ``packed`` returned."""
         for name, (number, come, ledger) in packed.items():
             fields = msgpack.unpackb(come, strict_map_key=False)
             group = self.add(name, fields["mode"])
             group.restore(self._store, fields)
             self.by_ledger[number] = group
-            self._handing.restore(group, number, msgpack.unpackb(ledger, strict_map_key=False))
+            self._tracker.restore(group, number, msgpack.unpackb(ledger, strict_map_key=False))
             for subject_filter in group.filters.values():
                 self._arrivals.watch(subject_filter)
 
 
 def hidden_since(store: Store) -> list[int]:
-    """When the first batch was stored that cannot be read yet, of each partition that has one."""
+    """Return the stamp of the first batch that is not visible yet, of each partition that has one."""
     if store.partitions == 1:
         return []
     stamps = (store.hidden_since(partition) for partition in range(store.partitions))

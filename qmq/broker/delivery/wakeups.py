@@ -1,7 +1,4 @@
-"""Who is to be looked at when something arrives: what is followed, by prefix and by subject.
-
-Pulls that wait for messages, and when the time of each is up.
-"""
+"""Waiting pulls with their deadlines, and the filters to serve when messages arrive."""
 
 from __future__ import annotations
 
@@ -18,23 +15,22 @@ from qmq.errors import StorageError
 from qmq.format.batch import EntryRow
 from qmq.storage.store import NotAtHand, Store
 
-#: Entries of deadlines beyond which those of pulls that were answered are looked for.
+#: Up to this many deadlines, those of answered pulls are left in the heap.
 _FEW_DEADLINES: Final = 64
 
 
 class WaitingPulls:
-    """All of them."""
+    """All waiting pulls, by connection and by deadline."""
 
     def __init__(self) -> None:
-        self._by_connection: dict[int, dict[int, Waiting]] = {}  # by pull request; none of them empty
+        self._by_connection: dict[int, dict[int, Waiting]] = {}  # by request; no inner dict is empty
         self._deadlines: list[tuple[int, int, Waiting]] = []
-        #: How many there are.
         self.count = 0
-        #: Those whose time is up, and which wait for a read.
+        #: Pulls past their deadline that still wait for a read.
         self.overdue: list[Waiting] = []
 
     def add(self, waiting: Waiting) -> None:
-        """It waits for whatever its subscription follows."""
+        """Have a pull wait for everything that its subscription follows."""
         pull = waiting.pull
         self._by_connection.setdefault(pull.connection, {})[pull.request] = waiting
         self.count += 1
@@ -45,7 +41,7 @@ class WaitingPulls:
             self.overdue.append(waiting)
 
     def remove(self, waiting: Waiting) -> None:
-        """It is answered, or nobody waits for the answer; one that was never waiting is done just so."""
+        """Mark a pull as done, and forget it if it waited."""
         pull = waiting.pull
         waiting.done = True
         waiting_pulls = self._by_connection.get(pull.connection)
@@ -60,77 +56,77 @@ class WaitingPulls:
             heapq.heapify(self._deadlines)
 
     def detach(self, waiting: Waiting) -> None:
-        """What its subscription follows is about to change: it waits for none of that any more."""
+        """Take a pull off the filters of its subscription; call this before these change."""
         for subject_filter in waiting.subscription.filters:
             subject_filter.waiting.pop(id(waiting), None)
 
     def attach(self, waiting: Waiting) -> None:
-        """It waits for what its subscription follows now."""
+        """Put a pull on the filters that its subscription has now."""
         for subject_filter in waiting.subscription.filters:
             subject_filter.waiting[id(waiting)] = waiting
 
     def __contains__(self, connection: int) -> bool:
-        """That connection has some."""
+        """Return whether the connection has waiting pulls."""
         return connection in self._by_connection
 
     def get(self, connection: int, request: int) -> Waiting | None:
-        """The one of that request."""
+        """Return the waiting pull of a request."""
         return self._by_connection.get(connection, {}).get(request)
 
     def count_of(self, connection: int) -> int:
-        """How many that connection has."""
+        """Return how many waiting pulls a connection has."""
         return len(self._by_connection.get(connection, ()))
 
     def of(self, connection: int) -> list[Waiting]:
-        """Those of a connection."""
+        """Return the waiting pulls of a connection."""
         return list(self._by_connection.get(connection, {}).values())
 
     def of_subscription(self, subscription: Subscription) -> list[Waiting]:
-        """Those of a subscription."""
+        """Return the waiting pulls of a subscription."""
         return [waiting for waiting in self.of(subscription.connection) if waiting.subscription is subscription]
 
     def all(self) -> list[Waiting]:
-        """Every one."""
+        """Return all waiting pulls."""
         return [waiting for waiting_pulls in self._by_connection.values() for waiting in waiting_pulls.values()]
 
     def due(self, now_us: int) -> Iterator[Waiting]:
-        """Those whose time is up by now, and was not before."""
+        """Yield, once each, the pulls whose deadline has come."""
         while self._deadlines and (self._deadlines[0][0] <= now_us or self._deadlines[0][2].done):
             waiting = heapq.heappop(self._deadlines)[2]
             if not waiting.done:
                 yield waiting
 
     def next_deadline_us(self) -> int | None:
-        """When the next one's time is up, at the latest."""
+        """Return a time at or before the next deadline."""
         return self._deadlines[0][0] if self._deadlines else None
 
 
-#: An arrival of more rows than this in one turn is looked at by columns, a piece at a time.
+#: Rows that one step over an arrival looks at.
 _ROWS_AT_ONCE: Final = 65_536
-#: Subjects whose watchers are remembered.
+#: Subjects whose watching filters are remembered.
 _WATCHED_SUBJECTS: Final = 200_000
 
 
 class Arrivals:
-    """Looks at what became visible, and keeps in ``ready`` the filters for which there is something."""
+    """Finds the filters that newly visible rows are for, and collects them in ``ready``."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._filters: dict[str, list[SubjectFilter]] = {}  # by prefix, of groups with subscriptions or waiting pulls
-        self._watchers: dict[int, list[SubjectFilter]] = {}  # by subject number: who is to look at an arrival
+        self._watchers: dict[int, list[SubjectFilter]] = {}  # by subject number
         self._seen = [store.visible_row(partition) for partition in range(store.partitions)]
-        #: To be served at the end of the turn, by id.
+        #: Filters to serve at the end of the turn, by id.
         self.ready: dict[int, SubjectFilter] = {}
 
     def watch(self, subject_filter: SubjectFilter) -> None:
-        """Look at arrivals for it from now on."""
+        """Look for arrivals for a filter from now on."""
         watched = self._filters.setdefault(subject_filter.prefix, [])
         if subject_filter not in watched:
             watched.append(subject_filter)
             self._watchers.clear()
 
     def unwatch(self, subject_filter: SubjectFilter) -> None:
-        """Nobody waits for it any more."""
+        """Look for arrivals for a filter no longer."""
         watched = self._filters[subject_filter.prefix]
         watched.remove(subject_filter)
         if not watched:
@@ -138,11 +134,11 @@ class Arrivals:
         self._watchers.clear()
 
     def make_ready(self, filters: Iterable[SubjectFilter]) -> None:
-        """There may be something for these."""
+        """Have these filters served at the end of the turn."""
         self.ready.update((id(subject_filter), subject_filter) for subject_filter in filters)
 
     def look(self, anyone_waits: bool) -> None:
-        """Look at what became visible since the last call."""
+        """Make ready the filters of rows that became visible since the last call, if *anyone_waits*."""
         for partition in range(self._store.partitions):
             row, visible = self._seen[partition], self._store.visible_row(partition)
             self._seen[partition] = visible
@@ -150,7 +146,7 @@ class Arrivals:
                 continue
             try:
                 self._look_at(partition, row, visible)
-            except (NotAtHand, StorageError):  # so it may be for anyone
+            except (NotAtHand, StorageError):  # the rows may be for any filter
                 for watched in self._filters.values():
                     self.make_ready(subject_filter for subject_filter in watched if subject_filter.waiting)
 
@@ -167,7 +163,7 @@ class Arrivals:
             row += len(rows)
 
     def _wake_by(self, partition: int, entry: EntryRow) -> None:
-        """One row arrived: who follows its subject exactly is handed it, so that it need not be looked up."""
+        """Make ready the filters of one row. Exact filters get the row itself, which saves a lookup."""
         for subject_filter in self._watching(entry[3]):
             if subject_filter.waiting:
                 self.ready[id(subject_filter)] = subject_filter
@@ -175,7 +171,7 @@ class Arrivals:
                     subject_filter.arrived.append((partition, entry))
 
     def _watching(self, number: int) -> list[SubjectFilter]:
-        """Who follows that subject: exactly, by each of its prefixes, or everything."""
+        """Return the filters that take a subject: the exact one, its prefixes, and the empty prefix."""
         watchers = self._watchers.get(number)
         if watchers is None:
             if len(self._watchers) > _WATCHED_SUBJECTS:
@@ -194,6 +190,6 @@ class Arrivals:
 
 
 def _distinct(numbers: npt.NDArray[np.uint32]) -> list[int]:
-    """Each once. (The first call of numpy's own takes 50 ms, to import what it does not need.)"""
+    """Return each number once. (The first call of ``np.unique`` takes 50 ms of imports.)"""
     ordered = np.sort(numbers)
     return [*ordered[:1].tolist(), *ordered[1:][ordered[1:] != ordered[:-1]].tolist()]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
-from qmq.broker.delivery.handing import Handing
+from qmq.broker.delivery.tracker import DeliveryTracker
 from qmq.broker.error_log.error_log import packed
 from qmq.broker.groups.group import Group
 from qmq.broker.groups.message_ranges import PARTITIONS, prefix_of
@@ -39,13 +39,13 @@ class Forwarding:
     """Of all groups, one after another, for one segment."""
 
     def __init__(
-        self, store: Store, intake: Intake, handing: Handing, effects: list[Effect], old: OldSegment,
+        self, store: Store, intake: Intake, tracker: DeliveryTracker, effects: list[Effect], old: OldSegment,
         target: SegmentTarget, following: int, groups: list[Group],
     ) -> None:  # fmt: skip
         """*following* is where the next segment begins."""
         self._store = store
         self._intake = intake
-        self._handing = handing
+        self._tracker = tracker
         self._effects = effects
         self._old = old
         self._target = target
@@ -131,7 +131,7 @@ class Forwarding:
 
     def _is_there(self, group: Group) -> bool:
         """Or it was deleted."""
-        return group.ledger is not None and self._handing.ledgers.get(group.ledger.number) is group.ledger
+        return group.ledger is not None and self._tracker.ledgers.get(group.ledger.number) is group.ledger
 
     def _matches(self, group: Group, messages: MessageRange) -> Any:
         number = prefix_of(messages)
@@ -228,7 +228,7 @@ class Forwarding:
                         start += messages.total
         if retries or letters or in_flight:
             group.ledger.forward(retries, letters, in_flight, now.wall_us)
-            self._handing.members.look(group.ledger)
+            self._tracker.members.look(group.ledger)
 
     def _ranges(self, pieces: Pieces, stored: Iterator[_Stored]) -> tuple[list[MessageRange], list[MessageRange]]:
         """What stands for a range, in order; and what of that nobody can read."""

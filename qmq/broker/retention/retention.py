@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
 from qmq.broker.delivery.pull import Delivery
-from qmq.broker.delivery.serve import waits
+from qmq.broker.delivery.serve import blocking_reads
 from qmq.broker.groups.group import Group
 from qmq.broker.ports.commands import Now, ReadDone
 from qmq.broker.ports.effects import Asker, Effect, ReadWanted, first_number
@@ -284,7 +284,7 @@ class Retention:
             spans = [*store.sealed(target.partition), store.segment_at(target.partition, store.end(target.partition))]
             subject_filter = next(span.base for span in spans if span is not None and span.base >= target.end)
             leaving.forwarding = Forwarding(
-                store, self._intake, self._delivery.handing, self._effects, leaving.old, target, subject_filter, groups
+                store, self._intake, self._delivery.tracker, self._effects, leaving.old, target, subject_filter, groups
             )
         leaving.is_ready = leaving.is_ready or leaving.forwarding.tick(now)
 
@@ -300,7 +300,7 @@ class Retention:
                     leaving.reads.add(missing.read.key)
                     self._read(missing.read)
                     return
-                with waits(self._store):
+                with blocking_reads(self._store):
                     skipped = leaving.moving.move(group)
             if skipped and group.name is not None:
                 leaving.skipped[group.name] = skipped

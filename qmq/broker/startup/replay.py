@@ -28,7 +28,7 @@ class GroupReplay:
     def __init__(self, store: Store, delivery: Delivery) -> None:
         self._store = store
         self._delivery = delivery
-        self._handing = delivery.handing
+        self._tracker = delivery.tracker
         self._subscriptions = delivery.subscriptions
         self._arrivals: Arrivals = delivery.arrivals
 
@@ -42,7 +42,7 @@ class GroupReplay:
     def _seek(self, group: Group, begin: Begin, clear_retries: bool) -> None:
         assert group.ledger is not None
         group.seek(begin)
-        self._handing.drop(group.ledger, clear_retries=clear_retries)
+        self._tracker.drop(group.ledger, clear_retries=clear_retries)
         self._arrivals.make_ready(group.filters.values())
 
     def delete(self, group: Group) -> None:
@@ -55,7 +55,7 @@ class GroupReplay:
         assert group.ledger is not None
         for subscription in self._subscriptions.of(group):
             self._delivery.refuse_pulls(subscription, UnknownGroup(f"group {group.name!r} was deleted"))
-        self._handing.forget(group.ledger)
+        self._tracker.forget(group.ledger)
         self._subscriptions.forget(group)
 
     def replay(self) -> None:
@@ -83,13 +83,13 @@ class GroupReplay:
                 assert group.ledger is not None
                 self._store.groups.stage(RecordKind.REWOUND, msgpack.packb([group.ledger.number, rewind.lost_bytes]))
         if files.torn or files.holes:
-            hand_out_unnamed(self._store, groups.values(), self._handing.now.wall_us)
+            hand_out_unnamed(self._store, groups.values(), self._tracker.now.wall_us)
         if files.generations_since:
-            for ledger in self._handing.ledgers.values():
+            for ledger in self._tracker.ledgers.values():
                 ledger.skip_sequences(files.generations_since * _UNSEEN)
         lost = files.is_rotten and may_lack_reserves(files.holes, files.torn, records)
         self._delivery.at_most_once.resume(groups.values(), lost=lost)
-        self._handing.restored()
+        self._tracker.restored()
 
     def _replay_record(self, group: Group, kind: int, fields: list[Any]) -> None:
         if kind == RecordKind.SEEK:
@@ -105,7 +105,7 @@ class GroupReplay:
         elif kind == RecordKind.MOVED:
             moving.replay(self._store, group, *fields)
         else:
-            self._handing.replay(group, kind, fields)
+            self._tracker.replay(group, kind, fields)
 
     def _replay_group(
         self, number: int, name: str, mode: str, prefix: str, ordinal: int, start: list[Any], positions: list[int],
@@ -117,7 +117,7 @@ class GroupReplay:
             group = None
         if group is None:
             group = self._subscriptions.add(name, mode)
-            self._handing.redrive(group, number)
+            self._tracker.recreate(group, number)
             self._subscriptions.by_ledger[number] = group
         if prefix not in group.filters:
             self._arrivals.watch(group.follow(prefix, self._begin(start, positions), ordinal))

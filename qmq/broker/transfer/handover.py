@@ -112,7 +112,7 @@ class HandOvers:
                 now.wall_us,
                 key,
             )
-            self._delivery.handing.members.look(ledger)
+            self._delivery.tracker.members.look(ledger)
         self._delivery.durable.answer(HandedOver(command.connection, command.request))
 
     def _ledger(self, command: HandOver) -> Ledger:

@@ -193,7 +193,7 @@ class Restores:
             for sent, messages in frame.stored
         ]
         ledger.bring_back(ranges, frame.run, frame.start, frame.end, now.wall_us)
-        self._delivery.handing.members.look(ledger)
+        self._delivery.tracker.members.look(ledger)
         self._delivery.durable.answer(answer)
 
     def _ledger(self, name: str) -> Ledger:

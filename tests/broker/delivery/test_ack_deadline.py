@@ -38,7 +38,7 @@ def test_what_takes_too_long_comes_again_to_anyone(tmp_path: Path) -> None:
     beat(driven, 10_000, "one", "two")
     assert dead(driven) == [("not handled within 10 s", 0)]
     assert two.pull() == one.pull() == []
-    assert driven.broker._delivery.handing.ack_deadlines.next_deadline_us() is None
+    assert driven.broker._delivery.tracker.ack_deadlines.next_deadline_us() is None
     driven.close()
 
 

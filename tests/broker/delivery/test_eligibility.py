@@ -185,7 +185,7 @@ def test_a_wider_prefix_takes_what_narrower_ones_of_its_group_do(tmp_path: Path)
     assert share is not None
     number = driven.store.subject_number("b.x")
     assert number is not None
-    assert share.share_ranges(share.finding(), MessageRange(number, 0, 0, 0, 3)) == [(3, False)]
+    assert share.share_ranges(share.lookup(), MessageRange(number, 0, 0, 0, 3)) == [(3, False)]
     driven.close()
 
 

@@ -206,7 +206,7 @@ def test_a_seek_ends_leaving(tmp_path: Path) -> None:
     go(driven, consumer, "falls silent")
     group = driven.broker.groups["g"]
     assert group.ledger is not None
-    driven.broker._delivery.handing.drop(group.ledger, clear_retries=True)
+    driven.broker._delivery.tracker.drop(group.ledger, clear_retries=True)
     for _ in range(20):
         driven.advance(0)
     assert group.ledger.retries.count == 0

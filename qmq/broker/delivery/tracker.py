@@ -1,4 +1,4 @@
-"""Handing of messages to the consumers of groups: who gets what next, as records of the pull log and as answers."""
+"""The messages in flight of all groups: joins, pulls, acks and nacks of consumers, on their way to the ledgers."""
 
 from __future__ import annotations
 
@@ -24,16 +24,22 @@ from qmq.format.layout import ENTRY_DTYPE, MAX_DELAY_SHOWN, MAX_DELAY_US
 from qmq.net.protocol.types import BROADCAST, ConsumerState, Disposition
 from qmq.storage.store import Store
 
+#: The reason of dead letters that have expired.
 EXPIRED_REASON: Final = "expired"
 
 
-class Handing:
-    """The ledgers of all groups, by number, and what the pull path needs of them."""
+class DeliveryTracker:
+    """Tracks which consumer of which group has which messages in flight.
+
+    Joins, pulls, acks, nacks and leaves go through it to the ledger of the group, which writes them to the pull log.
+    """
 
     def __init__(
         self, store: Store, session_timeout_us: int, wake: Callable[[Ledger], None], visible: Callable[[int], int]
     ) -> None:
-        """*visible* tells up to which position a partition's messages may be pulled."""
+        """*wake* is called when a group has messages again; *visible* returns the position before which a partition's
+        messages may be pulled.
+        """
         self._store = store
         self._visible = visible
         self.members = Members(session_timeout_us, wake)
@@ -46,7 +52,7 @@ class Handing:
     # --- groups and consumers ----------------------------------------------------------------------------------------
 
     def ledger_of(self, group: Group) -> Ledger:
-        """The group's ledger; made when it has none."""
+        """Return the group's ledger, made when it has none."""
         if group.ledger is None:
             group.ledger = self._make(self._next_number, group.mode)
             self._next_number += 1
@@ -60,11 +66,11 @@ class Handing:
         return ledger
 
     def join(self, command: Subscribe, group: Group) -> Member:
-        """Be a consumer of the group."""
+        """Take a consumer into the group, new or known; return it."""
         ledger = self.ledger_of(group)
         known = command.known
         if known is not None and known.generation != self._store.groups.generation:
-            known = known._replace(handled=())  # delivery sequences may mean something else
+            known = known._replace(handled=())  # its delivery sequences may mean other messages now
         before = ledger.by_name.get(command.consumer)
         was_leaving = before is not None and before.leaving
         member = ledger.join(
@@ -77,7 +83,7 @@ class Handing:
         return member
 
     def consumer_state(self, member: Member) -> ConsumerState:
-        """What its client is told."""
+        """Return the state of a consumer, for its client."""
         in_flight = member.in_flight
         return ConsumerState(
             member.number, member.epoch, in_flight.ack_floor, in_flight.next_sequence, self._store.groups.generation,
@@ -85,20 +91,20 @@ class Handing:
         )  # fmt: skip
 
     def leave(self, subscription: Subscription) -> None:
-        """A consumer leaves by itself: what it holds is handed out again at once."""
+        """Let a consumer leave by itself; others get its messages in flight at once."""
         ledger, member = subscription.group.ledger, subscription.member
         if ledger is None or member is None or member.epoch != subscription.epoch:
             return
         self.members.leave(ledger, member, self.now)
 
     def drop(self, ledger: Ledger, *, clear_retries: bool) -> None:
-        """A group goes elsewhere: what is held is dropped."""
+        """Drop all that is in flight, since the group seeks or is deleted."""
         members = [member for member in ledger.members.values() if not member.closed]
         ledger.drop_in_flight(self.now.wall_us, clear_retries=clear_retries)
         self.members.left(ledger, *members)
 
     def forget(self, ledger: Ledger) -> None:
-        """A group is deleted."""
+        """Delete the ledger of a group."""
         self.drop(ledger, clear_retries=True)
         del self.ledgers[ledger.number]
         self._store.groups.forget(ledger.number)
@@ -108,11 +114,11 @@ class Handing:
         self.members.look(self.ledgers[number])
 
     def heartbeat(self, command: Heartbeat) -> None:
-        """A client's process lives."""
+        """Note that a client's process lives."""
         self.members.heartbeat(command.client, command.stalled_us, self.now)
 
     def ack(self, subscription: Subscription, intervals: tuple[int, ...]) -> int:
-        """These are handled; returns how many had to be refused. Raises Fenced and InvalidOption."""
+        """Ack delivery sequences; return how many were refused. Raises Fenced and InvalidOption."""
         ledger, member = self._caller(subscription)
         if not _are_pairs(intervals):
             raise InvalidOption("acknowledgements are pairs of a first delivery sequence and the one behind the last")
@@ -122,7 +128,7 @@ class Handing:
         return refused
 
     def hand_back(self, subscription: Subscription, backs: Sequence[DispositionRange]) -> list[int]:
-        """These come back; returns the numbers of those that had to be refused. Raises Fenced and InvalidOption."""
+        """Nack, release or reject ranges; return the indexes of the refused ones. Raises Fenced and InvalidOption."""
         ledger, member = self._caller(subscription)
         if len(backs) > MOST_RANGES_A_RECORD:
             raise InvalidOption(f"at most {MOST_RANGES_A_RECORD:,} ranges are handed back at once")
@@ -140,15 +146,15 @@ class Handing:
     def _caller(self, subscription: Subscription) -> tuple[Ledger, Member]:
         ledger, member = subscription.group.ledger, subscription.member
         if ledger is None or member is None:
-            raise InvalidOption("who follows alone, or takes part in an at_most_once group, has nothing to hand back")
+            raise InvalidOption("a solo consumer or one of an at_most_once group has nothing to ack or nack")
         ledger.member(member.number, subscription.epoch)
         member.seen_us = self.now.monotonic_us
         return ledger, member
 
-    # --- what a pull is to get ---------------------------------------------------------------------------------------
+    # --- pulls -------------------------------------------------------------------------------------------------------
 
     def offer(self, subscription: Subscription, pull: Pull) -> Offer | None:
-        """What that pull is to get; None for one who follows alone. Raises Fenced and InvalidOption."""
+        """Return what a pull may get; None for a solo consumer. Raises Fenced and InvalidOption."""
         if subscription.member is None:
             return None
         ledger, member = self._caller(subscription)
@@ -172,7 +178,7 @@ class Handing:
         return self.members.offer(ledger, member, expected, waiting)
 
     def _waits_for(self, ledger: Ledger, share: Eligibility) -> Waits:
-        """What waits for a consumer that takes only some of what its group does."""
+        """Return which retries wait for a consumer that takes only some of its group's messages."""
         retries, now_us = ledger.retries, self.now.wall_us
         found = Waits(share.has_any(retries.due), share.has_any(retries.due_quarantined))
         if any(found) or not retries.is_more_due(now_us):
@@ -184,15 +190,15 @@ class Handing:
         return found
 
     def is_due(self, subscription: Subscription) -> bool:
-        """Something waits that it may have, holding others."""
+        """Return whether a retry is due that the consumer may have beside its messages in flight."""
         ledger = subscription.group.ledger
         if ledger is None or not ledger.retries.is_due:
             return False
         share = share_of(self._store, subscription)
         return share is None or share.has_any(ledger.retries.due)
 
-    def gave(self, subscription: Subscription, parts: Parts, size: int) -> tuple[int, int]:
-        """A pull is answered with messages that are handed out for the first time: their delivery sequences."""
+    def record_pull(self, subscription: Subscription, parts: Parts, size: int) -> tuple[int, int]:
+        """Record a pull of new messages; return the interval of their delivery sequences."""
         ledger, member = ledger_and_member(subscription)
         ranges = ranges_of(self._store, parts, subscription.filters)
         ledger.was_again = False
@@ -200,22 +206,22 @@ class Handing:
         while len(ranges) > MOST_RANGES_A_RECORD:
             ledger.pulled(member, ranges[:MOST_RANGES_A_RECORD], 0, self.now.wall_us, [])
             del ranges[:MOST_RANGES_A_RECORD]
-        ledger.pulled(member, ranges, size, self.now.wall_us, self._where(subscription))
-        self.ack_deadlines.given(ledger, member, self.now)
+        ledger.pulled(member, ranges, size, self.now.wall_us, self._positions_read(subscription))
+        self.ack_deadlines.start(ledger, member, self.now)
         return start, member.in_flight.next_sequence
 
-    def gave_again(self, subscription: Subscription) -> None:
-        """A pull is answered with messages that have been handed out before."""
-        self.ack_deadlines.given(*ledger_and_member(subscription), self.now)
+    def record_redelivery(self, subscription: Subscription) -> None:
+        """Start the ack deadline of messages that were delivered again."""
+        self.ack_deadlines.start(*ledger_and_member(subscription), self.now)
 
     def expire(self, subscription: Subscription, intervals: list[tuple[int, int]]) -> None:
-        """What a consumer was given is past its expiry: it is dead."""
+        """Make dead letters of delivered messages that have expired."""
         ledger, member = ledger_and_member(subscription)
         backs = [DispositionRange(start, end, Disposition.REJECT, None, EXPIRED_REASON) for start, end in intervals]
         ledger.hand_back(member, backs, self.now.wall_us)
 
-    def _where(self, subscription: Subscription) -> list[Any]:
-        """How far the scans of what it follows have come: [prefix, place by partition] each."""
+    def _positions_read(self, subscription: Subscription) -> list[Any]:
+        """Return how far the subscription's prefixes have been read: [prefix, position by partition] each."""
         prefix_filters = [subject_filter for subject_filter in subscription.filters if not subject_filter.exact]
         if not prefix_filters:
             return []
@@ -228,32 +234,32 @@ class Handing:
     # --- time --------------------------------------------------------------------------------------------------------
 
     def tick(self, now: Now) -> None:
-        """Have the sessions expire of those that are silent, wake who waits for what is due."""
+        """Expire silent consumers and passed ack deadlines; wake pulls whose retries are due."""
         self.now = now
         self.members.tick(now)
         for ledger in self.ack_deadlines.tick(now):
             self.members.look(ledger)
 
     def next_deadline_us(self) -> int | None:
-        """When ``tick`` has something to do."""
+        """Return when ``tick`` has work next; None for never."""
         deadlines = self.members.next_deadline_us(self.now), self.ack_deadlines.next_deadline_us()
         return min((one for one in deadlines if one is not None), default=None)
 
     # --- start -------------------------------------------------------------------------------------------------------
 
     def restore(self, group: Group, number: int, fields: dict[str, Any]) -> None:
-        """Take over a group's ledger as a checkpoint kept it."""
+        """Restore a group's ledger from a checkpoint."""
         group.ledger = self._make(number, group.mode)
         group.ledger.restore(fields)
         self._next_number = max(self._next_number, number + 1)
 
-    def redrive(self, group: Group, number: int) -> None:
-        """A record says that the group was made."""
+    def recreate(self, group: Group, number: int) -> None:
+        """Make the ledger of a group whose record is read at the start."""
         group.ledger = self._make(number, group.mode)
         self._next_number = max(self._next_number, number + 1)
 
     def follows(self, group: Group, subject_filter: SubjectFilter) -> None:
-        """A group begins to follow a prefix."""
+        """Record that a group follows a prefix."""
         if group.name is not None:
             fields = [
                 self.ledger_of(group).number,
@@ -267,12 +273,12 @@ class Handing:
             )
 
     def unfollows(self, group: Group, ended: Iterable[SubjectFilter]) -> None:
-        """A group follows these no more."""
+        """Record that a group no longer follows these prefixes."""
         fields = [self.ledger_of(group).number, [subject_filter.prefix for subject_filter in ended]]
         self._store.groups.stage(RecordKind.UNFOLLOW, msgpack.packb(fields))
 
     def replay(self, group: Group, kind: int, fields: list[Any]) -> None:
-        """Do what a record says, but for one of a consumer of whom nothing is known."""
+        """Apply a record of the pull log at the start. Records of unknown consumers change nothing."""
         ledger = group.ledger
         assert ledger is not None
         if ledger.replay(kind, fields) and kind == RecordKind.PULL:
@@ -280,7 +286,7 @@ class Handing:
             self._replay_cursors(group, where, unflat(flat))
 
     def _replay_cursors(self, group: Group, where: list[Any], ranges: list[MessageRange]) -> None:
-        """Move the group behind what it was given."""
+        """Move a group's cursors behind the messages of a replayed pull."""
         for messages in ranges:
             for part in parts_of(self._store, group, messages):
                 rows = part.rows if isinstance(part, Many) else np.array([part.entry], ENTRY_DTYPE)
@@ -297,13 +303,13 @@ class Handing:
         group.dirty = True
 
     def restored(self) -> None:
-        """All is told: the consumers get their time from now on."""
+        """Begin the session timeouts and ack deadlines after the start has read all records."""
         self.members.restore(self.ledgers.values(), self.now)
         self.ack_deadlines.restore(self.ledgers.values(), self.now)
 
 
 def _are_pairs(intervals: tuple[int, ...]) -> bool:
-    """Starts, each with an end behind it."""
+    """Return whether *intervals* are starts and ends in turn, each end behind its start."""
     if len(intervals) == 2:
         return intervals[0] < intervals[1]
     starts, ends = intervals[::2], intervals[1::2]
