@@ -1,4 +1,4 @@
-"""Looking at groups and their dead letters, and changing groups: settings, seek, delete."""
+"""Administration of groups: lists of groups, consumers and dead letters; settings, seek, delete."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ from qmq.names import check_group_or_member, check_prefix
 from qmq.net.protocol.types import BROADCAST
 from qmq.storage.store import NotAtHand, Store
 
-#: What changes nothing. What all else did is on disk before it is answered.
+#: Actions that change nothing. The changes of all others are on disk before the answer.
 LOOKS: Final = frozenset({"groups", "consumers", "dead_letters"})
-#: What is done to dead letters, some in each turn.
+#: Actions on dead letters, which are done over several turns.
 LETTERS: Final = frozenset({"retry_dead", "delete_dead"})
 #: Rows of one answer.
 MOST_ROWS: Final = 1_000
-#: Subjects that are looked at for the groups of one answer (one group in any case).
+#: Subjects that are counted for the groups of one answer (but one group in any case).
 MOST_SUBJECTS: Final = 1_000_000
 
 Fields = dict[str, Any]
 
 
 class AdminCommands:
-    """What ``client.admin`` asks for. Every method takes the fields of a request and gives those of its answer."""
+    """The actions of ``client.admin``. Every method takes the fields of a request and returns those of its answer."""
 
     def __init__(self, store: Store, delivery: Delivery, changes: GroupReplay, delayed: Mapping[str, int]) -> None:
-        """*delayed*: how many messages wait to be delivered later, by subject."""
+        """*delayed* is the number of delayed messages by subject."""
         self._store = store
         self._delivery = delivery
         self._changes = changes
@@ -60,9 +60,7 @@ class AdminCommands:
         }
 
     def do(self, action: str, fields: Fields, now: Now) -> Fields:
-        """Do it. Raises UnknownGroup, InvalidOption and what else stands in the way, and NotAtHand: nothing has changed
-        then.
-        """
+        """Carry out an action. Raises UnknownGroup, InvalidOption, StorageError, and NotAtHand before any change."""
         method = self._actions.get(action)
         if method is None:
             raise InvalidOption(
@@ -79,12 +77,12 @@ class AdminCommands:
         return group, group.ledger
 
     def _all(self, fields: Fields) -> list[tuple[Group, Ledger]]:
-        """That group; of a broadcast the group of each of its members."""
+        """Return the named group, or the groups of all members of a broadcast group."""
         groups = self._delivery.subscriptions.groups
         members = members_of(name, groups) if isinstance(name := fields.get("group"), str) else []
         return [self._group({"group": one}) for one in members] or [self._group(fields)]
 
-    # --- looking -----------------------------------------------------------------------------------------------------
+    # --- lists -------------------------------------------------------------------------------------------------------
 
     def _groups(self, fields: Fields, now: Now) -> Fields:
         groups, after = self._delivery.subscriptions.groups, _text(fields, "after")
@@ -133,7 +131,7 @@ class AdminCommands:
         ]
         return {"rows": rows, "after": left[MOST_ROWS - 1].name if len(left) > MOST_ROWS else None}
 
-    # --- changing ----------------------------------------------------------------------------------------------------
+    # --- changes -----------------------------------------------------------------------------------------------------
 
     def _set_group(self, fields: Fields, now: Now) -> Fields:
         found, given, follows = self._all(fields), fields.get("settings", {}), fields.get("follows")
@@ -162,7 +160,7 @@ class AdminCommands:
 
     def _seek_group(self, fields: Fields, now: Now) -> Fields:
         found = self._all(fields)
-        begin = resolve_start(self._store, _place(fields.get("to")), "first")
+        begin = resolve_start(self._store, _seek_start(fields.get("to")), "first")
         for group, _ in found:
             self._changes.seek(group, begin, clear_retries=bool(fields.get("clear_retries")))
         return {}
@@ -173,20 +171,20 @@ class AdminCommands:
         return {}
 
     def _handled(self, fields: Fields, now: Now) -> Fields:
-        """A consumer's client tells late what was handled, when the consumer itself may be gone."""
+        """Take late acks from a consumer's client; the consumer itself may be gone."""
         _, ledger = self._group(fields)
         member, numbers = ledger.by_name.get(_text(fields, "consumer")), _numbers(fields, "handled")
         if len(numbers) % 2:
             raise InvalidOption("handled are pairs: a first delivery sequence and the one behind the last")
-        place = _whole(fields, "since_us", 0), _whole(fields, "generation", 0)
-        if member is None or (member.since_us, self._store.groups.generation) != place:
+        known = _whole(fields, "since_us", 0), _whole(fields, "generation", 0)
+        if member is None or (member.since_us, self._store.groups.generation) != known:
             return {"taken": False}
         ledger.handled_before(member, tuple(numbers))
         self._delivery.tracker.members.look(ledger)
         return {"taken": True}
 
     def _leave(self, fields: Fields, now: Now) -> Fields:
-        """A consumer's client tells late that the consumer is gone: its connection was lost before."""
+        """Let a consumer leave late, whose client had lost the connection before."""
         _, ledger = self._group(fields)
         member, nonce = ledger.by_name.get(_text(fields, "consumer")), fields.get("nonce")
         if type(nonce) is not bytes or not nonce:
@@ -226,7 +224,7 @@ class AdminCommands:
         return {"rows": rows, "after": None, "messages": len(ledger.dead)}
 
     def _named(self, group: Group, messages: Any) -> Fields:
-        """Id, subject and sequence of a message; without, where that cannot be read. Raises NotAtHand."""
+        """Return id, subject and sequence of a message, each None where it cannot be read. Raises NotAtHand."""
         store = self._store
         try:
             for part in parts_of(store, group, messages):
@@ -241,8 +239,10 @@ class AdminCommands:
         return {"id": None, "subject": None, "sequence": None}
 
     def _id_of(self, partition: int, entry: EntryRow, index: int) -> str:
-        """Of a message of that run: the id that it had before, where it is a copy. Raises StorageError, BadBatch,
-        NotAtHand."""
+        """Return the id of a message of a run; of a copy, the id of its original.
+
+        Raises StorageError, BadBatch and NotAtHand.
+        """
         store, position, run = self._store, entry[1], entry[5]
         if entry[8] & ENTRY_HAS_ORIGIN_ID:
             if not store.is_at_hand(partition, position, entry[10]):
@@ -255,12 +255,12 @@ class AdminCommands:
         return str(MessageId(store.store_id, partition, position + sum(int(one["count"]) for one in before) + index))
 
     def dead_of(self, fields: Fields) -> tuple[Ledger, list[int] | None]:
-        """Whose dead letters are meant, and which by number; None: all. Raises UnknownGroup and InvalidOption."""
+        """Return ledger and numbers of requested dead letters, None for all. Raises UnknownGroup and InvalidOption."""
         return self._group(fields)[1], _letters(fields)
 
 
 def _letters(fields: Fields) -> list[int] | None:
-    """Which dead letters; None: all."""
+    """Return the numbers of the requested dead letters; None for all."""
     return None if fields.get("numbers") is None else _numbers(fields, "numbers")
 
 
@@ -272,7 +272,7 @@ def _numbers(fields: Fields, name: str) -> list[int]:
 
 
 def _prefixes(follows: object) -> list[str]:
-    """What a group is to follow. Raises InvalidOption and InvalidName."""
+    """Return the prefixes that a group is to follow. Raises InvalidOption and InvalidName."""
     if type(follows) is not list or not follows:
         raise InvalidOption("give a list of at least one prefix or subject to follow, '' for everything")
     return list(dict.fromkeys(check_prefix(prefix) for prefix in follows))
@@ -292,8 +292,8 @@ def _whole(fields: Fields, name: str, default: int) -> int:
     return value
 
 
-def _place(to: object) -> str | tuple[str, int]:
-    """Where to go on. Raises InvalidOption."""
+def _seek_start(to: object) -> str | tuple[str, int]:
+    """Return the start that a seek asks for. Raises InvalidOption."""
     match to:
         case "first" | "last":
             return str(to)

@@ -1,9 +1,7 @@
 """The broker: a state machine. Commands and time go in, effects come out; no socket, no clock, no thread.
 
-Per loop turn: ``handle`` for each command that came, one ``turn``, then ``take_effects``. ``tick`` does what is due by
-time and says when it wants to be called next.
-
-What each command is: which part of the broker takes it. Pulls, acknowledgements and all else but sends.
+In each turn of the loop the server calls ``handle`` for each command, then ``turn``, then ``take_effects``. ``tick``
+does what is due by time, and returns when to call it next. CommandDispatch says which part takes which command.
 """
 
 from __future__ import annotations
@@ -85,14 +83,14 @@ from qmq.storage.store import NotAtHand, PartitionDamage, Store
 
 #: Rows of one list of subjects.
 _MAX_LIST: Final = 10_000
-#: Subjects whose names are looked at for one answer: a prefix may take none of a million.
+#: Subjects whose names are compared for one answer, since a prefix may take none of a million.
 _MOST_LOOKED_AT: Final = 20_000
-#: What a broker that stops refuses, beside sends.
+#: Commands that a stopping broker refuses, beside sends.
 _REFUSED_AT_STOP: Final = frozenset((Pull, HandOver, Restore, ReadLog))
 
 
 class BrokerParts(NamedTuple):
-    """What a broker is made of."""
+    """The parts of a broker."""
 
     store: Store
     effects: list[Effect]
@@ -112,16 +110,16 @@ class BrokerParts(NamedTuple):
 
 
 class CommandDispatch:
-    """Of one broker."""
+    """Gives each command but Send to the part of the broker that takes it."""
 
     def __init__(self, parts: BrokerParts) -> None:
         self._parts = parts
         self._effects = parts.effects
         self._claims = ProducerClaims()
-        #: Why nothing more is begun.
+        #: The error of refused commands once the broker stops.
         self.stopping: BrokerStopping | None = None
         delivery, log_reads, reports = parts.delivery, parts.log_reads, parts.reports
-        say = parts.effects.append
+        add = parts.effects.append
         self._take: dict[type, Callable[[Any, Now], object]] = {
             Pull: lambda command, now: delivery.pull(command, now.monotonic_us),
             Ack: self._ack,
@@ -131,14 +129,14 @@ class CommandDispatch:
             Withdraw: lambda command, now: delivery.withdraw(command),
             Subscribe: lambda command, now: delivery.subscribe(command),
             Unsubscribe: self._unsubscribe,
-            HandBack: lambda command, now: say(delivery.hand_back(command)),
+            HandBack: lambda command, now: add(delivery.hand_back(command)),
             HandOver: parts.hand_overs.take,
             Restore: parts.restores.take,
             Heartbeat: self._heartbeat,
             Administer: self._administer,
             LastSequence: self._last_sequence,
             Claim: self._claim,
-            ListSubjects: lambda command, now: say(self._list_subjects(command)),
+            ListSubjects: lambda command, now: add(self._list_subjects(command)),
             Report: lambda command, now: reports.report(command),
             Checked: lambda command, now: reports.checked(command),
             ListSegments: lambda command, now: log_reads.list_segments(command),
@@ -149,24 +147,24 @@ class CommandDispatch:
         }
         self._read_done: dict[Asker, Callable[[ReadDone, Now], object]] = {
             Asker.PULL_LOG: lambda done, now: delivery.durable.synced(done.error),
-            Asker.PULLS: lambda done, now: self._go_on(delivery.read_done(done), done.error, now),
+            Asker.PULLS: lambda done, now: self._resume(delivery.read_done(done), done.error, now),
             Asker.REPORTS: lambda done, now: reports.read_done(done),
             Asker.HISTORY: lambda done, now: log_reads.read_done(done),
             Asker.DUE: parts.delaying.read_done,
             Asker.CANCEL: parts.delaying.looked,
             Asker.RESTORE: lambda done, now: parts.restores.read_done(done.error),
-            Asker.RETENTION: lambda done, now: self._looked(done, now, parts.retention.read_done),
-            Asker.FORWARDING: lambda done, now: self._looked(done, now, parts.retention.copied),
+            Asker.RETENTION: lambda done, now: self._read_for_retention(done, now, parts.retention.read_done),
+            Asker.FORWARDING: lambda done, now: self._read_for_retention(done, now, parts.retention.copied),
         }
 
     def take(self, command: Command, now: Now) -> None:
-        """Do what it says. Raises QmqError where the client is to be told so."""
+        """Carry out a command. Raises QmqError where the client is to be refused."""
         kind = type(command)
         if self.stopping is not None and kind in _REFUSED_AT_STOP:
             raise self.stopping
         self._take[kind](command, now)
 
-    # --- one kind each -----------------------------------------------------------------------------------------------
+    # --- single commands ---------------------------------------------------------------------------------------------
 
     def _ack(self, command: Ack, now: Now) -> None:
         answer = self._parts.delivery.ack(command)
@@ -232,7 +230,7 @@ class CommandDispatch:
         after = end if end < store.subject_count else None
         return SubjectList(command.connection, command.request, rows, after)
 
-    # --- administration, and what waits for reads --------------------------------------------------------------------
+    # --- administration, and commands that wait for reads ------------------------------------------------------------
 
     def _administer(self, command: Administer, now: Now, deferred: DeferredCommand | None = None) -> None:
         connection, request, action, fields = command
@@ -259,8 +257,8 @@ class CommandDispatch:
             else:
                 parts.delivery.durable.answer(answer)
 
-    def _go_on(self, deferred: DeferredCommand | None, failed: QmqError | None, now: Now) -> None:
-        """What a command waited for is in memory, or cannot be read."""
+    def _resume(self, deferred: DeferredCommand | None, failed: QmqError | None, now: Now) -> None:
+        """Carry out a command whose read is done, or refuse it where the read has *failed*."""
         if deferred is None:
             return
         command = deferred.command
@@ -274,30 +272,28 @@ class CommandDispatch:
         except QmqError as error:
             self._effects.append(Refused(command.connection, command.request, error))
 
-    def _looked(self, done: ReadDone, now: Now, tell: Callable[[ReadDone, Now], None]) -> None:
-        """Of a segment that may go."""
+    def _read_for_retention(self, done: ReadDone, now: Now, then: Callable[[ReadDone, Now], None]) -> None:
+        """Report the error of a read for retention, then hand its end on."""
         if done.error is not None:
             self._parts.damages.refused(done.error)
-        tell(done, now)
+        then(done, now)
 
 
-#: More remembered producers than this many bytes go into a checkpoint only now and then; the log fills the gap.
+#: When the remembered producers take more bytes, only some checkpoints have them; a start reads the rest in the log.
 _PRODUCERS_AT_ONCE_BYTES = 1 << 20
 _PRODUCERS_EVERY_US = 30_000_000
-#: The headers of so many runs are read within about a second.
+#: A start reads the headers of this many runs within about a second.
 _ROWS_AT_ONCE = 100_000
 
 
 class Broker:
-    """The rules over one store."""
+    """The rules of a broker over one store."""
 
     def __init__(self, store: Store, limits: BrokerLimits, now: Now) -> None:
-        """Take over what the store's checkpoint keeps, and what its logs tell of the time since. Raises BadState when
-        the checkpoint makes no sense, and StorageError.
-        """
+        """Restore the state from the store's checkpoint and the logs since. Raises BadState and StorageError."""
         self._store = store
         self._effects: list[Effect] = []
-        #: What was met since the start.
+        #: Events since the start.
         self.counters = Counters()
         self._damages = Damages(store, self.counters)
         self._reports = Reports(store, self._effects, self._damages, self.counters)
@@ -332,7 +328,7 @@ class Broker:
         self._broadcasts = Broadcasts(
             self._delivery.subscriptions.by_ledger, self._delivery.tracker.members, self._changes.delete, limits
         )
-        self._producers_seen = 0  # of the delay log
+        self._producers_seen = 0  # up to here the checkpoint has the producers of the delay log
         with taken_over(store.state_path):
             self._restore(now)
         self._delivery.tracker.now = now
@@ -343,7 +339,7 @@ class Broker:
     # --- in ----------------------------------------------------------------------------------------------------------
 
     def handle(self, command: Command, now: Now) -> None:
-        """Take one command. What a client did wrong becomes a Refused; nothing is raised for it."""
+        """Take one command. A client's mistake becomes a Refused, not an exception."""
         self._delivery.tracker.now = now
         if type(command) is Send:
             try:
@@ -361,7 +357,7 @@ class Broker:
             self._effects.append(Refused(command.connection, command.request, error))
 
     def turn(self, now: Now) -> None:
-        """End of a loop turn: write what came, publish what may be seen, serve who waits for it."""
+        """End a loop turn: write batches and records, publish visible messages, serve waiting pulls."""
         self._delivery.tracker.now = now
         self._intake.turn()
         self._hand_overs.turn(now)
@@ -371,7 +367,7 @@ class Broker:
         self._delivery.durable.turn()
 
     def tick(self, now: Now) -> int | None:
-        """Do what is due; returns the monotonic microsecond at which to call again, None when nothing is waited for."""
+        """Do what is due by time; return the monotonic microsecond at which to call again, None for never."""
         self._delaying.tick(now)
         self._hand_overs.turn(now)
         self._restores.turn(now)
@@ -404,7 +400,7 @@ class Broker:
         self._intake.avoid(partitions)
 
     def stop(self) -> None:
-        """Refuse sends and pulls from now on; waiting pulls are answered so."""
+        """Refuse sends and pulls from now on, waiting pulls too."""
         stopping = BrokerStopping("the broker is shutting down; connect again in a moment, or to another broker")
         self._dispatch.stopping = stopping
         self._delivery.refuse_waiting_pulls(stopping)
@@ -414,28 +410,28 @@ class Broker:
     # --- out ---------------------------------------------------------------------------------------------------------
 
     def take_effects(self) -> list[Effect]:
-        """What is to be said and done; the caller's from here on."""
+        """Return the effects since the last call, and forget them."""
         effects = self._effects.copy()
         self._effects.clear()
         return effects
 
     def take_syncs(self) -> list[SyncWanted]:
-        """Of the effects the syncs that are wanted: they need not wait for the end of a turn."""
+        """Return the wanted syncs of the effects, and forget them: they need not wait for the end of a turn."""
         wanted = [effect for effect in self._effects if type(effect) is SyncWanted]
         if wanted:
             self._effects[:] = [effect for effect in self._effects if type(effect) is not SyncWanted]
         return wanted
 
     def damage_found(self, damage: PartitionDamage, by: FoundBy) -> None:
-        """Somebody has read bytes on disk that are bad: they are served no more, and told of once."""
+        """Report bad bytes on disk: they are counted and logged once, and not served any more."""
         self._damages.found(damage, by)
 
     def file_damaged(self, error: QmqError) -> None:
-        """The scrub has found a file of groups to be bad: it is told of once."""
+        """Report a bad file of a group that the scrub has found."""
         self._damages.refused(error, "scrub")
 
     def take_damaged(self) -> list[QmqError]:
-        """What was found to be bad, or could not be read while serving pulls, since the last call."""
+        """Return the damage found since the last call, each place once."""
         damaged = self._delivery.take_damaged() + self._delaying.damaged
         self._delaying.damaged = []
         for error in (*damaged, *self._store.groups.take_damaged()):
@@ -443,7 +439,7 @@ class Broker:
         return self._damages.take_news()
 
     def take_dropped(self) -> list[Dropped]:
-        """What retention has let go since the last call."""
+        """Return the segments that retention has dropped since the last call."""
         dropped, self._retention.dropped = self._retention.dropped, []
         counters = self.counters
         counters.dropped_segments += len(dropped)
@@ -455,16 +451,16 @@ class Broker:
         return dropped
 
     def set_retention(self, age_ms: int, size: int, *, needs_archive: bool) -> None:
-        """Set how long messages are kept from now on."""
+        """Set by age and size how much retention keeps from now on."""
         self._retention.keep(age_ms, size, needs_archive=needs_archive)
 
     def take_unreceipted(self) -> list[UnreceiptedSegment]:
-        """What retention keeps since long because no archive has it, to be told of now."""
+        """Return the segments that retention has long kept for want of an archive receipt, once each."""
         unreceipted, self._retention.unreceipted = self._retention.unreceipted, []
         return unreceipted
 
     def waiting_for_sync(self) -> int:
-        """Answers that wait for an fdatasync."""
+        """Return how many answers wait for an fdatasync."""
         return self._intake.acknowledging.waiting_for_sync()
 
     @property
@@ -473,23 +469,23 @@ class Broker:
         return self._delivery.subscriptions.groups
 
     def delayed(self) -> dict[str, int]:
-        """How many messages wait to be delivered later, by subject."""
+        """Return how many delayed messages wait, by subject."""
         return dict(self._delaying.counts)
 
     def wants_checkpoint(self) -> bool:
-        """Whether one is of use though nothing has changed since the last."""
+        """Return whether a checkpoint is of use although no message came since the last one."""
         return self._delaying.wants_checkpoint() or bool(self._sealing) or self._retention.wants_checkpoint()
 
     def waiting_pulls(self) -> int:
-        """Pulls that wait for messages."""
+        """Return how many pulls wait for messages."""
         return self._delivery.waiting_pulls()
 
     # --- checkpoint --------------------------------------------------------------------------------------------------
 
     def checkpoint_state(self, now: Now) -> dict[str, bytes]:
-        """The broker's part of a checkpoint: groups with their cursors, and producers.
+        """Return the broker's part of a checkpoint: groups with their cursors, and producers.
 
-        What the turn has brought so far is written first: a checkpoint knows of no batch that may yet fail, and of no
+        Staged batches and records are written first, so that a checkpoint includes no batch that may yet fail, and no
         record that a start would read again. Raises StorageFull or StorageFailed.
         """
         self._intake.turn()
@@ -525,7 +521,7 @@ class Broker:
             upto: list[int]
             upto, seen = msgpack.unpackb(state["producers_upto"])
             upto += [0] * (self._store.partitions - len(upto))
-        else:  # no checkpoint has been taken, or none is left
+        else:  # there is no checkpoint
             upto = [self._remembered_from(partition) for partition in range(self._store.partitions)]
         sent = self._store.headers_since(upto), self._delaying.headers_since(seen)
         for partition, header in heapq.merge(*sent, key=lambda found: found[1].stored_at_us):
@@ -540,9 +536,9 @@ class Broker:
             self._delivery.subscriptions.restore(msgpack.unpackb(state["groups"], strict_map_key=False))
 
     def _remembered_from(self, partition: int) -> int:
-        """From which position on batches tell of producers: as far back as they are remembered, going by the stamps.
+        """Return the position from which on the log is read for producers: as far back as they are remembered.
 
-        Where the clock was set forward these say too little: so it is the last rows in any case.
+        That goes by stamps, which are wrong after a jump of the clock, so the last rows are read in any case.
         """
         since_us = max(0, self._store.last_stored_at_us - self._ttl_us)
         end = self._store.visible_row(partition)

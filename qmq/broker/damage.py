@@ -1,6 +1,6 @@
-"""What a running broker finds to be bad in its logs: counted, told of and served no more, each place once.
+"""Bad bytes that a running broker finds: each place is counted, logged once, and not served any more.
 
-What clients could not verify or decode: read again from disk and judged.
+Clients report messages that they could not verify; the broker reads these again from disk.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from qmq.format.layout import DELAY_PARTITION
 from qmq.net.protocol.types import ReportOutcome
 from qmq.storage.store import NotAtHand, PartitionDamage, Store
 
-#: Places that are told of once: beyond so many the one known longest may be told of again.
+#: Places that are remembered as logged; beyond that the oldest is forgotten, and may be logged again.
 MOST_POSITIONS: Final = 4_096
 
 
-class TellRate:
-    """How many bad places are named in the log: *burst* at once, and then one in *every_us* microseconds.
+class LogRate:
+    """Limits how many bad places are logged: *burst* at once, then one in *every_us* microseconds.
 
-    A disk that falls apart has more of them than a log can hold; all are counted, and `qmq verify` names all.
+    A broken disk may have more bad places than fit in a log. All are counted, and `qmq verify` names all.
     """
 
     def __init__(self, burst: int, every_us: int) -> None:
         self._burst_us = burst * every_us
         self._every_us = every_us
-        self._free_us = 0  # when what was told would be used up, had it been told one by one
+        self._free_us = 0  # until when the places logged so far use up the rate
 
-    def may_tell(self, now_us: int) -> bool:
-        """Whether one more may be told of now."""
+    def may_log(self, now_us: int) -> bool:
+        """Return whether one more place may be logged now, and count it."""
         free_us = max(self._free_us, now_us) + self._every_us
         if free_us - now_us > self._burst_us:
             return False
@@ -41,52 +41,52 @@ class TellRate:
 
 
 class Damages:
-    """The one road of everything bad, whoever came upon it."""
+    """Collects all damage, found by pulls, the scrub and clients."""
 
     def __init__(self, store: Store, counters: Counters) -> None:
         self._store = store
         self._counters = counters
-        self._told: OrderedDict[str, None] = OrderedDict()
+        self._reported: OrderedDict[str, None] = OrderedDict()
         self._news: list[QmqError] = []
 
     def found(self, damage: PartitionDamage, by: FoundBy) -> None:
-        """Bytes on disk are bad: what is marked is served no more."""
+        """Mark bad bytes on disk as unreadable, and report them."""
         log, local = self._store.log_of(damage.partition)
-        if damage.partition < DELAY_PARTITION:  # what is delayed is checked message by message when it is due
+        if damage.partition < DELAY_PARTITION:  # delayed messages are checked one by one when they are due
             marked = [log.mark_unreadable(local, *mark) for mark in damage.marks]
             if marked and not any(marked):
                 return
         place = log.file_offset_of(local, damage.start)
-        self._tell(BadBytes(f"{place}, {damage.end - damage.start} bytes: {damage.reason}"), by)
+        self._add(BadBytes(f"{place}, {damage.end - damage.start} bytes: {damage.reason}"), by)
 
     def refused(self, error: QmqError, by: FoundBy = "pull") -> None:
-        """Something could not be read, for that reason, or is bad."""
-        self._tell(error, by)
+        """Report an error that a read has met."""
+        self._add(error, by)
 
     def take_news(self) -> list[QmqError]:
-        """What was found since the last call and not told of before."""
+        """Return the damage found since the last call that was not reported before."""
         news, self._news = self._news, []
         return news
 
-    def _tell(self, error: QmqError, by: FoundBy) -> None:
+    def _add(self, error: QmqError, by: FoundBy) -> None:
         text = str(error)
-        if text in self._told:
-            self._told.move_to_end(text)
+        if text in self._reported:
+            self._reported.move_to_end(text)
             return
-        self._told[text] = None
-        if len(self._told) > MOST_POSITIONS:
-            self._told.popitem(last=False)
+        self._reported[text] = None
+        if len(self._reported) > MOST_POSITIONS:
+            self._reported.popitem(last=False)
         self._counters.damaged[by] += 1
         self._news.append(error)
 
 
-#: Reports without an answer, of one connection and of all.
+#: Open reports of one connection, and of all.
 MAX_REPORTS: Final = 16
 MAX_ALL_REPORTS: Final = 1_024
 
 
 class Reports:
-    """Everything it has to say goes to *effects*."""
+    """Checks the places that clients report, and answers to *effects*."""
 
     def __init__(self, store: Store, effects: list[Effect], damages: Damages, counters: Counters) -> None:
         self._store = store
@@ -98,7 +98,7 @@ class Reports:
         self._last_number = first_number(Asker.REPORTS)
 
     def report(self, report: Report) -> None:
-        """Have the place read. Raises Overloaded."""
+        """Begin the check of a reported place. Raises Overloaded."""
         if self._by_connection[report.connection] >= MAX_REPORTS or len(self._open) >= MAX_ALL_REPORTS:
             raise Overloaded(
                 f"at most {MAX_REPORTS} reports of a connection, and {MAX_ALL_REPORTS} of all, may wait for an answer"
@@ -130,7 +130,7 @@ class Reports:
         )
 
     def read_done(self, done: ReadDone) -> None:
-        """What it takes to find a batch is in memory, or cannot be read."""
+        """Go on with a report whose entries were read, or refuse it where that has failed."""
         report = self._open[done.number]
         if done.error is None:
             self._look(done.number)
@@ -146,7 +146,7 @@ class Reports:
         return report
 
     def checked(self, checked: Checked) -> None:
-        """The place was read."""
+        """Answer a report whose batch was checked."""
         report = self._close(checked.number)
         if checked.error is not None:
             self._effects.append(Refused(report.connection, report.request, checked.error))
@@ -159,7 +159,7 @@ class Reports:
         self._effects.append(Reported(report.connection, report.request, found))
 
     def _batch_size(self, partition: int, position: int) -> int | None:
-        """The size of the batch that begins there, if one does that can be pulled."""
+        """Return the size of the visible batch that begins at *position*; None where none does."""
         store = self._store
         if partition >= store.partitions:
             return None

@@ -1,6 +1,6 @@
-"""Reading history over the wire: segments, where batches begin in them, and their bytes as they lie.
+"""Reads of the message log by clients: lists of segments, lists of batches, and bytes as they lie.
 
-Bytes are read in a thread, a few reads a partition at a time; the others wait in line as requests, which are small.
+Bytes are read in a thread, a few reads of a partition at a time. Further requests wait, which takes little memory.
 """
 
 from __future__ import annotations
@@ -26,31 +26,32 @@ from qmq.storage.store import Fetch, NotAtHand, Store
 
 #: Bytes of one answer.
 MAX_BYTES: Final = 1 << 20
-#: Requests of one connection that may wait: for a list of batches whose rows are read, or for bytes.
+#: Waiting requests of one connection, for lists of batches and for bytes.
 MAX_WAITING: Final = 64
 #: Reads of a partition that run at once.
 RUNNING: Final = 4
-#: Segments of one answer; rows that are looked at for one list of batches.
+#: Segments of one answer; rows that one list of batches is made from.
 SEGMENTS_AT_ONCE: Final = 1_000
 ROWS_AT_ONCE: Final = 16_384
 
 
 class LogReads:
-    """Everything it has to say goes to *effects*. *visible* tells how far a partition may be read."""
+    """Answers the reads of the log, to *effects*."""
 
     def __init__(self, store: Store, effects: list[Effect], visible: Callable[[int], int]) -> None:
+        """*visible* returns the position before which a partition may be read."""
         self._store = store
         self._effects = effects
         self._visible = visible
         self._last_number = first_number(Asker.HISTORY)
         self._by_connection: Counter[int] = Counter()
-        self._listing: dict[int, ListBatches] = {}  # whose rows are read
+        self._listing: dict[int, ListBatches] = {}  # requests whose rows are being read
         self._waiting: list[deque[ReadLog]] = [deque() for _ in range(store.partitions)]
         self._running: dict[int, tuple[ReadLog, Fetch]] = {}
         self._busy = [0] * store.partitions
 
     def list_segments(self, asked: ListSegments) -> None:
-        """Say which segments there are. Raises InvalidOption."""
+        """Answer with a list of segments. Raises InvalidOption."""
         self._check(asked.partition)
         visible = self._visible(asked.partition)
         spans = self._store.segments_from(asked.partition, asked.position, SEGMENTS_AT_ONCE)
@@ -60,7 +61,7 @@ class LogReads:
         self._effects.append(SegmentList(asked.connection, asked.request, self._store.partitions, rows, more))
 
     def list_batches(self, asked: ListBatches) -> None:
-        """Say where batches begin. Raises InvalidOption, Overloaded, StorageError."""
+        """Answer with the positions of batches. Raises InvalidOption, Overloaded, StorageError."""
         self._check(asked.partition)
         try:
             records = self._store.batches_from(asked.partition, asked.start, ROWS_AT_ONCE)
@@ -75,7 +76,7 @@ class LogReads:
         self._effects.append(BatchList(asked.connection, asked.request, within.tobytes(), after))
 
     def read_done(self, done: ReadDone) -> None:
-        """The rows of a list are in memory, or cannot be read."""
+        """Answer a list whose rows were read, or refuse it where that has failed."""
         asked = self._listing.pop(done.number)
         if self._forget(asked.connection):
             try:
@@ -90,10 +91,10 @@ class LogReads:
         self._check(asked.partition)
         self._count(asked.connection)
         self._waiting[asked.partition].append(asked)
-        self._go_on(asked.partition)
+        self._begin_reads(asked.partition)
 
     def fetched(self, fetched: Fetched) -> None:
-        """Bytes were read, or could not be."""
+        """Answer with the bytes that were read, or refuse where that has failed."""
         asked, fetch = self._running.pop(fetched.number)
         self._busy[asked.partition] -= 1
         if self._forget(asked.connection):
@@ -101,16 +102,16 @@ class LogReads:
                 self._effects.append(Refused(asked.connection, asked.request, fetched.error))
             else:
                 self._effects.append(LogBytes(asked.connection, asked.request, fetch.data))
-        self._go_on(asked.partition)
+        self._begin_reads(asked.partition)
 
     def disconnected(self, connection: int) -> None:
-        """Nobody waits for what that connection has asked for."""
+        """Forget the requests of a closed connection."""
         if not self._by_connection.pop(connection, 0):
             return
         for partition, waiting in enumerate(self._waiting):
             self._waiting[partition] = deque(asked for asked in waiting if asked.connection != connection)
 
-    def _go_on(self, partition: int) -> None:
+    def _begin_reads(self, partition: int) -> None:
         waiting = self._waiting[partition]
         while waiting and self._busy[partition] < RUNNING:
             asked = waiting.popleft()
@@ -137,7 +138,7 @@ class LogReads:
         self._by_connection[connection] += 1
 
     def _forget(self, connection: int) -> bool:
-        """One request less of a connection; False when that has left."""
+        """Count one request less of a connection; return False when the connection is closed."""
         if connection not in self._by_connection:
             return False
         self._by_connection[connection] -= 1

@@ -21,7 +21,7 @@ from contextlib import ExitStack
 from importlib import metadata
 from typing import Any, Final
 
-from qmq.broker.damage import TellRate
+from qmq.broker.damage import LogRate
 from qmq.broker.ports.commands import Checked, Fetched, Now, ReadDone, SyncBroken, Synced
 from qmq.broker.ports.effects import CheckWanted, FetchWanted, ReadWanted, SyncWanted
 from qmq.broker.ports.limits import BrokerLimits
@@ -81,7 +81,7 @@ class RunningBroker:
                 len(part.holes) + len(part.damaged) for part in self.store.recovery.partitions
             )
             undo.pop_all()
-        self._tell_rate = TellRate(_LOGGED_AT_ONCE, _LOGGED_EVERY_US)
+        self._log_rate = LogRate(_LOGGED_AT_ONCE, _LOGGED_EVERY_US)
         self._unlogged = 0  # damages since the last one that was logged
         self._stopping = False
         self._settled = asyncio.Event()
@@ -280,7 +280,7 @@ class RunningBroker:
 
     def _log_damage(self) -> None:
         for error in self.broker.take_damaged():
-            if not self._tell_rate.may_tell(self._clock().monotonic_us):
+            if not self._log_rate.may_log(self._clock().monotonic_us):
                 self._unlogged += 1
                 continue
             unlogged, self._unlogged = self._unlogged, 0

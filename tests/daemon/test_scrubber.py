@@ -12,7 +12,7 @@ from typing import Any, Final
 import pytest
 
 import qmq
-from qmq.broker.damage import TellRate
+from qmq.broker.damage import LogRate
 from qmq.daemon.main import RunningBroker
 from qmq.format.layout import RETRY_SIZE, SCHEDULE_HEADER_SIZE
 from tests.broker_process import running
@@ -127,12 +127,12 @@ async def test_only_some_of_many_damages_are_logged(
 
 
 def test_a_rate_is_kept_and_nothing_is_saved_up_beyond_its_burst() -> None:
-    rate = TellRate(3, 1_000)
-    assert [rate.may_tell(5_000) for _ in range(5)] == [True, True, True, False, False]
-    assert [rate.may_tell(now) for now in (5_999, 6_000, 6_000, 6_999, 8_500, 8_500)] == [
+    rate = LogRate(3, 1_000)
+    assert [rate.may_log(5_000) for _ in range(5)] == [True, True, True, False, False]
+    assert [rate.may_log(now) for now in (5_999, 6_000, 6_000, 6_999, 8_500, 8_500)] == [
         False, True, False, False, True, True,
     ]  # fmt: skip
-    assert [rate.may_tell(1_000_000) for _ in range(4)] == [True, True, True, False]
+    assert [rate.may_log(1_000_000) for _ in range(4)] == [True, True, True, False]
 
 
 async def test_a_file_that_is_gone_or_cut_short(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

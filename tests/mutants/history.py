@@ -167,7 +167,7 @@ OF_HISTORY: Final = (
     ),
     Mutant(
         "give readers of history nothing that may not be pulled yet",
-        "LogReads._go_on",
+        "LogReads._begin_reads",
         instead("self._visible(partition)", "1 << 63"),
         _LOG_READS,
     ),

@@ -87,9 +87,7 @@ class AckDeadlines:
         return self._timers[0][0] if self._timers else None
 
     def restore(self, ledgers: Iterable[Ledger], now: Now) -> None:
-        """Restart the timers after a start: the time of each pull counts from the pull, but ends no sooner than REACH_US
-        from now.
-        """
+        """Set the timers after a start: time counts from the pull, but none is up sooner than REACH_US from now."""
         for ledger in ledgers:
             most_us = ledger.settings.ack_deadline_us
             for member in ledger.members.values() if most_us else ():

@@ -80,8 +80,9 @@ def parts_of_rows(
 
 
 class AnswerEncoder:
-    """Makes the buffers of one answer. It leaves out unreadable messages, and adds an error to ``damaged`` for each place
-    that was not known to be bad.
+    """Makes the buffers of one answer.
+
+    It leaves out unreadable messages, and adds an error to ``damaged`` for each place that was not known to be bad.
     """
 
     def __init__(

@@ -177,7 +177,7 @@ class PullSelection:
                 self.full = True
 
     def _whole_batches(self, partition: int, row: int, limit: int) -> Rows:
-        """Return about *limit* rows from *row* on, up to the end of a batch, so that the batch can be sent as it lies."""
+        """Return about *limit* rows from *row* on, up to the end of a batch, so that it can be sent as it lies."""
         rows = self._store.rows(partition, row, limit)
         if not len(rows):
             return rows
@@ -329,7 +329,7 @@ class PullSelection:
     def _unhandled(
         self, subject_filter: SubjectFilter, rows: Rows, index: npt.NDArray[np.intp] | None
     ) -> tuple[Rows, npt.NDArray[np.int64] | None, npt.NDArray[np.intp] | None]:
-        """Return the rows (of *index*) with messages at or past the cursors, and how many messages of each lie before."""
+        """Return the rows (of *index*) with messages at or past the cursors, and how many of each lie before these."""
         if index is not None:
             rows = chosen_of([rows], index)
         floor = subject_filter.group.floor(subject_filter, rows["subject"])
