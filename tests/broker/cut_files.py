@@ -1,4 +1,4 @@
-"""Run as a process of its own: pulls from a broker whose derived files have been cut short beneath it.
+"""A process that pulls from a broker whose derived files have been cut short beneath it.
 
     python -m tests.broker.cut_files DIRECTORY SUFFIX PREFIX
 
@@ -16,7 +16,7 @@ BATCHES, SUBJECTS = 300, 6
 
 
 def main(directory: Path, suffix: str, prefix: str) -> None:
-    """Store, look at all of it once, cut every other file of sealed rows, pull it all."""
+    """Store messages, read all once, cut every other file of sealed rows, and pull all."""
     driven = Driven(directory, segment_bytes=64 << 10, max_frame_bytes=32 << 10)
     for _ in range(BATCHES):
         driven.do(driven.send_command({f"a.{number}": [b"body" * 40] for number in range(SUBJECTS)}, flush=False))
@@ -38,7 +38,7 @@ def main(directory: Path, suffix: str, prefix: str) -> None:
 
 
 def pull(driven: Driven, subscription: int) -> int:
-    """Everything that is left for a subscription."""
+    """Return everything that is left for a subscription."""
     came = 0
     while runs := driven.pull(subscription):
         came += sum(run.count for run in runs)

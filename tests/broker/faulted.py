@@ -1,4 +1,4 @@
-"""A broker on a disk that fails, and clients that know what they were told: every step goes on, whatever it meets."""
+"""A broker on a failing disk, and clients that remember their answers: every step goes on, whatever fails."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from qmq.storage.verify.verify import verify
 from tests.broker.harness import Driven, batch_of, bodies_of, runs_of_answer
 from tests.fake_disk import FakeDisk
 
-#: Small, so that a short workload rolls segments and renews reserves.
+#: Small sizes, so that a short workload rolls segments and renews reserves.
 OPTIONS = {"segment_bytes": 16 << 10, "max_frame_bytes": 6 << 10, "reserve_bytes": 48 << 10, "partitions": 2}
 PRODUCER = b"producer of test"
 GROUPS = {"all": "", "one": "a"}
 
 
 class FaultedBroker(Driven):
-    """What a sync or a checkpoint raises is noted and handed in, as the wiring does it."""
+    """A broker whose failed syncs and checkpoints are noted and handed in, as the daemon does it."""
 
     def __init__(self, directory: Path, disk: FakeDisk) -> None:
         self.errors: list[QmqError] = []
@@ -42,7 +42,7 @@ class FaultedBroker(Driven):
             raise
 
     def try_checkpoint(self) -> bool:
-        """Whether one could be taken."""
+        """Take a checkpoint, and return whether that worked."""
         taken = True
         try:
             self.checkpoint()
@@ -65,14 +65,14 @@ class FaultedBroker(Driven):
                 self.broker.handle(SyncBroken(want.partition, error), self.now)
             except StorageFailed as error:
                 self.errors.append(error)
-                self.wanted.append(want)  # it could not begin
+                self.wanted.append(want)  # the sync could not begin
             else:
                 self.broker.handle(Synced(want.partition, want.position), self.now)
         self.broker.turn(self.now)
         return self.effects() if turn else []
 
     def is_broken(self) -> bool:
-        """A sync has failed, so a restart is needed before all is taken again."""
+        """Whether a sync has failed: the broker takes everything again only after a restart."""
         return any(self.store.broken(partition) for partition in range(self.store.partitions))
 
 
@@ -90,35 +90,35 @@ class Batch:
 
 
 class _CouldNotStart(Exception):
-    """The disk would not let it; why is among the errors."""
+    """The disk refused an operation; the reason is among the errors."""
 
 
 class World:
-    """One data directory, its broker while one runs, and what its clients were told."""
+    """One data directory, its broker while one runs, and the answers that its clients got."""
 
     def __init__(self, directory: Path, disk: FakeDisk) -> None:
         self.directory = directory
         self.disk = disk
         self.driven: FaultedBroker
         self.batches: list[Batch] = []
-        #: By group, all lives together: bodies in the order in which they came, and up to which delivery sequence.
+        #: By group, over all lives: bodies in the order in which they came, and the next delivery sequence.
         self.got: dict[str, list[bytes]] = defaultdict(list)
         self.expected: dict[str, int] = {}
-        #: What was refused, or raised, in the order in which it was.
+        #: Refusals and exceptions, in order.
         self.errors: list[QmqError] = []
-        #: A checkpoint could not be read, so an older one counted.
+        #: Whether a checkpoint could not be read, so that an older one counted.
         self.fell_back = False
         self._subscriptions: dict[str, int] = {}
         self._subscribing: dict[int, str] = {}  # group, by request that waits for the disk
         self._pulls: dict[int, str] = {}  # group, by request
-        self._sends: dict[int, Batch] = {}  # by request; of a batch that is sent again all are answered
+        self._sends: dict[int, Batch] = {}  # by request; every repeat of a batch is answered
         self._sequence = 0
         self._number = 0
 
     # --- life --------------------------------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Start a broker; one that cannot start leaves nothing open, and starts when nothing fails any more."""
+        """Start a broker. A failed start leaves nothing open, and works once nothing fails any more."""
         with suppress(_CouldNotStart):
             self._start()
             return
@@ -140,7 +140,7 @@ class World:
         self._sends.clear()
 
     def copied(self, directory: Path) -> World:
-        """The same clients, with a copy of the directory, while no broker runs."""
+        """Return the same clients with a copy of the directory, while no broker runs."""
         shutil.copytree(self.directory, directory)
         other = World(directory, FakeDisk("boot-1"))
         other.batches = [replace(batch) for batch in self.batches]
@@ -150,7 +150,7 @@ class World:
         return other
 
     def close(self) -> bool:
-        """Stop the broker; whether that was a clean stop."""
+        """Stop the broker, and return whether the stop was clean."""
         driven = self.driven
         clean = driven.try_checkpoint() and not driven.is_broken() and driven.store.groups.is_claimed
         try:
@@ -162,14 +162,14 @@ class World:
         return clean
 
     def verified(self) -> None:
-        """The stopped directory has no fault."""
+        """Check that verify finds no fault in the stopped directory."""
         report = verify(self.directory, Disk())
         assert report.is_good, "\n".join(map(str, report.findings))
 
     # --- sending -----------------------------------------------------------------------------------------------------
 
     def send(self, *subjects: str, flush: bool, size: int = 900) -> None:
-        """Add a batch, a message of *size* bytes to each subject, to what ``offer`` offers."""
+        """Add a batch, with a message of *size* bytes for each subject, to those that ``offer`` sends."""
         contents = {}
         for subject in subjects:
             contents[subject] = [b"%06d" % self._number + os.urandom(size // 2).hex().encode()]
@@ -179,7 +179,7 @@ class World:
         self.batches.append(Batch(data, flush, contents))
 
     def offer(self) -> None:
-        """Send what is open, all in one turn, as a client sends what was refused again."""
+        """Send all open batches in one turn, refused ones again as a client does."""
         commands = []
         for batch in self.waiting():
             request = self.driven.request()
@@ -189,17 +189,17 @@ class World:
         self.turn()
 
     def repeat(self, batch: Batch) -> Effect:
-        """Send a batch once more; the answer."""
+        """Send a batch once more, and return the answer."""
         command = Send(1, self.driven.request(), memoryview(bytearray(batch.data)), True)
         said = [*self.driven.do(command), *self.driven.sync()]
         return next(effect for effect in said if getattr(effect, "request", 0) == command.request)
 
     def turn(self) -> None:
-        """A turn without new commands: syncs that could not begin are tried again."""
+        """Run a turn without new commands, in which syncs that could not begin are tried again."""
         self._take(self.driven.sync())
 
     def waiting(self) -> list[Batch]:
-        """Batches that have no answer that ends them."""
+        """Return the batches without a final answer."""
         return [batch for batch in self.batches if batch.state == "open"]
 
     def _take(self, effects: list[Effect]) -> None:
@@ -225,7 +225,7 @@ class World:
     # --- pulling -----------------------------------------------------------------------------------------------------
 
     def pull(self, group: str, max_count: int = 1_000, timeout_ms: int = 0) -> Effect | None:
-        """Pull once; the answer, or None when it waits or waits for the disk: it is taken whenever it comes."""
+        """Pull once, and return the answer; None when the pull waits: its answer is taken whenever it comes."""
         subscription = self._subscribed(group)
         if subscription is None:
             return None
@@ -260,7 +260,7 @@ class World:
         else:
             bodies = iter(bodies_of(runs_of_answer(effect)))
             for first, count, _ in effect.ranges:
-                expected = self.expected[group]  # another pull may have brought the same
+                expected = self.expected[group]  # another pull may have brought the same messages
                 self.got[group] += [
                     body for at, body in zip(range(count), bodies, strict=False) if first + at >= expected
                 ]
@@ -273,14 +273,14 @@ class World:
             self._take(self.driven.do(Ack(2, self.driven.request(), subscription, pairs)))
 
     def drain(self, group: str) -> list[bytes]:
-        """All that a group can get now, and what it has got so far in all."""
+        """Pull all that a group can get now, and return all that it has got so far."""
         while isinstance(answer := self.pull(group), PulledMessages) and answer.messages:
             pass
         assert isinstance(answer, PulledMessages), answer
         return self.got[group]
 
     def leave(self) -> None:
-        """The consumers disconnect; their waiting pulls end."""
+        """Disconnect the consumers, which ends their waiting pulls."""
         self.driven.do(Disconnected(2))
         self._pulls.clear()
         self._subscribing.clear()

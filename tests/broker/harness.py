@@ -1,4 +1,4 @@
-"""A broker over a real store, driven by hand: commands in, effects out, syncs when the test says so."""
+"""A broker over a real store, driven by hand: commands in, effects out, and syncs when the test asks for them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _WORK = SyncWanted | ReadWanted | CheckWanted | FetchWanted
 def batch_of(
     contents: dict[str, Sequence[bytes]], sequence: int, producer_id: bytes = PRODUCER, key: str | None = None
 ) -> memoryview:
-    """A writable batch, as a server hands it in."""
+    """Return a writable batch, as a server hands it in."""
     headers = make_header(key) if key is not None else None
     runs = [
         RunContent(subject, bodies, None if headers is None else [headers] * len(bodies))
@@ -48,7 +48,7 @@ def batch_of(
 
 
 class Driven:
-    """One broker in a directory. Every call returns what the broker had to say."""
+    """One broker in a directory. Every call returns the effects that it caused."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class Driven:
         self.broker = Broker(self.store, self.limits, self.now)
 
     def restart(self) -> None:
-        """A clean stop and start."""
+        """Stop cleanly and start again."""
         self.checkpoint()
         self.store.close(clean=True)
         self.wanted.clear()
@@ -88,7 +88,7 @@ class Driven:
         self.open()
 
     def close(self) -> None:
-        """Stop cleanly; the directory must then be faultless."""
+        """Stop cleanly; verify must then find no fault in the directory."""
         self.restart()
         self.store.close(clean=True)
         report = verify(self.directory, Disk(), None)
@@ -111,14 +111,14 @@ class Driven:
         return self.effects()
 
     def do(self, *commands: object) -> list[Effect]:
-        """One loop turn with these commands."""
+        """Run one loop turn with these commands, and return the effects."""
         for command in commands:
             self.broker.handle(command, self.now)  # type: ignore[arg-type]
         self.broker.turn(self.now)
         return self.effects()
 
     def effects(self) -> list[Effect]:
-        """Take effects; run the syncs and reads that are wanted, if they are to run by themselves."""
+        """Take the effects, and run the wanted syncs and reads where these run by themselves."""
         said: list[Effect] = []
         while effects := self.broker.take_effects():
             said += [effect for effect in effects if not isinstance(effect, _WORK)]
@@ -136,7 +136,7 @@ class Driven:
         return said
 
     def fetch(self) -> None:
-        """Do the reads for history that are wanted by now."""
+        """Run the wanted reads of the log."""
         fetches, self.fetches = self.fetches, []
         for number, fetch in fetches:
             error = None
@@ -147,7 +147,7 @@ class Driven:
             self.broker.handle(Fetched(number, error), self.now)
 
     def check(self, wanted: CheckWanted) -> Checked:
-        """Read a batch as it lies on disk."""
+        """Check a batch as it lies on disk."""
         reader = self.store.reader(wanted.partition, wanted.position)
         try:
             batch, damage = reader.read_batch(wanted.position, wanted.size, wanted.first, wanted.messages)
@@ -158,13 +158,13 @@ class Driven:
             reader.close()
 
     def read(self, turn: bool = True) -> list[Effect]:
-        """Do the reads that are wanted by now."""
+        """Run the wanted reads, and hand in their outcomes."""
         self.run_reads()
         self.finish_reads()
         return self.effects() if turn else []
 
     def run_reads(self) -> None:
-        """What the threads do for the reads that are wanted by now."""
+        """Run the wanted reads, as their threads do."""
         for number, read in self.reads:
             error = None
             try:
@@ -176,7 +176,7 @@ class Driven:
         self.reads.clear()
 
     def sync_records(self) -> list[Effect]:
-        """Of the reads that are wanted by now, do those that bring the pull log to disk."""
+        """Run the wanted syncs of the pull log, and leave the other reads."""
         others = [wanted for wanted in self.reads if wanted.number != SYNC_NUMBER]
         self.reads = [wanted for wanted in self.reads if wanted.number == SYNC_NUMBER]
         self.run_reads()
@@ -185,7 +185,7 @@ class Driven:
         return self.effects()
 
     def finish_reads(self) -> None:
-        """Hand in what the threads have done."""
+        """Hand in the outcomes of reads that have run."""
         outcomes, self.read_outcomes = self.read_outcomes, []
         for outcome in outcomes:
             self.broker.handle(outcome, self.now)
@@ -193,7 +193,7 @@ class Driven:
             self.broker.turn(self.now)
 
     def sync(self, turn: bool = True) -> list[Effect]:
-        """Do the syncs that are wanted by now."""
+        """Run the wanted syncs."""
         wanted, self.wanted = self.wanted, []
         for want in wanted:
             self.store.sync(want.partition)
@@ -202,22 +202,22 @@ class Driven:
         return self.effects() if turn else []
 
     def request(self) -> int:
-        """A fresh request number."""
+        """Return a new request number."""
         self.requests += 1
         return self.requests
 
     def send_command(self, contents: dict[str, Sequence[bytes]], flush: bool = True, connection: int = 1) -> Send:
-        """The next batch of the test's producer."""
+        """Return a Send with the next batch of the test's producer."""
         batch = batch_of(contents, self.produced, self.producer)
         self.produced += sum(map(len, contents.values()))
         return Send(connection, self.request(), batch, flush)
 
     def change_producer(self) -> None:
-        """Batches that follow are those of another producer."""
+        """Send the batches that follow as another producer."""
         self.producer, self.produced = os.urandom(16), 0
 
     def send(self, subject: str, *bodies: bytes, flush: bool = True) -> Sent:
-        """Send one batch that is acknowledged at once."""
+        """Send one batch, which must be acknowledged at once."""
         said = self.do(self.send_command({subject: bodies}, flush))
         sent = [effect for effect in said if isinstance(effect, Sent | Refused)]
         assert len(sent) == 1
@@ -231,7 +231,7 @@ class Driven:
         start: str | tuple[str, int] | None = None,
         connection: int = 1,
     ) -> int:
-        """Subscribe; the subscription's number."""
+        """Subscribe, and return the subscription's number."""
         said = self.do(Subscribe(connection, self.request(), group, prefixes, "c", start))
         (answer,) = said or self.sync_records()
         assert isinstance(answer, Subscribed), answer
@@ -248,12 +248,12 @@ class Driven:
         expected: int | None = None,
         checks: bool = False,
     ) -> Pull:
-        """A pull."""
+        """Return a Pull."""
         limits = max_count, min_count, max_bytes, timeout_ms
         return Pull(connection, self.request(), subscription, *limits, expected, checks)
 
     def pull(self, subscription: int, left_out: int = 0, **limits: int) -> list[Run]:
-        """Pull without waiting, and acknowledge what came: its runs, verified. *left_out* could not be read."""
+        """Pull without waiting, ack what came, and return its verified runs. *left_out* messages could not be read."""
         command = self.pull_command(subscription, **limits)
         answers = [effect for effect in self.do(command) if isinstance(effect, PulledMessages)]
         (answer,) = [answer for answer in answers if answer.request == command.request]
@@ -261,7 +261,7 @@ class Driven:
         return runs_of_answer(answer, left_out)
 
     def acknowledge(self, subscription: int, answer: PulledMessages, connection: int = 1) -> list[Effect]:
-        """Everything that a pull brought is handled; what else the broker had to say."""
+        """Ack everything that a pull brought, and return the other effects."""
         if not answer.ranges:
             return []
         pairs = tuple(one for first, count, _ in answer.ranges for one in (first, first + count))
@@ -272,9 +272,7 @@ class Driven:
 
 
 def runs_of_answer(answer: Effect, left_out: int = 0) -> list[Run]:
-    """What a PulledMessages effect holds; nothing in it is damaged and its counts are right, but for what was left
-    out.
-    """
+    """Return the runs of a PulledMessages effect, whose bytes and counts must be right but for *left_out* messages."""
     assert isinstance(answer, PulledMessages), answer
     payload = b"".join(answer.buffers)
     assert len(payload) == answer.size
@@ -285,5 +283,5 @@ def runs_of_answer(answer: Effect, left_out: int = 0) -> list[Run]:
 
 
 def bodies_of(runs: list[Run]) -> list[bytes]:
-    """All bodies, in the order they came."""
+    """Return all bodies in order."""
     return [body for run in runs for body in run.bodies()]

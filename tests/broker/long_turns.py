@@ -26,7 +26,7 @@ BATCH = 1_000
 
 
 class Turns(NamedTuple):
-    """The ticks that something took."""
+    """The times of ticks."""
 
     count: int
     longest_ms: float
@@ -35,7 +35,7 @@ class Turns(NamedTuple):
 
 
 def in_flight(directory: Path, messages: int, holes: int) -> tuple[Driven, int]:
-    """A broker with a consumer that holds so many messages, and has acknowledged so many, scattered among them."""
+    """Return a broker with a consumer that has that many messages in flight, and has acked others among them."""
     driven = Driven(directory, BrokerLimits(session_timeout_ms=SESSION_TIMEOUT_MS), disk=FakeDisk())
     subscription = driven.subscribe("a", group="g")
     settings = {"max_unacked": messages, "max_unacked_bytes": 1 << 40}
@@ -57,7 +57,7 @@ def in_flight(directory: Path, messages: int, holes: int) -> tuple[Driven, int]:
 
 
 def ticks(driven: Driven, milliseconds: int) -> Iterator[float]:
-    """The processor time of each tick, ms, while it asks for another at once."""
+    """Return the processor time of each tick in ms, while the broker asks for another at once."""
     driven.now = driven.now._replace(
         monotonic_us=driven.now.monotonic_us + 1_000 * milliseconds, wall_us=driven.now.wall_us + 1_000 * milliseconds
     )
@@ -71,7 +71,7 @@ def ticks(driven: Driven, milliseconds: int) -> Iterator[float]:
 
 
 def waiting(driven: Driven) -> int:
-    """How many messages of the group wait to be handed out again."""
+    """Return how many messages of the group wait for redelivery."""
     group = driven.broker.groups["g"]
     assert group.ledger is not None
     return group.ledger.retries.count
@@ -84,13 +84,13 @@ def measured(driven: Driven, taken: Iterator[float]) -> Turns:
 
 
 def expire_session(directory: Path, messages: int, holes: int) -> Turns:
-    """It falls silent."""
+    """Let the consumer's session expire."""
     driven, _ = in_flight(directory, messages, holes)
     return measured(driven, ticks(driven, SESSION_TIMEOUT_MS + 1_000))
 
 
 def leave(directory: Path, messages: int, holes: int) -> Turns:
-    """It leaves by itself."""
+    """Let the consumer leave by itself."""
     driven, subscription = in_flight(directory, messages, holes)
 
     def turns() -> Iterator[float]:

@@ -1,4 +1,4 @@
-"""What a broker holds in memory while many delayed messages wait: `python -m tests.broker.pending 10000000`.
+"""The memory of a broker while many delayed messages wait: `python -m tests.broker.pending 10000000`.
 
 Each message falls due at a time of its own, within a year. RssAnon is said before, and while they wait: after they were
 sent, after a checkpoint, and after a start that takes them over from it; then how long it takes to deliver some.
@@ -22,13 +22,13 @@ YEAR_S = 365 * 86_400
 
 
 def anonymous_mib() -> float:
-    """RssAnon of this process."""
+    """Return the RssAnon of this process."""
     status = Path("/proc/self/status").read_text()
     return int(status.split("RssAnon:")[1].split()[0]) / 1_024
 
 
 def send(driven: Driven, chance: random.Random) -> None:
-    """One batch."""
+    """Return one batch."""
     headers = [make_header(deliver_at=chance.randrange(60, YEAR_S) * 1_000_000) for _ in range(BATCH)]
     parts = build_batch(
         [RunContent("a", [b"x"] * BATCH, headers)],
@@ -41,7 +41,7 @@ def send(driven: Driven, chance: random.Random) -> None:
 
 
 def main(messages: int) -> None:
-    """Send, wait, start, deliver."""
+    """Send messages, wait, start the broker again, and deliver all."""
     chance = random.Random(1)
     with tempfile.TemporaryDirectory() as directory:
         driven = Driven(Path(directory) / "data", disk=FakeDisk())

@@ -1,4 +1,4 @@
-"""Looking at groups, and changing them, against a driven broker: what is ready, seek, delete, dead letters."""
+"""Administration of groups on a driven broker: counts, seek, delete, dead letters."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.broker.test_consuming import Consumer, killed
 
 
 def ask(driven: Driven, action: str, **fields: Any) -> dict[str, Any]:
-    """What the broker answers. Raises what it refuses it with."""
+    """Return the broker's answer. Raises the error of a refusal."""
     command = Administer(99, driven.request(), action, fields)
     answers = [effect for effect in driven.do(command) if getattr(effect, "request", None) == command.request]
     return answered(answers)
@@ -39,7 +39,7 @@ def group_row(driven: Driven) -> dict[str, Any]:
 
 
 def counts(driven: Driven) -> tuple[int, int, int, int]:
-    """Ready, in flight, in retry, dead."""
+    """Return how many messages are ready, in flight, in retry and dead."""
     row = group_row(driven)
     return row["ready"], row["in_flight"], row["in_retry"], row["dead"]
 
@@ -179,7 +179,7 @@ def test_a_deleted_group_is_gone_with_all_it_had(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("restarts", [False, True])
 def test_a_group_made_anew_is_another_one(tmp_path: Path, restarts: bool) -> None:
-    """Or acknowledgements of what the old one handed out would go for messages of the new one."""
+    """Else acks for messages of the old group would count for messages of the new one."""
     driven = filled(tmp_path)
     consumer = Consumer(driven, "one", "a.")
     before = consumer.consumer_state

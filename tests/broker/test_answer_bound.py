@@ -1,4 +1,4 @@
-"""No answer has more bytes than a pull asked for, whatever the batches look like; one message always passes."""
+"""No answer has more bytes than the pull asked for, but for a single message, which always goes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HEADER = make_header("a key")
 
 
 def with_field(batch: bytes, size: int) -> memoryview:
-    """The same batch with one more field in its table, as a later version may send."""
+    """Return the batch with one more field in its table, as a later version may send it."""
     header = parse_header(memoryview(batch))
     table_start = BATCH_HEADER_SIZE + RUN_SIZE * header.runs
     fields = msgpack.unpackb(batch[table_start : header.data_start])
@@ -49,7 +49,7 @@ def store(driven: Driven, batch: memoryview) -> None:
 
 
 def drain(driven: Driven, subscription: int, max_bytes: int, max_count: int) -> Counter[str]:
-    """Pull all there is; every answer is within *max_bytes*."""
+    """Pull all messages; check that every answer is within *max_bytes*."""
     got: Counter[str] = Counter()
     while True:
         pull = driven.pull_command(subscription, max_count=max_count, max_bytes=max_bytes)
@@ -119,7 +119,7 @@ def test_any_batches(tmp_path: Path, seed: int, partitions: int) -> None:
 @pytest.mark.parametrize("prefix", ["", "a.", "a.0"])
 @pytest.mark.parametrize("runs", [1, 2])
 def test_pieces_around_bad_messages_count(tmp_path: Path, prefix: str, runs: int) -> None:
-    """Every other message is known to be bad, so each of the others goes as a piece of its own."""
+    """Every other message is known to be bad, so each sound one goes as a piece of its own."""
     driven = Driven(tmp_path)
     count = 40
     for number in range(12):

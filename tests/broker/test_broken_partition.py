@@ -1,4 +1,4 @@
-"""A sync has failed and the broker goes on, with checkpoints; what was not synced may be there at the next start."""
+"""After a failed sync the broker goes on, with checkpoints; the next start may find what was not synced."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LEFT = ["killed", "killed, and the pages gone", "without power"]
 
 
 def break_partition(driven: Driven) -> None:
-    """Have the sync that is wanted fail."""
+    """Have the wanted sync fail."""
     assert isinstance(driven.disk, FakeDisk)
     (wanted,) = driven.wanted
     driven.wanted.clear()
@@ -33,7 +33,7 @@ def break_partition(driven: Driven) -> None:
 
 
 def started_again(driven: Driven, left: str) -> Driven:
-    """Another broker, on what is left of the directory."""
+    """Start another broker on what is left of the directory."""
     assert isinstance(driven.disk, FakeDisk)
     directory = driven.directory.with_name("left")
     if left == "killed":

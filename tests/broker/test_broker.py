@@ -1,4 +1,4 @@
-"""Every command finds who takes it, and every read who has asked for it."""
+"""Every command goes to the part that takes it, and every read back to the part that asked for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What brokers get wrong, case by case: late dispositions, owners, windows, redelivery, groups."""
+"""Cases that brokers get wrong: late dispositions, owners, windows, redelivery, groups."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pulls of what is not in memory wait for a read; nobody else does, and nothing is lost, doubled or out of order."""
+"""Pulls of messages that are not in memory wait for a read, alone; none is lost, doubled or out of order."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BODY = bytes(3_000)
 
 
 def cold(tmp_path: Path, messages: int = 12, partitions: int = 1) -> tuple[Driven, FakeDisk, list[bytes]]:
-    """A broker whose messages have all been forgotten, reads to be done by hand."""
+    """Return a broker with no message in memory; its reads are run by hand."""
     disk = FakeDisk("boot-1", forgets=0.0)
     driven = Driven(tmp_path, disk=disk, segment_bytes=64 << 10, max_frame_bytes=32 << 10, partitions=partitions)
     bodies = [b"%d." % number + BODY for number in range(messages)]
@@ -168,7 +168,7 @@ def test_what_is_forgotten_at_once_is_served_a_little_at_a_time(tmp_path: Path, 
 
 
 def old(tmp_path: Path, messages: int = 60, partitions: int = 1) -> tuple[Driven, FakeDisk, list[bytes]]:
-    """A broker that has just started on several sealed segments, of which nothing is in memory."""
+    """Return a broker just started on several sealed segments, with nothing of them in memory."""
     driven, disk, bodies = cold(tmp_path, messages, partitions)
     driven.checkpoint()  # seals
     driven.restart()
@@ -292,7 +292,7 @@ def test_a_repeat_of_what_is_not_in_memory_reads_a_header_by_a_call(tmp_path: Pa
 
 
 def log_path(driven: Driven, position: int) -> tuple[Path, int]:
-    """The segment that holds *position* and the offset in it."""
+    """Return the segment that contains *position*, and the offset in it."""
     bases = sorted(int(path.stem, 16) for path in driven.directory.glob("log-0/*.messages"))
     base = max(base for base in bases if base <= position)
     return driven.directory / "log-0" / f"{base:016x}.messages", position - base
@@ -338,7 +338,7 @@ def test_a_disk_that_fails_as_a_whole_makes_groups_wait_and_lose_nothing(tmp_pat
 
 
 def drain(driven: Driven, subscription: int) -> list[Run]:
-    """Everything that is left for it."""
+    """Pull everything that is left for a subscription."""
     runs: list[Run] = []
     while True:
         (answer,) = messages_of(driven.do(driven.pull_command(subscription)))

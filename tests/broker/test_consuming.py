@@ -1,4 +1,4 @@
-"""Consumers of groups: acknowledgements, messages that come back, expires, windows, and starts in the middle of it."""
+"""Consumers of groups: acks, redelivery, expired sessions, windows, and starts in between."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.broker.harness import Driven, bodies_of, runs_of_answer
 
 
 class Consumer:
-    """A consumer as its client sees it: what it got by delivery sequence, with attempts."""
+    """A consumer as its client sees it: its messages by delivery sequence, with attempts."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class Consumer:
         self.expected = answer.consumer_state.ack_floor
 
     def pull(self, max_count: int = 1_000_000, **limits: int) -> list[bytes]:
-        """Pull without waiting; the bodies."""
+        """Pull without waiting, and return the bodies."""
         command = self.driven.pull_command(self.subscription, max_count, connection=self.connection, **limits)
         said = self.driven.do(command._replace(expected=self.expected))
         return self.take([effect for effect in said if getattr(effect, "request", 0) == command.request])
@@ -86,7 +86,7 @@ class Consumer:
         return bodies
 
     def ack(self, *numbers: int) -> int:
-        """Acknowledge these delivery sequences (none: all); how many were refused."""
+        """Ack these delivery sequences (none: all), and return how many were refused."""
         pairs = tuple(one for number in numbers or sorted(self.got) for one in (number, number + 1))
         (answer,) = [
             one
@@ -121,7 +121,7 @@ def filled(tmp_path: Path, count: int = 10, limits: BrokerLimits | None = None) 
 
 
 def killed(driven: Driven) -> None:
-    """The broker's process is killed, and starts again."""
+    """Kill the broker's process, and start it again."""
     driven.store.close(clean=False)
     driven.wanted.clear()
     driven.reads.clear()
@@ -275,7 +275,7 @@ def test_messages_of_subjects_that_a_start_numbers_otherwise_stay_what_they_are(
 
 
 def unread(driven: Driven, sequence: int) -> None:
-    """Its batch is known to be unreadable from now on."""
+    """Mark the batch of a message as unreadable."""
     assert driven.store.mark_unreadable(0, driven.store.read_entry(0, sequence)[1], 1)
 
 

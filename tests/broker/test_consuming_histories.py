@@ -1,4 +1,4 @@
-"""Several consumers that acknowledge, fail, die and come back, and a broker that is killed, in random histories."""
+"""Random histories of consumers that ack, fail, die and come back, and of a broker that is killed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SUBJECTS: Final = ("a.x", "a.y", "b", "c")
 
 
 class History:
-    """What befalls three consumers of a group, from a seed. ``holds`` is what each has, as it knows itself."""
+    """A history of three consumers of a group, by a seed. ``holds`` is what each has in flight by its own count."""
 
     def __init__(self, path: Path, seed: int, partitions: int) -> None:
         self.chance = random.Random(seed)
@@ -43,7 +43,7 @@ class History:
         self.done: set[bytes] = set()
 
     def step(self, number: int) -> None:
-        """One event; late ones are of those that empty the group."""
+        """Let one event happen; late in the history, one that empties the group."""
         one = self.chance.choice(self.consumers)
         what = self.chance.random() if number < 150 else 0.3 + self.chance.random() / 3
         self.driven.advance(self.chance.randrange(100))
@@ -120,7 +120,7 @@ class History:
             each.expected = each.consumer_state.next_sequence if each.nonce == b"n" else each.expected
 
     def drain(self) -> None:
-        """Everybody starts anew and handles what there is, until all that was sent is handled, or long enough."""
+        """Restart all consumers, and ack messages until all that was sent is acked, for a bounded time."""
         for _ in range(300):
             self.driven.advance(500)
             for one in self.consumers:
@@ -137,7 +137,7 @@ class History:
 @pytest.mark.parametrize("seed", range(30))
 @pytest.mark.parametrize("partitions", [1, 3])
 def test_everything_is_handled_once_whatever_happens(tmp_path: Path, seed: int, partitions: int) -> None:
-    """What was acknowledged does not come again, nobody holds what another holds, and all is handled in the end."""
+    """No acked message comes again, no message is in flight twice, and all are acked in the end."""
     history = History(tmp_path, seed, partitions)
     for number in range(200):
         history.step(number)

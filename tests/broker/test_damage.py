@@ -1,4 +1,4 @@
-"""Reports of clients: the place is read again; what is bad is served no more."""
+"""Reports of clients: the broker reads the place again, and serves bad bytes no more."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def report(driven: Driven, position: int, first: int = 0, messages: int = 0, par
 
 
 def sent_batch(driven: Driven) -> int:
-    """A batch of several runs among others; its position."""
+    """Store a batch of several runs among others, and return its position."""
     driven.send("a.x", b"before")
     position = driven.store.end(0)
     driven.do(driven.send_command(SEVERAL))
@@ -182,7 +182,7 @@ def test_reports_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_report_of_the_current_segment(tmp_path: Path) -> None:
-    """What was written a moment ago can be checked as well."""
+    """A batch that was written a moment ago can be checked too."""
     driven = Driven(tmp_path, disk=FakeDisk())
     position = driven.send("a", b"now").position
     assert report(driven, position).found == "sound"
@@ -193,7 +193,7 @@ def test_a_report_of_the_current_segment(tmp_path: Path) -> None:
 
 
 def spoil(driven: Driven, position: int) -> None:
-    """Make zeros of a whole header, so that nothing tells what stood there."""
+    """Overwrite a whole header with zeros."""
     place = driven.store.file_offset_of(0, position)
     with place.path.open("r+b") as file:
         file.seek(place.offset)
@@ -203,7 +203,7 @@ def spoil(driven: Driven, position: int) -> None:
 @pytest.mark.parametrize("group", ["g", None])
 @pytest.mark.parametrize("lost", [1, 6])
 def test_a_pull_that_checks_passes_a_spoiled_header(tmp_path: Path, group: str | None, lost: int) -> None:
-    """The first answer has it, whole as it lies; the next one all others."""
+    """The first answer has the batch whole as it lies, the next one all other messages."""
     driven = Driven(tmp_path, disk=FakeDisk())
     before = driven.send("a.x", b"before").position
     position = driven.store.end(0)

@@ -39,7 +39,7 @@ KINDS: Final = ("messages", "entries", "order", "index", "subjects", "store-a", 
 
 @dataclass(slots=True)
 class Moment:
-    """The directory at one time, and by then: when each message falls due, which were cancelled, and delivered."""
+    """The directory at one time, with the due time of each message, and those cancelled and delivered by then."""
 
     files: Files
     due: dict[str, int]
@@ -48,7 +48,7 @@ class Moment:
 
 
 class History:
-    """``older``, ``newer``: killed at two times, each behind a checkpoint; ``stopped``: after a clean stop."""
+    """Return ``older`` and ``newer``, killed at two times after checkpoints, and ``stopped``, after a clean stop."""
 
     def __init__(self, path: Path) -> None:
         self.due: dict[str, int] = {}
@@ -102,7 +102,7 @@ def history(quick: Path) -> Iterator[History]:
 
 
 def kind_of(name: str) -> str:
-    """One of KINDS; "" for files of the message log and of groups."""
+    """Return the kind of a file, one of KINDS; "" for files of the message log and of groups."""
     if not name.startswith(("delayed/", "due/")) or "/pulls/" in name:
         return ""
     last = Path(name).name
@@ -110,7 +110,7 @@ def kind_of(name: str) -> str:
 
 
 def survive(directory: Path, files: Files, moment: Moment, lost: set[str], disk: Disk | None = None) -> VerifyReport:
-    """A broker starts on these files and delivers all that falls due, but maybe for *lost*; what verify says after."""
+    """Start a broker on the files; it must deliver all due messages but *lost*. Return verify's findings after that."""
     write_files(directory, files)
     driven = Driven(directory, disk=disk if disk is not None else FakeDisk(), **SMALL)
     driven.now = driven.now._replace(wall_us=moment.now_us)
@@ -148,7 +148,7 @@ def check(directory: Path, files: Files, moment: Moment, what: str, lost: set[st
 
 
 def in_segment(moment: Moment, name: str, at: int) -> set[str]:
-    """The messages that do not lie before byte *at* of a segment of the delay log."""
+    """Return the messages that lie at or behind byte *at* of a segment of the delay log."""
     base = int(Path(name).stem, 16)
     ends = sorted(int(Path(one).stem, 16) for one in moment.files if Path(one).parent == Path(name).parent)
     end = next((one for one in ends if one > base), 1 << 64)
@@ -215,7 +215,7 @@ def test_a_flipped_bit_costs_its_messages_and_no_others(history: History, quick:
 
 
 def test_some_files_are_older_or_newer_than_the_others(history: History, quick: Path) -> None:
-    """Of one kind, or one directory: what the older ones do not know may be lost or come again, and no more."""
+    """Take older files of one kind, or one directory: only what these do not know may be lost or come again."""
     moments = {"older": history.older, "newer": history.newer, "stopped": history.stopped}
     tried: Counter[str] = Counter()
     for (word, base), (other_word, other) in permutations(moments.items(), 2):

@@ -1,4 +1,4 @@
-"""What is refused, or fails on the way, leaves nothing behind."""
+"""Refused and failed commands leave nothing behind."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def test_a_batch_that_is_wrong_keeps_none_back(tmp_path: Path) -> None:
 
 
 def _again(command: Send) -> Send:
-    """The same batch: the broker writes into the one that it is given."""
+    """Return a copy of a batch, since the broker writes into the one that it gets."""
     return command._replace(batch=memoryview(bytearray(command.batch)))
 
 
@@ -171,7 +171,7 @@ def _again(command: Send) -> Send:
 
 
 def _left_behind(directory: Path, *contents: dict[str, list[bytes]], partitions: int = 1) -> tuple[Driven, list[Send]]:
-    """A broker whose last write failed behind the first of several batches, and left that one in the log."""
+    """Return a broker whose last write failed behind the first of several batches, which is in the log."""
     disk = FakeDisk("boot-1")
     driven = Driven(directory, disk=disk, partitions=partitions)
     driven.send("a", b"before", flush=False)
@@ -226,7 +226,7 @@ def test_other_partitions_go_on_beside_what_a_failed_write_left(tmp_path: Path) 
 
 
 def test_a_sync_that_fails_answers_what_came_in_the_same_turn(tmp_path: Path) -> None:
-    """Also where the store knows of nothing, because the failure was none of the disk's."""
+    """The same holds where the store does not know of the failure, as it was none of the disk's."""
     driven = Driven(tmp_path, auto_sync=False)
     waits, staged = driven.send_command({"a": [b"0"]}), driven.send_command({"a": [b"1"]})
     assert driven.do(waits) == []
@@ -251,7 +251,7 @@ def test_nothing_of_a_broken_partition_is_acknowledged_when_it_is_asked_for_agai
 
 
 def test_other_partitions_go_on_with_the_subjects_of_a_broken_one(tmp_path: Path) -> None:
-    """Batches that they take are acknowledged, so they are handed out, in order, and so is what lies before them."""
+    """Acknowledged batches are delivered in order, and so are the batches before them."""
     disk = FakeDisk("boot-1")
     driven = Driven(tmp_path, auto_sync=False, disk=disk, partitions=2)
     driven.do(driven.send_command({"a": [b"a0"]}))

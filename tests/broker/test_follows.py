@@ -1,4 +1,4 @@
-"""What a group follows: all that its consumers ever asked for, until somebody says otherwise; looking is no asking."""
+"""A group follows all that its consumers ever asked for, until `groups set` changes it; `look` adds nothing."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STOPS = pytest.mark.parametrize("stop", [None, Driven.restart, killed])
 
 
 def filled(tmp_path: Path, count: int = 6, **limits: Any) -> Driven:
-    """Messages of a.x and b.x in turn, a message a batch; bodies say which."""
+    """Return a broker with messages of a.x and b.x in turn, one a batch; each body names its message."""
     driven = Driven(tmp_path, BrokerLimits(session_timeout_ms=SESSION_TIMEOUT_MS, **limits))
     for number in range(count):
         send(driven, number)
@@ -353,7 +353,7 @@ def test_an_at_most_once_group_that_follows_again_is_given_nothing_twice(tmp_pat
 
 @pytest.mark.parametrize("seed", range(12))
 def test_narrowing_and_widening_loses_nothing_and_repeats_nothing(tmp_path: Path, seed: int) -> None:
-    """Once all is followed again, and its dead are handed out again, all has been acknowledged, each once."""
+    """Once all is followed again and dead letters are redriven, each message has been acked once."""
     driven, chance = (
         Driven(tmp_path, BrokerLimits(session_timeout_ms=SESSION_TIMEOUT_MS), partitions=1 + seed % 2),
         random.Random(seed),
@@ -418,6 +418,6 @@ def test_narrowing_and_widening_loses_nothing_and_repeats_nothing(tmp_path: Path
 
 
 def retry_all(driven: Driven) -> None:
-    """Have the dead letters handed out again."""
+    """Redrive the dead letters."""
     driven.do(Administer(1, driven.request(), "retry_dead", {"group": "g"}))
     driven.advance(0)

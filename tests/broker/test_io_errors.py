@@ -21,7 +21,7 @@ from tests.broker.faulted import GROUPS, World
 from tests.fake_disk import FAILING, FakeDisk
 from tests.faults.ledger import fresh_seed
 
-#: Each with how many operations it strikes in the normal run, once and for good.
+#: By fault: how many operations it strikes in the normal run, once and for good.
 SAMPLES = {
     errno.EIO: 24,
     errno.ENOSPC: 16,
@@ -30,17 +30,17 @@ SAMPLES = {
     errno.EMFILE: 12,
     errno.ENFILE: 6,
 }
-#: With these reads may fail as well.
+#: Faults with which reads may fail too.
 READ_ERRORS = (errno.EIO, errno.EMFILE, errno.ENFILE)
-#: With these a write that fails has written a part.
+#: Faults with which a failed write has written a part.
 TORN = (errno.EIO, errno.EDQUOT)
-#: So many batches are sent again after the restart: those of the life, which the broker still knows as repeats.
+#: How many batches are sent again after the restart; the broker still knows them as repeats.
 LATELY = 24
 
 
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory: pytest.TempPathFactory) -> World:
-    """A directory whose broker was killed: sealed segments, a checkpoint, a tail behind it, groups in the middle."""
+    """Return the directory of a killed broker: sealed segments, a checkpoint, a tail behind it, groups on the way."""
     world = World(tmp_path_factory.mktemp("killed"), FakeDisk("boot-1"))
     world.open()
     for number in range(10):
@@ -54,7 +54,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> World:
 
 
 def one_round(world: World, number: int) -> None:
-    """A few batches, written in one turn, and a few pulls."""
+    """Write a few batches in one turn, and pull a few times."""
     world.pull("one", timeout_ms=1_000)
     world.send("a", flush=True)
     world.send("b", flush=False)
@@ -65,7 +65,7 @@ def one_round(world: World, number: int) -> None:
 
 
 def life(world: World) -> bool:
-    """From start to stop, while something fails; whether the stop was a clean one."""
+    """Run from start to stop while something fails, and return whether the stop was clean."""
     world.open()
     for number in range(6):
         one_round(world, number)
@@ -83,10 +83,10 @@ def life(world: World) -> bool:
 
 
 def check_reads(world: World) -> None:
-    """Whatever reads or syncs do, a pull brings what there is; what cannot be noted waits."""
+    """Check that a pull brings all messages whatever reads and syncs do, unless it cannot be recorded."""
     answer = world.pull("one")
     if isinstance(answer, Refused):
-        if isinstance(answer.error, SyncFailed):  # of the pull log
+        if isinstance(answer.error, SyncFailed):  # a sync of the pull log
             return
         assert answer.error.retryable
         assert world.disk.code in READ_ERRORS, answer.error
@@ -95,7 +95,7 @@ def check_reads(world: World) -> None:
 
 
 def check_after(world: World, clean: bool) -> None:
-    """Everything that was acknowledged is there, once, in order, where its client was told; nothing refused is."""
+    """Check that every acknowledged message is there once, in order, at its receipt's place, and no refused one."""
     world.verified()
     world.disk = FakeDisk("boot-1")
     world.open()
@@ -125,7 +125,7 @@ def check_after(world: World, clean: bool) -> None:
 
 
 def check_repeats(world: World) -> None:
-    """What is sent again is the same message: of unknown outcome or not, there is one of each in the end."""
+    """Send all again; in the end there must be one of each message."""
     for batch in world.batches[-LATELY:]:
         again = world.repeat(batch)
         assert isinstance(again, Sent), again
@@ -140,7 +140,7 @@ def check_repeats(world: World) -> None:
 
 
 def check_errors(world: World, code: int) -> None:
-    """Each error is of the right kind, and says what happened, to what, and what to do."""
+    """Check that each error is of the right kind, and says what happened, to what, and what to do."""
     full = code in (errno.ENOSPC, errno.EDQUOT)
     for error in world.errors:
         assert isinstance(error, StorageError)
@@ -153,7 +153,7 @@ def check_errors(world: World, code: int) -> None:
 
 
 def run(killed: World, directory: Path, code: int, after: int, lasting: bool) -> Counter[tuple[str, int]]:
-    """One life on a copy of the directory, with one fault; how often which operation failed."""
+    """Run one life on a copy of the directory with one fault; return how often which operation failed."""
     world = killed.copied(directory)
     world.disk.strike(code, after, lasting=lasting)
     world.disk.tears = code in TORN
@@ -169,7 +169,7 @@ def run(killed: World, directory: Path, code: int, after: int, lasting: bool) ->
 @pytest.mark.parametrize("lasting", [False, True], ids=["once", "lasting"])
 @pytest.mark.parametrize(
     "code",
-    # Lines are counted with the two commonest: with others it is quicker.
+    # Covered lines are counted with the two commonest faults only, which is quicker.
     [code if code in (errno.EIO, errno.ENOSPC) else pytest.param(code, marks=pytest.mark.no_cover) for code in SAMPLES],
     ids=lambda code: errno.errorcode[code],
 )

@@ -1,4 +1,4 @@
-"""What clients tell of the consumers that they are: acknowledgements that got lost, and where they had come to."""
+"""What clients know of their consumers at a new connection: lost acks, and how far they had come."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SESSION_TIMEOUT_MS = 30_000
 
 
 def hello(driven: Driven, nonce: bytes, known: KnownConsumer | None, client: bytes = b"client") -> Subscribed:
-    """Subscribe as consumer c of group g. Raises what it is refused with."""
+    """Subscribe as consumer c of group g. Raises the error of a refusal."""
     command = Subscribe(1, driven.request(), "g", ("",), "c", None, nonce, client, known=known)
     answers = [one for one in driven.do(command) if isinstance(one, Subscribed | Refused)]
     (answer,) = answers
@@ -39,7 +39,7 @@ def known_of(consumer: Consumer, *handled: int, epoch: int = 0) -> KnownConsumer
 
 
 def again(consumer: Consumer, answer: Subscribed) -> list[bytes]:
-    """What a consumer that has come back pulls first."""
+    """Return the bodies that a consumer which has come back pulls first."""
     consumer.subscription, consumer.consumer_state = answer.subscription, file_offset_of(answer)
     consumer.expected = consumer.consumer_state.ack_floor
     return consumer.pull()
@@ -91,7 +91,7 @@ def test_what_expired_is_not_acknowledged_any_more(tmp_path: Path) -> None:
 
 
 def test_acknowledgements_that_were_kept_are_progress(tmp_path: Path) -> None:
-    """A process that dies after each message is no poison."""
+    """Messages are not quarantined where a process dies after each ack."""
     driven = filled(tmp_path)
     consumer = Consumer(driven, "c")
     consumer.pull()
@@ -130,7 +130,7 @@ def test_who_has_expired_comes_back_as_another_epoch(tmp_path: Path) -> None:
 
 
 def test_no_delivery_sequence_below_the_one_that_is_expected_is_given_again(tmp_path: Path) -> None:
-    """After loss of power the records of pulls that a client saw may be gone."""
+    """A power loss may take the records of pulls that a client has seen."""
     driven = filled(tmp_path)
     consumer = Consumer(driven, "c")
     consumer.pull(3)

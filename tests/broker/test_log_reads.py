@@ -1,4 +1,4 @@
-"""Reading the log as it lies: segments, where batches begin, bytes; bounded, and only what may be seen."""
+"""Reads of the log: segments, positions of batches, bytes; bounded, and only what is visible."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.storage.stores import segment_files
 
 
 def filled(path: Path, batches: int = 30, disk: Disk | None = None) -> tuple[Driven, list[int]]:
-    """A broker with some segments; where its batches begin."""
+    """Return a broker with some segments, and the positions of its batches."""
     driven = Driven(
         path, disk=disk if disk is not None else FakeDisk(), segment_bytes=16 << 10, max_frame_bytes=8 << 10
     )
@@ -35,7 +35,7 @@ def listed(driven: Driven, position: int = 0, partition: int = 0) -> SegmentList
 
 
 def batches(driven: Driven, start: int, end: int) -> list[int]:
-    """Where batches begin, asked for until that was all."""
+    """Return the positions of all batches, over several requests."""
     found: list[int] = []
     after: int | None = start
     while after is not None:

@@ -1,4 +1,4 @@
-"""The longest names, and one byte more: through every way in which a broker makes a name out of others."""
+"""The longest names and one byte more, wherever a broker makes a name out of others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Histories against a model in plain lists: each group gets each visible message once, each subject in order.
+"""Random histories against a model in plain lists: a group gets each visible message once, each subject in order.
 
 Everything that comes is acknowledged at once, and a kill takes nothing of that back; a batch that was refused is not
 stored, nor is one that is repeated stored again.
@@ -46,7 +46,7 @@ histories = st.lists(st.one_of(sends, sends, pulls, pulls, pulls, repeats, other
 
 
 class Batch:
-    """A batch that was sent, as often as that may be."""
+    """A batch that was sent once or several times."""
 
     def __init__(self, command: Send, contents: dict[str, list[bytes]]) -> None:
         self.bytes = bytes(command.batch)
@@ -55,7 +55,7 @@ class Batch:
 
 
 class Model:
-    """What was stored, and what each group got, by subject."""
+    """The stored messages, and those that each group got, by subject."""
 
     def __init__(self, driven: Driven) -> None:
         self.driven = driven
@@ -67,7 +67,7 @@ class Model:
         self.pulls: list[tuple[int, int, int]] = []  # connection, subscription, request; since the start
 
     def store(self, batches: dict[int, Batch], effects: list[Effect]) -> None:
-        """Note that batches were sent, by request, but for those that were refused."""
+        """Note sent batches by request, without refused ones."""
         refused = {effect.request for effect in effects if isinstance(effect, Refused)}
         for request, batch in batches.items():
             if request in refused or batch.stored:

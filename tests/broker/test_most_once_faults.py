@@ -32,14 +32,14 @@ SMALL = {"segment_bytes": 16 << 10, "max_frame_bytes": 8 << 10, "reserve_bytes":
 
 
 def given(driven: Driven, subscription: int, max_count: int = 3) -> list[bytes]:
-    """What one pull is answered with, if it is."""
+    """Return the messages of the answer to one pull, if there is one."""
     command = driven.pull_command(subscription, max_count=max_count)
     answers = [one for one in driven.do(command) if isinstance(one, PulledMessages | Refused)]
     return [body for one in answers if isinstance(one, PulledMessages) for body in bodies_of(runs_of_answer(one))]
 
 
 def check_once(driven: Driven, got: list[bytes], sent: list[bytes]) -> None:
-    """Go on after a start: nothing comes twice, and what never came is told of."""
+    """Go on after a start: no message comes twice, and missing ones are counted."""
     subscription = joined(driven, "a.", max_unacked=BLOCK)
     while bodies := given(driven, subscription, 1_000):
         got += bodies
@@ -69,7 +69,7 @@ def test_a_rotten_reserve(tmp_path: Path, copies: tuple[int, ...], prefix: str, 
         assert all(f"{file} has no good record at bytes " in told for file in files)
     before = len(got)
     check_once(driven, got, many(COUNT))
-    # The other copy tells where to go on; without any nobody can know what was handed out.
+    # The other copy says where to go on; without any, nothing says which messages were delivered.
     assert (len(got) > before) == (len(copies) == 1)
     driven.send("a.x", b"new")
     assert taken(driven, joined(driven, prefix)) == [b"new"]
@@ -85,7 +85,7 @@ def test_on_a_full_disk_nothing_is_handed_out_unreserved(tmp_path: Path) -> None
     subscription = joined(driven, "a.", max_unacked=BLOCK)
     got, refused = taken(driven, subscription, 2), 0
     disk.full = True
-    disk.use_up_allocated()  # what was allocated is used up as well
+    disk.use_up_allocated()  # the allocated space is used up too
     for _ in range(6):
         (answer,) = driven.do(driven.pull_command(subscription, max_count=3))
         if isinstance(answer, Refused):
@@ -103,10 +103,10 @@ def test_on_a_full_disk_nothing_is_handed_out_unreserved(tmp_path: Path) -> None
 
 
 def lived(driven: Driven, got: list[bytes]) -> None:
-    """A short life of a group; what is refused is left."""
+    """Run a short life of a group; refused commands are not repeated."""
     said = driven.do(joining(driven, "a.", max_unacked=BLOCK)) or driven.advance(100)
     if not said or isinstance(said[-1], Refused):
-        return  # nobody was told that there is a group
+        return  # no client knows that there is a group
     assert isinstance(said[-1], Subscribed)
     for step in range(6):
         got += given(driven, said[-1].subscription)

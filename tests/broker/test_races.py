@@ -1,4 +1,4 @@
-"""Two things happen to a message in either order: what the second is told, and what becomes of the message.
+"""Two events happen to a message in either order: how the second is answered, and what becomes of the message.
 
 Consumer ``one`` holds a message, and ``two`` waits for work. For each pair the table says how the broker answers the
 second event (+ taken, r an acknowledgement that is refused, F Fenced, U an unknown subscription) and then where the
@@ -44,7 +44,7 @@ EVENTS = SECOND.split()
 
 
 class Race:
-    """One and two, and what happens to them."""
+    """Consumers one and two, and the events that may happen to them."""
 
     def __init__(self, directory: Path) -> None:
         self.driven = filled(directory, 1, BrokerLimits(session_timeout_ms=SESSION_TIMEOUT_MS))
@@ -55,7 +55,7 @@ class Race:
         self.is_there = True  # one beats
 
     def beat(self, milliseconds: int) -> None:
-        """Time passes; two is heard of, and so is one's process."""
+        """Let time pass, with heartbeats of two and of one's process."""
         names = [b"one", b"two"] if self.is_there else [b"two"]
         self.driven.do(*[Heartbeat(9, self.driven.request(), name, 0) for name in names])
         self.driven.advance(milliseconds)
@@ -85,14 +85,14 @@ class Race:
         return "+"
 
     def expire(self) -> str:
-        """One's process is silent, whoever that is by now."""
+        """Silence the process that is consumer one now."""
         self.is_there = False
         for _ in range(2):
             self.beat(SESSION_TIMEOUT_MS // 2 + 1)
         return "+"
 
     def reconnect(self) -> str:
-        """The process that began connects again."""
+        """Connect the first process of consumer one again."""
         self.connections += 1
         consumer_state = self.one.consumer_state
         generation = self.driven.store.groups.generation
@@ -104,7 +104,7 @@ class Race:
         return self.answered(answer)
 
     def takeover(self) -> str:
-        """Another process begins under the same id; the calls that follow are those of the one before."""
+        """Start another process under the same id; the calls that follow come from the one before."""
         self.connections += 1
         nonce = b"%d" % self.connections
         start = self.connections, self.driven.request(), "g", ("",), "one", None, nonce, b"one"
@@ -112,13 +112,13 @@ class Race:
         return "+"
 
     def repull(self) -> str:
-        """The answer to its pull was lost."""
+        """Pull again as if the answer was lost."""
         self.one.expected = 0
         self.one.pull()
         return "+"
 
     def due(self) -> str:
-        """Time passes, so that what is to come again is due."""
+        """Let time pass until retries are due."""
         self.beat(DELAY_US // 1_000)
         return "+"
 
@@ -127,7 +127,7 @@ class Race:
         return "+"
 
     def first(self, name: str) -> None:
-        """The first of the two events."""
+        """Let the first of the two events happen."""
         if name in ("due", "two has it"):
             self.nack()
         if name == "two has it":
@@ -137,7 +137,7 @@ class Race:
             self.event(name)
 
     def event(self, name: str) -> str:
-        """Any event; how it was answered."""
+        """Let any event happen, and return how it was answered."""
         call: Callable[[], str] = getattr(self, name)
         try:
             return call()
@@ -147,7 +147,7 @@ class Race:
             return "U"
 
     def outcome(self) -> str:
-        """Where the message is."""
+        """Return the state of the message."""
         killed(self.driven)
         ledger = ledger_of(self.driven)
         dead = "X" * len(ledger.dead)

@@ -1,4 +1,4 @@
-"""However much a segment that goes has to do with: each turn of the broker does a bounded part of it."""
+"""However many messages a dropped segment concerns, each turn of the broker does a bounded part of the work."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from tests.broker.test_consuming import Consumer
 MOST_MOVED = 100
 MOST_FOUND = 256
 MOST_BYTES = 4 << 20
-#: Of a batch of copies, beside its messages, no more than this.
+#: The most bytes of a batch of copies beside its messages.
 HEAD_BYTES = 512
 
 
 class Turns:
-    """What was counted in each turn."""
+    """Counts the work of each turn."""
 
     def __init__(self) -> None:
         self.counts = [0]
@@ -43,12 +43,12 @@ class Turns:
 
     @property
     def busy(self) -> int:
-        """Turns in which anything was done."""
+        """Return the turns with work."""
         return sum(count > 0 for count in self.counts)
 
 
 def let_one_go(driven: Driven, *counted: Turns) -> list[Dropped]:
-    """Turn by turn, until a segment has gone."""
+    """Run turn by turn until a segment has been dropped."""
     driven.checkpoint()
     driven.advance(HOUR_MS)
     driven.auto_read = False
@@ -64,7 +64,7 @@ def let_one_go(driven: Driven, *counted: Turns) -> list[Dropped]:
 
 
 def count(monkeypatch: pytest.MonkeyPatch, kind: type, name: str, size: Callable[..., int]) -> Turns:
-    """Count the calls of a method, each as what *size* says of its arguments."""
+    """Count the calls of a method, each with the size that *size* returns for its arguments."""
     turns, plain = Turns(), getattr(kind, name)
 
     def counted(self: Any, *given: Any, **named: Any) -> Any:
@@ -103,7 +103,7 @@ def test_a_group_that_follows_much_counts_as_many(tmp_path: Path, monkeypatch: p
 
 
 def test_so_much_is_carried_forward_in_a_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 600 messages of 20 kB that are held, each in a place of its own."""
+    """Keep 600 messages of 20 kB in flight, none next to another."""
     size = 20_000
     driven = driven_in(tmp_path, LIMITS, segment_bytes=32 << 20, max_frame_bytes=1 << 20)
     send(driven, 1_200, size=size)
@@ -124,7 +124,7 @@ def test_so_much_is_carried_forward_in_a_turn(tmp_path: Path, monkeypatch: pytes
 
 
 def test_what_lies_around_a_carried_message_is_not_touched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of one pull each second message is held, and so in the end 1,000 ranges where there was one."""
+    """Keep every second message of one pull in flight, so that one range becomes 1,000."""
     driven = driven_in(tmp_path, LIMITS, segment_bytes=1 << 20, max_frame_bytes=1 << 19)
     driven.do(driven.send_command({"a": [b"x" * 50] * 2_000}))
     driven.store.seal(0)

@@ -1,4 +1,4 @@
-"""Records of what befalls whole groups, and of hand-overs, that rot: nothing is lost, and nothing is guessed."""
+"""Rotten records of whole groups and of handovers: no message is lost, and nothing is guessed."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from tests.storage.stores import identity_of
 
 
 def records(driven: Driven, kind: RecordKind) -> list[PullRecord]:
-    """Those of that kind in the pull log."""
+    """Return the records of that kind in the pull log."""
     identity = identity_of(driven.directory)
     found = read_pull_log(Disk(), driven.directory / "pulls", identity.store_id, identity.secret, 0)
     return [record for record in found.records if record.kind == kind]
 
 
 def rotten(driven: Driven, record: PullRecord, bit: int = 100) -> None:
-    """The broker is killed, one record rots, and it starts again; it tells of it by file and place."""
+    """Kill the broker, let one record rot, and start again; the broker must name file and place."""
     driven.store.close(clean=False)
     file = spoil(driven.directory, record, bit)
     killed(driven)
@@ -43,7 +43,7 @@ def rotten(driven: Driven, record: PullRecord, bit: int = 100) -> None:
 
 
 def ended(driven: Driven) -> None:
-    """It stops, and the directory is faultless."""
+    """Stop the broker; verify must find no fault in the directory."""
     driven.checkpoint()
     driven.close()
     assert verify(driven.directory, Disk()).is_good
@@ -55,7 +55,7 @@ def administered(driven: Driven, action: str, **fields: object) -> None:
 
 
 def rest(driven: Driven, consumer: Consumer) -> list[bytes]:
-    """All that the group still gets, each acknowledged."""
+    """Pull and ack all that the group still gets."""
     consumer.join()
     consumer.got.clear()
     found = list[bytes]()
@@ -89,7 +89,7 @@ def test_a_hand_over_whose_record_is_lost_is_found_again(
     then(driven, consumer)
     (record,) = records(driven, RecordKind.OVER)
     rotten(driven, record)
-    if again:  # by its sender, had it not been answered
+    if again:  # as the sender does without an answer
         done(driven, over(driven))
     found = rest(driven, consumer)
     assert sorted(found) == sorted([*many(3), b"from elsewhere"]), "also what was given behind the bad bytes"

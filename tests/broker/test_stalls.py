@@ -1,4 +1,4 @@
-"""A disk that stalls: what waits for it is in bounded memory, and the other partitions go on."""
+"""A disk that stalls: waiting messages take bounded memory, and the other partitions go on."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.broker.harness import Driven, bodies_of
 
 
 def stalled(directory: Path) -> Driven:
-    """Two partitions, of which the first has a sync under way; subject a is at home there, b in the second."""
+    """Return two partitions, the first with a sync under way; subject a is at home in the first, b in the second."""
     driven = Driven(directory, auto_sync=False, partitions=2)
     assert driven.do(driven.send_command({"a": [b"a0"]})) == []
     driven.do(driven.send_command({"b": [b"b0"]}))
@@ -23,7 +23,7 @@ def stalled(directory: Path) -> Driven:
 
 
 def finish_sync(driven: Driven, partition: int) -> int:
-    """Let the syncs of one partition be done that are wanted; how many answers came of it."""
+    """Run the wanted syncs of one partition, and return how many answers came."""
     later = [wanted for wanted in driven.wanted if wanted.partition != partition]
     driven.wanted = [wanted for wanted in driven.wanted if wanted.partition == partition]
     said = driven.sync()
@@ -54,8 +54,8 @@ def test_batches_go_elsewhere_and_stay_in_order_where_a_partition_is_to_be_avoid
     assert a1.partition == 1
     finish_sync(driven, 1)
     group = driven.subscribe("a")
-    assert driven.pull(group) == []  # it was stored behind one that is not on disk yet
-    driven.broker.avoid(frozenset({0, 1}))  # then none of them is better
+    assert driven.pull(group) == []  # it lies behind a message that is not on disk yet
+    driven.broker.avoid(frozenset({0, 1}))  # with all avoided, none is better
     (a2,) = driven.do(driven.send_command({"a": [b"a2"]}, flush=False))
     assert isinstance(a2, Sent)
     assert a2.partition == 0
@@ -71,7 +71,7 @@ def test_what_waits_for_a_stalled_disk_is_bounded(tmp_path: Path, monkeypatch: p
     driven = stalled(tmp_path)
     finish_sync(driven, 1)
     expected = {"a": [b"a0"], "b": [b"b0"]}
-    for number in range(1, 40):  # each waits for what the first partition has of a
+    for number in range(1, 40):  # each waits for the messages of a in the first partition
         batch = {name: [b"%s%d" % (name.encode(), number)] for name in ("b", "a")}
         again = driven.send_command(batch, flush=number % 3 == 0)
         driven.do(again)

@@ -1,4 +1,4 @@
-"""What is known to be unreadable is left out of answers; all else is served."""
+"""Answers leave out messages that are known to be unreadable, and have all others."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def test_neighbours_of_an_unreadable_batch_are_served(tmp_path: Path, prefix: st
     assert not driven.store.mark_unreadable(0, sent[5].position + 20, 1)
     got = bodies_of(driven.pull(driven.subscribe(prefix, group=None, start="first"), left_out=1))
     assert got == [b"%d" % number for number in range(12) if number != 5]
-    assert not driven.broker.take_damaged()  # whoever marked it told of it
+    assert not driven.broker.take_damaged()  # it was reported when it was marked
     driven.close()
 
 

@@ -1,4 +1,4 @@
-"""A longest time per message: what takes longer is taken away, counted as an attempt, and its late ack is refused."""
+"""Ack deadlines: an overdue message is nacked and delivered again, and its late ack is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Groups that get each message once, or never: nothing comes twice, and what is missing is told."""
+"""At-most-once groups: no message is delivered twice, and missing ones are counted as skipped."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def skipped(driven: Driven) -> int:
 
 
 def stopped(driven: Driven) -> None:
-    """A broker that is told to stop, and starts again."""
+    """Stop the broker cleanly, and start it again."""
     driven.broker.stop()
     driven.restart()
 

@@ -1,4 +1,4 @@
-"""Groups that get each message once are given what is on disk: the rest may come again as another message."""
+"""At-most-once groups get only messages that are on disk: others may come again as another message."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_only_what_is_on_disk_is_handed_out(tmp_path: Path, prefix: str) -> None
 
 
 def test_of_many_small_batches_those_on_disk_are_told_from_the_others_exactly(tmp_path: Path) -> None:
-    """Their positions are larger than what a float tells apart."""
+    """The positions are too large for a float to tell them apart."""
     driven = Driven(tmp_path)
     subscription = joined(driven, "a.")
     assert driven.store.end(0) > 1 << 54

@@ -1,4 +1,4 @@
-"""Consumers of one group that follow different prefixes: what comes back goes to one who follows it."""
+"""Where consumers of a group follow different prefixes, a retry goes to one that follows its subject."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SESSION_TIMEOUT_MS = 30_000
 
 
 def filled(tmp_path: Path, count: int = 6) -> Driven:
-    """Messages of a.x and b.x in turn, a message a batch; bodies say which."""
+    """Return a broker with messages of a.x and b.x in turn, one a batch; each body names its message."""
     driven = Driven(tmp_path, BrokerLimits(session_timeout_ms=SESSION_TIMEOUT_MS))
     for number in range(count):
         subject = "ab"[number % 2]

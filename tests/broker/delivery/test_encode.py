@@ -1,4 +1,4 @@
-"""What an answer remembers of where messages lie leads to the same places as looking for each."""
+"""The lookup of an answer finds the same places as a lookup of each range."""
 
 from __future__ import annotations
 

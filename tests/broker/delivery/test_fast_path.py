@@ -1,4 +1,4 @@
-"""What has just come, handed out as it lies: the same as what selection.py finds, whatever happens around it."""
+"""The fast path delivers the same messages as a selection, whatever happens around it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SUBJECTS = ("a.x", "a.y", "b.z")
 
 
 class Life:
-    """A consumer that pulls and acknowledges while others send, by a seed; ``seen`` is all that it was told."""
+    """A consumer that pulls and acks while others send, by a seed; ``seen`` is all that it got."""
 
     def __init__(self, directory: Path, seed: int, group: str | None, prefix: str, *settings: tuple[str, Any]) -> None:
         self.random = random.Random(seed)
@@ -77,7 +77,7 @@ class Life:
                 self.open += [first + at for first, count, _ in effect.ranges for at in range(count)]
 
     def held(self) -> list[bytes]:
-        """What a start gives again of what is not acknowledged: what the pull log says of it."""
+        """Return the messages in flight as a start reads them from the pull log."""
         self.driven.checkpoint()
         return bodies_of(self.driven.pull(self.subscription))
 
@@ -125,7 +125,7 @@ def test_it_hands_out_what_selection_would(
 
     monkeypatch.setattr(FastPath, "take", counted)
     found = lived(tmp_path / "straight", seed, *said)
-    assert any(taken) == (len(said) == 2)  # a group whose messages expire never gets them so
+    assert any(taken) == (len(said) == 2)  # the fast path delivers nothing to a group whose messages expire
     monkeypatch.setattr(straight, "MOST_ROWS", 0)
     taken.clear()
     assert lived(tmp_path / "chosen", seed, *said) == found
@@ -133,7 +133,7 @@ def test_it_hands_out_what_selection_would(
 
 
 def test_what_was_taken_back_comes_first(tmp_path: Path) -> None:
-    """A pull has looked at more than it could have: the row where it stopped is not where the group is."""
+    """A pull has passed more rows than it took: the row at which it stopped is not the group's cursor."""
     driven = Driven(tmp_path)
     driven.send("a.x", b"0")
     subscription = driven.subscribe("a.x")

@@ -1,4 +1,4 @@
-"""Tags and expiry of groups: what is kept, skipped and dead, against one message at a time."""
+"""Tags and expiry of groups: matched, skipped and dead messages, against one message at a time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SECOND = 1_000_000
 
 
 def sent(driven: Driven, contents: dict[str, list[tuple[bytes, tuple[str, ...], int]]]) -> None:
-    """A batch of messages with tags and expiry (0: never)."""
+    """Send a batch of messages with tags and expiry (0: never)."""
     runs = [
         RunContent(
             subject,
@@ -68,7 +68,7 @@ def test_only_messages_with_one_of_the_tags_come(tmp_path: Path, prefix: str, st
     consumer.ack()
     assert consumer.pull() == []
     assert row(driven)["in_flight"] == 0
-    assert row(driven)["filtered"] == 51 or stop is killed  # which loses what was counted since the checkpoint
+    assert row(driven)["filtered"] == 51 or stop is killed  # a kill loses what was counted since the checkpoint
     assert row(driven)["skipped"] == 0
     driven.close()
 
@@ -156,7 +156,7 @@ def test_what_has_expired_is_dead_when_it_would_be_handed_out(tmp_path: Path, pr
     assert dead(driven) == [("expired", 3), ("expired", 4)]
     consumer.ack()
     driven.advance(20_000)
-    assert consumer.pull() == []  # what was nacked has expired meanwhile
+    assert consumer.pull() == []  # the nacked message has expired meanwhile
     assert dead(driven) == [("expired", 3), ("expired", 4), ("expired", 0)]
     killed(driven)
     consumer.join()

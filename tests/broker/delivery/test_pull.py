@@ -1,4 +1,4 @@
-"""The pull path: who gets what, when, and what happens while nobody has anything."""
+"""The pull path: which pull gets which messages when, and pulls that wait."""
 
 from __future__ import annotations
 
@@ -428,7 +428,7 @@ def test_a_thousand_subjects_of_a_prefix_none_starves(tmp_path: Path) -> None:
 
 
 def test_the_same_subscription_again_takes_the_place_of_the_one_before(tmp_path: Path) -> None:
-    """As one does that was out of touch: so often as it likes, and what it holds it keeps."""
+    """A client does this after a lost connection, as often as it likes; its messages stay in flight."""
     driven = Driven(tmp_path, BrokerLimits(max_consumers_per_connection=2))
     driven.send("a", b"1")
     consumer = Consumer(driven, "c", "a")

@@ -1,4 +1,4 @@
-"""Whose a read is, by its number."""
+"""The number of a read says which part asked for it."""
 
 from __future__ import annotations
 

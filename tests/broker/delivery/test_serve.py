@@ -1,4 +1,4 @@
-"""What one pull is answered with: what is there, what it was given before, nothing, or an error."""
+"""The answer to one pull: new messages, messages in flight, nothing, or an error."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_it_is_answered_with_what_is_held_before_anything_else(tmp_path: Path) -
     driven = filled(tmp_path, 6)
     one = Consumer(driven, "c")
     assert one.pull(4) == many(4)
-    one.expected = 1  # the answer was lost but for one
+    one.expected = 1  # all but the first message of the answer was lost
     assert one.pull(9) == many(4)[1:]
     assert one.pull(9) == many(6)[4:]
 

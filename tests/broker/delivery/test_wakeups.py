@@ -1,4 +1,4 @@
-"""Pulls that wait: who is found, whose time is up, and that what was answered leaves nothing behind."""
+"""Waiting pulls: lookup, deadlines, and no trace of answered ones."""
 
 from __future__ import annotations
 
