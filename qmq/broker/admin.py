@@ -175,7 +175,7 @@ class AdminCommands:
         _, ledger = self._group(fields)
         member, numbers = ledger.by_name.get(_text(fields, "consumer")), _numbers(fields, "handled")
         if len(numbers) % 2:
-            raise InvalidOption("handled are pairs: a first delivery sequence and the one behind the last")
+            raise InvalidOption("handled must be pairs of a first delivery sequence and the one behind the last")
         known = _whole(fields, "since_us", 0), _whole(fields, "generation", 0)
         if member is None or (member.since_us, self._store.groups.generation) != known:
             return {"taken": False}
@@ -188,7 +188,7 @@ class AdminCommands:
         _, ledger = self._group(fields)
         member, nonce = ledger.by_name.get(_text(fields, "consumer")), fields.get("nonce")
         if type(nonce) is not bytes or not nonce:
-            raise InvalidOption("nonce is that of the SUBSCRIBE by which the consumer joined")
+            raise InvalidOption("nonce must be that of the SUBSCRIBE with which the consumer joined")
         if member is None or not member.is_there or member.nonce != nonce:
             return {"left": False}
         self._delivery.tracker.members.leave(ledger, member, now)
@@ -299,4 +299,4 @@ def _seek_start(to: object) -> str | tuple[str, int]:
             return str(to)
         case ["time" | "sequence" as kind, int(value)] if 0 <= value < 1 << 63 and type(value) is int:
             return str(kind), value
-    raise InvalidOption(f"a group goes on at first, last, a time or a sequence, not at {to!r:.40}")
+    raise InvalidOption(f"a seek goes to first, last, a time or a sequence, not to {to!r:.40}")

@@ -132,9 +132,7 @@ class LogReads:
 
     def _count(self, connection: int) -> None:
         if self._by_connection[connection] >= MAX_WAITING:
-            raise Overloaded(
-                f"{MAX_WAITING} reads of the log wait for this connection; ask for more when some are done"
-            )
+            raise Overloaded(f"{MAX_WAITING} reads of the log wait for this connection; send more when some are done")
         self._by_connection[connection] += 1
 
     def _forget(self, connection: int) -> bool:

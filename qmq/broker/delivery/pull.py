@@ -117,7 +117,7 @@ class Delivery:
         if not subscription.filters:
             raise follows_none(subscription.group, subscription.asked)
         if self._waiting_pulls.get(pull.connection, pull.request) is not None:
-            raise InvalidOption(f"request {pull.request} waits already; number requests anew")
+            raise InvalidOption(f"a pull with request number {pull.request} waits already; use a new number")
         waiting = Waiting(pull, subscription, now_us + pull.timeout_ms * 1_000)
         if self._server.serve(waiting, final=not pull.timeout_ms) is None:
             return

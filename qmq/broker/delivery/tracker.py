@@ -121,7 +121,7 @@ class DeliveryTracker:
         """Ack delivery sequences; return how many were refused. Raises Fenced and InvalidOption."""
         ledger, member = self._caller(subscription)
         if not _are_pairs(intervals):
-            raise InvalidOption("acknowledgements are pairs of a first delivery sequence and the one behind the last")
+            raise InvalidOption("acks are pairs of a first delivery sequence and the one behind the last; send them so")
         refused = ledger.ack(member, list(intervals))
         if not ledger.retries.is_empty and self.members.clears(ledger, member):
             self.members.look(ledger)
@@ -131,14 +131,16 @@ class DeliveryTracker:
         """Nack, release or reject ranges; return the indexes of the refused ones. Raises Fenced and InvalidOption."""
         ledger, member = self._caller(subscription)
         if len(backs) > MOST_RANGES_A_RECORD:
-            raise InvalidOption(f"at most {MOST_RANGES_A_RECORD:,} ranges are handed back at once")
+            raise InvalidOption(
+                f"at most {MOST_RANGES_A_RECORD:,} ranges go into one request, not {len(backs):,}; send several"
+            )
         for disposition in {back.disposition for back in backs}:
             if disposition not in tuple(Disposition):
                 raise InvalidOption(
-                    f"disposition {disposition} is none of {', '.join(one.name.lower() for one in Disposition)}"
+                    f"there is no disposition {disposition}; use {', '.join(one.name.lower() for one in Disposition)}"
                 )
         if max(back.delay_us or 0 for back in backs) > MAX_DELAY_US:
-            raise InvalidOption(f"a message comes again after {MAX_DELAY_SHOWN} at most")
+            raise InvalidOption(f"the delay of a redelivery is at most {MAX_DELAY_SHOWN}; give a shorter one")
         refused = ledger.hand_back(member, backs, self.now.wall_us)
         self.members.look(ledger)
         return refused
