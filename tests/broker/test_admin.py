@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from qmq.broker.groups import lag as standing
+from qmq.broker.groups import lag
 from qmq.broker.ports.commands import Administer, Disconnected, Unsubscribe
 from qmq.broker.ports.effects import Administered, Effect, Refused, Unsubscribed
 from qmq.errors import Fenced, InvalidOption, UnknownGroup
@@ -320,7 +320,7 @@ def test_where_subjects_are_too_many_to_look_up_ready_is_at_least_what_it_says(
     for number in range(3):
         driven.send(f"a.{number}", b"late")
     assert (group_row(driven)["ready"], group_row(driven)["ready_exact"]) == (3, True)
-    monkeypatch.setattr(standing, "MOST_LOOKED_UP", 2)
+    monkeypatch.setattr(lag, "MOST_LOOKED_UP", 2)
     row = group_row(driven)
     assert row["ready"] < 3
     assert not row["ready_exact"]

@@ -19,8 +19,7 @@ import pytest
 
 from qmq.format.ids import MessageId
 from qmq.storage.disk.disk import Disk
-from qmq.storage.error_log import sorted_runs as runs
-from qmq.storage.error_log import timer_queue as schedule
+from qmq.storage.error_log import sorted_runs, timer_queue
 from qmq.storage.verify.report import VerifyReport
 from qmq.storage.verify.verify import verify
 from tests.broker.delay.test_delay import S, cancel, delay, follow
@@ -96,8 +95,8 @@ def quick() -> Iterator[Path]:
 @pytest.fixture(scope="module")
 def history(quick: Path) -> Iterator[History]:
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(schedule, "MEMORY_ITEMS", 12)
-        patched.setattr(runs, "BLOCK_ITEMS", 5)
+        patched.setattr(timer_queue, "MEMORY_ITEMS", 12)
+        patched.setattr(sorted_runs, "BLOCK_ITEMS", 5)
         yield History(quick / "history")
 
 

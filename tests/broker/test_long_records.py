@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from qmq.broker.delivery import tracker
-from qmq.broker.groups import group_state as ledger
-from qmq.broker.journal import record_types as kinds
+from qmq.broker.groups import group_state
+from qmq.broker.journal import record_types
 from qmq.broker.ports.commands import Ack
 from qmq.broker.ports.effects import Acked, PulledMessages
 from qmq.format.layout import PULL_RECORD_HEADER_SIZE
@@ -23,13 +23,13 @@ COUNT, PART = 400, 64
 def test_a_record_has_room_for_so_many() -> None:
     largest = len(tracker.msgpack.packb([1 << 31, 1 << 62, 1 << 16, 1 << 31, 1 << 31, 1 << 62])) - 1
     prefixes = 1_000 * (255 + 100)
-    assert PULL_RECORD_HEADER_SIZE + kinds.MOST_RANGES_A_RECORD * largest + prefixes < MAX_RECORD_BYTES
+    assert PULL_RECORD_HEADER_SIZE + record_types.MOST_RANGES_A_RECORD * largest + prefixes < MAX_RECORD_BYTES
 
 
 def test_a_pull_of_very_many_ranges_and_its_acks_outlive_a_kill(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (tracker, ledger):
+    for module in (tracker, group_state):
         monkeypatch.setattr(module, "MOST_RANGES_A_RECORD", PART)
     driven = Driven(tmp_path)
     for number in range(COUNT):

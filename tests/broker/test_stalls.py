@@ -8,8 +8,7 @@ import pytest
 
 from qmq.broker.ports.commands import Disconnected, LastSequence, Send
 from qmq.broker.ports.effects import Sent
-from qmq.broker.publish import send_replies as acknowledging
-from qmq.broker.publish import staging as partitions
+from qmq.broker.publish import send_replies, staging
 from tests.broker.harness import Driven, bodies_of
 
 
@@ -67,7 +66,7 @@ def test_batches_go_elsewhere_and_stay_in_order_where_a_partition_is_to_be_avoid
 
 
 def test_what_waits_for_a_stalled_disk_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(partitions, "MAX_BARRIERS", 4)
+    monkeypatch.setattr(staging, "MAX_BARRIERS", 4)
     driven = stalled(tmp_path)
     finish_sync(driven, 1)
     expected = {"a": [b"a0"], "b": [b"b0"]}
@@ -92,7 +91,7 @@ def test_what_waits_for_a_stalled_disk_is_bounded(tmp_path: Path, monkeypatch: p
 def test_who_connects_again_and_again_meanwhile_leaves_nothing_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (acknowledging, partitions):
+    for module in (send_replies, staging):
         monkeypatch.setattr(module, "MOST_WAITING", 8)
     driven = stalled(tmp_path)
     command = driven.send_command({"a": [b"a1"]})

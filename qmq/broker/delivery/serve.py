@@ -113,7 +113,7 @@ class PullServer:
         in_vain = wanted is not None and not self._reads.begin(wanted, selection.stopped_at)
         if in_vain and selection.count < need:
             selection.take_back()
-            return self._serve_with_waits(waiting)
+            return self._serve_blocking(waiting)
         if selection.count >= need:
             return self._answer(waiting, selection, filtered_parts, final)
         if selection.failed is not None:
@@ -194,7 +194,7 @@ class PullServer:
         self._effects.append(PulledMessages(pull.connection, pull.request, *fields))
         return None
 
-    def _serve_with_waits(self, waiting: Waiting) -> int | None:
+    def _serve_blocking(self, waiting: Waiting) -> int | None:
         """Answer a pull with a little that is read while everybody waits: the same read has left memory twice."""
         with blocking_reads(self._store):
             most = waiting.pull.max_count

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from qmq.broker.delivery import ack_deadline as overdue
+from qmq.broker.delivery import ack_deadline
 from qmq.broker.ports.commands import Administer, Heartbeat, Now
 from qmq.broker.ports.effects import PulledMessages
 from tests.broker.delivery.test_filters import dead
@@ -93,7 +93,7 @@ def test_a_longest_time_that_is_set_later_counts_for_what_is_out(tmp_path: Path)
 def test_of_many_that_are_overdue_some_are_taken_back_in_each_turn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(overdue, "MOST_RANGES", 4)
+    monkeypatch.setattr(ack_deadline, "MOST_RANGES", 4)
     driven = filled(tmp_path, 30)
     one = Consumer(driven, "one", connection=1, ack_deadline_us=10_000_000, retry_delays_us=[0])
     assert one.pull(12) == many(12)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from qmq.broker.delivery.eligibility import share_of
-from qmq.broker.error_log import error_log as retries
+from qmq.broker.error_log import error_log
 from qmq.broker.error_log.error_log import Failure
 from qmq.broker.journal.record_types import MessageRange
 from qmq.broker.ports.commands import HandOver
@@ -118,7 +118,7 @@ def test_what_goes_out_alone_goes_to_who_follows_it(tmp_path: Path) -> None:
 def test_nobody_waits_behind_what_only_others_take(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alone: bool
 ) -> None:
-    monkeypatch.setattr(retries, "LOADED_ITEMS", 8)
+    monkeypatch.setattr(error_log, "LOADED_ITEMS", 8)
     driven = filled(tmp_path, 102)
     of_a, of_b = Consumer(driven, "a", "a.", connection=1), Consumer(driven, "b", "b.", connection=2)
     assert len(of_b.pull()) == 51

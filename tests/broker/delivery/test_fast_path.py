@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from qmq.broker.delivery import fast_path as straight
+from qmq.broker.delivery import fast_path
 from qmq.broker.delivery.fast_path import FastPath
 from qmq.broker.ports.commands import Ack, Subscribe, Withdraw
 from qmq.broker.ports.effects import Effect, PulledMessages, Subscribed
@@ -126,7 +126,7 @@ def test_it_hands_out_what_selection_would(
     monkeypatch.setattr(FastPath, "take", counted)
     found = lived(tmp_path / "straight", seed, *said)
     assert any(taken) == (len(said) == 2)  # the fast path delivers nothing to a group whose messages expire
-    monkeypatch.setattr(straight, "MOST_ROWS", 0)
+    monkeypatch.setattr(fast_path, "MOST_ROWS", 0)
     taken.clear()
     assert lived(tmp_path / "chosen", seed, *said) == found
     assert not any(taken)

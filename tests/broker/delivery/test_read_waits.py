@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 
 from qmq.broker.delay import reads as delay_reading
-from qmq.broker.journal import durable_replies as durable
+from qmq.broker.journal import durable_replies
 from qmq.broker.ports.effects import Asker, asker_of, first_number
-from qmq.broker.retention import carry_forward as forwarding
-from qmq.broker.retention import retention
-from qmq.broker.transfer import restore_lookup as restored_lookup
+from qmq.broker.retention import carry_forward, retention
+from qmq.broker.transfer import restore_lookup
 
 LONG = 1_000_000 * 86_400 * 365 * 5  # a million reads a second for five years
 
@@ -21,11 +20,11 @@ def test_each_has_numbers_enough_that_are_no_others(asker: Asker) -> None:
 
 def test_who_has_one_read_at_a_time_has_one_number() -> None:
     numbers = {
-        durable.SYNC_NUMBER: Asker.PULL_LOG,
+        durable_replies.SYNC_NUMBER: Asker.PULL_LOG,
         delay_reading.READ_NUMBER: Asker.DUE,
-        restored_lookup.READ_NUMBER: Asker.RESTORE,
+        restore_lookup.READ_NUMBER: Asker.RESTORE,
         retention.LOOK_NUMBER: Asker.RETENTION,
-        forwarding.COPY_NUMBER: Asker.FORWARDING,
+        carry_forward.COPY_NUMBER: Asker.FORWARDING,
     }
     assert {number: asker_of(number) for number in numbers} == numbers
     with pytest.raises(ValueError, match="is not a valid Asker"):
