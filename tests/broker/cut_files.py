@@ -2,7 +2,7 @@
 
     python -m tests.broker.cut_files DIRECTORY SUFFIX PREFIX
 
-To look at what a map has lost ends a process (SIGBUS), as a bad sector does. Prints how many messages came.
+A read behind the end of a mapped file ends a process (SIGBUS), as a bad sector does. It prints how many messages came.
 """
 
 from __future__ import annotations

@@ -78,8 +78,9 @@ class FaultedBroker(Driven):
 
 @dataclass
 class Batch:
-    """One batch of the clients. ``state`` is open until it is acknowledged, or nobody knows what became of it: unknown
-    where a sync failed, left where a write did, and then it may come up behind what groups got since.
+    """One batch of the clients. ``state`` is open until it is acknowledged, or its outcome cannot be known.
+
+    It is "unknown" after a failed sync, "left" after a failed write: then it may turn up behind later messages.
     """
 
     data: bytes

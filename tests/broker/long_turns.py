@@ -1,8 +1,7 @@
-"""How long the broker's turns get when a consumer that holds much falls silent or leaves, and when many dead letters
-are handed out again: `python -m tests.broker.long_turns`, one line each.
+"""The length of the broker's turns when a consumer with many messages in flight expires or leaves, and when many dead
+letters are redriven: `python -m tests.broker.long_turns` prints a line for each.
 
-The processor time of each tick is measured, as others may have the machine; what one took longest is said, and how many
-there were.
+It measures the processor time of each tick, since other programs may run; a line has the longest, and the number.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from tests.broker.harness import Driven
 from tests.fake_disk import FakeDisk
 
 SESSION_TIMEOUT_MS = 30_000
-#: Messages a batch, and so a range of what is held.
+#: Messages of a batch, and so of a range in flight.
 BATCH = 1_000
 
 

@@ -1,7 +1,7 @@
 """The memory of a broker while many delayed messages wait: `python -m tests.broker.pending 10000000`.
 
-Each message falls due at a time of its own, within a year. RssAnon is said before, and while they wait: after they were
-sent, after a checkpoint, and after a start that takes them over from it; then how long it takes to deliver some.
+Each message is due at a time of its own within a year. It prints RssAnon before the messages are sent, after that,
+after a checkpoint, and after a start from that checkpoint; then how long the delivery of some takes.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from qmq.format.pieces import read_answer
 from tests.broker.harness import START_US, Driven, runs_of_answer
 from tests.format.contents import set_header
 
-#: Thousands of answers: they run three times as fast where nobody counts lines.
+#: Thousands of answers, which run three times as fast without a count of covered lines.
 pytestmark = pytest.mark.no_cover
 
 HEADER = make_header("a key")

@@ -15,7 +15,7 @@ from qmq.net.protocol.types import Disposition
 from tests.broker.harness import Driven
 from tests.broker.test_consuming import Consumer, killed
 
-#: What befalls is what other tests try one by one: here no lines are counted.
+#: Other tests try the same events one by one, so no covered lines are counted here.
 pytestmark = pytest.mark.no_cover
 
 SETTINGS: Final = {
@@ -77,7 +77,7 @@ class History:
             one.nonce = self.chance.randbytes(4)
             one.join()
             one.got.clear()
-            mine.clear()  # it is given again what it held
+            mine.clear()  # it gets its messages in flight again
         elif what < 0.97:
             self.chance.choice([self.driven.restart, self.driven.checkpoint, lambda: killed(self.driven)])()
             self.join_again()

@@ -1,9 +1,8 @@
-"""The files of delayed messages cut, zeroed, filled with junk, with a bit flipped, or of another time than the others:
-the broker starts, what was acknowledged is delivered once and never early, what was cancelled is not; and verify has
-nothing to say after, or names what is rotten.
+"""The files of delayed messages cut, zeroed, filled with junk, with a bit flipped, or of another time than the others.
 
-`delayed/` is a data directory as the one that it lies in, whose files are tried byte by byte in tests/storage; here is
-what delayed messages need of them, and of the schedule in `due/`.
+The broker starts; acknowledged messages are delivered once and never early, cancelled ones are not. After that verify
+finds no fault, or names what is rotten. `delayed/` is a data directory like the one that contains it, whose files are
+tried byte by byte in tests/storage; the tests here are about delayed messages, and the schedule in `due/`.
 """
 
 from __future__ import annotations
@@ -29,10 +28,10 @@ from tests.storage.histories import FILLS, Files, cut, quick_directory, write_fi
 
 SMALL: Final = {"segment_bytes": 2_048, "max_frame_bytes": 1_536, "reserve_bytes": 1 << 20}
 LATER_MS: Final = 1_000_000
-#: What is left of a file after its last write is cut at so many places, and so many bits of a file are flipped.
+#: In how many places a file is cut behind its last write, and how many of its bits are flipped.
 PLACES: Final = 2
 BITS: Final = 2
-#: Kinds of files, by what follows the directory: of them what a name ends in.
+#: Kinds of files, by the end of the name.
 KINDS: Final = ("messages", "entries", "order", "index", "subjects", "store-a", "store-b", "checkpoint", "a", "b")
 
 
@@ -119,7 +118,7 @@ def survive(directory: Path, files: Files, moment: Moment, lost: set[str], disk:
         left = driven.broker.delayed()
         driven.advance(1)
         if driven.broker.delayed() == left:
-            break  # of what is lost nobody knows how many there were
+            break  # the number of lost messages is not known
     subscription, found = follow(driven), Counter[str]()
     while some := driven.pull(subscription):
         for run in some:

@@ -90,7 +90,7 @@ def test_what_comes_back_of_it_is_dead_and_says_why(tmp_path: Path, stop: Any, a
     assert all(body.startswith(b"a") for body in consumer.pull(100))
     driven.advance(2_000)
     consumer.pull()
-    # What it held and did not get is buried when it asks for that again.
+    # Messages in flight whose answer was lost become dead letters when it asks for them again.
     assert letters(driven) == [("b.x", NOT_FOLLOWED)] * (3 if stop is None else 6)
     assert group_row(driven)["in_retry"] == 0
     driven.do(Unsubscribe(1, driven.request(), consumer.subscription))  # the rest is released
@@ -294,7 +294,7 @@ def test_where_the_group_left_it_may_be_gone_meanwhile(tmp_path: Path, stop: Any
     assert len(left) < 40
     consumer = Consumer(driven, "c", "c.", asks="again")
     if stop is not None:
-        assert consumer.pull() == []  # what it held lies elsewhere by now, and is buried even so
+        assert consumer.pull() == []  # its messages in flight were copied forward, and become dead letters too
         assert [reason for _, reason in letters(driven)] == [NOT_FOLLOWED] * 2
     assert follow_only(driven, "c.", again)[-1] == again
     other = Consumer(driven, "d", again, connection=2)

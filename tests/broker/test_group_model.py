@@ -34,7 +34,7 @@ GROUP_SETTINGS = {
     "max_unacked": st.sampled_from([1, 2, 5, 30]),
     "retry_delays_us": st.lists(st.sampled_from([0, 1, 300_000, 2_000_000]), min_size=1, max_size=3),
 }
-#: Of what ends much of a history.
+#: For events that end much of a history.
 RARELY = st.sampled_from([False, False, True])
 SELDOM = st.sampled_from([False] * 7 + [True])
 STEPS = st.lists(

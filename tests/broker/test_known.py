@@ -1,4 +1,4 @@
-"""What clients know of their consumers at a new connection: lost acks, and how far they had come."""
+"""Clients tell a broker at a new connection of lost acks, and of how far their consumers had come."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is too long for one record of the pull log goes into several, and none of it is lost."""
+"""Pulls and acks that are too long for one record of the pull log go into several, and nothing is lost."""
 
 from __future__ import annotations
 

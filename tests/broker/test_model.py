@@ -1,7 +1,7 @@
 """Random histories against a model in plain lists: a group gets each visible message once, each subject in order.
 
-Everything that comes is acknowledged at once, and a kill takes nothing of that back; a batch that was refused is not
-stored, nor is one that is repeated stored again.
+Every message is acked at once, and a kill undoes no ack. A refused batch is not stored, and a repeat is not stored
+again.
 """
 
 from __future__ import annotations

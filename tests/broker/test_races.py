@@ -1,8 +1,8 @@
 """Two events happen to a message in either order: how the second is answered, and what becomes of the message.
 
-Consumer ``one`` holds a message, and ``two`` waits for work. For each pair the table says how the broker answers the
-second event (+ taken, r an acknowledgement that is refused, F Fenced, U an unknown subscription) and then where the
-message is, also after the broker was killed: H one holds it, T two does, D it is done, X it is a dead letter, 1 or 2 it
+Consumer ``one`` has a message in flight, and ``two`` waits for work. For each pair the table says how the broker
+answers the second event (+ taken, r a refused ack, F Fenced, U an unknown subscription) and then the state of the
+message, also after the broker was killed: H one has it, T two does, D it is done, X it is a dead letter, 1 or 2 it
 comes again as that attempt (X1 both: it was dead when the group went back to its beginning).
 """
 

@@ -19,7 +19,7 @@ from tests.broker.retention.test_carry_forward import LIMITS
 from tests.broker.retention.test_retention import HOUR_MS, driven_in, send
 from tests.broker.test_consuming import Consumer
 
-#: What a turn may do at most, by what the modules say: groups that follow one prefix each;
+#: The most work of one turn, as the modules bound it: groups that follow one prefix each;
 #: pointers into the segment that are looked at; bytes that are appended, beside the last run of these.
 MOST_MOVED = 100
 MOST_FOUND = 256
