@@ -82,7 +82,7 @@ ROTTING: Final = (
     Mutant(
         "believe one copy of a block's record",
         "may_lack_reserves",
-        always("not all(is_told) or torn > ends.get(end, 0)"),
+        always("not all(explained) or torn > ends.get(end, 0)"),
         ("tests/broker/test_most_once_faults.py",),
     ),
     Mutant(
