@@ -64,7 +64,7 @@ OF_RESTORES: Final = (
     Mutant(
         "begin only when all brokers are known",
         "RestoreRun._find_or_begin",
-        never("self._away", at=1),
+        never("self._unreachable", at=1),
         _RUN,
     ),
     Mutant(
