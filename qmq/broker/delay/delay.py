@@ -15,7 +15,7 @@ from typing import Any, Final
 import msgpack
 import numpy as np
 
-from qmq.broker.delay.due_batches import Cancelling, Falling, Joining
+from qmq.broker.delay.due_batches import Joining
 from qmq.broker.delay.intake import Arrived, Delayed, subjects_of
 from qmq.broker.delay.items import DelayedRange, PositionSet, delayed_ranges_of, items_of, without
 from qmq.broker.delay.reads import DelayReading
@@ -23,6 +23,7 @@ from qmq.broker.delay.segments import DelaySegments
 from qmq.broker.ports.commands import Administer, Now, ReadDone
 from qmq.broker.ports.effects import Administered, Effect, Refused
 from qmq.broker.publish.publish import Intake
+from qmq.broker.publish.staging import Staged
 from qmq.errors import BadBatch, InvalidOption, QmqError, StorageError
 from qmq.format.batch import (
     BatchLimits,
@@ -35,7 +36,7 @@ from qmq.format.batch import (
     stored_names,
 )
 from qmq.format.build import RunContent, build_batch
-from qmq.format.due import DUE_PRODUCER, cut_due, due_times, origins_of
+from qmq.format.due import DUE_PRODUCER, Due, cut_due, due_times, origins_of
 from qmq.format.ids import MessageId
 from qmq.format.layout import DELAY_DTYPE, DELAY_PARTITION, HAS_DELIVER_AT, HAS_ORIGIN_ID, MESSAGE_ID
 from qmq.storage.store import NotAtHand, Schedule, ScheduleClaim, Store
@@ -60,7 +61,7 @@ class Delaying:
         self._store = store
         self._intake = intake
         self._effects = effects
-        self._delayed = intake.delayed = Delayed(store, self._arrived)
+        self._delayed = intake.delay_log = Delayed(store, self._arrived)
         self._reading = DelayReading(store, effects)
         self._segments = DelaySegments(store)
         self._schedule: Schedule = store.groups.delayed()
@@ -117,7 +118,7 @@ class Delaying:
         )
         buffer = bytearray(b"".join(parts))
         checked = check_batch(memoryview(buffer), BatchLimits())
-        self._intake.append(buffer, checked, Cancelling(self, position, subject), now, answer)
+        self._intake.append(buffer, checked, _Cancelling(self, position, subject), now, answer)
 
     def _find(self, name: MessageId) -> tuple[int, str, int] | None:
         """Where a delayed message lies, its subject and when it is due; None when there is none of that name."""
@@ -236,7 +237,7 @@ class Delaying:
     def _append_joined(self, joining: Joining, now: Now) -> None:
         if joining.parts:
             parts, due = joining.made(self._store.store_id)
-            self._intake.append(due.buffer, due.checked, Falling(self, parts, due, now), now)
+            self._intake.append(due.buffer, due.checked, _Falling(self, parts, due, now), now)
             joining.clear()
 
     def _append_part(self, batch: memoryview, part: DelayedRange, now: Now) -> None:
@@ -248,7 +249,7 @@ class Delaying:
         if due is None or due.lost:
             self._lost(BadBatch(f"delayed messages of the batch at position {part.position} are rotten, and left out"))
         if due is not None:
-            self._intake.append(due.buffer, due.checked, Falling(self, [part], due, now), now)
+            self._intake.append(due.buffer, due.checked, _Falling(self, [part], due, now), now)
 
     def _lost(self, error: QmqError) -> None:
         self.damaged.append(error)
@@ -395,3 +396,44 @@ def _subjects(batch: memoryview, header: Header) -> list[tuple[str, int]]:
     return [
         (names[subject], count) for subject, count in zip(runs["subject"].tolist(), runs["count"].tolist(), strict=True)
     ]
+
+
+class _Cancelling:
+    """The batch that cancels a message."""
+
+    def __init__(self, delaying: Delaying, position: int, subject: str) -> None:
+        self._delaying = delaying
+        self._position = position
+        self._subject = subject
+
+    def stored(self, partition: int, batch: Staged) -> None:
+        """It is written, and the message is not delivered any more."""
+        self._delaying.cancelled(self._position, self._subject, batch.position)
+
+    def refused(self, error: QmqError) -> None:
+        """Who asked is told."""
+
+    def unknown(self, error: QmqError) -> None:
+        """Who asked is told."""
+
+
+class _Falling:
+    """A batch of messages that are due."""
+
+    def __init__(self, delaying: Delaying, parts: list[DelayedRange], due: Due, now: Now) -> None:
+        self._delaying = delaying
+        self._parts = parts
+        self._due = due
+        self._now = now
+
+    def stored(self, partition: int, batch: Staged) -> None:
+        """It is written."""
+        self._delaying.delivered(self._parts, self._due.checked, partition, batch.end)
+
+    def refused(self, error: QmqError) -> None:
+        """It is not."""
+        self._delaying.not_delivered(self._parts, self._now)
+
+    def unknown(self, error: QmqError) -> None:
+        """The next start may find it; else it delivers it."""
+        self._delaying.delivered(self._parts, self._due.checked, partition=-1, end=1 << 63)

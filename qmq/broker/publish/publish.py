@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from qmq.broker.delay.intake import Delayed
 from qmq.broker.ports.commands import Now, Send
 from qmq.broker.ports.effects import Effect, Refused, Sent
 from qmq.broker.ports.limits import BrokerLimits
@@ -23,6 +22,7 @@ from qmq.broker.publish.send_replies import Acknowledging, Repeat
 from qmq.broker.publish.staging import (
     Answer,
     Barrier,
+    DelayLog,
     LogPosition,
     Numbers,
     OwnBatch,
@@ -62,7 +62,7 @@ class Intake:
         self._partitions = [StagedPartition(number, store, number) for number in range(store.partitions)]
         self._visibility = Visibility(self._partitions)
         #: Where delayed messages go, once there have been any.
-        self.delayed: Delayed | None = None
+        self.delay_log: DelayLog | None = None
         self._avoided: frozenset[int] = frozenset()
         self._numbering = Numbering(store)
         self.acknowledging = Acknowledging(producers, effects, self._partition, self._all)
@@ -94,11 +94,11 @@ class Intake:
         header = batch.header
         own: OwnBatch | None = None
         if header.flags & HAS_DELIVER_AT:
-            assert self.delayed is not None
-            own = self.delayed.arriving(view, batch, now.wall_us)
-            partition = self.delayed.partition()
+            assert self.delay_log is not None
+            own = self.delay_log.arriving(view, batch, now.wall_us)
+            partition = self.delay_log.partition()
             self._check_whole(partition)
-            numbers = self.delayed.numbers_of(batch)
+            numbers = self.delay_log.numbers_of(batch)
         else:
             numbers = self._numbering.of(batch) if command.numbers is None else command.numbers
             partition = self._choose(numbers)
@@ -120,10 +120,10 @@ class Intake:
         Raises StorageError: it is not stored then, and *own* is told nothing.
         """
         if answer is not None:
-            assert self.delayed is not None
-            partition = self.delayed.partition()
+            assert self.delay_log is not None
+            partition = self.delay_log.partition()
             self._check_whole(partition)
-            numbers = self.delayed.numbers_of(batch)
+            numbers = self.delay_log.numbers_of(batch)
         else:
             numbers = self._numbering.of(batch, forced=True) if number is None else number
             partition = self._choose(numbers)
@@ -188,8 +188,8 @@ class Intake:
         for partition in self._partitions:
             if partition.staged:
                 self._write(partition)
-        if self.delayed is not None and self.delayed.has_staged():
-            self._write(self.delayed.partition())
+        if self.delay_log is not None and self.delay_log.has_staged():
+            self._write(self.delay_log.partition())
         if self._repeats:
             repeats, self._repeats = self._repeats, []
             for repeat in repeats:
@@ -226,20 +226,20 @@ class Intake:
 
     def _publish(self, partition: StagedPartition) -> None:
         """Something is written or synced there: what it hid may be seen now."""
-        if self.delayed is not None and self.delayed.has(partition):
+        if self.delay_log is not None and self.delay_log.has(partition):
             if self._visibility.publish_one(partition):
-                self.delayed.publish(partition.visible)
+                self.delay_log.publish(partition.visible)
         else:
             self._visibility.publish()
 
     def _partition(self, number: int) -> StagedPartition:
         if number < len(self._partitions):
             return self._partitions[number]
-        assert self.delayed is not None
-        return self.delayed.partition()
+        assert self.delay_log is not None
+        return self.delay_log.partition()
 
     def _all(self) -> list[StagedPartition]:
-        return self._partitions + (self.delayed.partitions() if self.delayed is not None else [])
+        return self._partitions + (self.delay_log.partitions() if self.delay_log is not None else [])
 
     def _write_before(self, partition: StagedPartition, numbers: int | Numbers) -> None:
         """Write what is staged of the same subjects in other partitions: if that fails, its sequences are given again,

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from qmq.broker.ports.commands import Send
 from qmq.broker.ports.effects import Administered, LastSequenceIs, Sent
 from qmq.errors import QmqError
+from qmq.format.batch import CheckedBatch
 from qmq.storage.store import Store
 
 #: Ranges of a partition that wait for different things, before one waits for the next one's as well.
@@ -101,6 +102,31 @@ class StagedPartition:
         """Nobody waits for answers at these connections any more."""
         self.waiting = deque(entry for entry in self.waiting if entry[1].connection not in gone)
         self.most_waiting = max(MOST_WAITING, 2 * len(self.waiting))
+
+
+class DelayLog(Protocol):
+    """The delay log as the send path sees it; the part that delays messages registers it as ``Publisher.delay_log``."""
+
+    def partition(self) -> StagedPartition:
+        """Return the partition of the delay log; a delayed message must have been sent before."""
+
+    def partitions(self) -> list[StagedPartition]:
+        """Return the partition of the delay log; empty before the first delayed message."""
+
+    def has(self, partition: StagedPartition) -> bool:
+        """Return whether *partition* is the one of the delay log."""
+
+    def has_staged(self) -> bool:
+        """Return whether batches wait to be written."""
+
+    def numbers_of(self, batch: CheckedBatch) -> int | Numbers:
+        """Return the number of each run's subject in the delay log."""
+
+    def arriving(self, view: memoryview, batch: CheckedBatch, wall_us: int) -> OwnBatch:
+        """Check a batch of delayed messages; the result is told whether it was written."""
+
+    def publish(self, visible: int) -> None:
+        """Schedule the messages of the batches that end at or before position *visible*."""
 
 
 class Visibility:
