@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from qmq.archive.files import Files, WritableFiles
 from qmq.archive.segments import SegmentSource
 from qmq.errors import BadBytes, DirectoryInUse, StorageFailed
-from qmq.format.checked import pack_checked, parse_checked
+from qmq.format.checksummed_json import pack_json, parse_json
 
 _LOG: Final = logging.getLogger("qmq")
 
@@ -179,7 +179,7 @@ class FileTable:
 
 def _packed(number: int, base: int, gone: list[str], *rows: list[dict[str, Any]]) -> bytes:
     named = dict(zip(("files", "segments", "damages"), rows, strict=True))
-    return pack_checked(VERSION, {"number": number, "base": base, "gone": gone, **named})
+    return pack_json(VERSION, {"number": number, "base": base, "gone": gone, **named})
 
 
 def path_of(number: int) -> str:
@@ -243,7 +243,7 @@ def parse_table(data: bytes, number: int, name: str) -> tuple[FileTable, int, li
 
     Raises BadBytes if it is damaged, ForeignFile for a newer version.
     """
-    content = parse_checked(data, VERSION, name, _ADVICE)
+    content = parse_json(data, VERSION, name, _ADVICE)
     try:
         table = FileTable(
             content["number"],

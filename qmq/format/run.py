@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from qmq.errors import BadBatch
 from qmq.format.batch import COLUMN_BYTES, FEW, Header
+from qmq.format.bounded_msgpack import cause_of, unpack
 from qmq.format.hashing import check_of
 from qmq.format.ids import MessageId
 from qmq.format.layout import (
@@ -26,7 +27,6 @@ from qmq.format.layout import (
     OPTIONAL_COLUMNS,
     PIECE_HEADER,
 )
-from qmq.format.packed import cause_of, unpack
 
 _HEADER_SIZE: Final = struct.Struct("<H")
 #: The columns that every message has: length u32 | header_size u16 | check u32

@@ -13,8 +13,8 @@ from typing import Final
 import msgpack
 
 from qmq.errors import BadBatch
+from qmq.format.bounded_msgpack import cause_of
 from qmq.format.layout import MAX_RUNS
-from qmq.format.packed import cause_of
 from qmq.names import MAX_NAME_BYTES, MAX_SUBJECT_BYTES
 
 _PACK: Final = msgpack.Packer(autoreset=True, use_bin_type=True).pack

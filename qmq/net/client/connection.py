@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qmq.errors import ConnectionLost, ProtocolError, QmqError
-from qmq.format.arriving import PartialAnswer
+from qmq.format.pieces import PartialAnswer
 from qmq.net.protocol import frames
 from qmq.net.protocol.frames import FRAME, FRAME_SIZE, Frame, FrameKind
 

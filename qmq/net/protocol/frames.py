@@ -16,7 +16,7 @@ from crc32c import crc32c
 
 from qmq import errors
 from qmq.errors import ProtocolError, QmqError, RemoteError
-from qmq.format.packed import cause_of, unpack
+from qmq.format.bounded_msgpack import cause_of, unpack
 
 PROTOCOL_VERSION: Final = 1
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from qmq.errors import BadBytes
-from qmq.format.checked import pack_checked, parse_checked
+from qmq.format.checksummed_json import pack_json, parse_json
 from qmq.storage.disk.disk import SHARED_FILE, Disk, failure, read_whole, write_atomically
 from qmq.storage.message_log.segment import SegmentOwner
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from qmq.errors import BadBytes, ForeignFile, StorageFailed, StorageFull
-from qmq.format.checked import pack_checked
+from qmq.format.checksummed_json import pack_json
 from qmq.storage.message_log.archive_receipt import ArchiveReceipt, read_receipt, receipt_path, write_receipt
 from qmq.storage.message_log.segment import SegmentOwner, base_of
 from qmq.storage.verify.repair import repair
@@ -51,10 +51,10 @@ def test_bytes_that_are_no_receipt_are_refused(tmp_path: Path) -> None:
         with pytest.raises(BadBytes, match=f"{path} .*the next run of qmq archive"):
             read_receipt(FakeDisk(), tmp_path, MADE.base)
     for content in ({}, {**vars(MADE), "store_id": "7f"}, {**vars(MADE), "end": "1"}):
-        path.write_bytes(pack_checked(1, content))
+        path.write_bytes(pack_json(1, content))
         with pytest.raises(BadBytes, match="is no receipt"):
             read_receipt(FakeDisk(), tmp_path, MADE.base)
-    path.write_bytes(pack_checked(2, vars(MADE)))
+    path.write_bytes(pack_json(2, vars(MADE)))
     with pytest.raises(ForeignFile, match="version 2"):
         read_receipt(FakeDisk(), tmp_path, MADE.base)
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from qmq.errors import BadBatch, ProtocolError
-from qmq.format.arriving import PartialAnswer
-from qmq.format.pieces import AnswerDamage, Run, read_answer
+from qmq.format.pieces import AnswerDamage, PartialAnswer, Run, read_answer
 from qmq.format.run import undecodable, why_undecodable
 from qmq.net.protocol import frames
 

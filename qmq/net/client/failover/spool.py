@@ -30,7 +30,7 @@ import msgpack
 from crc32c import crc32c
 
 from qmq.errors import StorageFailed
-from qmq.format.packed import unpack
+from qmq.format.bounded_msgpack import unpack
 from qmq.net.client.consumer.ack_file import make_private, state_directory, write_all
 
 log = logging.getLogger("qmq.client")

@@ -14,13 +14,13 @@ from crc32c import crc32c
 from qmq.errors import BadBytes, ForeignFile
 
 
-def pack_checked(version: int, content: Mapping[str, Any]) -> bytes:
+def pack_json(version: int, content: Mapping[str, Any]) -> bytes:
     """The line, with its version."""
     fields = {"version": version, **content}
     return _json({**fields, "check": _check(fields)}) + b"\n"
 
 
-def parse_checked(data: bytes, version: int, name: str, advice: str) -> dict[str, Any]:
+def parse_json(data: bytes, version: int, name: str, advice: str) -> dict[str, Any]:
     """The fields of a line, without version and check; *advice* says what to do about a bad one.
 
     Raises BadBytes when it is not what was written, ForeignFile for a version after *version*.

@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qmq.format.arriving import PartialAnswer
-from qmq.format.pieces import piece_of_run, read_answer
+from qmq.format.pieces import PartialAnswer, piece_of_run, read_answer
 from tests.format.contents import Contents, contents, expected, plain, received, rich, stored
 
 TWO: Contents = [plain("a", 3), rich("b", 20)]
