@@ -14,7 +14,7 @@ import msgpack
 
 from qmq.broker.admin import LETTERS, LOOKS, AdminCommands
 from qmq.broker.damage import Damages, Reports
-from qmq.broker.delay.delay import Delaying
+from qmq.broker.delay.delay import DelayedMessages
 from qmq.broker.delivery.at_most_once import OnDisk
 from qmq.broker.delivery.pull import Delivery
 from qmq.broker.delivery.read_waits import DeferredCommand
@@ -68,11 +68,11 @@ from qmq.broker.ports.limits import BrokerLimits
 from qmq.broker.ports.metrics import Counters, FoundBy
 from qmq.broker.publish.dedup import ProducerClaims, Producers
 from qmq.broker.publish.publish import Intake
-from qmq.broker.publish.roll import Sealing
+from qmq.broker.publish.roll import SegmentRoll
 from qmq.broker.retention.retention import Dropped, Retention, UnreceiptedSegment
-from qmq.broker.startup.checkpoint import taken_over
+from qmq.broker.startup.checkpoint import rejecting_bad_state
 from qmq.broker.startup.replay import GroupReplay
-from qmq.broker.transfer.handover import HandOvers
+from qmq.broker.transfer.handover import Handovers
 from qmq.broker.transfer.restore import Restores
 from qmq.errors import BrokerStopping, QmqError
 from qmq.format.due import DUE_PRODUCER
@@ -96,16 +96,16 @@ class BrokerParts(NamedTuple):
     effects: list[Effect]
     intake: Intake
     delivery: Delivery
-    delaying: Delaying
+    delaying: DelayedMessages
     records: WriteGate
-    hand_overs: HandOvers
+    hand_overs: Handovers
     restores: Restores
     reports: Reports
     log_reads: LogReads
     admin: AdminCommands
     redriving: Redriving
     retention: Retention
-    sealing: Sealing
+    segment_roll: SegmentRoll
     damages: Damages
 
 
@@ -151,7 +151,7 @@ class CommandDispatch:
             Asker.REPORTS: lambda done, now: reports.read_done(done),
             Asker.HISTORY: lambda done, now: log_reads.read_done(done),
             Asker.DUE: parts.delaying.read_done,
-            Asker.CANCEL: parts.delaying.looked,
+            Asker.CANCEL: parts.delaying.lookup_done,
             Asker.RESTORE: lambda done, now: parts.restores.read_done(done.error),
             Asker.RETENTION: lambda done, now: self._read_for_retention(done, now, parts.retention.read_done),
             Asker.FORWARDING: lambda done, now: self._read_for_retention(done, now, parts.retention.copied),
@@ -191,7 +191,7 @@ class CommandDispatch:
 
     def _last_sequence(self, command: LastSequence, now: Now) -> None:
         self._parts.intake.turn()
-        self._parts.intake.acknowledging.last_sequence(*command)
+        self._parts.intake.replies.last_sequence(*command)
 
     def _claim(self, command: Claim, now: Now) -> None:
         self._claims.claim(command.connection, command.producer_id, command.client)
@@ -202,9 +202,9 @@ class CommandDispatch:
         parts.log_reads.disconnected(connection)
         parts.delivery.disconnected(connection)
         parts.records.disconnected(connection)
-        parts.intake.acknowledging.disconnected(connection)
+        parts.intake.replies.disconnected(connection)
         parts.hand_overs.disconnected(connection)
-        parts.sealing.disconnected(connection)
+        parts.segment_roll.disconnected(connection)
         parts.restores.disconnected(connection)
         self._claims.disconnected(connection)
 
@@ -238,7 +238,7 @@ class CommandDispatch:
         if action == "restore":
             parts.restores.begin(command)
         elif action == "seal":
-            parts.sealing.begin(command, now)
+            parts.segment_roll.begin(command, now)
         elif action == "cancel":
             parts.delaying.cancel(command, now)
         elif action in LETTERS:
@@ -300,12 +300,12 @@ class Broker:
         self._ttl_us = limits.producer_ttl_ms * 1_000
         self._producers = Producers(limits.producer_window, limits.max_producers, self._ttl_us)
         self._intake = Intake(store, limits, self._producers, self._effects)
-        self._delaying = Delaying(store, self._intake, self._effects)
+        self._delaying = DelayedMessages(store, self._intake, self._effects)
         self._delivery = Delivery(
             store, limits, self._effects, self._intake.visible, OnDisk(self._intake.on_disk, self._intake.want_on_disk)
         )
         self._log_reads = LogReads(store, self._effects, self._intake.visible)
-        self._hand_overs = HandOvers(store, self._delivery, self._intake, self._effects)
+        self._hand_overs = Handovers(store, self._delivery, self._intake, self._effects)
         self._restores = Restores(store, self._delivery, self._intake, self._effects)
         self._records = WriteGate(store, self._effects)
         self._changes = GroupReplay(store, self._delivery)
@@ -314,12 +314,12 @@ class Broker:
             self._delivery.tracker.ledgers, self._delivery.tracker.look, self._delivery.durable, self._effects
         )
         self._retention = Retention(store, limits, self._intake, self._delivery, self._effects)
-        self._sealing = Sealing(store, self._effects, self._intake.turn)
+        self._segment_roll = SegmentRoll(store, self._effects, self._intake.turn)
         self._dispatch = CommandDispatch(
             BrokerParts(
                 store, self._effects, self._intake, self._delivery, self._delaying, self._records, self._hand_overs,
                 self._restores, self._reports, self._log_reads, self._admin, self._redriving, self._retention,
-                self._sealing, self._damages,
+                self._segment_roll, self._damages,
             )
         )  # fmt: skip
         self._producers_packed = b""
@@ -329,7 +329,7 @@ class Broker:
             self._delivery.subscriptions.by_ledger, self._delivery.tracker.members, self._changes.delete, limits
         )
         self._producers_seen = 0  # up to here the checkpoint has the producers of the delay log
-        with taken_over(store.state_path):
+        with rejecting_bad_state(store.state_path):
             self._restore(now)
         self._delivery.tracker.now = now
         self._changes.replay()
@@ -376,7 +376,7 @@ class Broker:
         self._delivery.tick(now.monotonic_us)
         self._broadcasts.tick(now)
         self._redriving.tick(now)
-        self._sealing.tick(now)
+        self._segment_roll.tick(now)
         self._retention.tick(now)
         self._producers.expire(now.monotonic_us)
         self._records.turn(now.monotonic_us)
@@ -390,7 +390,7 @@ class Broker:
             self._broadcasts.next_deadline_us(now),
             self._records.next_deadline_us(now.monotonic_us),
             self._delivery.durable.next_deadline_us(now.monotonic_us),
-            self._sealing.next_deadline_us(now),
+            self._segment_roll.next_deadline_us(now),
             self._retention.next_deadline_us(now),
         )
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
@@ -452,7 +452,7 @@ class Broker:
 
     def set_retention(self, age_ms: int, size: int, *, needs_archive: bool) -> None:
         """Set by age and size how much retention keeps from now on."""
-        self._retention.keep(age_ms, size, needs_archive=needs_archive)
+        self._retention.configure(age_ms, size, needs_archive=needs_archive)
 
     def take_unreceipted(self) -> list[UnreceiptedSegment]:
         """Return the segments that retention has long kept for want of an archive receipt, once each."""
@@ -461,7 +461,7 @@ class Broker:
 
     def waiting_for_sync(self) -> int:
         """Return how many answers wait for an fdatasync."""
-        return self._intake.acknowledging.waiting_for_sync()
+        return self._intake.replies.waiting_for_sync()
 
     @property
     def groups(self) -> Mapping[str, Group]:
@@ -474,7 +474,7 @@ class Broker:
 
     def wants_checkpoint(self) -> bool:
         """Return whether a checkpoint is of use although no message came since the last one."""
-        return self._delaying.wants_checkpoint() or bool(self._sealing) or self._retention.wants_checkpoint()
+        return self._delaying.wants_checkpoint() or bool(self._segment_roll) or self._retention.wants_checkpoint()
 
     def waiting_pulls(self) -> int:
         """Return how many pulls wait for messages."""
@@ -490,7 +490,7 @@ class Broker:
         """
         self._intake.turn()
         self._records.write_all()
-        self._retention.let_go(now)
+        self._retention.drop_ready(now)
         visible = [self._intake.visible(partition) for partition in range(self._store.partitions)]
         upto = [self._store.claimable(partition) for partition in range(self._store.partitions)]
         small = self._producers.bytes_remembered() <= _PRODUCERS_AT_ONCE_BYTES

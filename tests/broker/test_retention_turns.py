@@ -10,8 +10,8 @@ import pytest
 
 from qmq.broker.journal.record_types import InFlightRange
 from qmq.broker.publish.publish import Intake
-from qmq.broker.retention.advance_groups import Moving
-from qmq.broker.retention.copy import Copying
+from qmq.broker.retention.advance_groups import GroupAdvance
+from qmq.broker.retention.copy import CopyRead
 from qmq.broker.retention.references import SegmentTarget
 from qmq.broker.retention.retention import Dropped
 from tests.broker.harness import Driven
@@ -80,7 +80,7 @@ def test_so_many_groups_are_moved_in_a_turn(tmp_path: Path, monkeypatch: pytest.
     send(driven, 20)
     for number in range(350):
         driven.subscribe("a.", group=f"g{number}", start="first")
-    moved = count(monkeypatch, Moving, "move", lambda _group: 1)
+    moved = count(monkeypatch, GroupAdvance, "move", lambda _group: 1)
     (gone,) = let_one_go(driven, moved)
     assert len(gone.skipped) == 350
     assert sum(moved.counts) == 350
@@ -94,7 +94,7 @@ def test_a_group_that_follows_much_counts_as_many(tmp_path: Path, monkeypatch: p
     send(driven, 20)
     for number in range(30):
         driven.subscribe(*(f"a.{subject}" for subject in range(50)), group=f"g{number}", start="first")
-    moved = count(monkeypatch, Moving, "move", lambda group: len(group.filters))
+    moved = count(monkeypatch, GroupAdvance, "move", lambda group: len(group.filters))
     (gone,) = let_one_go(driven, moved)
     assert len(gone.skipped) == 30
     assert sum(moved.counts) == 30 * 50
@@ -112,7 +112,7 @@ def test_so_much_is_carried_forward_in_a_turn(tmp_path: Path, monkeypatch: pytes
     while len(consumer.got) < 1_200:
         assert consumer.pull(1_200 - len(consumer.got))
     consumer.ack(*range(0, 1_200, 2))
-    found = count(monkeypatch, Copying, "__init__", lambda *given: len(given[-1]))
+    found = count(monkeypatch, CopyRead, "__init__", lambda *given: len(given[-1]))
     stored = count(monkeypatch, Intake, "append", lambda buffer, *_: len(buffer))
     (gone,) = let_one_go(driven, found, stored)
     assert gone.carried == 600

@@ -24,13 +24,13 @@ OF_DELAYS: Final = (
     ),
     Mutant(
         "keep what says that waiting messages are cancelled",
-        "DelaySegments.let_go",
+        "DelaySegments.remove_idle",
         never("self._cancelling.get(base, set()) & there"),
         _SEGMENTS,
     ),
     Mutant(
         "keep what was delivered to where no checkpoint has it",
-        "DelaySegments.let_go",
+        "DelaySegments.remove_idle",
         never("base in needed"),
         _SEGMENTS,
     ),
@@ -45,13 +45,13 @@ OF_DELAYS: Final = (
     ),
     Mutant(
         "keep what waits for a read in the checkpoint",
-        "Delaying.packed",
-        skip("late += [delayed.item().tobytes() for delayed in self._reading.cold]"),
+        "DelayedMessages.packed",
+        skip("late += [delayed.item().tobytes() for delayed in self._reads.cold]"),
         ("tests/broker/delay/test_reads.py",),
     ),
     Mutant(
         "read what is due beside the loop",
-        "DelayReading._lacks",
+        "DelayReads._lacks",
         always("log is None or position == self._last[0] or position in self._found"),
         ("tests/broker/delay/test_reads.py",),
     ),

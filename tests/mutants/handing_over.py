@@ -13,7 +13,7 @@ _CLIENT: Final = ("tests/net/client/failover/test_handover.py",)
 HANDING_OVER: Final = (
     Mutant(
         "answer for a hand-over when its record is on disk",
-        "HandOvers._name",
+        "Handovers._name",
         instead("self._delivery.durable.answer", "self._effects.append"),
         _BROKER,
     ),
@@ -31,7 +31,7 @@ HANDING_OVER: Final = (
     ),
     Mutant(
         "name what is handed over by its place",
-        "HandOvers._name",
+        "Handovers._name",
         instead(
             ("messages = MessageRange(PARTITIONS + sent.partition, sent.position, 0, 0, 1, sent.position)"),
             (

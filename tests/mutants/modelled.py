@@ -89,7 +89,7 @@ MODELLED: Final = (
     ),
     Mutant(
         "deliver nothing before its time",
-        "Delaying._take_due",
+        "DelayedMessages._take_due",
         instead("now.wall_us", "now.wall_us + 300000", at=1),
         (_MODES,),
     ),

@@ -132,7 +132,7 @@ OF_RESTORES: Final = (
     ),
     Mutant(
         "name again what a lost record named",
-        "hand_out_unnamed",
+        "hand_out_unrecorded",
         never("not ledger.restored.has(header.producer_id, first)"),
         _BROKER,
     ),

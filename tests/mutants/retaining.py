@@ -14,7 +14,7 @@ _TURNS: Final = ("tests/broker/test_retention_turns.py",)
 OF_RETENTION: Final = (
     Mutant(
         "let nothing go that no archive has",
-        "_Examination.step",
+        "_SegmentRead.step",
         always("not self._needs_archive or self.old.is_archived()"),
         _RETENTION,
     ),
@@ -26,44 +26,44 @@ OF_RETENTION: Final = (
     ),
     Mutant(
         "count what a group that is moved misses",
-        "Moving.move",
+        "GroupAdvance.move",
         skip("group.skipped += skipped"),
         _RETENTION,
     ),
     Mutant(
         "record that a group was moved",
-        "Moving.move",
+        "GroupAdvance.move",
         skip("self._store.groups.stage(RecordKind.MOVED, msgpack.packb(fields))"),
         _RETENTION,
     ),
     Mutant(
         "move nobody back who begins behind a segment",
-        "Moving.move",
+        "GroupAdvance.move",
         skip("exact = [subject_filter for subject_filter in exact if self._begins_before(subject_filter)]"),
         _RETENTION,
     ),
     Mutant(
         "wait until copies are on disk",
-        "Forwarding._finish",
+        "CarryForward._finish",
         never("any((self._intake.visible(one.partition) <= one.position for one in stored))"),
         _FORWARDING,
     ),
     Mutant(
         "leave what has changed while it was copied",
-        "Forwarding._record",
-        never("not self._pointing.is_there(found)"),
+        "CarryForward._record",
+        never("not self._references.is_there(found)"),
         _FORWARDING,
     ),
     Mutant(
         "look at what has come while a group was looked at",
-        "Pointing.pieces",
+        "GroupReferences.pieces",
         instead("self._in_memory()", "iter(())"),
         _FORWARDING,
     ),
     Mutant(
         "carry nothing round and round",
-        "Retention.let_go",
-        never("2 * forwarding.carried_bytes > end - base"),
+        "Retention.drop_ready",
+        never("2 * copies.carried_bytes > end - base"),
         _FORWARDING,
     ),
     Mutant(
@@ -93,7 +93,7 @@ OF_RETENTION: Final = (
     Mutant(
         "move groups past a segment without waiting for the disk",
         "Retention._move_some",
-        never("missing.read.key not in leaving.reads and len(leaving.reads) < _MOST_READS"),
+        never("missing.read.key not in dropping.reads and len(dropping.reads) < _MOST_READS"),
         _RETENTION,
     ),
     Mutant(
@@ -113,13 +113,13 @@ OF_RETENTION: Final = (
     ),
     Mutant(
         "carry so much in a turn",
-        "Copying.step",
+        "CopyRead.step",
         never("self._size >= _MOST_BYTES"),
         _TURNS,
     ),
     Mutant(
         "look at what consumers hold once, and not for each part of it",
-        "Pointing.pieces",
+        "GroupReferences.pieces",
         instead("list(islice(memory, MOST_FOUND))", "[]"),
         _TURNS,
     ),

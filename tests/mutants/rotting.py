@@ -117,7 +117,7 @@ ROTTING: Final = (
     ),
     Mutant(
         "start without a checkpoint that makes no sense",
-        "taken_over",
+        "rejecting_bad_state",
         instead("_SENSELESS", "ZeroDivisionError"),
         ("tests/broker/startup/test_checkpoint.py",),
     ),

@@ -397,13 +397,13 @@ SAFEGUARDS: Final = (
     ),
     Mutant(
         "know a message that is handed over again",
-        "HandOvers._name",
+        "Handovers._name",
         always("key not in ledger.handed"),
         ("tests/broker/transfer/test_handover.py",),
     ),
     Mutant(
         "refuse a send to a group's own subject",
-        "Numbering.of",
+        "SubjectNumbering.of",
         skip("for name in batch.names:\n    check_subject(name)"),
         ("tests/broker/transfer/test_handover.py",),
     ),
@@ -560,7 +560,7 @@ SAFEGUARDS: Final = (
     ),
     Mutant(
         "schedule delayed messages once they may be seen",
-        "Delayed.publish",
+        "DelayIntake.publish",
         always("self._hidden[0].end <= visible"),
         ("tests/broker/delay/test_delay.py",),
     ),
@@ -572,13 +572,13 @@ SAFEGUARDS: Final = (
     ),
     Mutant(
         "deliver what is delayed once",
-        "Delaying._read_message_log",
+        "DelayedMessages._read_message_log",
         skip("self._delivered.extend(positions)"),
         ("tests/broker/delay/test_delay.py",),
     ),
     Mutant(
         "keep what was delivered until it leaves the schedule",
-        "Delaying.packed",
+        "DelayedMessages.packed",
         instead("self._delivered", "PositionSet()"),
         ("tests/broker/delay/test_delay.py",),
     ),
@@ -590,7 +590,7 @@ SAFEGUARDS: Final = (
     ),
     Mutant(
         "cancel nothing that may have been delivered",
-        "Delaying.cancel",
+        "DelayedMessages.cancel",
         instead("max(self._late_us, now.wall_us)", "now.wall_us - (1 << 60)"),
         ("tests/broker/delay/test_delay.py",),
     ),

@@ -88,8 +88,8 @@ OF_SHARING: Final = (
     ),
     Mutant(
         "read beside the loop what is to be cancelled",
-        "DelayReading.batch",
-        never("self._is_looking"),
+        "DelayReads.batch",
+        never("self._is_looking_up"),
         ("tests/broker/delay/test_reads.py",),
     ),
     Mutant(
@@ -100,8 +100,8 @@ OF_SHARING: Final = (
     ),
     Mutant(
         "schedule again what is joined and could not be stored",
-        "Delaying._deliver",
-        instead("(*joining.parts, *left)", "left"),
+        "DelayedMessages._deliver",
+        instead("(*due_batch.parts, *left)", "left"),
         ("tests/broker/delay/test_due_batches.py",),
     ),
     Mutant(

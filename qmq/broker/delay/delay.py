@@ -15,15 +15,15 @@ from typing import Any, Final
 import msgpack
 import numpy as np
 
-from qmq.broker.delay.due_batches import Joining
-from qmq.broker.delay.intake import Arrived, Delayed, subjects_of
+from qmq.broker.delay.due_batches import DueBatch
+from qmq.broker.delay.intake import Arrived, DelayIntake, subjects_of
 from qmq.broker.delay.items import DelayedRange, PositionSet, delayed_ranges_of, items_of, without
-from qmq.broker.delay.reads import DelayReading
+from qmq.broker.delay.reads import DelayReads
 from qmq.broker.delay.segments import DelaySegments
 from qmq.broker.ports.commands import Administer, Now, ReadDone
 from qmq.broker.ports.effects import Administered, Effect, Refused
 from qmq.broker.publish.publish import Intake
-from qmq.broker.publish.staging import Staged
+from qmq.broker.publish.staging import StagedBatch
 from qmq.errors import BadBatch, InvalidOption, QmqError, StorageError
 from qmq.format.batch import (
     BatchLimits,
@@ -54,15 +54,15 @@ CANCEL_PRODUCER: Final = b"qmq: cancelling\0"
 _CANCEL_SUBJECT: Final = "cancelled"
 
 
-class Delaying:
+class DelayedMessages:
     """The delayed messages of a broker."""
 
     def __init__(self, store: Store, intake: Intake, effects: list[Effect]) -> None:
         self._store = store
         self._intake = intake
         self._effects = effects
-        self._delayed = intake.delay_log = Delayed(store, self._arrived)
-        self._reading = DelayReading(store, effects)
+        self._delayed = intake.delay_log = DelayIntake(store, self._arrived)
+        self._reads = DelayReads(store, effects)
         self._segments = DelaySegments(store)
         self._schedule: Schedule = store.groups.delayed()
         self._cancelled = PositionSet()
@@ -99,10 +99,10 @@ class Delaying:
         if not isinstance(text, str):
             raise InvalidOption("cancel needs the id of a message")
         try:
-            with self._reading.looking(tries):
+            with self._reads.looking_up(tries):
                 found = self._find(MessageId.parse(text))
         except NotAtHand as missing:
-            self._reading.begin_look(command, missing, tries + 1)
+            self._reads.begin_lookup(command, missing, tries + 1)
             return
         if found is None or found[2] <= max(self._late_us, now.wall_us):
             self._effects.append(Administered(command.connection, command.request, {"cancelled": False}))
@@ -118,7 +118,7 @@ class Delaying:
         )
         buffer = bytearray(b"".join(parts))
         checked = check_batch(memoryview(buffer), BatchLimits())
-        self._intake.append(buffer, checked, _Cancelling(self, position, subject), now, answer)
+        self._intake.append(buffer, checked, _CancelBatch(self, position, subject), now, answer)
 
     def _find(self, name: MessageId) -> tuple[int, str, int] | None:
         """Where a delayed message lies, its subject and when it is due; None when there is none of that name."""
@@ -129,7 +129,7 @@ class Delaying:
         if row < log.first_row(0):
             return None
         position = log.read_entry(0, row)[1]
-        batch = self._reading.batch(position)
+        batch = self._reads.batch(position)
         header = parse_header(batch)
         ordinal = name.position - position
         if ordinal >= header.messages or not header.flags & HAS_DELIVER_AT:
@@ -157,15 +157,15 @@ class Delaying:
         if now.monotonic_us < self._try_at_us:
             return
         due_us = self._schedule.next_due_us()
-        is_due = due_us is not None and due_us <= now.wall_us and not self._reading.is_full
-        if not is_due and (self._reading.is_reading or not self._reading.cold):
+        is_due = due_us is not None and due_us <= now.wall_us and not self._reads.is_full
+        if not is_due and (self._reads.is_reading or not self._reads.cold):
             return
-        delayed_ranges = self._reading.ready(self._take_due(now) if is_due else [])
+        delayed_ranges = self._reads.ready(self._take_due(now) if is_due else [])
         try:
             self._deliver(delayed_ranges, now)
         except StorageError:
             self._try_at_us = now.monotonic_us + _AGAIN_US
-        self._reading.let_go()
+        self._reads.clear_ready()
         self._intake.turn()
 
     def _take_due(self, now: Now) -> list[DelayedRange]:
@@ -192,23 +192,23 @@ class Delaying:
 
     def _deliver(self, delayed_ranges: list[DelayedRange], now: Now) -> None:
         """Append what is left of them to the message log. Raises StorageError: what was not is scheduled again then."""
-        left, joining = deque(self._left_of(delayed_ranges)), Joining(self._store.segment_bytes)
+        left, due_batch = deque(self._left_of(delayed_ranges)), DueBatch(self._store.segment_bytes)
         try:
             while left:
                 batch = self._batch_of(left[0])
                 if batch is None:
                     left.popleft()
-                elif joining.add(batch, left[0]):
+                elif due_batch.add(batch, left[0]):
                     left.popleft()
-                    if joining.is_full:
-                        self._append_joined(joining, now)
+                    if due_batch.is_full:
+                        self._append_due_batch(due_batch, now)
                 else:
-                    self._append_joined(joining, now)
+                    self._append_due_batch(due_batch, now)
                     self._append_part(batch, left[0], now)
                     left.popleft()
-            self._append_joined(joining, now)
+            self._append_due_batch(due_batch, now)
         except StorageError:
-            for part in (*joining.parts, *left):
+            for part in (*due_batch.parts, *left):
                 self._push(part.item())
             raise
 
@@ -227,18 +227,18 @@ class Delaying:
     def _batch_of(self, part: DelayedRange) -> memoryview | None:
         """None where it is lost. Raises StorageError where it may be read later."""
         try:
-            return self._reading.batch(part.position)
+            return self._reads.batch(part.position)
         except QmqError as error:
             if isinstance(error, StorageError) and error.retryable:
                 raise
             self._lost(error)
             return None
 
-    def _append_joined(self, joining: Joining, now: Now) -> None:
-        if joining.parts:
-            parts, due = joining.made(self._store.store_id)
-            self._intake.append(due.buffer, due.checked, _Falling(self, parts, due, now), now)
-            joining.clear()
+    def _append_due_batch(self, due_batch: DueBatch, now: Now) -> None:
+        if due_batch.parts:
+            parts, due = due_batch.made(self._store.store_id)
+            self._intake.append(due.buffer, due.checked, _FallingDue(self, parts, due, now), now)
+            due_batch.clear()
 
     def _append_part(self, batch: memoryview, part: DelayedRange, now: Now) -> None:
         try:
@@ -249,7 +249,7 @@ class Delaying:
         if due is None or due.lost:
             self._lost(BadBatch(f"delayed messages of the batch at position {part.position} are rotten, and left out"))
         if due is not None:
-            self._intake.append(due.buffer, due.checked, _Falling(self, [part], due, now), now)
+            self._intake.append(due.buffer, due.checked, _FallingDue(self, [part], due, now), now)
 
     def _lost(self, error: QmqError) -> None:
         self.damaged.append(error)
@@ -268,13 +268,13 @@ class Delaying:
 
     def read_done(self, done: ReadDone, now: Now) -> None:
         """What is due has been brought into memory, or cannot be read; the next tick delivers it."""
-        self.damaged += self._reading.done(done)
+        self.damaged += self._reads.done(done)
         if done.error is not None:
             self._try_at_us = now.monotonic_us + _AGAIN_US
 
-    def looked(self, done: ReadDone, now: Now) -> None:
+    def lookup_done(self, done: ReadDone, now: Now) -> None:
         """What it takes to cancel has been brought into memory, or cannot be read."""
-        command, tries = self._reading.looked(done)
+        command, tries = self._reads.lookup_done(done)
         try:
             if done.error is not None:
                 raise done.error
@@ -286,10 +286,10 @@ class Delaying:
         """When ``tick`` has something to do, by the monotonic clock; it is called now and then in case the other clock
         is set.
         """
-        if self._reading.cold and not self._reading.is_reading:
+        if self._reads.cold and not self._reads.is_reading:
             return max(now.monotonic_us, self._try_at_us)
         due_us = self._schedule.next_due_us()
-        if due_us is None or self._reading.is_full:
+        if due_us is None or self._reads.is_full:
             return None
         wait_us = min(max(0, due_us - now.wall_us), _LOOK_US)
         return max(now.monotonic_us + wait_us, self._try_at_us)
@@ -303,9 +303,9 @@ class Delaying:
         claimable = [self._store.claimable(partition) for partition in range(self._store.partitions)]
         self._unclaimed = [entry for entry in self._unclaimed if not self._is_claimed(entry)]
         late = [part.item().tobytes() for partition, end, part in self._unclaimed if end > claimable[partition]]
-        late += [delayed.item().tobytes() for delayed in self._reading.cold]
-        pinned = {part.position for _, _, part in self._unclaimed} | {part.position for part in self._reading.cold}
-        self._segments.let_go(self._cancelled, self.seen(), pinned)
+        late += [delayed.item().tobytes() for delayed in self._reads.cold]
+        pinned = {part.position for _, _, part in self._unclaimed} | {part.position for part in self._reads.cold}
+        self._segments.remove_idle(self._cancelled, self.seen(), pinned)
         packed: bytes = msgpack.packb(
             {
                 "schedule": list(self._schedule.claim()),
@@ -364,7 +364,7 @@ class Delaying:
 
     def _read_delay_log(self, log: Store, seen: int) -> None:
         for _, header in log.headers_since([seen]):
-            batch = self._reading.batch(header.position)
+            batch = self._reads.batch(header.position)
             if header.producer_id == CANCEL_PRODUCER:
                 self._cancel_again(bytes(batch[header.data_start :]), header.position)
             elif header.flags & HAS_DELIVER_AT:
@@ -398,15 +398,15 @@ def _subjects(batch: memoryview, header: Header) -> list[tuple[str, int]]:
     ]
 
 
-class _Cancelling:
+class _CancelBatch:
     """The batch that cancels a message."""
 
-    def __init__(self, delaying: Delaying, position: int, subject: str) -> None:
+    def __init__(self, delaying: DelayedMessages, position: int, subject: str) -> None:
         self._delaying = delaying
         self._position = position
         self._subject = subject
 
-    def stored(self, partition: int, batch: Staged) -> None:
+    def stored(self, partition: int, batch: StagedBatch) -> None:
         """It is written, and the message is not delivered any more."""
         self._delaying.cancelled(self._position, self._subject, batch.position)
 
@@ -417,16 +417,16 @@ class _Cancelling:
         """Who asked is told."""
 
 
-class _Falling:
+class _FallingDue:
     """A batch of messages that are due."""
 
-    def __init__(self, delaying: Delaying, parts: list[DelayedRange], due: Due, now: Now) -> None:
+    def __init__(self, delaying: DelayedMessages, parts: list[DelayedRange], due: Due, now: Now) -> None:
         self._delaying = delaying
         self._parts = parts
         self._due = due
         self._now = now
 
-    def stored(self, partition: int, batch: Staged) -> None:
+    def stored(self, partition: int, batch: StagedBatch) -> None:
         """It is written."""
         self._delaying.delivered(self._parts, self._due.checked, partition, batch.end)
 

@@ -13,7 +13,7 @@ _MOST: Final = 512
 _MOST_BYTES: Final = 256 << 10
 
 
-class Joining:
+class DueBatch:
     """What is gathered by now, for a log whose segments have so many bytes."""
 
     def __init__(self, segment_bytes: int) -> None:

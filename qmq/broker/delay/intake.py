@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from qmq.broker.publish.staging import Numbers, Staged, StagedPartition
+from qmq.broker.publish.staging import Numbers, StagedBatch, StagedPartition
 from qmq.errors import InvalidOption, QmqError
 from qmq.format.batch import CheckedBatch, clock_us_of
 from qmq.format.due import due_times
@@ -33,7 +33,7 @@ class Arrived(NamedTuple):
     subjects: list[tuple[str, int]]
 
 
-class Delayed:
+class DelayIntake:
     """The delay log as the send path sees it. *arrived* is told of each batch once it may be seen."""
 
     def __init__(self, store: Store, arrived: Callable[[Arrived], None]) -> None:
@@ -100,7 +100,7 @@ class Delayed:
             self._partition = StagedPartition(DELAY_PARTITION, self._store.open_delay_log(wall_us), 0)
         return DelayedArrival(self, view, batch)
 
-    def stored(self, view: memoryview, batch: CheckedBatch, staged: Staged) -> None:
+    def stored(self, view: memoryview, batch: CheckedBatch, staged: StagedBatch) -> None:
         """It is written: it is scheduled once it may be seen."""
         header = batch.header
         due = due_times(view, header, clock_us_of(view, header, staged.stored_at_us))
@@ -115,12 +115,12 @@ class Delayed:
 class DelayedArrival:
     """One batch on its way into the delay log."""
 
-    def __init__(self, delayed: Delayed, view: memoryview, batch: CheckedBatch) -> None:
+    def __init__(self, delayed: DelayIntake, view: memoryview, batch: CheckedBatch) -> None:
         self._delayed = delayed
         self._view = view
         self._batch = batch
 
-    def stored(self, partition: int, batch: Staged) -> None:
+    def stored(self, partition: int, batch: StagedBatch) -> None:
         """It is written."""
         self._delayed.stored(self._view, self._batch, batch)
 

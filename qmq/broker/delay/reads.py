@@ -29,7 +29,7 @@ MOST_COLD: Final = 1_024
 _FIRST_BYTES: Final = 16 << 10
 
 
-class _WaitingRead(NamedTuple):
+class _Lookup(NamedTuple):
     """A read that a command waits for, the how manieth."""
 
     command: Administer
@@ -37,7 +37,7 @@ class _WaitingRead(NamedTuple):
     tries: int
 
 
-class DelayReading:
+class DelayReads:
     """Reads batches of the delay log; of messages that are due, in a thread."""
 
     def __init__(self, store: Store, effects: list[Effect]) -> None:
@@ -49,13 +49,13 @@ class DelayReading:
         self._last_key: object = None
         #: What is due, and out of the schedule, but not in memory.
         self.cold: list[DelayedRange] = []
-        self._looks: dict[int, _WaitingRead] = {}
-        self._last_look = first_number(Asker.CANCEL)
-        self._is_looking = False
+        self._lookups: dict[int, _Lookup] = {}
+        self._last_lookup = first_number(Asker.CANCEL)
+        self._is_looking_up = False
 
     def batch(self, position: int) -> memoryview:
         """The batch at *position*, read at once where it is not in memory. Raises BadBytes, StorageFailed, BadBatch,
-        and within ``looking`` NotAtHand.
+        and within ``looking_up`` NotAtHand.
 
         One whose messages fall due one by one is read once for many of them.
         """
@@ -66,7 +66,7 @@ class DelayReading:
         log = self._store.delay_log
         if log is None:
             raise BadBatch("there is no delay log; was its directory taken away?")
-        if self._is_looking and (size := self._missing(position)) is not None:
+        if self._is_looking_up and (size := self._missing(position)) is not None:
             raise NotAtHand(log.read_of(0, np.array([position]), np.array([size]), onward=False))
         header = parse_header(log.peek(0, position, BATCH_HEADER_SIZE))
         if header.position != position:
@@ -78,29 +78,29 @@ class DelayReading:
     # --- for commands ------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def looking(self, tries: int) -> Iterator[None]:
+    def looking_up(self, tries: int) -> Iterator[None]:
         """Within it what is not in memory raises NotAtHand, unless it was read so often before."""
         log = self._store.delay_log
         if log is None or tries >= _MOST_TRIES:
             yield
             return
         log.may_wait(False)
-        self._is_looking = True
+        self._is_looking_up = True
         try:
             yield
         finally:
-            self._is_looking = False
+            self._is_looking_up = False
             log.may_wait(True)
 
-    def begin_look(self, command: Administer, missing: NotAtHand, tries: int) -> None:
+    def begin_lookup(self, command: Administer, missing: NotAtHand, tries: int) -> None:
         """Have read what a command needs."""
-        self._last_look += 1
-        self._looks[self._last_look] = _WaitingRead(command, missing.read, tries)
-        self._effects.append(ReadWanted(self._last_look, missing.read))
+        self._last_lookup += 1
+        self._lookups[self._last_lookup] = _Lookup(command, missing.read, tries)
+        self._effects.append(ReadWanted(self._last_lookup, missing.read))
 
-    def looked(self, done: ReadDone) -> tuple[Administer, int]:
+    def lookup_done(self, done: ReadDone) -> tuple[Administer, int]:
         """The read for a command is done: that command, and how often something was read for it."""
-        command, read, tries = self._looks.pop(done.number)
+        command, read, tries = self._lookups.pop(done.number)
         if self._store.delay_log is not None:
             self._store.delay_log.finish_read(read)
         return command, tries
@@ -131,7 +131,7 @@ class DelayReading:
             ready, self.cold = ready + self.cold, []  # it leaves memory as fast as it is read
         return ready
 
-    def let_go(self) -> None:
+    def clear_ready(self) -> None:
         """What was ready is delivered."""
         self._found.clear()
 

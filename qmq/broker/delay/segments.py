@@ -65,7 +65,7 @@ class DelaySegments:
         if held is not None and told is not None and held != told:
             self._cancelling.setdefault(told, set()).add(held)
 
-    def let_go(self, cancelled: PositionSet, visible: int, pinned: Iterable[int]) -> None:
+    def remove_idle(self, cancelled: PositionSet, visible: int, pinned: Iterable[int]) -> None:
         """A checkpoint is about to be taken: remove what two have found idle.
 
         *visible*: what lies before has entered the schedule. *pinned* are positions of what left it, and is not yet

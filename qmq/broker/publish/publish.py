@@ -18,7 +18,7 @@ from qmq.broker.ports.commands import Now, Send
 from qmq.broker.ports.effects import Effect, Refused, Sent
 from qmq.broker.ports.limits import BrokerLimits
 from qmq.broker.publish.dedup import Producers, RefusedBatches
-from qmq.broker.publish.send_replies import Acknowledging, Repeat
+from qmq.broker.publish.send_replies import Repeat, SendReplies
 from qmq.broker.publish.staging import (
     Answer,
     Barrier,
@@ -26,7 +26,7 @@ from qmq.broker.publish.staging import (
     LogPosition,
     Numbers,
     OwnBatch,
-    Staged,
+    StagedBatch,
     StagedPartition,
     Visibility,
 )
@@ -64,8 +64,8 @@ class Intake:
         #: Where delayed messages go, once there have been any.
         self.delay_log: DelayLog | None = None
         self._avoided: frozenset[int] = frozenset()
-        self._numbering = Numbering(store)
-        self.acknowledging = Acknowledging(producers, effects, self._partition, self._all)
+        self._numbering = SubjectNumbering(store)
+        self.replies = SendReplies(producers, effects, self._partition, self._all)
         self._repeats: list[Repeat] = []
         self._last_positions: dict[int, LogPosition] = {}  # ends, by subject number; several partitions only
 
@@ -159,7 +159,7 @@ class Intake:
         while partition.waiting and partition.waiting[0][0] <= partition.synced:
             self._effects.append(partition.waiting.popleft()[1])
         self._publish(partition)
-        self.acknowledging.want_sync(partition)
+        self.replies.want_sync(partition)
 
     def sync_broken(self, number: int, error: QmqError) -> None:
         """The fdatasync failed: what waits for it is not acknowledged, now or later.
@@ -193,7 +193,7 @@ class Intake:
         if self._repeats:
             repeats, self._repeats = self._repeats, []
             for repeat in repeats:
-                self.acknowledging.answer_repeat(repeat)
+                self.replies.answer_repeat(repeat)
 
     def _write(self, partition: StagedPartition) -> None:
         broken = partition.broken or partition.store.broken(partition.local)
@@ -218,11 +218,11 @@ class Intake:
             if batch.answer is None:
                 continue
             if batch.flush:
-                self.acknowledging.wait(partition, batch.end, batch.answer)
+                self.replies.wait(partition, batch.end, batch.answer)
             else:
                 self._effects.append(batch.answer)
         self._publish(partition)
-        self.acknowledging.want_sync(partition)
+        self.replies.want_sync(partition)
 
     def _publish(self, partition: StagedPartition) -> None:
         """Something is written or synced there: what it hid may be seen now."""
@@ -319,7 +319,7 @@ class Intake:
             last_positions = {number: self._last_positions.get(number) for number in _each(numbers)}
             self._last_positions.update(dict.fromkeys(last_positions, (partition.number, end)))
             after = self._must_come_first(partition, last_positions)
-        staged = Staged(
+        staged = StagedBatch(
             command, answer, own, flush, position, end, stored_at_us, first, numbers, messages, header.producer_id,
             header.producer_sequence, after, last_positions,
         )  # fmt: skip
@@ -362,7 +362,7 @@ class Intake:
                 self._effects.append(Refused(batch.answer.connection, batch.answer.request, error))
         self.sync_broken(partition.number, error)
 
-    def _take_back_positions(self, batch: Staged) -> None:
+    def _take_back_positions(self, batch: StagedBatch) -> None:
         for number, log_position in batch.last_positions.items():
             if log_position is None:
                 del self._last_positions[number]
@@ -382,7 +382,7 @@ class Intake:
         """Have all that is written there brought to disk, though nobody waits for an answer."""
         partition = self._partitions[number]
         partition.wanted = partition.end()
-        self.acknowledging.want_sync(partition)
+        self.replies.want_sync(partition)
 
     def visible(self, partition: int) -> int:
         """The position up to which that partition's messages may be pulled."""
@@ -422,7 +422,7 @@ def _each(numbers: int | Numbers) -> list[int]:
     return [numbers] if isinstance(numbers, int) else numbers.tolist()
 
 
-class Numbering:
+class SubjectNumbering:
     """Of one store."""
 
     def __init__(self, store: Store) -> None:

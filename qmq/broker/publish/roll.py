@@ -19,7 +19,7 @@ _LOOK_US: Final = 20_000
 _TIMEOUT_US: Final = 30_000_000
 
 
-class Sealing:
+class SegmentRoll:
     """Of the message log. The answers go to *effects*."""
 
     def __init__(self, store: Store, effects: list[Effect], write: Callable[[], None]) -> None:

@@ -23,7 +23,7 @@ class Repeat(NamedTuple):
     known: RememberedBatch
 
 
-class Acknowledging:
+class SendReplies:
     """Of all partitions. Everything it has to say goes to *effects*."""
 
     def __init__(

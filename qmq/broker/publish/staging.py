@@ -30,7 +30,7 @@ Answer = Sent | LastSequenceIs | Administered
 class OwnBatch(Protocol):
     """A batch that the broker makes itself: told what became of it."""
 
-    def stored(self, partition: int, batch: Staged) -> None:
+    def stored(self, partition: int, batch: StagedBatch) -> None:
         """It is written."""
 
     def refused(self, error: QmqError) -> None:
@@ -40,7 +40,7 @@ class OwnBatch(Protocol):
         """The next start may find it."""
 
 
-class Staged(NamedTuple):
+class StagedBatch(NamedTuple):
     """A batch of this turn, stamped and staged but not written. ``answer`` is for whoever asked, if anyone did."""
 
     command: Send | None
@@ -76,7 +76,7 @@ class StagedPartition:
         self.store = store
         self.local = local
         self.visible = self.synced = store.end(local)
-        self.staged: list[Staged] = []
+        self.staged: list[StagedBatch] = []
         self.barriers: deque[Barrier] = deque()
         self.waiting: deque[tuple[int, Answer]] = deque()  # (position to sync, what is said then)
         self.most_waiting = MOST_WAITING

@@ -15,7 +15,7 @@ from qmq.broker.retention.references import SegmentTarget
 from qmq.storage.store import Store, subject_ranges_of
 
 
-class Moving:
+class GroupAdvance:
     """Past one segment."""
 
     def __init__(self, store: Store, target: SegmentTarget, rows: Rows) -> None:

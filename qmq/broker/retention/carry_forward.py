@@ -18,9 +18,16 @@ from qmq.broker.journal.record_types import MessageRange, flat
 from qmq.broker.ports.commands import Now, ReadDone
 from qmq.broker.ports.effects import Asker, Effect, ReadWanted, first_number
 from qmq.broker.publish.publish import Intake
-from qmq.broker.publish.staging import Staged
-from qmq.broker.retention.copy import Asked, CopiedBatch, Copying, Lost, Pieces
-from qmq.broker.retention.references import Found, FoundInFlight, FoundLetter, FoundRetry, Pointing, SegmentTarget
+from qmq.broker.publish.staging import StagedBatch
+from qmq.broker.retention.copy import CopiedBatch, CopyRead, CopyRequest, Lost, Pieces
+from qmq.broker.retention.references import (
+    Found,
+    FoundInFlight,
+    FoundLetter,
+    FoundRetry,
+    GroupReferences,
+    SegmentTarget,
+)
 from qmq.errors import QmqError, StorageError
 from qmq.format.batch import ANY_MESSAGE_BYTES, BatchLimits, check_batch
 from qmq.format.layout import HAS_DELIVER_AT, KNOWN_FLAGS, RUN_REPLAYED
@@ -35,27 +42,27 @@ _PIECES: Final = 20
 _AGAIN_US: Final = 1_000_000
 
 
-class Forwarding:
+class CarryForward:
     """Of all groups, one after another, for one segment."""
 
     def __init__(
         self, store: Store, intake: Intake, tracker: DeliveryTracker, effects: list[Effect], old: OldSegment,
         target: SegmentTarget, following: int, groups: list[Group],
     ) -> None:  # fmt: skip
-        """*following* is where the next segment begins."""
+        """*next_base* is where the next segment begins."""
         self._store = store
         self._intake = intake
         self._tracker = tracker
         self._effects = effects
         self._old = old
         self._target = target
-        self._following = following
+        self._next_base = next_base
         self._left = [group for group in groups if group.ledger is not None]
         self._group: Group | None = None
-        self._pointing: Pointing | None = None
+        self._references: GroupReferences | None = None
         self._pieces: Iterator[list[Found]] = iter(())
-        self._asked: list[Asked] = []
-        self._copying: Copying | None = None
+        self._requests: list[CopyRequest] = []
+        self._copy_read: CopyRead | None = None
         self._storing: list[_Stored] | None = None
         self._again_us = 0
         #: How many messages were carried, in how many bytes, and how many could not be read.
@@ -65,14 +72,14 @@ class Forwarding:
 
     def tick(self, now: Now) -> bool:
         """Go on; True when nothing points there any more."""
-        if self._copying is not None and self._storing is None:
+        if self._copy_read is not None and self._storing is None:
             return False  # it is being read
         if now.monotonic_us < self._again_us:
             return False
         if self._storing is not None:
             self._finish(now)
             return False
-        if self._asked:
+        if self._requests:
             self._copy()
             return False
         try:
@@ -84,7 +91,7 @@ class Forwarding:
 
     def next_deadline_us(self, now: Now) -> int | None:
         """When to go on; None while a read or a sync is waited for."""
-        if self._copying is not None:
+        if self._copy_read is not None:
             return None
         return max(now.monotonic_us, self._again_us)
 
@@ -94,12 +101,12 @@ class Forwarding:
 
     def _forget_group(self) -> None:
         """Have the group that is looked at be looked at from the beginning."""
-        if self._pointing is not None:
-            self._pointing.end()
+        if self._references is not None:
+            self._references.end()
         if self._group is not None:
             self._left.append(self._group)
-        self._group = self._pointing = None
-        self._asked = []
+        self._group = self._references = None
+        self._requests = []
 
     # --- what points there -------------------------------------------------------------------------------------------
 
@@ -110,11 +117,11 @@ class Forwarding:
             assert self._group is not None
             found = next(self._pieces, None) if self._is_there(self._group) else None
             if found is None:
-                assert self._pointing is not None
-                self._pointing.end()
-                self._group = self._pointing = None
+                assert self._references is not None
+                self._references.end()
+                self._group = self._references = None
             elif found:
-                self._asked = [Asked(one, self._matches(self._group, one.messages)) for one in found]
+                self._requests = [CopyRequest(one, self._matches(self._group, one.messages)) for one in found]
                 self._copy()
                 break
         return False
@@ -125,8 +132,8 @@ class Forwarding:
         self._group = self._left.pop()
         ledger = self._group.ledger
         assert ledger is not None
-        self._pointing = Pointing(ledger, self._target)
-        self._pieces = self._pointing.pieces()
+        self._references = GroupReferences(ledger, self._target)
+        self._pieces = self._references.pieces()
         return True
 
     def _is_there(self, group: Group) -> bool:
@@ -135,25 +142,25 @@ class Forwarding:
 
     def _matches(self, group: Group, messages: MessageRange) -> Any:
         number = prefix_of(messages)
-        following = group.filter_of(number) if number else None
-        return None if following is None else following.matches(self._store)
+        subject_filter = group.filter_of(number) if number else None
+        return None if subject_filter is None else subject_filter.matches(self._store)
 
     # --- the new place -----------------------------------------------------------------------------------------------
 
     def _copy(self) -> None:
         assert self._group is not None
         assert self._group.name is not None
-        copying = Copying(self._old, self._target, self._following, self._group.name, self._asked)
-        self._copying = copying
-        self._effects.append(ReadWanted(COPY_NUMBER, copying))
+        copy_read = CopyRead(self._old, self._target, self._next_base, self._group.name, self._requests)
+        self._copy_read = copy_read
+        self._effects.append(ReadWanted(COPY_NUMBER, copy_read))
 
     def read_done(self, done: ReadDone, now: Now) -> None:
         """The copies are made, or nothing can be read now."""
-        assert self._copying is not None
+        assert self._copy_read is not None
         if done.error is None and self._group is not None and self._is_there(self._group):
-            self._storing = self._store_all(self._copying.made, now)
+            self._storing = self._store_all(self._copy_read.made, now)
         else:
-            self._copying = None
+            self._copy_read = None
             self._forget_group()
             self._again_us = now.monotonic_us + (_AGAIN_US if done.error is not None else 0)
 
@@ -182,33 +189,33 @@ class Forwarding:
 
     def _finish(self, now: Now) -> None:
         """Have the copies stand for what they are copies of, once they are on disk."""
-        stored, copying = self._storing, self._copying
+        stored, copy_read = self._storing, self._copy_read
         assert stored is not None
-        assert copying is not None
+        assert copy_read is not None
         if any(one.failed or self._store.broken(one.partition) is not None for one in stored):
-            self._storing = self._copying = None
+            self._storing = self._copy_read = None
             self._forget_group()
             self._again_us = now.monotonic_us + _AGAIN_US
             return
         if any(self._intake.visible(one.partition) <= one.position for one in stored):
             return
-        self._storing = self._copying = None
+        self._storing = self._copy_read = None
         group = self._group
         if group is None or not self._is_there(group):
             self._forget_group()
             return
-        self._record(group, copying.made, iter(stored), now)
-        self._asked = self._asked[len(copying.made) :]
+        self._record(group, copy_read.made, iter(stored), now)
+        self._requests = self._requests[len(copy_read.made) :]
 
     # --- and then the old --------------------------------------------------------------------------------------------
 
     def _record(self, group: Group, made: list[tuple[Found, Pieces]], stored: Iterator[_Stored], now: Now) -> None:
         retries, letters, in_flight = list[Any](), list[Any](), list[Any]()
-        assert self._pointing is not None
+        assert self._references is not None
         assert group.ledger is not None
         for found, pieces in made:
             ranges, lost = self._ranges(pieces, stored)
-            if not self._pointing.is_there(found):
+            if not self._references.is_there(found):
                 continue
             self.carried += sum(piece.messages for piece in pieces if isinstance(piece, CopiedBatch))
             self.lost += sum(messages.total for messages in lost)
@@ -217,14 +224,14 @@ class Forwarding:
                     kept = [messages for messages in ranges if messages not in lost]
                     retries.append([packed([retry]).tobytes(), whole, flat(kept), flat(lost)])
                 case FoundLetter(letter) if lost:
-                    self._pointing.cannot_read(found, letter.number, letter.number)
+                    self._references.cannot_read(found, letter.number, letter.number)
                 case FoundLetter(letter):
                     letters.append([packed([letter]).tobytes(), list(ranges[0])])
                 case FoundInFlight(member, start, _):
                     in_flight.append([member.number, start, flat(ranges)])
                     for messages in ranges:
                         if messages in lost:
-                            self._pointing.cannot_read(found, start, start + messages.total)
+                            self._references.cannot_read(found, start, start + messages.total)
                         start += messages.total
         if retries or letters or in_flight:
             group.ledger.forward(retries, letters, in_flight, now.wall_us)
@@ -254,7 +261,7 @@ class _Stored:
         self.partition = self.position = 0
         self.failed = False
 
-    def stored(self, partition: int, batch: Staged) -> None:
+    def stored(self, partition: int, batch: StagedBatch) -> None:
         """It is written."""
         self.partition, self.position = partition, batch.position
 

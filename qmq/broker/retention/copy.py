@@ -24,7 +24,7 @@ from qmq.storage.store import OldSegment
 #: Of one batch that is made, about.
 _BATCH_BYTES: Final = 1 << 20
 _BATCH_MESSAGES: Final = 4_096
-#: Made at a time, about: what more was asked for is left as it is, and asked for again.
+#: Made at a time, about: what more was requests for is left as it is, and requests for again.
 _MOST_BYTES: Final = 4 << 20
 
 
@@ -45,7 +45,7 @@ class Lost(NamedTuple):
 Pieces = list[CopiedBatch | MessageRange | Lost]
 
 
-class Asked(NamedTuple):
+class CopyRequest(NamedTuple):
     """What points into the segment. *matches*: which subjects the prefix takes that is named there, by number."""
 
     found: Found
@@ -60,16 +60,18 @@ class _Part(NamedTuple):
     stop: int
 
 
-class Copying:
+class CopyRead:
     """One read of the segment's files for several ranges of a group; run as a read."""
 
-    def __init__(self, old: OldSegment, target: SegmentTarget, following: int, group: str, asked: list[Asked]) -> None:
-        """*following* is where the next segment begins."""
+    def __init__(
+        self, old: OldSegment, target: SegmentTarget, next_base: int, group: str, requests: list[CopyRequest]
+    ) -> None:
+        """*next_base* is where the next segment begins."""
         self._old = old
         self._target = target
-        self._following = following
+        self._next_base = next_base
         self._group = group
-        self._asked = asked
+        self._requests = requests
         self._size = 0
         self._batch: tuple[int, memoryview] = -1, memoryview(b"")
         self.partition = target.partition
@@ -79,7 +81,7 @@ class Copying:
     def step(self) -> bool:
         """[thread] All of it. Raises StorageError."""
         rows = self._old.rows()
-        for found, matches in self._asked:
+        for found, matches in self._requests:
             if self._size >= _MOST_BYTES:
                 break
             self.made.append((found, list(self._pieces(rows, found.messages, matches))))
@@ -124,11 +126,11 @@ class Copying:
         taken = stop - min(messages.skip, inside)
         if taken == messages.total:
             return
-        if messages.end < self._following:  # there are fewer than there were
+        if messages.end < self._next_base:  # there are fewer than there were
             yield Lost(messages.part(taken, messages.total))
             return
         skip = max(messages.skip - inside, 0)
-        yield MessageRange(messages.log, self._following, 0, skip, messages.total - taken, messages.end)
+        yield MessageRange(messages.log, self._next_base, 0, skip, messages.total - taken, messages.end)
 
     def _by_sequence(self, rows: Rows, messages: MessageRange) -> Iterator[_Part | MessageRange | Lost]:
         start = messages.first + messages.skip

@@ -98,7 +98,7 @@ class FoundInFlight(NamedTuple):
 Found = FoundRetry | FoundLetter | FoundInFlight
 
 
-class Pointing:
+class GroupReferences:
     """Of one group, for one segment."""
 
     def __init__(self, ledger: Ledger, target: SegmentTarget) -> None:

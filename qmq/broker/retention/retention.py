@@ -17,8 +17,8 @@ from qmq.broker.ports.commands import Now, ReadDone
 from qmq.broker.ports.effects import Asker, Effect, ReadWanted, first_number
 from qmq.broker.ports.limits import BrokerLimits
 from qmq.broker.publish.publish import Intake
-from qmq.broker.retention.advance_groups import Moving
-from qmq.broker.retention.carry_forward import Forwarding
+from qmq.broker.retention.advance_groups import GroupAdvance
+from qmq.broker.retention.carry_forward import CarryForward
 from qmq.broker.retention.references import SegmentTarget
 from qmq.errors import StorageError
 from qmq.storage.store import ColdRead, NotAtHand, OldSegment, Store, SubjectRanges, subject_ranges_of
@@ -57,7 +57,7 @@ class _StoredUntilRead:
         return False
 
 
-class _Examination:
+class _SegmentRead:
     """A look at all rows of a segment that is to go, and for its receipt; run as a read."""
 
     def __init__(self, old: OldSegment, *, needs_archive: bool) -> None:
@@ -77,16 +77,16 @@ class _Examination:
         return False
 
 
-class _Leaving:
+class _SegmentDrop:
     """The segment that is about to go."""
 
-    def __init__(self, old: OldSegment, target: SegmentTarget, moving: Moving, groups: list[Group]) -> None:
+    def __init__(self, old: OldSegment, target: SegmentTarget, advance: GroupAdvance, groups: list[Group]) -> None:
         self.old = old
         self.target = target
-        self.moving = moving
+        self.advance = advance
         self.groups = groups
         self.reads = set[object]()  # those that were made for the group that is next
-        self.forwarding: Forwarding | None = None
+        self.carry_forward: CarryForward | None = None
         self.skipped: dict[str, int] = {}
         self.is_ready = False
 
@@ -150,9 +150,9 @@ class Retention:
         self._delivery = delivery
         self._effects = effects
         self._stored_until: dict[tuple[int, int], int] = {}  # by partition and base
-        self._reading: _StoredUntilRead | _Examination | ColdRead | None = None
+        self._reading: _StoredUntilRead | _SegmentRead | ColdRead | None = None
         self._put_off: dict[tuple[int, int], int] = {}  # until when, by the monotonic clock
-        self._leaving: _Leaving | None = None
+        self._dropping: _SegmentDrop | None = None
         self._look_us = 0
         self._any_size_until_us = 0
         #: When it is told of a segment that it waits for its receipt.
@@ -160,9 +160,9 @@ class Retention:
         #: What has gone, and what is kept for lack of a receipt, and nobody was told of yet.
         self.dropped: list[Dropped] = []
         self.unreceipted: list[UnreceiptedSegment] = []
-        self.keep(limits.retention_ms, limits.retention_bytes, needs_archive=limits.retention_needs_archive)
+        self.configure(limits.retention_ms, limits.retention_bytes, needs_archive=limits.retention_needs_archive)
 
-    def keep(self, age_ms: int, size: int, *, needs_archive: bool) -> None:
+    def configure(self, age_ms: int, size: int, *, needs_archive: bool) -> None:
         """Set how long messages are kept, and how many bytes of them; 0: for good, and any. The next tick looks."""
         self._age_us, self._bytes, self._needs_archive = age_ms * 1_000, size, needs_archive
         self._put_off.clear()
@@ -172,21 +172,21 @@ class Retention:
 
     def tick(self, now: Now) -> None:
         """Go on."""
-        if self._leaving is not None:
-            self._go_on(self._leaving, now)
+        if self._dropping is not None:
+            self._go_on(self._dropping, now)
         elif self._reading is None and (self._age_us or self._bytes) and now.monotonic_us >= self._look_us:
             self._look_us = now.monotonic_us + _LOOK_US
             self._look(now)
 
     def next_deadline_us(self, now: Now) -> int | None:
         """When ``tick`` has something to do."""
-        leaving = self._leaving
-        if leaving is None:
+        dropping = self._dropping
+        if dropping is None:
             waits = self._reading is not None or not (self._age_us or self._bytes)
             return None if waits else max(now.monotonic_us, self._look_us)
-        if leaving.is_ready or self._reading is not None:
+        if dropping.is_ready or self._reading is not None:
             return None
-        return now.monotonic_us if leaving.forwarding is None else leaving.forwarding.next_deadline_us(now)
+        return now.monotonic_us if dropping.carry_forward is None else dropping.carry_forward.next_deadline_us(now)
 
     def _heads(self) -> list[tuple[int, int]]:
         """Partition and base of the first segment of each that has one that may go."""
@@ -212,7 +212,7 @@ class Retention:
             too_old = self._age_us and self._stored_until[head] + self._age_us <= now.wall_us
             if (too_old or excess > 0) and now.monotonic_us >= self._put_off.get(head, 0):
                 old = self._store.old_segment(*head)
-                self._read(_Examination(old, needs_archive=self._needs_archive))
+                self._read(_SegmentRead(old, needs_archive=self._needs_archive))
                 return
 
     def _size(self) -> int:
@@ -221,7 +221,7 @@ class Retention:
         sealed = sum(span.end - span.base for number in range(store.partitions) for span in store.sealed(number))
         return sealed + sum(store.written_bytes(number) for number in range(store.partitions))
 
-    def _read(self, reading: _StoredUntilRead | _Examination | ColdRead) -> None:
+    def _read(self, reading: _StoredUntilRead | _SegmentRead | ColdRead) -> None:
         self._reading = reading
         self._effects.append(ReadWanted(LOOK_NUMBER, reading))
 
@@ -253,13 +253,13 @@ class Retention:
 
     def copied(self, done: ReadDone, now: Now) -> None:
         """What was to be copied is in memory, or cannot be read now."""
-        assert self._leaving is not None
-        assert self._leaving.forwarding is not None
-        self._leaving.forwarding.read_done(done, now)
+        assert self._dropping is not None
+        assert self._dropping.carry_forward is not None
+        self._dropping.carry_forward.read_done(done, now)
 
     # --- a segment that goes -----------------------------------------------------------------------------------------
 
-    def _begin(self, found: _Examination) -> None:
+    def _begin(self, found: _SegmentRead) -> None:
         """Let nobody begin in it from now on."""
         old, had = found.old, found.had
         assert had is not None
@@ -267,77 +267,77 @@ class Retention:
         self._store.leave(partition, base, had)
         target = SegmentTarget(partition, base, end, had)
         groups = [*self._delivery.subscriptions.groups.values(), *self._delivery.subscriptions.solo()]
-        self._leaving = _Leaving(old, target, Moving(self._store, target, found.rows), groups)
+        self._dropping = _SegmentDrop(old, target, GroupAdvance(self._store, target, found.rows), groups)
 
-    def _go_on(self, leaving: _Leaving, now: Now) -> None:
+    def _go_on(self, dropping: _SegmentDrop, now: Now) -> None:
         if self._reading is not None:
             return
-        if leaving.groups:
+        if dropping.groups:
             try:
-                self._move_some(leaving)
+                self._move_some(dropping)
             except StorageError:
                 self._give_up(now)
             return
-        if leaving.forwarding is None:
-            target, store = leaving.target, self._store
+        if dropping.carry_forward is None:
+            target, store = dropping.target, self._store
             groups = list(self._delivery.subscriptions.groups.values())
             spans = [*store.sealed(target.partition), store.segment_at(target.partition, store.end(target.partition))]
-            subject_filter = next(span.base for span in spans if span is not None and span.base >= target.end)
-            leaving.forwarding = Forwarding(
-                store, self._intake, self._delivery.tracker, self._effects, leaving.old, target, subject_filter, groups
+            next_base = next(span.base for span in spans if span is not None and span.base >= target.end)
+            dropping.carry_forward = CarryForward(
+                store, self._intake, self._delivery.tracker, self._effects, dropping.old, target, next_base, groups
             )
-        leaving.is_ready = leaving.is_ready or leaving.forwarding.tick(now)
+        dropping.is_ready = dropping.is_ready or dropping.carry_forward.tick(now)
 
-    def _move_some(self, leaving: _Leaving) -> None:
+    def _move_some(self, dropping: _SegmentDrop) -> None:
         """Move the next groups past the segment, as far as what that needs is in memory. Raises StorageError."""
         left = _FILTERS
-        while leaving.groups and left > 0:
-            group = leaving.groups[-1]
+        while dropping.groups and left > 0:
+            group = dropping.groups[-1]
             try:
-                skipped = leaving.moving.move(group)
+                skipped = dropping.advance.move(group)
             except NotAtHand as missing:
-                if missing.read.key not in leaving.reads and len(leaving.reads) < _MOST_READS:
-                    leaving.reads.add(missing.read.key)
+                if missing.read.key not in dropping.reads and len(dropping.reads) < _MOST_READS:
+                    dropping.reads.add(missing.read.key)
                     self._read(missing.read)
                     return
                 with blocking_reads(self._store):
-                    skipped = leaving.moving.move(group)
+                    skipped = dropping.advance.move(group)
             if skipped and group.name is not None:
-                leaving.skipped[group.name] = skipped
-            leaving.groups.pop()
-            leaving.reads.clear()
+                dropping.skipped[group.name] = skipped
+            dropping.groups.pop()
+            dropping.reads.clear()
             left -= 1 + len(group.filters)
 
     def _give_up(self, now: Now) -> None:
         """It cannot go now: try again later."""
-        assert self._leaving is not None
-        self._put_off[self._leaving.target.partition, self._leaving.target.base] = now.monotonic_us + _AGAIN_US
-        self._leaving = None
+        assert self._dropping is not None
+        self._put_off[self._dropping.target.partition, self._dropping.target.base] = now.monotonic_us + _AGAIN_US
+        self._dropping = None
         self._store.stay()
 
-    def let_go(self, now: Now) -> None:
+    def drop_ready(self, now: Now) -> None:
         """A checkpoint is about to be taken: it leaves out what is ready to go."""
-        leaving = self._leaving
-        if leaving is None or not leaving.is_ready:
+        dropping = self._dropping
+        if dropping is None or not dropping.is_ready:
             return
-        assert leaving.forwarding is not None
-        partition, base, end, had = leaving.target
-        if leaving.old.span not in self._store.removable(partition):  # a sync has failed
+        assert dropping.carry_forward is not None
+        partition, base, end, had = dropping.target
+        if dropping.old.span not in self._store.removable(partition):  # a sync has failed
             self._give_up(now)
             return
-        self._leaving = None
+        self._dropping = None
         self._store.drop_segment(partition, base, had)
         messages = int((had.ends - had.starts).sum())
         until_us = self._stored_until.pop((partition, base), 0)
-        forwarding = leaving.forwarding
+        copies = dropping.carry_forward
         self.dropped.append(
-            Dropped(partition, base, end, messages, until_us, forwarding.carried, forwarding.lost, leaving.skipped)
+            Dropped(partition, base, end, messages, until_us, copies.carried, copies.lost, dropping.skipped)
         )
         self._look_us = now.monotonic_us
-        if 2 * forwarding.carried_bytes > end - base:
+        if 2 * copies.carried_bytes > end - base:
             self._any_size_until_us = now.monotonic_us + _IN_VAIN_US
 
     def wants_checkpoint(self) -> bool:
         """Whether another checkpoint would let something go, though nothing has changed."""
-        is_ready = self._leaving is not None and self._leaving.is_ready
+        is_ready = self._dropping is not None and self._dropping.is_ready
         return is_ready or any(self._store.removes_files(number) for number in range(self._store.partitions))

@@ -38,7 +38,7 @@ class BadState(BadBytes):
 
 
 @contextmanager
-def taken_over(path: Path | None) -> Iterator[None]:
+def rejecting_bad_state(path: Path | None) -> Iterator[None]:
     """What the checkpoint at *path* says is being taken over. Raises BadState where it makes no sense; without a
     checkpoint whatever is raised passes.
     """

@@ -12,7 +12,7 @@ from qmq.broker.delivery.wakeups import Arrivals
 from qmq.broker.groups.group import Begin, Group, Start
 from qmq.broker.journal.record_types import RecordKind
 from qmq.broker.retention import advance_groups as moving
-from qmq.broker.startup.rewind import Rewind, hand_out_unnamed
+from qmq.broker.startup.rewind import Rewind, hand_out_unrecorded
 from qmq.errors import UnknownGroup
 from qmq.storage.store import Store
 
@@ -83,7 +83,7 @@ class GroupReplay:
                 assert group.ledger is not None
                 self._store.groups.stage(RecordKind.REWOUND, msgpack.packb([group.ledger.number, rewind.lost_bytes]))
         if files.torn or files.holes:
-            hand_out_unnamed(self._store, groups.values(), self._tracker.now.wall_us)
+            hand_out_unrecorded(self._store, groups.values(), self._tracker.now.wall_us)
         if files.generations_since:
             for ledger in self._tracker.ledgers.values():
                 ledger.skip_sequences(files.generations_since * _UNSEEN)

@@ -58,7 +58,7 @@ class Rewind:
             self.groups.discard(group)
 
 
-def hand_out_unnamed(store: Store, groups: Iterable[Group], now_us: int) -> None:
+def hand_out_unrecorded(store: Store, groups: Iterable[Group], now_us: int) -> None:
     """Hand out the messages of a group's own subjects that no record names: the record may be lost. May wait for rows.
 
     They were acknowledged only once a record named them, so these lie behind the checkpoint.

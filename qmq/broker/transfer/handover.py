@@ -25,7 +25,7 @@ from qmq.net.protocol.types import AT_MOST_ONCE, Disposition
 from qmq.storage.store import Store
 
 
-class HandOvers:
+class Handovers:
     """Takes them in, beside the intake, and answers when they are stored and named."""
 
     def __init__(self, store: Store, delivery: Delivery, intake: Intake, effects: list[Effect]) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from qmq.broker.delay import due_batches
-from qmq.broker.delay.due_batches import Joining
+from qmq.broker.delay.due_batches import DueBatch
 from qmq.broker.delay.items import DelayedRange
 from qmq.format.layout import DELIVER_UNIT_US
 from tests.broker.delay.test_delay import S, cancel, crash, delay, follow, pulled
@@ -119,7 +119,7 @@ def test_no_room_for_another_segment_keeps_all_of_them_for_later(tmp_path: Path)
 
 def test_when_it_is_enough_for_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(due_batches, "_MOST_BYTES", 700)
-    joining, part = Joining(1 << 30), DelayedRange(0, 0, 1, DUE_US)
+    joining, part = DueBatch(1 << 30), DelayedRange(0, 0, 1, DUE_US)
     assert not joining.add(one(0, bodies=2), part)
     size = len(one(0))
     while not joining.is_full:
@@ -130,9 +130,9 @@ def test_when_it_is_enough_for_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_is_joined_fits_a_segment() -> None:
-    joining = Joining(1_500)
+    joining = DueBatch(1_500)
     while not joining.is_full:
         assert joining.add(one(0), DelayedRange(0, 0, 1, DUE_US))
     _, due = joining.made(b"store!")
     assert len(due.buffer) < 1_500 - 64
-    assert not Joining(len(one(0)) * 2).add(one(0), DelayedRange(0, 0, 1, DUE_US)), "it goes by itself"
+    assert not DueBatch(len(one(0)) * 2).add(one(0), DelayedRange(0, 0, 1, DUE_US)), "it goes by itself"

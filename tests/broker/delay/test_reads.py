@@ -164,7 +164,7 @@ def test_no_more_wait_for_reads_than_are_allowed(tmp_path: Path, monkeypatch: py
         driven.advance(10_010)
     deadline = driven.broker.tick(driven.now)
     assert deadline is None or deadline > driven.now.monotonic_us, "it waits for the read"
-    assert len(driven.broker._delaying._reading.cold) <= 13
+    assert len(driven.broker._delaying._reads.cold) <= 13
     run(driven, disk)
     assert sorted(drain(driven)) == sorted(names)
     driven.close()

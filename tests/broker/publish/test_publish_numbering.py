@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from qmq.broker.publish.publish import Numbering
+from qmq.broker.publish.publish import SubjectNumbering
 from qmq.errors import InvalidName
 from qmq.format.batch import BatchLimits, CheckedBatch, check_batch
 from qmq.storage.disk.disk import Disk
@@ -22,7 +22,7 @@ def checked(**subjects: int) -> CheckedBatch:
 
 def test_names_get_numbers_once_in_order(tmp_path: Path) -> None:
     store = Store.open(tmp_path, StoreOptions(), Disk(), 1)
-    numbering = Numbering(store)
+    numbering = SubjectNumbering(store)
     first = numbering.of(checked(a_x=1))
     assert first == 0
     several = numbering.of(checked(a_y=2, a_x=1, b=1))
@@ -40,6 +40,6 @@ def test_a_bad_name_registers_none(tmp_path: Path) -> None:
     store = Store.open(tmp_path, StoreOptions(), Disk(), 1)
     bad = check_batch(batch_of({"good": [b"x"], "~bad": [b"x"]}, 0), BatchLimits(1 << 20))
     with pytest.raises(InvalidName, match="~bad"):
-        Numbering(store).of(bad)
+        SubjectNumbering(store).of(bad)
     assert store.subject_count == 0
     store.close(clean=False)

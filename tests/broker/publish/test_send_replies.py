@@ -18,7 +18,7 @@ def test_a_repeat_waits_for_the_sync_that_the_first_one_waits_for(tmp_path: Path
     first, again = sending(driven), sending(driven, flush=False, connection=2)
     asked = LastSequence(3, driven.request(), PRODUCER)
     assert driven.do(first) == driven.do(again) == driven.do(asked) == []
-    waiting = driven.broker._intake.acknowledging.waiting_for_sync
+    waiting = driven.broker._intake.replies.waiting_for_sync
     assert waiting() == 3
     said = driven.sync() + driven.sync()
     assert waiting() == 0
@@ -32,14 +32,14 @@ def test_a_repeat_waits_for_the_sync_that_the_first_one_waits_for(tmp_path: Path
 def test_answers_for_who_has_gone_are_dropped_when_they_are_many(tmp_path: Path) -> None:
     driven = Driven(tmp_path, auto_sync=False)
     driven.do(sending(driven))
-    acknowledging = driven.broker._intake.acknowledging
+    replies = driven.broker._intake.replies
     (partition,) = driven.broker._intake._partitions
     partition.most_waiting = 4
     for connection in range(2, 10):
         driven.do(sending(driven, connection=connection))
         driven.do(Disconnected(connection))
-    assert acknowledging.waiting_for_sync() < 9
+    assert replies.waiting_for_sync() < 9
     driven.do(Disconnected(1))
     driven.sync()
-    assert acknowledging.waiting_for_sync() == 0
+    assert replies.waiting_for_sync() == 0
     driven.close()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from qmq.broker.delivery.serve import waits
-from qmq.broker.retention.advance_groups import Moving
+from qmq.broker.retention.advance_groups import GroupAdvance
 from qmq.broker.retention.references import SegmentTarget
 from qmq.storage.store import subject_ranges_of
 from tests.broker.harness import Driven
@@ -41,7 +41,7 @@ def test_it_is_what_it_would_have_been_given(tmp_path: Path, follows: tuple[str,
         group = driven.broker.groups["g"]
         had = subject_ranges_of(rows)
         driven.store.leave(0, base, had)
-        moving = Moving(driven.store, SegmentTarget(0, base, end, had), rows)
+        moving = GroupAdvance(driven.store, SegmentTarget(0, base, end, had), rows)
         with waits(driven.store):
             skipped = moving.move(group)
             assert moving.move(group) == 0, "once"

@@ -12,7 +12,7 @@ import pytest
 from qmq.broker.error_log.error_log import RetryItem
 from qmq.broker.groups.message_ranges import prefix_of
 from qmq.broker.journal.record_types import MessageRange
-from qmq.broker.retention.copy import Asked, CopiedBatch, Copying, Lost
+from qmq.broker.retention.copy import CopyRequest, CopiedBatch, CopyRead, Lost
 from qmq.broker.retention.references import FoundLetter, SegmentTarget
 from qmq.format.batch import parse_header
 from qmq.format.pieces import stored_runs
@@ -48,10 +48,11 @@ def test_copies_and_what_lies_elsewhere_are_the_range_in_order(
     driven.store.may_wait(True)
     cut = [part for one in ranges for part in _cut(rng, one) if target.touches(part)]
     assert cut
-    asked = [Asked(FoundLetter(RetryItem(1, 1, one, 1, 0, False, 0, 0, 1, "")), _matches(driven, one)) for one in cut]
-    copying = Copying(old, target, driven.store.sealed(0)[1].base, "g", asked)
-    assert not copying.step()
-    for (found, pieces), messages in zip(copying.made, cut, strict=True):
+    letters = [FoundLetter(RetryItem(1, 1, one, 1, 0, False, 0, 0, 1, "")) for one in cut]
+    requests = [CopyRequest(letter, _matches(driven, letter.messages)) for letter in letters]
+    copy_read = CopyRead(old, target, driven.store.sealed(0)[1].base, "g", requests)
+    assert not copy_read.step()
+    for (found, pieces), messages in zip(copy_read.made, cut, strict=True):
         assert found.messages == messages
         got = list[tuple[str, bytes]]()
         for piece in pieces:
