@@ -1,1 +1,1 @@
-"""Messages that are delivered later."""
+"""Messages that are delivered at a later time."""

@@ -1,9 +1,10 @@
-"""Delayed messages: scheduled, delivered when they are due, cancelled.
+"""Schedule delayed messages, deliver them when they are due, and cancel them.
 
-A message falls due by being appended to the message log, as a message of its own with the delay log's as its origin.
-That is the only record of it: what was delivered since the last checkpoint is read from the message log at a start,
-and a batch that a loss of power took away is delivered again. To cancel a message is a batch of the delay log, which
-the schedule is brought up to date from; so both survive any crash, without a move between two logs to be torn apart.
+A message falls due by being appended to the message log, as a new message whose origin id names the one in the delay
+log. That append is the only record of the delivery: at a start, the broker reads from the message log what was
+delivered since the last checkpoint, and delivers batches again that a power loss took away. A cancellation is a batch
+of the delay log, from which a start updates the schedule. So both survive any crash, and no move between two logs can
+be torn apart.
 """
 
 from __future__ import annotations
@@ -41,15 +42,15 @@ from qmq.format.ids import MessageId
 from qmq.format.layout import DELAY_DTYPE, DELAY_PARTITION, HAS_DELIVER_AT, HAS_ORIGIN_ID, MESSAGE_ID
 from qmq.storage.store import NotAtHand, Schedule, ScheduleClaim, Store
 
-#: Items, messages that were sent one by one, and messages, about, that are delivered between two looks at what else
-#: there is to do: 10 ms at most.
+#: The most items, messages that were sent one by one, and messages that one tick delivers: about 10 ms at most.
 _SLICE_ITEMS: Final = 64
 _SLICE_SINGLES: Final = 512
 _SLICE_MESSAGES: Final = 4_096
-#: What could not be delivered (a full disk) is tried again so often, and the clock is looked at.
+#: Failed deliveries (a full disk) are tried again after the first, and the wall clock is read at least as often as the
+#: second.
 _AGAIN_US: Final = 100_000
 _LOOK_US: Final = 1_000_000
-#: The producer of batches that cancel messages: of the subject nothing is delivered.
+#: The producer of batches that cancel messages; consumers get nothing of their subject.
 CANCEL_PRODUCER: Final = b"qmq: cancelling\0"
 _CANCEL_SUBJECT: Final = "cancelled"
 
@@ -66,18 +67,18 @@ class DelayedMessages:
         self._segments = DelaySegments(store)
         self._schedule: Schedule = store.groups.delayed()
         self._cancelled = PositionSet()
-        #: Delivered since a checkpoint that still has them in the schedule.
+        #: Messages delivered since a checkpoint that still has them in the schedule.
         self._delivered = PositionSet()
-        #: Where they were delivered to: not claimed by a checkpoint yet.
-        self._unclaimed: list[tuple[int, int, DelayedRange]] = []  # partition, end, what
-        self._late_us = 0  # what was due by then may have been delivered
+        #: Delivered messages, with where they were stored: no checkpoint has these batches yet.
+        self._unclaimed: list[tuple[int, int, DelayedRange]] = []  # partition, end, delivered range
+        self._late_us = 0  # messages due by then may have been delivered
         self._try_at_us = 0
-        #: Messages that wait, by subject.
+        #: The number of waiting messages, by subject.
         self.counts: Counter[str] = Counter()
-        #: What could not be read of messages that were due.
+        #: Errors from reading messages that were due.
         self.damaged: list[QmqError] = []
 
-    # --- in ----------------------------------------------------------------------------------------------------------
+    # --- in -----------------------------------------------------------------------------------------------------------
 
     def _arrived(self, batch: Arrived) -> None:
         for subject, count in batch.subjects:
@@ -88,12 +89,12 @@ class DelayedMessages:
         self._segments.entered(items)
         try:
             self._schedule.push(items)
-        except StorageError as error:  # they are taken all the same, and the next ones try again
+        except StorageError as error:  # the items are in memory all the same, and the next push writes them
             self.damaged.append(error)
 
     def cancel(self, command: Administer, now: Now, tries: int = 0) -> None:
-        """Cancel one message; answered once that is on disk, or later where something has to be read for it, as has
-        been done so often. Raises InvalidOption, StorageError, BadBatch.
+        """Cancel one message and answer once the cancellation is on disk. Where bytes must be read first, begin that
+        read; *tries* counts the reads made for this command. Raises InvalidOption, StorageError, BadBatch.
         """
         text = command.fields.get("id")
         if not isinstance(text, str):
@@ -121,7 +122,7 @@ class DelayedMessages:
         self._intake.append(buffer, checked, _CancelBatch(self, position, subject), now, answer)
 
     def _find(self, name: MessageId) -> tuple[int, str, int] | None:
-        """Where a delayed message lies, its subject and when it is due; None when there is none of that name."""
+        """Return the position, subject and due time of a delayed message; None when no message has that id."""
         log = self._store.delay_log
         if log is None or (name.store_id, name.partition) != (self._store.store_id, DELAY_PARTITION):
             return None
@@ -139,9 +140,9 @@ class DelayedMessages:
         run = int(np.searchsorted(ends, ordinal, side="right"))
         return name.position, stored_names(batch, header)[int(runs_of(batch, header)["subject"][run])], due_us
 
-    def cancelled(self, position: int, subject: str, said_at: int) -> None:
-        """That is written, at *said_at*."""
-        self._segments.cancelled(position, said_at)
+    def cancelled(self, position: int, subject: str, cancelled_at: int) -> None:
+        """Leave out the message at *position*, which the batch at *cancelled_at* cancels."""
+        self._segments.cancelled(position, cancelled_at)
         if self._cancelled.add(position):
             self._count_off(subject, 1)
 
@@ -150,10 +151,10 @@ class DelayedMessages:
         if self.counts[subject] <= 0:
             del self.counts[subject]
 
-    # --- out ---------------------------------------------------------------------------------------------------------
+    # --- out ----------------------------------------------------------------------------------------------------------
 
     def tick(self, now: Now) -> None:
-        """Deliver some of what is due."""
+        """Deliver some of the messages that are due."""
         if now.monotonic_us < self._try_at_us:
             return
         due_us = self._schedule.next_due_us()
@@ -169,9 +170,9 @@ class DelayedMessages:
         self._intake.turn()
 
     def _take_due(self, now: Now) -> list[DelayedRange]:
-        """Some of what is due, out of the schedule."""
+        """Take some of the due messages out of the schedule."""
         items = self._schedule.pop(now.wall_us, _SLICE_ITEMS)
-        if int(items["count"].sum(dtype=np.int64)) <= 2 * len(items):  # they were sent one by one
+        if int(items["count"].sum(dtype=np.int64)) <= 2 * len(items):  # most were sent one by one
             items = np.concatenate([items, self._schedule.pop(now.wall_us, _SLICE_SINGLES - len(items))])
         if not len(items):
             return []
@@ -185,13 +186,15 @@ class DelayedMessages:
         self._late_us = max(self._late_us, int(items["due_us"].max()))
         last = delayed_ranges[-1]
         most = max(last.stop - (int(counts[-1]) - _SLICE_MESSAGES), last.start + 1)
-        if most < last.stop:  # the rest of a large batch is for the next time
+        if most < last.stop:  # the next tick delivers the rest of a large batch
             delayed_ranges[-1] = last._replace(stop=most)
             self._push(last._replace(start=most).item())
         return delayed_ranges
 
     def _deliver(self, delayed_ranges: list[DelayedRange], now: Now) -> None:
-        """Append what is left of them to the message log. Raises StorageError: what was not is scheduled again then."""
+        """Append to the message log what is left of these ranges. Raises StorageError after scheduling again what was
+        not appended.
+        """
         left, due_batch = deque(self._left_of(delayed_ranges)), DueBatch(self._store.segment_bytes)
         try:
             while left:
@@ -213,7 +216,7 @@ class DelayedMessages:
             raise
 
     def _left_of(self, delayed_ranges: list[DelayedRange]) -> list[DelayedRange]:
-        """Without what is cancelled, or was delivered before: that need not be known any more."""
+        """Return the ranges without messages that are cancelled or already delivered, and forget these messages."""
         first = min((one.position + one.start for one in delayed_ranges), default=0)
         end = max((one.position + one.stop for one in delayed_ranges), default=0)
         for gone in (self._cancelled, self._delivered):
@@ -225,7 +228,9 @@ class DelayedMessages:
         return delayed_ranges
 
     def _batch_of(self, part: DelayedRange) -> memoryview | None:
-        """None where it is lost. Raises StorageError where it may be read later."""
+        """Return the batch that holds *part*; None when it is lost. Raises StorageError when a later read may
+        succeed.
+        """
         try:
             return self._reads.batch(part.position)
         except QmqError as error:
@@ -247,7 +252,7 @@ class DelayedMessages:
             self._lost(error)
             return
         if due is None or due.lost:
-            self._lost(BadBatch(f"delayed messages of the batch at position {part.position} are rotten, and left out"))
+            self._lost(BadBatch(f"delayed messages of the batch at position {part.position} are damaged and left out"))
         if due is not None:
             self._intake.append(due.buffer, due.checked, _FallingDue(self, [part], due, now), now)
 
@@ -255,25 +260,25 @@ class DelayedMessages:
         self.damaged.append(error)
 
     def delivered(self, parts: list[DelayedRange], batch: CheckedBatch, partition: int, end: int) -> None:
-        """That is written."""
+        """Note that the messages of *parts* are written to *partition* before position *end*."""
         self._unclaimed += [(partition, end, part) for part in parts]
         for subject, count in subjects_of(batch):
             self._count_off(subject, count)
 
     def not_delivered(self, parts: list[DelayedRange], now: Now) -> None:
-        """It could not be written: it is due again in a moment."""
+        """Schedule *parts* again: they could not be written."""
         for part in parts:
             self._push(part.item())
         self._try_at_us = now.monotonic_us + _AGAIN_US
 
     def read_done(self, done: ReadDone, now: Now) -> None:
-        """What is due has been brought into memory, or cannot be read; the next tick delivers it."""
+        """Note the errors of a read of due batches; the next tick delivers the batches that it brought into memory."""
         self.damaged += self._reads.done(done)
         if done.error is not None:
             self._try_at_us = now.monotonic_us + _AGAIN_US
 
     def lookup_done(self, done: ReadDone, now: Now) -> None:
-        """What it takes to cancel has been brought into memory, or cannot be read."""
+        """Go on with a cancellation whose read is done."""
         command, tries = self._reads.lookup_done(done)
         try:
             if done.error is not None:
@@ -283,8 +288,8 @@ class DelayedMessages:
             self._effects.append(Refused(command.connection, command.request, error))
 
     def next_deadline_us(self, now: Now) -> int | None:
-        """When ``tick`` has something to do, by the monotonic clock; it is called now and then in case the other clock
-        is set.
+        """Return when ``tick`` has something to do, by the monotonic clock; at least every second, in case the wall
+        clock is set.
         """
         if self._reads.cold and not self._reads.is_reading:
             return max(now.monotonic_us, self._try_at_us)
@@ -294,10 +299,10 @@ class DelayedMessages:
         wait_us = min(max(0, due_us - now.wall_us), _LOOK_US)
         return max(now.monotonic_us + wait_us, self._try_at_us)
 
-    # --- checkpoints -------------------------------------------------------------------------------------------------
+    # --- checkpoints --------------------------------------------------------------------------------------------------
 
     def packed(self) -> bytes | None:
-        """For a checkpoint; None while there has been no delayed message."""
+        """Return the state for a checkpoint; None while there has been no delayed message."""
         if self._store.delay_log is None:
             return None
         claimable = [self._store.claimable(partition) for partition in range(self._store.partitions)]
@@ -322,16 +327,18 @@ class DelayedMessages:
         return packed
 
     def _is_claimed(self, entry: tuple[int, int, DelayedRange]) -> bool:
-        """Whether a checkpoint has it that something was delivered."""
+        """Return whether a checkpoint has the batch that was delivered."""
         partition, end, _ = entry
         return end <= self._store.claimed(partition)
 
     def wants_checkpoint(self) -> bool:
-        """Whether another checkpoint would remove what nobody needs any more, though nothing has changed."""
+        """Return whether another checkpoint would remove something that is no longer needed, though nothing has
+        changed.
+        """
         return self._segments.are_pending or any(map(self._is_claimed, self._unclaimed))
 
     def restore(self, packed: bytes | None) -> None:
-        """Take over what ``packed`` gave, and what both logs say of the time since."""
+        """Restore the state that ``packed`` returned, and apply what both logs have since."""
         log = self._store.delay_log
         if log is None:
             return
@@ -352,14 +359,16 @@ class DelayedMessages:
         self._read_message_log(claimed)
 
     def headers_since(self, position: int) -> Iterator[tuple[int, Header]]:
-        """The batches of the delay log from there on that clients sent, as Store.headers_since."""
+        """Return the batches that clients sent and that lie in the delay log from *position* on, as Store.headers_since
+        does.
+        """
         if self._store.delay_log is not None:
             for _, header in self._store.delay_log.headers_since([position]):
                 if header.producer_id != CANCEL_PRODUCER:
                     yield DELAY_PARTITION, header
 
     def seen(self) -> int:
-        """The position of the delay log up to which a checkpoint knows it; 0 while there is none."""
+        """Return the position up to which a checkpoint knows the delay log; 0 while there is none."""
         return self._delayed.partition().visible if self._store.delay_log is not None else 0
 
     def _read_delay_log(self, log: Store, seen: int) -> None:
@@ -371,13 +380,13 @@ class DelayedMessages:
                 due = due_times(batch, header, clock_us_of(batch, header))
                 self._arrived(Arrived(header.position, header.position + header.size, due, _subjects(batch, header)))
 
-    def _cancel_again(self, data: bytes, said_at: int) -> None:
+    def _cancel_again(self, data: bytes, cancelled_at: int) -> None:
         found = self._find(MessageId._make(MESSAGE_ID.unpack(data[-MESSAGE_ID.size :])))
         if found is not None:
-            self.cancelled(*found[:2], said_at)
+            self.cancelled(*found[:2], cancelled_at)
 
     def _read_message_log(self, claimed: list[int]) -> None:
-        """What was delivered since the checkpoint."""
+        """Note what was delivered since the checkpoint."""
         store = self._store
         for partition, header in store.headers_since(claimed):
             if header.producer_id != DUE_PRODUCER or not header.flags & HAS_ORIGIN_ID:
@@ -407,14 +416,14 @@ class _CancelBatch:
         self._subject = subject
 
     def stored(self, partition: int, batch: StagedBatch) -> None:
-        """It is written, and the message is not delivered any more."""
+        """Leave the message out from now on."""
         self._delaying.cancelled(self._position, self._subject, batch.position)
 
     def refused(self, error: QmqError) -> None:
-        """Who asked is told."""
+        """Do nothing: the client gets the error."""
 
     def unknown(self, error: QmqError) -> None:
-        """Who asked is told."""
+        """Do nothing: the client gets the error."""
 
 
 class _FallingDue:
@@ -427,13 +436,13 @@ class _FallingDue:
         self._now = now
 
     def stored(self, partition: int, batch: StagedBatch) -> None:
-        """It is written."""
+        """Note that the messages are delivered."""
         self._delaying.delivered(self._parts, self._due.checked, partition, batch.end)
 
     def refused(self, error: QmqError) -> None:
-        """It is not."""
+        """Schedule the messages again."""
         self._delaying.not_delivered(self._parts, self._now)
 
     def unknown(self, error: QmqError) -> None:
-        """The next start may find it; else it delivers it."""
+        """Take the messages as delivered; the next start delivers them if it does not find the batch."""
         self._delaying.delivered(self._parts, self._due.checked, partition=-1, end=1 << 63)

@@ -1,4 +1,4 @@
-"""The broker's own batches of what is delayed: due messages that were sent one by one are gathered for one."""
+"""Join messages that were sent one by one and are due together into one batch."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from qmq.broker.delay.items import DelayedRange
 from qmq.format.due import Due, Single, join_singles, single_of
 from qmq.format.layout import DELAY_PARTITION
 
-#: Messages and bytes of one batch, about; what is larger than the second by itself is a batch of its own.
+#: About the most messages and bytes of one batch; a message of more bytes is a batch of its own.
 _MOST: Final = 512
 _MOST_BYTES: Final = 256 << 10
 
 
 class DueBatch:
-    """What is gathered by now, for a log whose segments have so many bytes."""
+    """A batch that collects single messages, for a log with segments of *segment_bytes*."""
 
     def __init__(self, segment_bytes: int) -> None:
-        self._most_bytes = min(_MOST_BYTES, segment_bytes // 3)  # what is full may be twice as large
+        self._most_bytes = min(_MOST_BYTES, segment_bytes // 3)  # the last message may double it
         self.parts: list[DelayedRange] = []
         self._singles: list[Single] = []
         self._bytes = 0
 
     def add(self, batch: memoryview, part: DelayedRange) -> bool:
-        """Take *part*, which is all of *batch*; False where it is more than one message, large, or rotten."""
+        """Add *part*, which is all of *batch*; return False when that has several messages, is large, or is damaged."""
         single = single_of(batch) if len(batch) <= self._most_bytes else None
         if single is None:
             return False
@@ -34,13 +34,13 @@ class DueBatch:
 
     @property
     def is_full(self) -> bool:
-        """It is enough for a batch."""
+        """Whether the batch is large enough to be written."""
         return len(self.parts) >= _MOST or self._bytes >= self._most_bytes
 
     def made(self, store_id: bytes) -> tuple[list[DelayedRange], Due]:
-        """What was gathered, and the batch of it."""
+        """Return the collected ranges and the batch made of them."""
         return self.parts, join_singles(self._singles, store_id, DELAY_PARTITION)
 
     def clear(self) -> None:
-        """That is appended."""
+        """Begin the next batch."""
         self.parts, self._singles, self._bytes = [], [], 0

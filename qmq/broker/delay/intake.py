@@ -1,4 +1,4 @@
-"""Delayed messages as they come in: they go to the delay log, and are scheduled once they may be seen."""
+"""Take delayed messages into the delay log, and schedule them once they are visible."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ Times = npt.NDArray[np.uint64]
 
 
 class Arrived(NamedTuple):
-    """A batch of the delay log that may be seen up to ``end``: when its messages fall due, by ordinal, and so many of
-    each subject.
+    """A batch of the delay log that is visible up to ``end``: when its messages fall due, by ordinal, and how many
+    messages each subject has.
     """
 
     position: int
@@ -34,7 +34,7 @@ class Arrived(NamedTuple):
 
 
 class DelayIntake:
-    """The delay log as the send path sees it. *arrived* is told of each batch once it may be seen."""
+    """The delay log as the send path sees it. *arrived* is called with each batch once it is visible."""
 
     def __init__(self, store: Store, arrived: Callable[[Arrived], None]) -> None:
         self._store = store
@@ -44,27 +44,27 @@ class DelayIntake:
         if store.delay_log is not None:
             self._partition = StagedPartition(DELAY_PARTITION, store.delay_log, 0)
 
-    # --- as a partition ----------------------------------------------------------------------------------------------
+    # --- as a partition -----------------------------------------------------------------------------------------------
 
     def partition(self) -> StagedPartition:
-        """The partition; there must have been delayed messages."""
+        """Return the partition of the delay log; a delayed message must have been sent before."""
         assert self._partition is not None
         return self._partition
 
     def partitions(self) -> list[StagedPartition]:
-        """The partition, where there is one."""
+        """Return the partition of the delay log; empty before the first delayed message."""
         return [] if self._partition is None else [self._partition]
 
     def has(self, partition: StagedPartition) -> bool:
-        """Whether that is the delay log."""
+        """Return whether *partition* is the one of the delay log."""
         return partition is self._partition
 
     def has_staged(self) -> bool:
-        """Whether something waits to be written."""
+        """Return whether batches wait to be written."""
         return self._partition is not None and bool(self._partition.staged)
 
     def numbers_of(self, batch: CheckedBatch) -> int | Numbers:
-        """The number of each run's subject in the delay log."""
+        """Return the number of each run's subject in the delay log."""
         log = self.partition().store
         numbers = [self._number(log, name) for name in batch.names]
         if batch.runs is None:
@@ -77,10 +77,10 @@ class DelayIntake:
         number = log.subject_number(name)
         return log.add_subject(name, forced=True) if number is None else number
 
-    # --- what comes --------------------------------------------------------------------------------------------------
+    # --- what comes ---------------------------------------------------------------------------------------------------
 
     def arriving(self, view: memoryview, batch: CheckedBatch, wall_us: int) -> DelayedArrival:
-        """Check a batch that is to be delivered later. Its subjects are registered, so that it can be.
+        """Check a batch of delayed messages, and register its subjects for their delivery.
 
         Raises InvalidOption for a time too far ahead, InvalidName, TooManySubjects, StorageError.
         """
@@ -101,13 +101,13 @@ class DelayIntake:
         return DelayedArrival(self, view, batch)
 
     def stored(self, view: memoryview, batch: CheckedBatch, staged: StagedBatch) -> None:
-        """It is written: it is scheduled once it may be seen."""
+        """Remember a batch that is written; it is scheduled once it is visible."""
         header = batch.header
         due = due_times(view, header, clock_us_of(view, header, staged.stored_at_us))
         self._hidden.append(Arrived(staged.position, staged.end, due, subjects_of(batch)))
 
     def publish(self, visible: int) -> None:
-        """Messages up to there may be seen."""
+        """Schedule the messages of the batches that end at or before position *visible*."""
         while self._hidden and self._hidden[0].end <= visible:
             self._arrived(self._hidden.popleft())
 
@@ -121,18 +121,18 @@ class DelayedArrival:
         self._batch = batch
 
     def stored(self, partition: int, batch: StagedBatch) -> None:
-        """It is written."""
+        """Remember the batch for the schedule."""
         self._delayed.stored(self._view, self._batch, batch)
 
     def refused(self, error: QmqError) -> None:
-        """It is not: its sender is told."""
+        """Do nothing: the sender gets the error."""
 
     def unknown(self, error: QmqError) -> None:
-        """Nobody knows: its sender is told."""
+        """Do nothing: the sender gets the error."""
 
 
 def subjects_of(batch: CheckedBatch) -> list[tuple[str, int]]:
-    """How many messages of each subject a batch has."""
+    """Return the number of messages that a batch has of each subject."""
     if batch.runs is None:
         return [(batch.names[0], batch.header.messages)]
     return [

@@ -1,6 +1,7 @@
-"""What is scheduled of delayed messages: ranges of a batch that fall due together.
+"""Items of the schedule of delayed messages, and compact sets of message positions.
 
-A set of numbers below 2^64, 8 bytes each: which delayed messages are cancelled, or delivered already.
+An item is a range of a batch whose messages fall due together. A position set has 8 bytes for each message; it says
+which delayed messages are cancelled or already delivered.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from qmq.format.layout import DELAY_DTYPE
 
 Numbers = npt.NDArray[np.uint64]
 
-#: So many are kept beside the sorted array before it is made anew.
+#: At most so many numbers lie beside the sorted array before it is made anew.
 _LOOSE: Final = 1_024
 
 
 class PositionSet:
-    """Sorted when it is looked at."""
+    """A set of numbers below 2^64; it is sorted when it is read."""
 
     def __init__(self) -> None:
         self._sorted: Numbers = np.empty(0, np.uint64)
@@ -35,7 +36,7 @@ class PositionSet:
         return number in self._loose or bool(len(self.within(number, number + 1, settle=False)))
 
     def add(self, number: int) -> bool:
-        """Add one; False when it was there."""
+        """Add a number; return False when it was in the set."""
         if number in self:
             return False
         self._loose.add(number)
@@ -44,19 +45,19 @@ class PositionSet:
         return True
 
     def extend(self, numbers: Numbers) -> None:
-        """Add many."""
+        """Add many numbers."""
         self._settle()
         self._sorted = np.union1d(self._sorted, numbers)
 
     def within(self, start: int, stop: int, *, settle: bool = True) -> Numbers:
-        """Those in [start, stop), ascending."""
+        """Return the numbers in [start, stop), ascending."""
         if settle:
             self._settle()
         low, high = np.searchsorted(self._sorted, np.array([start, stop], np.uint64)).tolist()
         return self._sorted[low:high]
 
     def discard(self, start: int, stop: int) -> None:
-        """Take those in [start, stop) away."""
+        """Remove the numbers in [start, stop)."""
         if not len(self):
             return
         self._settle()
@@ -65,13 +66,13 @@ class PositionSet:
             self._sorted = np.delete(self._sorted, np.s_[low:high])
 
     def pack(self) -> bytes:
-        """For a checkpoint."""
+        """Return the set as bytes for a checkpoint."""
         self._settle()
         return zlib.compress(np.diff(self._sorted, prepend=np.uint64(0)).astype("<u8").tobytes(), 1)
 
     @classmethod
     def unpack(cls, packed: bytes) -> PositionSet:
-        """What ``pack`` gave."""
+        """Return the set that ``pack`` made into bytes."""
         made = cls()
         made._sorted = np.cumsum(np.frombuffer(zlib.decompress(packed), "<u8"), dtype=np.uint64)
         return made
@@ -87,7 +88,9 @@ Items = npt.NDArray[np.void]
 
 
 class DelayedRange(NamedTuple):
-    """Messages [start, stop) of the batch at *position* of the delay log, by ordinal; *due_us* of the first."""
+    """Messages [start, stop), by ordinal, of the batch at *position* of the delay log; *due_us* is when the first falls
+    due.
+    """
 
     position: int
     start: int
@@ -95,13 +98,13 @@ class DelayedRange(NamedTuple):
     due_us: int
 
     def item(self) -> Items:
-        """To be scheduled again: DELAY_DTYPE[1]."""
+        """Return the range as an item to schedule: DELAY_DTYPE[1]."""
         first, count = self.position + self.start, self.stop - self.start
         return np.array([(self.due_us, first, self.position, count, 0)], DELAY_DTYPE)
 
 
 def items_of(position: int, due: npt.NDArray[np.uint64]) -> Items:
-    """The items of the batch at *position* whose messages fall due at these times: DELAY_DTYPE[n]."""
+    """Return the items of the batch at *position* whose messages fall due at these times: DELAY_DTYPE[n]."""
     if len(due) == 1:
         return np.array([(int(due[0]), position, position, 1, 0)], DELAY_DTYPE)
     starts = np.flatnonzero(np.concatenate([[True], due[1:] != due[:-1]]))
@@ -114,7 +117,7 @@ def items_of(position: int, due: npt.NDArray[np.uint64]) -> Items:
 
 
 def delayed_ranges_of(items: Items) -> list[DelayedRange]:
-    """Items in the order given, neighbours in a batch made one."""
+    """Return items as ranges, in the order given; neighbours in a batch become one range."""
     found = list[DelayedRange]()
     rows: list[tuple[Any, ...]] = items.tolist()
     for due_us, number, position, count, _ in rows:
@@ -128,7 +131,7 @@ def delayed_ranges_of(items: Items) -> list[DelayedRange]:
 
 
 def without(delayed: DelayedRange, gone: PositionSet) -> list[DelayedRange]:
-    """What is left of a range without those messages."""
+    """Return what is left of a range without the messages in *gone*."""
     position = delayed.position
     if not len(gone):
         return [delayed]
@@ -144,7 +147,7 @@ def without(delayed: DelayedRange, gone: PositionSet) -> list[DelayedRange]:
 
 
 def delayed_for(group: Group, counts: Mapping[str, int]) -> int:
-    """How many of the messages that wait, by subject, a group is going to get."""
+    """Return how many of the waiting messages, counted by subject, a group will get."""
     filters = group.filters.values()
     return sum(
         count

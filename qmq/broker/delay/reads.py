@@ -1,4 +1,4 @@
-"""Batches of the delay log that are due and not in memory: a thread reads them, and the loop goes on."""
+"""Read batches of the delay log that are due and not in memory, in a thread, while the loop goes on."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from qmq.format.batch import parse_header
 from qmq.format.layout import BATCH_HEADER_SIZE
 from qmq.storage.store import ColdRead, NotAtHand, Store
 
-#: The number of the one read for what is due that is under way.
+#: The number of the one read of due batches that is under way.
 READ_NUMBER: Final = first_number(Asker.DUE)
-#: So often is read what a command needs that is not in memory; then everybody waits for it.
+#: After so many reads for one command, the loop itself reads what the command needs.
 _MOST_TRIES: Final = 4
-#: Of a batch's header: size and position.
+#: The size and position in a batch's header.
 _SIZE_AND_POSITION: Final = struct.Struct("<8xI12xQ")
-#: So many ranges may wait for reads; what is due beyond that stays in the schedule.
+#: At most so many ranges wait for reads; further due messages stay in the schedule.
 MOST_COLD: Final = 1_024
-#: Read at first of a batch whose size is not known.
+#: The first read of a batch whose size is not known.
 _FIRST_BYTES: Final = 16 << 10
 
 
 class _Lookup(NamedTuple):
-    """A read that a command waits for, the how manieth."""
+    """A read that a command waits for; *tries* counts the reads made for the command."""
 
     command: Administer
     read: ColdRead
@@ -38,26 +38,26 @@ class _Lookup(NamedTuple):
 
 
 class DelayReads:
-    """Reads batches of the delay log; of messages that are due, in a thread."""
+    """Reads batches of the delay log: for due messages in a thread, for commands in a thread or at once."""
 
     def __init__(self, store: Store, effects: list[Effect]) -> None:
         self._store = store
         self._effects = effects
-        self._last = -1, memoryview(b"")  # a position, and the batch there
-        self._found: dict[int, memoryview] = {}  # those that are ready
+        self._last = -1, memoryview(b"")  # a position and its batch
+        self._found: dict[int, memoryview] = {}  # batches that are ready
         self._read: ColdRead | None = None
         self._last_key: object = None
-        #: What is due, and out of the schedule, but not in memory.
+        #: Ranges that are due and out of the schedule, but not in memory.
         self.cold: list[DelayedRange] = []
         self._lookups: dict[int, _Lookup] = {}
         self._last_lookup = first_number(Asker.CANCEL)
         self._is_looking_up = False
 
     def batch(self, position: int) -> memoryview:
-        """The batch at *position*, read at once where it is not in memory. Raises BadBytes, StorageFailed, BadBatch,
-        and within ``looking_up`` NotAtHand.
+        """Return the batch at *position*; read it at once when it is not in memory. The last batch is remembered, for
+        batches whose messages fall due one by one.
 
-        One whose messages fall due one by one is read once for many of them.
+        Raises BadBytes, StorageFailed, BadBatch, and within ``looking_up`` NotAtHand.
         """
         if position == self._last[0]:
             return self._last[1]
@@ -75,11 +75,11 @@ class DelayReads:
         self._last = position, batch
         return batch
 
-    # --- for commands ------------------------------------------------------------------------------------------------
+    # --- for commands -------------------------------------------------------------------------------------------------
 
     @contextmanager
     def looking_up(self, tries: int) -> Iterator[None]:
-        """Within it what is not in memory raises NotAtHand, unless it was read so often before."""
+        """Within this context, bytes that are not in memory raise NotAtHand, until *tries* reads are too many."""
         log = self._store.delay_log
         if log is None or tries >= _MOST_TRIES:
             yield
@@ -93,28 +93,28 @@ class DelayReads:
             log.may_wait(True)
 
     def begin_lookup(self, command: Administer, missing: NotAtHand, tries: int) -> None:
-        """Have read what a command needs."""
+        """Begin the read that a command needs."""
         self._last_lookup += 1
         self._lookups[self._last_lookup] = _Lookup(command, missing.read, tries)
         self._effects.append(ReadWanted(self._last_lookup, missing.read))
 
     def lookup_done(self, done: ReadDone) -> tuple[Administer, int]:
-        """The read for a command is done: that command, and how often something was read for it."""
+        """Return the command whose read is done, and how many reads were made for it."""
         command, read, tries = self._lookups.pop(done.number)
         if self._store.delay_log is not None:
             self._store.delay_log.finish_read(read)
         return command, tries
 
-    # --- for what is due ---------------------------------------------------------------------------------------------
+    # --- for due messages ---------------------------------------------------------------------------------------------
 
     @property
     def is_full(self) -> bool:
-        """Nothing more is to be asked for before reads are done."""
+        """Whether no more ranges may be passed to ``ready`` until reads are done."""
         return len(self.cold) >= MOST_COLD
 
     def ready(self, delayed_ranges: list[DelayedRange]) -> list[DelayedRange]:
-        """Those of *delayed_ranges*, and of what has been waiting for a read, that can be delivered without waiting;
-        the others are read first.
+        """Return the ranges, of *delayed_ranges* and of those that waited for a read, that need no read; begin to read
+        the others.
         """
         if self._read is None:
             delayed_ranges, self.cold = self.cold + delayed_ranges, []
@@ -128,16 +128,16 @@ class DelayReads:
                     missing[delayed.position] = size
                     self.cold.append(delayed)
         if missing and self._read is None and not self._begin(missing):
-            ready, self.cold = ready + self.cold, []  # it leaves memory as fast as it is read
+            ready, self.cold = ready + self.cold, []  # the batches leave memory as fast as they are read
         return ready
 
     def clear_ready(self) -> None:
-        """What was ready is delivered."""
+        """Forget the batches that were ready: they are delivered."""
         self._found.clear()
 
     @contextmanager
     def _refusing(self) -> Iterator[None]:
-        """Within it the delay log says what is not in memory, rather than read it."""
+        """Within this context, the delay log raises instead of reading what is not in memory."""
         log = self._store.delay_log
         if log is not None:
             log.may_wait(False)
@@ -148,37 +148,39 @@ class DelayReads:
                 log.may_wait(True)
 
     def _missing(self, position: int) -> int | None:
-        """As ``_lacks``, for one that need not be kept at hand."""
+        """As ``_lacks``, but do not remember the batch as ready."""
         with self._refusing():
             size = self._lacks(position)
         self._found.pop(position, None)
         return size
 
     def _lacks(self, position: int) -> int | None:
-        """How much of the batch at *position* is to be read; None when ``batch`` would not wait for the disk."""
+        """Return how many bytes of the batch at *position* must be read; None when ``batch`` would not wait for the
+        disk.
+        """
         log = self._store.delay_log
         if log is None or position == self._last[0] or position in self._found:
             return None
         span = log.segment_at(0, position)
         if span is None:
-            return None  # it was removed, as all of it is cancelled
+            return None  # the segment was removed: all its messages are cancelled
         try:
             if not log.is_at_hand(0, position, BATCH_HEADER_SIZE):
                 return min(_FIRST_BYTES, span.end - position)
             said: int
             place: int
             said, place = _SIZE_AND_POSITION.unpack_from(log.view(0, position, BATCH_HEADER_SIZE))
-            size = min(said, span.end - position)  # what lies about that is found out later
+            size = min(said, span.end - position)  # a wrong size is found when the batch is parsed
             if not log.is_at_hand(0, position, size):
                 return size
             if (place, said) == (position, size):
                 self._found[position] = log.view(0, position, size)
         except StorageError:
-            pass  # whoever reads it is told
+            pass  # ``batch`` raises it again
         return None
 
     def _begin(self, missing: dict[int, int]) -> bool:
-        """Have some of it read; False when that is what was read last."""
+        """Begin to read the batches at these positions; return False when they are those of the last read."""
         log = self._store.delay_log
         assert log is not None
         positions = np.array(sorted(missing), np.int64)
@@ -192,7 +194,7 @@ class DelayReads:
         return True
 
     def done(self, done: ReadDone) -> list[QmqError]:
-        """The read is done; what it came upon."""
+        """Return the errors of the read that is done."""
         read, self._read = self._read, None
         log = self._store.delay_log
         assert read is not None
@@ -204,5 +206,5 @@ class DelayReads:
 
     @property
     def is_reading(self) -> bool:
-        """A read is under way."""
+        """Whether a read is under way."""
         return self._read is not None

@@ -1,8 +1,8 @@
-"""Which segments of the delay log are needed: those that hold messages that wait, or say that such are cancelled.
+"""Decide which segments of the delay log are needed: those with waiting messages, and those that cancel such messages.
 
-A segment goes once two checkpoints in a row have found it idle, so neither of the two that are kept knows a message in
-it that waits. What waits is counted as it enters and leaves the schedule, so the cost does not depend on how much that
-is; a count that were ever wrong the other way keeps a segment.
+A segment is removed once two checkpoints in a row have found it idle; then neither of the two checkpoints on disk knows
+a waiting message in it. Waiting messages are counted as they enter and leave the schedule, so the cost does not depend
+on how many wait. Should a count ever be wrong, it keeps a segment too long.
 """
 
 from __future__ import annotations
@@ -16,38 +16,38 @@ import numpy as np
 from qmq.broker.delay.items import PositionSet
 from qmq.storage.store import Store
 
-#: Checkpoints that have to find a segment idle.
+#: So many checkpoints must find a segment idle.
 _CHECKPOINTS: Final = 2
 
 
 class DelaySegments:
-    """Of one broker; *store* is that of the message log."""
+    """The needed segments of one broker's delay log; *store* is the store of the message log."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._waiting: Counter[int] = Counter()  # messages in the schedule, by the base of their segment
-        #: Segments that say which messages are cancelled, and in which segments those are.
+        #: Segments with cancellations, and the segments that hold the cancelled messages.
         self._cancelling: dict[int, set[int]] = {}
-        self._idle: dict[int, int] = {}  # how many checkpoints had been taken when it was found so
+        self._idle: dict[int, int] = {}  # checkpoints taken when the segment was first found idle
 
     def base_of(self, position: int) -> int | None:
-        """The segment that holds a position; None when it is gone."""
+        """Return the base of the segment that holds *position*; None when it is gone."""
         log = self._store.delay_log
         span = None if log is None else log.segment_at(0, position)
         return None if span is None else span.base
 
     def entered(self, items: Any) -> None:
-        """These are in the schedule now: DELAY_DTYPE[n]."""
+        """Count items that enter the schedule: DELAY_DTYPE[n]."""
         for base, count in self._by_segment(items):
             self._waiting[base] += count
 
     def left(self, items: Any) -> None:
-        """These are in the schedule no more."""
+        """Count off items that leave the schedule."""
         for base, count in self._by_segment(items):
             self._waiting[base] -= count
 
     def _by_segment(self, items: Any) -> Iterator[tuple[int, int]]:
-        """How many messages in which segment that is there: most often all items are of one."""
+        """Yield the base of each existing segment and its number of messages; most often all items are of one."""
         log = self._store.delay_log
         while log is not None and len(items):
             positions = items["position"]
@@ -59,17 +59,17 @@ class DelaySegments:
                 yield span.base, int(items["count"][inside].sum(dtype=np.int64))
             items = items[~inside]
 
-    def cancelled(self, position: int, said_at: int) -> None:
-        """The batch at *said_at* says that the message at *position* is cancelled."""
-        held, told = self.base_of(position), self.base_of(said_at)
-        if held is not None and told is not None and held != told:
-            self._cancelling.setdefault(told, set()).add(held)
+    def cancelled(self, position: int, cancelled_at: int) -> None:
+        """Note that the batch at *cancelled_at* cancels the message at *position*."""
+        message_base, cancel_base = self.base_of(position), self.base_of(cancelled_at)
+        if message_base is not None and cancel_base is not None and message_base != cancel_base:
+            self._cancelling.setdefault(cancel_base, set()).add(message_base)
 
     def remove_idle(self, cancelled: PositionSet, visible: int, pinned: Iterable[int]) -> None:
-        """A checkpoint is about to be taken: remove what two have found idle.
+        """Remove the segments that two checkpoints have found idle; called just before a checkpoint.
 
-        *visible*: what lies before has entered the schedule. *pinned* are positions of what left it, and is not yet
-        known for good to be delivered.
+        All messages before *visible* have entered the schedule. *pinned* are positions of messages that left it and
+        whose delivery no checkpoint has yet.
         """
         log = self._store.delay_log
         assert log is not None
@@ -90,16 +90,16 @@ class DelaySegments:
 
     @property
     def are_pending(self) -> bool:
-        """More checkpoints would remove something."""
+        """Whether more checkpoints would remove something."""
         log = self._store.delay_log
         return bool(self._idle) or (log is not None and log.removes_files(0))
 
     def packed(self) -> list[Any]:
-        """For a checkpoint."""
-        return [dict(self._waiting), {base: sorted(held) for base, held in self._cancelling.items()}]
+        """Return the state for a checkpoint."""
+        return [dict(self._waiting), {base: sorted(bases) for base, bases in self._cancelling.items()}]
 
     def restore(self, packed: list[Any]) -> None:
-        """Take over what ``packed`` gave."""
+        """Restore the state that ``packed`` returned."""
         waiting, cancelling = packed
         self._waiting.update(waiting)
-        self._cancelling = {base: set(held) for base, held in cancelling.items()}
+        self._cancelling = {base: set(bases) for base, bases in cancelling.items()}

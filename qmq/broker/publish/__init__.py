@@ -1,1 +1,1 @@
-"""Sends: check, tell repeats apart, store, show, answer."""
+"""The send path: check batches, recognise repeats, store, publish, answer."""

@@ -1,13 +1,12 @@
-"""What the broker remembers of producers, so that no send makes two messages.
+"""Remember the last batches of each producer, so that no send makes two messages.
 
-Of each producer: the sequence it goes on at, and its last ``window`` batches as a ring of 32-byte records (first
-sequence u64, position u64, messages u32, data crc u32, partition u16, 6 bytes spare). A producer is forgotten ``ttl``
-after its last send. That is told by the monotonic clock: were the wall clock set forward, a send whose answer was lost
-could be stored twice. While no broker runs, no time passes.
+For each producer the broker remembers the sequence that comes next, and its last ``window`` batches as a ring of
+32-byte records (first sequence u64, position u64, messages u32, data crc u32, partition u16, 6 bytes spare). A producer
+is forgotten ``ttl`` after its last send, by the monotonic clock: were the wall clock set forward, a send whose answer
+was lost could be stored twice. While no broker runs, no time passes.
 
-Which connection sends under which producer name: two clients under one name would be taken for one.
-
-They number their messages alike, so what one sends would be taken for a repeat of what the other sent.
+A client claims its producer for its connection. Two clients under one producer would number their messages alike, and
+messages of one would be taken for repeats of the other's.
 """
 
 from __future__ import annotations
@@ -25,14 +24,16 @@ assert _BATCH.size == _BATCH_SIZE
 
 
 class RememberedBatch(NamedTuple):
-    """A batch that was stored before."""
+    """Where a batch was stored before."""
 
     partition: int
     position: int
 
 
 class Producer:
-    """One producer. ``ring`` holds its last batches, oldest first; below ``horizon`` they have been dropped from it."""
+    """One producer. ``ring`` has its last batches, oldest first; batches below ``horizon`` have been dropped from
+    it.
+    """
 
     __slots__ = ("horizon", "last_send_us", "next_sequence", "ring")
 
@@ -43,25 +44,27 @@ class Producer:
         self.ring = bytearray(ring)
 
     def records(self) -> Iterator[tuple[int, int, int, int, int]]:
-        """(first sequence, position, messages, data crc, partition) of each batch still remembered, as they came."""
+        """Return (first sequence, position, messages, data crc, partition) of each remembered batch, oldest first."""
         return _BATCH.iter_unpack(bytes(self.ring))
 
     def claimed(self, unclaimed: Mapping[int, int]) -> bytes:
-        """The ring without the batches of a partition in *unclaimed* from that position on."""
+        """Return the ring without batches that lie at or behind the position that *unclaimed* gives for their
+        partition.
+        """
         if not unclaimed:
             return bytes(self.ring)
         kept = (record for record in self.records() if record[1] < unclaimed.get(record[4], record[1] + 1))
         return b"".join(_BATCH.pack(*record) for record in kept)
 
     def drop_oldest(self) -> None:
-        """Forget the oldest batch; what is older than it can't be told apart from it any more."""
+        """Forget the oldest batch; batches before it can no longer be told from repeats."""
         first, _, messages, _, _ = _BATCH.unpack_from(self.ring)
         self.horizon = max(self.horizon, first + messages)
         del self.ring[:_BATCH_SIZE]
 
 
 class Producers:
-    """All producers, the one that sent longest ago first."""
+    """All producers, in the order of their last sends, oldest first."""
 
     def __init__(self, window: int, most: int, ttl_us: int) -> None:
         self._window = window
@@ -73,10 +76,10 @@ class Producers:
         return len(self._producers)
 
     def lookup(self, producer_id: bytes, first: int, messages: int, data_crc: int) -> RememberedBatch | None:
-        """Where that batch lies already, or None when it is new.
+        """Return where a batch is stored already; None when it is new.
 
-        Raises BadBatch when its bounds or bytes differ from those of a batch it overlaps, SequenceForgotten when it is
-        too old to tell, TooManyProducers.
+        Raises BadBatch when the bounds or bytes differ from those of a batch that it overlaps, SequenceForgotten when
+        it is too old to compare, TooManyProducers.
         """
         producer = self._producers.get(producer_id)
         if producer is None:
@@ -102,14 +105,14 @@ class Producers:
         if first < producer.horizon:
             raise SequenceForgotten(
                 f"producer sequence {first} is older than the last {self._window} batches, which alone are remembered "
-                f"(next is {producer.next_sequence}); whether it was stored can't be told any more"
+                f"(next is {producer.next_sequence}); the broker no longer knows whether it was stored"
             )
-        return None  # it was refused before, and later ones were not
+        return None  # the batch was refused before, and later ones were stored
 
     def remember(
         self, producer_id: bytes, first: int, messages: int, data_crc: int, partition: int, position: int, now_us: int
     ) -> None:
-        """A batch of that producer is stored (or about to be: see forget), at that time of the monotonic clock."""
+        """Remember a batch that is stored, or about to be (see ``forget``); *now_us* is of the monotonic clock."""
         producer = self._producers.get(producer_id)
         if producer is None:
             producer = self._producers[producer_id] = Producer()
@@ -123,7 +126,7 @@ class Producers:
             producer.next_sequence = first + messages
 
     def forget(self, producer_id: bytes, first: int) -> None:
-        """The batch just remembered was not stored after all."""
+        """Forget the batch that was remembered last: it was not stored."""
         producer = self._producers[producer_id]
         kept = [record for record in producer.records() if record[0] != first]
         producer.ring = bytearray(b"".join(_BATCH.pack(*record) for record in kept))
@@ -132,7 +135,7 @@ class Producers:
             del self._producers[producer_id]
 
     def last(self, producer_id: bytes) -> tuple[int, RememberedBatch] | None:
-        """The last producer sequence stored, and where its batch lies; None for a producer not remembered."""
+        """Return the last stored sequence of a producer and where its batch lies; None for an unknown producer."""
         producer = self._producers.get(producer_id)
         if producer is None or not producer.ring:
             return None
@@ -140,22 +143,24 @@ class Producers:
         return first + messages - 1, RememberedBatch(partition, position)
 
     def expire(self, now_us: int) -> None:
-        """Forget the producers whose time is up. Costs what it forgets."""
+        """Forget the producers whose ``ttl`` is over; the cost grows only with their number."""
         while self._producers:
             producer_id, producer = next(iter(self._producers.items()))
             if producer.last_send_us + self._ttl_us > now_us:
                 return
             del self._producers[producer_id]
 
-    # --- checkpoint --------------------------------------------------------------------------------------------------
+    # --- checkpoint ---------------------------------------------------------------------------------------------------
 
     def bytes_remembered(self) -> int:
-        """About how large ``packed`` is (as if every window were full)."""
+        """Return the approximate size of ``packed``, as if every window were full."""
         return len(self._producers) * (64 + self._window * _BATCH_SIZE)
 
     def packed(self, unclaimed: Mapping[int, int], now_us: int) -> list[Any]:
-        """For the checkpoint: one row a producer, longest ago first. Batches of a partition in *unclaimed*, from that
-        position on, are left out: they may be gone at the next start, which reads the log from there.
+        """Return the state for a checkpoint: one row a producer, oldest send first.
+
+        Batches that lie at or behind the position that *unclaimed* gives for their partition are left out: they may be
+        gone at the next start, which reads the log from there.
         """
         return [
             (
@@ -169,7 +174,7 @@ class Producers:
         ]
 
     def restore(self, rows: list[Any], now_us: int) -> None:
-        """Take over what ``packed`` gave, also when the window has another size now."""
+        """Restore the state that ``packed`` returned, also when the window has another size now."""
         for producer_id, next_sequence, horizon, idle_us, ring in rows:
             producer = Producer(next_sequence, horizon, now_us - idle_us, ring)
             while len(producer.ring) > self._window * _BATCH_SIZE:
@@ -178,15 +183,15 @@ class Producers:
 
 
 class RefusedBatches:
-    """Batches that were refused and will be sent again: what their producers sent behind them must not overtake them.
+    """Batches that were refused and will be sent again; later batches of their producers must not overtake them.
 
-    A client sends what was refused again once it knows of it, and nothing behind it before that. So batches behind one
-    that was refused were on their way then, and are refused as well; one that comes again ends it, also where those
-    before it were given up.
+    A client sends a refused batch again once it knows of the refusal, and sends nothing new before that. So batches
+    that come behind a refused one were already on their way, and are refused too. A batch that comes again ends this,
+    also when the client has given up those before it.
     """
 
     def __init__(self, window: int, most: int) -> None:
-        """At most *window* batches of each of at most *most* producers are remembered."""
+        """Remember at most *window* batches of each of at most *most* producers."""
         self._window = window
         self._most = most
         self._refused: OrderedDict[bytes, dict[int, QmqError]] = OrderedDict()
@@ -195,16 +200,16 @@ class RefusedBatches:
         return len(self._refused)
 
     def add(self, producer_id: bytes, first: int, error: QmqError) -> None:
-        """The batch from producer sequence *first* on was refused with *error*."""
+        """Remember that the batch from producer sequence *first* on was refused with *error*."""
         refused = self._refused.setdefault(producer_id, {})
         refused[first] = error
-        if len(refused) > self._window:  # no client of ours has so many in flight: it shall not be kept back for ever
+        if len(refused) > self._window:  # no QMQ client has so many in flight; never block it for good
             del self._refused[producer_id]
         elif len(self._refused) > self._most:
             self._refused.popitem(last=False)
 
     def check(self, producer_id: bytes, first: int) -> None:
-        """A new batch has come: raises the error of the first one that it would overtake."""
+        """Raise the error of the first refused batch that a new batch from *first* on would overtake."""
         refused = self._refused.get(producer_id)
         if refused is None:
             return
@@ -216,38 +221,38 @@ class RefusedBatches:
 
 
 class _Claim(NamedTuple):
-    """Who claimed a producer, and on which connection last."""
+    """The client that claimed a producer, and its last connection."""
 
     client: bytes
     connection: int
 
 
 class ProducerClaims:
-    """Those of the connections that there are; each has one at most. Nothing is kept on disk."""
+    """The producers that connected clients have claimed, at most one for each connection. Nothing is stored on disk."""
 
     def __init__(self) -> None:
         self._by_producer: dict[bytes, _Claim] = {}
         self._by_connection: dict[int, bytes] = {}
 
     def claim(self, connection: int, producer_id: bytes, client: bytes) -> None:
-        """A client sends under that producer on this connection from now on; on another one of its own no more.
+        """Give a producer to a client's connection, and free what that connection or that client's last one had.
 
-        Raises ProducerInUse while another client has it.
+        Raises ProducerInUse while another client has the producer.
         """
-        held = self._by_producer.get(producer_id)
-        if held is not None and held.client != client:
+        claim = self._by_producer.get(producer_id)
+        if claim is not None and claim.client != client:
             raise ProducerInUse(
                 "another client that is connected sends under this producer: give each client a producer of its own, "
                 "or end the other one (where its machine is gone, the broker finds out within two minutes)"
             )
-        if held is not None:
-            del self._by_connection[held.connection]
+        if claim is not None:
+            del self._by_connection[claim.connection]
         self.disconnected(connection)
         self._by_producer[producer_id] = _Claim(client, connection)
         self._by_connection[connection] = producer_id
 
     def disconnected(self, connection: int) -> None:
-        """It is gone, or claims another producer: what it had is free."""
+        """Free the producer of a connection that is gone or claims another one."""
         producer_id = self._by_connection.pop(connection, None)
         if producer_id is not None:
             del self._by_producer[producer_id]

@@ -1,10 +1,9 @@
-"""The send path: check, tell repeats, place, stamp, write, acknowledge, publish.
+"""The send path: check a batch, recognise a repeat, choose the partition, stamp, write, answer, publish.
 
-Batches that arrive in one turn are written with one vectored write a partition. They become visible in append order:
-`flush` batches once the fdatasync that covers them is done, and nothing behind one before it. With several partitions a
-batch also waits for the earlier batches of its subjects that lie in another one, so each subject is visible in order.
-
-The numbers of the subjects that a batch has messages of; those that are new are registered.
+Batches that arrive in one turn are written with one vectored write for each partition. They become visible in the order
+of the log: a batch sent with `flush` once the fdatasync that covers it is done, and no batch before those ahead of it.
+With several partitions, a batch also waits for earlier batches of its subjects in other partitions, so each subject
+becomes visible in order.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ from qmq.storage.store import Store
 
 
 class Intake:
-    """Takes batches in. Everything it has to say goes to *effects*."""
+    """Takes batches in. Answers, and syncs that it needs, go to *effects*."""
 
     def __init__(self, store: Store, limits: BrokerLimits, producers: Producers, effects: list[Effect]) -> None:
         self._store = store
@@ -61,18 +60,20 @@ class Intake:
         self._stamp_us = max(log.last_stored_at_us for log in logs)
         self._partitions = [StagedPartition(number, store, number) for number in range(store.partitions)]
         self._visibility = Visibility(self._partitions)
-        #: Where delayed messages go, once there have been any.
+        #: The delay log; the part that delays messages sets it.
         self.delay_log: DelayLog | None = None
         self._avoided: frozenset[int] = frozenset()
         self._numbering = SubjectNumbering(store)
         self.replies = SendReplies(producers, effects, self._partition, self._all)
         self._repeats: list[Repeat] = []
-        self._last_positions: dict[int, LogPosition] = {}  # ends, by subject number; several partitions only
+        self._last_positions: dict[
+            int, LogPosition
+        ] = {}  # end of the last batch, by subject number; with several partitions only
 
-    # --- commands ----------------------------------------------------------------------------------------------------
+    # --- commands -----------------------------------------------------------------------------------------------------
 
     def send(self, command: Send, now: Now) -> None:
-        """Check and stage one batch; raises QmqError when it is refused. It is answered by ``turn`` or later."""
+        """Check and stage one batch; ``turn``, or a later sync, answers it. Raises QmqError when it is refused."""
         batch = check_batch(command.batch, self._copy_limits if command.copy else self._limits)
         try:
             self._take(command, batch, now)
@@ -113,11 +114,13 @@ class Intake:
         self, buffer: bytearray, batch: CheckedBatch, own: OwnBatch, now: Now, answer: Answer | None = None,
         number: int | None = None,
     ) -> None:  # fmt: skip
-        """Have a batch of the broker's own written by the next ``turn``: to the delay log when there is an *answer*,
-        which is then given once it is on disk; else to the message log, where it is seen once it is on disk, for what a
-        loss of power took away falls due again. *number* is that of its subject where that is one group's own.
+        """Stage a batch that the broker made; the next ``turn`` writes it.
 
-        Raises StorageError: it is not stored then, and *own* is told nothing.
+        A batch with an *answer* goes to the delay log, and the answer is given when it is on disk. Any other goes to
+        the message log and becomes visible once it is on disk, because messages that a power loss takes away fall due
+        again. *number* is the number of its subject when that is private to a group.
+
+        Raises StorageError; then nothing is stored, and *own* is not called.
         """
         if answer is not None:
             assert self.delay_log is not None
@@ -134,7 +137,9 @@ class Intake:
         self._stage(view, batch, partition, position, numbers, now, None, own, True, answer)
 
     def _timed(self, view: memoryview, batch: CheckedBatch, now: Now) -> tuple[memoryview, CheckedBatch]:
-        """The batch, made to say how far its stamp will be ahead of the wall clock, where that matters."""
+        """Return the batch, with a field that says how far its stamp will be ahead of the wall clock where that
+        matters.
+        """
         ahead_us = self._stamp_us + 1 - now.wall_us
         return with_ahead(view, batch, ahead_us) if ahead_us > 0 else (view, batch)
 
@@ -146,12 +151,12 @@ class Intake:
             raise
 
     def _refuse(self, producer_id: bytes, first: int, error: QmqError) -> None:
-        """Note that a batch was refused; one that is not sent again keeps nothing back."""
+        """Remember a refused batch that will be sent again, so that none overtakes it."""
         if error.retryable:
             self._refusals.add(producer_id, first, error)
 
     def synced(self, number: int, position: int) -> None:
-        """The fdatasync of a partition is done up to *position*."""
+        """Note that the fdatasync of a partition up to *position* is done; answer and publish what waited for it."""
         partition = self._partition(number)
         partition.sync_running = False
         partition.synced = max(partition.synced, position)
@@ -162,13 +167,14 @@ class Intake:
         self.replies.want_sync(partition)
 
     def sync_broken(self, number: int, error: QmqError) -> None:
-        """The fdatasync failed: what waits for it is not acknowledged, now or later.
+        """Note that an fdatasync failed: batches that wait for it are never acknowledged.
 
-        It is handed out even so, as `append` batches are: others wait behind it, here and in other partitions.
+        They become visible even so, as `append` batches do: other batches wait behind them, here and in other
+        partitions.
         """
         partition = self._partition(number)
         partition.sync_running = False
-        if not isinstance(error, SyncFailed):  # it says that nobody knows what became of the batches
+        if not isinstance(error, SyncFailed):  # whether the batches are on disk is unknown
             error = SyncFailed(f"{error}; nothing more is stored in partition {number} until a restart")
         partition.broken = error
         partition.store.give_up(partition.local)
@@ -178,13 +184,13 @@ class Intake:
         self._publish(partition)
 
     def avoid(self, numbers: frozenset[int]) -> None:
-        """Give these partitions no more batches, as long as there are others: their disks are far behind."""
+        """Give these partitions no new batches while there are others: their disks are far behind."""
         self._avoided = numbers
 
-    # --- the turn ----------------------------------------------------------------------------------------------------
+    # --- the turn -----------------------------------------------------------------------------------------------------
 
     def turn(self) -> None:
-        """Write what was staged since the last turn, answer what can be answered, publish, ask for syncs."""
+        """Write the batches staged since the last turn, send the answers that are ready, publish, and ask for syncs."""
         for partition in self._partitions:
             if partition.staged:
                 self._write(partition)
@@ -225,7 +231,7 @@ class Intake:
         self.replies.want_sync(partition)
 
     def _publish(self, partition: StagedPartition) -> None:
-        """Something is written or synced there: what it hid may be seen now."""
+        """Make visible what a write or sync of *partition* has freed."""
         if self.delay_log is not None and self.delay_log.has(partition):
             if self._visibility.publish_one(partition):
                 self.delay_log.publish(partition.visible)
@@ -242,8 +248,9 @@ class Intake:
         return self._partitions + (self.delay_log.partitions() if self.delay_log is not None else [])
 
     def _write_before(self, partition: StagedPartition, numbers: int | Numbers) -> None:
-        """Write what is staged of the same subjects in other partitions: if that fails, its sequences are given again,
-        so nothing may have been given the next ones.
+        """Write staged batches of the same subjects in other partitions first.
+
+        If such a write fails, its sequences are given again; so no later sequences may have been given by then.
         """
         for number in _each(numbers):
             log_position = self._last_positions.get(number)
@@ -257,7 +264,7 @@ class Intake:
     def _must_come_first(
         self, partition: StagedPartition, last_positions: dict[int, LogPosition | None]
     ) -> tuple[LogPosition, ...]:
-        """Where earlier batches of the same subjects lie that are not visible yet, in other partitions."""
+        """Return where earlier batches of the same subjects lie in other partitions that are not visible yet."""
         after: dict[int, int] = {}
         for log_position in last_positions.values():
             if (
@@ -268,10 +275,12 @@ class Intake:
                 after[log_position[0]] = max(log_position[1], after.get(log_position[0], 0))
         return tuple(after.items())
 
-    # --- one batch ---------------------------------------------------------------------------------------------------
+    # --- one batch ----------------------------------------------------------------------------------------------------
 
     def _choose(self, numbers: int | Numbers) -> StagedPartition:
-        """The partition of a batch: by its first subject, so that a subject mostly stays in one; never a broken one."""
+        """Return the partition for a batch: by its first subject, so that a subject mostly stays in one; never a broken
+        one.
+        """
         if len(self._partitions) == 1:
             chosen = self._partitions[0]
         else:
@@ -326,7 +335,7 @@ class Intake:
         partition.staged.append(staged)
 
     def _give_up(self, partition: StagedPartition, error: QmqError) -> None:
-        """A write failed: nothing that was staged is stored; take back what was given and say so."""
+        """Take back everything given to the staged batches of a partition whose write failed, and refuse them."""
         staged, partition.staged = partition.staged, []
         ends = partition.store.ends
         for batch in reversed(staged):
@@ -348,9 +357,9 @@ class Intake:
                 self._repeats.append(repeat)
 
     def _leave(self, partition: StagedPartition, error: SyncFailed) -> None:
-        """A write failed, and what it wrote stays there: whole batches of it come back with the next start.
+        """Refuse the staged batches of a failed write that may come back whole with the next start.
 
-        So what was given is not given again, and nobody knows whether they are stored.
+        Their sequences are not given again, since nobody can tell whether they are stored.
         """
         staged, partition.staged = partition.staged, []
         for batch in reversed(staged):
@@ -369,23 +378,23 @@ class Intake:
             else:
                 self._last_positions[number] = log_position
 
-    # --- what others ask ---------------------------------------------------------------------------------------------
+    # --- positions for other parts ------------------------------------------------------------------------------------
 
     def on_disk(self, number: int) -> int:
-        """The position up to which that partition is on disk; where a sync has failed, its end."""
+        """Return the position up to which a partition is on disk; after a failed sync, its end."""
         partition = self._partitions[number]
         if partition.broken is not None:
             return partition.end()
         return max(partition.synced, partition.store.synced(partition.local))
 
     def want_on_disk(self, number: int) -> None:
-        """Have all that is written there brought to disk, though nobody waits for an answer."""
+        """Ask for a sync of everything written to a partition, though no answer waits for it."""
         partition = self._partitions[number]
         partition.wanted = partition.end()
         self.replies.want_sync(partition)
 
     def visible(self, partition: int) -> int:
-        """The position up to which that partition's messages may be pulled."""
+        """Return the position up to which messages of a partition may be pulled."""
         return self._partitions[partition].visible
 
 
@@ -393,7 +402,9 @@ def _hand_in(
     partition: StagedPartition, view: memoryview, batch: CheckedBatch, position: int, stored_at_us: int,
     numbers: int | Numbers,
 ) -> tuple[int | npt.NDArray[np.uint64], int | npt.NDArray[Any]]:  # fmt: skip
-    """Stamp a batch and stage it in its store; its first sequences and messages, by run where it has several."""
+    """Stamp a batch and stage it in its store; return its first sequences and message counts, by run when it has
+    several.
+    """
     header, store = batch.header, partition.store
     ends = store.ends
     first: int | npt.NDArray[np.uint64]
@@ -423,15 +434,15 @@ def _each(numbers: int | Numbers) -> list[int]:
 
 
 class SubjectNumbering:
-    """Of one store."""
+    """The numbers of the subjects of batches, in one store."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
 
     def of(self, batch: CheckedBatch, *, forced: bool = False) -> int | Numbers:
-        """The subject number of each run; new subjects are registered, *forced* also beyond their limit.
+        """Return the subject number of each run; register new subjects, with *forced* also beyond the limit.
 
-        Raises what check_subject and Store.add_subject do.
+        Raises the errors of check_subject and Store.add_subject.
         """
         if self._store.has_private and PRIVATE in "".join(batch.names):
             for name in batch.names:
@@ -454,6 +465,6 @@ class SubjectNumbering:
         return by_run
 
     def _add(self, name: str, forced: bool) -> int:
-        """Register a subject; a table may name it twice."""
+        """Register a subject, unless it is known: a table may name it twice."""
         number = self._store.subject_number(name)
         return self._store.add_subject(check_subject(name), forced=forced) if number is None else number

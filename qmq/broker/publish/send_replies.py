@@ -1,4 +1,4 @@
-"""Answers to senders: at once, or when the sync is done that covers what they are about; and to what is sent again."""
+"""Answer senders: at once, or when the sync that covers their batch is done; and answer repeats."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Repeat(NamedTuple):
 
 
 class SendReplies:
-    """Of all partitions. Everything it has to say goes to *effects*."""
+    """The answers to the senders of all partitions. They go to *effects*."""
 
     def __init__(
         self, producers: Producers, effects: list[Effect], partition_of: Callable[[int], StagedPartition],
@@ -34,16 +34,18 @@ class SendReplies:
         self._effects = effects
         self._partition_of = partition_of
         self._partitions = partitions
-        self._gone = set[int]()  # connections that ended while answers waited
+        self._gone = set[int]()  # connections that closed while answers waited
 
     def wait(self, partition: StagedPartition, end: int, effect: Answer) -> None:
-        """Answer when the partition is synced up to *end*. Clients that wait for long connect again and ask again."""
+        """Send *effect* when the partition is synced up to *end*. A client that waits too long connects and asks
+        again.
+        """
         partition.waiting.append((end, effect))
         if len(partition.waiting) > partition.most_waiting:
             self._forget_gone()
 
     def disconnected(self, connection: int) -> None:
-        """Nobody waits for its answers any more."""
+        """Note that a connection is gone; the waiting answers of many such connections are dropped together."""
         self._gone.add(connection)
         if not self.waiting_for_sync():
             self._gone.clear()
@@ -56,7 +58,7 @@ class SendReplies:
         self._gone.clear()
 
     def want_sync(self, partition: StagedPartition) -> None:
-        """Ask for a sync if somebody waits for one, and none is under way."""
+        """Ask for a sync when something waits for one and none is under way."""
         if partition.sync_running or partition.broken is not None:
             return
         is_waited_for = partition.waiting or (
@@ -67,7 +69,7 @@ class SendReplies:
             self._effects.append(SyncWanted(partition.number, partition.end()))
 
     def last_sequence(self, connection: int, request: int, producer_id: bytes) -> None:
-        """Answer with the last producer sequence that is stored for good: after the sync that its batch waits for."""
+        """Answer with the last stored producer sequence, after the sync that its batch waits for."""
         last = self._producers.last(producer_id)
         if last is None:
             self._effects.append(LastSequenceIs(connection, request, None))
@@ -75,12 +77,12 @@ class SendReplies:
         sequence, known = last
         self._when_stored(known, False, LastSequenceIs(connection, request, sequence))
 
-    # --- repeats -----------------------------------------------------------------------------------------------------
+    # --- repeats ------------------------------------------------------------------------------------------------------
 
     def answer_repeat(self, repeat: Repeat) -> None:
-        """Say what was said when it was stored, or would have been."""
+        """Repeat the answer that the batch got when it was stored, or would have got."""
         command, known = repeat
-        broken = self._unknown(known)
+        broken = self._unknown_since(known)
         if broken is not None:
             self._effects.append(Refused(command.connection, command.request, broken))
             return
@@ -103,11 +105,11 @@ class SendReplies:
         self._when_stored(known, command.flush, answer)
 
     def _when_stored(self, known: RememberedBatch, flush: bool, effect: Sent | LastSequenceIs) -> None:
-        """Say it now, or when the batch is synced: if that is asked for, or if it was asked for when it was stored."""
+        """Send *effect* now, or after the sync when *flush* asks for it or the batch was stored with ``flush``."""
         partition = self._partition_of(known.partition)
         pending = any(barrier.flush and barrier.start <= known.position < barrier.end for barrier in partition.barriers)
         unsynced = self._is_unsynced(known)
-        broken = self._unknown(known)
+        broken = self._unknown_since(known)
         if broken is not None:
             self._effects.append(Refused(effect.connection, effect.request, broken))
         elif not (pending or (flush and unsynced)):
@@ -121,18 +123,18 @@ class SendReplies:
         partition = self._partition_of(known.partition)
         return known.position >= max(partition.synced, partition.store.synced(partition.local))
 
-    def _unknown(self, known: RememberedBatch) -> QmqError | None:
-        """Why nobody knows whether a batch is stored; None when it is."""
+    def _unknown_since(self, known: RememberedBatch) -> QmqError | None:
+        """Return the sync failure since which it is unknown whether the batch is on disk; None when that is known."""
         return self._partition_of(known.partition).broken if self._is_unsynced(known) else None
 
     def waiting_for_sync(self) -> int:
-        """Answers that wait for an fdatasync."""
+        """Return how many answers wait for an fdatasync."""
         return sum(len(partition.waiting) for partition in self._partitions())
 
 
 def _sent_long_ago(command: Send, known: RememberedBatch) -> Sent:
-    """The answer to a repeat of what is not there any more: nobody knows its sequences and when it was stored, but when
-    it was made.
+    """Return the answer to a repeat whose segment is gone: without sequences, and with the time of creation as stored
+    time.
     """
     header = parse_header(command.batch)
     firsts = NO_SEQUENCE if header.runs == 1 else np.full(header.runs, NO_SEQUENCE, np.uint64)

@@ -1,4 +1,6 @@
-"""What the send path keeps of each partition: what is staged, what hides it, and who waits for its sync."""
+"""The state of each partition in the send path: staged batches, barriers that hide them, answers that wait for
+syncs.
+"""
 
 from __future__ import annotations
 
@@ -14,34 +16,34 @@ from qmq.errors import QmqError
 from qmq.format.batch import CheckedBatch
 from qmq.storage.store import Store
 
-#: Ranges of a partition that wait for different things, before one waits for the next one's as well.
+#: The most barriers of a partition; behind them, a new barrier is merged with the last.
 MAX_BARRIERS: Final = 65_536
 
-#: So many answers wait for a sync before those are looked for that nobody waits for any more.
+#: When so many answers wait for a sync, those of closed connections are dropped.
 MOST_WAITING: Final = 16_384
 
 Numbers = npt.NDArray[np.int64]
 LogPosition = tuple[int, int]  # partition, position
 
-#: What is said once a batch is stored.
+#: The answer once a batch is stored.
 Answer = Sent | LastSequenceIs | Administered
 
 
 class OwnBatch(Protocol):
-    """A batch that the broker makes itself: told what became of it."""
+    """A batch that the broker makes itself; one of the methods is called with the outcome of its write."""
 
     def stored(self, partition: int, batch: StagedBatch) -> None:
-        """It is written."""
+        """Called when the batch is written."""
 
     def refused(self, error: QmqError) -> None:
-        """It is not, and comes back with no start."""
+        """Called when the batch is not written, and no start will find it."""
 
     def unknown(self, error: QmqError) -> None:
-        """The next start may find it."""
+        """Called when the next start may find the batch or not."""
 
 
 class StagedBatch(NamedTuple):
-    """A batch of this turn, stamped and staged but not written. ``answer`` is for whoever asked, if anyone did."""
+    """A batch of this turn, stamped and staged but not written. ``answer`` goes to its sender, if it has one."""
 
     command: Send | None
     answer: Answer | None
@@ -55,21 +57,25 @@ class StagedBatch(NamedTuple):
     messages: int | npt.NDArray[Any]
     producer_id: bytes
     producer_sequence: int
-    after: tuple[LogPosition, ...]  # as in Barrier
-    last_positions: dict[int, LogPosition | None]  # where its subjects were before; several partitions only
+    after: tuple[LogPosition, ...]  # see Barrier
+    last_positions: dict[
+        int, LogPosition | None
+    ]  # the last positions of its subjects before; with several partitions only
 
 
 class Barrier(NamedTuple):
-    """Nothing of the partition from ``start`` on is visible before it is synced up to ``end`` and ``after`` holds."""
+    """Nothing of the partition from ``start`` on is visible before it is synced up to ``end`` and ``after`` is
+    visible.
+    """
 
     start: int
     end: int
     flush: bool
-    after: tuple[LogPosition, ...]  # positions that must be visible, in other partitions
+    after: tuple[LogPosition, ...]  # positions in other partitions that must be visible first
 
 
 class StagedPartition:
-    """One partition of the message log, or of the delay log: *local* is its number in the store that holds it."""
+    """One partition of the message log or of the delay log; *local* is its number in its store."""
 
     def __init__(self, number: int, store: Store, local: int) -> None:
         self.number = number
@@ -78,14 +84,14 @@ class StagedPartition:
         self.visible = self.synced = store.end(local)
         self.staged: list[StagedBatch] = []
         self.barriers: deque[Barrier] = deque()
-        self.waiting: deque[tuple[int, Answer]] = deque()  # (position to sync, what is said then)
+        self.waiting: deque[tuple[int, Answer]] = deque()  # (position to sync, answer then)
         self.most_waiting = MOST_WAITING
         self.sync_running = False
-        self.wanted = 0  # on disk up to here, by others than those who wait
+        self.wanted = 0  # a sync up to here is wanted though no answer waits for it
         self.broken: QmqError | None = None
 
     def hide(self, barrier: Barrier) -> None:
-        """Add one; where they are many, because a disk has stalled, it makes one with the last."""
+        """Add a barrier; when a stalled disk has made too many, merge it with the last one."""
         if len(self.barriers) >= MAX_BARRIERS:
             last = self.barriers.pop()
             after = dict(last.after)
@@ -95,17 +101,17 @@ class StagedPartition:
         self.barriers.append(barrier)
 
     def end(self) -> int:
-        """The position after the last batch that was written."""
+        """Return the position after the last batch that was written."""
         return self.store.end(self.local)
 
     def forget_gone(self, gone: set[int]) -> None:
-        """Nobody waits for answers at these connections any more."""
+        """Drop the waiting answers of these connections."""
         self.waiting = deque(entry for entry in self.waiting if entry[1].connection not in gone)
         self.most_waiting = max(MOST_WAITING, 2 * len(self.waiting))
 
 
 class DelayLog(Protocol):
-    """The delay log as the send path sees it; the part that delays messages registers it as ``Publisher.delay_log``."""
+    """The delay log as the send path sees it; ``broker/delay`` registers its own as ``Intake.delay_log``."""
 
     def partition(self) -> StagedPartition:
         """Return the partition of the delay log; a delayed message must have been sent before."""
@@ -130,13 +136,13 @@ class DelayLog(Protocol):
 
 
 class Visibility:
-    """Moves the visible ends of the partitions of the message log."""
+    """The visible ends of the partitions of the message log."""
 
     def __init__(self, partitions: list[StagedPartition]) -> None:
         self._partitions = partitions
 
     def publish(self) -> None:
-        """Move each partition's visible end as far as its barriers allow; one that moves may free another."""
+        """Move each partition's visible end as far as its barriers allow; moving one may free another."""
         moved = True
         while moved:
             moved = False
@@ -145,7 +151,7 @@ class Visibility:
             moved = moved and len(self._partitions) > 1
 
     def publish_one(self, partition: StagedPartition) -> bool:
-        """Move one; False when it stays where it is."""
+        """Move the visible end of one partition; return False when it does not move."""
         barriers = partition.barriers
         while barriers and self._passable(partition, barriers[0]):
             barriers.popleft()

@@ -1,1 +1,1 @@
-"""Dropping old segments, and carrying forward what groups still need."""
+"""Retention: drop old segments, and carry forward what groups still need."""

@@ -1,4 +1,4 @@
-"""Groups that were behind when a segment goes: moved past it, and how many messages they miss by that counted."""
+"""Move groups that are behind past a segment that goes, and count the messages that they miss."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from qmq.storage.store import Store, subject_ranges_of
 
 
 class GroupAdvance:
-    """Past one segment."""
+    """Moves groups past one segment."""
 
     def __init__(self, store: Store, target: SegmentTarget, rows: Rows) -> None:
-        """*rows* are those of the segment, which is the first of its partition."""
+        """*rows* are the rows of the segment, which is the first of its partition."""
         self._store = store
         self._target = target
         self._rows = rows
@@ -35,7 +35,7 @@ class GroupAdvance:
         return int(subject_filter.group.cursors.upto(number + 1)[number]) < self._store.offered_sequence(number)
 
     def _begins_before(self, subject_filter: SubjectFilter) -> bool:
-        """Whether what an exact filter gets next lies in the segment, or before it."""
+        """Return whether the next message of an exact filter lies in the segment or before it."""
         number = subject_filter.number
         assert number is not None
         first = self._next(subject_filter, number)
@@ -46,12 +46,13 @@ class GroupAdvance:
         return int(group.cursors.upto(number + 1)[number]) or group.beginning(self._store, subject_filter, number)
 
     def move(self, group: Group) -> int:
-        """Move it past the segment; how many messages it is not given by that. That is a record too. Nothing has
-        changed when this raises NotAtHand or StorageError.
+        """Move a group past the segment, record that, and return how many messages the group misses.
+
+        Nothing has changed when this raises NotAtHand or StorageError.
         """
         behind = [subject_filter for subject_filter in group.filters.values() if self._is_behind(subject_filter)]
         for subject_filter in group.all_filters():
-            if subject_filter.exact or subject_filter.prefix in group.ended:  # no row is looked at there
+            if subject_filter.exact or subject_filter.prefix in group.ended:  # such a filter reads no rows
                 subject_filter.row_cursors[self._target.partition] = max(
                     subject_filter.row_cursors[self._target.partition], self._end_row
                 )
@@ -79,7 +80,7 @@ class GroupAdvance:
 
     def _count(self, group: Group, prefixes: list[SubjectFilter], exact: list[SubjectFilter]) -> int:
         had, store = self._target.had, self._store
-        # Of each range of sequences what is missed is from here on.
+        # The group misses each range of sequences from here on.
         starts = had.ends.copy()
         for subject_filter in prefixes:
             self._lower(subject_filter, starts)
@@ -97,13 +98,13 @@ class GroupAdvance:
         taken = np.ones(len(starts), np.bool_) if matches is None else matches[had.subjects]
         begin = had.starts
         row = subject_filter.row_cursors[self._target.partition]
-        if row > self._first_row:  # what it has passed may be what it never was to have
+        if row > self._first_row:  # the group may have passed rows that it was never to get
             begin = self._left_of(subject_filter, row, had.ends)
         floor = np.maximum(begin, subject_filter.group.floor(subject_filter, had.subjects))
         starts[taken] = np.minimum(starts, floor)[taken]
 
     def _left_of(self, subject_filter: SubjectFilter, row: int, ends: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-        """Where each range begins in the rows from that one on; its end, where it has none there."""
+        """Return where each range begins in the rows from *row* on; its end where those rows have nothing of it."""
         had, found = self._target.had, ends.copy()
         left = subject_ranges_of(chosen_of([self._rows], np.arange(row - self._first_row, len(self._rows))))
         positions = had.subjects.searchsorted(left.subjects)
@@ -114,7 +115,7 @@ class GroupAdvance:
 
 
 def replay(store: Store, group: Group, partition: int, position: int, skipped: int, cursors: list[Any]) -> None:
-    """A record says that a group was moved past all that lay before that position."""
+    """Apply the record that a group was moved past everything before *position*."""
     row = store.row_at_position(partition, position)
     for subject_filter in group.filters.values():
         if not subject_filter.exact:

@@ -1,8 +1,8 @@
-"""Messages that somebody still points at are carried forward before their segment goes: copied into the log of the
-group that does, under their ids, by the same attempts, due times and reasons.
+"""Carry messages forward that a group still refers to, before their segment goes.
 
-The new place comes first, and is on disk; then one record for the group says that it stands for the old one. A crash
-between leaves copies that nobody knows of, and all is done again by the next start's retention.
+They are copied to the end of the log as messages of that group alone, with the same ids, attempts, due times and
+reasons. The copies are written and synced first; then one record of the group puts them in the place of the originals.
+A crash between the two leaves copies that no record names, and retention begins again after the next start.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from qmq.format.batch import ANY_MESSAGE_BYTES, BatchLimits, check_batch
 from qmq.format.layout import HAS_DELIVER_AT, KNOWN_FLAGS, RUN_REPLAYED
 from qmq.storage.store import OldSegment, Store
 
-#: The number of its reads.
+#: The number of the reads of the copies.
 COPY_NUMBER: Final = first_number(Asker.FORWARDING)
 _LIMITS: Final = BatchLimits(ANY_MESSAGE_BYTES, KNOWN_FLAGS & ~HAS_DELIVER_AT, RUN_REPLAYED)
-#: Pieces of groups that are looked at between two looks at what else there is to do: about 0.1 ms each.
+#: Pieces of a group's references that one tick looks at: about 0.1 ms each.
 _PIECES: Final = 20
-#: What could not be read or written is tried again after this.
+#: Failed reads and writes are tried again after this.
 _AGAIN_US: Final = 1_000_000
 
 
 class CarryForward:
-    """Of all groups, one after another, for one segment."""
+    """Carries messages of one segment forward, for one group after another."""
 
     def __init__(
         self, store: Store, intake: Intake, tracker: DeliveryTracker, effects: list[Effect], old: OldSegment,
@@ -65,15 +65,15 @@ class CarryForward:
         self._copy_read: CopyRead | None = None
         self._storing: list[_Stored] | None = None
         self._again_us = 0
-        #: How many messages were carried, in how many bytes, and how many could not be read.
+        #: How many messages were carried forward, in how many bytes, and how many could not be read.
         self.carried = 0
         self.carried_bytes = 0
         self.lost = 0
 
     def tick(self, now: Now) -> bool:
-        """Go on; True when nothing points there any more."""
+        """Go on; return True when no group refers to the segment any more."""
         if self._copy_read is not None and self._storing is None:
-            return False  # it is being read
+            return False  # the read is under way
         if now.monotonic_us < self._again_us:
             return False
         if self._storing is not None:
@@ -90,17 +90,17 @@ class CarryForward:
             return False
 
     def next_deadline_us(self, now: Now) -> int | None:
-        """When to go on; None while a read or a sync is waited for."""
+        """Return when to go on; None while a read or a sync is under way."""
         if self._copy_read is not None:
             return None
         return max(now.monotonic_us, self._again_us)
 
     def end(self) -> None:
-        """Nobody goes on with it."""
+        """Stop; the segment stays."""
         self._forget_group()
 
     def _forget_group(self) -> None:
-        """Have the group that is looked at be looked at from the beginning."""
+        """Look at the current group again from the beginning, after the others."""
         if self._references is not None:
             self._references.end()
         if self._group is not None:
@@ -108,7 +108,7 @@ class CarryForward:
         self._group = self._references = None
         self._requests = []
 
-    # --- what points there -------------------------------------------------------------------------------------------
+    # --- references to the segment ------------------------------------------------------------------------------------
 
     def _look(self) -> bool:
         for _ in range(_PIECES):
@@ -145,7 +145,7 @@ class CarryForward:
         subject_filter = group.filter_of(number) if number else None
         return None if subject_filter is None else subject_filter.matches(self._store)
 
-    # --- the new place -----------------------------------------------------------------------------------------------
+    # --- copies -------------------------------------------------------------------------------------------------------
 
     def _copy(self) -> None:
         assert self._group is not None
@@ -155,7 +155,7 @@ class CarryForward:
         self._effects.append(ReadWanted(COPY_NUMBER, copy_read))
 
     def read_done(self, done: ReadDone, now: Now) -> None:
-        """The copies are made, or nothing can be read now."""
+        """Store the copies, or look at the group again later when nothing could be read."""
         assert self._copy_read is not None
         if done.error is None and self._group is not None and self._is_there(self._group):
             self._storing = self._store_all(self._copy_read.made, now)
@@ -188,7 +188,7 @@ class CarryForward:
         return self._store.add_subject(subject, forced=True) if number is None else number
 
     def _finish(self, now: Now) -> None:
-        """Have the copies stand for what they are copies of, once they are on disk."""
+        """Put the copies in the place of the originals, once they are on disk."""
         stored, copy_read = self._storing, self._copy_read
         assert stored is not None
         assert copy_read is not None
@@ -207,7 +207,7 @@ class CarryForward:
         self._record(group, copy_read.made, iter(stored), now)
         self._requests = self._requests[len(copy_read.made) :]
 
-    # --- and then the old --------------------------------------------------------------------------------------------
+    # --- the record that names the copies -----------------------------------------------------------------------------
 
     def _record(self, group: Group, made: list[tuple[Found, Pieces]], stored: Iterator[_Stored], now: Now) -> None:
         retries, letters, in_flight = list[Any](), list[Any](), list[Any]()
@@ -238,7 +238,7 @@ class CarryForward:
             self._tracker.members.look(group.ledger)
 
     def _ranges(self, pieces: Pieces, stored: Iterator[_Stored]) -> tuple[list[MessageRange], list[MessageRange]]:
-        """What stands for a range, in order; and what of that nobody can read."""
+        """Return the ranges that replace one range, in order, and those of them that cannot be read."""
         ranges, lost = list[MessageRange](), list[MessageRange]()
         for piece in pieces:
             if isinstance(piece, CopiedBatch):
@@ -255,20 +255,20 @@ class CarryForward:
 
 
 class _Stored:
-    """A batch of copies, and what became of it."""
+    """A batch of copies, and the outcome of its write."""
 
     def __init__(self) -> None:
         self.partition = self.position = 0
         self.failed = False
 
     def stored(self, partition: int, batch: StagedBatch) -> None:
-        """It is written."""
+        """Remember where the copies lie."""
         self.partition, self.position = partition, batch.position
 
     def refused(self, error: QmqError) -> None:
-        """It is not."""
+        """Note that the copies are not stored."""
         self.failed = True
 
     def unknown(self, error: QmqError) -> None:
-        """The next start may find it."""
+        """Note that the copies may not be stored."""
         self.failed = True

@@ -1,6 +1,6 @@
-"""Messages of a segment that is about to go, found by ranges and made into batches for one group alone.
+"""Read messages of a segment that goes, and make them into batches for one group alone.
 
-[thread] It reads the segment's own files; nothing here knows what else there is.
+[thread] This code reads only the segment's own files and shares no state with the loop.
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ from qmq.format.private import copied_batch
 from qmq.format.run import Run
 from qmq.storage.store import OldSegment
 
-#: Of one batch that is made, about.
+#: About the most bytes and messages of one batch of copies.
 _BATCH_BYTES: Final = 1 << 20
 _BATCH_MESSAGES: Final = 4_096
-#: Made at a time, about: what more was requests for is left as it is, and requests for again.
+#: About the most bytes of copies of one read; the caller asks again for the rest.
 _MOST_BYTES: Final = 4 << 20
 
 
 class CopiedBatch(NamedTuple):
-    """A batch of so many messages that lie in the segment."""
+    """A batch of copies of so many messages of the segment."""
 
     batch: bytearray
     messages: int
 
 
 class Lost(NamedTuple):
-    """Messages that nobody can read."""
+    """Messages that cannot be read."""
 
     messages: MessageRange
 
 
-#: In the order of the range: copies, ranges of what lies elsewhere or was left, and what is lost.
+#: In the order of the range: copies, ranges that lie elsewhere or are left for later, and lost messages.
 Pieces = list[CopiedBatch | MessageRange | Lost]
 
 
 class CopyRequest(NamedTuple):
-    """What points into the segment. *matches*: which subjects the prefix takes that is named there, by number."""
+    """A reference into the segment. *matches* says which subjects its prefix takes, by number; None: all."""
 
     found: Found
     matches: npt.NDArray[np.bool_] | None
@@ -61,7 +61,7 @@ class _Part(NamedTuple):
 
 
 class CopyRead:
-    """One read of the segment's files for several ranges of a group; run as a read."""
+    """One read of the segment's files for several references of a group."""
 
     def __init__(
         self, old: OldSegment, target: SegmentTarget, next_base: int, group: str, requests: list[CopyRequest]
@@ -75,11 +75,11 @@ class CopyRead:
         self._size = 0
         self._batch: tuple[int, memoryview] = -1, memoryview(b"")
         self.partition = target.partition
-        #: What was made of each.
+        #: The pieces made for each reference.
         self.made: list[tuple[Found, Pieces]] = []
 
     def step(self) -> bool:
-        """[thread] All of it. Raises StorageError."""
+        """[thread] Do the whole read. Raises StorageError."""
         rows = self._old.rows()
         for found, matches in self._requests:
             if self._size >= _MOST_BYTES:
@@ -103,7 +103,7 @@ class CopyRead:
                 yield part
                 done += part.total if isinstance(part, MessageRange) else part.messages.total
 
-    # --- where they are ----------------------------------------------------------------------------------------------
+    # --- find the messages --------------------------------------------------------------------------------------------
 
     def _by_position(
         self, rows: Rows, messages: MessageRange, matches: npt.NDArray[np.bool_] | None
@@ -126,7 +126,7 @@ class CopyRead:
         taken = stop - min(messages.skip, inside)
         if taken == messages.total:
             return
-        if messages.end < self._next_base:  # there are fewer than there were
+        if messages.end < self._next_base:  # rows that were there are gone
             yield Lost(messages.part(taken, messages.total))
             return
         skip = max(messages.skip - inside, 0)
@@ -150,7 +150,7 @@ class CopyRead:
         if start < end:
             yield MessageRange(messages.log, start, 0, 0, end - start)
 
-    # --- what they are -----------------------------------------------------------------------------------------------
+    # --- copy the messages --------------------------------------------------------------------------------------------
 
     def _copies(self, row: np.void, part: _Part, messages: MessageRange, done: int) -> Iterator[CopiedBatch | Lost]:
         run = self._run(row)
@@ -172,7 +172,7 @@ class CopyRead:
             self._size += size
 
     def _run(self, row: np.void) -> Run | None:
-        """The run of that row; None when what stands there is not what was written."""
+        """Return the run of a row; None when its bytes are not those that were written."""
         position, size = int(row["position"]), int(row["batch_size"])
         if self._batch[0] != position:
             try:
@@ -190,7 +190,7 @@ class CopyRead:
 
 
 def _sound(run: Run) -> Iterator[Run | int]:
-    """Its ranges of messages that fit their checksums, and how many do not between them."""
+    """Yield the parts of a run whose messages fit their checksums, and for the bad ones between them their number."""
     bad = bad_messages(run)
     if bad is None:
         yield run.count

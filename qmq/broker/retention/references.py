@@ -1,8 +1,8 @@
-"""What of a group points at messages that are about to go: what waits to be handed out again, dead letters, what its
-consumers hold.
+"""Find what a group still refers to in a segment that goes: retries, dead letters, and messages in flight.
 
-A group is looked at in pieces, while it goes on. What has come in the meantime is looked at last, in one piece with all
-that is in memory; nothing new points there by then, for nobody is given these messages any more but who had them.
+The search goes piece by piece, and the group goes on meanwhile. References that have come since are found last, in one
+piece together with those in memory. No new references come by then: only consumers that had these messages before get
+them again.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from qmq.broker.journal.record_types import InFlightRange, MessageRange
 from qmq.intervals import Intervals
 from qmq.storage.store import SubjectRanges
 
-#: So many that point there are told of at once.
+#: The most references in one piece.
 MOST_FOUND: Final = 256
 
 Items = np.ndarray[Any, np.dtype[np.void]]
 
 
 class SegmentTarget(NamedTuple):
-    """A segment: positions [base, end) of a partition, and the sequences that it has."""
+    """The segment that goes: positions [base, end) of a partition, and the sequences in it."""
 
     partition: int
     base: int
@@ -37,7 +37,7 @@ class SegmentTarget(NamedTuple):
     had: SubjectRanges
 
     def touches(self, messages: MessageRange) -> bool:
-        """Whether a range begins in it, by place, or has one of its messages, by sequence."""
+        """Return whether a range by position begins in the segment, or a range by sequence has one of its messages."""
         if messages.log >= PARTITIONS:
             return partition_of(messages) == self.partition and self.base <= messages.first < self.end
         had, first = self.had, messages.first + messages.skip
@@ -48,7 +48,7 @@ class SegmentTarget(NamedTuple):
         return place < high - low and int(had.starts[low + place]) < first + messages.total
 
     def touched(self, items: Items) -> list[Any]:
-        """Those of the items of a schedule, or dead letters, of which that is so."""
+        """Return the retries or dead letters among *items* that touch the segment."""
         logs, firsts = items["log"], items["first"]
         by_position = logs >= PARTITIONS
         inside: npt.NDArray[np.bool_] = by_position & (firsts >= self.base) & (firsts < self.end)
@@ -60,14 +60,14 @@ class SegmentTarget(NamedTuple):
 
 
 class FoundRetry(NamedTuple):
-    """``whole``: it lay in the schedule, and nothing of it has been taken."""
+    """A retry; with ``whole`` it is in the schedule, and nothing of it has been taken."""
 
     retry: RetryItem
     whole: bool
 
     @property
     def messages(self) -> MessageRange:
-        """What points there."""
+        """The range that refers to the segment."""
         return self.retry.messages
 
 
@@ -78,12 +78,12 @@ class FoundLetter(NamedTuple):
 
     @property
     def messages(self) -> MessageRange:
-        """What points there."""
+        """The range that refers to the segment."""
         return self.letter.messages
 
 
 class FoundInFlight(NamedTuple):
-    """What a consumer holds from a delivery sequence on, of one pull."""
+    """Messages of one pull that a consumer has in flight, from a delivery sequence on."""
 
     member: Member
     start: int
@@ -91,7 +91,7 @@ class FoundInFlight(NamedTuple):
 
     @property
     def messages(self) -> MessageRange:
-        """What points there."""
+        """The range that refers to the segment."""
         return self.in_flight.messages
 
 
@@ -99,25 +99,27 @@ Found = FoundRetry | FoundLetter | FoundInFlight
 
 
 class GroupReferences:
-    """Of one group, for one segment."""
+    """The references of one group into one segment."""
 
     def __init__(self, ledger: Ledger, target: SegmentTarget) -> None:
         self._ledger = ledger
         self._target = target
         self._watch = ledger.retries.look()
         self._last_letter = 0
-        #: What nobody can read, by consumer: it is left as it is.
+        #: Messages in flight that cannot be read, by consumer: their references stay.
         self._unreadable: dict[int, Intervals] = {}
         self._lost_letters = set[int]()
 
     def end(self) -> None:
-        """Nobody looks any more."""
+        """Stop watching the retries."""
         if self._ledger.retries.watch is self._watch:
             self._ledger.retries.watch = None
 
     def pieces(self) -> Iterator[list[Found]]:
-        """What points there, in pieces of which some are empty. Between two, copies are to take the place of what was
-        found, and others have their turn; when it ends, nothing points there. Raises StorageError.
+        """Yield the references in pieces, some of them empty; when it ends, nothing refers to the segment.
+
+        Between two pieces, the caller replaces the references that it got by copies, and lets others run. Raises
+        StorageError.
         """
         for items in self._ledger.retries.scheduled():
             yield from _portions(self._of_schedule(items))
@@ -141,8 +143,9 @@ class GroupReferences:
         return [FoundLetter(letter) for letter in letters if letter.number not in self._lost_letters]
 
     def _in_memory(self) -> Iterator[Found]:
-        """What points there of all that has come since, and of what is in memory. Some of it may have changed before
-        all is taken: who takes nothing has looked at all at once.
+        """Yield the references that are in memory or have come since.
+
+        Some may change while the caller takes them; a caller that gets nothing has seen all of them at one moment.
         """
         retries, touches = self._ledger.retries, self._target.touches
         waiting = [retry for retry in retries.waiting() if touches(retry.messages)]
@@ -159,13 +162,13 @@ class GroupReferences:
     def _in_flight(self, member: Member) -> Iterator[Found]:
         unreadable = self._unreadable.get(member.number)
         for start, end in member.in_flight.unhandled():
-            for in_flight in list(member.in_flight.between(start, end)):  # others may take their place meanwhile
+            for in_flight in list(member.in_flight.between(start, end)):  # the caller may replace them meanwhile
                 if self._target.touches(in_flight.messages) and (unreadable is None or start not in unreadable):
                     yield FoundInFlight(member, start, in_flight)
                 start += in_flight.messages.total
 
     def is_there(self, found: Found) -> bool:
-        """Whether it is still as it was found."""
+        """Return whether a reference is still as it was found."""
         ledger = self._ledger
         match found:
             case FoundRetry(retry, _):
@@ -182,7 +185,7 @@ class GroupReferences:
                 )
 
     def cannot_read(self, found: FoundLetter | FoundInFlight, start: int, end: int) -> None:
-        """Nobody can read that letter; or of what a consumer holds these delivery sequences."""
+        """Leave a dead letter, or delivery sequences [start, end) in flight, as they are: they cannot be read."""
         if isinstance(found, FoundLetter):
             self._lost_letters.add(found.letter.number)
         else:

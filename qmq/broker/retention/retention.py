@@ -1,8 +1,9 @@
-"""Which messages are kept no longer: whole segments go, the oldest first, by age and by size.
+"""Drop the oldest sealed segments, by age and by size.
 
-One segment goes at a time. From the moment it is chosen nobody begins in it; groups that were behind are moved past it,
-and that is counted; what somebody still points at is carried forward; then it is left out of the log by a checkpoint,
-and its files go once no checkpoint names it. Files are read beside the loop, and all else is done in small steps.
+One segment goes at a time. Once it is chosen, no group or consumer begins in it. Groups that are behind are moved past
+it, and the messages that they miss are counted. Messages that a group still refers to are carried forward. Then a
+checkpoint leaves the segment out of the log, and its files go once no checkpoint names it. Files are read in a thread,
+and everything else is done in small steps.
 """
 
 from __future__ import annotations
@@ -23,27 +24,26 @@ from qmq.broker.retention.references import SegmentTarget
 from qmq.errors import StorageError
 from qmq.storage.store import ColdRead, NotAtHand, OldSegment, Store, SubjectRanges, subject_ranges_of
 
-#: The number of its reads.
+#: The number of retention's reads.
 LOOK_NUMBER: Final = first_number(Asker.RETENTION)
-#: Whether a segment is old enough is looked at so often; one that cannot go yet (no archive has it, or its files cannot
-#: be read) is looked at again after so long.
+#: How often to look for a segment that is old enough, and when to look again at one that cannot go yet (no archive has
+#: it, or its files cannot be read).
 _LOOK_US: Final = 1_000_000
 _AGAIN_US: Final = 10_000_000
-#: Where most of a segment was carried forward, the log is not the smaller for it: by size none goes for so long.
-_IN_VAIN_US: Final = 600_000_000
-#: A segment that waits for its receipt is told of when it has done so for so long, and then as often.
-_TELL_US: Final = 4_000_000_000
-#: Groups that are moved past a segment between two looks at what else there is to do, and prefixes and subjects that
-#: they follow: about 50 us each.
+#: After most of a segment was carried forward, dropping it has freed little: drop none by size for so long.
+_NO_SIZE_LIMIT_US: Final = 600_000_000
+#: Report a segment that waits for its receipt after so long, and again after as long.
+_REPORT_US: Final = 4_000_000_000
+#: Groups, and prefixes and subjects that they follow, that one tick moves past a segment: about 50 us each.
 _FILTERS: Final = 200
-#: Reads for one group; what is still not in memory then is waited for.
+#: Reads for one group; after them, the loop waits for what is not in memory.
 _MOST_READS: Final = 64
-#: Groups that are named, of those that were moved.
+#: The most groups that a report names.
 _NAMED: Final = 10
 
 
 class _StoredUntilRead:
-    """A look at the first segment of each partition: until when it was stored; run as a read."""
+    """A read of the time until which the first segment of each partition was stored."""
 
     def __init__(self, segments: list[OldSegment]) -> None:
         self.partition = segments[0].partition
@@ -51,14 +51,14 @@ class _StoredUntilRead:
         self.found: dict[tuple[int, int], int] = {}
 
     def step(self) -> bool:
-        """[thread] All of it. Raises StorageError."""
+        """[thread] Do the whole read. Raises StorageError."""
         for old in self._segments:
             self.found[old.partition, old.span.base] = old.stored_until_us()
         return False
 
 
 class _SegmentRead:
-    """A look at all rows of a segment that is to go, and for its receipt; run as a read."""
+    """A read of the receipt and all rows of a segment that is to go."""
 
     def __init__(self, old: OldSegment, *, needs_archive: bool) -> None:
         self.old = old
@@ -69,7 +69,7 @@ class _SegmentRead:
         self.had: SubjectRanges | None = None
 
     def step(self) -> bool:
-        """[thread] All of it. Raises StorageError."""
+        """[thread] Do the whole read. Raises StorageError."""
         self.may_go = not self._needs_archive or self.old.is_archived()
         if self.may_go:
             self.rows = self.old.rows()
@@ -85,7 +85,7 @@ class _SegmentDrop:
         self.target = target
         self.advance = advance
         self.groups = groups
-        self.reads = set[object]()  # those that were made for the group that is next
+        self.reads = set[object]()  # made for the next group
         self.carry_forward: CarryForward | None = None
         self.skipped: dict[str, int] = {}
         self.is_ready = False
@@ -99,10 +99,10 @@ class Dropped(NamedTuple):
     end: int
     messages: int
     stored_until_us: int
-    #: Messages that were carried forward, and that could not be read.
+    #: Messages that were carried forward, and those that could not be read.
     carried: int
     lost: int
-    #: Messages that each group that was behind has not been given.
+    #: Messages that each group that was behind has missed.
     skipped: dict[str, int]
 
     def __str__(self) -> str:
@@ -116,12 +116,12 @@ class Dropped(NamedTuple):
         if self.skipped:
             named = [f"{name} ({count} messages)" for name, count in list(self.skipped.items())[:_NAMED]]
             more = f" and {len(self.skipped) - _NAMED} others" if len(self.skipped) > _NAMED else ""
-            text += f"; groups that had not taken all of these were moved on: {', '.join(named)}{more}"
+            text += f"; groups that were behind missed some of them: {', '.join(named)}{more}"
         return text
 
 
 class UnreceiptedSegment(NamedTuple):
-    """A segment that is to go, and waits for its receipt: positions [base, end) of a partition."""
+    """A segment that is to go and waits for its receipt: positions [base, end) of a partition."""
 
     partition: int
     base: int
@@ -138,7 +138,7 @@ class UnreceiptedSegment(NamedTuple):
 
 
 class Retention:
-    """Of the message log."""
+    """The retention of the message log."""
 
     def __init__(
         self, store: Store, limits: BrokerLimits, intake: Intake, delivery: Delivery, effects: list[Effect]
@@ -151,27 +151,29 @@ class Retention:
         self._effects = effects
         self._stored_until: dict[tuple[int, int], int] = {}  # by partition and base
         self._reading: _StoredUntilRead | _SegmentRead | ColdRead | None = None
-        self._put_off: dict[tuple[int, int], int] = {}  # until when, by the monotonic clock
+        self._put_off: dict[tuple[int, int], int] = {}  # look again then, by the monotonic clock
         self._dropping: _SegmentDrop | None = None
         self._look_us = 0
         self._any_size_until_us = 0
-        #: When it is told of a segment that it waits for its receipt.
-        self._tell_us: dict[tuple[int, int], int] = {}
-        #: What has gone, and what is kept for lack of a receipt, and nobody was told of yet.
+        #: When to report that a segment waits for its receipt.
+        self._report_us: dict[tuple[int, int], int] = {}
+        #: Segments that have gone, and segments that wait for a receipt, not reported yet.
         self.dropped: list[Dropped] = []
         self.unreceipted: list[UnreceiptedSegment] = []
         self.configure(limits.retention_ms, limits.retention_bytes, needs_archive=limits.retention_needs_archive)
 
     def configure(self, age_ms: int, size: int, *, needs_archive: bool) -> None:
-        """Set how long messages are kept, and how many bytes of them; 0: for good, and any. The next tick looks."""
+        """Set how long messages are stored and how many bytes of them; 0 means without limit. The next tick applies
+        it.
+        """
         self._age_us, self._bytes, self._needs_archive = age_ms * 1_000, size, needs_archive
         self._put_off.clear()
         self._look_us = self._any_size_until_us = 0
 
-    # --- one step after another --------------------------------------------------------------------------------------
+    # --- steps --------------------------------------------------------------------------------------------------------
 
     def tick(self, now: Now) -> None:
-        """Go on."""
+        """Take the next step."""
         if self._dropping is not None:
             self._go_on(self._dropping, now)
         elif self._reading is None and (self._age_us or self._bytes) and now.monotonic_us >= self._look_us:
@@ -179,7 +181,7 @@ class Retention:
             self._look(now)
 
     def next_deadline_us(self, now: Now) -> int | None:
-        """When ``tick`` has something to do."""
+        """Return when ``tick`` has something to do."""
         dropping = self._dropping
         if dropping is None:
             waits = self._reading is not None or not (self._age_us or self._bytes)
@@ -189,7 +191,7 @@ class Retention:
         return now.monotonic_us if dropping.carry_forward is None else dropping.carry_forward.next_deadline_us(now)
 
     def _heads(self) -> list[tuple[int, int]]:
-        """Partition and base of the first segment of each that has one that may go."""
+        """Return partition and base of each partition's first segment, where it may go."""
         store, found = self._store, list[tuple[int, int]]()
         for partition in range(store.partitions):
             removable, sealed = store.removable(partition), store.sealed(partition)
@@ -201,7 +203,7 @@ class Retention:
         heads = self._heads()
         self._stored_until = {head: self._stored_until[head] for head in heads if head in self._stored_until}
         self._put_off = {head: until for head, until in self._put_off.items() if head in heads}
-        self._tell_us = {head: at for head, at in self._tell_us.items() if head in heads}
+        self._report_us = {head: at for head, at in self._report_us.items() if head in heads}
         unknown = [head for head in heads if head not in self._stored_until]
         if unknown:
             self._read(_StoredUntilRead([self._store.old_segment(*head) for head in unknown]))
@@ -216,7 +218,7 @@ class Retention:
                 return
 
     def _size(self) -> int:
-        """Bytes of the message log."""
+        """Return the bytes of the message log."""
         store = self._store
         sealed = sum(span.end - span.base for number in range(store.partitions) for span in store.sealed(number))
         return sealed + sum(store.written_bytes(number) for number in range(store.partitions))
@@ -226,7 +228,7 @@ class Retention:
         self._effects.append(ReadWanted(LOOK_NUMBER, reading))
 
     def read_done(self, done: ReadDone, now: Now) -> None:
-        """What was to be known is, or cannot be read now."""
+        """Take the result of a read, or try again later when it failed."""
         reading, self._reading = self._reading, None
         if isinstance(reading, _StoredUntilRead):
             self._stored_until |= reading.found
@@ -245,22 +247,22 @@ class Retention:
                 self._begin(reading)
 
     def _wait_for_receipt(self, old: OldSegment, now: Now) -> None:
-        """Tell of it when that takes long: an archive job may come by once an hour."""
+        """Report a segment that waits long for its receipt; an archive job may run only once an hour."""
         head = old.partition, old.span.base
-        if now.monotonic_us >= self._tell_us.setdefault(head, now.monotonic_us + _TELL_US):
-            self._tell_us[head] = now.monotonic_us + _TELL_US
+        if now.monotonic_us >= self._report_us.setdefault(head, now.monotonic_us + _REPORT_US):
+            self._report_us[head] = now.monotonic_us + _REPORT_US
             self.unreceipted.append(UnreceiptedSegment(old.partition, *old.span, self._stored_until.get(head, 0)))
 
     def copied(self, done: ReadDone, now: Now) -> None:
-        """What was to be copied is in memory, or cannot be read now."""
+        """Take the copies that were read, or try again later when the read failed."""
         assert self._dropping is not None
         assert self._dropping.carry_forward is not None
         self._dropping.carry_forward.read_done(done, now)
 
-    # --- a segment that goes -----------------------------------------------------------------------------------------
+    # --- a segment that goes ------------------------------------------------------------------------------------------
 
     def _begin(self, found: _SegmentRead) -> None:
-        """Let nobody begin in it from now on."""
+        """Choose the segment: no group or consumer begins in it from now on."""
         old, had = found.old, found.had
         assert had is not None
         partition, (base, end) = old.partition, old.span
@@ -289,7 +291,7 @@ class Retention:
         dropping.is_ready = dropping.is_ready or dropping.carry_forward.tick(now)
 
     def _move_some(self, dropping: _SegmentDrop) -> None:
-        """Move the next groups past the segment, as far as what that needs is in memory. Raises StorageError."""
+        """Move the next groups past the segment, until a read is needed. Raises StorageError."""
         left = _FILTERS
         while dropping.groups and left > 0:
             group = dropping.groups[-1]
@@ -309,20 +311,20 @@ class Retention:
             left -= 1 + len(group.filters)
 
     def _give_up(self, now: Now) -> None:
-        """It cannot go now: try again later."""
+        """Put the segment off: it cannot go now."""
         assert self._dropping is not None
         self._put_off[self._dropping.target.partition, self._dropping.target.base] = now.monotonic_us + _AGAIN_US
         self._dropping = None
         self._store.stay()
 
     def drop_ready(self, now: Now) -> None:
-        """A checkpoint is about to be taken: it leaves out what is ready to go."""
+        """Drop the segment if it is ready; called just before a checkpoint, which then leaves it out."""
         dropping = self._dropping
         if dropping is None or not dropping.is_ready:
             return
         assert dropping.carry_forward is not None
         partition, base, end, had = dropping.target
-        if dropping.old.span not in self._store.removable(partition):  # a sync has failed
+        if dropping.old.span not in self._store.removable(partition):  # a sync has failed since
             self._give_up(now)
             return
         self._dropping = None
@@ -335,9 +337,9 @@ class Retention:
         )
         self._look_us = now.monotonic_us
         if 2 * copies.carried_bytes > end - base:
-            self._any_size_until_us = now.monotonic_us + _IN_VAIN_US
+            self._any_size_until_us = now.monotonic_us + _NO_SIZE_LIMIT_US
 
     def wants_checkpoint(self) -> bool:
-        """Whether another checkpoint would let something go, though nothing has changed."""
+        """Return whether another checkpoint would remove something, though nothing has changed."""
         is_ready = self._dropping is not None and self._dropping.is_ready
         return is_ready or any(self._store.removes_files(number) for number in range(self._store.partitions))

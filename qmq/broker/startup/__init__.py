@@ -1,1 +1,1 @@
-"""What a start takes over: the checkpoint, the pull log since, and records that are lost."""
+"""A start's own part of the rules: the state in a checkpoint, and the pull log since."""

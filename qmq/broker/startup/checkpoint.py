@@ -1,6 +1,6 @@
-"""What a checkpoint keeps of the broker, when it makes no sense: it fits its checksum, and no broker has written it so.
+"""Reject a checkpoint whose state of the broker makes no sense, though it fits its checksum.
 
-Such a checkpoint is worth no more than a rotten one: the start goes by the one before.
+No broker has written such a state; like a damaged checkpoint, it makes the start use the checkpoint before.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import msgpack
 
 from qmq.errors import BadBytes
 
-#: What is raised by code that takes over something else than it once gave.
+#: The errors that restoring raises for a state that it never wrote.
 _SENSELESS = (
     ArithmeticError,
     AttributeError,
@@ -29,18 +29,18 @@ _SENSELESS = (
 
 
 class BadState(BadBytes):
-    """What a checkpoint keeps of the broker makes no sense."""
+    """The state of the broker in a checkpoint makes no sense."""
 
     code = "bad_state"
 
-    #: The checkpoint.
+    #: The path of the checkpoint.
     path: Path | None = None
 
 
 @contextmanager
 def rejecting_bad_state(path: Path | None) -> Iterator[None]:
-    """What the checkpoint at *path* says is being taken over. Raises BadState where it makes no sense; without a
-    checkpoint whatever is raised passes.
+    """Within this context, errors from restoring the checkpoint at *path* become BadState; without a checkpoint they
+    pass.
     """
     try:
         yield
@@ -48,7 +48,7 @@ def rejecting_bad_state(path: Path | None) -> Iterator[None]:
         if path is None:
             raise
         bad = BadState(
-            f"{path} fits its checksum, but what it keeps of groups or producers makes no sense ({error!r:.200}); the "
+            f"{path} fits its checksum, but its state of groups or producers makes no sense ({error!r:.200}); the "
             "checkpoint before is used instead, or the whole log"
         )
         bad.path = path

@@ -1,4 +1,4 @@
-"""Groups that go elsewhere or go away, and the time since the last checkpoint, told again by the pull log."""
+"""Seek and delete groups, and replay the records of the pull log since the last checkpoint."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from qmq.storage.store import Store
 
 #: Behind all positions.
 _END: Final = 1 << 64
-#: No consumer pulls so many messages within the time that can be lost.
+#: More messages than a consumer pulls within the time that can be lost.
 _UNSEEN: Final = 1 << 26
 
 
 class GroupReplay:
-    """What befalls whole groups."""
+    """Changes of whole groups, now or by replayed records."""
 
     def __init__(self, store: Store, delivery: Delivery) -> None:
         self._store = store
@@ -33,7 +33,7 @@ class GroupReplay:
         self._arrivals: Arrivals = delivery.arrivals
 
     def seek(self, group: Group, begin: Begin, *, clear_retries: bool) -> None:
-        """Have a group go on elsewhere: what is held is dropped, and late dispositions on it are refused."""
+        """Move a group's cursors; messages in flight are dropped, and late dispositions of them are refused."""
         assert group.ledger is not None
         fields = [group.ledger.number, tuple(begin.start), begin.positions, clear_retries]
         self._store.groups.stage(RecordKind.SEEK, msgpack.packb(fields))
@@ -46,7 +46,7 @@ class GroupReplay:
         self._arrivals.make_ready(group.filters.values())
 
     def delete(self, group: Group) -> None:
-        """Forget a group; who waits for it is told."""
+        """Delete a group, and refuse its waiting pulls."""
         assert group.ledger is not None
         self._store.groups.stage(RecordKind.DELETE, msgpack.packb([group.ledger.number]))
         self._delete(group)
@@ -59,14 +59,14 @@ class GroupReplay:
         self._subscriptions.forget(group)
 
     def replay(self) -> None:
-        """Do what the pull log says of the time since the checkpoint; rewind groups to its first bad bytes."""
+        """Apply the records of the pull log since the checkpoint; rewind groups to its first bad bytes."""
         files, groups = self._store.groups, self._subscriptions.groups
         rewind, records = Rewind(files.holes), files.take_records()
         for record in records:
             rewind.pass_holes(record.position, groups.values())
             number, *fields = msgpack.unpackb(record.payload, strict_map_key=False)
             if not record.counts and record.kind != RecordKind.RESERVE:
-                continue  # what a block has is not handed out again even so
+                continue  # a RESERVE counts always: its messages must not be handed out again
             if record.kind == RecordKind.GROUP:
                 self._replay_group(number, *fields)
                 continue
@@ -110,10 +110,10 @@ class GroupReplay:
     def _replay_group(
         self, number: int, name: str, mode: str, prefix: str, ordinal: int, start: list[Any], positions: list[int],
     ) -> None:  # fmt: skip
-        """A group was made, or began to follow a prefix."""
+        """Apply the record that a group was created, or began to follow a prefix."""
         group = self._subscriptions.groups.get(name)
         if group is not None and group.ledger is not None and group.ledger.number != number:
-            self._delete(group)  # the record of that is lost
+            self._delete(group)  # the record of its deletion is lost
             group = None
         if group is None:
             group = self._subscriptions.add(name, mode)
@@ -123,5 +123,5 @@ class GroupReplay:
             self._arrivals.watch(group.follow(prefix, self._begin(start, positions), ordinal))
 
     def _begin(self, start: list[Any], positions: list[int]) -> Begin:
-        row_cursors = [self._store.row_at_position(partition, place) for partition, place in enumerate(positions)]
+        row_cursors = [self._store.row_at_position(partition, position) for partition, position in enumerate(positions)]
         return Begin(Start(*start), row_cursors, positions)

@@ -1,8 +1,8 @@
-"""Rewind groups to the first bad bytes of the pull log: nobody knows what the records there said.
+"""Rewind groups to the first bad bytes of the pull log, because the records there are lost.
 
-From there on no record counts by which a group moves on, so the group gets the messages again that it was given since.
-All other records count (acknowledgements of older messages, joins, settings, seeks, hand-overs): each does what it can
-to the group as it was at the bad bytes. So no message is lost, and none has two holders.
+Behind the bad bytes, records by which a group moves on do not count, so the group gets the messages again that it was
+given since. All other records count (acks of older messages, joins, settings, seeks, handovers): each is applied as far
+as it fits the group's state at the bad bytes. So no message is lost, and none is in flight twice.
 """
 
 from __future__ import annotations
@@ -24,18 +24,19 @@ from qmq.format.private import COPY_PRODUCER, private_subject
 from qmq.net.protocol.types import Disposition
 from qmq.storage.store import Hole, Store
 
-#: A group moves on by these. (Retention drops only what a checkpoint has, so MOVED and FORWARD can be done anew.)
+#: Records by which a group moves on. (Retention drops only messages whose records a checkpoint has, so MOVED and
+#: FORWARD can be done anew.)
 _MOVES_ON: Final = frozenset((RecordKind.PULL, RecordKind.AGAIN, RecordKind.MOVED, RecordKind.FORWARD))
-_REASON: Final = "what became of it is lost"
+_REASON: Final = "the record of its handover is lost"
 _CHUNK_ROWS: Final = 8_192
 
 
 class Rewind:
-    """The groups that are rewound while a start reads the pull log."""
+    """The groups that a start rewinds while it reads the pull log."""
 
     def __init__(self, holes: Iterable[Hole]) -> None:
         self._holes = deque(holes)
-        #: The size of all holes so far. Rot only grows: the same size means the same holes.
+        #: The size of all holes so far. Damage only grows, so the same size means the same holes.
         self.lost_bytes = 0
         self.groups = set[Group]()
 
@@ -47,21 +48,23 @@ class Rewind:
             self.groups.update(groups)
 
     def counts(self, group: Group, kind: int) -> bool:
-        """Return whether a record of that kind, read now, counts."""
+        """Return whether a record of this kind, read now, counts."""
         return kind not in _MOVES_ON or group not in self.groups
 
     def finish(self, group: Group, lost_bytes: int) -> None:
-        """An earlier start has rewound the group to holes of that size: all records behind count again, unless there
-        are more holes now, which that start had read.
+        """Note that an earlier start rewound the group to holes of *lost_bytes*.
+
+        All records behind count again, unless there are more holes now: that start had still read the records in them.
         """
         if lost_bytes == self.lost_bytes:
             self.groups.discard(group)
 
 
 def hand_out_unrecorded(store: Store, groups: Iterable[Group], now_us: int) -> None:
-    """Hand out the messages of a group's own subjects that no record names: the record may be lost. May wait for rows.
+    """Hand out messages of a group's private subjects that no record names: the record may be lost.
 
-    They were acknowledged only once a record named them, so these lie behind the checkpoint.
+    They were acknowledged only once a record named them, so these lie behind the checkpoint. This may wait for the
+    disk.
     """
     if not store.has_private:
         return
@@ -81,8 +84,9 @@ def hand_out_unrecorded(store: Store, groups: Iterable[Group], now_us: int) -> N
 
 
 def _stored(store: Store, own: list[int]) -> Iterator[tuple[Header, bool]]:
-    """The batches of these subjects behind the checkpoint, and whether a restore brought them. A batch that cannot be
-    read is left out; so are copies, for which a rewound group has the original.
+    """Yield the batches of private subjects behind the checkpoint, and whether a restore brought them.
+
+    Batches that cannot be read are left out; so are copies, because a rewound group has their originals.
     """
     for partition in range(store.partitions):
         row = store.row_at_position(partition, store.claimed(partition))

@@ -1,1 +1,1 @@
-"""Messages from elsewhere: handed over by other brokers, restored from archives."""
+"""Messages that are handed over from another broker, or restored from an archive."""

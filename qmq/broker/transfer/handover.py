@@ -1,9 +1,10 @@
-"""Messages of another broker that a consumer hands over, because that broker is gone: into its group's own log here.
+"""Take over messages of another broker that is gone, which a consumer hands over, into the log of its group.
 
-The message is stored as any other, under a subject of that group alone, and synced; then the group's error log, or its
-dead letters, name it, and that is synced too, for its consumer tells its own broker then that it is handled. A crash
-between the two leaves a message that nobody was told of, and that is handed over again. Producer id and sequence of its
-batch name a hand-over: the group remembers them, also over a start, so that none is twice when it comes twice.
+The message is stored as any other, under a subject of that group alone, and synced. Then the group's error log or dead
+letters name it, and that record is synced too before the answer, because the consumer tells its old broker afterwards
+that the message is handled. A crash between the two leaves a stored message that no record names; the consumer hands it
+over again. Producer id and sequence of its batch identify a handover: the group remembers them, also over a restart, so
+that a repeated one makes no second message.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from qmq.storage.store import Store
 
 
 class Handovers:
-    """Takes them in, beside the intake, and answers when they are stored and named."""
+    """Takes handovers in beside the intake, and answers them when they are stored and named."""
 
     def __init__(self, store: Store, delivery: Delivery, intake: Intake, effects: list[Effect]) -> None:
         self._store = store
@@ -34,22 +35,20 @@ class Handovers:
         self._intake = intake
         self._effects = effects
         self._waiting: dict[tuple[int, int], tuple[HandOver, bytes]] = {}  # by connection and request
-        self._stored: list[tuple[HandOver, bytes, Sent]] = []  # and not visible yet
+        self._stored: list[tuple[HandOver, bytes, Sent]] = []  # stored, but not visible yet
 
     def take(self, command: HandOver, now: Now) -> None:
-        """Check and stage one. Raises UnknownGroup, InvalidOption, and what a send is refused with."""
+        """Check and stage one handover. Raises UnknownGroup, InvalidOption, and the errors of a send."""
         ledger = self._ledger(command)
         if command.disposition not in (Disposition.NACK, Disposition.REJECT):
-            raise InvalidOption("what is handed over was nacked or rejected")
+            raise InvalidOption("only a nacked or rejected message can be handed over")
         if not 1 <= command.attempt < 1 << 31 or (command.delay_us is not None and command.delay_us > MAX_DELAY_US):
-            raise InvalidOption(
-                f"attempts are counted from 1, and a message comes again after {MAX_DELAY_SHOWN} at most"
-            )
+            raise InvalidOption(f"attempts are counted from 1, and the delay of a retry is at most {MAX_DELAY_SHOWN}")
         batch = check_batch(command.batch, BatchLimits(ANY_MESSAGE_BYTES, HANDED_FLAGS, RUN_REPLAYED))
         if batch.header.messages != 1:
-            raise BadBatch(f"one message is handed over at a time, not {batch.header.messages}")
+            raise BadBatch(f"a handover has one message, not {batch.header.messages}")
         if batch.header.producer_id == DUE_PRODUCER:
-            raise BadBatch("only a broker has that producer id: it says that a delayed message was delivered")
+            raise BadBatch("that producer id is a broker's own: it marks delivered delayed messages")
         subject = check_private(batch.names[0], command.group)
         key = batch.header.producer_id + batch.header.producer_sequence.to_bytes(8, "little")
         if key in ledger.handed:
@@ -68,12 +67,12 @@ class Handovers:
             raise
 
     def disconnected(self, connection: int) -> None:
-        """Nobody waits for its answers any more: what is not named yet comes again."""
+        """Forget the handovers of a connection that is gone; messages that are not named yet come again."""
         for key in [key for key in self._waiting if key[0] == connection]:
             del self._waiting[key]
 
     def turn(self, now: Now) -> None:
-        """Name what is stored by now, and visible."""
+        """Name the handed-over messages that are stored and visible by now."""
         if self._waiting:
             self._effects[:] = [effect for effect in self._effects if not self._is_mine(effect)]
         if self._stored:
@@ -97,11 +96,11 @@ class Handovers:
     def _name(self, command: HandOver, key: bytes, sent: Sent, now: Now) -> None:
         try:
             ledger = self._ledger(command)
-        except UnknownGroup as error:  # it was deleted meanwhile
+        except UnknownGroup as error:  # the group was deleted meanwhile
             self._effects.append(Refused(command.connection, command.request, error))
             return
         if key not in ledger.handed:
-            # By place: a start may number a subject otherwise that is new since the last checkpoint.
+            # By position: after a restart, a subject that is newer than the checkpoint may have another number.
             messages = MessageRange(PARTITIONS + sent.partition, sent.position, 0, 0, 1, sent.position)
             ledger.take_over(
                 messages,
@@ -118,7 +117,7 @@ class Handovers:
     def _ledger(self, command: HandOver) -> Ledger:
         group = self._delivery.subscriptions.groups.get(check_group_or_member(command.group))
         if group is None or group.ledger is None:
-            raise UnknownGroup(f"there is no group {command.group!r} here")
+            raise UnknownGroup(f"this broker has no group {command.group!r}")
         if group.mode == AT_MOST_ONCE:
-            raise InvalidOption(f"group {command.group!r} is {AT_MOST_ONCE}: nothing comes back to it")
+            raise InvalidOption(f"group {command.group!r} is {AT_MOST_ONCE}: it takes no message again")
         return group.ledger

@@ -1,11 +1,11 @@
-"""Messages that come back from an archive, as copies under the ids that they have: to all, or to one group alone.
+"""Take messages back from an archive, as copies under their old ids, for all groups or for one group alone.
 
-Who restores begins a run on its connection, and is told then which of its messages are stored since a place that it
-names: so a run that was killed goes on without doubles, however long ago that was. Another beginning of the same run
-takes over, and what is still on its way from before is refused.
+A client begins a run on its connection. The answer says which of the run's messages are stored from a given position
+on, so a run that was killed goes on without doubles, however long ago that was. When the same run begins again, the
+later connection takes over, and batches that the earlier one still sends are refused.
 
-For one group alone the messages are stored under subjects of that group, and then the group's error log names them, as
-what is handed over: a crash between the two leaves messages that nobody sees, and that do not count as stored.
+For one group alone, the messages are stored under subjects of that group, and then the group's error log names them, as
+with handovers. A crash between the two leaves messages that no record names, and that do not count as stored.
 """
 
 from __future__ import annotations
@@ -33,30 +33,32 @@ from qmq.names import check_group_or_member
 from qmq.net.protocol.types import AT_MOST_ONCE, MAX_RESTORE_BATCHES
 from qmq.storage.store import Store
 
-#: Their answers go to nobody's connection: one frame has one answer.
+#: The most batches of one frame; more would keep other clients waiting.
+MOST_BATCHES: Final = 1_024
+#: The connection number of the batches' own sends; the frame as a whole has one answer.
 _NOBODY: Final = -2
-#: Producer ids that begin so are the broker's own.
+#: The beginning of the broker's own producer ids.
 _OWN: Final = b"qmq: "
 
 
 @dataclass(slots=True)
 class _Frame:
-    """Batches that came together, of *run* the messages [start, end)."""
+    """Batches that came in one frame: messages [start, end) of *run*."""
 
     command: Restore
     run: bytes
     group: str | None
     start: int
     end: int
-    #: Batches that are not stored yet.
+    #: The number of batches that are not stored yet.
     left: int = 0
-    #: Those that are, and their messages.
+    #: The batches that are stored, with their numbers of messages.
     stored: list[tuple[Sent, int]] = field(default_factory=list)
     error: QmqError | None = None
 
 
 class Restores:
-    """Takes them in, beside the intake, and answers when they are stored, and named."""
+    """Takes restored batches in beside the intake, and answers when they are stored and named."""
 
     def __init__(self, store: Store, delivery: Delivery, intake: Intake, effects: list[Effect]) -> None:
         self._store = store
@@ -65,23 +67,26 @@ class Restores:
         self._effects = effects
         self._lookups = Lookups(store, intake, effects)
         self._runs: dict[int, tuple[bytes, str | None]] = {}  # run and group, by connection
-        self._sent: dict[int, tuple[_Frame, int]] = {}  # with the batch's messages, by number
+        self._sent: dict[int, tuple[_Frame, int]] = {}  # with the batch's number of messages, by request number
         self._last = 0
-        self._stored: list[_Frame] = []  # and not visible yet
+        self._stored: list[_Frame] = []  # stored, but not visible yet
 
-    # --- in ----------------------------------------------------------------------------------------------------------
+    # --- in -----------------------------------------------------------------------------------------------------------
 
     def begin(self, command: Administer) -> None:
-        """Begin a run, or go on with it; answered when what was stored of it is on disk and looked up. Raises
-        InvalidOption, UnknownGroup, SyncFailed.
+        """Begin a run or go on with it; answer once its messages are on disk and looked up.
+
+        Raises InvalidOption, UnknownGroup, SyncFailed.
         """
         fields = command.fields
         run, group, since = fields.get("run"), fields.get("group"), fields.get("since")
         if type(run) is not bytes or len(run) != PRODUCER_ID_SIZE or run.startswith(_OWN):
-            raise InvalidOption(f"a restore has a run of {PRODUCER_ID_SIZE} bytes")
+            raise InvalidOption(
+                f"a restore needs a run id of {PRODUCER_ID_SIZE} bytes that does not begin with {_OWN!r}"
+            )
         places = [] if since is None else since
         if type(places) is not list or not all(type(place) is int and 0 <= place < 1 << 63 for place in places):
-            raise InvalidOption("a restore says since which positions its messages are looked up, one a partition")
+            raise InvalidOption("'since' of a restore must be a list of positions, one for each partition")
         ledger = self._ledger(group) if group is not None else None
         for other in [other for other, (known, _) in self._runs.items() if known == run]:
             del self._runs[other]
@@ -90,10 +95,10 @@ class Restores:
         self._lookups.begin(command, run, ledger, None if since is None else places)
 
     def take(self, command: Restore, now: Now) -> None:
-        """Check and stage what came. Raises Fenced, UnknownGroup, and what a send is refused with."""
+        """Check and stage the batches of a frame. Raises Fenced, UnknownGroup, and the errors of a send."""
         run, group = self._runs.get(command.connection, (b"", None))
         if not run:
-            raise Fenced("another process goes on with this restore, or it was not begun on this connection")
+            raise Fenced("another process has taken over this restore, or it was not begun on this connection")
         if group is not None:
             self._ledger(group)
         batches = batches_of(command.batches, run)
@@ -108,12 +113,12 @@ class Restores:
                 del self._sent[self._last]
                 if not frame.left:
                     raise
-                frame.error = error  # told when it is known what became of those before it
+                frame.error = error  # answered once the batches before it are stored or refused
                 break
             frame.left += 1
 
     def _own_numbers(self, batch: memoryview, header: Header, group: str) -> int | Numbers:
-        """The numbers of the subjects of its runs, all of that group alone. Raises InvalidName."""
+        """Return the subject number of each run; all subjects must be private to *group*. Raises InvalidName."""
         numbers = list[int]()
         for name in stored_names(batch, header):
             number = self._store.subject_number(check_private(name, group))
@@ -124,15 +129,15 @@ class Restores:
         return by_run
 
     def disconnected(self, connection: int) -> None:
-        """Nobody waits for its answers any more: what is not named yet comes again."""
+        """Forget the run of a connection that is gone; messages that are not named yet come again."""
         self._runs.pop(connection, None)
         self._lookups.disconnected(connection)
         self._stored = [frame for frame in self._stored if frame.command.connection != connection]
 
-    # --- out ---------------------------------------------------------------------------------------------------------
+    # --- out ----------------------------------------------------------------------------------------------------------
 
     def turn(self, now: Now) -> None:
-        """Go on with looking up; name and answer what is stored by now, and visible."""
+        """Go on with looking up messages; name and answer batches that are stored and visible by now."""
         if self._lookups.any:
             self._lookups.turn()
         if self._sent:
@@ -144,11 +149,11 @@ class Restores:
 
     @property
     def is_looking(self) -> bool:
-        """More is to be looked up, and nothing keeps it from going on."""
+        """Whether a lookup can go on now."""
         return self._lookups.can_go_on
 
     def read_done(self, error: QmqError | None) -> None:
-        """What was to be looked up is in memory, or cannot be read."""
+        """Go on with the lookup whose read is done or has failed."""
         self._lookups.read_done(error)
 
     def _is_mine(self, effect: Effect) -> bool:
@@ -181,13 +186,13 @@ class Restores:
     def _name(self, frame: _Frame, answer: Restored, now: Now) -> None:
         assert frame.group is not None
         if self._runs.get(answer.connection, (b"",))[0] != frame.run:
-            return  # another process has begun, and was told that these are not there
+            return  # another process has begun, and its lookup did not find these messages
         try:
             ledger = self._ledger(frame.group)
-        except QmqError as error:  # it was deleted meanwhile
+        except QmqError as error:  # the group was deleted meanwhile
             self._effects.append(Refused(answer.connection, answer.request, error))
             return
-        # By place: a start may number a subject otherwise that is new since the last checkpoint.
+        # By position: after a restart, a subject that is newer than the checkpoint may have another number.
         ranges = [
             MessageRange(PARTITIONS + sent.partition, sent.position, 0, 0, messages, sent.position)
             for sent, messages in frame.stored
@@ -202,30 +207,30 @@ class Restores:
         if group is None or group.ledger is None:
             raise unknown_group(name, groups)
         if group.mode == AT_MOST_ONCE:
-            raise InvalidOption(f"group {name!r} is {AT_MOST_ONCE}: nothing comes to it again")
+            raise InvalidOption(f"group {name!r} is {AT_MOST_ONCE}: it takes no message again")
         return group.ledger
 
 
 def batches_of(frame: memoryview, run: bytes) -> list[tuple[memoryview, Header]]:
-    """The batches of a frame. Raises BadBatch when they are not those of one run, one behind the other."""
+    """Return the batches of a frame. Raises BadBatch when they are not consecutive batches of *run*."""
     found, start = list[tuple[memoryview, Header]](), 0
     while start < len(frame):
-        if len(frame) - start < BATCH_HEADER_SIZE + RUN_SIZE or len(found) == MAX_RESTORE_BATCHES:
-            raise BadBatch(f"a frame of a restore has whole batches, at most {MAX_RESTORE_BATCHES}")
+        if len(frame) - start < BATCH_HEADER_SIZE + RUN_SIZE or len(found) == MOST_BATCHES:
+            raise BadBatch(f"a frame of a restore must have whole batches, at most {MOST_BATCHES}")
         header = parse_header(frame, start)
         batch = frame[start : start + header.size]
         if header.size < BATCH_HEADER_SIZE or len(batch) != header.size or header.data_start > header.size:
             raise BadBatch("the sizes of a restore's batches do not add up")
         if header.producer_id != run or not header.flags & HAS_ORIGIN_ID:
-            raise BadBatch("a batch of a restore names its run as producer, and has origin ids")
+            raise BadBatch("a batch of a restore must have its run as producer, and origin ids")
         if (runs_of(batch, header)["flags"] != RUN_REPLAYED).any():
-            raise BadBatch("what is restored is marked as replayed")
+            raise BadBatch("each run of a restored batch must be marked as replayed")
         if found and header.producer_sequence != _end_of(found[-1][1]):
-            raise BadBatch("the batches of a frame of a restore are numbered on from each other")
+            raise BadBatch("the producer sequences of a restore's batches must follow each other")
         found.append((batch, header))
         start += header.size
     if not found:
-        raise BadBatch("a frame of a restore has batches")
+        raise BadBatch("a frame of a restore must have batches")
     return found
 
 

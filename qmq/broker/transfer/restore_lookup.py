@@ -1,6 +1,6 @@
-"""Which messages of a restore's run are stored, from some place on: looked for by what its batches say, in slices.
+"""Look up which messages of a restore's run are stored from a position on, in slices between other work.
 
-A row of the consumer log says whether its run was restored, so only such batches are looked at.
+A row of the consumer log says whether its run was restored, so only batches with such runs are read.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from qmq.storage.store import ColdRead, NotAtHand, Store
 
 #: The number of the one read that is under way.
 READ_NUMBER: Final = first_number(Asker.RESTORE)
-#: In one turn: rows, about 10 ns each; batches, about 30 us each, a large one as several.
+#: The most rows of one turn, about 10 ns each, and batches, about 30 us each; a large batch counts as several.
 _ROWS: Final = 65_536
 _BATCHES: Final = 256
 _BYTES_A_BATCH: Final = 256 << 10
@@ -33,7 +33,7 @@ _BYTES_A_BATCH: Final = 256 << 10
 
 @dataclass(slots=True)
 class Lookup:
-    """One that goes on. Positions by partition; ``row`` is where it goes on in ``partition``."""
+    """One lookup under way. Positions go by partition; ``row`` is the next row of ``partition``."""
 
     command: Administer
     run: bytes
@@ -42,15 +42,15 @@ class Lookup:
     ends: list[int]
     partition: int = 0
     row: int | None = None
-    #: The last batch that was looked at.
+    #: The position of the last batch that was read.
     last: int = -1
     found: dict[tuple[bytes, int], Intervals] = field(default_factory=dict)
-    #: Above all numbers of the run's messages.
+    #: The next producer sequence of the run.
     following: int = 0
 
 
 class Lookups:
-    """One after another. The answers go to *effects*."""
+    """The lookups of all restores, done one after another. The answers go to *effects*."""
 
     def __init__(self, store: Store, intake: Intake, effects: list[Effect]) -> None:
         self._store = store
@@ -61,52 +61,53 @@ class Lookups:
         self._last_key: object = None
 
     def begin(self, command: Administer, run: bytes, ledger: Ledger | None, since: list[int] | None) -> None:
-        """Look for messages of *run* from *since* on (None: there are none). Raises InvalidOption when what was there
-        may have been removed, SyncFailed.
+        """Look up the messages of *run* from positions *since* on; None: there are none.
+
+        Raises InvalidOption when messages behind these positions may have been removed, SyncFailed.
         """
         store = self._store
         ends = [store.end(partition) for partition in range(store.partitions)]
-        places = ends if since is None else (since + [0] * len(ends))[: len(ends)]
-        for partition, place in enumerate((since or [])[: len(ends)]):
-            if not _first_kept(store, partition) <= place <= ends[partition]:
+        starts = ends if since is None else (since + [0] * len(ends))[: len(ends)]
+        for partition, start in enumerate((since or [])[: len(ends)]):
+            if not _first_position(store, partition) <= start <= ends[partition]:
                 raise InvalidOption(
-                    f"the broker's log of partition {partition} does not go on from position {place}: messages have "
-                    "been removed since, or its directory was made anew; what it has of this restore can't be told: "
+                    f"the broker's log of partition {partition} has no position {start} any more: messages have been "
+                    "removed since, or its directory was made anew; so it is unknown what is stored of this restore: "
                     "begin it anew"
                 )
         for partition, end in enumerate(ends):
             broken = store.broken(partition)
             if broken is not None:
                 raise broken
-            if places[partition] < end:
+            if starts[partition] < end:
                 self._intake.want_on_disk(partition)
-        lookup = Lookup(command, run, ledger, places, ends)
+        lookup = Lookup(command, run, ledger, starts, ends)
         if ledger is not None:
             lookup.following = ledger.restored.end(run)
         self._waiting.append(lookup)
 
     def disconnected(self, connection: int) -> None:
-        """Nobody waits for its answer any more."""
+        """Forget the lookups of a connection that is gone."""
         self._waiting = deque(lookup for lookup in self._waiting if lookup.command.connection != connection)
 
     @property
     def any(self) -> bool:
-        """Somebody waits for one."""
+        """Whether a lookup is under way."""
         return bool(self._waiting)
 
     @property
     def can_go_on(self) -> bool:
-        """Neither a sync nor a read is waited for."""
+        """Whether the first lookup waits for neither a sync nor a read."""
         return bool(self._waiting) and self._read is None and self._is_on_disk(self._waiting[0])
 
     def _is_on_disk(self, lookup: Lookup) -> bool:
         return all(
-            place >= end or min(self._intake.on_disk(partition), self._intake.visible(partition)) >= end
-            for partition, (place, end) in enumerate(zip(lookup.since, lookup.ends, strict=True))
+            start >= end or min(self._intake.on_disk(partition), self._intake.visible(partition)) >= end
+            for partition, (start, end) in enumerate(zip(lookup.since, lookup.ends, strict=True))
         )
 
     def turn(self) -> None:
-        """Go on with the first one."""
+        """Go on with the first lookup."""
         if not self.can_go_on:
             return
         lookup = self._waiting[0]
@@ -121,7 +122,7 @@ class Lookups:
         self._effects.append(answer)
 
     def _look(self, lookup: Lookup) -> bool:
-        """Look at some of it; True when that was all. Raises StorageError."""
+        """Do some of a lookup; return True when it is complete. Raises StorageError."""
         left = _BATCHES
         while lookup.partition < len(lookup.ends):
             if lookup.since[lookup.partition] >= lookup.ends[lookup.partition]:
@@ -140,7 +141,7 @@ class Lookups:
         return True
 
     def _look_at_rows(self, lookup: Lookup, left: int) -> int:
-        """Look at some rows, and at most *left* batches; how many more may be looked at. Raises NotAtHand."""
+        """Read some rows and at most *left* batches; return how many more batches may be read. Raises NotAtHand."""
         store, partition = self._store, lookup.partition
         if lookup.row is None:
             lookup.row = store.row_at_position(partition, lookup.since[partition])
@@ -163,7 +164,7 @@ class Lookups:
         return left
 
     def _look_at(self, lookup: Lookup, position: int, size: int) -> bool:
-        """Look at a batch; False when it has to be read first. One with bad bytes counts as not stored."""
+        """Look at one batch; return False when it must be read first. A batch with bad bytes counts as not stored."""
         store, partition = self._store, lookup.partition
         if not store.is_at_hand(partition, position, size):
             sizes = np.array([size], np.int64)
@@ -185,10 +186,10 @@ class Lookups:
                 lookup.found.setdefault((store_id, number), Intervals()).add(start, stop)
         return True
 
-    # --- reads -------------------------------------------------------------------------------------------------------
+    # --- reads --------------------------------------------------------------------------------------------------------
 
     def _want(self, read: ColdRead) -> bool:
-        """Have that read; False when it is what was read last: it leaves memory as fast as it is read."""
+        """Begin a read; return False when it was the last one: its bytes leave memory as fast as they are read."""
         if read.key == self._last_key:
             self._last_key = None
             return False
@@ -197,7 +198,7 @@ class Lookups:
         return True
 
     def read_done(self, error: QmqError | None) -> None:
-        """It was read, or cannot be."""
+        """Take the read, or refuse the first lookup when it failed."""
         read, self._read = self._read, None
         assert read is not None
         if error is None:
@@ -207,8 +208,8 @@ class Lookups:
             self._effects.append(Refused(command.connection, command.request, error))
 
 
-def _first_kept(store: Store, partition: int) -> int:
-    """The position of the first segment that is there."""
+def _first_position(store: Store, partition: int) -> int:
+    """Return the position where the first segment of a partition begins."""
     sealed = store.sealed(partition)
     first = sealed[0] if sealed else store.segment_at(partition, store.end(partition))
     return first.base if first is not None else 0

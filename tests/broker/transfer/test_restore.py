@@ -182,7 +182,7 @@ def wrong_frames() -> list[tuple[memoryview, str]]:
         (good[:-1], "sizes"),
         (memoryview(b""), "has batches"),
         (memoryview(bytes(200)), "sizes"),
-        (frame_of(b"x", run=b"s" * 16), "names its run"),
+        (frame_of(b"x", run=b"s" * 16), "its run as producer"),
         (memoryview(gap), "numbered on"),
         (memoryview(unmarked), "marked as replayed"),
         (frame_of(*[b""] * 1_025, batches=1_025), "at most 1024"),
