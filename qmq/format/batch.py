@@ -1,12 +1,11 @@
-"""The batch: checked and stamped by the broker, validated again by recovery, verify and Spark.
+"""The batch: the broker checks and stamps it; recovery, verify and Spark validate it again.
 
-Nothing here looks at a message: the work is per batch and, where a batch has several runs, vectorised over runs. A
-batch of one run takes a ``struct`` path; numpy adds up its lengths where they are many.
+No function here looks at a message. The work is for the batch as a whole; with several runs it is vectorised over the
+runs. A batch of one run takes a ``struct`` path, and numpy adds up its lengths where they are many.
 
-How far a batch's stamp was ahead of the wall clock when it was stored: a field that the broker adds to its table.
-
-Stamps may not go back, so after the wall clock was set back they go on ahead of it. Delays and expiries count from when
-a batch was really stored. Only batches for which that matters have the field, and only while it says something.
+Stamps never go back. After the wall clock was set back, they run ahead of it, but delays and expiries count from the
+real time at which a batch was stored. So the broker adds a field to the table, which says how far the stamp was ahead,
+to batches for which that matters.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ from qmq.format.layout import (
 )
 from qmq.format.table import AHEAD_FIELD, AHEAD_SIZE, TABLE_BYTES, TABLE_BYTES_A_RUN, names_of, table_of
 
-#: bytes a message takes in columns, by batch flags
+#: Bytes that a message takes in columns, by batch flags.
 COLUMN_BYTES: Final = tuple(
     FIXED_COLUMN_BYTES + sum(size for flag, size in OPTIONAL_COLUMNS if flags & flag)
     for flags in range(KNOWN_FLAGS + 1)
@@ -64,7 +63,7 @@ FEW: Final = 16
 
 _MARK_INPUT: Final = struct.Struct("<QI")
 _FIRST_SEQUENCE: Final = struct.Struct("<Q")
-#: length and header size of a single message
+#: The length and header size of a single message.
 _FIRST_COLUMNS: Final = struct.Struct("<IH")
 _NO_MARK: Final = bytes(MARK_SIZE)
 
@@ -97,12 +96,12 @@ class Header(NamedTuple):
 
     @property
     def data_start(self) -> int:
-        """Where run 0 begins, from the batch's first byte."""
+        """The offset of run 0 in the batch."""
         return BATCH_HEADER_SIZE + RUN_SIZE * self.runs + self.table_size
 
 
 class CheckedBatch(NamedTuple):
-    """A batch that holds what it says. ``run`` is set when it has one run, else ``runs`` is the record array."""
+    """A batch that has passed the check. ``run`` is set when it has one run, else ``runs`` is the record array."""
 
     header: Header
     names: tuple[str, ...]
@@ -110,32 +109,37 @@ class CheckedBatch(NamedTuple):
     runs: Runs | None
 
 
-#: For copies of messages that are stored already: a limit that is lower by now does not count for them.
+#: The limit for copies of stored messages: a limit lowered since must not stop them.
 ANY_MESSAGE_BYTES: Final = 1 << 32
 
 
 class BatchLimits(NamedTuple):
-    """What a broker accepts: bytes a message (header and body), subjects it may name are checked elsewhere."""
+    """The batches that a broker accepts; ``max_message_bytes`` counts header and body. Subject names are checked
+    elsewhere.
+    """
 
     max_message_bytes: int = 4 << 20
     flags: int = SENT_FLAGS
     run_flags: int = 0
-    #: It lies in a log: its table may have what only the broker adds.
+    #: The batch lies in a log: its table may have the field that only the broker adds.
     is_stored: bool = False
 
 
 def parse_header(view: memoryview | bytes, offset: int = 0) -> Header:
-    """The header at *offset*; says nothing about whether it is right. The view must hold 96 bytes from there."""
-    return tuple.__new__(Header, BATCH_HEADER.unpack_from(view, offset))  # what _make does, in half the time
+    """Return the header at *offset*, unchecked. The view must hold 96 bytes from there."""
+    return tuple.__new__(Header, BATCH_HEADER.unpack_from(view, offset))  # as _make, in half the time
 
 
 def mark_of(secret: bytes, position: int, header_crc: int) -> bytes:
-    """8 bytes that only the store can make: they let recovery tell a header from bytes in a body."""
+    """Return the mark of a header: 8 bytes that only the store can make.
+
+    By it, recovery tells a header from bytes in a body.
+    """
     return blake2b(_MARK_INPUT.pack(position, header_crc), digest_size=MARK_SIZE, key=secret).digest()
 
 
 def header_crc_of(view: memoryview, data_start: int) -> int:
-    """The checksum over the header (but for itself and the mark), the runs and the table."""
+    """Return the checksum over the header (except itself and the mark), the runs and the table."""
     return crc32c(view[BATCH_HEADER_SIZE:data_start], crc32c(view[:BATCH_PREFIX_SIZE]))
 
 
@@ -167,13 +171,13 @@ def check_batch(view: memoryview, limits: BatchLimits) -> CheckedBatch:
             f"numbers are too large: producer sequence {header.producer_sequence}, made at {header.created_at_us} us"
         )
     if header.mark != _NO_MARK:
-        raise BadBatch("the mark is the store's to make; send zeros")
+        raise BadBatch("only the store makes the mark; send zeros")
     data = view[data_start:]
     if crc32c(data) != header.data_crc:
         raise BadBatch("the checksum of the data is wrong")
     table = bytes(view[BATCH_HEADER_SIZE + RUN_SIZE * header.runs : data_start])
     if table[-AHEAD_SIZE:].startswith(AHEAD_FIELD) and not limits.is_stored:
-        raise BadBatch("how far a stamp is ahead is the store's to say; leave it out of the table")
+        raise BadBatch("only the store adds the field 'ahead' to a table; leave it out")
     names = names_of(table)
     if len(names) != header.runs:
         raise BadBatch(f"the table names {len(names)} subjects for {header.runs} runs")
@@ -245,7 +249,7 @@ def _check_runs(view: memoryview, data: memoryview, header: Header, limits: Batc
 def gather_lengths(
     data: memoryview, offsets: npt.NDArray[np.int64], counts: npt.NDArray[Any]
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Lengths and header sizes of all messages of runs that begin at *offsets* of *data*: int64[n] each."""
+    """Return lengths and header sizes of all messages of runs that begin at *offsets* of *data*: int64[n] each."""
     # Every byte offset seen as the start of an integer: one fancy index then reads unaligned columns of many runs.
     u4 = np.ndarray((max(len(data) - 3, 0),), "<u4", data, 0, (1,))
     u2 = np.ndarray((max(len(data) - 1, 0),), "<u2", data, 0, (1,))
@@ -283,7 +287,7 @@ def stamp(
     secret: bytes,
     first_sequences: int | npt.NDArray[np.uint64],
 ) -> None:
-    """Write what the broker gives into the batch, in place: position, time, store, sequences, checksum and mark.
+    """Write the stamp into the batch, in place: position, time, store, sequences, checksum and mark.
 
     *first_sequences* is one int for a batch of one run, else u64[runs].
     """
@@ -292,19 +296,19 @@ def stamp(
     if batch.runs is None:
         _FIRST_SEQUENCE.pack_into(view, BATCH_HEADER_SIZE + RUN_FIRST_SEQUENCE_OFFSET, first_sequences)
     else:
-        batch.runs["first_sequence"] = first_sequences  # a view: the received buffer is writable
+        batch.runs["first_sequence"] = first_sequences  # writes through to the received buffer
     crc = header_crc_of(view, batch.header.data_start)
     STAMP_SEAL.pack_into(view, STAMP_SEAL_OFFSET, crc, mark_of(secret, position, crc))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# What lies on disk
+# Stored batches
 
 
 def validate_stored(view: memoryview, position: int, secret: bytes, store_id: bytes | None = None) -> Header:
-    """Check the stored batch that begins *view* (which may go on behind it), said to lie at *position*.
+    """Check the stored batch at the start of *view*, which should lie at *position*; return its header.
 
-    Raises BadBatch with the reason: header or data do not fit their checksums, another position or store, a wrong mark.
+    Raises BadBatch with the reason: a wrong checksum of header or data, another position or store, a wrong mark.
     """
     header = validate_stored_header(view, position, secret, store_id)
     if crc32c(view[header.data_start : header.size]) != header.data_crc:
@@ -313,14 +317,14 @@ def validate_stored(view: memoryview, position: int, secret: bytes, store_id: by
 
 
 def validate_stored_header(view: memoryview, position: int, secret: bytes, store_id: bytes | None = None) -> Header:
-    """As validate_stored, but for the data's checksum: what re-synchronising after bad bytes asks of a header."""
+    """As validate_stored, but without the data's checksum; recovery looks for headers by it after bad bytes."""
     if len(view) < BATCH_HEADER_SIZE + RUN_SIZE:
         raise BadBatch("cut short in the header")
     header = parse_header(view)
     if header.magic != BATCH_MAGIC:
         raise BadBatch("no batch begins here")
     if header.version != BATCH_VERSION:
-        raise BadBatch(f"batch version {header.version} is not known; this one reads {BATCH_VERSION}")
+        raise BadBatch(f"batch version {header.version} is not known; this QMQ reads {BATCH_VERSION}")
     if header.position != position or (store_id is not None and header.store_id != store_id):
         raise BadBatch(f"the batch says that it lies at {header.position} of store {header.store_id.hex()}")
     if not header.runs or header.data_start > header.size:
@@ -335,25 +339,25 @@ def validate_stored_header(view: memoryview, position: int, secret: bytes, store
 
 
 def runs_of(view: memoryview, header: Header) -> Runs:
-    """The run records of a batch that begins *view*: RUN_DTYPE[runs], a view."""
+    """Return the run records of the batch at the start of *view*: RUN_DTYPE[runs], not copied."""
     return np.frombuffer(view, RUN_DTYPE, header.runs, BATCH_HEADER_SIZE)
 
 
 def stored_names(view: memoryview, header: Header) -> tuple[str, ...]:
-    """The subjects in the table of a batch that begins *view*."""
+    """Return the subjects in the table of the batch at the start of *view*."""
     start = BATCH_HEADER_SIZE + RUN_SIZE * header.runs
     return names_of(bytes(view[start : header.data_start]))
 
 
 def entry_flags(run: int, batch: int) -> int:
-    """The flags of an entry, made of those of its run and of its batch."""
+    """Return the flags of an entry, made of those of its run and of its batch."""
     return run | (batch & ENTRY_BATCH_FLAGS) << 8
 
 
 def entry_of(
     batch: CheckedBatch, position: int, stored_at_us: int, subject_number: int, first_sequence: int
 ) -> EntryRow:
-    """The consumer-log entry of a batch of one run, in the order of layout.ENTRY."""
+    """Return the consumer-log entry of a batch of one run, in the order of layout.ENTRY."""
     run = batch.run
     assert run is not None
     header = batch.header
@@ -366,7 +370,7 @@ def entry_of(
 def entries_of(
     runs: Runs, header: Header, position: int, stored_at_us: int, subject_numbers: npt.NDArray[Any]
 ) -> npt.NDArray[np.void]:
-    """The consumer-log entries of a stamped batch: ENTRY_DTYPE[runs]. *subject_numbers* goes by run."""
+    """Return the consumer-log entries of a stamped batch: ENTRY_DTYPE[runs]. *subject_numbers* goes by run."""
     entries = np.empty(len(runs), ENTRY_DTYPE)
     entries["first_sequence"] = runs["first_sequence"]
     entries["position"] = position
@@ -382,12 +386,14 @@ def entries_of(
     return entries
 
 
-#: What is delayed, expires, or was delayed and is delivered now.
+#: Flags of messages that are delayed, expire, or were delayed and are delivered now.
 _TIMED_FLAGS: Final = HAS_DELIVER_AT | HAS_EXPIRE_AT | HAS_ORIGIN_ID
 
 
 def with_ahead(view: memoryview, batch: CheckedBatch, ahead_us: int) -> tuple[memoryview, CheckedBatch]:
-    """The batch, which is to be stored with a stamp so far ahead: with the field if it needs one, else as it is."""
+    """Return the batch for a stamp that is *ahead_us* ahead of the wall clock: with the field if it needs one, else as
+    it is.
+    """
     header = batch.header
     if ahead_us < DELIVER_UNIT_US or not header.flags & _TIMED_FLAGS:
         return view, batch
@@ -407,8 +413,9 @@ def with_ahead(view: memoryview, batch: CheckedBatch, ahead_us: int) -> tuple[me
 
 
 def clock_us_of(view: memoryview, header: Header, stored_at_us: int | None = None) -> int:
-    """When the stored batch that *view* begins with was stored by the wall clock of the broker. *stored_at_us* is its
-    stamp, where *header* was read before it had one.
+    """Return when the batch at the start of *view* was stored, by the broker's wall clock.
+
+    *stored_at_us* is its stamp, for a *header* that was read before the batch had one.
     """
     stamp_us, end = header.stored_at_us if stored_at_us is None else stored_at_us, header.data_start
     field = bytes(view[end - AHEAD_SIZE : end])

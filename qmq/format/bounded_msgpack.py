@@ -1,4 +1,4 @@
-"""msgpack that an untrusted client may have packed: read in time and memory that its own size bounds."""
+"""Unpack msgpack from an untrusted client, in time and memory that its size bounds."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from typing import Any, Final
 
 import msgpack
 
-#: What is as small as this takes little whatever it says: lists of at most so many, as many deep.
+#: Up to this size any msgpack is cheap to unpack: its lists can claim at most so many elements, nested as deep.
 _SMALL_BYTES: Final = 128
 
 
 def unpack(packed: bytes | memoryview, **limits: Any) -> Any:
-    """``msgpack.unpackb``, which makes room for as many elements as a list says that it has before it looks for them.
+    """Return ``msgpack.unpackb(packed)``, without allocating for elements that are not there.
 
-    Lists in lists, each of which says thousands, took 80 ms and 32 MiB for 3 KB. So they are counted first. Raises
-    whatever msgpack does.
+    msgpack allocates as many elements as a list claims before it reads them: 3 KB of nested lists that claim thousands
+    took 80 ms and 32 MiB. So the elements are counted first. Raises the errors of msgpack.
     """
     if len(packed) > _SMALL_BYTES:
         counting = msgpack.Unpacker(max_buffer_size=len(packed))
@@ -24,5 +24,5 @@ def unpack(packed: bytes | memoryview, **limits: Any) -> Any:
 
 
 def cause_of(error: Exception) -> str:
-    """Why msgpack refused bytes, in few words. Its repr would show what was unpacked, which may nest past any limit."""
+    """Return in few words why msgpack refused bytes; the error's repr could show data nested past any limit."""
     return f"{type(error).__name__}: {error}"[:200]

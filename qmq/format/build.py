@@ -1,7 +1,4 @@
-"""Making batches: what a client does before it sends.
-
-A part of a batch that a client has built, as a batch of its own: what is left once others of it were refused.
-"""
+"""Make batches from messages, as a client does before it sends; cut a part out of such a batch."""
 
 from __future__ import annotations
 
@@ -42,13 +39,13 @@ from qmq.format.table import table_of
 
 _PACK: Final = msgpack.Packer(autoreset=True, use_bin_type=True).pack
 
-#: A message header is the msgpack map ``{"k": [keys], "t": [tags], "p": {properties}}``, what is empty left out. The
-#: map's first byte goes by how many of the three it has; then come the parts, packed by themselves.
+#: A message header is the msgpack map ``{"k": [keys], "t": [tags], "p": {properties}}`` without its empty parts. The
+#: map's first byte depends on how many parts it has; the parts follow, packed one by one.
 _MAP: Final = (b"\x80", b"\x81", b"\x82", b"\x83")
 _KEYS: Final = b"\xa1k"
 _TAGS: Final = b"\xa1t"
 _PROPERTIES: Final = b"\xa1p"
-#: ``[key]`` up to the key's bytes, by their number: an array of one, then a string of so many.
+#: The packed bytes before a key, by the key's size: an array of one string.
 _SHORT_KEYS: Final = tuple(_KEYS + _PACK(["." * size])[:-size] for size in range(1, 256))
 
 _NO_STORE: Final = bytes(6)
@@ -56,8 +53,8 @@ _NO_MARK: Final = bytes(8)
 
 
 class MessageHeader(NamedTuple):
-    """A message's header as it travels, with what the columns say of it: ``deliver_at`` and ``expire_at`` as they stand
-    there, 0 for none.
+    """A message's header as it is sent, with the values of its columns; ``deliver_at`` and ``expire_at`` are 0 for
+    none.
     """
 
     packed: bytes
@@ -79,7 +76,7 @@ def make_header(
 ) -> MessageHeader:
     """Pack key, tags and properties into a message header.
 
-    Raises InvalidOption for what is not text, MessageTooLarge when the header is over 65,535 bytes.
+    Raises InvalidOption for values that are not text, MessageTooLarge when the header is over 65,535 bytes.
     """
     parts = bits = hashed = 0
     packed = b""
@@ -106,7 +103,7 @@ def make_header(
     if len(packed) >= MAX_HEADER_BYTES:
         raise MessageTooLarge(
             f"key, tags and properties take {len(packed) + 1} bytes, at most {MAX_HEADER_BYTES} are allowed; "
-            "put what is large into the body"
+            "put large values into the body"
         )
     return MessageHeader(_MAP[parts] + packed, bits, hashed, deliver_at, expire_at)
 
@@ -119,12 +116,12 @@ def _tuple_of(tags: Sequence[str]) -> tuple[str, ...]:
 
 @lru_cache(256)
 def _tags_part(tags: tuple[str, ...]) -> tuple[bytes, int]:
-    """The packed tags of a header, and their bits. A program has few sets of tags, so they are remembered."""
+    """Return the packed tags of a header, and their bits; remembered, because a program has few sets of tags."""
     return _TAGS + bytes(_PACK(tags)), tag_bits(tags)
 
 
 def _refuse(key: object, tags: object, properties: object) -> NoReturn:
-    """Say which of what was given is not text. Surrogates, which UTF-8 does not have, are not."""
+    """Raise InvalidOption for the value that is not text. Surrogates are not text: UTF-8 cannot hold them."""
 
     def is_text(value: object) -> bool:
         return isinstance(value, str) and not any("\ud800" <= letter <= "\udfff" for letter in value)
@@ -137,7 +134,7 @@ def _refuse(key: object, tags: object, properties: object) -> NoReturn:
 
 
 class RunContent(NamedTuple):
-    """The messages of one subject that go into a batch. ``headers`` is None when no message has one."""
+    """The messages of one subject for a batch. ``headers`` is None when no message has one."""
 
     subject: str
     bodies: Sequence[bytes]
@@ -145,7 +142,7 @@ class RunContent(NamedTuple):
 
 
 class RunLike(Protocol):
-    """What build_batch reads of a run: a RunContent, or whatever else gathers messages."""
+    """The part of a run that build_batch reads: a RunContent, or another class that gathers messages."""
 
     @property
     def subject(self) -> str: ...
@@ -156,7 +153,7 @@ class RunLike(Protocol):
 
 
 def message_bytes(run: RunLike) -> int:
-    """Bytes of header and body of all messages of a run."""
+    """Return the bytes of header and body of all messages of a run."""
     total = sum(map(len, run.bodies))
     return total if run.headers is None else total + sum(len(header.packed) for header in run.headers)
 
@@ -168,10 +165,10 @@ def message_bytes(run: RunLike) -> int:
 def build_batch(
     runs: Sequence[RunLike], *, created_at_us: int, producer_id: bytes, producer_sequence: int
 ) -> list[bytes]:
-    """The buffers of one batch, in order; their lengths sum to its size.
+    """Return the buffers of one batch, in order; their lengths sum to its size.
 
-    Every run has a message and another subject, and there are at most MAX_RUNS of them. All but position, stored_at_us,
-    partition, store id, first sequences and mark is filled in.
+    Every run has messages and a subject of its own, and there are at most MAX_RUNS of them. Everything is filled in
+    except position, stored_at_us, partition, store id, first sequences and mark.
     """
     return build_flat(
         [run.subject for run in runs],
@@ -195,9 +192,9 @@ def build_flat(
     producer_sequence: int,
     lengths: bytes | None = None,
 ) -> list[bytes]:
-    """As build_batch, with the runs told by their subjects, how many messages each has, and the messages of all.
+    """As build_batch, with the runs given as their subjects, their numbers of messages, and the messages of all.
 
-    *lengths*: those of the bodies as little-endian u32, where they are known and no message has a header.
+    *lengths* are those of the bodies as little-endian u32, where they are known and no message has a header.
     """
     messages, columns, flags = _columns_of(bodies, headers, lengths)
     if len(subjects) == 1:
@@ -224,7 +221,7 @@ def build_flat(
 
 
 def sealed_head(fields: tuple[Any, ...], rest: bytes) -> bytes:
-    """The header with its checksum, then *rest*: run records and table."""
+    """Return the header with its checksum, then *rest*: run records and table."""
     head = bytearray(BATCH_HEADER.pack(*fields))
     crc = crc32c(rest, crc32c(head[:BATCH_PREFIX_SIZE]))
     head[HEADER_CRC_OFFSET : HEADER_CRC_OFFSET + 4] = crc.to_bytes(4, "little")
@@ -232,7 +229,7 @@ def sealed_head(fields: tuple[Any, ...], rest: bytes) -> bytes:
 
 
 def _joined_headers(runs: Sequence[RunLike]) -> Sequence[MessageHeader] | None:
-    """Headers of all runs, one after another; None when no message has one."""
+    """Return the headers of all runs, one after another; None when no message has one."""
     if all(run.headers is None for run in runs):
         return None
     headers: list[MessageHeader] = []
@@ -243,13 +240,13 @@ def _joined_headers(runs: Sequence[RunLike]) -> Sequence[MessageHeader] | None:
     return headers
 
 
-Column = tuple[bytes, int]  # and how many of the bytes are one message's
+Column = tuple[bytes, int]  # the bytes, and how many of them one message has
 
 
 def _columns_of(
     bodies: Sequence[bytes], headers: Sequence[MessageHeader] | None, lengths: bytes | None
 ) -> tuple[Sequence[bytes], list[Column], int]:
-    """Messages (header and body), the columns in file order, and the batch flags that say which there are."""
+    """Return the messages (header and body), the columns in file order, and the flags of the optional columns."""
     count = len(bodies)
     if headers is None:
         lengths = little("I", map(len, bodies)) if lengths is None else lengths
@@ -277,12 +274,12 @@ def _columns_of(
 
 
 def fold(value: int) -> int:
-    """A u64 in 32 bits."""
+    """Return a u64 folded into 32 bits."""
     return (value & 0xFFFFFFFF) ^ (value >> 32)
 
 
 def fold_of(header_size: int, tags: int, key: int, deliver_at: int = 0, expire_at: int = 0) -> int:
-    """A message's columns folded into 32 bits, which go into its checksum: rot in a column shows in cut runs too.
+    """Return a message's columns folded into 32 bits, for its checksum: so bad bytes in a column show in cut runs too.
 
     An origin id is folded as well, as four u32 one after another.
     """
@@ -290,7 +287,7 @@ def fold_of(header_size: int, tags: int, key: int, deliver_at: int = 0, expire_a
 
 
 def _folds(sizes: list[int], tags: Sequence[int], wide: Iterable[Sequence[int]]) -> Folds:
-    """fold_of for each message; *wide* are the columns of u64 that there are, whichever."""
+    """Return fold_of for each message; *wide* are the u64 columns that the batch has."""
     if len(sizes) < FEW:
         return list(map(fold_of, sizes, tags, *wide))
     folds = np.array(sizes, np.uint32) ^ np.array(tags, np.uint32)
@@ -301,14 +298,14 @@ def _folds(sizes: list[int], tags: Sequence[int], wide: Iterable[Sequence[int]])
 
 
 def _checks(messages: Sequence[bytes], folds: Folds | None) -> bytes:
-    """The messages' own checksums; *folds* of their columns, None where all are 0."""
+    """Return the messages' own checksums as bytes; *folds* None: all folds are 0."""
     if len(messages) >= FEW:
         return checks_of(messages, folds, len(messages)).tobytes()
     return little("I", map(check_of, messages, repeat(0) if folds is None else folds))
 
 
 def _run_datas(messages: Sequence[bytes], columns: list[Column], counts: list[int]) -> list[bytes]:
-    """For each run its columns and then its payload, in one piece."""
+    """Return the data of each run: its columns, then its payload."""
     many = len(counts) - counts.count(1)
     singles: list[bytes] = []  # each message as if it were a run of its own
     if many * 2 < len(counts):
@@ -333,7 +330,7 @@ def _run_datas(messages: Sequence[bytes], columns: list[Column], counts: list[in
 
 
 def records_of(counts: list[int], sizes: list[int], crcs: Iterable[int], run_flags: int = 0) -> bytes:
-    """The run records of a batch, as a client fills them in."""
+    """Return the run records of a batch, as a client fills them in."""
     records = np.zeros(len(counts), RUN_DTYPE)
     records["flags"] = run_flags
     records["subject"] = np.arange(len(counts))
@@ -345,7 +342,7 @@ def records_of(counts: list[int], sizes: list[int], crcs: Iterable[int], run_fla
 
 
 def little(typecode: str, values: object) -> bytes:
-    """The integers as little-endian bytes."""
+    """Return the integers as little-endian bytes."""
     column = array(typecode, values)  # type: ignore[call-overload]  # any iterable of ints
     if sys.byteorder == "big":
         column.byteswap()
@@ -353,8 +350,9 @@ def little(typecode: str, values: object) -> bytes:
 
 
 def cut_batch(batch: memoryview, start: int, stop: int, producer_sequence: int) -> list[bytes]:
-    """The buffers of a batch of messages [start, stop), by ordinal, of a batch that a client has built. The first of
-    these gets that producer sequence.
+    """Return the buffers of a batch with messages [start, stop), by ordinal, of a batch that a client built.
+
+    *producer_sequence* is that of the first of them.
     """
     header = parse_header(batch)
     subjects, counts, datas = list[str](), list[int](), list[bytes]()

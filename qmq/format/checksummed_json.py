@@ -1,6 +1,6 @@
-"""A small record as one line of JSON with its checksum in it: manifests of archives, receipts beside segments.
+"""A small record as one line of JSON with its checksum: manifests of archives, and receipts beside segments.
 
-Its ``check`` is the crc32c, 8 hex digits, of the JSON of all other fields with sorted names and no blanks.
+The field ``check`` is the crc32c, as 8 hex digits, of the JSON of all other fields with sorted names and no blanks.
 """
 
 from __future__ import annotations
@@ -15,15 +15,16 @@ from qmq.errors import BadBytes, ForeignFile
 
 
 def pack_json(version: int, content: Mapping[str, Any]) -> bytes:
-    """The line, with its version."""
+    """Return the record as a line, with its version and checksum."""
     fields = {"version": version, **content}
     return _json({**fields, "check": _check(fields)}) + b"\n"
 
 
 def parse_json(data: bytes, version: int, name: str, advice: str) -> dict[str, Any]:
-    """The fields of a line, without version and check; *advice* says what to do about a bad one.
+    """Return the fields of a line, without version and checksum.
 
-    Raises BadBytes when it is not what was written, ForeignFile for a version after *version*.
+    *name* and *advice*, which says what to do, are for errors. Raises BadBytes for a line that QMQ did not write so,
+    ForeignFile for a version after *version*.
     """
     try:
         content: dict[str, Any] = json.loads(data)
@@ -33,7 +34,7 @@ def parse_json(data: bytes, version: int, name: str, advice: str) -> dict[str, A
         if found > version:
             raise ForeignFile(f"{name} has format version {found}; this QMQ reads {version}: use a newer one")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise BadBytes(f"{name} is not one of QMQ's ({error!r:.80}); {advice}") from error
+        raise BadBytes(f"{name} is not a record of QMQ ({error!r:.80}); {advice}") from error
     del content["version"]
     return content
 

@@ -1,12 +1,11 @@
-"""Delayed messages that fall due: batches made of stored ones, under the ids that those have.
+"""Batches of delayed messages that fall due, made of stored batches; the messages keep their ids as origin ids.
 
-A batch that was stored to be delivered later is cut to the messages that are due. They keep subject, header, body, time
-of creation, tags and key; the column deliver_at is left out, and origin_id says which messages they are.
+A stored batch is cut to the messages that are due. They keep subject, header, body, time of creation, tags and key; the
+column deliver_at is left out.
 
-Messages that were sent one by one, to be delivered later, and fall due together: one batch of all of them.
-
-Each keeps header, body, tags, key, expiry and its time of creation, which a column says where it is not the same for
-all. Columns that only some of them had are 0 for the others, which means the same as none.
+Messages that were sent one by one and fall due together become one batch. Each keeps header, body, tags, key, expiry
+and its time of creation, which is a column where the times differ. In a column that only some of them had, the others
+have 0, which means none.
 """
 
 from __future__ import annotations
@@ -70,7 +69,7 @@ class Single(NamedTuple):
 
 
 def single_of(batch: memoryview) -> Single | None:
-    """The one message of the stored batch that *batch* begins with; None where it has several, or is rotten."""
+    """Return the only message of the batch at the start of *batch*; None when it has several or bad bytes."""
     header = parse_header(batch)
     start, flags = header.data_start, header.flags
     if header.messages != 1 or header.runs != 1 or flags & ~SENT_FLAGS or header.version != BATCH_VERSION:
@@ -88,7 +87,7 @@ def single_of(batch: memoryview) -> Single | None:
 
 
 def join_singles(singles: list[Single], store_id: bytes, partition: int) -> Due:
-    """These messages as one batch, in their order within each subject. Their ids name *partition*."""
+    """Return these messages as one batch, in their order within each subject. Their ids name *partition*."""
     numbers: dict[str, int] = {}
     subjects = [numbers.setdefault(one.subject, len(numbers)) for one in singles]
     counts = [len(singles)]
@@ -109,7 +108,7 @@ def join_singles(singles: list[Single], store_id: bytes, partition: int) -> Due:
 
 
 def _columns_of(singles: list[Single]) -> tuple[npt.NDArray[Any], npt.NDArray[Any], Columns]:
-    """Lengths, header sizes, and the optional columns that one of the messages has, but for deliver_at."""
+    """Return lengths, header sizes, and the optional columns that any of the messages has, except deliver_at."""
     count, by_flags = len(singles), dict[int, list[int]]()
     for at, one in enumerate(singles):
         by_flags.setdefault(one.flags, []).append(at)
@@ -137,7 +136,7 @@ def _column(rows: npt.NDArray[np.uint8], offset: int, dtype: str) -> npt.NDArray
 
 
 def _folds(sizes: npt.NDArray[Any], columns: Columns) -> npt.NDArray[Any]:
-    """build.fold_of for each message."""
+    """Return build.fold_of for each message."""
     folds = sizes.astype("<u4")
     for column in columns.values():
         folds ^= np.bitwise_xor.reduce(column.view("<u4").reshape(len(sizes), -1), axis=1)
@@ -145,7 +144,7 @@ def _folds(sizes: npt.NDArray[Any], columns: Columns) -> npt.NDArray[Any]:
 
 
 def _datas(columns: list[npt.NDArray[Any]], payloads: list[bytes], counts: list[int]) -> list[bytes]:
-    """Of each run its columns, and then its payload."""
+    """Return the data of each run: its columns, then its payload."""
     ends = [0, *accumulate(counts)]
     return [
         b"".join([*(column[start:stop].tobytes() for column in columns), *payloads[start:stop]])
@@ -171,17 +170,17 @@ def _built(
     return buffer, CheckedBatch(made, tuple(names), None, runs)
 
 
-#: The producer of what falls due: no client is called that, as theirs are random or hashes.
+#: The producer of batches of due messages; no client has this id, since theirs are random or hashes.
 DUE_PRODUCER: Final = b"qmq: falling due"
 
-#: deliver_at of one message.
+#: The deliver_at of one message.
 _TIME: Final = struct.Struct("<Q")
 
 Times = npt.NDArray[np.uint64]
 
 
 class Due(NamedTuple):
-    """A batch of messages that are due, ready to be stamped, and how many messages were too rotten for it."""
+    """A batch of due messages, ready to be stamped, and how many messages had too many bad bytes for it."""
 
     buffer: bytearray
     checked: CheckedBatch
@@ -189,7 +188,7 @@ class Due(NamedTuple):
 
 
 def due_times(batch: memoryview, header: Header, stored_at_us: int) -> Times:
-    """When each message of a batch that *batch* begins with falls due, rounded up: u64[messages]."""
+    """Return when each message of the batch at the start of *batch* falls due, rounded up: u64[messages]."""
     if header.messages == 1:
         (time,) = _TIME.unpack_from(batch, header.data_start + COLUMN_BYTES[header.flags & (HAS_DELIVER_AT - 1)])
         time += stored_at_us if time < DELAY_END_US else 0
@@ -260,7 +259,7 @@ def _cut_single(batch: memoryview, header: Header, partition: int) -> Due | None
 
 
 def _sound_parts(run: Run) -> list[Run | int]:
-    """The ranges of a run whose messages fit their checksums, and how many messages lie between."""
+    """Return the parts of a run whose messages fit their checksums, and how many messages do not."""
     bad = bad_messages(run)
     if bad is None:
         return [run.count]
@@ -283,7 +282,7 @@ def _by_subject(parts: list[Run]) -> dict[str, list[Run]]:
 
 
 def _joined(parts: list[Run], partition: int) -> tuple[int, bytes]:
-    """How many messages these are, and their data: columns with checksums made anew, and payload."""
+    """Return how many messages these are, and their data: columns with checksums made anew, then the payload."""
     flags = parts[0].flags
     count = sum(part.count for part in parts)
     origins = b"".join(
@@ -331,7 +330,7 @@ def _build(header: Header, flags: int, joined: list[tuple[str, tuple[int, bytes]
 
 
 def origins_of(batch: memoryview) -> list[tuple[bytes, int, npt.NDArray[np.uint64]]]:
-    """Which messages those of a batch of due ones are: for each store id and partition their positions, u64.
+    """Return the origin ids of a batch of due messages: for each store id and partition the positions, u64.
 
     Raises BadBatch when the batch has no origin ids.
     """

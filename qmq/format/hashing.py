@@ -1,4 +1,4 @@
-"""The hash functions that the format fixes: of keys, of tags and of messages. Golden values stand in docs/FORMAT.md."""
+"""The hash functions of the format: of keys, tags and messages. docs/FORMAT.md has golden values."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import xxhash
 #: 64 bits: XXH64 with seed 0.
 hash_bytes: Final[Callable[[bytes], int]] = xxhash.xxh64_intdigest
 
-#: 64 bits: XXH3 with seed 0. A call takes a third of one of crc32c, which is most of what a small message costs.
+#: 64 bits: XXH3 with seed 0. A call costs a third of a crc32c call, which would be most of the cost of a small message.
 _hash_message: Final[Callable[[bytes | memoryview], int]] = xxhash.xxh3_64_intdigest
 _LOW: Final = 0xFFFFFFFF
 
@@ -21,12 +21,12 @@ Folds = npt.NDArray[Any] | Sequence[int]
 
 
 def key_hash(key: str) -> int:
-    """64 bits: XXH64 with seed 0 over the key's UTF-8 bytes."""
+    """Return the 64-bit hash of a key: XXH64 with seed 0 over its UTF-8 bytes."""
     return hash_bytes(key.encode())
 
 
 def tag_bits(tags: Iterable[str]) -> int:
-    """32 bits: for each tag, the bit whose number is the low 5 bits of its XXH64."""
+    """Return the 32 bits of tags: for each, the bit whose number is the low 5 bits of its XXH64."""
     bits = 0
     for tag in tags:
         bits |= 1 << (hash_bytes(tag.encode()) & 31)
@@ -34,13 +34,14 @@ def tag_bits(tags: Iterable[str]) -> int:
 
 
 def check_of(message: bytes | memoryview, fold: int) -> int:
-    """A message's own checksum, 32 bits: the low ones of XXH3 over its header and body, xored with a *fold* of its
-    columns (see `build.fold_of`), so that a rotten column shows as well.
+    """Return a message's own checksum of 32 bits: the low bits of XXH3 over header and body, xored with *fold*.
+
+    The fold is of the message's columns (see `build.fold_of`), so bad bytes in a column fail the check too.
     """
     return _hash_message(message) & _LOW ^ fold
 
 
 def checks_of(messages: Iterable[bytes | memoryview], folds: Folds | None, count: int) -> npt.NDArray[np.uint32]:
-    """``check_of`` for *count* messages; *folds* None: all are 0."""
+    """Return ``check_of`` of *count* messages; *folds* None: all folds are 0."""
     checks = np.fromiter(map(_hash_message, messages), np.uint64, count).astype("<u4")
     return checks if folds is None else checks ^ np.asarray(folds, "<u4")

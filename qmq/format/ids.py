@@ -1,4 +1,4 @@
-"""Integers that must not be confused, and the message id."""
+"""The message id, and types for integers that must not be confused."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from typing import NamedTuple, NewType
 from qmq.errors import InvalidOption
 from qmq.format.layout import MESSAGE_ID, MESSAGE_ID_SIZE
 
-#: A byte offset in a partition of the message log; a message's is its batch's position plus its ordinal in the batch.
+#: The number of a byte in a partition's log; a message's position is its batch's plus its ordinal in the batch.
 Position = NewType("Position", int)
-#: The number of a message in one consumer log.
+#: The number of a message in its subject.
 Sequence = NewType("Sequence", int)
-#: The number of an entry of a partition's consumer logs, in position order.
+#: The number of an entry in its partition, in position order.
 Row = NewType("Row", int)
 #: The number of a subject in the store's registry.
 SubjectNumber = NewType("SubjectNumber", int)
 
 
 class MessageId(NamedTuple):
-    """Where a message was first stored: its name for good. ``str()`` gives 32 hex digits."""
+    """The permanent name of a message: where it was first stored. ``str()`` gives 32 hex digits."""
 
     store_id: bytes
     partition: int
@@ -29,7 +29,7 @@ class MessageId(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> MessageId:
-        """Read 32 hex digits; raises InvalidOption for anything else."""
+        """Return the id that 32 hex digits name; raises InvalidOption for anything else."""
         try:
             raw = bytes.fromhex(text)
         except ValueError:

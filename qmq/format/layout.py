@@ -1,7 +1,7 @@
 """Every fixed record layout of QMQ on one page: magics, versions, offsets, sizes, dtypes.
 
-All integers are little-endian. Times are microseconds since 1970-01-01 UTC (u64) and end in ``_us`` in code. The bytes
-are drawn in docs/FORMAT.md; this sheet is what the code uses, and every size is asserted at import.
+All integers are little-endian. Times are microseconds since 1970-01-01 UTC (u64), and their names end in ``_us``.
+docs/FORMAT.md draws the bytes; the code uses the definitions here, and every size is asserted at import.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import numpy as np
 #   header (96) | run records (32 each) | table (msgpack) | run 0 | run 1 | ...
 #   each run:   length u32[n] | header_size u16[n] | crc32c u32[n] | optional columns | payload
 #
-# A piece is the same thing cut down to part of one run (magic PIECE_MAGIC); only the broker makes pieces, for pulls.
+# A piece has a part of one run (magic PIECE_MAGIC); only the broker makes pieces, for pulls.
 
 BATCH_MAGIC: Final = 0x62514D51  # the bytes "QMQb"
 PIECE_MAGIC: Final = 0x70514D51  # the bytes "QMQp"
 BATCH_VERSION: Final = 1
 
-#: magic u32 | version u8 | reserved u8 | flags u16 | size u32 | table_size u32 | count u32 | runs u32 |
+#: magic u32 | version u8 | reserved u8 | flags u16 | size u32 | table_size u32 | messages u32 | runs u32 |
 #: position u64 | stored_at_us u64 | created_at_us u64 | partition u16 | store_id 6s | producer_id 16s |
 #: producer_sequence u64 | data_crc u32 | header_crc u32 | mark 8s
 BATCH_HEADER: Final = struct.Struct("<IBBHIIIIQQQH6s16sQII8s")
@@ -51,8 +51,8 @@ BATCH_HEADER_DTYPE: Final = np.dtype(
     ]
 )
 
-#: What the broker stamps, as one packed write: position, stored_at_us (offset 24, 16 bytes) and partition, store id
-#: (offset 48, 8 bytes); then header_crc and mark (offset 84, 12 bytes).
+#: The fields that the broker stamps, each group as one packed write: position and stored_at_us (offset 24, 16 bytes);
+#: partition and store id (offset 48, 8 bytes); header_crc and mark (offset 84, 12 bytes).
 STAMP_POSITION: Final = struct.Struct("<QQ")
 STAMP_POSITION_OFFSET: Final = 24
 STAMP_STORE: Final = struct.Struct("<H6s")
@@ -73,9 +73,9 @@ HAS_EXPIRE_AT: Final = 1 << 3
 HAS_CREATED_AT: Final = 1 << 4
 HAS_ORIGIN_ID: Final = 1 << 5
 KNOWN_FLAGS: Final = HAS_TAGS | HAS_KEY_HASH | HAS_DELIVER_AT | HAS_EXPIRE_AT | HAS_CREATED_AT | HAS_ORIGIN_ID
-#: Those that a client may send: an id is the broker's to give, and so is what goes with messages of several batches.
+#: The flags that a client may send; only the broker gives ids, and times of creation of messages from several batches.
 SENT_FLAGS: Final = KNOWN_FLAGS & ~(HAS_CREATED_AT | HAS_ORIGIN_ID)
-#: Those of copies, which a client hands over or restores.
+#: The flags of copies that a client hands over or restores.
 HANDED_FLAGS: Final = KNOWN_FLAGS & ~HAS_DELIVER_AT
 
 #: A deliver_at below this is a delay, in microseconds from when the batch is stored; 0: none.
@@ -84,7 +84,7 @@ DELAY_END_US: Final = 1 << 50
 DELIVER_UNIT_US: Final = 10_000
 #: The longest time after which a message may be delivered, expire or come again, and the longest that a group may set.
 MAX_DELAY_US: Final = 731 * 86_400 * 1_000_000
-#: As errors name it.
+#: MAX_DELAY_US as errors show it.
 MAX_DELAY_SHOWN: Final = f"{MAX_DELAY_US // 86_400_000_000} days (two years)"
 
 #: (flag, bytes a message) of the optional columns, in file order.
@@ -98,7 +98,7 @@ OPTIONAL_COLUMNS: Final = (
 )
 #: length u32, header_size u16, check u32
 FIXED_COLUMN_BYTES: Final = 10
-#: Bytes a message in the columns before that of the checksums, and in that.
+#: Bytes a message in the columns before the checksums, and in the column of the checksums.
 BEFORE_CHECK_COLUMN_BYTES: Final = 6
 CHECK_COLUMN_BYTES: Final = 4
 
@@ -123,15 +123,15 @@ RUN_DTYPE: Final = np.dtype(
 MAX_RUNS: Final = 65_535
 #: Flag of a run: its messages were restored from an archive.
 RUN_REPLAYED: Final = 1 << 0
-#: Producer sequences end before this, so that who counts on from one never leaves 64 bits.
+#: Producer sequences end before this, so counting on from one never leaves 64 bits.
 PRODUCER_SEQUENCE_END: Final = 1 << 63
 #: Times of clients end here: with the year 9999, as calendars do.
 CREATED_AT_END_US: Final = 253_402_300_800_000_000
-#: A message's header, by its u16 column.
+#: The most bytes of a message's header: its column is u16.
 MAX_HEADER_BYTES: Final = 65_535
 
 #: A piece's header: magic u32 | version u8 | whole u8 (1: the whole run, data_crc is its crc; 0: cut, the messages' own
-#: crcs decide) | flags u16 (of the batch) | size u32 (of the piece) | count u32 | ordinal u32 (in the batch, of the
+#: crcs decide) | flags u16 (of the batch) | size u32 (of the piece) | messages u32 | ordinal u32 (in the batch, of the
 #: piece's first message) | subject_size u16 | lane u16 | position u64 (of the batch) | stored_at_us u64 |
 #: created_at_us u64 | first_sequence u64 | partition u16 | store_id 6s | run_flags u16 | run u16 | data_crc u32 |
 #: reserved u32 | header_crc u32 (of the header before it and the subject); then the subject, then the data.
@@ -145,7 +145,7 @@ PIECE_CRC_OFFSET: Final = 76
 SEGMENT_MAGIC: Final = b"QMQSEGMT"
 SEGMENT_VERSION: Final = 1
 #: magic 8s | version u16 | partition u16 | store_id 6s | reserved 6s | base u64 (position of file offset 0) |
-#: created_at_us u64 | reserved 20s | crc32c u32 (of the 60 bytes before)
+#: created_at_us u64 | previous_end u64 and reserved 12s | crc32c u32 (of the 60 bytes before)
 SEGMENT_HEADER: Final = struct.Struct("<8sHH6s6sQQ20sI")
 SEGMENT_HEADER_SIZE: Final = 64
 
@@ -163,7 +163,7 @@ INDEX_DTYPE: Final = np.dtype([("position", "<u8"), ("stored_at_us", "<u8")])
 #: batch_size u32
 ENTRY: Final = struct.Struct("<QQQIIHHHHII")
 ENTRY_SIZE: Final = 48
-#: What an entry tells of its batch, so that a pull need not look there: flag << 8.
+#: The batch flags that an entry has too (flag << 8), so that a pull need not read the batch for them.
 ENTRY_BATCH_FLAGS: Final = HAS_TAGS | HAS_EXPIRE_AT | HAS_ORIGIN_ID
 ENTRY_HAS_TAGS: Final = HAS_TAGS << 8
 ENTRY_HAS_EXPIRE_AT: Final = HAS_EXPIRE_AT << 8
@@ -184,7 +184,7 @@ ENTRY_DTYPE: Final = np.dtype(
     ]
 )
 
-#: What a derived file (index, entries, order) starts with:
+#: The header of a derived file (index, entries, order):
 #: magic 8s | version u16 | partition u16 | store_id 6s | sealed u8 | reserved 5s | base u64 (of its segment) |
 #: covered u64 (position up to which it covers, when sealed) | count u64 (records, when sealed) |
 #: first_row u64 | body_crc u32 (crc32c of all after this header, when sealed) | crc32c u32 (of the 60 bytes before)
@@ -206,7 +206,7 @@ SUBJECTS_MAGIC: Final = b"QMQSUBJS"
 SUBJECTS_VERSION: Final = 1
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Pull log: what consumers pulled, acknowledged and handed back
+# Pull log: the records of groups
 
 PULL_LOG_MAGIC: Final = b"QMQPULLS"
 PULL_LOG_VERSION: Final = 1
@@ -219,7 +219,7 @@ PULL_RECORD_HEADER: Final = struct.Struct("<IIBBH")
 PULL_RECORD_HEADER_SIZE: Final = 12
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Schedules: items by due time
+# Error log and delay log: items by due time
 
 SCHEDULE_MAGIC: Final = b"QMQSCHED"
 SCHEDULE_VERSION: Final = 1
@@ -230,8 +230,8 @@ SCHEDULE_HEADER_SIZE: Final = 64
 
 #: Messages to hand out again: due_us u64 | number u64 | log u32 (subject number, or 2^31 + partition) | run u32 |
 #: first u64 (sequence, or position of the batch) | skip u32 | count u32 | end u64 (position of the last batch) |
-#: attempt u16 (of the next time) | expires u8 | flags u8 | consumer u32 | delivery_sequence u64 | failed_at_us u64 |
-#: reason 52s (UTF-8, zeros behind) | crc32c u32
+#: attempt u16 (of the next time) | session_expiries u8 | flags u8 | consumer u32 | delivery_sequence u64 |
+#: failed_at_us u64 | reason 52s (UTF-8, zeros behind) | crc32c u32
 RETRY_DTYPE: Final = np.dtype(
     [
         ("due_us", "<u8"),
@@ -254,7 +254,7 @@ RETRY_DTYPE: Final = np.dtype(
 )
 RETRY_SIZE: Final = 128
 RETRY_REASON_BYTES: Final = 52
-#: Handed out alone, to a consumer that holds nothing.
+#: The message is quarantined: handed out alone, to a consumer with nothing else in flight.
 RETRY_QUARANTINED: Final = 1 << 0
 
 #: Delayed messages: due_us u64 | number u64 (position of the first message) | position u64 (of the batch) | count u32 |
@@ -266,7 +266,7 @@ DELAY_SIZE: Final = 32
 
 #: Partition numbers from here on are delay logs.
 DELAY_PARTITION: Final = 0x8000
-#: Instead of the sequence of a message of which none is known.
+#: The sequence of a message whose sequence is unknown.
 NO_SEQUENCE: Final = (1 << 64) - 1
 
 STORE_ID_SIZE: Final = 6

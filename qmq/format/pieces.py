@@ -1,6 +1,6 @@
-"""What a pull's answer is made of: whole batches as they lie, and pieces of one run each.
+"""The answer to a pull: whole batches as stored, and pieces of one run each.
 
-The broker makes pieces (`StoredBatch`); a client reads an answer back into runs (`read_answer`), checked.
+The broker cuts pieces (`StoredBatch`); a client reads an answer back into verified runs (`read_answer`).
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ Buffer = bytes | memoryview
 
 
 class AnswerDamage(NamedTuple):
-    """Messages of an answer that could not be verified and are left out: so many of the batch at ``position``, from
-    ordinal ``first`` on (0: all of them). They belong before run number ``run_index`` of those that were read.
+    """Messages of an answer that could not be verified and are left out: ``messages`` of the batch at ``position``,
+    from ordinal ``first`` on (0: all of them). They belong before run number ``run_index`` of the runs that were read.
 
-    Where not even a header could be read, ``size`` is how many bytes of the answer are left out. Nobody knows whose
-    they were: the other numbers are 0.
+    Where not even a header could be read, ``size`` is the number of bytes that are left out, and the other numbers are
+    0.
     """
 
     reason: str
@@ -63,7 +63,7 @@ class AnswerDamage(NamedTuple):
 # ---------------------------------------------------------------------------------------------------------------------
 # The broker's side
 
-#: A piece with up to so many bytes of data is one buffer: many small ones cost more than the copy.
+#: A piece with up to so many bytes of data is one buffer: many small buffers cost more than the copy.
 _SMALL_BYTES: Final = 4_096
 
 
@@ -84,7 +84,7 @@ class _Cut:
         self._ends: npt.NDArray[np.int64] | None = None  # in ``data``
 
     def slices(self, start: int, stop: int) -> list[memoryview]:
-        """Of columns and payload what messages [start, stop) need."""
+        """Return the slices of columns and payload for messages [start, stop)."""
         data, count = self.data, self.record[0]
         if self._ends is None:
             self._ends = np.cumsum(np.frombuffer(data, "<u4", count), dtype=np.int64) + self._payload
@@ -95,12 +95,12 @@ class _Cut:
 
 
 class StoredBatch:
-    """A stored batch from which pieces are cut; its header is checked once. *view* begins with it."""
+    """A stored batch from which pieces are cut; *view* begins with it. Its header is checked once."""
 
     __slots__ = ("_cuts", "_data", "_firsts", "_names", "_view", "header")
 
     def __init__(self, view: memoryview) -> None:
-        """Raises BadBatch when the header does not fit its checksum: what it says can't be relied on then."""
+        """Raises BadBatch when the header does not fit its checksum, so that its sizes cannot be trusted."""
         self.header = header = parse_header(view)
         start = header.data_start
         if header.magic != BATCH_MAGIC or start > len(view) or header_crc_of(view, start) != header.header_crc:
@@ -112,8 +112,10 @@ class StoredBatch:
         self._cuts: dict[int, _Cut] = {}
 
     def piece(self, run_number: int, start: int, stop: int | None) -> tuple[list[Buffer], int]:
-        """The buffers of a piece with messages [start, stop) of a run (None: to its end), and their size in bytes. A
-        small part of a run is one buffer.
+        """Return the buffers of a piece with messages [start, stop) of a run (None: to its end), and their size in
+        bytes.
+
+        A small part of a run is one buffer.
         """
         header, cut = self.header, self._cuts.get(run_number) or self._begin(run_number)
         count, lane, run_flags, crc, first_sequence = cut.record
@@ -133,7 +135,7 @@ class StoredBatch:
         return [head, *slices], len(head) + data_size
 
     def _begin(self, run_number: int) -> _Cut:
-        """What all pieces of a run have in common."""
+        """Return the data that all pieces of a run share."""
         record = RUN.unpack_from(self._view, BATCH_HEADER_SIZE + RUN_SIZE * run_number)
         subject_index, lane, run_flags, _, count, offset, size, crc, first_sequence = record
         fields = count, lane, run_flags, crc, first_sequence
@@ -143,23 +145,23 @@ class StoredBatch:
 
     @property
     def clock_us(self) -> int:
-        """When it was stored by the wall clock of the broker."""
+        """The time at which the batch was stored, by the broker's wall clock."""
         return clock_us_of(self._view, self.header)
 
     def lengths(self, run_number: int) -> npt.NDArray[np.uint32]:
-        """Header and body sizes of the messages of a run, in bytes: u32[its count]."""
+        """Return header and body sizes of the messages of a run, in bytes: u32[its count]."""
         record = RUN.unpack_from(self._view, BATCH_HEADER_SIZE + RUN_SIZE * run_number)
         return np.frombuffer(self._data, "<u4", record[4], record[5])
 
     def column(self, run_number: int, flag: int) -> npt.NDArray[Any]:
-        """An optional column of a run, which the batch has: tags u32, origin ids 16 bytes, others u64."""
+        """Return an optional column of a run, which the batch has: tags u32, origin ids 16 bytes, others u64."""
         record = RUN.unpack_from(self._view, BATCH_HEADER_SIZE + RUN_SIZE * run_number)
         count, offset = record[4], record[5] + COLUMN_BYTES[self.header.flags & (flag - 1)] * record[4]
         size = COLUMN_BYTES[flag] - COLUMN_BYTES[0]
         return np.frombuffer(self._data, f"<u{size}" if size <= 8 else f"V{size}", count, offset)
 
     def _ordinal(self, run_number: int) -> int:
-        """Messages before that run in the batch."""
+        """Return the number of messages before a run in the batch."""
         if not run_number:
             return 0
         if self._firsts is None:
@@ -169,7 +171,7 @@ class StoredBatch:
 
 
 def piece_of_run(batch: memoryview, run_number: int, start: int, stop: int | None) -> tuple[list[Buffer], int]:
-    """One piece of the stored batch that begins *batch*: see StoredBatch."""
+    """Return one piece of the batch at the start of *batch*: see StoredBatch."""
     return StoredBatch(batch).piece(run_number, start, stop)
 
 
@@ -183,7 +185,7 @@ _POSITION: Final = struct.Struct("<Q")
 
 
 def read_answer(answer: memoryview) -> tuple[list[Run], list[AnswerDamage]]:
-    """The runs of a pull's answer, each verified, and what could not be verified (and is left out)."""
+    """Return the verified runs of a pull's answer, and what could not be verified."""
     runs: list[Run] = []
     damaged: list[AnswerDamage] = []
     read_from(answer, 0, runs, damaged)
@@ -191,7 +193,7 @@ def read_answer(answer: memoryview) -> tuple[list[Run], list[AnswerDamage]]:
 
 
 def read_from(answer: memoryview, offset: int, runs: list[Run], damaged: list[AnswerDamage]) -> None:
-    """As read_answer, from *offset* on, where something begins: adds to *runs* and *damaged*."""
+    """As read_answer, from *offset* on, where a batch or piece begins: add to *runs* and *damaged*."""
     end = len(answer)
     while offset < end:
         try:
@@ -205,8 +207,9 @@ def read_from(answer: memoryview, offset: int, runs: list[Run], damaged: list[An
 
 
 def read_one(rest: memoryview, runs: list[Run], damaged: list[AnswerDamage]) -> int:
-    """Read what begins *rest*; returns its size. Raises BadBatch when nothing can be known of it, size included; it has
-    added nothing to *runs* and *damaged* then.
+    """Read the batch or piece at the start of *rest*, and return its size.
+
+    Raises BadBatch when not even its size can be trusted; then nothing was added to *runs* and *damaged*.
     """
     magic = bytes(rest[:4])
     if magic == _MAGICS[0] and len(rest) >= BATCH_HEADER_SIZE + RUN_SIZE:
@@ -217,19 +220,23 @@ def read_one(rest: memoryview, runs: list[Run], damaged: list[AnswerDamage]) -> 
 
 
 class PartialAnswer:
-    """An answer of which not all bytes are there; *answer* is where they go."""
+    """An answer that is still being received into *answer*; its batches and pieces are verified as soon as they are
+    whole.
+
+    So the verification takes place while the broker still sends, and while the bytes are in the processor's cache.
+    """
 
     __slots__ = ("_answer", "_damaged", "_offset", "_runs", "_stuck")
 
     def __init__(self, answer: memoryview) -> None:
         self._answer = answer
-        self._offset = 0  # what lies before is read
+        self._offset = 0  # everything before is read
         self._runs: list[Run] = []
         self._damaged: list[AnswerDamage] = []
-        self._stuck = False  # nothing can be known of what lies there as long as not all has come
+        self._stuck = False  # a bad header: read on only when the whole answer is there
 
     def more(self, filled: int) -> None:
-        """The first *filled* bytes are there: read what of them is whole."""
+        """Read the batches and pieces that are whole in the first *filled* bytes."""
         while not self._stuck and self._is_whole(filled - self._offset):
             try:
                 self._offset += read_one(self._answer[self._offset : filled], self._runs, self._damaged)
@@ -237,24 +244,24 @@ class PartialAnswer:
                 self._stuck = True
 
     def _is_whole(self, there: int) -> bool:
-        """Whether what comes next lies within so many bytes, as far as its own size tells."""
+        """Return whether the next batch or piece lies within *there* bytes, by its own size."""
         if there < PIECE_HEADER_SIZE:
             return False
         size: int = _SIZE.unpack_from(self._answer, self._offset + SIZE_OFFSET)[0]
         return 0 < size <= there
 
     def all(self) -> tuple[list[Run], list[AnswerDamage]]:
-        """Everything is there: as `pieces.read_answer` says."""
+        """Read the rest of the complete answer, and return what `read_answer` returns."""
         read_from(self._answer, self._offset, self._runs, self._damaged)
         self._offset = len(self._answer)
         return self._runs, self._damaged
 
 
 def _resume(answer: memoryview, offset: int) -> int:
-    """Where reading goes on after something at *offset* whose header is bad; the answer's end when nobody can say.
+    """Return where reading goes on after a bad header at *offset*; the answer's end when that is unknown.
 
     A magic alone is not enough, since a body may hold a whole forged batch. So either the bad header's size leads to
-    the next header, or a batch follows whose position is as far from the bad header's as their places are.
+    the next header, or a batch follows whose position is as far from the bad header's as their offsets are.
     """
     end = len(answer)
     if end - offset < BATCH_HEADER_SIZE:
@@ -264,11 +271,11 @@ def _resume(answer: memoryview, offset: int) -> int:
         return int(after)
     (position,) = _POSITION.unpack_from(answer, offset + STAMP_POSITION_OFFSET)
     rest = bytes(answer[offset:])
-    place = rest.find(_MAGICS[0], 4)
-    while 0 < place <= len(rest) - BATCH_HEADER_SIZE:
-        if _POSITION.unpack_from(rest, place + STAMP_POSITION_OFFSET)[0] - position == place:
-            return offset + place
-        place = rest.find(_MAGICS[0], place + 4)
+    distance = rest.find(_MAGICS[0], 4)
+    while 0 < distance <= len(rest) - BATCH_HEADER_SIZE:
+        if _POSITION.unpack_from(rest, distance + STAMP_POSITION_OFFSET)[0] - position == distance:
+            return offset + distance
+        distance = rest.find(_MAGICS[0], distance + 4)
     return end
 
 
@@ -292,9 +299,9 @@ def _read_batch(rest: memoryview, runs: list[Run], damaged: list[AnswerDamage]) 
 
 
 def stored_runs(batch: memoryview, header: Header) -> list[Run]:
-    """The runs of the stored batch that begins *batch*, whose header is right; unverified.
+    """Return the runs of the batch at the start of *batch*, unverified; its header must be right.
 
-    Raises BadBatch when the header says what cannot be.
+    Raises BadBatch when a run points outside of the batch.
     """
     names = stored_names(batch, header)
     data = batch[header.data_start : header.size]
@@ -310,7 +317,7 @@ _OUTSIDE: Final = "a run of a batch points outside of it"
 
 
 def _runs_of_batch(header: Header, names: tuple[str, ...], records: Runs, data: memoryview) -> list[Run]:
-    """The runs of a batch of several, unverified. Raises BadBatch when its sound header says what can't be."""
+    """Return the unverified runs of a batch of several. Raises BadBatch when a run points outside of the batch."""
     counts = records["count"].astype(np.int64)
     starts = records["offset"].astype(np.int64)
     ends = starts + records["size"]
@@ -364,12 +371,12 @@ def _read_piece(rest: memoryview, runs: list[Run], damaged: list[AnswerDamage]) 
 
 
 def _read_by_message(run: Run, runs: list[Run], damaged: list[AnswerDamage], is_cut: bool = False) -> None:
-    """Check message by message a run that is cut, or does not fit its checksum; keep what is sound of it."""
+    """Check message by message a run that is cut or fails its checksum, and add its sound messages to *runs*."""
     bad = bad_messages(run)
     if is_cut and bad == []:
         runs.append(run)
         return
-    if not bad:  # its lengths lie, or what is wrong lies where no message's checksum looks
+    if not bad:  # its lengths are wrong, or the bad bytes are in none of its messages
         reason = f"a run of {run.subject!r} does not fit its checksum"
         damaged.append(AnswerDamage(reason, run.partition, run.position, run.ordinal, run.count, len(runs)))
         return
@@ -385,14 +392,14 @@ def _read_by_message(run: Run, runs: list[Run], damaged: list[AnswerDamage], is_
 
 
 def _ranges(indexes: list[int]) -> list[tuple[int, int]]:
-    """Ascending numbers as [first, end)."""
+    """Return ascending numbers as ranges [first, end)."""
     starts = [index for before, index in pairwise([-2, *indexes]) if index != before + 1]
     ends = [index + 1 for index, after in pairwise([*indexes, -2]) if after != index + 1]
     return list(zip(starts, ends, strict=True))
 
 
 def bad_messages(run: Run) -> list[int] | None:
-    """Which messages of a run do not fit their own checksums, ascending; None when it cannot be told them apart."""
+    """Return the messages of a run that fail their own checksums, ascending; None when its lengths are wrong."""
     payload = run.payload
     lengths = run.lengths()
     if int(lengths.sum(dtype=np.uint64)) != len(payload) or (run.header_sizes() > lengths).any():

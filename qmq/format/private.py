@@ -1,10 +1,8 @@
-"""Messages that are one group's alone: their subjects, and how one is made of a message that was received.
+"""Messages of one group alone: their private subjects, and copies of messages under these.
 
-Their subject is ``~GROUP~SUBJECT``, which no client may send to or follow: so every file and check that knows subjects
-keeps them apart. They carry the id that they had before as origin id.
-
-Messages of a run as a batch for one group alone, under the ids that they have: what is carried forward when the
-segment that holds them goes.
+A private subject is ``~GROUP~SUBJECT``. No client may send to it or follow it, so every file and check that knows
+subjects keeps these messages apart. The copies keep their ids as origin ids. One message becomes a batch for a
+handover; the messages of a run become a batch when they are carried forward.
 """
 
 from __future__ import annotations
@@ -38,35 +36,35 @@ from qmq.format.run import Run, cut_data
 from qmq.format.table import table_of
 from qmq.names import check_subject
 
-#: Begins names that no client may use.
+#: The first character of names that no client may use.
 PRIVATE: Final = "~"
 
 
 def private_subject(group: str, subject: str) -> str:
-    """Where messages of *subject* lie that are that group's alone."""
+    """Return the private subject of *group* for messages of *subject*."""
     return f"{PRIVATE}{group}{PRIVATE}{subject}"
 
 
 def is_private(name: str) -> bool:
-    """Whether that is a subject of one group's own."""
+    """Return whether *name* is a private subject."""
     return name[:1] == PRIVATE and PRIVATE in name[1:]
 
 
 def origin_subject(name: str) -> str:
-    """The subject that messages of subject *name* were sent to: another one where that is a group's own."""
+    """Return the subject that messages were sent to: *name*, or the subject in a private one."""
     return name.split(PRIVATE, 2)[2] if is_private(name) else name
 
 
 def check_private(name: str, group: str) -> str:
-    """Return *name* if it is a subject of that group's own (or of a broadcast member's). Raises InvalidName."""
+    """Return *name* if it is a private subject of *group*, or of a broadcast member's group. Raises InvalidName."""
     if not is_private(name) or name.split(PRIVATE, 2)[1] != group:
-        raise InvalidName(f"subject {name!r} is not one of group {group!r} alone, which begins with ~{group}~")
+        raise InvalidName(f"subject {name!r} is not private to group {group!r}: such a subject begins with ~{group}~")
     check_subject(origin_subject(name))
     return name
 
 
 def private_batch(run: Run, index: int, group: str, producer_id: bytes, producer_sequence: int) -> bytes:
-    """Message *index* of a run as a batch of its own for that group alone, as a client sends it.
+    """Return message *index* of a run as a batch of its own for one group alone, as a client sends it.
 
     It keeps header, body, tags, key, expiry and time of creation, and its id as origin id.
     """
@@ -97,13 +95,15 @@ def _number(column: bytes | None) -> int:
     return 0 if column is None else int.from_bytes(column, "little")
 
 
-#: The producer of such batches: no client is called that, as theirs are random or hashes.
+#: The producer of copies that are carried forward; no client has this id, since theirs are random or hashes.
 COPY_PRODUCER: Final = b"qmq: carrying on"
 
 
 def copied_batch(run: Run, group: str, clock_us: int) -> bytearray:
-    """All messages of a run whose checksums hold, ready to be stamped. They keep header, body, tags, key, expiry, time
-    of creation, and their ids as origin ids. *clock_us*: when they were stored, by the wall clock.
+    """Return all messages of a sound run as a batch for one group alone, ready to be stamped.
+
+    They keep header, body, tags, key, expiry and time of creation, and their ids as origin ids. *clock_us* is when they
+    were stored, by the wall clock.
     """
     flags, count = (run.flags & ~HAS_DELIVER_AT) | HAS_ORIGIN_ID, run.count
     lengths, header_sizes, _, *given, payload = map(bytes, cut_data(run.data, run.flags, count, 0, count))
@@ -131,7 +131,7 @@ def copied_batch(run: Run, group: str, clock_us: int) -> bytearray:
 
 
 def _absolute(times: bytes, stored_at_us: int) -> bytes:
-    """A copy is stored later: what expires so long after it was stored expires then even so."""
+    """Return expiry times that count from the time of storing as absolute times: a copy is stored later."""
     column = np.frombuffer(times, "<u8").copy()
     column[(column > 0) & (column < DELAY_END_US)] += np.uint64(stored_at_us)
     return column.tobytes()

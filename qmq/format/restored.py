@@ -1,7 +1,7 @@
-"""Messages of an archive as batches for a broker: copies under the ids that they have, marked as replayed.
+"""Messages of an archive as batches for a broker: copies under their old ids, marked as replayed.
 
-They keep header, body, key, tags and time of creation. What their sender said of delay and expiry is left out: it was
-about a time that is over, and who restores messages wants them now.
+They keep header, body, key, tags and time of creation. Delay and expiry are left out: they were about a time that is
+over, and a restore wants the messages now.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from qmq.format.layout import (
 from qmq.format.run import Run
 from qmq.format.table import TABLE_BYTES_A_RUN, table_of
 
-#: What a batch takes beside its runs, and a run beside its data.
+#: Bytes of a batch beside its runs, and of a run beside its data.
 _A_BATCH: Final = BATCH_HEADER_SIZE + 64
 _A_RUN: Final = RUN_SIZE + TABLE_BYTES_A_RUN
 _PRODUCER_OFFSET: Final = 56
@@ -47,12 +47,12 @@ _PRODUCER: Final = 24
 _KEPT: Final = HAS_TAGS | HAS_KEY_HASH | HAS_CREATED_AT
 _ID: Final = np.dtype([("place", "V8"), ("position", ">u8")])
 
-#: A run, and the subject that its messages are to have.
+#: A run, and the subject that its messages get.
 Part = tuple[str, Run]
 
 
 class RestoredBatch(NamedTuple):
-    """A batch as it is sent, but for its producer; ``first`` is the id of its first message, 16 bytes."""
+    """A batch to send, complete except for its producer; ``first`` is the id of its first message, 16 bytes."""
 
     buffer: bytearray
     messages: int
@@ -60,9 +60,9 @@ class RestoredBatch(NamedTuple):
 
 
 def restored_batches(parts: Sequence[Part], created_at_us: int, most_bytes: int) -> Iterator[RestoredBatch]:
-    """The messages of runs of one batch, verified, as batches of at most so many bytes each; in their order.
+    """Yield the verified messages of runs of one batch as batches of at most *most_bytes* each, in their order.
 
-    Raises MessageTooLarge for one message that takes more.
+    Raises MessageTooLarge when one message takes more.
     """
     for some in _fitting(parts, most_bytes):
         by_subject = dict[str, list[Run]]()
@@ -72,7 +72,7 @@ def restored_batches(parts: Sequence[Part], created_at_us: int, most_bytes: int)
 
 
 def numbered(batch: bytearray, producer_id: bytes, producer_sequence: int) -> None:
-    """Say, in place, whose batch it is and which of theirs."""
+    """Write producer id and producer sequence into a batch, in place."""
     batch[_PRODUCER_OFFSET : _PRODUCER_OFFSET + _PRODUCER] = producer_id + producer_sequence.to_bytes(8, "little")
     with memoryview(batch) as view:
         crc = header_crc_of(view, parse_header(view).data_start)
@@ -80,7 +80,7 @@ def numbered(batch: bytearray, producer_id: bytes, producer_sequence: int) -> No
 
 
 def ids_of(run: Run) -> npt.NDArray[np.void]:
-    """The ids of its messages, their origins' where they are copies: a record array of place V8 and position >u8."""
+    """Return the ids of a run's messages, origin ids of copies: a record array of place V8 and position >u8."""
     column = run.column(HAS_ORIGIN_ID)
     if column is not None:
         return column.view(_ID)
@@ -92,7 +92,7 @@ def ids_of(run: Run) -> npt.NDArray[np.void]:
 
 
 def id_ranges_of(ids: npt.NDArray[np.void]) -> Iterator[tuple[bytes, int, int, int]]:
-    """What ``ids_of`` gave as store id, partition, and positions [start, stop) of those that follow each other."""
+    """Yield ids of ``ids_of`` as store id, partition, and ranges [start, stop) of consecutive positions."""
     places, positions = ids["place"].astype("V8").view("<u8"), ids["position"].astype(np.uint64)
     goes_on = (places[1:] == places[:-1]) & (positions[1:] == positions[:-1] + np.uint64(1))
     heads = [0, *(np.flatnonzero(~goes_on) + 1).tolist()]
@@ -106,12 +106,12 @@ def id_ranges_of(ids: npt.NDArray[np.void]) -> Iterator[tuple[bytes, int, int, i
 
 
 def _size_of(run: Run) -> int:
-    """What its messages take at most, as they are sent."""
+    """Return the most bytes that a run's messages take when sent."""
     return len(run.data) + (0 if run.flags & HAS_ORIGIN_ID else MESSAGE_ID_SIZE * run.count) + _A_RUN
 
 
 def _fitting(parts: Sequence[Part], most_bytes: int) -> Iterator[list[Part]]:
-    """The same messages, as many at a time as fit."""
+    """Yield the same messages in groups that fit into *most_bytes*."""
     some, left = list[Part](), most_bytes - _A_BATCH
     for subject, whole in parts:
         for run in _slices(whole, most_bytes - _A_BATCH):
@@ -126,7 +126,7 @@ def _fitting(parts: Sequence[Part], most_bytes: int) -> Iterator[list[Part]]:
 
 
 def _slices(run: Run, most_bytes: int) -> Iterator[Run]:
-    """A run cut so that each part fits. Raises MessageTooLarge."""
+    """Yield a run cut into parts that fit. Raises MessageTooLarge."""
     if _size_of(run) <= most_bytes:
         yield run
         return
@@ -170,7 +170,7 @@ def _batch(by_subject: dict[str, list[Run]], created_at_us: int) -> RestoredBatc
 
 
 def _data_of(runs: list[Run]) -> bytes:
-    """Columns, with checksums made anew, and payload of all messages of some runs."""
+    """Return the data of all messages of some runs: columns with checksums made anew, then the payload."""
     if len(runs) == 1 and runs[0].count == 1:
         return _single(runs[0])
     columns = [b"".join(column) for column in zip(*map(_columns_of, runs), strict=True)]
@@ -178,7 +178,7 @@ def _data_of(runs: list[Run]) -> bytes:
 
 
 def _single(run: Run) -> bytes:
-    """A run of one message, as many are, without numpy."""
+    """Return the data of a run of one message, without numpy, because many runs have one."""
     data, flags = bytes(run.data), run.flags
     kept = data[FIXED_COLUMN_BYTES : COLUMN_BYTES[flags & (HAS_DELIVER_AT - 1)]]
     if flags & HAS_CREATED_AT:
@@ -192,7 +192,9 @@ def _single(run: Run) -> bytes:
 
 
 def _columns_of(run: Run) -> tuple[bytes, ...]:
-    """Lengths, header sizes, checksums, tags, hashes of keys and times of creation (or nothing), ids, payload."""
+    """Return lengths, header sizes, checksums, tags, key hashes and times of creation (or nothing), ids, and
+    payload.
+    """
     if run.count == 1:
         return _cut(_single(run), run.flags)
     lengths, sizes = run.lengths(), run.header_sizes()
@@ -216,7 +218,7 @@ def _columns_of(run: Run) -> tuple[bytes, ...]:
 
 
 def _cut(data: bytes, flags: int) -> tuple[bytes, ...]:
-    """The columns of one message that was made already."""
+    """Return the columns of one message from its data."""
     parts, start = list[bytes](), 0
     optional = 4 * bool(flags & HAS_TAGS), 8 * bool(flags & HAS_KEY_HASH), 8 * bool(flags & HAS_CREATED_AT)
     for size in (4, 2, 4, *optional, MESSAGE_ID_SIZE):

@@ -1,4 +1,4 @@
-"""A run as a client holds it: messages of one subject out of one batch, decoded when they are touched."""
+"""A run in a client: messages of one subject out of one batch, decoded on first use."""
 
 from __future__ import annotations
 
@@ -63,10 +63,10 @@ assert len(PIECE_HEADER.unpack(bytes(PIECE_HEADER.size))) == len(PieceHeader._fi
 
 
 class Run:
-    """Messages of one subject out of one batch. ``origin`` is the header it came under.
+    """Messages of one subject out of one batch. ``origin`` is the header of that batch or piece.
 
-    ``ordinal`` is the first message's in the batch. Columns are decoded when they are first asked for. A run of one
-    message is common (random subjects), so making one costs no view and no list.
+    ``ordinal`` is the first message's in the batch. Columns are decoded on first use. A run of one message is common
+    (random subjects), so making one builds no view and no list.
     """
 
     __slots__ = (
@@ -98,39 +98,39 @@ class Run:
         self._view = view
         self._start = start
         self._stop = stop
-        #: Who takes dispositions on its messages (None: nobody), by delivery sequences from this one on; how often they
-        #: were handed out.
+        #: The object that takes dispositions of its messages (None: none does), by delivery sequences from this one on;
+        #: ``attempt`` counts how often they were handed out.
         self.in_flight: Any = None
-        self.lease: Any = None  # shared by what came together
+        self.lease: Any = None  # shared by runs that came together
         self.delivery_sequence = 0
         self.attempt = 1
         self._bodies: list[bytes] | None = None
-        #: payload, and in it where each message starts, where its body starts, and where it ends
+        #: The payload, and in it where each message starts, where its body starts, and where it ends.
         self._decoded: tuple[bytes, list[int], list[int], list[int]] | None = None
         self._headers: dict[int, dict[str, Any]] | None = None
 
     @property
     def flags(self) -> int:
-        """The batch's flags: which optional columns there are."""
+        """The flags of the batch: which optional columns it has."""
         return self.origin.flags
 
     @property
     def position(self) -> int:
-        """Of the batch, in its partition."""
+        """The position of the batch in its partition."""
         return self.origin.position
 
     @property
     def stored_at_us(self) -> int:
-        """When the broker stored the batch."""
+        """The time at which the broker stored the batch."""
         return self.origin.stored_at_us
 
     @property
     def created_at_us(self) -> int:
-        """When its sender made the batch; of messages of several, the first of these."""
+        """The time at which its sender made the batch; for messages of several batches, the earliest."""
         return self.origin.created_at_us
 
     def created_us(self, index: int) -> int:
-        """When its sender made the batch that message *index* came in."""
+        """Return the time at which the sender of message *index* made its batch."""
         column = self.column(HAS_CREATED_AT)
         return self.origin.created_at_us if column is None else int(column[index])
 
@@ -141,7 +141,7 @@ class Run:
 
     @property
     def store_id(self) -> bytes:
-        """The store that gave the batch its place."""
+        """The id of the store that holds the batch."""
         return self.origin.store_id
 
     @property
@@ -150,29 +150,29 @@ class Run:
         return self._view[self._start : self._stop]
 
     def lengths(self) -> npt.NDArray[np.uint32]:
-        """Header and body sizes in bytes: u32[count]."""
+        """Return header and body sizes in bytes: u32[count]."""
         return np.frombuffer(self.data, "<u4", self.count)
 
     def header_sizes(self) -> npt.NDArray[np.uint16]:
-        """u16[count]."""
+        """Return header sizes in bytes: u16[count]."""
         return np.frombuffer(self.data, "<u2", self.count, 4 * self.count)
 
     def first_header_size(self) -> int:
-        """As ``header_sizes``, of a run of one message."""
+        """Return the header size of the first message."""
         size: int = _HEADER_SIZE.unpack_from(self._view, self._start + 4)[0]
         return size
 
     def has_no_headers(self) -> bool:
-        """None of its messages has one; for few of them."""
+        """Return whether no message has a header; meant for few messages."""
         start = self._start + 4 * self.count
         return not any(self._view[start : start + 2 * self.count])
 
     def checks(self) -> npt.NDArray[np.uint32]:
-        """The messages' own checksums: u32[count]."""
+        """Return the messages' own checksums: u32[count]."""
         return np.frombuffer(self.data, "<u4", self.count, 6 * self.count)
 
     def column(self, flag: int) -> npt.NDArray[Any] | None:
-        """The optional column of that flag, or None: tags are u32, origin ids 16 bytes, the others u64."""
+        """Return the optional column of *flag*, or None: tags are u32, origin ids 16 bytes, the others u64."""
         if not self.flags & flag:
             return None
         offset = 10 * self.count
@@ -185,11 +185,11 @@ class Run:
 
     @property
     def payload(self) -> memoryview:
-        """Message after message: header and body."""
+        """The messages one after another, each as header and body."""
         return self._view[self._start + COLUMN_BYTES[self.origin.flags] * self.count : self._stop]
 
     def is_sound_alone(self) -> bool:
-        """Of a run of one message: whether it fits its own checksum, with a fold of its columns in it."""
+        """Return whether the message of a run of one fits its own checksum, with the fold of its columns."""
         columns = COLUMN_BYTES[self.origin.flags]
         length, fold, check = _ONE_MESSAGE.unpack_from(self._view, self._start)
         if length != self._stop - self._start - columns or fold > length:
@@ -217,7 +217,7 @@ class Run:
         return bytes(self.payload), starts, body_starts, ends
 
     def bodies(self) -> list[bytes]:
-        """All bodies; the list is the run's own."""
+        """Return all bodies; the list belongs to the run."""
         bodies = self._bodies
         if bodies is None:
             bodies = self._bodies = self._read_bodies()
@@ -230,7 +230,7 @@ class Run:
         if self.count < FEW:
             payload, _, starts, ends = self._decoded or self._decode()
             return [payload[a:b] for a, b in zip(starts, ends, strict=True)]
-        # A file in memory gives one piece after another in half the time that slices take.
+        # A file in memory returns one part after another in half the time of slices.
         read = BytesIO(self.payload).read
         lengths, header_sizes = self.lengths(), self.header_sizes()
         if not header_sizes.any():
@@ -241,11 +241,13 @@ class Run:
         return list(map(read, sizes.tolist()))[1::2]
 
     def body(self, index: int) -> bytes:
-        """The body of message *index* of this run. The first call makes all of them: one by one costs four times."""
+        """Return the body of message *index*. The first call makes all bodies: one by one would cost four times as
+        much.
+        """
         return (self._bodies or self.bodies())[index]
 
     def header(self, index: int) -> dict[str, Any]:
-        """The unpacked header of message *index*: "k" keys, "t" tags, "p" properties; {} when it has none.
+        """Return the unpacked header of message *index*: "k" keys, "t" tags, "p" properties; {} when it has none.
 
         Raises BadBatch when its sender packed something else: the broker does not look into headers.
         """
@@ -266,7 +268,7 @@ class Run:
         return header
 
     def id(self, index: int) -> MessageId:
-        """The message id of message *index*: its origin's, where it is a copy."""
+        """Return the message id of message *index*; of a copy, its origin id."""
         origin = self.origin
         if origin.flags & HAS_ORIGIN_ID:
             offset = self._start + COLUMN_BYTES[origin.flags & (HAS_ORIGIN_ID - 1)] * self.count
@@ -274,7 +276,7 @@ class Run:
         return MessageId(origin.store_id, origin.partition, origin.position + self.ordinal + index)
 
     def slice(self, start: int, stop: int) -> Run:
-        """The messages [start, stop) as a run of their own (columns are copied, it is for cuts)."""
+        """Return messages [start, stop) as a run of their own; the columns are copied."""
         data = b"".join(cut_data(self.data, self.flags, self.count, start, stop))
         run = Run(
             self.origin, self.subject, stop - start, self.lane, self.run_flags, self.first_sequence + start,
@@ -285,7 +287,8 @@ class Run:
         return run
 
 
-#: What a header of nothing but a short key begins with: {"k": [str of up to 31 bytes]}; its size is added to the last.
+#: The beginning of a header with only a short key: {"k": [str of up to 31 bytes]}; the key's size is added to the last
+#: byte.
 _KEY_ONLY: Final = b"\x81\xa1k\x91"
 _SHORT_TEXT: Final = 0xA0
 _KEY_AT: Final = 5
@@ -293,9 +296,9 @@ _MOST_SHORT: Final = _KEY_AT + 31
 
 
 def undecodable(run: Run) -> list[int]:
-    """Which messages of a verified run have a header that cannot be decoded, ascending.
+    """Return the messages of a verified run whose headers cannot be decoded, ascending.
 
-    Its sender made it so: the broker does not look into headers. Most are empty, or a short key and nothing else.
+    The fault is the sender's: the broker does not look into headers. Most headers are empty or only a short key.
     """
     if run.count == 1:
         size = run.first_header_size()
@@ -315,7 +318,7 @@ def undecodable(run: Run) -> list[int]:
 
 
 def why_undecodable(run: Run, index: int) -> str:
-    """What is wrong with the header of that message."""
+    """Return why the header of message *index* cannot be decoded."""
     try:
         run.header(index)
     except BadBatch as error:
@@ -326,7 +329,7 @@ def why_undecodable(run: Run, index: int) -> str:
 def _have_only_keys(
     payload: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64], sizes: npt.NDArray[np.uint16]
 ) -> npt.NDArray[np.bool_]:
-    """Which headers surely are short keys of ASCII and nothing else: bool[count]."""
+    """Return which headers are certainly short ASCII keys and nothing else: bool[count]."""
     found = (sizes >= _KEY_AT) & (sizes <= _MOST_SHORT)
     places = np.flatnonzero(found)
     at, size = starts[places], sizes[places].astype(np.int64)
@@ -334,7 +337,7 @@ def _have_only_keys(
     for offset, byte in enumerate(_KEY_ONLY):
         fits &= payload[at + offset] == byte
     for offset in range(_KEY_AT, int(size.max(initial=0))):
-        # Behind the end of its header a message has other bytes, which do not count.
+        # Bytes behind the end of a header do not count.
         fits &= (payload[np.minimum(at + offset, len(payload) - 1)] < 0x80) | (size <= offset)
     found[places] = fits
     return found
@@ -352,12 +355,14 @@ def _is_decodable(header: bytes) -> bool:
 
 
 def read_header(packed: bytes) -> dict[str, Any]:
-    """Unpack a message's header; "" is {}. Names it does not know are left in. Raises BadBatch when it is not one."""
+    """Return a message's header unpacked; an empty one is {}. Unknown names are left in. Raises BadBatch for other
+    bytes.
+    """
     if not packed:
         return {}
     try:
         fields = unpack(packed)
-    except Exception as error:  # msgpack raises several kinds, all of them the sender's fault
+    except Exception as error:  # msgpack raises several kinds; each is the sender's fault
         raise BadBatch(f"its header is not valid msgpack: {cause_of(error)}") from None
     if type(fields) is not dict:
         raise BadBatch("its header is not a map")
@@ -367,12 +372,12 @@ def read_header(packed: bytes) -> dict[str, Any]:
         else:
             fits = name not in ("k", "t") or (type(value) is list and set(map(type, value)) == {str})
         if not fits:
-            raise BadBatch(f"its header's {name!r} is not made of text as it should be")
+            raise BadBatch(f"its header's {name!r} is not made of text")
     return fields
 
 
 def folds_of(run: Run) -> npt.NDArray[np.uint32]:
-    """build.fold_of for each message: u32[count]."""
+    """Return build.fold_of for each message: u32[count]."""
     folds = run.header_sizes().astype(np.uint32)
     tags = run.column(HAS_TAGS)
     if tags is not None:
@@ -385,7 +390,7 @@ def folds_of(run: Run) -> npt.NDArray[np.uint32]:
 
 
 def column_offsets(flags: int, count: int) -> list[tuple[int, int]]:
-    """Where the columns of a run's data begin, and the size of an entry of each; the payload follows."""
+    """Return offset and entry size of each column in a run's data; the payload follows them."""
     places, offset = [], 0
     for size in (4, 2, 4, *(size for flag, size in OPTIONAL_COLUMNS if flags & flag)):
         places.append((offset, size))
@@ -394,7 +399,7 @@ def column_offsets(flags: int, count: int) -> list[tuple[int, int]]:
 
 
 def cut_data(data: memoryview, flags: int, count: int, start: int, stop: int) -> list[memoryview]:
-    """The slices of a run's data (of *count* messages) that messages [start, stop) need: columns, then payload."""
+    """Return the slices of a run's data (of *count* messages) for messages [start, stop): columns, then payload."""
     slices = [data[offset + size * start : offset + size * stop] for offset, size in column_offsets(flags, count)]
     lengths = np.frombuffer(data, "<u4", count)
     first = COLUMN_BYTES[flags] * count + int(lengths[:start].sum(dtype=np.uint64))

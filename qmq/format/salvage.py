@@ -1,7 +1,7 @@
-"""What is left of a stored batch with bad bytes in it: which messages are bad, and pieces of those that are sound.
+"""Find the bad messages in a stored batch with bad bytes, and cut pieces of the sound ones.
 
-Bad bytes are named by **marks**: (start, end) in bytes of the batch. A bad message is named by the 4 bytes of its
-checksum in its run's columns; a mark anywhere else in a run is the whole run's.
+**Marks** name bad bytes: (start, end) in bytes of the batch. A bad message is marked by the 4 bytes of its checksum in
+its run's columns; a mark anywhere else in a run means the whole run.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Marks = Sequence[tuple[int, int]]
 
 
 def marks_of(batch: memoryview, header: Header) -> list[tuple[int, int]]:
-    """The marks of a batch whose header is right and whose data does not fit its checksum; at least one."""
+    """Return the marks of a batch with a right header whose data fails its checksum; at least one."""
     data = header.data_start, header.size
     try:
         found = stored_runs(batch, header)
@@ -40,13 +40,15 @@ def marks_of(batch: memoryview, header: Header) -> list[tuple[int, int]]:
         marks += _joined(
             (column + CHECK_COLUMN_BYTES * index, column + CHECK_COLUMN_BYTES * (index + 1)) for index in bad
         )
-    return marks or [data]  # where each part holds and the whole does not, nobody can say what is bad
+    return marks or [data]  # each run fits its checksum, but not the whole: mark all
 
 
 def undecodable_in(
     batch: memoryview, header: Header, first: int, messages: int
 ) -> tuple[list[tuple[int, int]], str] | None:
-    """The marks of those of *messages* from ordinal *first* on that nobody can decode, and why; of a sound batch."""
+    """Return the marks of the undecodable messages among *messages* from ordinal *first* on of a sound batch, and why
+    the first of them is; None when all can be decoded.
+    """
     marks, reason = list[tuple[int, int]](), ""
     for run, offset in zip(stored_runs(batch, header), runs_of(batch, header)["offset"].tolist(), strict=True):
         if run.ordinal >= first + messages or run.ordinal + run.count <= first:
@@ -62,7 +64,7 @@ def undecodable_in(
 
 
 def sound_ranges(batch: memoryview, header: Header, marks: Marks, run: int) -> list[tuple[int, int]]:
-    """Which messages of a run are sound, as [start, stop) in the run. Looks at nothing but the run's record."""
+    """Return the sound messages of a run as ranges [start, stop) in the run; reads nothing but the run's record."""
     _, _, _, _, count, offset, size, *_ = RUN.unpack_from(batch, BATCH_HEADER_SIZE + RUN_SIZE * run)
     start = header.data_start + offset
     column = start + BEFORE_CHECK_COLUMN_BYTES * count
@@ -79,9 +81,9 @@ def sound_ranges(batch: memoryview, header: Header, marks: Marks, run: int) -> l
 
 
 def sound_pieces(batch: memoryview, marks: Marks, wanted: Iterable[tuple[int, int, int | None]]) -> list[Buffer]:
-    """Pieces of the sound ones of the messages that are wanted, (run, start, stop) each; stop None: to the run's end.
+    """Return pieces of the sound messages among *wanted*: (run, start, stop) each, with stop None for the run's end.
 
-    Touches no marked byte but those that name messages. Raises BadBatch when the header does not fit its checksum.
+    Reads no marked byte except those that name messages. Raises BadBatch when the header fails its checksum.
     """
     first_bad = min((low for low, _ in marks), default=len(batch))
     if first_bad < BATCH_HEADER_SIZE or first_bad < parse_header(batch).data_start:
@@ -97,7 +99,7 @@ def sound_pieces(batch: memoryview, marks: Marks, wanted: Iterable[tuple[int, in
 
 
 def _joined(marks: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The same bytes, neighbours as one."""
+    """Return the marks with adjacent ones joined."""
     joined = list[tuple[int, int]]()
     for start, end in marks:
         if joined and joined[-1][1] == start:

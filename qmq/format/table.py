@@ -1,7 +1,7 @@
-"""The table of a batch: a flat msgpack map, ``{"subjects": [names]}``; other names in it are for later versions.
+"""The table of a batch: a flat msgpack map, ``{"subjects": [names]}``; later versions may add fields.
 
-It is the only part of a batch that the broker unpacks, so it is read without ever building what an untrusted client
-nested.
+It is the only part of a batch that the broker unpacks, so it is read without building nested data of an untrusted
+client.
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ from qmq.names import MAX_NAME_BYTES, MAX_SUBJECT_BYTES
 
 _PACK: Final = msgpack.Packer(autoreset=True, use_bin_type=True).pack
 
-#: A table may take this much, and for each run a name with its msgpack header.
+#: The most bytes of a table: so many, and for each run a name with its msgpack header.
 TABLE_BYTES: Final = 1_024
 TABLE_BYTES_A_RUN: Final = MAX_SUBJECT_BYTES + 3
 TABLE_FIELDS: Final = 16
-#: The last field of a table to which the broker has added how far the stamp is ahead; then that, u64 big-endian.
+#: The last field of a table to which the broker has added how far the stamp is ahead; the value follows, u64
+#: big-endian.
 AHEAD_FIELD: Final = b"\xa5ahead\xcf"
 AHEAD_SIZE: Final = len(AHEAD_FIELD) + 8
 
-#: Both caches hold small tables only, and at most so many: a producer repeats them, an untrusted client must not fill
-#: memory.
+#: Both caches have only small tables, and at most so many: a producer repeats them, and an untrusted client must not
+#: fill the memory.
 _CACHE_ENTRIES: Final = 4_096
 _CACHED_BYTES: Final = MAX_NAME_BYTES + 16
 
@@ -37,7 +38,7 @@ _names: dict[bytes, tuple[str, ...]] = {}
 
 
 def table_of(subjects: Sequence[str]) -> bytes:
-    """The table that names *subjects*, in this order."""
+    """Return the table that names *subjects*, in this order."""
     if len(subjects) > 1:
         return bytes(_PACK({"subjects": subjects}))
     subject = subjects[0]
@@ -52,9 +53,9 @@ def table_of(subjects: Sequence[str]) -> bytes:
 
 
 def names_of(table: bytes) -> tuple[str, ...]:
-    """The subjects that a table names, all different; whether they may be subjects is for who adds them.
+    """Return the subjects that a table names, all different; a caller that adds subjects checks the names.
 
-    Raises BadBatch. Takes memory in proportion to the number of names only, whatever the bytes are.
+    Raises BadBatch. Memory use is in proportion to the number of names, whatever the bytes are.
     """
     small = len(table) <= _CACHED_BYTES
     if small and (known := _names.get(table)) is not None:
@@ -76,7 +77,8 @@ def names_of(table: bytes) -> tuple[str, ...]:
 
 
 def _read(table: bytes) -> tuple[str, ...]:
-    # Nothing may nest: the map and the list of names are walked by their headers, and all else must be a scalar.
+    # Nested data is refused: only the headers of the map and of the list of names are read, and every other value must
+    # be a scalar.
     unpacker = msgpack.Unpacker(
         raw=False,
         max_buffer_size=max(len(table), 1),

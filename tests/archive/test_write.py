@@ -302,7 +302,7 @@ def test_a_rotten_manifest_is_told_of(tmp_path: Path) -> None:
     with pytest.raises(BadBytes, match="does not fit its checksum"):
         archived_segments(LocalFiles(to))
     path.write_bytes(b"{")
-    with pytest.raises(BadBytes, match="is not one of QMQ's"):
+    with pytest.raises(BadBytes, match="is not a record of QMQ"):
         archived_segments(LocalFiles(to))
 
 

@@ -118,7 +118,7 @@ def test_stamps_are_what_was_given(runs: Contents, position: int) -> None:
 
 
 def test_a_stamped_batch_is_no_batch_to_send() -> None:
-    assert "the mark is the store's to make" in refused(stored([plain("a", 1)]))
+    assert "only the store makes the mark" in refused(stored([plain("a", 1)]))
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_an_untrusted_client_cannot_make_a_mark() -> None:
     ("change", "reason"),
     [
         ({"magic": 0}, "no batch begins here"),
-        ({"version": 9}, "batch version 9 is not known; this one reads 1"),
+        ({"version": 9}, "batch version 9 is not known; this QMQ reads 1"),
         ({"runs": 0}, "sizes do not add up"),
         ({"size": 100}, "sizes do not add up"),
         ({"size": 1 << 30}, "cut short"),

@@ -55,10 +55,10 @@ class Retaining(Consumption):
         return store.row_at_position(partition, position) < store.offered_row(partition)
 
     def _stop(self, operation: Operation) -> None:
-        leaving = self.driven.broker._retention._leaving
-        self.count["crashed while a segment was leaving"] += leaving is not None
+        dropping = self.driven.broker._retention._dropping
+        self.count["crashed while a segment was dropping"] += dropping is not None
         self.count["crashed while messages were carried"] += (
-            leaving is not None and leaving.forwarding is not None and leaving.forwarding._copying is not None
+            dropping is not None and dropping.carry_forward is not None and dropping.carry_forward._copy_read is not None
         )
         self.driven.read_outcomes.clear()
         before = self.count["power lost"]

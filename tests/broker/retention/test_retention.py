@@ -273,11 +273,11 @@ def test_who_is_moved_on_waits_for_no_disk(tmp_path: Path, follows: tuple[str, .
     driven.checkpoint()
     driven.advance(HOUR_MS)
     retention = driven.broker._retention
-    while retention._leaving is None:
+    while retention._dropping is None:
         driven.advance(100)
     driven.auto_read = False
     beside = 0
-    while retention._leaving is not None and retention._leaving.groups:
+    while retention._dropping is not None and retention._dropping.groups:
         disk.forget()
         driven.advance(1)
         beside += len(driven.reads)
