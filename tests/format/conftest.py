@@ -1,4 +1,4 @@
-"""Format tests run over both roads where there are two: `struct` for few messages and numpy for many."""
+"""Format tests run over both paths where there are two: `struct` for few messages and numpy for many."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from qmq.format import batch, build, run
 
 @pytest.fixture(params=["few", "many"])
 def road(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Make every count of messages take one road."""
+    """Make every count of messages take one path."""
     limit = 1 << 40 if request.param == "few" else 0
     for module in (batch, build, run):
         monkeypatch.setattr(module, "FEW", limit)

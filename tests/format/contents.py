@@ -1,4 +1,4 @@
-"""What the format tests share: contents to make batches of, stores to stamp them, and lies with checksums that fit."""
+"""Shared by the format tests: contents of batches, stores that stamp them, and lies with checksums that fit."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LIMITS = BatchLimits()
 
 
 class Sent(NamedTuple):
-    """One message as it is sent, and as it must come out."""
+    """One message as it is sent and as it must be read."""
 
     subject: str
     body: bytes
@@ -43,7 +43,7 @@ bodies = st.binary(max_size=24)
 
 @st.composite
 def contents(draw: st.DrawFn, max_runs: int = 5, max_count: int = 20) -> Contents:
-    """One to *max_runs* runs of other subjects each, with and without headers."""
+    """Return one to *max_runs* runs of different subjects, with and without headers."""
     with_headers = draw(st.booleans())
     runs = []
     for number in range(draw(st.integers(1, max_runs))):
@@ -65,12 +65,12 @@ def contents(draw: st.DrawFn, max_runs: int = 5, max_count: int = 20) -> Content
 
 
 def plain(subject: str, count: int, size: int = 3) -> list[Sent]:
-    """A run of messages without headers, each of another body."""
+    """Return a run of messages without headers, each with another body."""
     return [Sent(subject, bytes([65 + index % 26]) * size) for index in range(count)]
 
 
 def rich(subject: str, count: int) -> list[Sent]:
-    """A run of messages with keys, tags and properties."""
+    """Return a run of messages with keys, tags and properties."""
     return [
         Sent(subject, b"body %d" % index, f"key-{index}", ("vip", "new")[: index % 3], (("price", str(index)),))
         for index in range(count)
@@ -78,7 +78,7 @@ def rich(subject: str, count: int) -> list[Sent]:
 
 
 def run_content(run: Sequence[Sent], bare: bool = True) -> RunContent:
-    """A run as build_batch takes it; with *bare*, headers are None where no message has one."""
+    """Return a run for build_batch; with *bare*, headers are None when no message has one."""
     headers = [make_header(sent.key, sent.tags, dict(sent.properties)) for sent in run]
     if bare and all(header is NO_HEADER for header in headers):
         return RunContent(run[0].subject, [sent.body for sent in run], None)
@@ -86,7 +86,7 @@ def run_content(run: Sequence[Sent], bare: bool = True) -> RunContent:
 
 
 def batch_of(runs: Contents, sequence: int = 7, bare: bool = True) -> memoryview:
-    """A batch as it comes to a broker: writable, not stamped."""
+    """Return a batch as a broker receives it: writable, not stamped."""
     parts = build_batch(
         [run_content(run, bare) for run in runs],
         created_at_us=CREATED_US,
@@ -97,12 +97,12 @@ def batch_of(runs: Contents, sequence: int = 7, bare: bool = True) -> memoryview
 
 
 def first_sequences_of(runs: Contents) -> list[int]:
-    """What `stored` gives: another one each run."""
+    """Return the first sequences that `stored` gives, another one for each run."""
     return [1_000 * number + 5 for number in range(len(runs))]
 
 
 def stored(runs: Contents, position: int = POSITION, secret: bytes = SECRET, bare: bool = True) -> memoryview:
-    """A batch as it lies in a store."""
+    """Return a batch as it lies in a store."""
     view = batch_of(runs, bare=bare)
     firsts = first_sequences_of(runs)
     stamp(
@@ -119,7 +119,7 @@ def stored(runs: Contents, position: int = POSITION, secret: bytes = SECRET, bar
 
 
 class Received(NamedTuple):
-    """One message as it came out, with its place."""
+    """One message as it was read, with its position."""
 
     sent: Sent
     sequence: int
@@ -127,7 +127,7 @@ class Received(NamedTuple):
 
 
 def received(runs: Iterable[Run]) -> list[Received]:
-    """Every message of runs that were read."""
+    """Return every message of runs that were read."""
     found = []
     for run in runs:
         bodies = run.bodies()
@@ -142,7 +142,7 @@ def received(runs: Iterable[Run]) -> list[Received]:
 
 
 def expected(runs: Contents, position: int = POSITION) -> list[Received]:
-    """What `stored` must come out as."""
+    """Return the messages that reading `stored` must give."""
     found: list[Received] = []
     for run, first in zip(runs, first_sequences_of(runs), strict=True):
         for index, sent in enumerate(run):
@@ -151,7 +151,7 @@ def expected(runs: Contents, position: int = POSITION) -> list[Received]:
 
 
 def flips(view: memoryview) -> Iterable[tuple[int, memoryview]]:
-    """Every copy of *view* with one bit turned over, and that bit's number."""
+    """Yield every copy of *view* with one bit flipped, and that bit's number."""
     copy = memoryview(bytearray(view))
     for bit in range(8 * len(view)):
         copy[bit >> 3] ^= 1 << (bit & 7)
@@ -160,7 +160,7 @@ def flips(view: memoryview) -> Iterable[tuple[int, memoryview]]:
 
 
 def refused(view: memoryview, limits: BatchLimits = LIMITS) -> str:
-    """Why check_batch refuses it; "" when it does not."""
+    """Return why check_batch refuses a batch; "" when it does not."""
     try:
         check_batch(view, limits)
     except (BadBatch, MessageTooLarge) as error:
@@ -173,7 +173,7 @@ def refused(view: memoryview, limits: BatchLimits = LIMITS) -> str:
 
 
 def reseal(view: memoryview, run_crcs: bool = True) -> memoryview:
-    """Make run, data and header checksums fit what the batch says, as a hostile client would."""
+    """Make the checksums of runs, data and header fit the batch, as a hostile client would."""
     header = parse_header(view)
     data = view[header.data_start :]
     if run_crcs:
@@ -199,7 +199,7 @@ def set_run(view: memoryview, number: int, **fields: int) -> None:
 
 
 def with_table(view: memoryview, table: bytes) -> memoryview:
-    """The same batch with another table, checksums fitting."""
+    """Return the same batch with another table and checksums that fit."""
     header: Header = parse_header(view)
     start = BATCH_HEADER_SIZE + RUN_SIZE * header.runs
     changed = memoryview(bytearray(bytes(view[:start]) + table + bytes(view[header.data_start :])))

@@ -1,6 +1,7 @@
-"""What each file of tests/format/golden holds, made anew. `python -m tests.format.golden_cases` writes the files:
+"""The content of each file of tests/format/golden, made anew.
 
-only a new version of the format may need that, and then under a new version number.
+`python -m tests.format.golden_cases` writes the files; only a new version of the format may need that, under a new
+version number.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ BATCHES: dict[str, Contents] = {"one-message": ONE, "many": MANY, "several-runs"
 
 
 def cases() -> dict[str, bytes]:
-    """The bytes of every file, by its name."""
+    """Return the bytes of every file, by its name."""
     found = {f"batch-{name}": bytes(batch_of(runs)) for name, runs in BATCHES.items()}
     found |= {f"stored-{name}": bytes(stored(runs)) for name, runs in BATCHES.items()}
     found["piece-whole"] = b"".join(piece_of_run(stored(RUNS), 2, 0, None)[0])

@@ -1,4 +1,4 @@
-"""The broker's check, stamping, and what lies on disk: whole, flipped, cut short. Lies stand in test_batch_lies.py."""
+"""The broker's check, stamping, and stored batches: whole, flipped, cut short. test_batch_lies.py has the lies."""
 
 from __future__ import annotations
 
@@ -104,11 +104,11 @@ def test_every_cut_is_refused(runs: Contents) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Stamps and what lies on disk
+# Stamps and stored batches
 
 
 @given(runs=contents(max_runs=3), position=st.integers(0, (1 << 63) - 1))
-def test_stamps_are_what_was_given(runs: Contents, position: int) -> None:
+def test_stamps_are_the_given_values(runs: Contents, position: int) -> None:
     view = stored(runs, position)
     header = validate_stored(view, position, SECRET)
     assert (header.position, header.stored_at_us, header.partition, header.store_id) == (position, STORED_US, 3, STORE)
@@ -129,7 +129,7 @@ def test_a_stamped_batch_is_no_batch_to_send() -> None:
         (POSITION, SECRET, b"\0" * 6, "of store 7f0000015191"),
     ],
 )
-def test_a_batch_of_another_place_or_store_is_refused(
+def test_a_batch_of_another_position_or_store_is_refused(
     position: int, secret: bytes, store_id: bytes, reason: str
 ) -> None:
     view = stored([plain("a", 2)])
@@ -156,7 +156,7 @@ def test_an_untrusted_client_cannot_make_a_mark() -> None:
         ({"created_at_us": 1}, "the checksum of header"),
     ],
 )
-def test_a_bad_header_says_what_is_wrong(change: dict[str, int], reason: str) -> None:
+def test_a_bad_header_is_refused_with_the_reason(change: dict[str, int], reason: str) -> None:
     view = stored([plain("a", 2)])
     set_header(view, **change)
     with pytest.raises(BadBatch, match=reason):
@@ -175,7 +175,7 @@ def test_bad_data_is_found_by_the_whole_check_only() -> None:
 # Entries
 
 
-def test_entries_say_what_the_runs_say() -> None:
+def test_entries_agree_with_the_runs() -> None:
     runs = [plain("a", 2), rich("b", 1), plain("c", 3)]
     view = stored(runs)
     header = parse_header(view)
@@ -217,7 +217,7 @@ def test_lengths_are_gathered_from_runs_wherever_they_lie(runs: Contents) -> Non
 
 
 def test_stamping_one_run_is_stamping_runs_of_one() -> None:
-    """The struct road writes what the numpy road would."""
+    """The struct path writes the same bytes as the numpy path."""
     view, other = batch_of([plain("a", 2)]), batch_of([plain("a", 2)])
     checked = check_batch(view, LIMITS)
     fields = {"position": 5, "stored_at_us": 6, "partition": 1, "store_id": STORE, "secret": SECRET}

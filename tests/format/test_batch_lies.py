@@ -1,4 +1,4 @@
-"""Lies about a batch whose checksums fit, as a hostile client would send them: each is refused, with its reason."""
+"""Lies about a batch whose checksums fit, as a hostile client would send them, are refused with the reason."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def data_place(offset: int) -> Callable[[memoryview], int]:
 
 
 def wrap_lengths(view: memoryview) -> None:
-    """Two lengths whose sum is right only in 32 bits."""
+    """Write two lengths whose sum is right only in 32 bits."""
     start = parse_header(view).data_start
     first, second = struct.unpack_from("<II", view, start)
     struct.pack_into("<II", view, start, 0xFFFFFFFF, (first + second + 1) & 0xFFFFFFFF)
@@ -192,7 +192,7 @@ def verdict(view: memoryview, few: int, monkeypatch: pytest.MonkeyPatch) -> str:
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=300)
 @given(runs=contents(max_runs=3, max_count=4), data=st.data())
 def test_any_lie_is_refused_or_harmless(runs: Contents, data: st.DataObject, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bytes of records and columns are changed at will, checksums fit: what passes can be read to the last message."""
+    """Bytes of records and columns are changed at random, checksums fit: a batch that passes can be read to its end."""
     view = batch_of(runs)
     header = parse_header(view)
     places = [*range(16, 24), *range(BATCH_HEADER_SIZE, BATCH_HEADER_SIZE + RUN_SIZE * header.runs)]

@@ -1,4 +1,4 @@
-"""Making batches: headers, columns, checksums, and what a caller must not hand over."""
+"""Making batches: headers, columns, checksums, and refused input."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ BOTH_ROADS = settings(suppress_health_check=[HealthCheck.function_scoped_fixture
 
 
 def by_the_page(runs: Contents) -> bytes:
-    """The same batch made slowly, message by message, as docs/FORMAT.md draws it."""
+    """Return the same batch made slowly, message by message, as docs/FORMAT.md draws it."""
     messages = [[(pack_header(sent), sent) for sent in run] for run in runs]
     has_tags = any(sent.tags for run in runs for sent in run)
     has_keys = any(sent.key is not None for run in runs for sent in run)
@@ -86,7 +86,7 @@ def test_every_number_of_runs_and_messages(runs: int, count: int) -> None:
 
 
 @given(contents())
-def test_header_says_what_is_there(runs: Contents) -> None:
+def test_the_header_has_flags_and_counts(runs: Contents) -> None:
     view = batch_of(runs, sequence=99)
     header = parse_header(view)
     assert header.size == len(view)
@@ -129,7 +129,7 @@ class Gathered:
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_whatever_has_the_fields_of_a_run_is_one(count: int) -> None:
+def test_any_object_with_the_fields_of_a_run_is_taken(count: int) -> None:
     names = [f"s.{number}" for number in range(count)]
     fields = {"created_at_us": 1, "producer_id": PRODUCER, "producer_sequence": 1}
     gathered = build_batch([Gathered(name, [b"1", b"2"]) for name in names], **fields)  # type: ignore[arg-type]
@@ -159,7 +159,7 @@ def test_buffers_may_be_views() -> None:
     tags=st.none() | st.lists(texts, max_size=4),
     properties=st.none() | st.dictionaries(texts, texts, max_size=4),
 )
-def test_headers_hold_what_was_given(
+def test_headers_have_the_given_values(
     key: str | None, tags: list[str] | None, properties: dict[str, str] | None
 ) -> None:
     header = make_header(key, tags, properties)
@@ -206,7 +206,9 @@ def test_tags_may_be_any_sequence() -> None:
         (None, ["x"], "a=b", "properties must be a dict of str to str"),
     ],
 )
-def test_what_is_not_text_is_refused_by_name(key: object, tags: object, properties: object, reason: str) -> None:
+def test_values_that_are_not_text_are_refused_by_name(
+    key: object, tags: object, properties: object, reason: str
+) -> None:
     with pytest.raises(InvalidOption, match=reason):
         make_header(key, tags, properties)  # type: ignore[arg-type]
     assert make_header("k", None, {"a": "b"}).packed == msgpack.packb({"k": ["k"], "p": {"a": "b"}})
@@ -244,7 +246,7 @@ def test_the_largest_header_fits() -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# What must not be handed over
+# Refused input
 
 
 def build(runs: list[RunContent]) -> bytes:

@@ -1,4 +1,4 @@
-"""Delayed messages that fall due: the same messages in a batch of their own, under the ids that they had."""
+"""Delayed messages that fall due become a batch of the same messages, under the ids that they had."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def header_of(number: int, deliver_at: int, expire_at: int = 0) -> MessageHeader
 
 
 def delayed(counts: dict[str, int], deliver_at: int = 1_000_000, expire_at: int = 0) -> memoryview:
-    """A stored batch of delayed messages: subjects with so many each."""
+    """Return a stored batch of delayed messages: subjects with so many each."""
     runs, number = list[RunContent](), 0
     for subject, count in counts.items():
         headers = [header_of(number + index, deliver_at + index, expire_at) for index in range(count)]
@@ -46,7 +46,7 @@ def delayed(counts: dict[str, int], deliver_at: int = 1_000_000, expire_at: int 
 
 
 def due(view: memoryview, start: int, stop: int) -> memoryview:
-    """What of it is due, stored."""
+    """Return the due part of it, stored."""
     made = cut_due(view, start, stop, PARTITION)
     assert made is not None
     out = memoryview(made.buffer)
@@ -80,7 +80,7 @@ def test_due_messages_are_the_same_messages(counts: dict[str, int]) -> None:
             assert [bad_messages(run) for run in runs] == [[]] * len(runs)
 
 
-def test_other_columns_stay() -> None:
+def test_other_columns_are_unchanged() -> None:
     view = due(delayed({"a": 4}, expire_at=5_000), 1, 4)
     (run,) = stored_runs(view, parse_header(view))
     assert run.flags == HAS_TAGS | HAS_KEY_HASH | HAS_EXPIRE_AT | HAS_ORIGIN_ID
@@ -131,7 +131,7 @@ def test_due_times_are_absolute_and_never_early() -> None:
         for number, due_us in zip((0, 1, 2, 0, 1), found, strict=True):  # each is a microsecond behind, in its subject
             assert expected + number <= due_us < expected + number + DELIVER_UNIT_US
             assert due_us % DELIVER_UNIT_US == 0
-    assert DELAY_END_US < STORED_US  # so that a delay and a time are told apart
+    assert DELAY_END_US < STORED_US  # so delays differ from times
 
 
 def test_origins_say_which_messages_they_are() -> None:

@@ -1,4 +1,4 @@
-"""Bytes that were written once are made and read the same for good."""
+"""Golden bytes are made and read the same in every version."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_golden_records_are_read() -> None:
 
 
 def test_the_documentation_shows_a_golden_batch() -> None:
-    """docs/FORMAT.md draws it byte by byte: offset, bytes, two spaces or more, what they are."""
+    """docs/FORMAT.md draws it byte by byte: offset, bytes, two spaces or more, meaning."""
     text = (DIRECTORY.parents[2] / "docs" / "FORMAT.md").read_text("utf-8")
     drawing = text.partition("### One message, byte by byte")[2].partition("```\n")[2].partition("```")[0]
     drawn = b""

@@ -24,17 +24,17 @@ CHECKS = {b"": 0x38D394C2, b"hello": 0x5C62DCFD, b"123456789": 0x67A17DFF, b"012
 
 
 @pytest.mark.parametrize(("key", "value"), KEYS.items())
-def test_key_hash_is_what_it_was(key: str, value: int) -> None:
+def test_golden_key_hashes(key: str, value: int) -> None:
     assert key_hash(key) == value == hash_bytes(key.encode())
 
 
 @pytest.mark.parametrize(("tags", "value"), TAGS.items())
-def test_tag_bits_are_what_they_were(tags: tuple[str, ...], value: int) -> None:
+def test_golden_tag_bits(tags: tuple[str, ...], value: int) -> None:
     assert tag_bits(tags) == value
 
 
 @pytest.mark.parametrize(("message", "value"), CHECKS.items())
-def test_a_check_is_what_it_was(message: bytes, value: int) -> None:
+def test_golden_checks(message: bytes, value: int) -> None:
     assert check_of(message, 0) == value == check_of(memoryview(message), 0)
     assert check_of(message, 0xF0F0F0F0) == value ^ 0xF0F0F0F0
 

@@ -37,7 +37,7 @@ def test_text_sorts_as_the_id_does(one: MessageId, other: MessageId) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "7f", "7f0000015191000300000100000000", "zz" * 16, "7f0000015191" * 3, "é" * 32])
-def test_what_is_not_an_id_is_refused_by_name(text: str) -> None:
+def test_other_texts_are_refused(text: str) -> None:
     with pytest.raises(InvalidOption, match="is not a message id; give its 32 hex digits"):
         MessageId.parse(text)
 

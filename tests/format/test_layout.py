@@ -1,4 +1,4 @@
-"""Record layouts: every struct has the offsets its dtype and its stamps say, and a golden file holds each."""
+"""Record layouts: the offsets of structs, dtypes and stamps agree, and golden files hold them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from qmq.format.run import PieceHeader
 
 
 def offsets_of(layout_: struct.Struct) -> list[int]:
-    """Where each field of a struct lies."""
+    """Return the offset of each field of a struct."""
     places, offset, digits = [], 0, ""
     for letter in layout_.format[1:]:
         if letter.isdigit():
@@ -48,7 +48,7 @@ def test_struct_and_dtype_read_the_same_fields(record: struct.Struct, dtype: np.
 
 @pytest.mark.parametrize("record", [BATCH_HEADER, PIECE_HEADER, RUN, ENTRY, SEGMENT_HEADER, DERIVED_HEADER])
 def test_wide_fields_are_aligned(record: struct.Struct) -> None:
-    """So that another language may lay a struct over them."""
+    """So another language may lay a struct over them."""
     fields = [letter for letter in record.format[1:] if not letter.isdigit()]
     for letter, offset in zip(fields, offsets_of(record), strict=True):
         if letter != "s":
@@ -70,7 +70,7 @@ def test_stamps_hit_the_fields_they_are_for() -> None:
 
 
 def test_batches_and_pieces_agree_on_where_their_size_stands() -> None:
-    """An answer is read on behind what is bad by that."""
+    """A reader uses it to go on behind bad bytes."""
     places = dict(zip(Header._fields, offsets_of(BATCH_HEADER), strict=True))
     pieces = dict(zip(PieceHeader._fields, offsets_of(PIECE_HEADER), strict=True))
     for name in ("magic", "version", "flags", "size"):

@@ -1,4 +1,4 @@
-"""Answers: pieces at every cut, batches as they lie, rot at every bit, and bodies that hold forged batches."""
+"""Answers: pieces at every cut, whole batches, flipped bits everywhere, and bodies with forged batches."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_a_whole_run_is_one_slice_of_the_store() -> None:
 
 
 def answer_of_three() -> tuple[bytes, list[tuple[int, list[Received]]]]:
-    """Three batches as they lie one behind another in a log: where each ends in the answer, and its messages."""
+    """Return three stored batches one behind another: where each ends in the answer, and its messages."""
     answer, parts = b"", []
     for runs in ([plain("a", 2)], THREE, [[Sent("z", b"last")]]):
         position = POSITION + len(answer)
@@ -115,7 +115,7 @@ def answer_of_three() -> tuple[bytes, list[tuple[int, list[Received]]]]:
 
 @pytest.mark.no_cover
 def test_a_flipped_bit_costs_only_what_it_hits() -> None:
-    """Whatever rots in one batch, all the others are read, and of its own nothing wrong."""
+    """Whatever bit flips in one batch, all others are read, and none of its own messages is wrong."""
     answer, parts = answer_of_three()
     everything = [message for _, messages in parts for message in messages]
     for bit, flipped in flips(memoryview(answer)):
@@ -128,7 +128,7 @@ def test_a_flipped_bit_costs_only_what_it_hits() -> None:
 
 
 def test_a_flipped_bit_in_the_data_costs_one_message() -> None:
-    """But for one in a length: where its neighbours begin cannot be known then."""
+    """A bit in a length may cost more: the starts of the neighbours are unknown then."""
     view = stored(THREE)
     start = parse_header(view).data_start
     everything = expected(THREE)
@@ -178,7 +178,7 @@ def test_a_flipped_bit_in_a_whole_piece_is_found(runs: Contents) -> None:
 
 @pytest.mark.parametrize("runs", [[plain("a", 3)], [rich("a", 3)], THREE])
 def test_rot_in_the_store_never_reaches_a_reader_through_a_cut(runs: Contents) -> None:
-    """The broker cuts without looking at the data: what it sends is found out, or right."""
+    """The broker cuts without checking the data: the reader finds bad bytes."""
     everything = expected(runs)[1:2]
     for bit, flipped in flips(stored(runs)):
         if 8 * (BATCH_HEADER_SIZE - 8) <= bit < 8 * BATCH_HEADER_SIZE:
@@ -227,11 +227,11 @@ def test_damage_says_where() -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Bodies that hold what looks like an answer
+# Bodies that look like an answer
 
 
 def test_a_forged_batch_in_a_body_is_never_read() -> None:
-    """Whatever bit of the header around it is turned over."""
+    """Any bit of the header around it may be flipped."""
     forged = stored([[Sent("bank.transfer", b"all of it")]], position=POSITION + 77)
     forged_piece = piece(forged, 0, 0, None)
     body = b"." * 300 + bytes(forged) + forged_piece + forged_piece
@@ -249,7 +249,7 @@ def test_a_forged_batch_in_a_body_is_never_read() -> None:
 
 
 def test_a_batch_that_follows_is_found_by_its_position() -> None:
-    """The size that would lead to it has rotted, and a forged one stands before it."""
+    """The size that leads to it has rotted, and a forged batch stands before it."""
     body = bytes(stored([[Sent("bank.transfer", b"all of it")]]))
     first = stored([[Sent("chat", body)]])
     behind = POSITION + len(first)
@@ -340,7 +340,7 @@ def test_any_bytes_are_read_to_their_end(answer: bytes, magic: bytes) -> None:
     assert bool(damaged) == bool(magic + answer)
 
 
-def test_a_broker_refuses_to_cut_what_has_rotted_in_its_header() -> None:
+def test_a_batch_with_a_bad_header_is_not_cut() -> None:
     view = stored(THREE)
     set_header(view, created_at_us=5)
     with pytest.raises(BadBatch, match=f"the batch at position {POSITION} does not fit its checksum"):
@@ -353,7 +353,7 @@ def test_a_broker_refuses_to_cut_what_has_rotted_in_its_header() -> None:
 
 
 @pytest.mark.parametrize("run", [0, 1])
-def test_every_bit_of_a_message_that_comes_alone_is_checked(run: int) -> None:
+def test_every_bit_of_a_single_message_is_checked(run: int) -> None:
     buffers, size = piece_of_run(stored(THREE), run, 1, 2)
     assert len(buffers) == 1, "a small part is one buffer"
     piece = b"".join(buffers)

@@ -1,4 +1,4 @@
-"""Answers that are read while they come: the same is found as in whole ones, whatever the pieces, rot included."""
+"""An answer that is read while it arrives gives the same as a whole one, for any parts and with bad bytes."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ TWO: Contents = [plain("a", 3), rich("b", 20)]
 
 
 def answer_of(*parts: Contents) -> bytes:
-    """Batches, the last one also as a piece of its last run."""
+    """Return an answer of batches, the last one also as a piece of its last run."""
     batches = [stored(part) for part in parts]
     cut = piece_of_run(batches[-1], len(parts[-1]) - 1, 0, 1)[0]
     return b"".join([*batches, *cut])
 
 
 def read_in(answer: bytes, steps: list[int]) -> PartialAnswer:
-    """*answer*, which comes so many bytes at a time."""
+    """Read *answer*, which arrives so many bytes at a time."""
     place = bytearray(b"\xff" * len(answer))
     arriving, filled = PartialAnswer(memoryview(place)), 0
     for step in steps:
@@ -31,7 +31,7 @@ def read_in(answer: bytes, steps: list[int]) -> PartialAnswer:
 
 
 @given(st.lists(contents(max_runs=3, max_count=4), min_size=1, max_size=4), st.lists(st.integers(1, 400)))
-def test_what_comes_in_pieces_is_read_as_if_it_came_at_once(parts: list[Contents], steps: list[int]) -> None:
+def test_an_answer_in_parts_is_read_like_a_whole_one(parts: list[Contents], steps: list[int]) -> None:
     answer = answer_of(*parts)
     runs, damaged = read_in(answer, steps).all()
     assert damaged == []
@@ -41,7 +41,7 @@ def test_what_comes_in_pieces_is_read_as_if_it_came_at_once(parts: list[Contents
 
 
 @given(st.data())
-def test_rot_is_found_as_if_it_came_at_once(data: st.DataObject) -> None:
+def test_bad_bytes_in_parts_are_found_like_in_a_whole_answer(data: st.DataObject) -> None:
     answer = bytearray(answer_of(TWO, [plain("c", 2)], TWO))
     for _ in range(data.draw(st.integers(1, 3))):
         bit = data.draw(st.integers(0, 8 * len(answer) - 1))
@@ -53,7 +53,7 @@ def test_rot_is_found_as_if_it_came_at_once(data: st.DataObject) -> None:
 
 
 def test_a_batch_is_verified_before_the_next_one_is_there() -> None:
-    """What lies there later is not looked at again: it was read when it came."""
+    """Its bytes are not read again later."""
     first, second = bytes(stored(TWO)), bytes(stored([plain("c", 2)]))
     place = bytearray(first + second)
     arriving = PartialAnswer(memoryview(place))

@@ -1,4 +1,4 @@
-"""Messages that are one group's alone."""
+"""Messages of one group alone: private subjects, and batches for a handover."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def run_of(*bodies: bytes, headers: bool = True) -> Run:
 
 
 def read_back(batch: bytes) -> Run:
-    """As a consumer gets it from the broker that it was handed over to."""
+    """Return the message as a consumer gets it from the broker that took the handover."""
     view = memoryview(bytearray(batch))
     checked = check_batch(view, BatchLimits(flags=KNOWN_FLAGS))
     stamp(
@@ -45,13 +45,13 @@ def test_names() -> None:
 
 
 @pytest.mark.parametrize("name", ["a.b", "~other~a.b", "~g~", "~g~a..b", "~g", "~g~~x"])
-def test_what_is_not_a_subject_of_the_group_is_refused(name: str) -> None:
+def test_subjects_of_other_groups_are_refused(name: str) -> None:
     with pytest.raises(InvalidName):
         check_private(name, "g")
 
 
 @pytest.mark.parametrize("headers", [True, False])
-def test_a_message_keeps_what_it_is(headers: bool) -> None:
+def test_a_copy_keeps_the_message(headers: bool) -> None:
     run = run_of(b"one", b"two", b"three", headers=headers)
     batch = private_batch(run, 1, "g", b"p" * 16, 7)
     with pytest.raises(BadBatch, match="flags"):
@@ -67,7 +67,7 @@ def test_a_message_keeps_what_it_is(headers: bool) -> None:
     assert not bad_messages(made), "its own checksum covers the origin id"
 
 
-def test_one_that_was_handed_over_before_keeps_its_first_id_and_subject() -> None:
+def test_a_second_handover_keeps_the_first_id_and_subject() -> None:
     run = run_of(b"one")
     again = read_back(private_batch(read_back(private_batch(run, 0, "g", b"p" * 16, 0)), 0, "g", b"p" * 16, 1))
     assert again.id(0) == run.id(0)

@@ -1,4 +1,4 @@
-"""Batches of messages that come back from an archive: the same messages, under their ids, marked, in whatever cut."""
+"""Batches of restored messages: the same messages under their ids, marked as replayed, in any cut."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from qmq.format.pieces import Run, bad_messages, stored_runs
 from qmq.format.restored import Part, ids_of, numbered, restored_batches
 from tests.format.contents import CREATED_US, STORE, Contents, contents, stored
 from tests.format.test_due import delayed
-from tests.format.test_joining import one
-from tests.format.test_joining import stored as stored_due
+from tests.format.test_due_joining import one
+from tests.format.test_due_joining import stored as stored_due
 
 LIMITS = BatchLimits(4 << 20, KNOWN_FLAGS & ~HAS_DELIVER_AT, RUN_REPLAYED)
 RUN = b"r" * 16
@@ -39,7 +39,7 @@ def messages_of(run: Run, subject: str) -> list[Message]:
 
 
 def back(parts: list[Part], most_bytes: int = 1 << 20) -> list[Message]:
-    """The messages of what is made of *parts*, which a broker takes, and a reader of it finds sound."""
+    """Return the messages of batches made of *parts*, which a broker takes and a reader finds sound."""
     found, following = list[Message](), 7
     for batch in restored_batches(parts, CREATED_US, most_bytes):
         assert len(batch.buffer) <= most_bytes
@@ -72,14 +72,14 @@ def test_they_are_the_same_messages_under_their_ids(given: Contents) -> None:
 
 
 @given(contents(), st.integers(1_400, 3_000))
-def test_they_fit_into_what_a_broker_takes(given: Contents, most_bytes: int) -> None:
+def test_batches_fit_the_brokers_limit(given: Contents, most_bytes: int) -> None:
     runs = runs_in(stored(given))
     wanted = [message for run in runs for message in messages_of(run, run.subject)]
     assert sorted(back([(run.subject, run) for run in runs], most_bytes)) == sorted(wanted)
 
 
 @given(contents())
-def test_all_become_one_subject(given: Contents) -> None:
+def test_all_messages_can_get_one_subject(given: Contents) -> None:
     runs = runs_in(stored(given))
     wanted = [message for run in runs for message in messages_of(run, "one")]
     assert back([("one", run) for run in runs]) == wanted
@@ -95,7 +95,7 @@ def test_parts_of_runs_keep_their_ids(given: Contents, data: st.DataObject) -> N
 
 
 @pytest.mark.parametrize("counts", [{"a": 1}, {"a": 20}, {"a": 1, "b": 30, "c": 1}])
-def test_what_was_delayed_or_a_copy_keeps_its_id_and_no_time(counts: dict[str, int]) -> None:
+def test_delayed_messages_and_copies_keep_their_ids_without_times(counts: dict[str, int]) -> None:
     view = delayed(counts, expire_at=5_000_000)
     runs = runs_in(view)
     assert runs[0].flags & HAS_DELIVER_AT
@@ -110,7 +110,7 @@ def test_what_was_delayed_or_a_copy_keeps_its_id_and_no_time(counts: dict[str, i
     assert made == [message for run in copies for message in messages_of(run, run.subject)]
 
 
-def test_a_message_that_no_batch_can_hold_is_told_of() -> None:
+def test_a_message_too_large_for_a_batch_is_refused() -> None:
     built = build_batch([RunContent("a", [b"x" * 5_000], None)], created_at_us=0, producer_id=RUN, producer_sequence=0)
     (run,) = runs_in(memoryview(b"".join(built)))
     with pytest.raises(MessageTooLarge, match="max_frame_bytes"):

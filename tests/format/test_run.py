@@ -1,4 +1,4 @@
-"""Runs as a client holds them: columns, bodies, headers, cuts."""
+"""Runs in a client: columns, bodies, headers, cuts."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_cut_data_takes_views_of_what_lies_there() -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# What a hostile sender packs as a header: the broker does not look
+# Hostile headers: the broker does not look into them
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def test_fields_of_later_versions_are_left_in() -> None:
     assert read_header(b"") == {}
 
 
-# --- headers that nobody can decode ----------------------------------------------------------------------------------
+# --- headers that cannot be decoded ----------------------------------------------------------------------------------
 
 packed_headers = st.one_of(
     st.just(b""),

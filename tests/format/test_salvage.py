@@ -1,4 +1,4 @@
-"""What is left of a batch with bad bytes: every message that is sound, and none that is not."""
+"""Salvage of a batch with bad bytes finds every sound message and no other."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def salvaged(batch: memoryview, marks: list[tuple[int, int]], runs: Contents) ->
     return received(found)
 
 
-def test_what_is_salvaged_is_what_a_reader_takes_for_sound() -> None:
+def test_salvaged_messages_are_those_that_a_reader_takes_for_sound() -> None:
     view = stored(THREE)
     header = parse_header(view)
     everything = expected(THREE)
@@ -34,8 +34,8 @@ def test_what_is_salvaged_is_what_a_reader_takes_for_sound() -> None:
 
 
 @given(contents(max_runs=3, max_count=6), st.data())
-def test_marked_bytes_are_not_looked_at(runs: Contents, data: st.DataObject) -> None:
-    """Only the checksums of bad messages may be touched; here everything else that is marked is overwritten."""
+def test_marked_bytes_are_not_read(runs: Contents, data: st.DataObject) -> None:
+    """Only the checksums of bad messages may be read; all other marked bytes are overwritten here."""
     view = stored(runs)
     size = len(view)
     cells = st.tuples(st.integers(0, size - 1), st.integers(1, 40)).map(lambda cell: (cell[0], min(size, sum(cell))))
@@ -54,7 +54,7 @@ def test_marked_bytes_are_not_looked_at(runs: Contents, data: st.DataObject) -> 
 
 
 @given(contents(max_runs=3, max_count=6), st.data())
-def test_a_part_of_what_is_wanted(runs: Contents, data: st.DataObject) -> None:
+def test_parts_of_runs_are_salvaged(runs: Contents, data: st.DataObject) -> None:
     view = stored(runs)
     number = data.draw(st.integers(0, len(runs) - 1))
     start = data.draw(st.integers(0, len(runs[number]) - 1))

@@ -1,4 +1,4 @@
-"""The table of a batch: what is read back, what is refused, and that an untrusted client's nesting takes no memory."""
+"""The table of a batch: round trips, refusals, and bounded memory for an untrusted client's nesting."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_other_fields_are_for_later_versions() -> None:
         (b"\x81" + SUBJECTS + b"\xc7\xff\x01", "Unexpected type header"),
     ],
 )
-def test_what_is_no_table_is_refused_with_the_reason(packed: bytes, reason: str) -> None:
+def test_bad_tables_are_refused_with_the_reason(packed: bytes, reason: str) -> None:
     for _ in range(2):  # a refusal is not remembered as names
         with pytest.raises(BadBatch, match=reason):
             names_of(packed)
@@ -114,7 +114,7 @@ def test_hostile_nesting_takes_no_memory(packed: bytes) -> None:
     assert peak < 8 * len(packed)
 
 
-def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_caches_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table, "_CACHE_ENTRIES", 10)
     names_cache: dict[bytes, tuple[str, ...]] = {}
     tables_cache: dict[str, bytes] = {}

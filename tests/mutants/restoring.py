@@ -103,7 +103,7 @@ OF_RESTORES: Final = (
     Mutant(
         "say what is stored when it is on disk",
         "Lookups._is_on_disk",
-        always("place >= end or min(self._intake.on_disk(partition), self._intake.visible(partition)) >= end"),
+        always("start >= end or min(self._intake.on_disk(partition), self._intake.visible(partition)) >= end"),
         _BROKER,
     ),
     Mutant(

@@ -56,9 +56,11 @@ class Retaining(Consumption):
 
     def _stop(self, operation: Operation) -> None:
         dropping = self.driven.broker._retention._dropping
-        self.count["crashed while a segment was dropping"] += dropping is not None
+        self.count["crashed while a segment was leaving"] += dropping is not None
         self.count["crashed while messages were carried"] += (
-            dropping is not None and dropping.carry_forward is not None and dropping.carry_forward._copy_read is not None
+            dropping is not None
+            and dropping.carry_forward is not None
+            and dropping.carry_forward._copy_read is not None
         )
         self.driven.read_outcomes.clear()
         before = self.count["power lost"]

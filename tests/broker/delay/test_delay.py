@@ -1,4 +1,4 @@
-"""Delayed messages: never early, never twice, cancelled in time, and all of it across restarts and crashes."""
+"""Delayed messages are delivered never early, never twice, and are cancelled in time, across restarts and crashes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ S = 1_000_000
 def command(
     driven: Driven, subject: str, delays: Sequence[int], flush: bool = True, first: int = 0, connection: int = 1
 ) -> Send:
-    """A batch whose messages are delayed by so many microseconds each; bodies are b"0", b"1", ..."""
+    """Return a batch whose messages are delayed by so many microseconds each; bodies are b"0", b"1", ..."""
     headers = [make_header(f"k{number}", deliver_at=delay) for number, delay in enumerate(delays)]
     bodies = [str(first + number).encode() for number in range(len(delays))]
     parts = build_batch(
@@ -40,7 +40,7 @@ def command(
 
 
 def delay(driven: Driven, subject: str, *delays: int, flush: bool = True, first: int = 0) -> list[str]:
-    """Send a batch of delayed messages; their ids."""
+    """Send a batch of delayed messages; return their ids."""
     (sent,) = driven.do(command(driven, subject, delays, flush, first))
     assert isinstance(sent, Sent), sent
     assert sent.partition == DELAY_PARTITION
@@ -62,7 +62,7 @@ def cancel(driven: Driven, name: str) -> bool:
 
 
 def pulled(driven: Driven, subscription: int) -> list[tuple[bytes, str]]:
-    """Bodies and ids of what there is."""
+    """Return bodies and ids of the messages that a pull gets."""
     return [(run.body(i), str(run.id(i))) for run in driven.pull(subscription) for i in range(run.count)]
 
 
@@ -76,7 +76,7 @@ def follow(driven: Driven, prefix: str = "") -> int:
     return driven.subscribe(prefix, group=None, start="first")
 
 
-def test_a_message_comes_when_it_is_due_and_not_before(tmp_path: Path) -> None:
+def test_a_message_is_delivered_when_due_and_not_before(tmp_path: Path) -> None:
     driven = Driven(tmp_path)
     (name,) = delay(driven, "a.b", 30 * S)
     subscription = follow(driven)
@@ -93,7 +93,7 @@ def test_a_message_comes_when_it_is_due_and_not_before(tmp_path: Path) -> None:
     driven.close()
 
 
-def test_an_absolute_time_and_one_that_is_past(tmp_path: Path) -> None:
+def test_absolute_times_and_past_times_are_delivered(tmp_path: Path) -> None:
     driven = Driven(tmp_path)
     subscription = follow(driven)
     delay(driven, "a", START_US + 5 * S, START_US - 5 * S)
@@ -138,7 +138,7 @@ def test_delays_outlive_restarts(tmp_path: Path, how: str) -> None:
 
 
 @pytest.mark.parametrize("is_clean", [True, False])
-def test_what_fell_due_while_the_broker_was_down_comes_at_once(tmp_path: Path, is_clean: bool) -> None:
+def test_messages_due_during_downtime_are_delivered_at_once(tmp_path: Path, is_clean: bool) -> None:
     driven = Driven(tmp_path)
     names = delay(driven, "a", 10 * S, 20 * S, 90 * S)
     if is_clean:
@@ -182,7 +182,7 @@ def test_cancelled_messages_never_come(tmp_path: Path) -> None:
     driven = Driven(tmp_path)
     names = delay(driven, "a", 10 * S, 10 * S, 10 * S, 20 * S)
     assert cancel(driven, names[1])
-    assert cancel(driven, names[1])  # said again, as after a lost answer
+    assert cancel(driven, names[1])  # asked again, as after a lost answer
     assert driven.broker.delayed() == {"a": 3}
     crash(driven)
     assert driven.broker.delayed() == {"a": 3}
@@ -207,7 +207,7 @@ def test_a_cancellation_is_answered_once_it_is_on_disk(tmp_path: Path) -> None:
     driven.close()
 
 
-def test_what_a_start_knows_to_be_delivered_the_next_one_knows_too(tmp_path: Path) -> None:
+def test_deliveries_stay_known_over_two_starts(tmp_path: Path) -> None:
     driven = Driven(tmp_path)
     (name,) = delay(driven, "a", 10 * S)
     driven.checkpoint()
@@ -220,7 +220,7 @@ def test_what_a_start_knows_to_be_delivered_the_next_one_knows_too(tmp_path: Pat
     driven.close()
 
 
-def test_nothing_is_cancelled_that_is_no_delayed_message(tmp_path: Path) -> None:
+def test_only_delayed_messages_can_be_cancelled(tmp_path: Path) -> None:
     driven = Driven(tmp_path)
     sent = driven.send("a", b"x")
     here = driven.store.store_id
@@ -272,7 +272,7 @@ def test_flush_waits_for_the_delay_log_and_hides_what_is_not_synced(tmp_path: Pa
     driven.close()
 
 
-def test_what_is_not_synced_is_hidden_behind_what_is(tmp_path: Path) -> None:
+def test_unsynced_messages_stay_hidden_behind_flushed_ones(tmp_path: Path) -> None:
     driven = Driven(tmp_path, auto_sync=False)
     said = driven.do(command(driven, "a", [1], flush=False), command(driven, "a", [1], flush=True, first=1))
     assert [type(effect) for effect in said] == [Sent]
@@ -300,7 +300,7 @@ def test_a_clock_that_is_set_back_delays_by_no_more_than_that(tmp_path: Path) ->
 
 
 def was_ahead(driven: Driven, seconds: int) -> None:
-    """The wall clock is so far ahead while something is stored, and is set back then."""
+    """Within this context, the wall clock is ahead; it is set back at the end."""
     driven.now = driven.now._replace(wall_us=driven.now.wall_us + seconds * S)
     driven.send("other", b"x")
     driven.now = driven.now._replace(wall_us=driven.now.wall_us - seconds * S)
@@ -308,7 +308,7 @@ def was_ahead(driven: Driven, seconds: int) -> None:
 
 @pytest.mark.parametrize("subjects", [1, 2])
 @pytest.mark.parametrize("stop", [None, crash, Driven.restart])
-def test_after_the_clock_was_ahead_delays_count_from_what_it_says(tmp_path: Path, stop: Any, subjects: int) -> None:
+def test_delays_count_from_the_clock_after_it_was_ahead(tmp_path: Path, stop: Any, subjects: int) -> None:
     driven = Driven(tmp_path)
     was_ahead(driven, 3_600)
     if subjects == 1:
@@ -340,9 +340,7 @@ def test_after_the_clock_was_ahead_delays_count_from_what_it_says(tmp_path: Path
 
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("size", [10, 300 << 10])
-def test_what_falls_due_once_the_clock_has_caught_up_expires_after_its_time(
-    tmp_path: Path, size: int, count: int
-) -> None:
+def test_expiry_counts_from_the_clock_after_it_was_ahead(tmp_path: Path, size: int, count: int) -> None:
     driven = Driven(tmp_path)
     was_ahead(driven, 3_600)
     header = make_header(None, deliver_at=7_200 * S, expire_at=30 * S)
@@ -372,7 +370,7 @@ def test_a_cancelled_message_never_comes_though_stamps_are_a_little_ahead(tmp_pa
     driven.close()
 
 
-def test_a_repeat_of_a_delayed_batch_is_told_after_the_clock_was_ahead(tmp_path: Path) -> None:
+def test_repeats_are_recognised_after_the_clock_was_ahead(tmp_path: Path) -> None:
     driven = Driven(tmp_path)
     was_ahead(driven, 3_600)
     first = command(driven, "a", [30 * S])
@@ -386,7 +384,7 @@ def test_a_repeat_of_a_delayed_batch_is_told_after_the_clock_was_ahead(tmp_path:
     driven.close()
 
 
-def test_tick_says_when_the_next_one_is_due(tmp_path: Path) -> None:
+def test_the_deadline_is_the_next_due_time(tmp_path: Path) -> None:
     driven = Driven(tmp_path)
     delay(driven, "a", S // 2)
     deadline = driven.broker.tick(driven.now)
@@ -414,7 +412,7 @@ def test_batches_of_many_subjects_fall_due_in_parts(tmp_path: Path) -> None:
     driven.close()
 
 
-def test_a_group_sees_delayed_messages_as_others(tmp_path: Path) -> None:
+def test_a_group_gets_delayed_messages_as_any_others(tmp_path: Path) -> None:
     driven = Driven(tmp_path)
     subscription = driven.subscribe("a.", group="g")
     (name,) = delay(driven, "a.x", S)
@@ -449,7 +447,7 @@ def test_verify_and_repair_look_into_the_delay_log(tmp_path: Path) -> None:
     driven.store.close()
 
 
-def test_a_group_shows_what_it_will_get(tmp_path: Path) -> None:
+def test_a_group_counts_its_waiting_messages(tmp_path: Path) -> None:
     driven = Driven(tmp_path)
     for subject, group in (("a.", "prefix"), ("a.x", "exact"), ("b", "other")):
         driven.subscribe(subject, group=group)
@@ -461,9 +459,7 @@ def test_a_group_shows_what_it_will_get(tmp_path: Path) -> None:
     driven.close()
 
 
-def test_more_than_memory_holds_lies_on_disk_and_is_delivered_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_schedule_larger_than_memory_is_delivered_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("qmq.storage.error_log.timer_queue.MEMORY_ITEMS", 100)
     driven = Driven(tmp_path)
     count = 700
@@ -484,8 +480,8 @@ def test_more_than_memory_holds_lies_on_disk_and_is_delivered_once(
     driven.close()
 
 
-def test_as_many_as_fall_due_together_come_in_the_turn_that_is_asked_for(tmp_path: Path) -> None:
-    """By the times that ``tick`` asks for: never early, and no more than its unit late, over any number of turns."""
+def test_messages_due_together_are_delivered_at_the_deadlines(tmp_path: Path) -> None:
+    """At the deadlines of ``tick``, messages are never early, and at most its unit late, over any number of turns."""
     driven = Driven(tmp_path, disk=FakeDisk())
     count, due = 10_000, dict[bytes, int]()
     for first in range(0, count, 100):

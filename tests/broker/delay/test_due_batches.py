@@ -1,4 +1,4 @@
-"""Delayed messages that were sent one by one and fall due together are few batches, whatever befalls them."""
+"""Delayed messages that were sent one by one and fall due together become few batches, under any faults."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from qmq.format.layout import DELIVER_UNIT_US
 from tests.broker.delay.test_delay import S, cancel, crash, delay, follow, pulled
 from tests.broker.harness import START_US, Driven
 from tests.fake_disk import FakeDisk
-from tests.format.test_joining import one
+from tests.format.test_due_joining import one
 
 COUNT = 300
 DUE_US = START_US + 60 * S
 
 
 def sent(driven: Driven, count: int = COUNT) -> list[str]:
-    """Messages that fall due together, each by a call of its own, a second apart: their ids."""
+    """Send messages that fall due together, one a second; return their ids."""
     names = []
     for number in range(count):
         driven.now = driven.now._replace(wall_us=driven.now.wall_us + 100_003)
@@ -39,7 +39,7 @@ def due(driven: Driven) -> None:
 
 
 @pytest.mark.parametrize("stop", ["none", "clean", "kill"])
-def test_they_are_few_batches_and_each_is_what_it_was(tmp_path: Path, stop: str) -> None:
+def test_single_messages_become_few_batches_unchanged(tmp_path: Path, stop: str) -> None:
     driven = Driven(tmp_path)
     names = sent(driven)
     if stop == "clean":
@@ -57,7 +57,7 @@ def test_they_are_few_batches_and_each_is_what_it_was(tmp_path: Path, stop: str)
     driven.close()
 
 
-def test_what_is_cancelled_among_them_does_not_come(tmp_path: Path) -> None:
+def test_cancelled_messages_are_left_out(tmp_path: Path) -> None:
     driven = Driven(tmp_path)
     names = sent(driven)
     gone = set(names[::7])
@@ -84,7 +84,7 @@ def test_batches_of_several_and_large_ones_go_by_themselves_and_in_order(
     driven.close()
 
 
-def test_a_disk_that_is_full_keeps_all_of_them_for_later(tmp_path: Path) -> None:
+def test_a_full_disk_delays_all_of_them(tmp_path: Path) -> None:
     disk = FakeDisk("boot-1")
     driven = Driven(tmp_path, disk=disk)
     names = sent(driven, 40)
@@ -101,7 +101,7 @@ def test_a_disk_that_is_full_keeps_all_of_them_for_later(tmp_path: Path) -> None
     driven.close()
 
 
-def test_no_room_for_another_segment_keeps_all_of_them_for_later(tmp_path: Path) -> None:
+def test_no_room_for_a_segment_delays_all_of_them(tmp_path: Path) -> None:
     disk = FakeDisk("boot-1")
     driven = Driven(tmp_path, disk=disk, segment_bytes=2_048, max_frame_bytes=1_024)
     names = sent(driven, 40)
@@ -117,7 +117,7 @@ def test_no_room_for_another_segment_keeps_all_of_them_for_later(tmp_path: Path)
     driven.close()
 
 
-def test_when_it_is_enough_for_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_is_full_by_messages_or_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(due_batches, "_MOST_BYTES", 700)
     joining, part = DueBatch(1 << 30), DelayedRange(0, 0, 1, DUE_US)
     assert not joining.add(one(0, bodies=2), part)
@@ -129,7 +129,7 @@ def test_when_it_is_enough_for_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not joining.is_full
 
 
-def test_what_is_joined_fits_a_segment() -> None:
+def test_a_joined_batch_fits_a_segment() -> None:
     joining = DueBatch(1_500)
     while not joining.is_full:
         assert joining.add(one(0), DelayedRange(0, 0, 1, DUE_US))

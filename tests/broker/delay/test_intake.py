@@ -1,4 +1,4 @@
-"""Delayed batches on their way into the delay log: what is refused, and leaves nothing behind."""
+"""Delayed batches on their way into the delay log: refusals leave nothing behind."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.broker.harness import Driven
 from tests.fake_disk import FakeDisk
 
 
-def test_a_subject_too_many_is_refused_when_it_is_sent(tmp_path: Path) -> None:
+def test_a_subject_over_the_limit_is_refused_at_the_send(tmp_path: Path) -> None:
     driven = Driven(tmp_path, max_subjects=1)
     delay(driven, "a", S)
     (refused,) = driven.do(command(driven, "b", [S]))
@@ -23,7 +23,7 @@ def test_a_subject_too_many_is_refused_when_it_is_sent(tmp_path: Path) -> None:
     driven.close()
 
 
-def test_a_name_that_is_none_is_refused(tmp_path: Path) -> None:
+def test_an_invalid_name_is_refused(tmp_path: Path) -> None:
     driven = Driven(tmp_path)
     (refused,) = driven.do(command(driven, "no name", [S]))
     assert isinstance(refused, Refused)
@@ -32,7 +32,7 @@ def test_a_name_that_is_none_is_refused(tmp_path: Path) -> None:
     driven.close()
 
 
-def test_a_delay_log_that_cannot_be_made_is_made_later(tmp_path: Path) -> None:
+def test_a_delay_log_is_made_by_a_later_send_after_an_error(tmp_path: Path) -> None:
     disk = FakeDisk("boot-1")
     driven = Driven(tmp_path, disk=disk)
     disk.fail_always("pwritev", errno.ENOSPC, path_part="delayed")

@@ -1,4 +1,4 @@
-"""What is scheduled of delayed messages: each message in one item, and back."""
+"""Items of the schedule: each message is in one item, and items become ranges again."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_ranges_of_other_batches_stay_apart() -> None:
 
 
 @given(st.integers(0, 5), st.integers(1, 10), st.sets(st.integers(0, 20)))
-def test_what_is_left_of_a_range(start: int, count: int, gone: set[int]) -> None:
+def test_without_removes_positions_from_a_range(start: int, count: int, gone: set[int]) -> None:
     places = PositionSet()
     for number in gone:
         places.add(POSITION + number)

@@ -1,4 +1,4 @@
-"""Delayed messages whose batches are not in memory when they are due are read beside the loop, and delivered then."""
+"""Delayed messages whose batches are not in memory when they are due are read in a thread, and delivered then."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SMALL = {"segment_bytes": 8_192, "max_frame_bytes": 4_096}
 
 
 def cold(tmp_path: Path, count: int = 60) -> tuple[Driven, FakeDisk, list[str]]:
-    """A broker with messages due in 10 s, a batch each, of which nothing is in memory; reads are done by hand."""
+    """Return a broker with messages due in 10 s, a batch each, none of them in memory; tests do the reads."""
     disk = FakeDisk("boot-1", forgets=0.0)
     driven = Driven(tmp_path, disk=disk, **SMALL)
     names = [delay(driven, "a", 10 * S, first=number)[0] for number in range(count)]
@@ -29,7 +29,7 @@ def cold(tmp_path: Path, count: int = 60) -> tuple[Driven, FakeDisk, list[str]]:
 
 
 def drain(driven: Driven) -> list[str]:
-    """Ids of all that was delivered."""
+    """Return the ids of all delivered messages."""
     driven.auto_read = True
     subscription, found = follow(driven), list[str]()
     while some := pulled(driven, subscription):
@@ -38,7 +38,7 @@ def drain(driven: Driven) -> list[str]:
 
 
 def run(driven: Driven, disk: FakeDisk) -> tuple[int, int]:
-    """Tick and read until all is delivered: how often was read, and how often by the loop itself."""
+    """Tick and read until all is delivered; return the number of reads, and of those that the loop did itself."""
     reads = mine = 0
     for _ in range(500):
         before = disk.calls["pread"]
@@ -67,7 +67,7 @@ def test_the_loop_reads_no_batch_itself(tmp_path: Path) -> None:
 def test_other_messages_go_on_during_a_read(tmp_path: Path) -> None:
     driven, disk, names = cold(tmp_path)
     driven.advance(9_000)
-    disk.hot_bytes = 1_024  # what is sent now is in memory
+    disk.hot_bytes = 1_024  # messages sent now are in memory
     (new,) = delay(driven, "b", S // 2, first=1_000)
     driven.advance(1_100)
     driven.advance(1)
@@ -79,16 +79,16 @@ def test_other_messages_go_on_during_a_read(tmp_path: Path) -> None:
     driven.close()
 
 
-def is_look(number: int) -> bool:
+def is_lookup(number: int) -> bool:
     return asker_of(number) == Asker.CANCEL
 
 
-def cancel_cold(driven: Driven, name: str) -> bool:
-    """As cancel; what it needs is read by hand, and nothing else."""
+def cancel_with_reads(driven: Driven, name: str) -> bool:
+    """As cancel, but do the reads of this command, and no others."""
     said = driven.do(Administer(1, driven.request(), "cancel", {"id": name}))
-    others = [wanted for wanted in driven.reads if not is_look(wanted.number)]
+    others = [wanted for wanted in driven.reads if not is_lookup(wanted.number)]
     for _ in range(8):
-        driven.reads = [wanted for wanted in driven.reads if is_look(wanted.number)]
+        driven.reads = [wanted for wanted in driven.reads if is_lookup(wanted.number)]
         driven.run_reads()
         driven.finish_reads()
         said += driven.effects()
@@ -98,7 +98,7 @@ def cancel_cold(driven: Driven, name: str) -> bool:
 
 
 @pytest.mark.parametrize("disconnects", [False, True])
-def test_who_cancels_waits_for_a_read_and_nobody_else_does(tmp_path: Path, disconnects: bool) -> None:
+def test_a_cancellation_waits_for_its_read_and_delays_no_other_command(tmp_path: Path, disconnects: bool) -> None:
     driven, disk, names = cold(tmp_path)
     command = Administer(1, driven.request(), "cancel", {"id": names[3]})
     before = disk.calls["pread"]
@@ -120,10 +120,10 @@ def test_who_cancels_waits_for_a_read_and_nobody_else_does(tmp_path: Path, disco
     driven.close()
 
 
-def test_who_cancels_what_is_forgotten_as_fast_as_it_is_read_is_answered(tmp_path: Path) -> None:
+def test_a_cancellation_is_answered_though_its_bytes_leave_memory_at_once(tmp_path: Path) -> None:
     driven, disk, names = cold(tmp_path)
     disk.forgets = 1.0
-    assert cancel_cold(driven, names[0])
+    assert cancel_with_reads(driven, names[0])
     driven.store.close(clean=False)
 
 
@@ -136,7 +136,7 @@ def test_a_crash_during_a_read_loses_and_doubles_nothing(tmp_path: Path, when: s
         driven.advance(1)
     if when != "asked":
         driven.checkpoint()
-    assert not cancel_cold(driven, names[0]), "it is too late"
+    assert not cancel_with_reads(driven, names[0]), "it is too late"
     crash(driven)
     disk.forget()
     run(driven, disk)
@@ -145,7 +145,7 @@ def test_a_crash_during_a_read_loses_and_doubles_nothing(tmp_path: Path, when: s
     driven.close()
 
 
-def test_what_is_forgotten_at_once_is_delivered(tmp_path: Path) -> None:
+def test_batches_that_leave_memory_at_once_are_delivered(tmp_path: Path) -> None:
     driven, disk, names = cold(tmp_path)
     disk.forgets = 1.0
     driven.advance(10_010)
@@ -155,7 +155,7 @@ def test_what_is_forgotten_at_once_is_delivered(tmp_path: Path) -> None:
     driven.close()
 
 
-def test_no_more_wait_for_reads_than_are_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_ranges_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(delay_reading, "MOST_COLD", 10)
     monkeypatch.setattr("qmq.broker.delay.delay._SLICE_ITEMS", 4)
     monkeypatch.setattr("qmq.broker.delay.delay._SLICE_SINGLES", 4)
@@ -171,7 +171,7 @@ def test_no_more_wait_for_reads_than_are_allowed(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.parametrize("what", ["pread", "open"])
-def test_a_disk_that_fails_as_a_whole_delays_and_loses_nothing(tmp_path: Path, what: str) -> None:
+def test_a_failing_disk_delays_messages_and_loses_none(tmp_path: Path, what: str) -> None:
     driven, disk, names = cold(tmp_path)
     driven.advance(10_010)
     disk.fail_always(what, errno.EIO, ".messages")
@@ -188,7 +188,7 @@ def test_a_disk_that_fails_as_a_whole_delays_and_loses_nothing(tmp_path: Path, w
     driven.close()
 
 
-def test_a_bad_sector_costs_what_lies_on_it(tmp_path: Path) -> None:
+def test_a_bad_sector_costs_only_its_messages(tmp_path: Path) -> None:
     driven, disk, names = cold(tmp_path)
     path = sorted((tmp_path / "delayed" / "log-0").glob("*.messages"))[0]
     disk.spoil(path, 4_500)

@@ -21,23 +21,23 @@ DAY = 86_400 * S
 
 
 def segments(driven: Driven) -> list[str]:
-    """The files of the delay log's segments."""
+    """Return the files of the delay log's segments."""
     return sorted(path.stem for path in (driven.directory / "delayed" / "log-0").glob("*.messages"))
 
 
 def checkpoints(driven: Driven, count: int = 6) -> None:
-    """More than enough for what is idle to go."""
+    """Take more than enough checkpoints for idle segments to go."""
     for _ in range(count):
         driven.checkpoint()
 
 
 def fill(driven: Driven, seconds: int, count: int = 20, first: int = 0) -> list[str]:
-    """Messages due by then, over a few segments."""
+    """Send messages due by then, over a few segments."""
     return [delay(driven, "a", seconds * S, first=first + number)[0] for number in range(count)]
 
 
 def drain(driven: Driven) -> list[bytes]:
-    """Bodies of all that was delivered."""
+    """Return the bodies of all delivered messages."""
     subscription, found = follow(driven), list[bytes]()
     while some := pulled(driven, subscription):
         found += [body for body, _ in some]
@@ -49,7 +49,7 @@ def clean(driven: Driven) -> None:
     assert not [one for one in verify(driven.directory, Disk()).findings if one.severity == "fault"]
 
 
-def test_what_is_delivered_goes_and_the_order_of_checkpoints_is_kept(tmp_path: Path) -> None:
+def test_segments_of_delivered_messages_go_after_two_checkpoints(tmp_path: Path) -> None:
     driven = Driven(tmp_path, **SMALL)
     fill(driven, 10)
     full = segments(driven)
@@ -70,7 +70,7 @@ def test_what_is_delivered_goes_and_the_order_of_checkpoints_is_kept(tmp_path: P
 
 
 @pytest.mark.parametrize("stop", ["clean", "kill"])
-def test_one_that_waits_long_keeps_only_its_own_segment(tmp_path: Path, stop: str) -> None:
+def test_a_long_delay_keeps_only_its_own_segment(tmp_path: Path, stop: str) -> None:
     driven = Driven(tmp_path, **SMALL)
     fill(driven, 10, 8)
     (name,) = delay(driven, "long", 30 * DAY)
@@ -103,7 +103,7 @@ def test_one_that_waits_long_keeps_only_its_own_segment(tmp_path: Path, stop: st
     clean(driven)
 
 
-def test_what_is_cancelled_needs_no_segment(tmp_path: Path) -> None:
+def test_cancelled_messages_need_no_segment(tmp_path: Path) -> None:
     driven = Driven(tmp_path, **SMALL)
     names = fill(driven, 700 * 86_400)
     full = segments(driven)
@@ -121,8 +121,8 @@ def test_what_is_cancelled_needs_no_segment(tmp_path: Path) -> None:
     clean(driven)
 
 
-def test_what_is_cancelled_stays_so_without_any_checkpoint(tmp_path: Path) -> None:
-    """The segment that says so goes no earlier than the one of the message."""
+def test_cancellations_count_without_any_checkpoint(tmp_path: Path) -> None:
+    """The segment of the cancellation goes no earlier than that of the message."""
     driven = Driven(tmp_path, **SMALL)
     gone, _ = delay(driven, "a", 100 * S)[0], delay(driven, "b", 100 * S)
     fill(driven, 1, 20, first=100)
@@ -142,8 +142,8 @@ def test_what_is_cancelled_stays_so_without_any_checkpoint(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("which", ["delayed", "."])
-def test_the_checkpoint_before_still_has_what_it_needs(tmp_path: Path, which: str) -> None:
-    """After each checkpoint the last one rots: nothing is lost, nothing is delivered twice, nothing is amiss."""
+def test_the_checkpoint_before_the_last_is_enough(tmp_path: Path, which: str) -> None:
+    """After each checkpoint the last one rots: nothing is lost, delivered twice, or reported."""
     for taken in range(7):
         directory = tmp_path / str(taken)
         driven = Driven(directory, **SMALL)
@@ -166,7 +166,7 @@ def test_the_checkpoint_before_still_has_what_it_needs(tmp_path: Path, which: st
         clean(driven)
 
 
-def test_what_was_delivered_to_where_no_checkpoint_has_it_stays(tmp_path: Path) -> None:
+def test_segments_stay_until_a_checkpoint_has_the_delivery(tmp_path: Path) -> None:
     driven = Driven(tmp_path, auto_sync=False, **SMALL)
     for number in range(10):
         driven.do(command(driven, "a", [10 * S], flush=False, first=number))
@@ -183,7 +183,7 @@ def test_what_was_delivered_to_where_no_checkpoint_has_it_stays(tmp_path: Path) 
     clean(driven)
 
 
-def test_a_repeat_of_what_is_gone_is_told_so(tmp_path: Path) -> None:
+def test_a_repeat_of_a_removed_batch_is_recognised(tmp_path: Path) -> None:
     driven = Driven(tmp_path, **SMALL)
     first = command(driven, "a", [S])
     again = Send(1, driven.request(), memoryview(bytearray(first.batch)), True)
@@ -232,7 +232,7 @@ def test_any_history_loses_and_doubles_nothing(tmp_path: Path, seed: int) -> Non
     assert sorted(found) == sorted(body for name, body in known.items() if name not in cancelled)
     assert driven.broker.take_damaged() == []
     checkpoints(driven)
-    while driven.broker.wants_checkpoint():  # one that says what is cancelled goes after what that was
+    while driven.broker.wants_checkpoint():  # a segment of cancellations goes after those of their messages
         driven.checkpoint()
     print(f"seed {seed}: {len(known)} sent, {len(cancelled)} cancelled, at most {most} segments")
     assert len(segments(driven)) == 1

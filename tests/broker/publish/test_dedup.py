@@ -1,4 +1,4 @@
-"""What is remembered of producers, compared with a plain dict of everything."""
+"""Remembered producers against a plain dict of all batches."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def producers(window: int = 4, most: int = 3) -> Producers:
     return Producers(window, most, HOUR_US)
 
 
-def test_a_repeat_is_told_and_the_next_batch_is_new() -> None:
+def test_a_repeat_is_recognised_and_the_next_batch_is_new() -> None:
     known = producers()
     assert known.lookup(ME, 0, 10, 77) is None
     known.remember(ME, 0, 10, 77, 1, 4_096, 0)
@@ -48,7 +48,7 @@ def test_a_refused_batch_may_come_after_later_ones() -> None:
     assert known.lookup(ME, 3, 1, 4) is None
 
 
-def test_a_batch_older_than_the_window_can_not_be_told() -> None:
+def test_a_batch_older_than_the_window_is_refused() -> None:
     known = producers(window=4)
     for number in range(5):
         known.remember(ME, number, 1, number, 0, number * 100, 0)
@@ -79,7 +79,7 @@ def test_forget_keeps_what_the_window_dropped_out_of_reach() -> None:
     assert known.lookup(ME, 1, 1, 2) is None
 
 
-def test_more_producers_than_may_be_are_refused_until_some_expire() -> None:
+def test_producers_over_the_limit_are_refused_until_some_expire() -> None:
     known = producers(most=2)
     known.remember(b"a" * 16, 0, 1, 1, 0, 1, now_us=0)
     known.remember(b"b" * 16, 0, 1, 1, 0, 2, now_us=10)
@@ -107,7 +107,7 @@ def test_a_send_renews_the_time() -> None:
     new_window=st.integers(1, 6),
     batches=st.lists(st.tuples(st.integers(0, 1), st.integers(1, 3)), max_size=20),
 )
-def test_what_is_restored_answers_as_before(window: int, new_window: int, batches: list[tuple[int, int]]) -> None:
+def test_restored_producers_answer_as_before(window: int, new_window: int, batches: list[tuple[int, int]]) -> None:
     known = producers(window=window)
     told: dict[bytes, list[tuple[int, int, int]]] = {}
     for position, (who, messages) in enumerate(batches):
@@ -128,8 +128,10 @@ def test_what_is_restored_answers_as_before(window: int, new_window: int, batche
         assert restored.last(name) == (end - 1, RememberedBatch(0, entries[-1][2]))
 
 
-def test_many_producers_are_kept_by_a_broker_that_starts_as_its_machine_does(tmp_path: Path) -> None:
-    """What is much is written only now and then: at first it must be, however little the monotonic clock shows."""
+def test_many_producers_are_stored_soon_after_the_machine_boots(tmp_path: Path) -> None:
+    """A large state is written only now and then; the first time it must be, however little the monotonic clock
+    shows.
+    """
     driven = Driven(tmp_path)
     for number in range(600):
         driven.do(Send(1, driven.request(), batch_of({"a": [b"x"]}, 0, number.to_bytes(16)), True))

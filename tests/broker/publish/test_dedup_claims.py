@@ -1,4 +1,4 @@
-"""Producer names: one live client each."""
+"""Claims of producers: each belongs to one connected client."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ONE, TWO = b"1" * 16, b"2" * 16
 
 
 def claims(driven: Driven, connection: int, producer_id: bytes, client: bytes) -> bool:
-    """Whether the broker lets that client have that producer."""
+    """Return whether the broker lets that client have that producer."""
     request = driven.request()
     (answer,) = driven.do(Claim(connection, request, producer_id, client))
     if isinstance(answer, Refused):
@@ -25,7 +25,7 @@ def claims(driven: Driven, connection: int, producer_id: bytes, client: bytes) -
     return True
 
 
-def test_a_producer_is_one_clients_while_that_is_connected(tmp_path: Path) -> None:
+def test_a_producer_belongs_to_one_connected_client(tmp_path: Path) -> None:
     driven = Driven(tmp_path)
     assert claims(driven, 1, JOB, ONE)
     assert claims(driven, 1, JOB, ONE), "again is no harm"
@@ -39,7 +39,7 @@ def test_a_producer_is_one_clients_while_that_is_connected(tmp_path: Path) -> No
     driven.close()
 
 
-def test_the_same_client_takes_it_along_to_its_next_connection(tmp_path: Path) -> None:
+def test_a_client_keeps_its_producer_on_its_next_connection(tmp_path: Path) -> None:
     driven = Driven(tmp_path)
     assert claims(driven, 1, JOB, ONE)
     assert claims(driven, 2, JOB, ONE)

@@ -1,4 +1,4 @@
-"""The send path: acknowledged when it may be, visible when it may be, never twice."""
+"""The send path acknowledges and publishes batches as soon as it may and no earlier, and stores none twice."""
 
 from __future__ import annotations
 
@@ -27,12 +27,14 @@ def test_append_is_acknowledged_in_its_turn(tmp_path: Path) -> None:
     driven.close()
 
 
-def test_flush_waits_for_its_sync_and_hides_what_is_behind_it(tmp_path: Path) -> None:
+def test_flush_waits_for_its_sync_and_hides_later_batches(tmp_path: Path) -> None:
     driven = Driven(tmp_path, auto_sync=False)
     subscription = driven.subscribe("")
     assert driven.do(driven.send_command({"a": [b"1"]}, flush=True)) == []
     said = driven.do(driven.send_command({"a": [b"2"]}, flush=False))
-    assert [type(effect) for effect in said] == [Sent]  # append: acknowledged, not visible before what it follows
+    assert [type(effect) for effect in said] == [
+        Sent
+    ]  # append: acknowledged, but not visible before the batches ahead of it
     assert driven.pull(subscription) == []
     (want,) = driven.wanted
     said = driven.sync()
@@ -42,7 +44,7 @@ def test_flush_waits_for_its_sync_and_hides_what_is_behind_it(tmp_path: Path) ->
     driven.close()
 
 
-def test_what_arrives_during_a_sync_goes_with_the_next(tmp_path: Path) -> None:
+def test_batches_that_arrive_during_a_sync_wait_for_the_next(tmp_path: Path) -> None:
     driven = Driven(tmp_path, auto_sync=False)
     first, second = driven.send_command({"a": [b"1"]}), driven.send_command({"a": [b"2"]})
     driven.do(first)
@@ -79,8 +81,8 @@ def test_a_repeated_batch_gets_the_original_receipt(tmp_path: Path, between: str
     driven.close()
 
 
-def test_the_same_batch_on_two_connections_is_one_however_they_meet(tmp_path: Path) -> None:
-    """One of the two may leave; between any two things that happen there may be a turn, and a sync."""
+def test_the_same_batch_on_two_connections_is_stored_once(tmp_path: Path) -> None:
+    """One of the two connections may close; between any two events there may be a turn and a sync."""
     driven = Driven(tmp_path, auto_sync=False)
     between: dict[str, Callable[[], list[Effect]]] = {"": list, "turn": driven.do, "sync": driven.sync}
     orders = ["one other leaves", "one leaves other", "other one leaves", "one other", "other one"]
@@ -109,7 +111,7 @@ def test_the_same_batch_on_two_connections_is_one_however_they_meet(tmp_path: Pa
 def test_a_repeat_is_acknowledged_under_the_stronger_durability(tmp_path: Path) -> None:
     driven = Driven(tmp_path, auto_sync=False)
     driven.do(Send(1, 1, batch_of({"a": [b"1"]}, 0), False))
-    assert driven.do(Send(1, 2, batch_of({"a": [b"1"]}, 0), True)) == []  # asked for more than the original
+    assert driven.do(Send(1, 2, batch_of({"a": [b"1"]}, 0), True)) == []  # flush, while the original asked for append
     assert [effect.request for effect in driven.sync() if isinstance(effect, Sent)] == [2]
     driven.do(Send(1, 3, batch_of({"a": [b"2"]}, 1), True))
     assert driven.do(Send(1, 4, batch_of({"a": [b"2"]}, 1), False)) == []  # the original is not there yet
@@ -134,7 +136,7 @@ def test_the_same_body_sent_twice_on_purpose_stays_two(tmp_path: Path) -> None:
     driven.close()
 
 
-def test_last_sequence_waits_until_it_is_true_for_good(tmp_path: Path) -> None:
+def test_last_sequence_waits_until_the_batch_is_on_disk(tmp_path: Path) -> None:
     driven = Driven(tmp_path, auto_sync=False)
     assert driven.do(LastSequence(1, 9, PRODUCER)) == [LastSequenceIs(1, 9, None)]
     driven.do(driven.send_command({"a": [b"1", b"2"]}))
@@ -151,12 +153,12 @@ def test_after_a_broken_sync_nothing_is_acknowledged(tmp_path: Path) -> None:
     said += driven.do(driven.send_command({"a": [b"2"]}), driven.send_command({"a": [b"3"]}, flush=False))
     assert [type(effect) for effect in said] == [Refused, Refused, Refused]
     assert all(isinstance(effect.error, SyncFailed) for effect in said if isinstance(effect, Refused))
-    assert bodies_of(driven.pull(subscription)) == [b"1"]  # its sender was told that nobody knows
+    assert bodies_of(driven.pull(subscription)) == [b"1"]  # its sender got an error that leaves it open
     driven.store.close(clean=False)
 
 
 @pytest.mark.parametrize("name", ["", ".", "a..b", "a.", "~g", "ü", "a b", "../a", "x" * 201])
-def test_a_bad_subject_is_refused_and_hurts_nobody(tmp_path: Path, name: str) -> None:
+def test_a_bad_subject_is_refused_and_harms_no_other_send(tmp_path: Path, name: str) -> None:
     driven = Driven(tmp_path)
     good = driven.send_command({"a": [b"1"]})
     bad = Send(2, driven.request(), batch_of({name: [b"x"]}, 0, b"q" * 16), True)

@@ -1,4 +1,4 @@
-"""Numbers of subjects: the same name has the same one, new names get the next, and bad names none."""
+"""Numbers of subjects: a name keeps its number, new names get the next, and bad names get none."""
 
 from __future__ import annotations
 

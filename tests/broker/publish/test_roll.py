@@ -1,4 +1,4 @@
-"""Segments closed on request, and answered once their files stay as they are."""
+"""Segments sealed on request; the answer comes once their files no longer change."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def seal(driven: Driven) -> list[Effect]:
 
 
 @pytest.mark.parametrize("partitions", [1, 3])
-def test_it_is_answered_once_a_checkpoint_has_it(tmp_path: Path, partitions: int) -> None:
+def test_a_roll_is_answered_once_a_checkpoint_has_it(tmp_path: Path, partitions: int) -> None:
     driven = Driven(tmp_path, partitions=partitions)
     for number in range(6):
         driven.send(f"a.{number}", b"%d" % number)
@@ -40,7 +40,7 @@ def test_it_is_answered_once_a_checkpoint_has_it(tmp_path: Path, partitions: int
     driven.close()
 
 
-def test_of_an_empty_log_nothing_is_closed(tmp_path: Path) -> None:
+def test_an_empty_log_is_not_sealed(tmp_path: Path) -> None:
     driven = Driven(tmp_path)
     base = driven.store.end(0) - 64
     (answer,) = seal(driven)
@@ -50,7 +50,7 @@ def test_of_an_empty_log_nothing_is_closed(tmp_path: Path) -> None:
     driven.close()
 
 
-def test_who_waits_in_vain_is_told_and_who_is_gone_is_not(tmp_path: Path) -> None:
+def test_a_roll_without_a_checkpoint_times_out(tmp_path: Path) -> None:
     driven = Driven(tmp_path)
     driven.send("a", b"1")
     assert seal(driven) == []

@@ -1,4 +1,4 @@
-"""Senders are answered when what they sent is on disk, those that ask again like those that asked first."""
+"""Senders are answered once their batch is on disk; repeats are answered like the first send."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_a_repeat_waits_for_the_sync_that_the_first_one_waits_for(tmp_path: Path
     driven.close()
 
 
-def test_answers_for_who_has_gone_are_dropped_when_they_are_many(tmp_path: Path) -> None:
+def test_many_answers_of_closed_connections_are_dropped(tmp_path: Path) -> None:
     driven = Driven(tmp_path, auto_sync=False)
     driven.do(sending(driven))
     replies = driven.broker._intake.replies

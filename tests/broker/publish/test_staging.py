@@ -17,14 +17,14 @@ def many(prefix: str, count: int) -> list[bytes]:
 
 
 def driven_by(disk: FakeDisk, directory: Path) -> Driven:
-    """Two partitions; subject a is 0 and at home in the first, b is 1 and in the second."""
+    """Return a broker with two partitions; subject a is 0 and in the first, b is 1 and in the second."""
     driven = Driven(directory, disk=disk, partitions=2)
     driven.do(driven.send_command({"a": [b"a0"], "b": [b"b0"]}))
     driven.send("b", b"b1")
     return driven
 
 
-def test_an_exact_pull_passes_nothing_over_that_did_not_fit(tmp_path: Path) -> None:
+def test_an_exact_pull_skips_no_message_that_did_not_fit(tmp_path: Path) -> None:
     driven = Driven(tmp_path, partitions=2)
     driven.do(driven.send_command({"a": [b"a"], "b": [b"first"]}))
     sent = [b"first"]
@@ -43,8 +43,8 @@ def test_an_exact_pull_passes_nothing_over_that_did_not_fit(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("partitions", [1, 2, 3])
-def test_batches_that_are_wanted_whole_go_as_they_lie(tmp_path: Path, partitions: int) -> None:
-    """But for one of which the group has taken some already: then each run of that one is a piece."""
+def test_whole_batches_are_sent_as_stored(tmp_path: Path, partitions: int) -> None:
+    """A batch of which the group has taken some already is sent as pieces, one a run."""
     driven = Driven(tmp_path, partitions=partitions)
     contents = {f"{letter}.x": [letter.encode() * 40] * 3 for letter in "abcdefgh"}
     for number in range(12):

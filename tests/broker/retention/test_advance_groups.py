@@ -1,4 +1,4 @@
-"""How many messages a group misses that is moved past a segment, for whatever it follows and however far it is."""
+"""The number of messages that a group misses when it is moved past a segment, for any filters and cursors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ FOLLOWS = (("",), ("a.",), ("a.x",), ("a.x", "b"), ("", "a.y"), ("a.", "a.x"))
 
 @pytest.mark.parametrize("follows", FOLLOWS)
 @pytest.mark.parametrize("start", ["first", "time", "sequence"])
-def test_it_is_what_it_would_have_been_given(tmp_path: Path, follows: tuple[str, ...], start: str) -> None:
+def test_missed_messages_are_those_that_the_group_would_have_got(
+    tmp_path: Path, follows: tuple[str, ...], start: str
+) -> None:
     rng = random.Random(str(follows) + start)
     driven = Driven(tmp_path, segment_bytes=8 << 10, max_frame_bytes=4 << 10)
     for number in range(60):

@@ -1,4 +1,4 @@
-"""What somebody still points at outlives its segment: with its id, attempts, due time and reason, whatever crashes."""
+"""Messages that a group refers to outlive their segment, with id, attempts, due time and reason, whatever crashes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LIMITS = BrokerLimits(retention_ms=HOUR_MS, session_timeout_ms=100 * HOUR_MS)
 
 
 class One(NamedTuple):
-    """A message, and what is known of it."""
+    """A message, and the state that the group has of it."""
 
     id: str
     subject: str
@@ -39,7 +39,7 @@ class One(NamedTuple):
 
 
 def content(driven: Driven) -> tuple[dict[tuple[str, int], One], list[One], list[One]]:
-    """What consumers of the group hold by delivery sequence, what waits to be handed out again, what is dead."""
+    """Return what a group refers to: messages in flight by delivery sequence, retries, and dead letters."""
     group = driven.broker.groups["g"]
     ledger = group.ledger
     assert ledger is not None
@@ -88,7 +88,7 @@ def named(driven: Driven, group: Group, messages: MessageRange) -> list[tuple[st
 
 
 def drop_all(driven: Driven) -> int:
-    """All that is sealed by now goes; how many messages were carried."""
+    """Drop all sealed segments; return how many messages were carried forward."""
     before = {span.base for number in range(driven.store.partitions) for span in driven.store.sealed(number)}
     driven.advance(HOUR_MS)
     gone = settle(driven)
@@ -101,7 +101,7 @@ def drop_all(driven: Driven) -> int:
 @pytest.mark.parametrize("follows", [("a.",), ("a.0", "a.1", "a.2"), ("a.0",), ("a.", "b.")])
 @pytest.mark.parametrize("partitions", [1, 2])
 @pytest.mark.parametrize("stop", [Driven.restart, killed])
-def test_nothing_that_is_pointed_at_changes(
+def test_messages_that_a_group_refers_to_do_not_change(
     tmp_path: Path, follows: tuple[str, ...], partitions: int, stop: Any
 ) -> None:
     driven = driven_in(tmp_path, LIMITS, partitions=partitions)
@@ -197,7 +197,7 @@ def test_a_kill_between_any_two_steps_costs_nothing(tmp_path: Path, steps: int) 
     driven.close()
 
 
-def test_what_cannot_be_read_any_more_is_dead_and_told_of(tmp_path: Path) -> None:
+def test_unreadable_messages_become_dead_letters_and_are_reported(tmp_path: Path) -> None:
     driven = driven_in(tmp_path, LIMITS)
     send(driven, 20)
     consumer = Consumer(driven, "c", "a.")
@@ -227,7 +227,7 @@ def test_what_cannot_be_read_any_more_is_dead_and_told_of(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("change", ["delete", "seek", "ack", "retry_dead", "delete_dead", "nack"])
-def test_what_changes_while_it_is_carried_is_as_it_was_changed(tmp_path: Path, change: str) -> None:
+def test_changes_during_the_copy_win(tmp_path: Path, change: str) -> None:
     driven = driven_in(tmp_path, LIMITS)
     send(driven, 20)
     consumer = Consumer(driven, "c", "a.")
@@ -277,7 +277,9 @@ def test_what_changes_while_it_is_carried_is_as_it_was_changed(tmp_path: Path, c
 
 @pytest.mark.parametrize("seed", range(4))
 def test_any_history(tmp_path: Path, seed: int) -> None:
-    """Messages are handled once, or counted as skipped, or where they were; again: SEED in this test's name."""
+    """Each message is handled once, or counted as skipped, or is where it was. The test's name has the seed to repeat
+    it.
+    """
     rng = random.Random(seed)
     print(f"seed {seed}")
     driven = driven_in(tmp_path, LIMITS, partitions=rng.choice([1, 1, 2]))
@@ -319,7 +321,7 @@ def test_any_history(tmp_path: Path, seed: int) -> None:
     driven.close()
 
 
-def test_by_size_it_is_not_carried_round_and_round(tmp_path: Path) -> None:
+def test_retention_by_size_does_not_carry_the_same_messages_again_and_again(tmp_path: Path) -> None:
     driven = driven_in(tmp_path, BrokerLimits(retention_bytes=1_000, session_timeout_ms=100 * HOUR_MS))
     send(driven, 40)
     consumer = Consumer(driven, "c", "a.")
@@ -336,7 +338,7 @@ def test_by_size_it_is_not_carried_round_and_round(tmp_path: Path) -> None:
     driven.close()
 
 
-def test_nothing_stands_for_the_old_place_before_the_new_one_is_on_disk(tmp_path: Path) -> None:
+def test_copies_replace_originals_only_when_they_are_on_disk(tmp_path: Path) -> None:
     driven = driven_in(tmp_path, LIMITS)
     send(driven, 20)
     consumer = Consumer(driven, "c", "a.")
@@ -353,7 +355,7 @@ def test_nothing_stands_for_the_old_place_before_the_new_one_is_on_disk(tmp_path
     driven.close()
 
 
-def test_a_message_over_limits_that_were_lowered_since_is_carried_on(tmp_path: Path) -> None:
+def test_a_message_over_a_lowered_limit_is_carried_forward(tmp_path: Path) -> None:
     higher = LIMITS._replace(max_message_bytes=8 << 20)
     driven = driven_in(tmp_path, higher, segment_bytes=16 << 20, max_frame_bytes=8 << 20)
     driven.send("a.0", bytes(5 << 20))

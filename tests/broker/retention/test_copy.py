@@ -1,4 +1,4 @@
-"""Ranges of messages found in a segment's own rows: the same that the broker finds, for parts of any size."""
+"""Ranges of messages found in a segment's own rows are those that the broker finds, for parts of any size."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.broker.retention.test_carry_forward import named
 
 @pytest.mark.parametrize("follows", [("a.",), ("",), ("a.x",), ("b", "a.y")])
 @pytest.mark.parametrize("seed", range(3))
-def test_copies_and_what_lies_elsewhere_are_the_range_in_order(
+def test_copies_and_remaining_ranges_make_up_the_range_in_order(
     tmp_path: Path, follows: tuple[str, ...], seed: int
 ) -> None:
     rng = random.Random(seed)

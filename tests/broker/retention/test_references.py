@@ -1,4 +1,4 @@
-"""What points into a segment, by place or by sequence."""
+"""References into a segment, by position or by sequence."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ TARGET = SegmentTarget(2, BASE, BASE + 100, HAD)
         (MessageRange(5, 5, 0, 0, 1), False),
     ],
 )
-def test_one_and_many_are_judged_alike(messages: MessageRange, touches: bool) -> None:
+def test_touches_and_touched_agree(messages: MessageRange, touches: bool) -> None:
     assert TARGET.touches(messages) is touches
     retry = RetryItem(7, 1, messages, 1, 0, False, 0, 0, 1, "")
     assert TARGET.touched(packed([retry, retry._replace(number=0)])) == ([retry] if touches else [])

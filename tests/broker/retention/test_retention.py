@@ -1,4 +1,4 @@
-"""Old segments go: by age, by size, once archived; groups that were behind are moved on, counted, and told of."""
+"""Old segments go by age, by size, and once archived; groups that were behind are moved, counted and reported."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def driven_in(path: Path, limits: BrokerLimits = BY_AGE, **options: Any) -> Driv
 
 
 def send(driven: Driven, count: int, first: int = 0, size: int = 900, subjects: int = 1) -> None:
-    """Messages b"N...", one a batch, of subjects a.0, a.1, ..."""
+    """Send messages b"N...", one a batch, to subjects a.0, a.1, ..."""
     for number in range(first, first + count):
         driven.send(f"a.{number % subjects}", (b"%d " % number).ljust(size, b"."))
 
@@ -44,7 +44,7 @@ def numbers(bodies: list[bytes]) -> list[int]:
 
 
 def settle(driven: Driven, rounds: int = 30) -> list[Dropped]:
-    """Checkpoints and ticks until nothing more goes; what has gone."""
+    """Take checkpoints and ticks until nothing more goes; return the dropped segments."""
     gone = list[Dropped]()
     for _ in range(rounds):
         driven.checkpoint()
@@ -56,7 +56,7 @@ def settle(driven: Driven, rounds: int = 30) -> list[Dropped]:
 
 
 def unreceipted(driven: Driven, name: str = "a.0") -> tuple[int, int, int]:
-    """First and next sequence of a subject, and how many messages it has."""
+    """Return first and next sequence of a subject, and how many messages it has."""
     (answer,) = driven.do(ListSubjects(1, driven.request(), name, 0, 10))
     assert isinstance(answer, SubjectList)
     (row,) = answer.rows
@@ -68,7 +68,7 @@ def segments(driven: Driven) -> int:
 
 
 @pytest.mark.parametrize("partitions", [1, 2])
-def test_what_is_old_goes_and_what_is_young_stays(tmp_path: Path, partitions: int) -> None:
+def test_old_segments_go_and_young_ones_stay(tmp_path: Path, partitions: int) -> None:
     driven = driven_in(tmp_path, partitions=partitions)
     send(driven, 40, subjects=2)
     assert settle(driven) == []
@@ -93,7 +93,7 @@ def test_what_is_old_goes_and_what_is_young_stays(tmp_path: Path, partitions: in
     driven.close()
 
 
-def test_what_is_too_much_goes_oldest_first(tmp_path: Path) -> None:
+def test_excess_segments_go_oldest_first(tmp_path: Path) -> None:
     driven = driven_in(tmp_path, BrokerLimits(retention_bytes=30_000))
     send(driven, 60)
     gone = settle(driven)
@@ -104,7 +104,7 @@ def test_what_is_too_much_goes_oldest_first(tmp_path: Path) -> None:
     driven.close()
 
 
-def test_by_default_all_is_kept(tmp_path: Path) -> None:
+def test_nothing_goes_by_default(tmp_path: Path) -> None:
     driven = driven_in(tmp_path, BrokerLimits())
     send(driven, 60)
     driven.advance(100_000 * HOUR_MS)
@@ -113,7 +113,7 @@ def test_by_default_all_is_kept(tmp_path: Path) -> None:
     driven.close()
 
 
-def test_without_a_receipt_nothing_goes_where_an_archive_is_asked_for(tmp_path: Path) -> None:
+def test_segments_wait_for_their_receipt_when_an_archive_is_required(tmp_path: Path) -> None:
     driven = driven_in(tmp_path, BY_AGE._replace(retention_needs_archive=True))
     send(driven, 40)
     driven.advance(HOUR_MS)
@@ -152,7 +152,7 @@ def test_without_a_receipt_nothing_goes_where_an_archive_is_asked_for(tmp_path: 
 @pytest.mark.parametrize("follows", ["a.", "a.0", "both"])
 @pytest.mark.parametrize("pulled", [0, 3, 20])
 @pytest.mark.parametrize("partitions", [1, 2])
-def test_a_group_that_is_behind_is_moved_counted_and_told_of(
+def test_a_group_that_is_behind_is_moved_counted_and_reported(
     tmp_path: Path, follows: str, pulled: int, partitions: int
 ) -> None:
     driven = driven_in(tmp_path, partitions=partitions)
@@ -179,7 +179,7 @@ def test_a_group_that_is_behind_is_moved_counted_and_told_of(
     driven.close()
 
 
-def test_it_is_counted_once_whatever_crash_comes_between(tmp_path: Path) -> None:
+def test_missed_messages_are_counted_once_over_any_crash(tmp_path: Path) -> None:
     driven = driven_in(tmp_path)
     send(driven, 40)
     Consumer(driven, "c", "a.0")
@@ -199,7 +199,7 @@ def test_it_is_counted_once_whatever_crash_comes_between(tmp_path: Path) -> None
     driven.close()
 
 
-def test_who_begins_late_is_not_moved_back(tmp_path: Path) -> None:
+def test_a_group_that_begins_behind_the_segment_is_not_moved_back(tmp_path: Path) -> None:
     driven = driven_in(tmp_path)
     send(driven, 40)
     late = Consumer(driven, "c", "a.0", start=("sequence", 38))
@@ -210,7 +210,7 @@ def test_who_begins_late_is_not_moved_back(tmp_path: Path) -> None:
     driven.close()
 
 
-def test_a_place_that_is_gone_is_not_counted_from_what_is_left(tmp_path: Path) -> None:
+def test_a_dropped_position_is_not_counted_from_the_remaining_log(tmp_path: Path) -> None:
     driven = driven_in(tmp_path)
     send(driven, 40)
     subscription = driven.subscribe("a.")
@@ -229,7 +229,7 @@ def test_a_place_that_is_gone_is_not_counted_from_what_is_left(tmp_path: Path) -
     driven.close()
 
 
-def test_what_the_disk_refuses_is_told_of_and_goes_later(tmp_path: Path) -> None:
+def test_a_segment_goes_later_after_a_disk_error(tmp_path: Path) -> None:
     disk = FakeDisk("boot-1")
     driven = driven_in(tmp_path, disk=disk)
     send(driven, 40)
@@ -244,7 +244,7 @@ def test_what_the_disk_refuses_is_told_of_and_goes_later(tmp_path: Path) -> None
     driven.close()
 
 
-def test_a_repeat_of_what_has_gone_is_stored_already_and_its_sequences_are_not_known(tmp_path: Path) -> None:
+def test_a_repeat_of_a_dropped_batch_is_answered_without_sequences(tmp_path: Path) -> None:
     driven = driven_in(tmp_path, BrokerLimits(retention_ms=HOUR_MS, producer_ttl_ms=10 * HOUR_MS))
     first = driven.send_command({"a.0": [b"x"], "a.1": [b"y"]})
     again = first._replace(request=driven.request(), batch=memoryview(bytearray(first.batch)))
@@ -263,8 +263,8 @@ def test_a_repeat_of_what_has_gone_is_stored_already_and_its_sequences_are_not_k
 
 
 @pytest.mark.parametrize("follows", [("a.0",), ("a.0", "a.1")])
-def test_who_is_moved_on_waits_for_no_disk(tmp_path: Path, follows: tuple[str, ...]) -> None:
-    """Where a start by time is in a subject is read beside the loop; all others go on meanwhile."""
+def test_moving_groups_does_not_wait_for_the_disk(tmp_path: Path, follows: tuple[str, ...]) -> None:
+    """The lookup of a start by time is read in a thread; everything else goes on meanwhile."""
     disk = FakeDisk("boot-1", forgets=0.0)
     driven = driven_in(tmp_path, disk=disk)
     send(driven, 40, subjects=2)

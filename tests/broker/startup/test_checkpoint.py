@@ -1,4 +1,4 @@
-"""A checkpoint whose checksum fits, and which no broker has written so: told of by its path, and not gone by."""
+"""A checkpoint whose checksum fits and whose state makes no sense is reported by its path and not used."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ Fields = dict[str, Any]
 
 
 def forge(path: Path, change: Callable[[Fields], None]) -> None:
-    """Change the state of a checkpoint; its checksum fits."""
+    """Change the state of a checkpoint, with a checksum that fits."""
     content = unpack_envelope(path.read_bytes(), CHECKPOINT_MAGIC, CHECKPOINT_VERSION, path.name)
     change(content["state"])
     path.write_bytes(b"".join(pack_envelope(CHECKPOINT_MAGIC, CHECKPOINT_VERSION, content)))
 
 
 def of_ledger(change: Callable[[Fields], None]) -> Callable[[Fields], None]:
-    """*change* of what the only group's ledger keeps."""
+    """Apply *change* to the state of the only group's messages."""
 
     def changed(state: Fields) -> None:
         groups = msgpack.unpackb(state["groups"], strict_map_key=False)
@@ -91,7 +91,9 @@ FORGERIES = (
 
 
 def stopped(directory: Path) -> list[Path]:
-    """The two checkpoints of a store, the last one first: a group has four of six messages, one of them failed."""
+    """Return the two checkpoints of a store, the last one first: a group has four of six messages, and one of them
+    failed.
+    """
     driven = filled(directory, 6)
     consumer = Consumer(driven, "c")
     consumer.pull(3)
@@ -131,7 +133,7 @@ def test_the_checkpoint_before_counts_or_the_whole_log(
     driven.close()
 
 
-def test_what_storage_keeps_of_groups_is_looked_at_when_the_checkpoint_is_read(tmp_path: Path) -> None:
+def test_the_state_of_group_files_is_checked_on_reading(tmp_path: Path) -> None:
     last, before = stopped(tmp_path)
     forge(last, _with_no_runs_of_files)
     assert [one.file for one in verify(tmp_path, Disk()).findings if one.severity == "fault"] == [last]
@@ -141,7 +143,7 @@ def test_what_storage_keeps_of_groups_is_looked_at_when_the_checkpoint_is_read(t
     store.close(clean=False)
 
 
-def test_a_broker_that_cannot_take_over_a_state_says_of_which_file(tmp_path: Path) -> None:
+def test_bad_state_names_its_file(tmp_path: Path) -> None:
     path = stopped(tmp_path)[0]
     forge(path, FORGERIES[0])
     store = Store.open(tmp_path, StoreOptions(), Disk(), 1)

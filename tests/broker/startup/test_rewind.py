@@ -1,4 +1,4 @@
-"""Rotten records of the pull log: groups are rewound to them, nothing is lost, and no message has two holders."""
+"""Rotten records of the pull log rewind groups; nothing is lost, and no message is in flight twice."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def quick() -> Iterator[Path]:
 
 
 class Killed(NamedTuple):
-    """A broker that was killed in mid-work: what was sent that the group follows, what was confirmed to be handled,
-    and the records of its pull log behind the checkpoint.
+    """A broker that was killed in mid-work: the messages that the group follows, those confirmed as handled, and the
+    records of the pull log behind the checkpoint.
     """
 
     path: Path
@@ -52,7 +52,7 @@ class Killed(NamedTuple):
 
 
 def lived(path: Path, seed: int) -> Killed:
-    """A random life of a group with three consumers, drawn from *seed*."""
+    """Live a random life of a group with three consumers, drawn from *seed*."""
     chance = random.Random(seed)
     prefixes, partitions = FOLLOWED[seed % len(FOLLOWED)]
     options = {
@@ -120,7 +120,7 @@ def _records(path: Path) -> list[PullRecord]:
 
 
 def spoil(path: Path, record: PullRecord, bit: int) -> Path:
-    """Flip a bit of a record; returns its file."""
+    """Flip a bit of a record; return its file."""
     base = max(base for base in list_pull_files(Disk(), path / "pulls") if base <= record.position)
     file = pull_file_path(path / "pulls", base)
     data = bytearray(file.read_bytes())
@@ -130,7 +130,7 @@ def spoil(path: Path, record: PullRecord, bit: int) -> Path:
 
 
 def drained(driven: Driven, prefixes: tuple[str, ...]) -> Counter[bytes]:
-    """All that a group still gets, whoever held it."""
+    """Return all that a group still gets, whoever had it in flight."""
     found = Counter[bytes]()
     consumers = [
         Consumer(driven, name, *prefixes, nonce=b"another", connection=n + 20)
@@ -156,7 +156,7 @@ def dead(driven: Driven, places: dict[tuple[str, int], bytes]) -> set[bytes]:
 
 
 def check(killed: Killed, path: Path, lost: list[PullRecord], chance: random.Random) -> Counter[bytes]:
-    """Start without the records *lost*, once and once more after another kill; returns what was handed out."""
+    """Start without the records *lost*, and again after another kill; return the messages handed out."""
     shutil.rmtree(path, ignore_errors=True)
     shutil.copytree(killed.path, path)
     files = {spoil(path, record, chance.randrange(8 * (12 + len(record.payload)))) for record in lost}
@@ -184,7 +184,7 @@ def check(killed: Killed, path: Path, lost: list[PullRecord], chance: random.Ran
 
 @pytest.mark.parametrize("seed", range(6))
 def test_a_rotten_record_loses_nothing(quick: Path, seed: int) -> None:
-    """Each record that there is, one at a time; a bit of it is flipped."""
+    """One bit is flipped in one record, for each record."""
     killed, chance, struck = lived(quick / f"life-{seed}", seed), random.Random(seed), Counter[str]()
     print(f"seed {seed}: {len(killed.sent)} sent, {len(killed.acked)} acknowledged, {len(killed.records)} records")
     check(killed, quick / "case", [], chance)
@@ -216,13 +216,13 @@ def test_many_rotten_records_lose_nothing(quick: Path, seed: int) -> None:
 
 
 def started_without(driven: Driven, kind: RecordKind, number: int = 0) -> None:
-    """The broker is killed, one record rots, and it starts again."""
+    """Kill the broker, spoil one record, and start again."""
     driven.store.close(clean=False)
     spoil(driven.directory, [one for one in _records(driven.directory) if one.kind == kind][number], 100)
     driven.open()
 
 
-def test_a_group_gets_again_what_it_was_given_behind_the_bad_bytes_and_older_acks_count(tmp_path: Path) -> None:
+def test_a_group_gets_messages_behind_the_bad_bytes_again_and_older_acks_count(tmp_path: Path) -> None:
     driven = filled(tmp_path, 9)
     consumer = Consumer(driven, "c")
     driven.checkpoint()
@@ -235,7 +235,7 @@ def test_a_group_gets_again_what_it_was_given_behind_the_bad_bytes_and_older_ack
     assert consumer.pull() + consumer.pull() == [b"2", *many(9)[3:]], "0 and 1 were given before, 3 behind"
 
 
-def test_a_late_ack_is_not_one_of_the_message_that_is_handed_out_again(tmp_path: Path) -> None:
+def test_a_late_ack_does_not_count_for_a_redelivery(tmp_path: Path) -> None:
     driven = filled(tmp_path, 4)
     consumer = Consumer(driven, "c")
     driven.checkpoint()
@@ -252,8 +252,8 @@ def test_a_late_ack_is_not_one_of_the_message_that_is_handed_out_again(tmp_path:
     assert consumer.pull() == many(4), "all are held still"
 
 
-def test_records_of_a_start_that_rewound_count_unless_more_rots(tmp_path: Path) -> None:
-    """A rotten record is followed by a start, whose records are behind the bad bytes as well."""
+def test_records_behind_a_rewind_count_unless_more_bytes_rot(tmp_path: Path) -> None:
+    """The records of a start after a rotten record lie behind the bad bytes as well."""
     driven = filled(tmp_path, 6)
     consumer = Consumer(driven, "c")
     driven.checkpoint()

@@ -1,4 +1,4 @@
-"""Messages of another broker, handed over by a consumer whose own broker is gone."""
+"""Messages that a consumer hands over because their own broker is gone."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def letters(driven: Driven) -> list[dict[str, object]]:
     return found
 
 
-def test_the_group_gets_it_with_its_next_attempt_and_nobody_else_does(tmp_path: Path) -> None:
+def test_only_the_group_gets_the_message_with_its_next_attempt(tmp_path: Path) -> None:
     driven = filled(tmp_path, 1)
     consumer = Consumer(driven, "c")
     assert consumer.pull() == [b"0"]
@@ -84,7 +84,7 @@ def test_it_waits_for_its_delay_and_the_groups_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stop", [Driven.restart, killed])
-def test_it_is_there_after_a_start(tmp_path: Path, stop: object) -> None:
+def test_a_handover_survives_a_restart(tmp_path: Path, stop: object) -> None:
     driven = filled(tmp_path, 1)
     consumer = Consumer(driven, "c")
     assert consumer.pull() == [b"0"]
@@ -98,7 +98,7 @@ def test_it_is_there_after_a_start(tmp_path: Path, stop: object) -> None:
     driven.close()
 
 
-def test_each_is_itself_after_a_start_that_numbers_their_subjects_otherwise(tmp_path: Path) -> None:
+def test_messages_stay_themselves_when_a_start_renumbers_subjects(tmp_path: Path) -> None:
     driven = Driven(tmp_path, partitions=2)
     consumer = Consumer(driven, "c")
     subjects = ["a.x", "a.y", "b", "c"]
@@ -114,7 +114,7 @@ def test_each_is_itself_after_a_start_that_numbers_their_subjects_otherwise(tmp_
     driven.close()
 
 
-def test_the_same_one_twice_is_one(tmp_path: Path) -> None:
+def test_a_repeated_handover_is_one_message(tmp_path: Path) -> None:
     driven = filled(tmp_path, 0)
     consumer = Consumer(driven, "c")
     for _ in range(2):
@@ -124,7 +124,7 @@ def test_the_same_one_twice_is_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stop", [Driven.restart, killed])
-def test_the_same_one_again_after_a_start_is_one(tmp_path: Path, stop: Callable[[Driven], None]) -> None:
+def test_a_handover_repeated_after_a_start_is_one_message(tmp_path: Path, stop: Callable[[Driven], None]) -> None:
     driven = filled(tmp_path, 0)
     consumer = Consumer(driven, "c")
     done(driven, over(driven))
@@ -137,7 +137,7 @@ def test_the_same_one_again_after_a_start_is_one(tmp_path: Path, stop: Callable[
     driven.close()
 
 
-def test_one_that_comes_long_after_later_ones_is_no_less_welcome(tmp_path: Path) -> None:
+def test_a_late_handover_is_taken(tmp_path: Path) -> None:
     driven = filled(tmp_path, 0)
     consumer = Consumer(driven, "c")
     window = driven.limits.producer_window
@@ -149,7 +149,7 @@ def test_one_that_comes_long_after_later_ones_is_no_less_welcome(tmp_path: Path)
     driven.close()
 
 
-def test_it_is_answered_when_its_name_is_on_disk_too(tmp_path: Path) -> None:
+def test_the_answer_waits_for_the_record_on_disk(tmp_path: Path) -> None:
     driven = filled(tmp_path, 0)
     Consumer(driven, "c")
     driven.auto_read = False
@@ -163,7 +163,7 @@ def test_it_is_answered_when_its_name_is_on_disk_too(tmp_path: Path) -> None:
     driven.close()
 
 
-def test_what_was_answered_for_is_there_after_loss_of_power(tmp_path: Path) -> None:
+def test_answered_handovers_survive_power_loss(tmp_path: Path) -> None:
     disk = FakeDisk("boot-1")
     disk.track(tmp_path / "one")
     driven = Driven(tmp_path / "one", disk=disk)
@@ -177,7 +177,7 @@ def test_what_was_answered_for_is_there_after_loss_of_power(tmp_path: Path) -> N
     after.close()
 
 
-def test_where_it_cannot_be_brought_to_disk_nobody_is_told_that_it_is(tmp_path: Path) -> None:
+def test_a_failed_sync_is_not_answered_as_stored(tmp_path: Path) -> None:
     driven = filled(tmp_path, 0)
     Consumer(driven, "c")
     driven.auto_read = False
@@ -190,7 +190,7 @@ def test_where_it_cannot_be_brought_to_disk_nobody_is_told_that_it_is(tmp_path: 
     assert (answer.request, type(answer.error)) == (command.request, SyncFailed)
 
 
-def test_it_waits_for_room_on_a_full_disk(tmp_path: Path) -> None:
+def test_a_handover_waits_for_room_on_a_full_disk(tmp_path: Path) -> None:
     disk = FakeDisk("boot-1")
     driven = Driven(tmp_path, disk=disk)
     Consumer(driven, "c")
@@ -210,7 +210,7 @@ def test_a_broadcasts_member_gets_it_and_no_other_member(tmp_path: Path) -> None
     assert two.pull() == [b"from elsewhere"]
 
 
-def test_the_same_one_twice_at_once_is_one(tmp_path: Path) -> None:
+def test_the_same_handover_twice_in_a_turn_is_one_message(tmp_path: Path) -> None:
     driven = filled(tmp_path, 0)
     consumer = Consumer(driven, "c")
     first, second = over(driven), over(driven)
@@ -227,7 +227,7 @@ def test_out_of_attempts_or_rejected_it_is_a_dead_letter_under_its_own_subject(t
     assert [row["id"] for row in letters(driven)] == [str(OTHERS.id(0)), str(OTHERS.id(1))], "those they came under"
 
 
-def test_nothing_is_said_before_it_is_synced_and_a_lost_answer_leaves_nothing(tmp_path: Path) -> None:
+def test_no_answer_comes_before_the_sync_and_a_lost_one_leaves_no_trace(tmp_path: Path) -> None:
     driven = Driven(tmp_path, auto_sync=False)
     Consumer(driven, "c")
     assert driven.do(over(driven)) == []
@@ -239,7 +239,7 @@ def test_nothing_is_said_before_it_is_synced_and_a_lost_answer_leaves_nothing(tm
     assert consumer.pull() == [b"from elsewhere"]
 
 
-def test_what_is_wrong_is_refused(tmp_path: Path) -> None:
+def test_wrong_handovers_are_refused(tmp_path: Path) -> None:
     driven = filled(tmp_path, 1)
     Consumer(driven, "c")
     assert isinstance(refused(driven, over(driven, group="none")), UnknownGroup)
@@ -257,7 +257,7 @@ def test_what_is_wrong_is_refused(tmp_path: Path) -> None:
 def test_no_client_sends_to_a_groups_own_subjects(tmp_path: Path) -> None:
     driven = filled(tmp_path, 0)
     consumer = Consumer(driven, "c")
-    for _ in range(2):  # before there are any, and when that very one is there
+    for _ in range(2):  # before the subject exists, and after
         for contents in ({"~g~a.b": [b"x"]}, {"a.x": [b"y"], "~g~a.b": [b"x"]}):
             (answer,) = driven.do(driven.send_command(contents))
             assert isinstance(answer, Refused)

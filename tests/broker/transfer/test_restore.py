@@ -1,4 +1,4 @@
-"""Messages that come back from an archive: stored once, for all or for one group alone, whatever ends in the middle."""
+"""Restored messages are stored once, for all groups or for one alone, whatever ends in the middle."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ STOPS = pytest.mark.parametrize("stop", [Driven.restart, killed])
 def frame_of(
     *bodies: bytes, number: int = 0, run: bytes = RUN, group: str | None = None, batches: int = 1
 ) -> memoryview:
-    """These messages of subject a.b, so many batches of them, each the next ones of the run."""
+    """Return messages of subject a.b as so many consecutive batches of the run."""
     made = bytearray()
     archived = run_of(*bodies)
     for at in range(0, archived.count, -(-archived.count // batches)):
@@ -74,7 +74,7 @@ def store(driven: Driven, frame: memoryview, connection: int = 9) -> tuple[int, 
 
 
 def found_in(fields: dict[str, Any]) -> list[int]:
-    """Which of the messages of run_of are there, by number."""
+    """Return which messages of run_of are stored, by number."""
     numbers = Intervals()
     for store_id, partition, places in fields["found"]:
         assert (store_id, partition) == (ARCHIVED.store_id, ARCHIVED.partition)
@@ -100,7 +100,7 @@ def test_they_are_stored_and_found_by_their_ids(tmp_path: Path) -> None:
 
 
 @STOPS
-def test_a_start_changes_nothing_of_that(tmp_path: Path, stop: Callable[[Driven], None]) -> None:
+def test_restored_messages_are_found_after_a_restart(tmp_path: Path, stop: Callable[[Driven], None]) -> None:
     driven = filled(tmp_path, 3)
     begun = begin(driven)
     store(driven, frame_of(b"x", b"y"))
@@ -111,7 +111,7 @@ def test_a_start_changes_nothing_of_that(tmp_path: Path, stop: Callable[[Driven]
     driven.close()
 
 
-def test_who_begins_the_run_again_takes_over(tmp_path: Path) -> None:
+def test_the_later_beginning_of_a_run_takes_over(tmp_path: Path) -> None:
     driven = filled(tmp_path, 1)
     begun = begin(driven, connection=8)
     begin(driven, begun["ends"], connection=9)
@@ -124,7 +124,7 @@ def test_who_begins_the_run_again_takes_over(tmp_path: Path) -> None:
     assert found_in(begin(driven, begun["ends"])) == [0]
 
 
-def test_what_is_on_its_way_when_the_run_is_begun_again_is_found(tmp_path: Path) -> None:
+def test_batches_on_their_way_are_found_by_a_new_beginning(tmp_path: Path) -> None:
     driven = filled(tmp_path, 1)
     begun = begin(driven, connection=8)
     driven.auto_sync = False
@@ -158,7 +158,7 @@ def test_many_are_looked_up_in_several_turns(tmp_path: Path) -> None:
     assert begin(driven, begun["ends"])["next"] == 600
 
 
-def test_what_was_stored_where_messages_have_been_removed_since_cannot_be_told(tmp_path: Path) -> None:
+def test_a_lookup_behind_removed_messages_is_refused(tmp_path: Path) -> None:
     driven = Driven(tmp_path, segment_bytes=64 << 10, max_frame_bytes=32 << 10)
     begun = begin(driven)
     store(driven, frame_of(b"x"))
@@ -190,7 +190,7 @@ def wrong_frames() -> list[tuple[memoryview, str]]:
 
 
 @pytest.mark.parametrize("number", range(7))
-def test_what_is_no_frame_of_the_run_is_refused(tmp_path: Path, number: int) -> None:
+def test_wrong_frames_are_refused(tmp_path: Path, number: int) -> None:
     frame, why = wrong_frames()[number]
     driven = filled(tmp_path, 1)
     begun = begin(driven)
@@ -209,7 +209,7 @@ def test_what_is_no_frame_of_the_run_is_refused(tmp_path: Path, number: int) -> 
         {"run": RUN, "since": [-1]},
     ],
 )
-def test_what_is_no_beginning_is_refused(tmp_path: Path, fields: dict[str, Any]) -> None:
+def test_wrong_beginnings_are_refused(tmp_path: Path, fields: dict[str, Any]) -> None:
     driven = filled(tmp_path, 1)
     answer = answer_of(driven, Administer(9, driven.request(), "restore", fields))
     assert isinstance(answer, Refused)
@@ -231,7 +231,7 @@ def group_frame(*bodies: bytes, number: int = 0, batches: int = 1) -> memoryview
     return frame_of(*bodies, number=number, group="g", batches=batches)
 
 
-def test_a_group_gets_them_as_for_the_first_time_and_nobody_else_does(tmp_path: Path) -> None:
+def test_only_the_group_gets_the_messages_as_for_the_first_time(tmp_path: Path) -> None:
     driven = filled(tmp_path, 1)
     consumer = Consumer(driven, "c")
     assert consumer.pull() == [b"0"]
@@ -250,7 +250,7 @@ def test_a_group_gets_them_as_for_the_first_time_and_nobody_else_does(tmp_path: 
 
 
 @STOPS
-def test_what_the_group_has_is_known_after_a_start(tmp_path: Path, stop: Callable[[Driven], None]) -> None:
+def test_the_groups_messages_are_known_after_a_restart(tmp_path: Path, stop: Callable[[Driven], None]) -> None:
     driven = filled(tmp_path, 0)
     consumer = Consumer(driven, "c")
     begun = begin(driven, group="g")
@@ -262,7 +262,7 @@ def test_what_the_group_has_is_known_after_a_start(tmp_path: Path, stop: Callabl
     driven.close()
 
 
-def test_what_was_stored_and_not_named_comes_again_and_once(tmp_path: Path) -> None:
+def test_stored_messages_without_a_record_come_again_once(tmp_path: Path) -> None:
     driven = filled(tmp_path, 0)
     consumer = Consumer(driven, "c")
     begun = begin(driven, group="g")
@@ -281,8 +281,8 @@ def test_what_was_stored_and_not_named_comes_again_and_once(tmp_path: Path) -> N
     driven.close()
 
 
-def test_who_was_told_that_nothing_is_there_is_told_so_for_good(tmp_path: Path) -> None:
-    """What another connection had stored, and was not named by then, is not named later."""
+def test_messages_that_a_lookup_did_not_find_are_never_named(tmp_path: Path) -> None:
+    """Messages that another connection had stored but not named by then are not named later."""
     driven = filled(tmp_path, 0)
     consumer = Consumer(driven, "c")
     begun = begin(driven, group="g", connection=8)
@@ -308,7 +308,7 @@ def test_an_answer_for_a_group_waits_for_the_pull_log(tmp_path: Path) -> None:
     assert [type(one) for one in driven.sync_records() if not isinstance(one, PulledMessages)] == [Restored]
 
 
-def test_what_a_lost_record_named_is_named_again(tmp_path: Path) -> None:
+def test_messages_of_a_lost_record_are_named_again(tmp_path: Path) -> None:
     driven = filled(tmp_path, 0)
     consumer = Consumer(driven, "c")
     driven.checkpoint()
@@ -334,7 +334,7 @@ def test_one_of_several_records_is_lost(tmp_path: Path) -> None:
     assert consumer.pull() == []
 
 
-def test_there_must_be_the_group_and_names_must_be_its_own(tmp_path: Path) -> None:
+def test_the_group_must_exist_and_subjects_must_be_private_to_it(tmp_path: Path) -> None:
     driven = filled(tmp_path, 0)
     with pytest.raises(UnknownGroup):
         begin(driven, group="g")

@@ -1,4 +1,4 @@
-"""A set of numbers against Python's own."""
+"""PositionSet against a set of Python."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages that were sent one by one and are due together: one batch, and each message as it was."""
+"""Messages that were sent one by one and are due together become one batch, each unchanged."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def one(
     created_us: int = CREATED_US,
     bodies: int = 1,
 ) -> memoryview:
-    """A stored batch of one delayed message (or more)."""
+    """Return a stored batch of one delayed message, or of more."""
     header = make_header(key, tags, {"n": str(number)}, 1_000_000, expire_at)
     run = RunContent(subject, [b"body %d" % number] * bodies, [header] * bodies)
     view = memoryview(
@@ -70,7 +70,7 @@ MESSAGES = st.lists(
 
 
 @given(MESSAGES)
-def test_each_message_is_as_it_was(messages: list[tuple[str, str | None, tuple[str, ...], int, int]]) -> None:
+def test_each_message_is_unchanged(messages: list[tuple[str, str | None, tuple[str, ...], int, int]]) -> None:
     view = stored(joined([one(number, *message) for number, message in enumerate(messages)]))
     header = validate_stored(view, POSITION + 9_000, SECRET, STORE)
     assert (header.producer_id, header.messages) == (DUE_PRODUCER, len(messages))
@@ -118,7 +118,7 @@ def test_a_part_of_it_is_sound_by_itself_and_a_rotten_time_shows() -> None:
         assert [damage.messages for damage in damaged] == [1]
 
 
-def test_what_is_no_message_by_itself_or_rotten_is_not_joined() -> None:
+def test_only_sound_single_messages_are_joined() -> None:
     assert single_of(one(0, bodies=2)) is None
     whole = one(0, key="k")
     header = parse_header(whole)

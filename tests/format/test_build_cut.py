@@ -1,4 +1,4 @@
-"""A part of a batch that a client has built."""
+"""A part of a batch that a client has built is a batch of its messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages copied for one group: everything of theirs stays, but where and when they are stored."""
+"""Messages copied for one group keep everything except where and when they are stored."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ STORED_US = 1_700_000_000_000_000
 
 
 def run_of(bodies: list[bytes], expire_at: list[int] | None = None) -> Run:
-    """As it is stored, under position 1000 of partition 2."""
+    """Return a run as stored at position 1000 of partition 2."""
     times = expire_at if expire_at is not None else [0] * len(bodies)
     headers = [make_header(f"key{at}", ["vip"], {"p": "v"}, expire_at=time) for at, time in enumerate(times)]
     content = RunContent("a.b", bodies, headers)
@@ -38,7 +38,7 @@ def run_of(bodies: list[bytes], expire_at: list[int] | None = None) -> Run:
 
 
 def copy_of(run: Run) -> Run:
-    """What a broker stores of a copy."""
+    """Return the copy as a broker stores it."""
     made = memoryview(copied_batch(run, "billing", run.stored_at_us))
     checked = check_batch(made, BatchLimits(flags=KNOWN_FLAGS & ~HAS_DELIVER_AT, run_flags=RUN_REPLAYED))
     assert checked.header.producer_id == COPY_PRODUCER
