@@ -202,8 +202,9 @@ def due_times(batch: memoryview, header: Header, stored_at_us: int) -> Times:
 
 
 def cut_due(batch: memoryview, start: int, stop: int, partition: int) -> Due | None:
-    """The messages with ordinals [start, stop) of the stored batch that *batch* begins with, as a batch of their own.
-    Their ids name *partition*. None when none of them is sound. Raises BadBatch when the header lies.
+    """Return messages [start, stop), by ordinal, of the batch at the start of *batch* as a batch of their own.
+
+    Their ids name *partition*. None when none of them is sound. Raises BadBatch when the header is wrong.
     """
     header = parse_header(batch)
     if header_crc_of(batch, header.data_start) != header.header_crc:
@@ -230,7 +231,9 @@ def cut_due(batch: memoryview, start: int, stop: int, partition: int) -> Due | N
 
 
 def _cut_single(batch: memoryview, header: Header, partition: int) -> Due | None:
-    """A batch of one message, as most are, without numpy; None when it is not what was written."""
+    """Return the batch of one message, as most are, without numpy; None when its bytes are not those that were
+    written.
+    """
     start, flags = header.data_start, header.flags
     data = bytes(batch[start : header.size])
     if crc32c(data) != header.data_crc:
@@ -245,7 +248,7 @@ def _cut_single(batch: memoryview, header: Header, partition: int) -> Due | None
     payload = data[end:]
     made = data[:BEFORE_CHECK_COLUMN_BYTES] + check_of(payload, fold).to_bytes(4, "little") + kept + payload
     names = names_of(bytes(batch[BATCH_HEADER_SIZE + RUN_SIZE : start]))
-    table = table_of(names)  # without what the broker has added
+    table = table_of(names)  # without the field that the broker added
     crc = crc32c(made)
     record = RUN.pack(0, 0, 0, 0, 1, 0, len(made), crc, 0)
     size = BATCH_HEADER_SIZE + RUN_SIZE + len(table) + len(made)

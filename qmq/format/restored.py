@@ -43,7 +43,7 @@ _A_BATCH: Final = BATCH_HEADER_SIZE + 64
 _A_RUN: Final = RUN_SIZE + TABLE_BYTES_A_RUN
 _PRODUCER_OFFSET: Final = 56
 _PRODUCER: Final = 24
-#: The columns that stay.
+#: The columns that a restored message has as well.
 _KEPT: Final = HAS_TAGS | HAS_KEY_HASH | HAS_CREATED_AT
 _ID: Final = np.dtype([("place", "V8"), ("position", ">u8")])
 

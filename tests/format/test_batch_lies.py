@@ -78,7 +78,7 @@ ONE_RUN_LIES: dict[str, tuple[Callable[[memoryview], object], str]] = {
         lambda view: set_header(view, created_at_us=CREATED_AT_END_US),
         "made at 253402300800000000 us",
     ),
-    "a mark": (lambda view: set_header(view, mark=b"12345678"), "the mark is the store's"),
+    "a mark": (lambda view: set_header(view, mark=b"12345678"), "only the store makes the mark"),
     "a subject that is not there": (lambda view: set_run(view, 0, subject=1), "run 0 is not valid"),
     "a lane": (lambda view: set_run(view, 0, lane=1), "run 0 is not valid"),
     "a run flag": (lambda view: set_run(view, 0, flags=1), "run 0 is not valid"),

@@ -46,8 +46,7 @@ from qmq.storage.store import NotAtHand, Schedule, ScheduleClaim, Store
 _SLICE_ITEMS: Final = 64
 _SLICE_SINGLES: Final = 512
 _SLICE_MESSAGES: Final = 4_096
-#: Failed deliveries (a full disk) are tried again after the first, and the wall clock is read at least as often as the
-#: second.
+#: When a failed delivery (a full disk) is tried again, and how often the wall clock is read at least.
 _AGAIN_US: Final = 100_000
 _LOOK_US: Final = 1_000_000
 #: The producer of batches that cancel messages; consumers get nothing of their subject.

@@ -359,7 +359,7 @@ class Intake:
     def _leave(self, partition: StagedPartition, error: SyncFailed) -> None:
         """Refuse the staged batches of a failed write that may come back whole with the next start.
 
-        Their sequences are not given again, since nobody can tell whether they are stored.
+        Their sequences are not given again, since it is unknown whether they are stored.
         """
         staged, partition.staged = partition.staged, []
         for batch in reversed(staged):

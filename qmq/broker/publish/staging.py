@@ -129,7 +129,7 @@ class DelayLog(Protocol):
         """Return the number of each run's subject in the delay log."""
 
     def arriving(self, view: memoryview, batch: CheckedBatch, wall_us: int) -> OwnBatch:
-        """Check a batch of delayed messages; the result is told whether it was written."""
+        """Check a batch of delayed messages; return the object that is called with the outcome of its write."""
 
     def publish(self, visible: int) -> None:
         """Schedule the messages of the batches that end at or before position *visible*."""

@@ -15,7 +15,7 @@ import msgpack
 
 from qmq.errors import BadBytes
 
-#: The errors that restoring raises for a state that it never wrote.
+#: The errors of restoring a state that no broker wrote.
 _SENSELESS = (
     ArithmeticError,
     AttributeError,
