@@ -34,12 +34,12 @@ class Manifest:
 
     def pack(self) -> bytes:
         """Return the bytes of the file."""
-        return pack_checked(VERSION, asdict(self))
+        return pack_json(VERSION, asdict(self))
 
 
 def parse_manifest(data: bytes, name: str) -> Manifest:
     """Parse a manifest. Raises BadBytes if it is damaged, ForeignFile for a newer version."""
-    content = parse_checked(data, VERSION, name, _ADVICE)
+    content = parse_json(data, VERSION, name, _ADVICE)
     try:
         return Manifest(**{field.name: content[field.name] for field in fields(Manifest)})
     except (KeyError, TypeError) as error:

@@ -91,7 +91,7 @@ def test_what_is_rotten_is_told_of(tmp_path: Path) -> None:
         parse_table(data, 2, "it")
     content = {"number": 1, "files": [{}], "segments": [], "damages": [], "base": 0, "gone": []}
     with pytest.raises(BadBytes, match="lacks a part of a table"):
-        parse_table(pack_checked(1, content), 1, "it")
+        parse_table(pack_json(1, content), 1, "it")
 
 
 def test_a_table_that_goes_while_it_is_read_is_looked_for_again(tmp_path: Path) -> None:
@@ -153,8 +153,8 @@ def test_a_base_that_is_no_base_is_told_of(tmp_path: Path) -> None:
     table = commit(files, with_files(FileTable(), listed(0, 2_500)))
     for number in range(2):
         table = commit(files, with_files(table, listed(9_000 + number, 9_001 + number)))
-    content = parse_checked((tmp_path / path_of(3)).read_bytes(), 1, "it", "")
-    (tmp_path / path_of(3)).write_bytes(pack_checked(1, {**content, "base": 2}))
+    content = parse_json((tmp_path / path_of(3)).read_bytes(), 1, "it", "")
+    (tmp_path / path_of(3)).write_bytes(pack_json(1, {**content, "base": 2}))
     with pytest.raises(BadBytes, match="is not a whole table"):
         read_table(files)
 

@@ -33,8 +33,6 @@ from qmq.names import check_group_or_member
 from qmq.net.protocol.types import AT_MOST_ONCE, MAX_RESTORE_BATCHES
 from qmq.storage.store import Store
 
-#: The most batches of one frame; more would keep other clients waiting.
-MOST_BATCHES: Final = 1_024
 #: The connection number of the batches' own sends; the frame as a whole has one answer.
 _NOBODY: Final = -2
 #: The beginning of the broker's own producer ids.
@@ -215,8 +213,8 @@ def batches_of(frame: memoryview, run: bytes) -> list[tuple[memoryview, Header]]
     """Return the batches of a frame. Raises BadBatch when they are not consecutive batches of *run*."""
     found, start = list[tuple[memoryview, Header]](), 0
     while start < len(frame):
-        if len(frame) - start < BATCH_HEADER_SIZE + RUN_SIZE or len(found) == MOST_BATCHES:
-            raise BadBatch(f"a frame of a restore must have whole batches, at most {MOST_BATCHES}")
+        if len(frame) - start < BATCH_HEADER_SIZE + RUN_SIZE or len(found) == MAX_RESTORE_BATCHES:
+            raise BadBatch(f"a frame of a restore must have whole batches, at most {MAX_RESTORE_BATCHES}")
         header = parse_header(frame, start)
         batch = frame[start : start + header.size]
         if header.size < BATCH_HEADER_SIZE or len(batch) != header.size or header.data_start > header.size:

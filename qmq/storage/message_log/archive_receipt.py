@@ -1,7 +1,8 @@
 """The receipt beside a segment: ``<base:016x>.receipt`` says that an archive has a verified copy of the segment.
 
-Bytes: one line of JSON with a checksum (`qmq/format/checked.py`). The archive job writes it, also while a broker runs.
-A segment may grow after it was archived: then its receipt ends before the segment, and does not cover all of it.
+Bytes: one line of JSON with a checksum (`qmq/format/checksummed_json.py`). The archive job writes it, also while a
+broker runs. A segment may grow after it was archived: then its receipt ends before the segment, and does not cover all
+of it.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def receipt_path(directory: Path, base: int) -> Path:
 def write_receipt(disk: Disk, directory: Path, receipt: ArchiveReceipt) -> None:
     """Write a receipt beside its segment, on disk when this returns. Raises StorageFull or StorageFailed."""
     # The broker has to read it, whichever user runs qmq archive.
-    path, data = receipt_path(directory, receipt.base), pack_checked(VERSION, asdict(receipt))
+    path, data = receipt_path(directory, receipt.base), pack_json(VERSION, asdict(receipt))
     write_atomically(disk, path, data, SHARED_FILE)
 
 
@@ -72,7 +73,7 @@ def read_receipt(disk: Disk, directory: Path, base: int) -> ArchiveReceipt | Non
 
 def parse_receipt(data: bytes, path: Path) -> ArchiveReceipt:
     """Return the receipt in *data*, the bytes of the file at *path*. Raises BadBytes, ForeignFile."""
-    content = parse_checked(data, VERSION, str(path), _ADVICE)
+    content = parse_json(data, VERSION, str(path), _ADVICE)
     try:
         receipt = ArchiveReceipt(**{field.name: content[field.name] for field in fields(ArchiveReceipt)})
         numbers = (receipt.partition, receipt.base, receipt.end, receipt.messages_bytes, receipt.messages_crc)
