@@ -251,7 +251,7 @@ class DelayedMessages:
             self._lost(error)
             return
         if due is None or due.lost:
-            self._lost(BadBatch(f"delayed messages of the batch at position {part.position} are damaged and left out"))
+            self._lost(BadBatch(f"delayed messages of the batch at position {part.position} are rotten and left out"))
         if due is not None:
             self._intake.append(due.buffer, due.checked, _FallingDue(self, [part], due, now), now)
 
