@@ -47,7 +47,7 @@ class CarryForward:
 
     def __init__(
         self, store: Store, intake: Intake, tracker: DeliveryTracker, effects: list[Effect], old: OldSegment,
-        target: SegmentTarget, following: int, groups: list[Group],
+        target: SegmentTarget, next_base: int, groups: list[Group],
     ) -> None:  # fmt: skip
         """*next_base* is where the next segment begins."""
         self._store = store
@@ -137,7 +137,7 @@ class CarryForward:
         return True
 
     def _is_there(self, group: Group) -> bool:
-        """Or it was deleted."""
+        """Return whether the group still exists."""
         return group.ledger is not None and self._tracker.ledgers.get(group.ledger.number) is group.ledger
 
     def _matches(self, group: Group, messages: MessageRange) -> Any:

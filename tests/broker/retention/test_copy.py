@@ -12,7 +12,7 @@ import pytest
 from qmq.broker.error_log.error_log import RetryItem
 from qmq.broker.groups.message_ranges import prefix_of
 from qmq.broker.journal.record_types import MessageRange
-from qmq.broker.retention.copy import CopyRequest, CopiedBatch, CopyRead, Lost
+from qmq.broker.retention.copy import CopiedBatch, CopyRead, CopyRequest, Lost
 from qmq.broker.retention.references import FoundLetter, SegmentTarget
 from qmq.format.batch import parse_header
 from qmq.format.pieces import stored_runs

@@ -29,7 +29,7 @@ from typing import Final, Self
 import msgpack
 from crc32c import crc32c
 
-from qmq.format.packed import unpack
+from qmq.format.bounded_msgpack import unpack
 from qmq.net.client.consumer.in_flight import MAX_INTERVALS
 from qmq.net.client.in_thread import taken_in_thread
 from qmq.net.protocol.types import KnownConsumer
