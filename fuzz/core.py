@@ -232,7 +232,7 @@ def carry_out(store: Store, want: Work) -> Outcome:
     """What the wiring has done in a thread."""
     match want:
         case effects.SyncWanted():
-            store.sync(want.partition)
+            store.partition(want.partition).sync()
             return commands.Synced(want.partition, want.position)
         case effects.ReadWanted():
             try:
@@ -248,7 +248,7 @@ def carry_out(store: Store, want: Work) -> Outcome:
                 return commands.Fetched(want.number, error)
             return commands.Fetched(want.number, None)
         case effects.CheckWanted():
-            reader = store.reader(want.partition, want.position)
+            reader = store.partition(want.partition).reader(want.position)
             try:
                 batch, damage = reader.read_batch(want.position, want.size, want.first, want.messages)
             finally:

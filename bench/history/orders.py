@@ -13,8 +13,8 @@ import numpy as np
 from qmq.format.batch import BatchLimits, check_batch, entries_of, stamp
 from qmq.format.build import MessageHeader, RunContent, build_batch, make_header
 from qmq.storage.disk.disk import Disk
-from qmq.storage.opened import StoreOptions
 from qmq.storage.store import Store
+from qmq.storage.types import StoreOptions
 
 #: When the first batch was stored; each is a millisecond later than the one before.
 _START_US: Final = 1_764_547_200_000_000
@@ -81,7 +81,7 @@ def write_orders(directory: Path, amount: Amount, seed: int = 1) -> Contents:
             for subject, tally in kind.contents.items():
                 contents[subject] = contents.get(subject, Tally(0, 0, 0)) + tally
         _write(store)
-        store.seal(0)  # or a plain copy would copy the whole length that a segment may reach
+        store.partitions[0].seal()  # or a plain copy would copy the whole length that a segment may reach
         _checkpoint(store)
     except BaseException:
         store.close(clean=False)
@@ -128,27 +128,29 @@ def _stage(store: Store, runs: Sequence[RunContent], number: int) -> int:
     buffer = bytearray(b"".join(parts))
     view = memoryview(buffer)
     batch = check_batch(view, BatchLimits())
-    position = store.position_for(0, len(buffer))
+    part = store.partitions[0]
+    position = part.position_for(len(buffer))
     assert batch.runs is not None  # a batch has at least one
     by_run = np.array([_subject(store, name) for name in batch.names])[batch.runs["subject"]]
-    firsts = store.ends[by_run]
+    firsts = store.subjects.ends[by_run]
     stamp(
         view, batch, first_sequences=firsts, position=position, stored_at_us=stamp_us, partition=0,
         store_id=store.store_id, secret=store.secret,
     )  # fmt: skip
-    store.stage(0, position, buffer, entries_of(batch.runs, batch.header, position, stamp_us, by_run))
-    store.ends[by_run] += batch.runs["count"].astype(np.uint64)
+    part.stage(position, buffer, entries_of(batch.runs, batch.header, position, stamp_us, by_run))
+    store.subjects.ends[by_run] += batch.runs["count"].astype(np.uint64)
     return len(buffer)
 
 
 def _subject(store: Store, name: str) -> int:
-    number = store.subject_number(name)
+    number = store.subjects.number(name)
     return store.add_subject(name) if number is None else number
 
 
 def _write(store: Store) -> None:
-    store.write(0)
-    store.publish(0, store.end(0))
+    part = store.partitions[0]
+    part.write()
+    part.consumer_log.publish(part.message_log.end)
 
 
 def _checkpoint(store: Store) -> None:

@@ -88,7 +88,7 @@ class AdminCommands:
         groups, after = self._delivery.subscriptions.groups, _text(fields, "after")
         wanted = groups if fields.get("group") is None else (str(group.name) for group, _ in self._all(fields))
         names = sorted(name for name in wanted if name > after)
-        most = min(max(MOST_SUBJECTS // max(self._store.subject_count, 1), 1), MOST_ROWS)
+        most = min(max(MOST_SUBJECTS // max(self._store.subjects.count, 1), 1), MOST_ROWS)
         rows = [self._group_row(*self._group({"group": name}), now) for name in names[:most]]
         return {"rows": rows, "after": names[most - 1] if len(names) > most else None}
 
@@ -231,7 +231,7 @@ class AdminCommands:
                 entry, start = (part.entry, part.start) if isinstance(part, Some) else (part.rows[0].item(), 0)
                 return {
                     "id": self._id_of(part.partition, entry, start),
-                    "subject": origin_subject(store.subject_name(entry[3])),
+                    "subject": origin_subject(store.subjects.name(entry[3])),
                     "sequence": entry[0] + start,
                 }
         except (StorageError, BadBatch):
@@ -244,14 +244,15 @@ class AdminCommands:
         Raises StorageError, BadBatch and NotAtHand.
         """
         store, position, run = self._store, entry[1], entry[5]
+        part = store.partitions[partition]
         if entry[8] & ENTRY_HAS_ORIGIN_ID:
-            if not store.is_at_hand(partition, position, entry[10]):
+            if not part.page_cache.has(position, entry[10]):
                 batches = np.array([position]), np.array([entry[10]])
-                raise NotAtHand(store.read_of(partition, *batches, onward=False))
-            batch = StoredBatch(store.view(partition, position, entry[10]))
+                raise NotAtHand(part.page_cache.read(*batches, onward=False))
+            batch = StoredBatch(part.message_log.view(position, entry[10]))
             return bytes(batch.column(run, HAS_ORIGIN_ID)[index]).hex()
-        row = store.row_at_position(partition, position)
-        before = store.rows(partition, row, run) if run else ()
+        row = part.consumer_log.row_at_position(position)
+        before = part.consumer_log.rows(row, run) if run else ()
         return str(MessageId(store.store_id, partition, position + sum(int(one["count"]) for one in before) + index))
 
     def dead_of(self, fields: Fields) -> tuple[Ledger, list[int] | None]:

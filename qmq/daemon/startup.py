@@ -67,7 +67,7 @@ def _log_recovery(directory: Path, store: Store) -> None:
         "opened %s, store %s, %d subjects, after a stop that was %s; %d messages after the checkpoint were read again",
         directory,
         store.store_id.hex(),
-        store.subject_count,
+        store.subjects.count,
         "clean" if report.clean else "not clean",
         messages,
     )
@@ -85,8 +85,7 @@ def _log_holes(store: Store) -> None:
     """Log the bytes that are damaged or missing, once: the next checkpoint records them."""
     holes = [(part.partition, hole) for part in store.recovery.partitions for hole in (*part.damaged, *part.holes)]
     for partition, hole in holes[:_HOLES_SHOWN]:
-        log_store, local = store.log_of(partition)
-        place = log_store.file_offset_of(local, hole.start)
+        place = store.partition(partition).message_log.file_offset_of(hole.start)
         log.error("%s, %d bytes are bad or gone: the messages in them are lost", place, hole.end - hole.start)
     if len(holes) > _HOLES_SHOWN:
         log.error("and at %d more places; qmq verify names them", len(holes) - _HOLES_SHOWN)

@@ -1,40 +1,43 @@
 """The one door to the files: a data directory with its message logs, consumer logs, registry and checkpoints.
 
-All methods belong to one thread, but for ``sync`` and ``Checkpoint.write``. Positions, sequences, rows and subject
-numbers are plain ints; times are microseconds UTC. Every error is a StorageError. Storing is here, reading in
-readable.py, checkpoints in checkpointed.py.
+A ``Store`` hands out ``partitions`` (which write and read batches and rows), ``subjects`` (names, numbers, sequences),
+``groups`` (files of the groups) and ``checkpoints``; its own methods concern all of these together.
+
+All methods belong to one thread, but for ``Partition.sync``, ``check_there`` and ``Checkpoint.write``. Positions,
+sequences, rows and subject numbers are plain ints; times are microseconds UTC. Every error is a StorageError.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import heapq
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-
-import numpy as np
-import numpy.typing as npt
+from typing import Final
 
 from qmq.errors import StorageError, SyncFailed, TooManySubjects
-from qmq.format.batch import EntryRow
-from qmq.format.layout import DELAY_PARTITION, ENTRY, SEGMENT_HEADER_SIZE
+from qmq.format.batch import Header, parse_header
+from qmq.format.layout import BATCH_HEADER_SIZE, BATCH_MAGIC, DELAY_PARTITION
 from qmq.storage.consumer_log.subject_order import Rows
 from qmq.storage.disk.aio import Aside
-from qmq.storage.disk.disk import Buffer, Disk
+from qmq.storage.disk.disk import Disk
+from qmq.storage.disk.free_space import Room
 from qmq.storage.error_log.item_file import ItemLog, ItemLogClaim
 from qmq.storage.error_log.timer_queue import Schedule, ScheduleClaim
 from qmq.storage.message_log.bad_ranges import KnownBad
 from qmq.storage.message_log.cold_reads import ColdRead, Fetch, NotAtHand
 from qmq.storage.message_log.drop import OldSegment, SubjectRanges, subject_ranges_of
-from qmq.storage.message_log.sparse_index import SegmentIndex
-from qmq.storage.meta.checkpoint import DELAYED_NAME, Hole
-from qmq.storage.meta.take_checkpoint import Checkpoint, Checkpointed
-from qmq.storage.opened import OpenedStore, StoreOptions
-from qmq.storage.partition import Partition
+from qmq.storage.message_log.sparse_index import derive_index
+from qmq.storage.meta.subjects import SubjectTable
+from qmq.storage.meta.take_checkpoint import Checkpoint, CheckpointTaker
+from qmq.storage.partition import Partition, SharedState
 from qmq.storage.pull_log.log import PullSync
 from qmq.storage.pull_log.records import PullRecord
 from qmq.storage.recovery.decide import RecoveryReport
-from qmq.storage.recovery.open import open_directory
+from qmq.storage.recovery.open import OpenedStore, open_directory
+from qmq.storage.recovery.sequences import merge_by_sequence
+from qmq.storage.types import DELAYED_NAME, Hole, StoreOptions
 from qmq.storage.verify.scrub import PartitionDamage
 
 __all__ = [
@@ -48,6 +51,7 @@ __all__ = [
     "KnownBad",
     "NotAtHand",
     "OldSegment",
+    "Partition",
     "PartitionDamage",
     "PullRecord",
     "PullSync",
@@ -57,30 +61,68 @@ __all__ = [
     "Store",
     "StoreOptions",
     "SubjectRanges",
+    "SubjectTable",
     "subject_ranges_of",
 ]
 
+_CHUNK_ROWS: Final = 4_096
 
-class Store(Checkpointed):
-    """An open data directory. Made by ``open``; ``close`` it."""
+
+class Store:
+    """An open data directory. Open it with ``open``; ``close`` it."""
 
     def __init__(self, opened: OpenedStore) -> None:
-        super().__init__(opened)
-        self._options = opened.options
+        options, disk = opened.options, opened.disk
+        self._options = options
+        self._disk = disk
+        self._directory = opened.directory
+        self._lock = opened.lock
+        self._identity = opened.identity
         self._closed = False
-        self._created_at_us = opened.now_us
-        #: The delay log: a data directory of its own within this one, made with the first delayed message.
+        self._shared = shared = SharedState(
+            disk,
+            opened.directory,
+            opened.identity,
+            options.reserve_bytes,
+            opened.unsealed,
+            last_stored_at_us=opened.last_stored_at_us,
+            created_at_us=opened.now_us,
+        )
+        for number, part in enumerate(opened.partitions):
+            room = Room(disk, (part.message_log.directory, opened.directory), options.keep_free_bytes)
+            shared.partitions.append(Partition(shared, number, part, room))
+        self.partitions: list[Partition] = shared.partitions
+        #: The registry of subjects, with the first and the next sequence of each.
+        self.subjects: SubjectTable = opened.subjects
+        #: The files of groups.
+        self.groups = opened.groups
+        self.checkpoints = CheckpointTaker(
+            shared,
+            lock=opened.lock,
+            subjects=opened.subjects,
+            groups=opened.groups,
+            number=opened.checkpoint_number,
+        )
+        self.store_id: bytes = opened.identity.current.store_id
+        self.secret: bytes = opened.identity.current.secret
+        #: The report on the recovery at the start.
+        self.recovery: RecoveryReport = opened.report
+        #: The state that ``begin_checkpoint`` got for the checkpoint that was recovered.
+        self.state: dict[str, bytes] = dict(opened.state)
+        #: The path of that checkpoint; None when there was none.
+        self.state_path: Path | None = opened.state_path
+        #: The delay log: a data directory of its own within this one, created with the first delayed message.
         self.delay_log: Store | None = None
-        self._delay_claimed = -1  # how far the delay log's last checkpoint goes
+        self._delay_claimed = -1  # the position up to which the delay log's last checkpoint claims it
 
     @classmethod
     def open(
         cls, directory: Path, options: StoreOptions, disk: Disk, now_us: int, discarded: Iterable[Path] = ()
     ) -> Store:
-        """Open a data directory, or make one: take the lock, recover, be ready. Files in *discarded* are removed first.
+        """Open or create a data directory: take the lock and recover. Files in *discarded* are removed first.
 
-        Raises DirectoryInUse; ForeignFile for files of another store or a newer version; BadBytes when what cannot be
-        done without is rotten; StorageFull and StorageFailed; InvalidOption.
+        Raises DirectoryInUse; ForeignFile for files of another store or a newer version; BadBytes when an essential
+        file is rotten; StorageFull and StorageFailed; InvalidOption.
         """
         opened = open_directory(directory, options, disk, now_us, discarded)
         try:
@@ -97,7 +139,7 @@ class Store(Checkpointed):
         return store
 
     def open_delay_log(self, now_us: int) -> Store:
-        """Open the delay log, or make it. Raises as ``open`` does."""
+        """Open or create the delay log. Raises as ``open`` does."""
         options = replace(self._options, partitions=1, partition_dirs=(), store_id_hint=self.store_id)
         log = self.delay_log = Store.open(self._directory / DELAYED_NAME, options, self._disk, now_us)
         for part in log.recovery.partitions:
@@ -106,214 +148,146 @@ class Store(Checkpointed):
         self.recovery.notes += log.recovery.notes
         return log
 
-    def log_of(self, partition: int) -> tuple[Store, int]:
-        """The store that holds a partition, and its number there: from DELAY_PARTITION on the delay log's."""
-        if partition < DELAY_PARTITION:
-            return self, partition
+    def partition(self, number: int) -> Partition:
+        """Return the partition with that number; from DELAY_PARTITION on it is the delay log's."""
+        if number < DELAY_PARTITION:
+            return self.partitions[number]
         assert self.delay_log is not None
-        return self.delay_log, partition - DELAY_PARTITION
+        return self.delay_log.partitions[number - DELAY_PARTITION]
 
     def all_partitions(self) -> list[int]:
-        """The numbers of all partitions, with the delay log's where there is one."""
-        return [*range(self.partitions), *([DELAY_PARTITION] if self.delay_log is not None else [])]
-
-    # --- storing -----------------------------------------------------------------------------------------------------
-
-    def add_subject(self, name: str, *, forced: bool = False) -> int:
-        """Register a subject, whose name was checked and is new; on disk with the next checkpoint.
-
-        Raises TooManySubjects, unless it is *forced*: there is a message for it already.
-        """
-        if self._subjects.count >= self._options.max_subjects and not forced:
-            raise TooManySubjects(
-                f"there are {self._subjects.count} subjects, as many as max_subjects allows; raise it to add {name!r}"
-            )
-        return self._subjects.add(name)
-
-    def skip_sequences(self, numbers: npt.ArrayLike, firsts: npt.ArrayLike, counts: npt.ArrayLike) -> None:
-        """Note that no message has these sequences of some subjects, unless the next start finds one: columns, or ints
-        of one subject.
-        """
-        self._subjects.gaps.add(numbers, firsts, np.asarray(firsts, np.uint64) + np.asarray(counts, np.uint64))
+        """Return the numbers of all partitions, with the delay log's where there is one."""
+        return [*range(len(self.partitions)), *([DELAY_PARTITION] if self.delay_log is not None else [])]
 
     @property
     def segment_bytes(self) -> int:
-        """What a segment of the message log takes, its header among it."""
+        """The size of a segment of the message log, its header included."""
         return self._options.segment_bytes
 
     @property
     def max_batch_bytes(self) -> int:
-        """How large a stored batch may be, since clients could once send such; a copy may take a little more."""
+        """The largest size that clients could ever send a stored batch with; a copy may be a little larger."""
         return self._identity.current.max_batch_bytes
 
-    def position_for(self, partition: int, size: int) -> int:
-        """The position of the next batch, of *size* bytes; nothing is stored by this. One that is larger than a segment
-        (it was stored when segments were larger, and is copied now) gets a segment of its own size.
-
-        Raises StorageFull, StorageFailed, SyncFailed: all that is staged in the partition has been taken back then.
-        """
-        log = self._partitions[partition].log
-        position = log.staged_end
-        return position if position + size <= log.limit else self._make_room(self._partitions[partition], size)
-
-    def seal(self, partition: int) -> int:
-        """Close the segment that is being written, where it has a batch; nothing may be staged. Gives the position
-        before which all lies in closed segments. Raises as ``place`` does, and as ``write``.
-        """
-        part = self._partitions[partition]
-        assert not part.rows, "what is staged is written first"
-        if part.log.end > part.log.current.base + SEGMENT_HEADER_SIZE:
-            self._make_room(part, 0, seal=True)
-            self.write(partition)
-        return part.log.current.base
-
-    def _make_room(self, part: Partition, size: int, *, seal: bool = False) -> int:
-        log = part.log
-        try:
-            log.check()
-            roll = seal or not log.fits_segment(size)
-            end = log.staged_end + size + (SEGMENT_HEADER_SIZE if roll else 0)
-            if end > log.reserve:
-                self._renew_reserve(part, end)
-            if roll:
-                part.rows.append(log.roll(self.last_stored_at_us or self._created_at_us, size))
-        except StorageError:
-            self._unstage(part)
-            raise
-        return log.staged_end
-
-    def _renew_reserve(self, part: Partition, end: int) -> None:
-        ends = [other.log.staged_end for other in self._partitions]
-        ends[part.number] = end
-        self._identity.renew(ends, self._reserve_bytes)
-        self._take_reserves()
-
-    def stage(self, partition: int, position: int, buffer: Buffer, rows: EntryRow | Rows) -> None:
-        """Add a stamped batch to the next ``write``. *position* is what ``place`` gave for its size; the buffer must
-        not change until then. *rows* are its consumer-log rows: a tuple for one run, else ENTRY_DTYPE[runs].
-        """
-        part = self._partitions[partition]
-        assert position == part.log.staged_end, "batches are staged where they were placed"
-        part.log.stage(buffer, len(buffer))
-        part.rows.append(rows)
-
-    def write(self, partition: int) -> None:
-        """Store all that is staged, with a call to the system for each MiB. It can be read after ``publish``.
-
-        Raises StorageFull, StorageFailed: none of it is stored then, and nothing is staged; a later write may work
-        again. Raises SyncFailed when the next start may find a part of it; until then the partition takes nothing more.
-        """
-        part = self._partitions[partition]
-        if not part.rows:
-            return
-        consumer, index = part.consumer, part.index
-        try:
-            if consumer.buffer_row != part.written_rows:
-                self._write_rows(part)
-            part.room.take(part.log.staged_end - part.log.end)
-            part.log.write()
-        except StorageError:
-            self._unstage(part)
-            raise
-        for rows in part.rows:
-            if type(rows) is tuple:
-                position, stored_at_us = rows[1], rows[2]
-                consumer.append(rows)
-            elif type(rows) is int:
-                consumer.roll(rows)
-                self._unsealed.append((index, rows))
-                part.index = index = SegmentIndex(self._disk, part.log.directory, part.log.owner, rows)
-                continue
-            else:
-                _, position, stored_at_us, *_ = ENTRY.unpack_from(rows)  # type: ignore[arg-type]  # an array is a buffer
-                consumer.append(rows)  # type: ignore[arg-type]  # type() does not narrow it
-            index.append(position, stored_at_us)
-            if stored_at_us > self.last_stored_at_us:  # partitions are not written in the order of their stamps
-                self.last_stored_at_us = stored_at_us
-        part.rows.clear()
-
-    def unstage(self, partition: int) -> None:
-        """Forget all that is staged."""
-        self._unstage(self._partitions[partition])
-
-    def _write_rows(self, part: Partition) -> None:
-        """Keep memory from growing while the disk takes no rows: then it shall take no batches either."""
-        if part.consumer.waiting_blocks:
-            part.consumer.flush()
-        part.written_rows = part.consumer.buffer_row
-
-    def _unstage(self, part: Partition) -> None:
-        part.log.unstage()
-        part.rows.clear()
-
-    def end(self, partition: int) -> int:
-        """The position after the last batch that was written."""
-        return self._partitions[partition].log.end
-
-    def sync(self, partition: int) -> None:
-        """[thread] Bring everything written before the call to the disk. Take ``end`` before, for ``mark_synced``.
-
-        Raises SyncFailed; the partition takes nothing more then until the directory is opened again. Raises
-        StorageFailed when it could not begin; it can be tried again.
-        """
-        log, number = self.log_of(partition)
-        log._sync_log(log._partitions[number].log)
+    @property
+    def last_stored_at_us(self) -> int:
+        """The highest stamp of any stored batch; the next must be above it."""
+        return self._shared.last_stored_at_us
 
     def aside(self) -> Aside | None:
-        """What may do syncs without a thread, where the system can."""
+        """Return a way to sync without a thread, if the system has one."""
         return self._disk.aside()
 
-    def begin_sync(self, partition: int) -> int | None:
-        """The descriptor of which an fdatasync is all that ``sync`` would do now: have it done, then call ``end_sync``,
-        and if it has failed ``sync``, which raises that. None: call ``sync``.
+    # --- subjects ----------------------------------------------------------------------------------------------------
+
+    def add_subject(self, name: str, *, forced: bool = False) -> int:
+        """Register a subject, whose name was checked and is new; return its number. It is on disk with the next
+        checkpoint.
+
+        Raises TooManySubjects, unless it is *forced*: there is a message for it already.
         """
-        log, number = self.log_of(partition)
-        return log._partitions[number].log.begin_sync()
+        if self.subjects.count >= self._options.max_subjects and not forced:
+            raise TooManySubjects(
+                f"there are {self.subjects.count} subjects, as many as max_subjects allows; raise it to add {name!r}"
+            )
+        return self.subjects.add(name)
 
-    def end_sync(self, partition: int, error: OSError | None) -> None:
-        """It is done, or has failed."""
-        log, number = self.log_of(partition)
-        log._partitions[number].log.end_sync(error)
+    def subject_rows(self, number: int, sequence: int, limit: int) -> list[tuple[int, Rows]]:
+        """Return the rows of one subject from the one that contains or follows *sequence* on, in sequence order: pieces
+        of (partition, ENTRY_DTYPE[n]), about *limit* rows in all, none only where nothing is left to read.
+        """
+        found = [
+            (part.number, rows)
+            for part in self.partitions
+            if len(rows := part.consumer_log.subject_rows(number, sequence, limit))
+        ]
+        return found if len(found) < 2 else merge_by_sequence(found, limit)
 
-    def broken(self, partition: int) -> SyncFailed | None:
-        """Why a partition takes nothing more until the directory is opened again; None while it does."""
-        log, number = self.log_of(partition)
-        reason = log._partitions[number].log.broken
-        return None if reason is None else SyncFailed(reason)
+    def sequence_at_time(self, number: int, stored_at_us: int) -> int | None:
+        """Return the first sequence of a subject stored at or after a time, None when there is none."""
+        found = [part.consumer_log.sequence_at_time(number, stored_at_us) for part in self.partitions]
+        return min((sequence for sequence in found if sequence is not None), default=None)
 
-    def synced(self, partition: int) -> int:
-        """The position up to which all is known to be on disk."""
-        return self._partitions[partition].log.synced
+    # --- reading -----------------------------------------------------------------------------------------------------
 
-    def mark_synced(self, partition: int, position: int) -> None:
-        """Note that a ``sync`` that began when ``end`` was *position* has succeeded."""
-        self._partitions[partition].log.mark_synced(position)
+    def may_wait(self, wait: bool) -> None:
+        """Set whether reading may wait for the disk, as it may at first. If not, reads of bytes that are not in memory
+        are refused: rows and lookups raise NotAtHand; ``view`` is called only for bytes that ``page_cache`` has.
+        """
+        for part in self.partitions:
+            part.message_log.residence.may_wait = wait
 
-    def publish(self, partition: int, position: int) -> None:
-        """Let the batches before *position* be read by row, place, time and subject."""
-        self._partitions[partition].consumer.publish(position)
+    def finish_read(self, read: ColdRead) -> list[StorageError]:
+        """Mark the bytes that the disk refused to a ColdRead as unreadable. Return the errors of new marks."""
+        part = self.partitions[read.partition]
+        found = []
+        for one_range, error in read.unreadable:
+            if one_range.position is None:
+                part.consumer_log.distrust(one_range.path)
+            elif not part.message_log.unreadable.add(one_range.position, one_range.size):
+                continue
+            found.append(error)
+        return found
+
+    def marked(self) -> list[int]:
+        """Return the partitions that have bytes marked as unreadable."""
+        return [part.number for part in self.partitions if len(part.message_log.unreadable)]
+
+    def headers_since(self, positions: list[int]) -> Iterator[tuple[int, Header]]:
+        """Yield the headers of the batches from *positions* on, one a partition (left out: all), as (partition,
+        header), in the order in which they were stored. Batches that are no longer readable are left out.
+        """
+        streams = [
+            _headers_since(part, positions[part.number] if part.number < len(positions) else 0)
+            for part in self.partitions
+        ]
+        return streams[0] if len(streams) == 1 else heapq.merge(*streams, key=lambda found: found[1].stored_at_us)
+
+    # --- retention ---------------------------------------------------------------------------------------------------
+
+    def offered_sequence(self, number: int) -> int:
+        """Return the first sequence of a subject for a new reader; 0: the first that there is."""
+        leaving = self._shared.leaving
+        return 0 if leaving is None else leaving.sequence_behind(number)
+
+    def stay(self) -> None:
+        """Offer all messages to new readers again."""
+        self._shared.leaving = None
+
+    def drop_segment(self, partition: int, base: int, had: SubjectRanges) -> None:
+        """Remove a segment, as ``Partition.remove_segment``, with the messages *had*, which are gone then."""
+        self.partitions[partition].remove_segment(base)
+        self.stay()
+        self.checkpoints.note_dropped(had)
 
     # --- checkpoints -------------------------------------------------------------------------------------------------
 
     @property
     def unsynced_bytes(self) -> int:
-        """What was written since the last checkpoint began, with the delay log."""
-        return super().unsynced_bytes + (self.delay_log.unsynced_bytes if self.delay_log is not None else 0)
+        """The bytes written since the last checkpoint began, with the delay log's."""
+        delayed = self.delay_log.unsynced_bytes if self.delay_log is not None else 0
+        return self.checkpoints.unsynced_bytes + delayed
 
     def check_there(self) -> None:
-        """[thread] Check it of the delay log, too: without that one all else goes on."""
-        super().check_there()
+        """[thread] Check that the files are those that were opened, of the delay log, too: if that one is lost, the
+        rest goes on. Raises as ``CheckpointTaker.check_there`` does.
+        """
+        self.checkpoints.check_there()
         if self.delay_log is not None:
             with suppress(SyncFailed):
                 self.delay_log.check_there()
 
     def begin_checkpoint(self, state: dict[str, bytes], now_us: int | None = None) -> Checkpoint:
-        """As of all else, with one of the delay log where that has news: it is written first."""
+        """Begin a checkpoint, with one of the delay log where that has news: it is written first. Run its ``write`` in
+        a thread, and pass it to ``finish_checkpoint`` or ``fail_checkpoint``. Raises as ``CheckpointTaker.begin`` does.
+        """
         log, before = self.delay_log, None
-        if log is not None and not log.is_lost and (log.claimable(0) != self._delay_claimed or log.removes_files(0)):
-            before = log.begin_checkpoint({}, now_us)
+        if log is not None and not log.checkpoints.is_lost:
+            part = log.partitions[0]
+            if part.claimable != self._delay_claimed or part.removals.are_pending:
+                before = log.begin_checkpoint({}, now_us)
         try:
-            checkpoint = super().begin_checkpoint(state, now_us)
+            checkpoint = self.checkpoints.begin(state, now_us)
         except BaseException as error:
             if log is not None and before is not None:
                 log.fail_checkpoint(before, error)
@@ -326,39 +300,54 @@ class Store(Checkpointed):
         if self.delay_log is not None and checkpoint.before is not None:
             self.delay_log.finish_checkpoint(checkpoint.before)
             self._delay_claimed = checkpoint.before.claims.partitions[0].position
-        super().finish_checkpoint(checkpoint)
+        self.checkpoints.finish(checkpoint)
 
     def fail_checkpoint(self, checkpoint: Checkpoint, error: BaseException) -> None:
-        """Note that it has failed."""
+        """Note that ``checkpoint.write`` has failed."""
         if self.delay_log is not None and checkpoint.before is not None:
             self.delay_log.fail_checkpoint(checkpoint.before, error)
-        super().fail_checkpoint(checkpoint, error)
+        self.checkpoints.fail(checkpoint, error)
 
     # --- the end -----------------------------------------------------------------------------------------------------
 
     def close(self, clean: bool = True) -> None:
-        """Close all files and let go of the directory; no sync and no checkpoint may be running. Views stay good.
+        """Close all files and release the directory; no sync and no checkpoint may be running. Views stay usable.
 
-        With *clean* the stop is marked as such when all is on disk, so the last checkpoint and its finish come before.
-        Calling it again does nothing. Raises StorageFull or StorageFailed when the mark cannot be written; all is
-        closed even so.
+        With *clean* the stop is marked as such when all is on disk, so finish the last checkpoint first. A second call
+        does nothing. Raises StorageFull or StorageFailed when the mark cannot be written; all is closed even so.
         """
         if self._closed:
             return
         self._closed = True
         if self.delay_log is not None:
             self.delay_log.close(clean)
-        whole = all(part.log.broken is None and part.log.synced == part.log.end for part in self._partitions)
+        logs = [part.message_log for part in self.partitions]
+        whole = all(log.broken is None and log.synced == log.end for log in logs)
         try:
             if clean and whole and self.groups.is_claimed:
                 self._identity.mark_clean()
         finally:
-            for part in self._partitions:
-                part.log.close()
-                part.consumer.close()
-                part.index.close()
-            for index, _ in self._unsealed:
+            for part in self.partitions:
+                part.close()
+            for index, _ in self._shared.unsealed:
                 index.close()
-            self._subjects.close()
+            self.subjects.close()
             self.groups.close()
             self._lock.release()
+
+
+def _headers_since(part: Partition, position: int) -> Iterator[tuple[int, Header]]:
+    rows_of, view = part.consumer_log.rows, part.message_log.view
+    row, last = part.consumer_log.row_at_position(position), -1
+    while len(rows := rows_of(row, _CHUNK_ROWS)):
+        row += len(rows)
+        for found in derive_index(rows)["position"].tolist():
+            if found == last:  # the batch's rows lie in two pieces
+                continue
+            last = found
+            try:
+                header = parse_header(view(found, BATCH_HEADER_SIZE))
+            except StorageError:
+                continue
+            if header.magic == BATCH_MAGIC and header.position == found:  # else it has gone bad since
+                yield part.number, header

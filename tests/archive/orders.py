@@ -64,7 +64,7 @@ def rows_in(directory: Path) -> list[Row]:
 
 
 def _rows(store: Store, partition: int, header: Any) -> list[Row]:
-    view = store.view(partition, header.position, header.size)
+    view = store.partitions[partition].message_log.view(header.position, header.size)
     return [
         {
             "subject": run.subject,

@@ -105,5 +105,5 @@ def _named(driven: Driven, messages: MessageRange) -> tuple[Message, ...]:
     store, group = driven.store, driven.broker.groups["g"]
     found = [part for at in range(messages.total) for part in parts_of(store, group, messages.part(at, at + 1))]
     return tuple(
-        (store.subject_name(part.entry[3]), part.entry[0] + part.start) for part in found if isinstance(part, Some)
+        (store.subjects.name(part.entry[3]), part.entry[0] + part.start) for part in found if isinstance(part, Some)
     )

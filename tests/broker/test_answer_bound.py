@@ -125,11 +125,11 @@ def test_pieces_around_bad_messages_count(tmp_path: Path, prefix: str, runs: int
     for number in range(12):
         contents = [RunContent(f"a.{run}", [b"x"] * count, None) for run in range(runs)]
         store(driven, made(contents, number * count * runs, 0))
-    for entry in driven.store.rows(0, 0, 1_000).tolist():
-        batch = parse_header(driven.store.view_marked(0, entry[1], entry[10]))
+    for entry in driven.store.partitions[0].consumer_log.rows(0, 1_000).tolist():
+        batch = parse_header(driven.store.partitions[0].message_log.view_marked(entry[1], entry[10]))
         run_start = entry[1] + batch.data_start + entry[5] * (count * 11)
         for message in range(0, count, 2):
-            assert driven.store.mark_unreadable(0, run_start + 6 * count + 4 * message, 4)
+            assert driven.store.partitions[0].message_log.unreadable.add(run_start + 6 * count + 4 * message, 4)
     group = driven.subscribe(prefix)
     came, most = 0, 0
     while True:

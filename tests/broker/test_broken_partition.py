@@ -24,7 +24,7 @@ def break_partition(driven: Driven) -> None:
     driven.wanted.clear()
     driven.disk.fail("fdatasync")
     with pytest.raises(SyncFailed) as caught:
-        driven.store.sync(wanted.partition)
+        driven.store.partition(wanted.partition).sync()
     with pytest.raises(SyncFailed):
         driven.checkpoint()  # the broker does not know of it yet
     said = driven.do(SyncBroken(wanted.partition, caught.value))
@@ -42,7 +42,7 @@ def started_again(driven: Driven, left: str) -> Driven:
         driven.disk.without_power(driven.directory, directory)
     driven.store.close(clean=False)
     disk = FakeDisk("boot-2" if left == "without power" else driven.disk.boot)
-    return Driven(directory, disk=disk, partitions=driven.store.partitions, **SMALL)
+    return Driven(directory, disk=disk, partitions=len(driven.store.partitions), **SMALL)
 
 
 @pytest.mark.parametrize("left", LEFT)
@@ -62,8 +62,8 @@ def test_what_failed_to_sync_can_be_sent_again_after_a_restart(tmp_path: Path, p
     seen = bodies_of(driven.pull(group))
     assert seen == [b"a0", b"b0", b"a1", b"a2", b"b1", b"c0"]
     stored = [b"a0", b"b0"]
-    ends = {name: int(driven.store.ends[number]) for number, name in enumerate("abc")}
-    positions = [driven.store.end(partition) for partition in range(partitions)]
+    ends = {name: int(driven.store.subjects.ends[number]) for number, name in enumerate("abc")}
+    positions = [driven.store.partitions[partition].message_log.end for partition in range(partitions)]
     if partitions == 2:
         driven.auto_sync = True
         assert driven.send("a", b"a3").partition == 1
@@ -85,7 +85,9 @@ def test_what_failed_to_sync_can_be_sent_again_after_a_restart(tmp_path: Path, p
         assert everything == stored + failed_bodies
         assert sent.position >= positions[sent.partition]
         assert [int(first) >= ends[name] for first, name in zip(sent.first_sequences, "abc", strict=True)] == [True] * 3
-    counts = [after.store.message_count(number, 0, int(after.store.ends[number])) for number in range(3)]
+    counts = [
+        after.store.subjects.message_count(number, 0, int(after.store.subjects.ends[number])) for number in range(3)
+    ]
     assert counts == [sum(body.startswith(name) for body in everything) for name in (b"a", b"b", b"c")]
     after.close()
 
@@ -98,7 +100,7 @@ def test_a_kill_soon_after_a_failed_sync_gives_no_place_again(tmp_path: Path) ->
     driven.do(driven.send_command({"a": [b"not acknowledged"]}))
     disk.fail("fdatasync")
     with pytest.raises(SyncFailed):
-        driven.store.sync(0)
+        driven.store.partitions[0].sync()
     after = started_again(driven, "killed, and the pages gone")
     sent = after.send("a", b"later", flush=False)
     assert sent.position > seen.position

@@ -232,7 +232,7 @@ def test_files_that_are_cut_beneath_a_broker_do_not_end_it(tmp_path: Path, suffi
 def test_a_start_by_time_is_looked_up_by_a_read(tmp_path: Path) -> None:
     driven, disk, bodies = old(tmp_path)
     driven.store.may_wait(True)
-    stamp = driven.store.read_entry(0, 20)[2]
+    stamp = driven.store.partitions[0].consumer_log.read_entry(20)[2]
     driven.store.may_wait(False)
     disk.forget()
     subscribe = Subscribe(1, 500, "g", ("a.",), "c", ("time", stamp))

@@ -63,7 +63,7 @@ def test_one_arrival_looks_for_few_of_many_that_wait(tmp_path: Path, monkeypatch
     made, selection = [], select.PullSelection
     monkeypatch.setattr(select, "PullSelection", lambda *limits: made.append(1) or selection(*limits))
     (want,) = driven.wanted
-    driven.store.sync(want.partition)
+    driven.store.partition(want.partition).sync()
     said = driven.do(Synced(want.partition, want.position))
     assert [effect.connection for effect in said if isinstance(effect, PulledMessages)] == [1]
     assert len(made) <= 2

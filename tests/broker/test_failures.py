@@ -42,7 +42,7 @@ def test_a_bad_name_in_the_middle_registers_none(tmp_path: Path) -> None:
     (refused,) = driven.do(Send(1, 1, batch_of({"good": [b"1"], "b..ad": [b"2"], "fine": [b"3"]}, 0), True))
     assert isinstance(refused, Refused)
     assert isinstance(refused.error, InvalidName)
-    assert driven.store.subject_count == 0
+    assert driven.store.subjects.count == 0
     driven.close()
 
 
@@ -55,11 +55,11 @@ def test_nobody_sends_to_a_subject_whose_name_is_lost(tmp_path: Path, others: di
     driven.store.close(clean=False)
     (tmp_path / "subjects").unlink()
     driven.open()
-    assert driven.store.subject_name(0) == "~lost-0"
+    assert driven.store.subjects.name(0) == "~lost-0"
     (refused,) = driven.do(Send(1, 1, batch_of({"~lost-0": [b"x"], **others}, 7), True))
     assert isinstance(refused, Refused)
     assert isinstance(refused.error, InvalidName)
-    assert driven.store.subject_count == 2
+    assert driven.store.subjects.count == 2
     driven.close()
 
 
@@ -195,7 +195,7 @@ def test_what_a_failed_write_left_is_neither_given_again_nor_stored_twice(tmp_pa
         assert isinstance(answer, Refused)
         assert isinstance(answer.error, SyncFailed)
     assert bodies_of(driven.pull(driven.subscribe(""))) == [b"before"]
-    assert [driven.store.message_count(number, 0, 10) for number in range(2)] == [10 - 1, 10 - 2]
+    assert [driven.store.subjects.message_count(number, 0, 10) for number in range(2)] == [10 - 1, 10 - 2]
     driven.checkpoint()
     shutil.copytree(tmp_path / "one", tmp_path / "two")
     driven.store.close(clean=True)
@@ -261,7 +261,7 @@ def test_other_partitions_go_on_with_the_subjects_of_a_broken_one(tmp_path: Path
     driven.do(driven.send_command({"a": [b"a2"]}, flush=False))  # acknowledged, and behind what is not synced
     disk.fail("fdatasync")
     with pytest.raises(SyncFailed) as caught:
-        driven.store.sync(0)
+        driven.store.partitions[0].sync()
     driven.do(SyncBroken(0, caught.value))
     driven.auto_sync = True
     assert driven.send("a", b"a3").partition == 1

@@ -61,7 +61,7 @@ def test_segments_and_batches_and_bytes(tmp_path: Path, monkeypatch: pytest.Monk
     assert [base for base, _, _ in answer.rows] == [int(path.stem, 16) for path in files]
     assert [sealed for _, _, sealed in answer.rows] == [True] * (len(files) - 1) + [False]
     assert len(files) > 2
-    assert answer.rows[-1][1] == driven.store.end(0)
+    assert answer.rows[-1][1] == driven.store.partitions[0].message_log.end
     assert listed(driven, answer.rows[0][1]).rows == answer.rows[1:]
     assert listed(driven, answer.rows[0][1] - 1).rows == answer.rows
     assert batches(driven, 0, 1 << 63) == places
@@ -69,7 +69,7 @@ def test_segments_and_batches_and_bytes(tmp_path: Path, monkeypatch: pytest.Monk
     for path, (base, end, _) in zip(files, answer.rows, strict=True):
         assert bytes_at(driven, base, 1 << 20) == path.read_bytes()[: end - base]
         assert bytes_at(driven, base + SEGMENT_HEADER_SIZE, 10) == path.read_bytes()[SEGMENT_HEADER_SIZE:][:10]
-    assert bytes_at(driven, driven.store.end(0), 10) == b""
+    assert bytes_at(driven, driven.store.partitions[0].message_log.end, 10) == b""
     assert bytes_at(driven, 5, 10) == b""
     driven.close()
 
@@ -89,10 +89,10 @@ def test_many_segments_come_in_several_answers(tmp_path: Path, monkeypatch: pyte
 
 def test_what_may_not_be_seen_yet_is_not_there(tmp_path: Path) -> None:
     driven, places = filled(tmp_path, 3)
-    end = driven.store.end(0)
+    end = driven.store.partitions[0].message_log.end
     driven.auto_sync = False
     driven.do(driven.send_command({"a": [b"not on disk"]}))
-    assert driven.store.end(0) > end
+    assert driven.store.partitions[0].message_log.end > end
     assert listed(driven).rows[-1][1] == end
     assert bytes_at(driven, end, 100) == b""
     assert bytes_at(driven, end - 10, 100) == segment_files(tmp_path)[-1].read_bytes()[: end - places[0] + 64][-10:]

@@ -33,7 +33,7 @@ STOPS = pytest.mark.parametrize("stop", [Driven.restart, killed])
 
 
 def private_names(driven: Driven) -> list[str]:
-    names = [driven.store.subject_name(number) for number in range(driven.store.subject_count)]
+    names = [driven.store.subjects.name(number) for number in range(driven.store.subjects.count)]
     return [name for name in names if is_private(name)]
 
 

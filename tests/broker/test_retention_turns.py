@@ -107,7 +107,7 @@ def test_so_much_is_carried_forward_in_a_turn(tmp_path: Path, monkeypatch: pytes
     size = 20_000
     driven = driven_in(tmp_path, LIMITS, segment_bytes=32 << 20, max_frame_bytes=1 << 20)
     send(driven, 1_200, size=size)
-    driven.store.seal(0)
+    driven.store.partitions[0].seal()
     consumer = Consumer(driven, "c", "a.", max_unacked=2_000, max_unacked_bytes=1 << 30)
     while len(consumer.got) < 1_200:
         assert consumer.pull(1_200 - len(consumer.got))
@@ -127,7 +127,7 @@ def test_what_lies_around_a_carried_message_is_not_touched(tmp_path: Path, monke
     """Keep every second message of one pull in flight, so that one range becomes 1,000."""
     driven = driven_in(tmp_path, LIMITS, segment_bytes=1 << 20, max_frame_bytes=1 << 19)
     driven.do(driven.send_command({"a": [b"x" * 50] * 2_000}))
-    driven.store.seal(0)
+    driven.store.partitions[0].seal()
     consumer = Consumer(driven, "c", "a")
     assert len(consumer.pull(2_000)) == 2_000
     consumer.ack(*range(0, 2_000, 2))

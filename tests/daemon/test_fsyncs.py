@@ -42,12 +42,12 @@ async def test_the_system_does_it_where_it_is_one_file(tmp_path: Path, begun: li
     store = Store.open(tmp_path, StoreOptions(), Disk(), 1)
     syncing = Fsyncs(store, [0])
     assert await outcome(syncing) is None
-    held = store.begin_sync(0)
+    held = store.partitions[0].message_log.begin_sync()
     assert held is not None
     waiting = asyncio.ensure_future(outcome(syncing))  # for example a checkpoint's sync is running
     await asyncio.sleep(0)
     assert begun == [0]
-    store.end_sync(0, None)
+    store.partitions[0].message_log.end_sync(None)
     assert await waiting is None
     assert begun == [0], "a thread has waited for the other one, and done it"
     syncing.close(TIMEOUT_S)

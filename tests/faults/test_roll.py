@@ -78,7 +78,7 @@ def test_a_kill_between_any_two_steps_of_a_start_leaves_no_gap(tmp_path: Path, l
     sent = 3
     for number in range(sent):
         sender.send("a.b", b"%d" % number * 100)
-    end = store.end(0)
+    end = store.partitions[0].message_log.end
     store.close(clean=False)
     (segment,) = (source / "log-0").glob("*.messages")
     if left == "junk":
@@ -106,10 +106,10 @@ def test_a_log_that_ends_with_its_segment_goes_on_in_the_next(tmp_path: Path, le
     overhead = len(sender.send("a.b", b"").data)
     (segment,) = (tmp_path / "log-0").glob("*.messages")
     limit = base_of_segment(segment) + segment.stat().st_size
-    while limit - store.end(0) > 20_000:
+    while limit - store.partitions[0].message_log.end > 20_000:
         sender.send("a.b", bytes(10_000))
-    sender.send("a.b", bytes(limit - store.end(0) - overhead - left))
-    assert limit - store.end(0) == left
+    sender.send("a.b", bytes(limit - store.partitions[0].message_log.end - overhead - left))
+    assert limit - store.partitions[0].message_log.end == left
     store.close(clean=False)
     stored = assert_no_gap(tmp_path)
     reopened = open_store(tmp_path)

@@ -168,7 +168,7 @@ CONSUMING: Final = (
     Mutant(
         "name no subject by a number that may change",
         "_keep_numbers",
-        never("number is not None and number >= store.subjects_claimed"),
+        never("number is not None and number >= store.checkpoints.subjects_claimed"),
         ("tests/broker/test_consuming.py",),
     ),
 )

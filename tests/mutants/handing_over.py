@@ -35,8 +35,9 @@ HANDING_OVER: Final = (
         instead(
             ("messages = MessageRange(PARTITIONS + sent.partition, sent.position, 0, 0, 1, sent.position)"),
             (
-                "at = self._store.row_at_position(sent.partition, sent.position)\n"
-                "row, = self._store.rows(sent.partition, at, 1)\n"
+                "log = self._store.partitions[sent.partition].consumer_log\n"
+                "at = log.row_at_position(sent.position)\n"
+                "row, = log.rows(at, 1)\n"
                 "messages = MessageRange(int(row['subject']), int(row['first_sequence']), 0, 0, 1)"
             ),
         ),

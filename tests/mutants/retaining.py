@@ -69,7 +69,7 @@ OF_RETENTION: Final = (
     Mutant(
         "count no place from what is gone",
         "_by_position",
-        never("store.segment_at(partition, messages.first) is None"),
+        never("part.message_log.segment_at(messages.first) is None"),
         _RETENTION,
     ),
     Mutant(

@@ -55,7 +55,7 @@ def told(directory: Path, partitions: int = 1) -> list[Told]:
     found = list[Told]()
     try:
         for partition, header in store.headers_since([]):
-            view = store.view(partition, header.position, header.size)
+            view = store.partitions[partition].message_log.view(header.position, header.size)
             for run in stored_runs(view, parse_header(view)):
                 flags = run.flags & (HAS_DELIVER_AT | HAS_EXPIRE_AT)
                 for index, body in enumerate(run.bodies()):

@@ -122,7 +122,7 @@ class Life:
         want = self.driven.wanted.pop(0)
         self.in_thread, before = True, self.in_thread
         try:
-            self.driven.store.sync(want.partition)
+            self.driven.store.partition(want.partition).sync()
         except SyncFailed as error:
             self._outcomes.append(SyncBroken(want.partition, error))
         else:
@@ -178,7 +178,7 @@ class Life:
                 batch.durable = True
 
     def _is_broken(self, partition: int) -> bool:
-        return self.driven.store._partitions[partition].log.broken is not None
+        return self.driven.store.partitions[partition].message_log.broken is not None
 
     def advance(self) -> None:
         """Let some time pass, or have somebody set the clock."""

@@ -161,7 +161,7 @@ class Machine:
     def _work_next(self) -> None:
         match self._work[0]:
             case SyncWanted(partition, position):
-                self.store.sync(partition)
+                self.store.partition(partition).sync()
                 self.server.submit(Synced(partition, position))
             case ReadWanted(number, read):
                 while read.step():
@@ -177,7 +177,7 @@ class Machine:
             self._work_soon()
 
     def _checked(self, wanted: CheckWanted) -> Checked:
-        reader = self.store.reader(wanted.partition, wanted.position)
+        reader = self.store.partition(wanted.partition).reader(wanted.position)
         try:
             batch, damage = reader.read_batch(wanted.position, wanted.size, wanted.first, wanted.messages)
         finally:

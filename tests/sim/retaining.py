@@ -50,9 +50,11 @@ class Retaining(Consumption):
 
     def _is_gone(self, partition: int, position: int) -> bool:
         store = self.driven.store
-        if store.segment_at(partition, position) is None:
+        if store.partitions[partition].message_log.segment_at(position) is None:
             return True
-        return store.row_at_position(partition, position) < store.offered_row(partition)
+        return (
+            store.partitions[partition].consumer_log.row_at_position(position) < store.partitions[partition].offered_row
+        )
 
     def _stop(self, operation: Operation) -> None:
         dropping = self.driven.broker._retention._dropping
@@ -75,7 +77,7 @@ class Retaining(Consumption):
 
     def _acknowledged(self, sent: Sent) -> None:
         batch = self._sends[sent.request]
-        if self.driven.store.segment_at(sent.partition, sent.position) is None:
+        if self.driven.store.partitions[sent.partition].message_log.segment_at(sent.position) is None:
             # It is a repeat of what has gone by now, so nobody can tell its sequences any more.
             sent = sent._replace(first_sequences=-1_000_000 - batch.messages[0])
         store_id = self.driven.store.store_id

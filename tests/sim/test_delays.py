@@ -124,7 +124,7 @@ class Life:
         wanted, self.driven.wanted = self.driven.wanted, []
         for want in wanted:
             try:
-                self.driven.store.sync(want.partition)
+                self.driven.store.partition(want.partition).sync()
             except SyncFailed as error:
                 outcome: Synced | SyncBroken = SyncBroken(want.partition, error)
             else:

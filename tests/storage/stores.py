@@ -13,8 +13,8 @@ from qmq.format.batch import BatchLimits, check_batch, entries_of, entry_of, par
 from qmq.format.build import RunContent, build_batch
 from qmq.storage.disk.disk import Disk
 from qmq.storage.meta.identity import Identity, read_copies
-from qmq.storage.opened import StoreOptions
 from qmq.storage.store import Store
+from qmq.storage.types import StoreOptions
 from qmq.storage.verify.verify import verify
 
 NOW_US = 1_700_000_000_000_000
@@ -65,7 +65,7 @@ class Sender:
         view = memoryview(buffer)
         batch = check_batch(view, BatchLimits())
         numbers = [self._number(name) for name in batch.names]
-        position = store.position_for(partition, len(buffer))
+        position = store.partitions[partition].position_for(len(buffer))
         self._stamp_us = stamp_us = self._stamp_us + 1
         where: dict[str, Any] = {
             "position": position,
@@ -76,19 +76,21 @@ class Sender:
         }
         if batch.run is not None:
             number, count = numbers[batch.run[0]], batch.run[4]
-            first = int(store.ends[number])
+            first = int(store.subjects.ends[number])
             stamp(view, batch, first_sequences=first, **where)
-            store.stage(partition, position, buffer, entry_of(batch, position, stamp_us, number, first))
-            store.ends[number] = first + count
+            store.partitions[partition].stage(position, buffer, entry_of(batch, position, stamp_us, number, first))
+            store.subjects.ends[number] = first + count
             given = ((batch.names[batch.run[0]], first, count),)
         else:
             assert batch.runs is not None
             by_run = np.array(numbers)[batch.runs["subject"]]
-            firsts = store.ends[by_run]
+            firsts = store.subjects.ends[by_run]
             stamp(view, batch, first_sequences=firsts, **where)
-            store.stage(partition, position, buffer, entries_of(batch.runs, batch.header, position, stamp_us, by_run))
+            store.partitions[partition].stage(
+                position, buffer, entries_of(batch.runs, batch.header, position, stamp_us, by_run)
+            )
             counts = batch.runs["count"].astype(np.uint64)
-            store.ends[by_run] += counts
+            store.subjects.ends[by_run] += counts
             names = [batch.names[place] for place in batch.runs["subject"].tolist()]
             given = tuple(zip(names, firsts.tolist(), counts.tolist(), strict=True))
         sent = Sent(partition, position, bytes(buffer), given)
@@ -97,9 +99,9 @@ class Sender:
 
     def write(self) -> None:
         """Write and publish what is staged, in every partition."""
-        for partition in range(self.store.partitions):
-            self.store.write(partition)
-            self.store.publish(partition, self.store.end(partition))
+        for part in self.store.partitions:
+            part.write()
+            part.consumer_log.publish(part.message_log.end)
         self.sent += self.staged
         self.staged = []
 
@@ -107,9 +109,9 @@ class Sender:
         """What the broker does when a write failed."""
         for sent in reversed(self.staged):
             for name, _, count in sent.runs:
-                number = self.store.subject_number(name)
+                number = self.store.subjects.number(name)
                 assert number is not None
-                self.store.ends[number] -= np.uint64(count)
+                self.store.subjects.ends[number] -= np.uint64(count)
         self.staged = []
 
     def send(self, subject: str, *bodies: bytes, partition: int = 0) -> Sent:
@@ -119,7 +121,7 @@ class Sender:
         return sent
 
     def _number(self, name: str) -> int:
-        number = self.store.subject_number(name)
+        number = self.store.subjects.number(name)
         return self.store.add_subject(name) if number is None else number
 
 
@@ -156,16 +158,16 @@ def check_stored(store: Store, batches: Sequence[Sent]) -> None:
     found = positions(store)
     assert sorted(found) == sorted((sent.partition, sent.position) for sent in batches)
     for sent in batches:
-        assert bytes(store.view(sent.partition, sent.position, len(sent.data))) == sent.data
+        assert bytes(store.partitions[sent.partition].message_log.view(sent.position, len(sent.data))) == sent.data
     expected = [
-        (sent.partition, sent.position, store.subject_number(name), first, count)
+        (sent.partition, sent.position, store.subjects.number(name), first, count)
         for sent in batches
         for name, first, count in sent.runs
     ]
     rows = []
-    for partition in range(store.partitions):
-        row = store.first_row(partition)
-        while len(part := store.rows(partition, row, 1_000)):
+    for partition in range(len(store.partitions)):
+        row = store.partitions[partition].consumer_log.first_row
+        while len(part := store.partitions[partition].consumer_log.rows(row, 1_000)):
             row += len(part)
             rows += [(partition, entry[1], entry[3], entry[0], entry[4]) for entry in part.tolist()]
     assert sorted(rows) == sorted(expected)
@@ -177,14 +179,17 @@ def check_counts(store: Store, batches: Sequence[Sent]) -> None:
     counts: Counter[str] = Counter()
     for sent in batches:
         counts.update({name: count for name, _, count in sent.runs})
-    for number in range(store.subject_count):
-        name = store.subject_name(number)
-        assert store.message_count(number, int(store.firsts[number]), int(store.ends[number])) == counts[name], name
+    for number in range(store.subjects.count):
+        name = store.subjects.name(number)
+        assert (
+            store.subjects.message_count(number, int(store.subjects.firsts[number]), int(store.subjects.ends[number]))
+            == counts[name]
+        ), name
 
 
 def header_at(store: Store, sent: Sent) -> Any:
     """The header that is stored where a batch was sent."""
-    return parse_header(store.view(sent.partition, sent.position, 96))
+    return parse_header(store.partitions[sent.partition].message_log.view(sent.position, 96))
 
 
 def verified(path: Path) -> None:

@@ -66,7 +66,10 @@ def log(tmp_path: Path) -> Sender:
     sender = Sender(open_store(tmp_path, FakeDisk()))
     first = sender.send("a.order", b"1")
     store = sender.store
-    body, place = b"", store.end(0) + len(first.data) - 1  # what is not body is as long as in the first
+    body, place = (
+        b"",
+        store.partitions[0].message_log.end + len(first.data) - 1,
+    )  # what is not body is as long as in the first
     for make in (_forged, lambda _, position: _moved(first.data, position), lambda _, position: first.data) * 2:
         body += b"." * 37
         body += make(store, place + len(body))
@@ -94,7 +97,7 @@ def test_a_forged_batch_fools_nobody(tmp_path: Path, log: Sender, part: str, whe
         checkpoint_path(tmp_path, list_checkpoints(Disk(), tmp_path)[0]).unlink()
     assert verify(tmp_path, Disk()).counts["messages"].records == 2
     store = open_store(tmp_path, FakeDisk())
-    assert store.subject_number("bank.transfer") is None
+    assert store.subjects.number("bank.transfer") is None
     is_vouched = when == "clean" or (when == "rows made again" and part == "data")
     if not is_vouched:  # else the rows of the bad batch are there, as they were, and who reads it finds it bad
         check_stored(store, [first, last])

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from qmq.errors import StorageError
 from qmq.format.batch import parse_header
-from qmq.storage.meta.checkpoint import Hole
+from qmq.storage.types import Hole
 from tests.fake_disk import REBOOTED, FakeDisk
 from tests.storage.stops import fill, killed, reopened
 from tests.storage.stores import (
@@ -38,16 +38,18 @@ SLOW = settings(max_examples=25, suppress_health_check=[HealthCheck.function_sco
 @pytest.mark.parametrize("partitions", [1, 3])
 def test_after_kill_everything_that_was_written_is_there(tmp_path: Path, partitions: int) -> None:
     sender = killed(tmp_path, 200, 200, partitions=partitions)
-    ends = sender.store.ends[: sender.store.subject_count].copy()
+    ends = sender.store.subjects.ends[: sender.store.subjects.count].copy()
     store = open_store(tmp_path, FakeDisk(), partitions=partitions)
     check_stored(store, sender.sent)
-    assert store.ends[: store.subject_count].tolist() == ends.tolist()
+    assert store.subjects.ends[: store.subjects.count].tolist() == ends.tolist()
     assert store.recovery.raised_by == 0
     assert not store.recovery.power_loss
     assert store.state == {"broker": b"state"}
     assert sum(part.replayed_batches for part in store.recovery.partitions) == 200
-    for number in range(store.subject_count):
-        assert store.message_count(number, 0, int(store.ends[number])) == int(store.ends[number])
+    for number in range(store.subjects.count):
+        assert store.subjects.message_count(number, 0, int(store.subjects.ends[number])) == int(
+            store.subjects.ends[number]
+        )
     close_cleanly(store)
     verified(tmp_path)
 
@@ -116,16 +118,16 @@ def test_a_bad_batch_in_the_tail_is_a_hole_and_its_sequences_are_not_given_again
     sender = killed(tmp_path, 10, 10)
     bad = sender.sent[14]
     damage(tmp_path, bad, len(bad.data) - 1)
-    ends = sender.store.ends[: sender.store.subject_count].tolist()
+    ends = sender.store.subjects.ends[: sender.store.subjects.count].tolist()
     store = open_store(tmp_path, FakeDisk())
     check_stored(store, [sent for sent in sender.sent if sent is not bad])
     assert store.recovery.partitions[0].holes == [Hole(bad.position, bad.position + len(bad.data))]
     assert store.recovery.raised_by == 0
-    assert store.ends[: store.subject_count].tolist() == ends
+    assert store.subjects.ends[: store.subjects.count].tolist() == ends
     for name, first, count in bad.runs:
-        number = store.subject_number(name)
+        number = store.subjects.number(name)
         assert number is not None
-        assert store.message_count(number, first, first + count) == 0
+        assert store.subjects.message_count(number, first, first + count) == 0
     close_cleanly(store)
     verified(tmp_path)
     store = open_store(tmp_path, FakeDisk())
@@ -137,11 +139,11 @@ def test_a_bad_header_in_the_tail_raises_every_sequence_past_what_it_may_have_he
     sender = killed(tmp_path, 10, 10)
     bad = sender.sent[14]
     damage(tmp_path, bad, 20)
-    ends = sender.store.ends[: sender.store.subject_count].tolist()
+    ends = sender.store.subjects.ends[: sender.store.subjects.count].tolist()
     store = open_store(tmp_path, FakeDisk())
     check_stored(store, [sent for sent in sender.sent if sent is not bad])
     assert store.recovery.raised_by == len(bad.data)
-    assert all(after >= before for after, before in zip(store.ends.tolist(), ends, strict=False))
+    assert all(after >= before for after, before in zip(store.subjects.ends.tolist(), ends, strict=False))
     close_cleanly(store)
     verified(tmp_path)
 
@@ -241,7 +243,7 @@ def test_after_loss_of_power_positions_and_sequences_go_on_past_what_was_seen(tm
     fill(sender, 10, partitions)
     synced = sender.sent[-10:]
     for partition in range(partitions):
-        sender.store.sync(partition)
+        sender.store.partition(partition).sync()
     sender.send("new.subject", b"1", b"2")  # seen by somebody, and lost
     disk.without_power(path, lost)
     kill(sender.store)
@@ -258,12 +260,12 @@ def test_after_loss_of_power_positions_and_sequences_go_on_past_what_was_seen(tm
         assert new.position < reserves[partition]
         assert new.runs[0][1] > 2
     for name in ("a.0", "a.x"):
-        number = store.subject_number(name)
+        number = store.subjects.number(name)
         assert number is not None
-        end = int(store.ends[number])
+        end = int(store.subjects.ends[number])
         assert end > max(f + c for sent in sender.sent for n, f, c in sent.runs if n == name)
         stored = sum(c for sent in kept + synced for n, f, c in sent.runs if n == name)
-        assert store.message_count(number, 0, end) == stored
+        assert store.subjects.message_count(number, 0, end) == stored
     check_stored(store, kept + synced + more.sent)
     close_cleanly(store)
     verified(lost)
@@ -276,13 +278,13 @@ def test_two_losses_of_power_before_a_checkpoint_raise_twice(tmp_path: Path) -> 
         disk = FakeDisk(boot)
         store = open_store(tmp_path, disk)
         check_stored(store, sender.sent)
-        number = store.subject_number("a.0")
+        number = store.subjects.number("a.0")
         assert number is not None
-        ends.append(int(store.ends[number]))
+        ends.append(int(store.subjects.ends[number]))
         kill(store)
     assert ends[0] < ends[1] < ends[2]
     store = open_store(tmp_path, FakeDisk("4"))  # and kill -9 does not raise
-    assert int(store.ends[number]) == ends[2]
+    assert int(store.subjects.ends[number]) == ends[2]
     kill(store)
 
 

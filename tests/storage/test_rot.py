@@ -20,9 +20,10 @@ from qmq.format.layout import (
 )
 from qmq.storage.disk.disk import Disk
 from qmq.storage.disk.envelope import pack_envelope, read_envelope
-from qmq.storage.meta.checkpoint import Hole, checkpoint_path, list_checkpoints, read_checkpoint
+from qmq.storage.meta.checkpoint import checkpoint_path, list_checkpoints, read_checkpoint
 from qmq.storage.meta.identity import COPY_NAMES, pack_identity
 from qmq.storage.recovery.decide import RecoverySource
+from qmq.storage.types import Hole
 from qmq.storage.verify.verify import verify
 from tests.fake_disk import FakeDisk
 from tests.storage.stops import fill, killed, reopened
@@ -65,7 +66,7 @@ def test_rotten_checkpoints_fall_back(tmp_path: Path, bad: tuple[int, ...], sour
         fill(sender, 100, 2)
         checkpoint(sender.store, {"part": part})
     fill(sender, 20, 2)
-    ends = sender.store.ends[: sender.store.subject_count].tolist()
+    ends = sender.store.subjects.ends[: sender.store.subjects.count].tolist()
     kill(sender.store)
     numbers = list_checkpoints(Disk(), tmp_path)
     assert numbers == [3, 2]
@@ -80,7 +81,7 @@ def test_rotten_checkpoints_fall_back(tmp_path: Path, bad: tuple[int, ...], sour
     store = open_store(tmp_path, FakeDisk(), partitions=2)
     if how != "missing":
         assert store.recovery.source is source
-    names = {store.subject_name(number): int(store.ends[number]) for number in range(store.subject_count)}
+    names = {store.subjects.name(number): int(store.subjects.ends[number]) for number in range(store.subjects.count)}
     assert sorted(names.values()) == sorted(ends)
     check_stored(store, sender.sent)
     expected = {(): b"3", (1,): b"3", (0,): b"2"}.get(bad)
@@ -193,7 +194,7 @@ def test_a_rotten_header_of_a_segment_is_written_again(tmp_path: Path, place: in
 def test_an_empty_last_segment_goes_on(tmp_path: Path) -> None:
     sender = _many(tmp_path)
     store = open_store(tmp_path, FakeDisk())
-    end = store.end(0)
+    end = store.partitions[0].message_log.end
     kill(store)
     (tmp_path / "log-0" / f"{end:016x}.messages").write_bytes(b"")
     store = reopened(tmp_path, sender)
@@ -257,7 +258,10 @@ def test_a_log_cut_below_the_checkpoint_does_not_give_its_positions_again(tmp_pa
     store = open_store(tmp_path, FakeDisk())
     more = Sender(store)
     assert more.send("a.0", b"x").position > sender.sent[-1].position + 500_000
-    assert bytes(store.view(0, sender.sent[29].position, len(sender.sent[29].data))) == sender.sent[29].data
+    assert (
+        bytes(store.partitions[0].message_log.view(sender.sent[29].position, len(sender.sent[29].data)))
+        == sender.sent[29].data
+    )
     close_cleanly(store)
     verified(tmp_path)
 
@@ -345,7 +349,7 @@ def test_derived_files_ahead_behind_or_rotten_are_made_again(
         change(file)
     store = open_store(tmp_path, FakeDisk())
     check_stored(store, sender.sent)
-    number = store.subject_number("a.x")
+    number = store.subjects.number("a.x")
     assert number is not None
     found = [row[0] for _, rows in store.subject_rows(number, 0, 10_000) for row in rows.tolist()]
     assert found == [first for sent in sender.sent for name, first, _ in sent.runs if name == "a.x"]
@@ -362,8 +366,8 @@ def test_derived_files_ahead_behind_or_rotten_are_made_again(
 @pytest.mark.parametrize("how", ["rotten", "cut", "missing", "all rotten"])
 def test_names_that_the_registry_has_lost_are_found_in_the_log(tmp_path: Path, how: str) -> None:
     sender = killed(tmp_path, 400, 100, partitions=2)
-    names = [sender.store.subject_name(number) for number in range(sender.store.subject_count)]
-    ends = sender.store.ends[: len(names)].tolist()
+    names = [sender.store.subjects.name(number) for number in range(sender.store.subjects.count)]
+    ends = sender.store.subjects.ends[: len(names)].tolist()
     file = tmp_path / "subjects"
     data = bytearray(file.read_bytes())
     if how == "rotten":
@@ -377,8 +381,8 @@ def test_names_that_the_registry_has_lost_are_found_in_the_log(tmp_path: Path, h
     else:
         file.write_bytes(b"\xff" * len(data))
     store = open_store(tmp_path, FakeDisk(), partitions=2)
-    assert [store.subject_name(number) for number in range(store.subject_count)] == names
-    assert store.ends[: len(names)].tolist() == ends
+    assert [store.subjects.name(number) for number in range(store.subjects.count)] == names
+    assert store.subjects.ends[: len(names)].tolist() == ends
     assert any("found again in the message log" in note for note in store.recovery.notes)
     check_stored(store, sender.sent)
     close_cleanly(store)
@@ -393,9 +397,9 @@ def test_a_name_that_no_row_tells_keeps_its_number(tmp_path: Path) -> None:
     close_cleanly(store)
     (tmp_path / "subjects").unlink()
     store = open_store(tmp_path, FakeDisk())
-    assert [store.subject_name(number) for number in range(store.subject_count)] == ["~lost-0", "used"]
-    assert store.subject_number("never.used") is None
-    assert store.subject_numbers(["used", "~lost-0"]) == [1, None]  # nobody can send to it
+    assert [store.subjects.name(number) for number in range(store.subjects.count)] == ["~lost-0", "used"]
+    assert store.subjects.number("never.used") is None
+    assert store.subjects.numbers(["used", "~lost-0"]) == [1, None]  # nobody can send to it
     check_stored(store, sender.sent)
     close_cleanly(store)
     verified(tmp_path)
@@ -403,12 +407,14 @@ def test_a_name_that_no_row_tells_keeps_its_number(tmp_path: Path) -> None:
 
 def test_registry_and_checkpoints_lost_together(tmp_path: Path) -> None:
     sender = killed(tmp_path, 400, 100)
-    ends = {sender.store.subject_name(n): int(sender.store.ends[n]) for n in range(sender.store.subject_count)}
+    ends = {
+        sender.store.subjects.name(n): int(sender.store.subjects.ends[n]) for n in range(sender.store.subjects.count)
+    }
     (tmp_path / "subjects").unlink()
     for number in list_checkpoints(Disk(), tmp_path):
         checkpoint_path(tmp_path, number).unlink()
     store = open_store(tmp_path, FakeDisk())
-    assert ends == {store.subject_name(n): int(store.ends[n]) for n in range(store.subject_count)}
+    assert ends == {store.subjects.name(n): int(store.subjects.ends[n]) for n in range(store.subjects.count)}
     assert len(list(store.headers_since([]))) == len(sender.sent)
     close_cleanly(store)
     verified(tmp_path)

@@ -21,17 +21,19 @@ def positions(sender: Sender) -> list[int]:
 def test_what_was_written_is_closed_and_nothing_more_than_that(tmp_path: Path, partitions: int) -> None:
     sender = Sender(open_store(tmp_path, FakeDisk(), partitions=partitions))
     store = sender.store
-    assert [store.seal(partition) for partition in range(partitions)] == [store.end(n) - 64 for n in range(partitions)]
-    assert not store.sealed(0), "there is nothing to close"
+    assert [store.partitions[partition].seal() for partition in range(partitions)] == [
+        store.partitions[n].message_log.end - 64 for n in range(partitions)
+    ]
+    assert not store.partitions[0].message_log.sealed, "there is nothing to close"
     sender.send("a", b"1")
-    before = store.end(0)
-    end = store.seal(0)
-    assert end == before == store.sealed(0)[-1].end
-    assert store.seal(0) == end, "there is nothing more"
-    assert not store.is_settled(0, end)
+    before = store.partitions[0].message_log.end
+    end = store.partitions[0].seal()
+    assert end == before == store.partitions[0].message_log.sealed[-1].end
+    assert store.partitions[0].seal() == end, "there is nothing more"
+    assert not store.partitions[0].is_settled(end)
     checkpoint(store)
-    assert store.is_settled(0, end)
-    size = store.sealed(0)[-1].end - store.sealed(0)[-1].base
+    assert store.partitions[0].is_settled(end)
+    size = store.partitions[0].message_log.sealed[-1].end - store.partitions[0].message_log.sealed[-1].base
     assert segment_files(tmp_path)[0].stat().st_size == size, "it is as long as what is in it"
     sent = sender.send("a", b"2")
     assert sent.runs == (("a", 1, 1),)
@@ -45,7 +47,7 @@ def test_what_was_written_is_closed_and_nothing_more_than_that(tmp_path: Path, p
 def test_a_start_after_a_kill_finds_it_closed(tmp_path: Path, checkpoints: int, goes_on: bool) -> None:
     sender = Sender(open_store(tmp_path, FakeDisk()))
     sender.send("a", b"1")
-    end = sender.store.seal(0)
+    end = sender.store.partitions[0].seal()
     for _ in range(checkpoints):
         checkpoint(sender.store)
     if goes_on:
@@ -55,7 +57,9 @@ def test_a_start_after_a_kill_finds_it_closed(tmp_path: Path, checkpoints: int, 
     sender.store = open_store(tmp_path, FakeDisk())
     assert positions(sender) == before
     assert [(part.damaged, part.holes) for part in sender.store.recovery.partitions] == [([], [])]
-    assert sender.store.seal(0) == (sender.store.sealed(0)[-1].end if goes_on else end)
+    assert sender.store.partitions[0].seal() == (
+        sender.store.partitions[0].message_log.sealed[-1].end if goes_on else end
+    )
     sender.send("a", b"3")
     close_cleanly(sender.store)
     verified(tmp_path)
@@ -67,11 +71,11 @@ def test_a_full_disk_leaves_it_open(tmp_path: Path) -> None:
     sender.send("a", b"1")
     disk.fail_always("open", errno.ENOSPC, "log-0")
     with pytest.raises(StorageFull):
-        sender.store.seal(0)
-    assert not sender.store.sealed(0)
+        sender.store.partitions[0].seal()
+    assert not sender.store.partitions[0].message_log.sealed
     disk.heal()
     sender.send("a", b"2")
-    assert sender.store.seal(0) == sender.store.sealed(0)[-1].end
+    assert sender.store.partitions[0].seal() == sender.store.partitions[0].message_log.sealed[-1].end
     close_cleanly(sender.store)
     verified(tmp_path)
 
@@ -80,11 +84,11 @@ def test_the_reserve_is_renewed_for_it(tmp_path: Path) -> None:
     sender = Sender(open_store(tmp_path, Disk(), reserve_bytes=256 << 10, max_frame_bytes=32 << 10))
     for _ in range(5_000):
         sender.send("a", b"1")
-        sender.store.seal(0)
-        if len(sender.store.sealed(0)) >= 40:
+        sender.store.partitions[0].seal()
+        if len(sender.store.partitions[0].message_log.sealed) >= 40:
             break
     kill(sender.store)
     store = open_store(tmp_path, Disk())
-    assert len(store.sealed(0)) == 40
+    assert len(store.partitions[0].message_log.sealed) == 40
     close_cleanly(store)
     verified(tmp_path)

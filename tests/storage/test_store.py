@@ -39,16 +39,16 @@ from tests.storage.stores import (
 def test_batches_lie_one_after_another_and_are_written_with_one_call(tmp_path: Path) -> None:
     disk = FakeDisk("boot-1")
     sender = Sender(open_store(tmp_path, disk))
-    start = sender.store.end(0)
+    start = sender.store.partitions[0].message_log.end
     before = disk.calls["pwritev"]
     sent = [sender.stage(("a", [b"x" * size])) for size in (1, 100, 1_000)]
-    assert sender.store.end(0) == start
+    assert sender.store.partitions[0].message_log.end == start
     sender.write()
     assert disk.calls["pwritev"] == before + 1
     assert [batch.position for batch in sent] == [
         start, start + len(sent[0].data), start + len(sent[0].data) + len(sent[1].data)
     ]  # fmt: skip
-    assert sender.store.end(0) == sent[-1].position + len(sent[-1].data)
+    assert sender.store.partitions[0].message_log.end == sent[-1].position + len(sent[-1].data)
     assert sender.store.last_stored_at_us == header_at(sender.store, sent[-1]).stored_at_us
     check_stored(sender.store, sent)
     kill(sender.store)
@@ -78,9 +78,9 @@ def test_writes_that_come_short_are_finished(tmp_path: Path) -> None:
 def test_writing_nothing_is_nothing(tmp_path: Path) -> None:
     disk = FakeDisk("boot-1")
     store = open_store(tmp_path, disk)
-    before, end = disk.calls["pwritev"], store.end(0)
-    store.write(0)
-    assert (disk.calls["pwritev"], store.end(0)) == (before, end)
+    before, end = disk.calls["pwritev"], store.partitions[0].message_log.end
+    store.partitions[0].write()
+    assert (disk.calls["pwritev"], store.partitions[0].message_log.end) == (before, end)
     kill(store)
 
 
@@ -139,14 +139,14 @@ def test_nothing_is_readable_before_it_is_published(tmp_path: Path) -> None:
     store = sender.store
     first = sender.stage(("a", [b"1"]))
     second = sender.stage(("a", [b"2"]))
-    store.write(0)
-    assert store.visible_row(0) == 0
+    store.partitions[0].write()
+    assert store.partitions[0].consumer_log.visible_row == 0
     assert list(store.headers_since([])) == []
-    store.publish(0, second.position)
-    assert store.visible_row(0) == 1
-    assert store.read_entry(0, 0)[1] == first.position
-    store.publish(0, store.end(0))
-    assert len(store.rows(0, 0, 10)) == 2
+    store.partitions[0].consumer_log.publish(second.position)
+    assert store.partitions[0].consumer_log.visible_row == 1
+    assert store.partitions[0].consumer_log.read_entry(0)[1] == first.position
+    store.partitions[0].consumer_log.publish(store.partitions[0].message_log.end)
+    assert len(store.partitions[0].consumer_log.rows(0, 10)) == 2
     kill(store)
 
 
@@ -157,11 +157,11 @@ def test_views_outside_the_log_are_refused(tmp_path: Path, before: int, size: in
         sender.send("a", b"x" * 9_000)
     files = segment_files(tmp_path)
     for place in (int(files[0].stem, 16) + SEGMENT_HEADER_SIZE, int(files[-1].stem, 16) + SEGMENT_HEADER_SIZE):
-        assert len(sender.store.view(0, place, 10)) == 10
+        assert len(sender.store.partitions[0].message_log.view(place, 10)) == 10
         with pytest.raises(BadBytes, match="run qmq verify"):
-            sender.store.view(0, place - before, size)
+            sender.store.partitions[0].message_log.view(place - before, size)
     with pytest.raises(BadBytes):
-        sender.store.view(0, sender.store.end(0), 1)
+        sender.store.partitions[0].message_log.view(sender.store.partitions[0].message_log.end, 1)
     kill(sender.store)
 
 
@@ -169,7 +169,7 @@ def test_views_outlive_the_store_and_cost_no_descriptors(tmp_path: Path) -> None
     sender = Sender(open_store(tmp_path, FakeDisk()))
     for _ in range(30):
         sender.send("a", b"x" * 9_000)
-    views = [sender.store.view(0, sent.position, len(sent.data)) for sent in sender.sent]
+    views = [sender.store.partitions[0].message_log.view(sent.position, len(sent.data)) for sent in sender.sent]
     kill(sender.store)
     assert [bytes(view) for view in views] == [sent.data for sent in sender.sent]
 
@@ -182,10 +182,10 @@ def test_a_sealed_segment_that_was_cut_under_us_is_an_error_not_a_signal(tmp_pat
     store = open_store(tmp_path, FakeDisk())
     segment_files(tmp_path)[0].write_bytes(b"short")
     with pytest.raises(BadBytes, match="shorter than it was"):
-        store.view(0, sender.sent[0].position, 100)
+        store.partitions[0].message_log.view(sender.sent[0].position, 100)
     segment_files(tmp_path)[1].unlink()
     with pytest.raises(StorageFailed, match="cannot open"):
-        store.view(0, int(segment_files(tmp_path)[1].stem, 16) - 100, 50)
+        store.partitions[0].message_log.view(int(segment_files(tmp_path)[1].stem, 16) - 100, 50)
     kill(store)
 
 
@@ -199,7 +199,7 @@ def test_one_subject_over_partitions_comes_in_sequence_order(tmp_path: Path) -> 
             sender.write()
     sender.write()
     store = sender.store
-    number = store.subject_number("a")
+    number = store.subjects.number("a")
     assert number is not None
     expected = [(sent.partition, first, count) for sent in sender.sent for n, first, count in sent.runs if n == "a"]
     for limit in (1, 3, 50, 1_000):
@@ -250,7 +250,7 @@ def test_a_checkpoint_claims_what_was_written_when_it_began(tmp_path: Path) -> N
     later = sender.send("b", b"later")
     made.write()
     store.finish_checkpoint(made)
-    assert store.synced(0) == later.position
+    assert store.partitions[0].message_log.synced == later.position
     assert store.unsynced_bytes == len(later.data)
     claims = read_checkpoint(Disk(), tmp_path, 1).claims
     assert claims is not None
@@ -295,7 +295,7 @@ def test_a_checkpoint_that_fails_at_any_operation_leaves_the_older_ones_and_can_
                 check_stored(open_again(path), sender.sent)
                 continue
             except StorageError:
-                assert sender.store.synced(0) < sender.store.end(0)
+                assert sender.store.partitions[0].message_log.synced < sender.store.partitions[0].message_log.end
             disk.heal()
             sender.send("b", b"x")
             checkpoint(sender.store, {"number": b"3"})

@@ -42,7 +42,7 @@ def test_a_write_that_fails_stores_nothing_and_the_next_one_works(
     disk = FakeDisk("boot-1")
     sender = Sender(open_store(tmp_path, disk))
     sender.send("a", b"before")
-    end = sender.store.end(0)
+    end = sender.store.partitions[0].message_log.end
     sender.stage(("a", [b"x" * 500]))
     sender.stage(("b", [b"y" * 500]))
     disk.fail("pwritev", 1, code)
@@ -50,7 +50,7 @@ def test_a_write_that_fails_stores_nothing_and_the_next_one_works(
         sender.write()
     assert caught.value.retryable
     sender.take_back()
-    assert sender.store.end(0) == end
+    assert sender.store.partitions[0].message_log.end == end
     assert sender.send("a", b"after").position == end
     check_stored(sender.store, sender.sent)
     kill(sender.store)
@@ -116,7 +116,7 @@ def test_a_new_segment_that_cannot_be_taken_away_again_stops_the_partition(tmp_p
     sender.take_back()
     with pytest.raises(SyncFailed, match="Remove the file and restart"):
         sender.send("a", b"x")
-    assert bytes(sender.store.view(0, kept.position, len(kept.data))) == kept.data
+    assert bytes(sender.store.partitions[0].message_log.view(kept.position, len(kept.data))) == kept.data
     kill(sender.store)
 
 
@@ -151,15 +151,15 @@ def test_synced_says_what_is_on_disk(tmp_path: Path) -> None:
     disk.track(path)
     sender = Sender(open_store(path, disk))
     store = sender.store
-    start = store.synced(0)
+    start = store.partitions[0].message_log.synced
     for _ in range(30):  # over several segments
         sender.send("a", b"x" * 5_000)
-    assert store.synced(0) == start
-    end = store.end(0)
-    store.sync(0)
+    assert store.partitions[0].message_log.synced == start
+    end = store.partitions[0].message_log.end
+    store.partitions[0].sync()
     sender.send("a", b"not synced")
-    store.mark_synced(0, end)
-    assert store.synced(0) == end
+    store.partitions[0].message_log.mark_synced(end)
+    assert store.partitions[0].message_log.synced == end
     disk.without_power(path, lost)
     after = open_store(lost, FakeDisk("boot-2"))
     check_stored(after, sender.sent[:-1])
@@ -173,11 +173,11 @@ def test_descriptors_of_synced_segments_are_closed(tmp_path: Path) -> None:
     store = sender.store
     for _ in range(60):
         sender.send("a", b"x" * 5_000)
-        store.sync(0)
-        store.mark_synced(0, store.end(0))
+        store.partitions[0].sync()
+        store.partitions[0].message_log.mark_synced(store.partitions[0].message_log.end)
     for _ in range(3):  # the consumer log lets go one after the other
         checkpoint(store)
-    store.sync(0)
+    store.partitions[0].sync()
     assert len(segment_files(tmp_path)) > 4
     assert len([name for name in disk.still_open() if ".messages" in name]) == 1
     assert len(disk.still_open()) < 8
@@ -195,25 +195,25 @@ def test_after_a_failed_sync_the_partition_takes_nothing_and_still_reads(tmp_pat
     sender.send("b", b"3", partition=1)
     disk.fail("fdatasync", 1)
     with pytest.raises(SyncFailed, match=r"log-0.*\.messages.*until the broker has been restarted"):
-        store.sync(0)
+        store.partitions[0].sync()
     with pytest.raises(SyncFailed):
-        store.sync(0)
+        store.partitions[0].sync()
     sender.stage(("a", [b"4"]))
     with pytest.raises(SyncFailed):
-        sender.store.write(0)
+        sender.store.partitions[0].write()
     sender.take_back()
     with pytest.raises(SyncFailed):
-        store.position_for(0, 100)
+        store.partitions[0].position_for(100)
     check_stored(store, sender.sent)
     sender.send("b", b"5", partition=1)
     with pytest.raises(SyncFailed):
         checkpoint(store)
-    store.give_up(0)
+    store.partitions[0].give_up()
     checkpoint(store)  # of the other partition; this one stays where its last checkpoint left it
     claims = read_checkpoint(Disk(), tmp_path, list_checkpoints(Disk(), tmp_path)[0]).claims
     assert claims is not None
     assert claims.partitions[0].position == sender.sent[1].position
-    assert claims.partitions[1].position == store.end(1)
+    assert claims.partitions[1].position == store.partitions[1].message_log.end
     store.close(clean=True)
     store = open_store(tmp_path, FakeDisk(), partitions=2)
     assert not store.recovery.clean
@@ -232,15 +232,15 @@ def test_what_broke_before_the_first_checkpoint_is_claimed_as_before_the_start(
     disk.track(path)
     sender = Sender(open_store(path, disk, partitions=2))
     fill(sender, 60, size=4_000)
-    sender.store.sync(0)
+    sender.store.partitions[0].sync()
     kill(sender.store)
     store = sender.store = open_store(path, disk, partitions=2)
     assert len(segment_files(path)) > 3
     sender.send("a", b"not synced")
     disk.fail("fdatasync", 1)
     with pytest.raises(SyncFailed):
-        store.sync(0)
-    store.give_up(0)
+        store.partitions[0].sync()
+    store.partitions[0].give_up()
     sender.send("b", b"elsewhere", partition=1)
     checkpoint(store)
     for directory in (path / "log-0", path / "consumer-log" / "0"):
@@ -264,8 +264,8 @@ def test_checkpoints_go_on_without_the_disk_of_a_broken_partition(tmp_path: Path
     assert len(list((tmp_path / "log-0").glob("*.messages"))) > 2
     disk.fail_always("fdatasync", errno.EIO, "log-0")
     with pytest.raises(SyncFailed):
-        store.sync(0)
-    store.give_up(0)
+        store.partitions[0].sync()
+    store.partitions[0].give_up()
     sent = sender.send("b", b"elsewhere", partition=1)
     checkpoint(store)
     claims = read_checkpoint(Disk(), tmp_path, list_checkpoints(Disk(), tmp_path)[0]).claims
@@ -290,7 +290,7 @@ def test_a_sync_that_fails_while_another_waits_fails_both(tmp_path: Path) -> Non
 
     def sync() -> None:
         try:
-            sender.store.sync(0)
+            sender.store.partitions[0].sync()
         except SyncFailed as error:
             outcomes.append(error)
         else:
@@ -316,7 +316,7 @@ def test_positions_stay_below_the_reserve_that_is_on_disk(tmp_path: Path) -> Non
         sender.send("a", b"x" * 9_000)
         for copy in read_copies(Disk(), tmp_path):
             assert copy.identity is not None
-            assert sender.store.end(0) <= copy.identity.partitions[0].reserve
+            assert sender.store.partitions[0].message_log.end <= copy.identity.partitions[0].reserve
     kill(sender.store)
 
 

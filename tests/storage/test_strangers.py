@@ -96,9 +96,9 @@ def _check_served(store: Store, rest: list[Sent]) -> None:
     """All of *rest* can be read, and no other batch can; rows may be left of a segment that is too short for them."""
     assert positions(store) == [(sent.partition, sent.position) for sent in rest]
     for sent in rest:
-        assert bytes(store.view(sent.partition, sent.position, len(sent.data))) == sent.data
+        assert bytes(store.partitions[sent.partition].message_log.view(sent.position, len(sent.data))) == sent.data
         for name, first, count in sent.runs:
-            number = store.subject_number(name)
+            number = store.subjects.number(name)
             assert number is not None
             ((partition, rows),) = store.subject_rows(number, first, 1)
             assert (partition, *rows[0].item()[:2], int(rows[0]["count"])) == (0, first, sent.position, count)

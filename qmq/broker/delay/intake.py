@@ -74,7 +74,7 @@ class DelayIntake:
         return by_run
 
     def _number(self, log: Store, name: str) -> int:
-        number = log.subject_number(name)
+        number = log.subjects.number(name)
         return log.add_subject(name, forced=True) if number is None else number
 
     # --- what comes ---------------------------------------------------------------------------------------------------
@@ -90,11 +90,11 @@ class DelayIntake:
                 f"a message is to be delivered in {(latest - wall_us) / _DAY_US:.1f} days; at most {MAX_DELAY_SHOWN} "
                 "are allowed"
             )
-        unknown = [name for name in batch.names if self._store.subject_number(name) is None]
+        unknown = [name for name in batch.names if self._store.subjects.number(name) is None]
         for name in unknown:
             check_subject(name)
         for name in unknown:
-            if self._store.subject_number(name) is None:
+            if self._store.subjects.number(name) is None:
                 self._store.add_subject(name)
         if self._partition is None:
             self._partition = StagedPartition(DELAY_PARTITION, self._store.open_delay_log(wall_us), 0)

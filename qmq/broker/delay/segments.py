@@ -33,7 +33,7 @@ class DelaySegments:
     def base_of(self, position: int) -> int | None:
         """Return the base of the segment that holds *position*; None when it is gone."""
         log = self._store.delay_log
-        span = None if log is None else log.segment_at(0, position)
+        span = None if log is None else log.partitions[0].message_log.segment_at(position)
         return None if span is None else span.base
 
     def entered(self, items: Any) -> None:
@@ -51,7 +51,7 @@ class DelaySegments:
         log = self._store.delay_log
         while log is not None and len(items):
             positions = items["position"]
-            span = log.segment_at(0, int(positions[0]))
+            span = log.partitions[0].message_log.segment_at(int(positions[0]))
             if span is None:
                 inside = positions == positions[0]
             else:
@@ -73,17 +73,18 @@ class DelaySegments:
         """
         log = self._store.delay_log
         assert log is not None
-        there = {span.base for span in log.sealed(0)}
+        part = log.partitions[0]
+        there = {span.base for span in part.message_log.sealed}
         needed = {self.base_of(position) for position in pinned}
-        taken, found = self._store.checkpoints_taken, self._idle
+        taken, found = self._store.checkpoints.taken, self._idle
         self._idle = {}
-        for base, end in log.removable(0):
+        for base, end in part.removable():
             waiting = self._waiting[base] - len(cancelled.within(base, end))
             if waiting or end > visible or base in needed or self._cancelling.get(base, set()) & there:
                 continue
             self._idle[base] = found.get(base, taken)
         for base in [base for base, since in self._idle.items() if taken >= since + _CHECKPOINTS]:
-            log.remove_segment(0, base)
+            part.remove_segment(base)
             del self._idle[base]
             self._waiting.pop(base, None)
             self._cancelling.pop(base, None)
@@ -92,7 +93,7 @@ class DelaySegments:
     def are_pending(self) -> bool:
         """Whether more checkpoints would remove something."""
         log = self._store.delay_log
-        return bool(self._idle) or (log is not None and log.removes_files(0))
+        return bool(self._idle) or (log is not None and log.partitions[0].removals.are_pending)
 
     def packed(self) -> list[Any]:
         """Return the state for a checkpoint."""

@@ -44,12 +44,12 @@ class FastPath:
         """
         filters, group, store = subscription.filters, subscription.group, self._store
         subject_filter, ledger = filters[0], group.ledger
-        if len(filters) > 1 or store.partitions > 1 or subject_filter.reading or group.mode == AT_MOST_ONCE:
+        if len(filters) > 1 or len(store.partitions) > 1 or subject_filter.reading or group.mode == AT_MOST_ONCE:
             return None
         if ledger is not None and (ledger.settings.tags or ledger.settings.expire_after_us):
             return None
         start = subject_filter.passed if subject_filter.exact else subject_filter.row_cursors[0]
-        entries = store.newest_entries(0, start, MOST_ROWS)
+        entries = store.partitions[0].newest_entries(start, MOST_ROWS)
         end = start + len(entries)
         wanted = self._wanted(subject_filter, entries)
         if not wanted:
@@ -102,6 +102,7 @@ class FastPath:
     def _buffers(self, entries: list[EntryRow], size: int) -> list[Buffer]:
         """Return the batches as they lie, as one slice where nothing lies between."""
         start, last = entries[0][1], entries[-1]
+        part = self._store.partitions[0]
         if last[1] + last[10] - start == size:
-            return [self._store.view(0, start, size)]
-        return [self._store.view(0, entry[1], entry[10]) for entry in entries]
+            return [part.message_log.view(start, size)]
+        return [part.message_log.view(entry[1], entry[10]) for entry in entries]

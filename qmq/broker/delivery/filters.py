@@ -135,7 +135,7 @@ class MessageFilter:
         position = entry[1]
         if self._batch[:2] != (partition, position):
             try:
-                found = StoredBatch(self._store.view(partition, position, entry[10]))
+                found = StoredBatch(self._store.partitions[partition].message_log.view(position, entry[10]))
             except QmqError:
                 found = None
             self._batch = partition, position, found

@@ -109,7 +109,7 @@ class Redelivery:
                 continue  # messages are missing; _encode finds out which
             for number, count in rows:
                 if number not in ended:
-                    name = origin_subject(self._store.subject_name(number))
+                    name = origin_subject(self._store.subjects.name(number))
                     ended[number] = subscription.group.follows_no_more(name)
                 if ended[number]:
                     backs.append(DispositionRange(start, start + count, Disposition.REJECT, None, NOT_FOLLOWED))
@@ -159,8 +159,10 @@ class Redelivery:
             numbers = [part.entry[3]]
         else:
             size, runs = int(answer_bytes(part.rows).sum()), len(part.rows)
-            numbers = part.rows["subject"].tolist() if self._store.has_private else []
-        if self._store.has_private and any(is_private(self._store.subject_name(number)) for number in numbers):
+            numbers = part.rows["subject"].tolist() if self._store.subjects.has_private else []
+        if self._store.subjects.has_private and any(
+            is_private(self._store.subjects.name(number)) for number in numbers
+        ):
             size += runs * (MAX_SUBJECT_BYTES - MAX_NAME_BYTES)
         return size
 

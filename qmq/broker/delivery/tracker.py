@@ -227,7 +227,7 @@ class DeliveryTracker:
         prefix_filters = [subject_filter for subject_filter in subscription.filters if not subject_filter.exact]
         if not prefix_filters:
             return []
-        visible = [self._visible(partition) for partition in range(self._store.partitions)]
+        visible = [self._visible(partition) for partition in range(len(self._store.partitions))]
         return [
             [subject_filter.prefix, subject_filter.positions_now(self._store, visible)]
             for subject_filter in prefix_filters
@@ -299,7 +299,8 @@ class DeliveryTracker:
             subject_filter = group.filters.get(prefix)
             if subject_filter is not None:
                 subject_filter.row_cursors[:] = [
-                    self._store.row_at_position(number, position) for number, position in enumerate(positions)
+                    self._store.partitions[number].consumer_log.row_at_position(position)
+                    for number, position in enumerate(positions)
                 ]
                 subject_filter.positions[:] = positions
         group.dirty = True

@@ -35,7 +35,7 @@ class SegmentRoll:
     def begin(self, command: Administer, now: Now) -> None:
         """Seal the segments; a segment without batches is left open. Raises StorageError."""
         self._write()
-        ends = [self._store.seal(partition) for partition in range(self._store.partitions)]
+        ends = [part.seal() for part in self._store.partitions]
         self._waiting.append((command, ends, now.monotonic_us + _TIMEOUT_US))
         self.tick(now)
 
@@ -43,8 +43,9 @@ class SegmentRoll:
         """Answer the requests whose checkpoint is there, whose partition is broken, or whose time is up."""
         waiting, self._waiting = self._waiting, []
         for command, ends, until_us in waiting:
-            broken = next(filter(None, map(self._store.broken, range(len(ends)))), None)
-            if all(self._store.is_settled(partition, end) for partition, end in enumerate(ends)):
+            parts = self._store.partitions
+            broken = next(filter(None, (part.broken() for part in parts)), None)
+            if all(part.is_settled(end) for part, end in zip(parts, ends, strict=True)):
                 rows: list[dict[str, Any]] = [{"partition": number, "end": end} for number, end in enumerate(ends)]
                 self._effects.append(Administered(command.connection, command.request, {"rows": rows}))
             elif broken is not None:

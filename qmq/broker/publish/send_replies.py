@@ -87,13 +87,13 @@ class SendReplies:
             self._effects.append(Refused(command.connection, command.request, broken))
             return
         part = self._partition_of(known.partition)
-        if part.store.segment_at(part.local, known.position) is None:
+        if part.stored.message_log.segment_at(known.position) is None:
             self._effects.append(_sent_long_ago(command, known))
             return
         try:
-            view = part.store.peek(part.local, known.position, BATCH_HEADER_SIZE)
+            view = part.stored.page_cache.peek(known.position, BATCH_HEADER_SIZE)
             header = parse_header(view)
-            view = part.store.peek(part.local, known.position, BATCH_HEADER_SIZE + RUN_SIZE * header.runs)
+            view = part.stored.page_cache.peek(known.position, BATCH_HEADER_SIZE + RUN_SIZE * header.runs)
         except QmqError as error:
             self._effects.append(Refused(command.connection, command.request, error))
             return
@@ -121,7 +121,7 @@ class SendReplies:
 
     def _is_unsynced(self, known: RememberedBatch) -> bool:
         partition = self._partition_of(known.partition)
-        return known.position >= max(partition.synced, partition.store.synced(partition.local))
+        return known.position >= max(partition.synced, partition.stored.message_log.synced)
 
     def _unknown_since(self, known: RememberedBatch) -> QmqError | None:
         """Return the sync failure since which it is unknown whether the batch is on disk; None when that is known."""

@@ -66,13 +66,13 @@ def hand_out_unrecorded(store: Store, groups: Iterable[Group], now_us: int) -> N
     They were acknowledged only once a record named them, so these lie behind the checkpoint. This may wait for the
     disk.
     """
-    if not store.has_private:
+    if not store.subjects.has_private:
         return
     for group in groups:
         ledger = group.ledger
         if ledger is None or group.name is None:
             continue
-        own = store.subjects_under(private_subject(group.name, ""), 0, store.subject_count)
+        own = store.subjects.under(private_subject(group.name, ""), 0, store.subjects.count)
         for header, is_restored in _stored(store, own) if own else ():
             partition, position, first = header.partition, header.position, header.producer_sequence
             messages = MessageRange(PARTITIONS + partition, position, 0, 0, header.messages, position)
@@ -88,13 +88,13 @@ def _stored(store: Store, own: list[int]) -> Iterator[tuple[Header, bool]]:
 
     Batches that cannot be read are left out; so are copies, because a rewound group has their originals.
     """
-    for partition in range(store.partitions):
-        row = store.row_at_position(partition, store.claimed(partition))
-        while len(rows := store.rows(partition, row, _CHUNK_ROWS)):
+    for part in store.partitions:
+        row = part.consumer_log.row_at_position(part.claimed)
+        while len(rows := part.consumer_log.rows(row, _CHUNK_ROWS)):
             row += len(rows)
             mine = rows[np.isin(rows["subject"], own)]
             for position, flags in dict(zip(mine["position"].tolist(), mine["flags"].tolist(), strict=True)).items():
                 with suppress(BadBatch, StorageError):
-                    header = parse_header(store.peek(partition, position, BATCH_HEADER_SIZE))
+                    header = parse_header(part.page_cache.peek(position, BATCH_HEADER_SIZE))
                     if header.producer_id != COPY_PRODUCER:
                         yield header, bool(flags & RUN_REPLAYED)

@@ -54,7 +54,7 @@ class Handovers:
         if key in ledger.handed:
             self._delivery.durable.answer(HandedOver(command.connection, command.request))
             return
-        number = self._store.subject_number(subject)
+        number = self._store.subjects.number(subject)
         if number is None:
             number = self._store.add_subject(subject)
         self._waiting[command.connection, command.request] = command, key

@@ -119,7 +119,7 @@ class Restores:
         """Return the subject number of each run; all subjects must be private to *group*. Raises InvalidName."""
         numbers = list[int]()
         for name in stored_names(batch, header):
-            number = self._store.subject_number(check_private(name, group))
+            number = self._store.subjects.number(check_private(name, group))
             numbers.append(self._store.add_subject(name) if number is None else number)
         if len(numbers) == 1:
             return numbers[0]
@@ -172,7 +172,7 @@ class Restores:
         if frame.error is not None:
             self._effects.append(Refused(command.connection, command.request, frame.error))
             return
-        ends = tuple(self._store.end(partition) for partition in range(self._store.partitions))
+        ends = tuple(part.message_log.end for part in self._store.partitions)
         answer = Restored(command.connection, command.request, ends)
         if frame.group is None:
             self._effects.append(answer)

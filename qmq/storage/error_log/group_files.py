@@ -19,7 +19,7 @@ from qmq.storage.disk.disk import Disk
 from qmq.storage.error_log.item_file import ItemLog
 from qmq.storage.error_log.sorted_runs import RunSync, sweep
 from qmq.storage.error_log.timer_queue import Schedule
-from qmq.storage.meta.checkpoint import DUE_NAME, GROUPS_NAME, GroupClaim, Hole, Runs
+from qmq.storage.meta.checkpoint import GroupClaim, Runs
 from qmq.storage.pull_log.log import PullLog, PullSync
 from qmq.storage.pull_log.records import (
     PULL_LOG_NAME,
@@ -30,6 +30,7 @@ from qmq.storage.pull_log.records import (
     remove_pull_files,
     rewrite_pull_log,
 )
+from qmq.storage.types import DUE_NAME, GROUPS_NAME, Hole
 
 Owner = Schedule | ItemLog
 

@@ -23,7 +23,7 @@ from qmq.storage.disk.disk import Disk, failure, read_fully
 from qmq.storage.message_log.archive_receipt import read_receipt, receipt_path
 from qmq.storage.message_log.segment import SegmentOwner, segment_path
 from qmq.storage.message_log.sparse_index import index_path
-from qmq.storage.meta.checkpoint import Hole, SegmentSpan
+from qmq.storage.types import Hole, SegmentSpan
 
 
 class Removals:

@@ -24,7 +24,7 @@ from qmq.storage.disk.disk import Buffer, Disk, failure, read_fully
 from qmq.storage.message_log.bad_ranges import KnownBad, UnreadableRanges
 from qmq.storage.message_log.cold_reads import Residence
 from qmq.storage.message_log.segment import FileOffset, Segment, SegmentOwner, segment_path
-from qmq.storage.meta.checkpoint import SegmentSpan
+from qmq.storage.types import SegmentSpan
 
 #: How many sealed segments stay mapped: the last ones that were read.
 MAPS_KEPT: Final = 64

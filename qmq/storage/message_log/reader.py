@@ -17,7 +17,7 @@ from qmq.format.batch import Header, header_crc_of, parse_header, validate_store
 from qmq.format.layout import BATCH_HEADER_SIZE, BATCH_MAGIC, SEGMENT_HEADER_SIZE
 from qmq.storage.disk.disk import Disk, failure, write_fully
 from qmq.storage.message_log.segment import Segment
-from qmq.storage.meta.checkpoint import Hole
+from qmq.storage.types import Hole
 
 #: Bytes read at once; more only for a larger batch.
 WINDOW_BYTES: Final = 8 << 20

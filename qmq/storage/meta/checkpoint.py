@@ -29,23 +29,10 @@ from qmq.format.layout import CHECKPOINT_MAGIC, CHECKPOINT_VERSION
 from qmq.storage.disk.disk import Disk, failure, write_atomically
 from qmq.storage.disk.envelope import FileState, pack_envelope, read_envelope
 from qmq.storage.meta.gaps import Gaps
+from qmq.storage.types import Hole, SegmentSpan
 
 PREFIX: Final = "checkpoint-"
 KEPT: Final = 2
-
-
-class Hole(NamedTuple):
-    """Positions [start, end) whose bytes are bad, or were lost."""
-
-    start: int
-    end: int
-
-
-class SegmentSpan(NamedTuple):
-    """Where a segment lies: positions [base, end), header included."""
-
-    base: int
-    end: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,11 +194,6 @@ def _partition(content: dict[str, Any]) -> PartitionClaim:
     )
 
 
-#: The directory of what each group has.
-GROUPS_NAME: Final = "groups"
-#: The delay log, and when what is in it falls due.
-DELAYED_NAME: Final = "delayed"
-DUE_NAME: Final = "due"
 #: The name of this in a checkpoint's state.
 GROUP_STATE: Final = "group_files"
 

@@ -275,6 +275,12 @@ class SubjectTable:
         """How many messages the sequences [first, end) of a subject are, gaps left out."""
         return max(0, end - first - self.gaps.missing(number, first, end))
 
+    def skip_sequences(self, numbers: npt.ArrayLike, firsts: npt.ArrayLike, counts: npt.ArrayLike) -> None:
+        """Note that no message has these sequences of some subjects, unless the next start finds one: columns, or ints
+        of one subject.
+        """
+        self.gaps.add(numbers, firsts, np.asarray(firsts, np.uint64) + np.asarray(counts, np.uint64))
+
     def messages_between(self, firsts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> int:
         """How many messages the sequences [first, end) of all subjects are, gaps left out: int64[subjects] each."""
         gaps = self.gaps

@@ -1,43 +1,32 @@
-"""A checkpoint in the making: everything it will claim is brought to the disk, then it is written.
+"""Take checkpoints: bring everything that a checkpoint claims to the disk, then write it.
 
-Checkpoints of what is stored: what each of them claims, and what has to be on disk before it may.
+``CheckpointTaker`` notes how far everything is, in the thread of the store; ``Checkpoint.write`` does the slow part, in
+another thread.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 
-from qmq.errors import StorageError, SyncFailed
-from qmq.storage.consumer_log.partition_index import ConsumerLog
+from qmq.errors import SyncFailed
 from qmq.storage.disk.dir_lock import DirectoryLock
 from qmq.storage.disk.disk import Disk, failure
 from qmq.storage.disk.fsync import SureSync
-from qmq.storage.error_log.group_files import GroupSync
-from qmq.storage.message_log.drop import OldSegment, Removals, SubjectRanges
-from qmq.storage.message_log.partition_log import MessageLog
+from qmq.storage.error_log.group_files import GroupFiles, GroupSync
+from qmq.storage.message_log.drop import Removals, SubjectRanges
 from qmq.storage.message_log.sparse_index import SegmentIndex
-from qmq.storage.meta.checkpoint import (
-    GROUP_STATE,
-    CheckpointClaims,
-    PartitionClaim,
-    SegmentSpan,
-    SubjectsClaim,
-    write_checkpoint,
-)
+from qmq.storage.meta.checkpoint import GROUP_STATE, CheckpointClaims, SubjectsClaim, write_checkpoint
 from qmq.storage.meta.gaps import Gaps
-from qmq.storage.meta.identity import IdentityFile
 from qmq.storage.meta.subjects import SubjectTable
-from qmq.storage.opened import CONSUMER_LOG_NAME, OpenedStore
-from qmq.storage.partition import Partition
-from qmq.storage.readable import Readable
+from qmq.storage.partition import Partition, SharedState
+from qmq.storage.types import CONSUMER_LOG_NAME
 
 
 def claim_subjects(table: SubjectTable, gaps: Gaps) -> SubjectsClaim:
-    """What a checkpoint says of the subjects, all of which have been flushed, and of what is missing of them."""
+    """Return the claim for the subjects, all of which have been flushed, with their gaps."""
     count = table.count
     return SubjectsClaim(
         length_bytes=table.length_bytes,
@@ -49,7 +38,7 @@ def claim_subjects(table: SubjectTable, gaps: Gaps) -> SubjectsClaim:
 
 
 class Checkpoint:
-    """Made by ``Store.begin_checkpoint``; ``write`` may run in a thread while the store goes on."""
+    """One checkpoint that is being taken. ``write`` may run in a thread while the store goes on."""
 
     def __init__(
         self,
@@ -57,9 +46,7 @@ class Checkpoint:
         directory: Path,
         claims: CheckpointClaims,
         *,
-        logs: list[MessageLog],
-        sync_log: Callable[[MessageLog], None],
-        consumers: list[ConsumerLog],
+        partitions: list[Partition],
         syncs: list[tuple[SureSync, int]],
         indexes: list[tuple[SegmentIndex, int]],
         directories: list[Path],
@@ -67,13 +54,13 @@ class Checkpoint:
         groups: GroupSync,
         removals: list[tuple[Removals, list[int]]],
     ) -> None:
-        """*syncs* bring rows and subjects to the disk: what to call, with which descriptor. *indexes* are to be sealed
-        at a position each; those that were are taken from the list's front. *directories* have names of files that a
-        loss of power must not take away. *removals* may remove the segments at these bases then.
+        """*partitions* are those that were not given up. *syncs* bring rows and subjects to the disk: a function and
+        the descriptor for it. *indexes* are to be sealed at a position each; sealed ones are removed from the list's
+        front. *directories* have names of files that a loss of power must not take away. *removals* may then remove
+        the files of the segments at these bases.
         """
         self._disk = disk
         self._directory = directory
-        self._consumers = consumers
         self._syncs = syncs
         self._indexes = indexes
         self._index_count = len(indexes)
@@ -81,11 +68,10 @@ class Checkpoint:
         self._renew = renew
         self.groups = groups
         self._removals = removals
-        #: Of the delay log: written before this one.
+        #: The checkpoint of the delay log, written before this one.
         self.before: Checkpoint | None = None
         self.claims = claims
-        self.logs = logs
-        self._sync_log = sync_log
+        self.partitions = partitions
 
     def write(self) -> None:
         """[thread] Sync all logs, the rows and the registry, renew the reserves, then write the checkpoint.
@@ -94,10 +80,10 @@ class Checkpoint:
         """
         if self.before is not None:
             self.before.write()
-        for log in self.logs:
-            self._sync_log(log)
-        for consumer in self._consumers:
-            consumer.seal_pending()
+        for part in self.partitions:
+            part.sync()
+        for part in self.partitions:
+            part.consumer_log.seal_pending()
         for sync, descriptor in self._syncs:
             try:
                 sync(descriptor)
@@ -121,36 +107,44 @@ class Checkpoint:
             removals.clean_up(bases)
 
 
-class Checkpointed(Readable):
-    """The part of a Store that takes checkpoints."""
+class CheckpointTaker:
+    """Takes the checkpoints of one store, one at a time."""
 
-    def __init__(self, opened: OpenedStore) -> None:
-        super().__init__(opened)
-        self._identity: IdentityFile = opened.identity
-        self._lock: DirectoryLock = opened.lock
+    def __init__(
+        self,
+        shared: SharedState,
+        *,
+        lock: DirectoryLock,
+        subjects: SubjectTable,
+        groups: GroupFiles,
+        number: int,
+    ) -> None:
+        """*number* is the number of the latest checkpoint."""
+        self._shared = shared
+        self._partitions = shared.partitions
+        self._identity = shared.identity
+        self._lock = lock
+        self._subjects = subjects
+        self._groups = groups
+        self._number = number
         #: The directory was removed or replaced.
         self.is_lost = False
-        self._reserve_bytes = opened.options.reserve_bytes
-        self._checkpoint_number = opened.checkpoint_number
-        self._checkpointed_bytes = sum(part.log.end for part in self._partitions)
+        self._claimed_bytes = sum(part.message_log.end for part in self._partitions)
         self._dropped_end = 0  # above the sequences of messages that were dropped
-        #: How many have been taken since the start.
-        self.checkpoints_taken = 0
-        self._unsealed: list[tuple[SegmentIndex, int]] = opened.unsealed
-        self._claimed_gaps: tuple[list[tuple[int, int]], Gaps] = ([], self._subjects.gaps)
-        #: Subjects with lower numbers keep them over any start: a checkpoint of this life knows them.
+        #: How many checkpoints have been taken since the start.
+        self.taken = 0
+        self._claimed_gaps: tuple[list[tuple[int, int]], Gaps] = ([], subjects.gaps)
+        #: Subjects with lower numbers keep them over any start: a checkpoint taken since the start knows them.
         self.subjects_claimed = 0
-        #: The files of groups.
-        self.groups = opened.groups
 
     @property
     def unsynced_bytes(self) -> int:
-        """What was written since the last checkpoint began."""
-        return sum(part.log.end for part in self._partitions) - self._checkpointed_bytes
+        """The bytes written since the last checkpoint began."""
+        return sum(part.message_log.end for part in self._partitions) - self._claimed_bytes
 
     def check_there(self) -> None:
-        """[thread] Check that directories and files are those that were opened: what is written to a file without a
-        name ends with the process. Partitions that it is about take nothing more. Before each checkpoint.
+        """[thread] Check, before each checkpoint, that directories and files are those that were opened: bytes written
+        to a file without a name end with the process. Partitions whose files are gone take no more batches.
 
         Raises SyncFailed when the data directory was removed or replaced, StorageFailed when nobody can tell.
         """
@@ -159,47 +153,45 @@ class Checkpointed(Readable):
         except SyncFailed as error:
             self.is_lost = True
             for part in self._partitions:
-                part.log.give_up(str(error))
+                part.message_log.give_up(str(error))
             raise
         for part in self._partitions:
-            part.log.check_there()
+            part.message_log.check_there()
 
-    def begin_checkpoint(self, state: dict[str, bytes], now_us: int | None = None) -> Checkpoint:
+    def begin(self, state: dict[str, bytes], now_us: int | None = None) -> Checkpoint:
         """Note how far everything is, and write rows and subjects behind it to their files. Then run its ``write`` in
-        a thread, and hand it to ``finish_checkpoint``. One at a time. *state* is kept with it.
+        a thread, and pass it to ``finish``. *state* is stored with it.
 
-        A partition that was given up stays where its last checkpoint left it. Raises StorageFull, StorageFailed.
+        A partition that was given up stays at its last claim. Raises StorageFull, StorageFailed.
         """
-        assert not any(part.rows for part in self._partitions), "a checkpoint knows of no batch that may yet fail"
-        table, identity = self._subjects, self._identity.current
-        for part in self._partitions:
+        parts, shared, table, identity = self._partitions, self._shared, self._subjects, self._identity.current
+        assert not any(part.staged_rows for part in parts), "a checkpoint knows of no batch that may yet fail"
+        for part in parts:
             part.room.measure_again()
-        sound = [part for part in self._partitions if not part.given_up]
+        sound = [part for part in parts if not part.given_up]
         syncs = [(table.sync, table.flush())]
         for part in sound:
-            syncs += [(part.consumer.sync, descriptor) for descriptor in part.consumer.flush()]
+            syncs += [(part.consumer_log.sync, descriptor) for descriptor in part.consumer_log.flush()]
             part.index.flush()
-        claims = [part.claim if part.given_up else self._claim(part) for part in self._partitions]
-        groups_claim, groups = self.groups.begin_checkpoint()
-        self._checkpoint_number += 1
-        self._checkpointed_bytes = sum(part.log.end for part in self._partitions)
+        claims = [part.current_claim() for part in parts]
+        groups_claim, groups = self._groups.begin_checkpoint()
+        self._number += 1
+        self._claimed_bytes = sum(part.message_log.end for part in parts)
         content = CheckpointClaims(
-            number=self._checkpoint_number,
-            created_at_us=self.last_stored_at_us if now_us is None else now_us,
-            store_id=self.store_id,
+            number=self._number,
+            created_at_us=shared.last_stored_at_us if now_us is None else now_us,
+            store_id=identity.store_id,
             sequence_base=identity.sequence_base,
-            last_stored_at_us=self.last_stored_at_us,
+            last_stored_at_us=shared.last_stored_at_us,
             partitions=tuple(claims),
             subjects=claim_subjects(table, self._gaps_to_claim()),
             state={**state, GROUP_STATE: groups_claim},
         )
         return Checkpoint(
-            self._disk,
-            self._directory,
+            shared.disk,
+            shared.directory,
             content,
-            logs=[part.log for part in sound],
-            sync_log=self._sync_log,
-            consumers=[part.consumer for part in sound],
+            partitions=sound,
             syncs=syncs,
             indexes=self._indexes_to_seal(),
             directories=self._unlisted(sound),
@@ -208,75 +200,44 @@ class Checkpointed(Readable):
             removals=[(part.removals, part.removals.begin_checkpoint()) for part in sound],
         )
 
-    def removable(self, partition: int) -> list[SegmentSpan]:
-        """The segments that ``remove_segment`` takes: sealed, and all of it known to the last checkpoint."""
-        part = self._partitions[partition]
-        if part.given_up:
-            return []
-        unsealed = {end for index, end in self._unsealed if index.owner.partition == partition}
-        known = [span for span in part.log.sealed if span.end <= part.claim.position and span.end not in unsealed]
-        unfinished = part.consumer.unfinished() if known else ()
-        return [span for span in known if span.base not in unfinished]
+    def finish(self, checkpoint: Checkpoint) -> None:
+        """Note that ``checkpoint.write`` has succeeded."""
+        for part, claim in zip(self._partitions, checkpoint.claims.partitions, strict=True):
+            if part in checkpoint.partitions:
+                part.message_log.mark_synced(claim.position)
+                part.listed = claim.segments[-1].base
+                part.removals.finish_checkpoint()
+            part.claim = claim
+        self.taken += 1
+        self.subjects_claimed = checkpoint.claims.subjects.count
+        self._groups.finish_checkpoint(checkpoint.groups)
+        self._shared.take_reserves()
 
-    def is_settled(self, partition: int, position: int) -> bool:
-        """Whether all segments before *position* are closed, with all that belongs to them on disk."""
-        part = self._partitions[partition]
-        unsealed = [end for index, end in self._unsealed if index.owner.partition == partition]
-        return position <= min(part.claim.position, part.log.current.base, *unsealed)
+    def fail(self, checkpoint: Checkpoint, error: BaseException) -> None:
+        """Note that ``checkpoint.write`` has failed."""
+        self._groups.fail_checkpoint(checkpoint.groups, error)
 
-    def remove_segment(self, partition: int, base: int) -> None:
-        """Do without a segment from now on, of those that are ``removable``, while no checkpoint is being written. Its
-        files go once the last two checkpoints do not name it; so it comes back should one that does be begun at.
-        """
-        part = self._partitions[partition]
-        part.removals.add(*part.log.remove(base))
-        part.consumer.remove(base)
-
-    def old_segment(self, partition: int, base: int) -> OldSegment:
-        """To look into a segment that is ``removable``, in a thread."""
-        part = self._partitions[partition]
-        span = next(span for span in part.log.sealed if span.base == base)
-        return OldSegment(self._disk, part.log.directory, part.log.owner, span, *part.consumer.sealed_at(base))
-
-    def drop_segment(self, partition: int, base: int, had: SubjectRanges) -> None:
-        """As ``remove_segment``, of a segment that has messages which are gone then: *had* are theirs. What is kept of
-        a subject begins behind what is missing at its beginning.
-        """
-        self.remove_segment(partition, base)
-        self.stay()
+    def note_dropped(self, had: SubjectRanges) -> None:
+        """Note that the messages *had* are gone: a subject begins behind the gap at its beginning."""
         table = self._subjects
         self._dropped_end = max(self._dropped_end, int(had.ends.max(initial=0)))
         table.gaps.add(*had)
         table.gaps.advance(table.firsts)
-        self._claimed_gaps = [(-1, -1)], table.gaps  # it is another one for partitions that were given up, too
-
-    def removes_files(self, partition: int) -> bool:
-        """Whether files wait for more checkpoints, to be removed."""
-        return self._partitions[partition].removals.are_pending
-
-    def give_up(self, partition: int) -> None:
-        """Leave a partition whose sync has failed out of all further checkpoints: the next start sees what is there."""
-        self._partitions[partition].given_up = True
-
-    def claimable(self, partition: int) -> int:
-        """The position up to which a checkpoint that begins now claims a partition."""
-        part = self._partitions[partition]
-        return part.claim.position if part.given_up else part.log.end
-
-    def claimed(self, partition: int) -> int:
-        """The position up to which the last checkpoint claims a partition."""
-        return self._partitions[partition].claim.position
+        self._claimed_gaps = [(-1, -1)], table.gaps  # the gaps differ for partitions that were given up, too
 
     def _gaps_to_claim(self) -> Gaps:
-        """The gaps, and what lies in partitions that were given up behind their claims: it may not be there later."""
+        """Return the gaps, with the sequences behind the claims of partitions that were given up: their messages may
+        be gone later.
+        """
         given_up = [(part.number, part.claim.position) for part in self._partitions if part.given_up]
         if given_up != self._claimed_gaps[0]:
             gaps = Gaps.unpack(self._subjects.gaps.pack())
             for number, position in given_up:
-                with self._partitions[number].log.residence.waiting():
+                part = self._partitions[number]
+                with part.message_log.residence.waiting():
                     found = [
                         (rows["subject"], rows["first_sequence"], rows["first_sequence"] + rows["count"])
-                        for rows in self._partitions[number].consumer.rows_since(position)
+                        for rows in part.consumer_log.rows_since(position)
                     ]
                 if found:
                     gaps.add(*(np.concatenate(columns) for columns in zip(*found, strict=True)))
@@ -286,60 +247,28 @@ class Checkpointed(Readable):
     def _renew(self, ends: list[int]) -> None:
         if any(part.given_up for part in self._partitions):
             self._identity.forget_boot()
-        self._identity.renew(ends, self._reserve_bytes)
+        self._identity.renew(ends, self._shared.reserve_bytes)
         self._identity.note_dropped(self._dropped_end)
 
     def _indexes_to_seal(self) -> list[tuple[SegmentIndex, int]]:
-        """Without those of partitions that were given up: their disk may refuse for good."""
+        """Return the unsealed indexes, but for those of partitions that were given up: their disk may refuse for
+        good.
+        """
         kept = []
-        for index, end in self._unsealed:
+        for index, end in self._shared.unsealed:
             if self._partitions[index.owner.partition].given_up:
                 index.close()
             else:
                 kept.append((index, end))
-        self._unsealed = kept
+        self._shared.unsealed = kept
         return kept
 
     def _unlisted(self, parts: list[Partition]) -> list[Path]:
-        """The directories that have got files since they were last synced."""
-        consumers = self._directory / CONSUMER_LOG_NAME
-        changed = [part for part in parts if part.listed != part.log.current.base]
-        directories = [self._directory, consumers] if any(part.listed < 0 for part in changed) else []
+        """Return the directories that got files since they were last synced."""
+        directory = self._shared.directory
+        consumers = directory / CONSUMER_LOG_NAME
+        changed = [part for part in parts if part.listed != part.message_log.current.base]
+        directories = [directory, consumers] if any(part.listed < 0 for part in changed) else []
         for part in changed:
-            directories += [consumers / str(part.number), part.log.directory]
+            directories += [consumers / str(part.number), part.message_log.directory]
         return directories
-
-    def _claim(self, part: Partition) -> PartitionClaim:
-        log = part.log
-        journal, removed = part.consumer.journal_state(), part.removals.removed
-        return PartitionClaim(log.end, tuple(log.spans()), tuple(part.holes), journal, removed)
-
-    def finish_checkpoint(self, checkpoint: Checkpoint) -> None:
-        """Note that ``checkpoint.write`` has succeeded."""
-        for part, claim in zip(self._partitions, checkpoint.claims.partitions, strict=True):
-            if part.log in checkpoint.logs:
-                part.log.mark_synced(claim.position)
-                part.listed = claim.segments[-1].base
-                part.removals.finish_checkpoint()
-            part.claim = claim
-        self.checkpoints_taken += 1
-        self.subjects_claimed = checkpoint.claims.subjects.count
-        self.groups.finish_checkpoint(checkpoint.groups)
-        self._take_reserves()
-
-    def fail_checkpoint(self, checkpoint: Checkpoint, error: BaseException) -> None:
-        """Note that it has failed."""
-        self.groups.fail_checkpoint(checkpoint.groups, error)
-
-    def _take_reserves(self) -> None:
-        for part, identity in zip(self._partitions, self._identity.current.partitions, strict=True):
-            part.log.set_reserve(identity.reserve)
-
-    def _sync_log(self, log: MessageLog) -> None:
-        """[thread] Sync a log; that it failed is kept, as pages of a failed sync read well until they leave memory."""
-        try:
-            log.sync()
-        except SyncFailed:
-            with suppress(StorageError):  # the next checkpoint tries again
-                self._identity.forget_boot()
-            raise

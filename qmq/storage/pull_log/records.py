@@ -38,7 +38,7 @@ from qmq.format.layout import (
     PULL_RECORD_HEADER_SIZE,
 )
 from qmq.storage.disk.disk import Buffer, Disk, failure, read_around, read_fully, write_fully
-from qmq.storage.meta.checkpoint import Hole
+from qmq.storage.types import Hole
 
 PULL_LOG_NAME: Final = "pulls"
 SUFFIX: Final = ".pulls"

@@ -12,10 +12,9 @@ from typing import Final
 from qmq.errors import InvalidOption
 from qmq.format.layout import STORE_ID_SIZE
 from qmq.storage.disk.disk import Disk, make_directory
-from qmq.storage.meta.checkpoint import DELAYED_NAME, DUE_NAME, GROUPS_NAME
 from qmq.storage.meta.identity import Identity, IdentityFile, add_partitions, new_identity
-from qmq.storage.opened import CONSUMER_LOG_NAME, StoreOptions
 from qmq.storage.pull_log.records import PULL_LOG_NAME
+from qmq.storage.types import CONSUMER_LOG_NAME, DELAYED_NAME, DUE_NAME, GROUPS_NAME, StoreOptions
 
 #: Directories in a data directory that no partition may have.
 _TAKEN: Final = (CONSUMER_LOG_NAME, PULL_LOG_NAME, GROUPS_NAME, DELAYED_NAME, DUE_NAME)

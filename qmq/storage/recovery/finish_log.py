@@ -10,7 +10,7 @@ from qmq.format.layout import BATCH_HEADER_SIZE, SEGMENT_HEADER_SIZE
 from qmq.storage.disk.disk import Disk, failure, write_fully
 from qmq.storage.message_log.partition_log import MessageLog
 from qmq.storage.message_log.segment import Segment, SegmentOwner, pack_header, remove_unfinished
-from qmq.storage.meta.checkpoint import SegmentSpan
+from qmq.storage.types import SegmentSpan
 
 
 class SegmentFile(NamedTuple):

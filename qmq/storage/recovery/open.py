@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -40,17 +40,53 @@ from qmq.storage.meta.identity import (
     read_copies,
 )
 from qmq.storage.meta.subjects import SubjectTable
-from qmq.storage.opened import CONSUMER_LOG_NAME, SUBJECTS_NAME, OpenedPartition, OpenedStore, StoreOptions
+from qmq.storage.partition import OpenedPartition
 from qmq.storage.pull_log.log import FILE_BYTES
 from qmq.storage.recovery.create import make_identity, with_partitions
-from qmq.storage.recovery.decide import Action, Facts, RecoveryReport, Tail, decide
-from qmq.storage.recovery.facts import facts_of
+from qmq.storage.recovery.decide import Action, Facts, RecoveryReport, Tail, decide, facts_of
 from qmq.storage.recovery.lost_names import NameLookupLog, restore_names
 from qmq.storage.recovery.replay import PartitionReplay
 from qmq.storage.recovery.sequences import SequenceReplay, missing_sequences, rows_in_order
+from qmq.storage.types import CONSUMER_LOG_NAME, SUBJECTS_NAME, StoreOptions
 
 #: Bytes of a partition's log, the newest, whose indexes have their checksums looked at when a directory is opened.
 CHECKED_LOG_BYTES: Final = 1 << 30
+
+
+@dataclass(slots=True)
+class OpenedStore:
+    """A data directory that has been recovered and is ready: a Store is made from it."""
+
+    disk: Disk
+    directory: Path
+    options: StoreOptions
+    now_us: int
+    lock: DirectoryLock
+    identity: IdentityFile
+    subjects: SubjectTable
+    partitions: list[OpenedPartition]
+    #: Indexes of sealed segments that could not be written yet, and the positions where those segments end.
+    unsealed: list[tuple[SegmentIndex, int]]
+    #: The files of groups.
+    groups: GroupFiles
+    checkpoint_number: int
+    state: dict[str, bytes]
+    #: The checkpoint that the state is from; None when there is none.
+    state_path: Path | None
+    last_stored_at_us: int
+    report: RecoveryReport
+
+    def close(self) -> None:
+        """Close everything and change nothing."""
+        for part in self.partitions:
+            part.message_log.close()
+            part.consumer_log.close()
+            part.index.close()
+        for index, _ in self.unsealed:
+            index.close()
+        self.subjects.close()
+        self.groups.close()
+        self.lock.release()
 
 
 def open_directory(

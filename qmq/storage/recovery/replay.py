@@ -29,10 +29,11 @@ from qmq.storage.message_log.segment import (
     list_bases,
     segment_path,
 )
-from qmq.storage.meta.checkpoint import Hole, PartitionClaim, SegmentSpan
+from qmq.storage.meta.checkpoint import PartitionClaim
 from qmq.storage.meta.subjects import SubjectTable
 from qmq.storage.recovery.decide import PartitionReport, Tail
 from qmq.storage.recovery.finish_log import RecoveredLog, SegmentFile
+from qmq.storage.types import Hole, SegmentSpan
 
 _GATHER_ROWS: Final = 4_096
 

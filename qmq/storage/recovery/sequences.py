@@ -14,9 +14,9 @@ import numpy.typing as npt
 
 from qmq.storage.consumer_log.partition_index import ConsumerLog
 from qmq.storage.consumer_log.subject_order import Rows
-from qmq.storage.meta.checkpoint import Hole
 from qmq.storage.meta.gaps import Gaps
 from qmq.storage.meta.subjects import SubjectTable
+from qmq.storage.types import Hole
 
 _CHUNK_ROWS: Final = 65_536
 _NO_LIMIT: Final = np.uint64(2**64 - 1)

@@ -26,7 +26,7 @@ from qmq.format.layout import (
 from qmq.storage.consumer_log.header import DerivedHeader, parse_derived
 from qmq.storage.consumer_log.subject_order import derive_order
 from qmq.storage.disk.disk import Disk, read_fully
-from qmq.storage.meta.checkpoint import Hole
+from qmq.storage.types import Hole
 from qmq.storage.verify.report import VerifyReport
 
 #: The columns that order files are derived from: 6 bytes a row, in memory for one segment at a time.

@@ -15,9 +15,7 @@ from qmq.format.layout import SCHEDULE_HEADER_SIZE
 from qmq.storage.disk.disk import BAD_SECTOR, Disk, read_around
 from qmq.storage.error_log.sorted_runs import check_run_header, run_number, run_paths
 from qmq.storage.meta.checkpoint import (
-    DUE_NAME,
     GROUP_STATE,
-    GROUPS_NAME,
     KEPT,
     CheckpointClaims,
     GroupClaim,
@@ -33,6 +31,7 @@ from qmq.storage.pull_log.records import (
     pull_file_path,
     read_pull_log,
 )
+from qmq.storage.types import DUE_NAME, GROUPS_NAME
 from qmq.storage.verify.report import VerifyReport
 
 #: The suffix of files with the bytes of a rotten run that repair keeps.

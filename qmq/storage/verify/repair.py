@@ -27,12 +27,12 @@ from qmq.storage.error_log.sorted_runs import pack_run_header, run_paths
 from qmq.storage.message_log.segment import SUFFIX as SEGMENT_SUFFIX
 from qmq.storage.message_log.segment import list_bases, segment_path
 from qmq.storage.message_log.sparse_index import SUFFIX as INDEX_SUFFIX
-from qmq.storage.meta.checkpoint import DELAYED_NAME, GroupClaim
+from qmq.storage.meta.checkpoint import GroupClaim
 from qmq.storage.meta.identity import COPY_NAMES, Identity, latest, read_copies
-from qmq.storage.opened import StoreOptions
 from qmq.storage.recovery.decide import RecoveryReport
 from qmq.storage.recovery.open import open_directory
 from qmq.storage.store import Store
+from qmq.storage.types import DELAYED_NAME, StoreOptions
 from qmq.storage.verify.groups import SET_ASIDE, RunFile, good_checkpoints, group_claims, read_copy
 from qmq.storage.verify.report import Finding, VerifyReport
 from qmq.storage.verify.verify import Progress, verify_one

@@ -37,8 +37,8 @@ from qmq.storage.error_log.group_files import GroupFiles
 from qmq.storage.error_log.sorted_runs import both_rotten, check_run_header, run_paths
 from qmq.storage.message_log.reader import candidates
 from qmq.storage.message_log.segment import SegmentOwner, check_header, segment_path
-from qmq.storage.meta.checkpoint import Hole, SegmentSpan
 from qmq.storage.pull_log.records import MAX_RECORD_BYTES, pull_file_path, record_at, record_size
+from qmq.storage.types import Hole, SegmentSpan
 from qmq.storage.verify.groups import good_items
 
 #: Bytes read at once. Checking them takes the interpreter for 0.1 ms where batches are large, for 2 ms where each has

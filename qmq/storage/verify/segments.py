@@ -41,7 +41,8 @@ from qmq.storage.disk.disk import Disk, read_fully
 from qmq.storage.message_log.reader import candidates
 from qmq.storage.message_log.segment import ForeignSegment, SegmentOwner, check_header, is_of, list_bases, segment_path
 from qmq.storage.message_log.sparse_index import derive_index, index_path
-from qmq.storage.meta.checkpoint import Hole, PartitionClaim
+from qmq.storage.meta.checkpoint import PartitionClaim
+from qmq.storage.types import Hole
 from qmq.storage.verify.batches import BatchColumns
 from qmq.storage.verify.derived import DerivedCheck, check_order
 from qmq.storage.verify.report import VerifyReport

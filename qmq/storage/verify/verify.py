@@ -25,9 +25,6 @@ from qmq.storage.message_log.segment import SegmentOwner, is_of, list_bases, seg
 from qmq.storage.message_log.sparse_index import SUFFIX as INDEX_SUFFIX
 from qmq.storage.meta import identity as identities
 from qmq.storage.meta.checkpoint import (
-    DELAYED_NAME,
-    DUE_NAME,
-    GROUPS_NAME,
     KEPT,
     PREFIX,
     CheckpointClaims,
@@ -38,8 +35,8 @@ from qmq.storage.meta.checkpoint import (
 from qmq.storage.meta.gaps import Gaps
 from qmq.storage.meta.identity import COPY_NAMES, Identity, PartitionIdentity, read_copies
 from qmq.storage.meta.subjects import RegistryContent, check_header, parse_records
-from qmq.storage.opened import CONSUMER_LOG_NAME, SUBJECTS_NAME
 from qmq.storage.pull_log.records import PULL_LOG_NAME
+from qmq.storage.types import CONSUMER_LOG_NAME, DELAYED_NAME, DUE_NAME, GROUPS_NAME, SUBJECTS_NAME
 from qmq.storage.verify.groups import GroupsCheck, group_claims
 from qmq.storage.verify.report import Count, Finding, VerifyReport
 from qmq.storage.verify.segments import PartitionCheck

@@ -41,7 +41,7 @@ def test_of_many_small_batches_those_on_disk_are_told_from_the_others_exactly(tm
     """The positions are too large for a float to tell them apart."""
     driven = Driven(tmp_path)
     subscription = joined(driven, "a.")
-    assert driven.store.end(0) > 1 << 54
+    assert driven.store.partitions[0].message_log.end > 1 << 54
     for number in range(20):
         driven.send("a.x", b"%d" % number)
     driven.auto_sync = False

@@ -183,7 +183,7 @@ def test_a_wider_prefix_takes_what_narrower_ones_of_its_group_do(tmp_path: Path)
     Consumer(driven, "other", "b.", connection=3)
     share = share_of(driven.store, subscriptions.get(1, wide.subscription))
     assert share is not None
-    number = driven.store.subject_number("b.x")
+    number = driven.store.subjects.number("b.x")
     assert number is not None
     assert share.share_ranges(share.lookup(), MessageRange(number, 0, 0, 0, 3)) == [(3, False)]
     driven.close()

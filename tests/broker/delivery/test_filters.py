@@ -118,7 +118,9 @@ def test_a_client_cannot_say_how_far_a_stamp_is_ahead(tmp_path: Path) -> None:
     driven.send("a", b"x")
     driven.now = was
     sent(driven, {"a": numbered(1, [()], 30 * SECOND)})
-    batch = bytearray(driven.store.view(0, *driven.store.read_entry(0, 1)[1:11:9]))
+    batch = bytearray(
+        driven.store.partitions[0].message_log.view(*driven.store.partitions[0].consumer_log.read_entry(1)[1:11:9])
+    )
     batch[88:96] = bytes(8)
     (answer,) = driven.do(Send(1, driven.request(), memoryview(batch), True))
     assert isinstance(answer, Refused)

@@ -40,8 +40,8 @@ def places_of(parts: Parts) -> list[Place]:
 
 
 def followed(store: Store, prefix: str) -> SubjectFilter:
-    rows = [store.first_row(partition) for partition in range(store.partitions)]
-    return Group("g").follow(prefix, Begin(Start("first", 0, store.subject_count), rows, [0] * store.partitions))
+    rows = [part.consumer_log.first_row for part in store.partitions]
+    return Group("g").follow(prefix, Begin(Start("first", 0, store.subjects.count), rows, [0] * len(store.partitions)))
 
 
 def chosen(store: Store, subject_filter: SubjectFilter, max_count: int) -> Parts:
@@ -132,7 +132,7 @@ def test_messages_handed_out_before_are_not_in_the_range_around_them(tmp_path: P
     spread(driven, 40, 50)
     store = driven.store
     subject_filter = followed(store, "b.")
-    number = store.subject_number("b.7")
+    number = store.subjects.number("b.7")
     assert number is not None
     subject_filter.group.cursors.upto(number + 1)[number] = 12
     parts = chosen(store, subject_filter, 10_000)
@@ -149,8 +149,8 @@ def test_each_of_many_subjects_is_a_range(tmp_path: Path) -> None:
     spread(driven, 40, 10)
     driven.checkpoint()
     store, group = driven.store, Group("g")
-    rows = [store.first_row(partition) for partition in range(store.partitions)]
-    begin = Begin(Start("first", 0, store.subject_count), rows, [0] * store.partitions)
+    rows = [part.consumer_log.first_row for part in store.partitions]
+    begin = Begin(Start("first", 0, store.subjects.count), rows, [0] * len(store.partitions))
     filters = [group.follow(f"a.{number}", begin) for number in range(10)]
     selection = PullSelection(store, 10_000, 1 << 20, 1, undo=False)
     for subject_filter in filters:
@@ -167,7 +167,7 @@ def test_with_several_prefixes_each_has_its_range(tmp_path: Path) -> None:
     driven = Driven(tmp_path)
     spread(driven, 40, 50)
     store, group = driven.store, Group("g")
-    begin = Begin(Start("first", 0, store.subject_count), [store.first_row(0)], [0])
+    begin = Begin(Start("first", 0, store.subjects.count), [store.partitions[0].consumer_log.first_row], [0])
     filters = [group.follow(prefix, begin) for prefix in ("b.", "a.")]
     selection = PullSelection(store, 10_000, 1 << 20, 1, undo=False)
     for subject_filter in filters:
@@ -183,7 +183,7 @@ def test_a_run_far_back_in_its_batch_is_found(tmp_path: Path) -> None:
     driven = Driven(tmp_path)
     spread(driven, 3, 100)
     store = driven.store
-    position = int(store.rows(0, store.first_row(0), 1)["position"][0])
+    position = int(store.partitions[0].consumer_log.rows(store.partitions[0].consumer_log.first_row, 1)["position"][0])
     far = MessageRange(PARTITIONS, position, 99, 0, 1, position)
     assert places_of(parts_of(store, Group("g"), far)) == [(0, position, 99, 0)]
     driven.close()

@@ -140,5 +140,5 @@ def test_many_producers_are_stored_soon_after_the_machine_boots(tmp_path: Path) 
         driven.restart()
         told = driven.do(Send(1, driven.request(), batch_of({"a": [b"x"]}, 0, number.to_bytes(16)), True))
         assert [type(effect) for effect in told] == [Sent]
-    assert driven.store.ends[0] == 600
+    assert driven.store.subjects.ends[0] == 600
     driven.close()

@@ -39,7 +39,7 @@ def test_flush_waits_for_its_sync_and_hides_later_batches(tmp_path: Path) -> Non
     (want,) = driven.wanted
     said = driven.sync()
     assert [type(effect) for effect in said] == [Sent]
-    assert want.position <= driven.store.end(0)
+    assert want.position <= driven.store.partitions[0].message_log.end
     assert bodies_of(driven.pull(subscription)) == [b"1", b"2"]
     driven.close()
 
@@ -52,7 +52,7 @@ def test_batches_that_arrive_during_a_sync_wait_for_the_next(tmp_path: Path) -> 
     driven.wanted.clear()
     assert driven.do(second) == []
     assert driven.wanted == []  # one at a time
-    driven.store.sync(running.partition)
+    driven.store.partition(running.partition).sync()
     said = driven.do(Synced(running.partition, running.position))
     assert [effect.request for effect in said if isinstance(effect, Sent)] == [first.request]
     assert len(driven.wanted) == 1

@@ -21,7 +21,7 @@ def test_a_roll_is_answered_once_a_checkpoint_has_it(tmp_path: Path, partitions:
     driven = Driven(tmp_path, partitions=partitions)
     for number in range(6):
         driven.send(f"a.{number}", b"%d" % number)
-    ends = [driven.store.end(partition) for partition in range(partitions)]
+    ends = [driven.store.partitions[partition].message_log.end for partition in range(partitions)]
     assert seal(driven) == []
     assert driven.broker.wants_checkpoint()
     assert driven.advance(20) == []
@@ -29,7 +29,7 @@ def test_a_roll_is_answered_once_a_checkpoint_has_it(tmp_path: Path, partitions:
     (answer,) = driven.advance(20)
     assert isinstance(answer, Administered)
     assert answer.fields == {"rows": [{"partition": number, "end": end} for number, end in enumerate(ends)]}
-    assert [driven.store.sealed(number)[-1].end for number in range(partitions)] == ends
+    assert [driven.store.partitions[number].message_log.sealed[-1].end for number in range(partitions)] == ends
     assert not driven.broker.wants_checkpoint()
     (again,) = seal(driven)
     assert isinstance(again, Administered)
@@ -42,11 +42,11 @@ def test_a_roll_is_answered_once_a_checkpoint_has_it(tmp_path: Path, partitions:
 
 def test_an_empty_log_is_not_sealed(tmp_path: Path) -> None:
     driven = Driven(tmp_path)
-    base = driven.store.end(0) - 64
+    base = driven.store.partitions[0].message_log.end - 64
     (answer,) = seal(driven)
     assert isinstance(answer, Administered)
     assert answer.fields == {"rows": [{"partition": 0, "end": base}]}
-    assert not driven.store.sealed(0)
+    assert not driven.store.partitions[0].message_log.sealed
     driven.close()
 
 

@@ -98,7 +98,10 @@ def test_excess_segments_go_oldest_first(tmp_path: Path) -> None:
     send(driven, 60)
     gone = settle(driven)
     assert gone
-    sizes = sum(span.end - span.base for span in driven.store.sealed(0)) + driven.store.written_bytes(0)
+    sizes = (
+        sum(span.end - span.base for span in driven.store.partitions[0].message_log.sealed)
+        + driven.store.partitions[0].written_bytes()
+    )
     assert 30_000 - 8_192 <= sizes <= 30_000
     assert [one.base for one in gone] == sorted(one.base for one in gone)
     driven.close()
@@ -120,7 +123,7 @@ def test_segments_wait_for_their_receipt_when_an_archive_is_required(tmp_path: P
     assert settle(driven, 15) == []
     assert driven.broker.take_unreceipted() == []
     log = tmp_path / "log-0"
-    sealed = driven.store.sealed(0)
+    sealed = list(driven.store.partitions[0].message_log.sealed)
     driven.advance(2 * HOUR_MS)
     assert settle(driven, 15) == []
     (told,) = driven.broker.take_unreceipted()
@@ -215,7 +218,10 @@ def test_a_dropped_position_is_not_counted_from_the_remaining_log(tmp_path: Path
     send(driven, 40)
     subscription = driven.subscribe("a.")
     driven.pull(subscription)
-    first, last = driven.store.read_entry(0, 0)[1], driven.store.read_entry(0, 39)[1]
+    first, last = (
+        driven.store.partitions[0].consumer_log.read_entry(0)[1],
+        driven.store.partitions[0].consumer_log.read_entry(39)[1],
+    )
     group = driven.broker.groups["g"]
     messages = MessageRange(PARTITIONS, first, 0, 3, 20, last)
     driven.store.may_wait(True)
@@ -268,7 +274,7 @@ def test_moving_groups_does_not_wait_for_the_disk(tmp_path: Path, follows: tuple
     disk = FakeDisk("boot-1", forgets=0.0)
     driven = driven_in(tmp_path, disk=disk)
     send(driven, 40, subjects=2)
-    Consumer(driven, "c", *follows, start=("time", driven.store.read_entry(0, 3)[2]))
+    Consumer(driven, "c", *follows, start=("time", driven.store.partitions[0].consumer_log.read_entry(3)[2]))
     wanted = 18 * ("a.0" in follows) + 19 * ("a.1" in follows)
     driven.checkpoint()
     driven.advance(HOUR_MS)

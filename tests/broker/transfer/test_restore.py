@@ -162,14 +162,14 @@ def test_a_lookup_behind_removed_messages_is_refused(tmp_path: Path) -> None:
     driven = Driven(tmp_path, segment_bytes=64 << 10, max_frame_bytes=32 << 10)
     begun = begin(driven)
     store(driven, frame_of(b"x"))
-    while not driven.store.sealed(0):
+    while not driven.store.partitions[0].message_log.sealed:
         driven.send("a", b"y" * 10_000)
     assert found_in(begin(driven, begun["ends"])) == [0]
     driven.checkpoint()
     drop(driven.store)
     with pytest.raises(InvalidOption, match="begin it anew"):
         begin(driven, begun["ends"])
-    assert begin(driven, [driven.store.end(0)])["found"] == []
+    assert begin(driven, [driven.store.partitions[0].message_log.end])["found"] == []
 
 
 def wrong_frames() -> list[tuple[memoryview, str]]:
@@ -268,7 +268,7 @@ def test_stored_messages_without_a_record_come_again_once(tmp_path: Path) -> Non
     begun = begin(driven, group="g")
     driven.auto_sync = False
     driven.do(Restore(9, driven.request(), group_frame(b"x", b"y")))
-    driven.store.sync(0)  # the batch is on disk, and the broker ends before it knows
+    driven.store.partitions[0].sync()  # the batch is on disk, and the broker ends before it knows
     driven.auto_sync = True
     killed(driven)
     again = begin(driven, begun["ends"], "g")

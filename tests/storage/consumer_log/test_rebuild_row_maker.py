@@ -27,12 +27,12 @@ def test_rows_are_made_as_the_broker_makes_them(tmp_path: Path) -> None:
     maker = RowMaker(subjects)
     made = []
     for sent in sender.sent:
-        view = store.view(0, sent.position, len(sent.data))
+        view = store.partitions[0].message_log.view(sent.position, len(sent.data))
         for _ in range(2):  # the second time from what it remembers
             rows = maker.rows(parse_header(view), view)
         made += [rows] if isinstance(rows, tuple) else rows.tolist()
-    expected = store.rows(0, 0, 10)
-    numbers = {store.subject_number(name): number for number, name in enumerate(("one", "two", "three"))}
+    expected = store.partitions[0].consumer_log.rows(0, 10)
+    numbers = {store.subjects.number(name): number for number, name in enumerate(("one", "two", "three"))}
     assert np.array(made, ENTRY_DTYPE)["subject"].tolist() == [numbers[n] for n in expected["subject"].tolist()]
     for field in ("first_sequence", "position", "stored_at_us", "count", "run", "runs", "run_size", "batch_size"):
         assert np.array(made, ENTRY_DTYPE)[field].tolist() == expected[field].tolist()

@@ -69,19 +69,19 @@ def test_a_disk_with_a_sync_of_its_own_has_no_asynchronous_one() -> None:
 def test_a_partition_is_synced_by_one_at_a_time_and_a_failure_is_for_good(tmp_path: Path) -> None:
     driven = Driven(tmp_path)
     store = driven.store
-    store.sync(0)
-    descriptor = store.begin_sync(0)
+    store.partitions[0].sync()
+    descriptor = store.partitions[0].message_log.begin_sync()
     assert descriptor is not None
     os.fdatasync(descriptor)
-    assert store.begin_sync(0) is None, "one is under way"
-    store.end_sync(0, None)
-    assert store.broken(0) is None
-    assert store.begin_sync(0) == descriptor
-    store.end_sync(0, OSError(errno.EIO, "rotten"))
-    assert store.begin_sync(0) is None
+    assert store.partitions[0].message_log.begin_sync() is None, "one is under way"
+    store.partitions[0].message_log.end_sync(None)
+    assert store.partitions[0].broken() is None
+    assert store.partitions[0].message_log.begin_sync() == descriptor
+    store.partitions[0].message_log.end_sync(OSError(errno.EIO, "rotten"))
+    assert store.partitions[0].message_log.begin_sync() is None
     with pytest.raises(SyncFailed, match="rotten"):
-        store.sync(0)
-    assert store.broken(0) is not None
+        store.partitions[0].sync()
+    assert store.partitions[0].broken() is not None
     store.close(clean=False)
 
 
@@ -89,21 +89,21 @@ def test_more_than_one_file_is_for_a_thread(tmp_path: Path) -> None:
     driven = Driven(tmp_path, auto_sync=False, segment_bytes=4_096, max_frame_bytes=2_048)
     for _ in range(8):
         driven.do(driven.send_command({"a": [b"x" * 1_000]}))
-    assert driven.store.begin_sync(0) is None
-    driven.store.sync(0)
-    assert driven.store.begin_sync(0) is None, "nobody has said up to where that was"
+    assert driven.store.partitions[0].message_log.begin_sync() is None
+    driven.store.partitions[0].sync()
+    assert driven.store.partitions[0].message_log.begin_sync() is None, "nobody has said up to where that was"
     while driven.wanted:
         driven.sync()
-    driven.store.sync(0)  # which closes the files that are no longer needed
-    assert driven.store.begin_sync(0) is not None
-    driven.store.end_sync(0, None)
+    driven.store.partitions[0].sync()  # which closes the files that are no longer needed
+    assert driven.store.partitions[0].message_log.begin_sync() is not None
+    driven.store.partitions[0].message_log.end_sync(None)
     driven.close()
 
 
 def test_a_failed_sync_names_its_file_also_when_nothing_is_unsynced_any_more(tmp_path: Path) -> None:
     """Batches synced by then are noted between begin and end, when the current file may no longer be needed."""
     driven = Driven(tmp_path, auto_sync=False, segment_bytes=4_096, max_frame_bytes=2_048)
-    log = driven.store._partitions[0].log
+    log = driven.store.partitions[0].message_log
     log.sync()
     assert log.begin_sync() is not None
     begun = log.current.path

@@ -27,9 +27,9 @@ def filled(path: Path, partitions: int = 1, count: int = 60) -> Sender:
 
 def drop(store: Store, partition: int = 0) -> None:
     """Return the first segment of a partition."""
-    span = store.removable(partition)[0]
-    assert span == store.sealed(partition)[0]
-    old = store.old_segment(partition, span.base)
+    span = store.partitions[partition].removable()[0]
+    assert span == store.partitions[partition].message_log.sealed[0]
+    old = store.partitions[partition].old_segment(span.base)
     rows = old.rows()
     assert int(rows["stored_at_us"][-1]) == old.stored_until_us()
     for row in rows[:2]:
@@ -39,7 +39,7 @@ def drop(store: Store, partition: int = 0) -> None:
 
 def left(store: Store, name: str) -> list[int]:
     """Return all readable sequences of a subject."""
-    number = store.subject_number(name)
+    number = store.subjects.number(name)
     assert number is not None
     found = [rows for _, rows in store.subject_rows(number, 0, 10_000)]
     return sorted(first + n for rows in found for first, *_ in rows.tolist() for n in range(2))
@@ -47,14 +47,17 @@ def left(store: Store, name: str) -> list[int]:
 
 def check(store: Store) -> None:
     for name in "ab":
-        number = store.subject_number(name)
+        number = store.subjects.number(name)
         assert number is not None
-        first, end, there = int(store.firsts[number]), int(store.ends[number]), left(store, name)
+        first, end, there = int(store.subjects.firsts[number]), int(store.subjects.ends[number]), left(store, name)
         assert there[:1] == [first] or (not there and first == end)
-        assert store.message_count(number, first, end) == len(there)
+        assert store.subjects.message_count(number, first, end) == len(there)
         assert end == 60
-    assert store.row_at_position(0, 0) == store.first_row(0)
-    assert store.read_entry(0, store.first_row(0))[1] > store.sealed(0)[0].base
+    assert store.partitions[0].consumer_log.row_at_position(0) == store.partitions[0].consumer_log.first_row
+    assert (
+        store.partitions[0].consumer_log.read_entry(store.partitions[0].consumer_log.first_row)[1]
+        > store.partitions[0].message_log.sealed[0].base
+    )
 
 
 @pytest.mark.parametrize("partitions", [1, 2, 3])
@@ -62,9 +65,9 @@ def check(store: Store) -> None:
 def test_the_log_begins_behind_a_dropped_segment(tmp_path: Path, partitions: int, times: int) -> None:
     sender = filled(tmp_path, partitions)
     for number in range(times):
-        rows = sender.store.visible_row(0)
+        rows = sender.store.partitions[0].consumer_log.visible_row
         drop(sender.store, number % partitions)
-        assert sender.store.visible_row(0) == rows, "rows keep their numbers"
+        assert sender.store.partitions[0].consumer_log.visible_row == rows, "rows keep their numbers"
         check(sender.store)
     for _ in range(3):
         checkpoint(sender.store)
@@ -73,7 +76,7 @@ def test_the_log_begins_behind_a_dropped_segment(tmp_path: Path, partitions: int
     verified(tmp_path)
     store = open_store(tmp_path, FakeDisk(), partitions=partitions, **SMALL)
     check(store)
-    while len(store.removable(0)) > 1:
+    while len(store.partitions[0].removable()) > 1:
         drop(store)
     check(store)
     for _ in range(3):
@@ -85,12 +88,12 @@ def test_the_log_begins_behind_a_dropped_segment(tmp_path: Path, partitions: int
 @pytest.mark.parametrize("checkpoints", range(4))
 def test_a_start_after_a_kill_has_it_or_has_it_not(tmp_path: Path, checkpoints: int) -> None:
     sender = filled(tmp_path, 2)
-    number = sender.store.subject_number("a")
+    number = sender.store.subjects.number("a")
     assert number is not None
     drop(sender.store)
     drop(sender.store, 1)
     drop(sender.store)
-    first = int(sender.store.firsts[number])
+    first = int(sender.store.subjects.firsts[number])
     for _ in range(checkpoints):
         checkpoint(sender.store)
     kill(sender.store)
@@ -98,7 +101,7 @@ def test_a_start_after_a_kill_has_it_or_has_it_not(tmp_path: Path, checkpoints: 
     store = open_store(tmp_path, FakeDisk(), partitions=2, **SMALL)
     assert [(part.damaged, part.holes) for part in store.recovery.partitions] == [([], [])] * 2
     assert store.recovery.notes == []
-    assert int(store.firsts[number]) == (first if checkpoints else 0)
+    assert int(store.subjects.firsts[number]) == (first if checkpoints else 0)
     check(store)
     close_cleanly(store)
     verified(tmp_path)
@@ -109,14 +112,14 @@ def test_no_sequence_is_given_again_even_without_any_checkpoint(tmp_path: Path) 
     store = sender.store
     for number in range(30):
         sender.send("once", b"%d" % number + bytes(900))
-    while not store.sealed(0) or len(store.sealed(0)) < 6:
+    while not store.partitions[0].message_log.sealed or len(store.partitions[0].message_log.sealed) < 6:
         sender.send("later", bytes(900))
     checkpoint(store)
-    once = store.subject_number("once")
+    once = store.subjects.number("once")
     assert once is not None
     while left(store, "once"):
         drop(store)
-    assert int(store.firsts[once]) == int(store.ends[once]) == 30
+    assert int(store.subjects.firsts[once]) == int(store.subjects.ends[once]) == 30
     for _ in range(3):
         checkpoint(store)
     close_cleanly(store)
@@ -132,34 +135,34 @@ def test_no_sequence_is_given_again_even_without_any_checkpoint(tmp_path: Path) 
 def test_views_of_it_stay_good_and_new_ones_are_refused(tmp_path: Path) -> None:
     sender = filled(tmp_path)
     store, sent = sender.store, sender.sent[0]
-    view = store.view(0, sent.position, len(sent.data))
+    view = store.partitions[0].message_log.view(sent.position, len(sent.data))
     drop(store)
     for _ in range(3):
         checkpoint(store)
     assert bytes(view) == sent.data
     with pytest.raises(BadBytes, match="has no"):
-        store.view(0, sent.position, len(sent.data))
+        store.partitions[0].message_log.view(sent.position, len(sent.data))
     kill(store)
 
 
 def test_a_segment_that_is_being_dropped_is_not_offered_and_still_read(tmp_path: Path) -> None:
     sender = filled(tmp_path)
     store = sender.store
-    span = store.removable(0)[0]
-    had = subject_ranges_of(store.old_segment(0, span.base).rows())
-    behind = store.leave(0, span.base, had)
-    assert store.read_entry(0, behind)[1] > span.end
-    assert store.offered_row(0) == behind > store.first_row(0)
-    assert store.row_at_position(0, 0) == store.first_row(0)
-    number = store.subject_number("a")
+    span = store.partitions[0].removable()[0]
+    had = subject_ranges_of(store.partitions[0].old_segment(span.base).rows())
+    behind = store.partitions[0].leave(span.base, had)
+    assert store.partitions[0].consumer_log.read_entry(behind)[1] > span.end
+    assert store.partitions[0].offered_row == behind > store.partitions[0].consumer_log.first_row
+    assert store.partitions[0].consumer_log.row_at_position(0) == store.partitions[0].consumer_log.first_row
+    number = store.subjects.number("a")
     assert number is not None
     assert store.offered_sequence(number) == int(had.ends[0]) > 0
     assert store.offered_sequence(7) == 0
     store.stay()
-    assert (store.offered_row(0), store.offered_sequence(number)) == (0, 0)
-    store.leave(0, span.base, had)
+    assert (store.partitions[0].offered_row, store.offered_sequence(number)) == (0, 0)
+    store.partitions[0].leave(span.base, had)
     store.drop_segment(0, span.base, had)
-    assert store.offered_row(0) == store.first_row(0) == behind
+    assert store.partitions[0].offered_row == store.partitions[0].consumer_log.first_row == behind
     kill(store)
 
 

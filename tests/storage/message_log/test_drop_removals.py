@@ -13,8 +13,8 @@ import pytest
 from qmq.errors import StorageError
 from qmq.storage.disk.disk import Disk
 from qmq.storage.message_log.drop import Removals
-from qmq.storage.meta.checkpoint import Hole, SegmentSpan
 from qmq.storage.store import Store
+from qmq.storage.types import Hole, SegmentSpan
 from qmq.storage.verify.repair import repair
 from qmq.storage.verify.verify import verify
 from tests.fake_disk import FakeDisk
@@ -44,9 +44,9 @@ def filled(path: Path, disk: Disk | None = None, count: int = 40) -> Sender:
 def remove(sender: Sender, *places: int) -> list[Sent]:
     """Remove the segments with these indexes; return the other batches."""
     store = sender.store
-    gone = [store.removable(0)[place] for place in places]
+    gone = [store.partitions[0].removable()[place] for place in places]
     for span in gone:
-        store.remove_segment(0, span.base)
+        store.partitions[0].remove_segment(span.base)
     return [sent for sent in sender.sent if not any(base <= sent.position < end for base, end in gone)]
 
 
@@ -54,15 +54,18 @@ def check(store: Store, batches: Sequence[Sent]) -> None:
     """Check that exactly these batches are found by row, position and time."""
     wanted = sorted(sent.position for sent in batches)
     assert [header.position for _, header in store.headers_since([])] == wanted
-    rows = [store.read_entry(0, row)[1] for row in range(store.first_row(0), store.visible_row(0))]
+    rows = [
+        store.partitions[0].consumer_log.read_entry(row)[1]
+        for row in range(store.partitions[0].consumer_log.first_row, store.partitions[0].consumer_log.visible_row)
+    ]
     assert rows == wanted
     for sent in batches:
-        assert bytes(store.view(0, sent.position, len(sent.data))) == sent.data
-        row = store.row_at_position(0, sent.position)
-        assert store.read_entry(0, row)[1] == sent.position
-        assert store.row_at_time(0, store.read_entry(0, row)[2]) == row
+        assert bytes(store.partitions[0].message_log.view(sent.position, len(sent.data))) == sent.data
+        row = store.partitions[0].consumer_log.row_at_position(sent.position)
+        assert store.partitions[0].consumer_log.read_entry(row)[1] == sent.position
+        assert store.partitions[0].consumer_log.row_at_time(store.partitions[0].consumer_log.read_entry(row)[2]) == row
     for name in "ab":
-        number = store.subject_number(name)
+        number = store.subjects.number(name)
         assert number is not None
         found = store.subject_rows(number, 0, 1_000)
         assert [int(entry[1]) for _, part in found for entry in part.tolist()] == sorted(
@@ -82,7 +85,7 @@ def test_the_other_segments_are_there_at_every_step(tmp_path: Path, places: tupl
     for taken in range(3):
         check(sender.store, left)
         assert len(segment_files(tmp_path)) == len(files) - (len(places) if taken == 2 else 0)
-        assert sender.store.removes_files(0) == (taken < 2)
+        assert sender.store.partitions[0].removals.are_pending == (taken < 2)
         left.append(sender.send("a", b"more" + bytes(1_000)))
         checkpoint(sender.store)
     for _ in range(8):  # a segment is sealed behind one that was removed
@@ -117,11 +120,11 @@ def test_a_start_goes_on_with_the_other_segments(
     assert store.recovery.notes == []
     check(store, left)
     left.append(sender.send("b", b"later" + bytes(1_000)))
-    while store.removes_files(0):
+    while store.partitions[0].removals.are_pending:
         checkpoint(store)
     check(store, left)
-    assert len(segment_files(tmp_path)) == len(store.sealed(0)) + 1
-    assert len(list(tmp_path.glob("log-0/*.index"))) <= len(store.sealed(0)) + 1
+    assert len(segment_files(tmp_path)) == len(store.partitions[0].message_log.sealed) + 1
+    assert len(list(tmp_path.glob("log-0/*.index"))) <= len(store.partitions[0].message_log.sealed) + 1
     close_cleanly(store)
     verified(tmp_path)
 
@@ -181,15 +184,15 @@ def test_derived_files_behind_a_gap_are_made_again(tmp_path: Path, which: str) -
 
 def test_only_segments_in_a_checkpoint_are_removable(tmp_path: Path) -> None:
     sender = filled(tmp_path)
-    assert sender.store.removable(0) == []
+    assert sender.store.partitions[0].removable() == []
     checkpoint(sender.store)
-    assert sender.store.removable(0) == sender.store.sealed(0)
-    gone = sender.store.removable(0)[2]
+    assert sender.store.partitions[0].removable() == list(sender.store.partitions[0].message_log.sealed)
+    gone = sender.store.partitions[0].removable()[2]
     remove(sender, 2)
-    assert gone not in sender.store.removable(0)
-    assert sender.store.segment_at(0, gone.base) is None
+    assert gone not in sender.store.partitions[0].removable()
+    assert sender.store.partitions[0].message_log.segment_at(gone.base) is None
     with pytest.raises(StorageError, match="has no 10 bytes at position"):
-        sender.store.view(0, gone.base + 64, 10)
+        sender.store.partitions[0].message_log.view(gone.base + 64, 10)
     close_cleanly(sender.store)
 
 

@@ -22,7 +22,7 @@ def test_the_system_is_asked_about_pages_in_memory_once_in_a_tenth_of_a_second(
     driven = Driven(tmp_path, disk=disk)
     for start in range(0, 10, count):
         driven.send("a.x", *[b"%d" % number for number in range(start, start + count)])
-    log, asked, ask = driven.store._partitions[0].log.directory, list[str](), disk.residency
+    log, asked, ask = driven.store.partitions[0].message_log.directory, list[str](), disk.residency
 
     def residency(mapped: mmap.mmap, offset: int, size: int) -> bytes:
         asked.append(disk._mapped[id(mapped)][1])

@@ -12,7 +12,7 @@ from qmq.errors import BadBytes, StorageFailed, StorageFull, SyncFailed
 from qmq.format.layout import SEGMENT_HEADER_SIZE
 from qmq.storage.message_log.partition_log import MAPS_KEPT, MessageLog
 from qmq.storage.message_log.segment import Segment, SegmentOwner, list_bases
-from qmq.storage.meta.checkpoint import SegmentSpan
+from qmq.storage.types import SegmentSpan
 from tests.fake_disk import FakeDisk
 
 OWNER = SegmentOwner(b"\1\2\3\4\5\6", 0)

@@ -16,7 +16,7 @@ from qmq.format.layout import BATCH_MAGIC, SEGMENT_HEADER_SIZE
 from qmq.storage.message_log import reader
 from qmq.storage.message_log.reader import Scanner, ScanResult, candidates
 from qmq.storage.message_log.segment import Segment, SegmentOwner
-from qmq.storage.meta.checkpoint import Hole
+from qmq.storage.types import Hole
 from tests.fake_disk import FakeDisk, Operation
 
 OWNER = SegmentOwner(b"store1", 0)

@@ -15,9 +15,7 @@ from qmq.storage.disk.disk import Disk
 from qmq.storage.disk.envelope import FileState, pack_envelope, read_envelope
 from qmq.storage.meta.checkpoint import (
     CheckpointClaims,
-    Hole,
     PartitionClaim,
-    SegmentSpan,
     SubjectsClaim,
     checkpoint_path,
     list_checkpoints,
@@ -25,6 +23,7 @@ from qmq.storage.meta.checkpoint import (
     write_checkpoint,
 )
 from qmq.storage.meta.gaps import Gaps
+from qmq.storage.types import Hole, SegmentSpan
 from tests.fake_disk import FakeDisk
 
 U64 = st.integers(0, 2**64 - 1)

@@ -18,7 +18,7 @@ from tests.storage.stores import Sender, check_stored, checkpoint, kill, open_st
 
 def fill(sender: Sender, count: int = 40) -> None:
     for number in range(count):
-        sender.stage((f"s.{number % 7}", [b"x" * 4_000]), partition=number % sender.store.partitions)
+        sender.stage((f"s.{number % 7}", [b"x" * 4_000]), partition=number % len(sender.store.partitions))
     sender.write()
 
 
@@ -93,7 +93,7 @@ def test_indexes_of_sealed_segments_are_sealed_with_it(tmp_path: Path) -> None:
 def test_it_claims_only_what_was_there_when_it_began(tmp_path: Path) -> None:
     sender = Sender(open_store(tmp_path, FakeDisk("boot-1")))
     fill(sender, 10)
-    end = sender.store.end(0)
+    end = sender.store.partitions[0].message_log.end
     made = sender.store.begin_checkpoint({})
     fill(sender, 60)
     made.write()
@@ -101,6 +101,6 @@ def test_it_claims_only_what_was_there_when_it_began(tmp_path: Path) -> None:
     claims = read_checkpoint(Disk(), tmp_path, list_checkpoints(Disk(), tmp_path)[0]).claims
     assert claims is not None
     assert claims.partitions[0].position == end == claims.partitions[0].segments[-1].end
-    assert sender.store.synced(0) == end
+    assert sender.store.partitions[0].message_log.synced == end
     kill(sender.store)
     verified(tmp_path)

@@ -10,8 +10,7 @@ from qmq.storage.disk.disk import Disk
 from qmq.storage.disk.envelope import FileState
 from qmq.storage.meta.checkpoint import list_checkpoints, read_checkpoint
 from qmq.storage.meta.identity import read_copies
-from qmq.storage.recovery.decide import Facts
-from qmq.storage.recovery.facts import facts_of
+from qmq.storage.recovery.decide import Facts, facts_of
 from tests.fake_disk import FakeDisk
 from tests.storage.stores import Sender, checkpoint, close_cleanly, kill, open_store
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from qmq.storage.disk.disk import Disk
 from qmq.storage.message_log.partition_log import MessageLog
 from qmq.storage.message_log.segment import Segment, SegmentOwner, check_header, segment_path
-from qmq.storage.meta.checkpoint import SegmentSpan
 from qmq.storage.recovery.finish_log import RecoveredLog, SegmentFile
+from qmq.storage.types import SegmentSpan
 
 OWNER = SegmentOwner(b"store!", 0)
 FIRST, SECOND, FLOOR, SIZE = 4_096, 12_288, 40_960, 8_192

@@ -24,7 +24,7 @@ def make(path: Path) -> Sender:
         sender.stage(*((name, [b"x" * 2_000]) for name in names), partition=number % 2)
     sender.write()
     for name in NAMES:
-        if sender.store.subject_number(name) is None:
+        if sender.store.subjects.number(name) is None:
             sender.store.add_subject(name)
     close_cleanly(sender.store)
     return sender
@@ -62,13 +62,13 @@ def test_a_good_registry_is_left_as_it_is(tmp_path: Path) -> None:
     before = (tmp_path / "subjects").read_bytes()
     names, notes = names_after(tmp_path)
     assert notes == []
-    assert names == [sender.store.subject_name(number) for number in range(12)]
+    assert names == [sender.store.subjects.name(number) for number in range(12)]
     assert (tmp_path / "subjects").read_bytes() == before
 
 
 def test_lost_names_are_found_and_the_unused_one_keeps_its_number(tmp_path: Path) -> None:
     sender = make(tmp_path)
-    expected = [sender.store.subject_name(number) for number in range(12)]
+    expected = [sender.store.subjects.name(number) for number in range(12)]
     assert expected[11] == NAMES[11]
     (tmp_path / "subjects").unlink()
     names, notes = names_after(tmp_path)
@@ -78,7 +78,7 @@ def test_lost_names_are_found_and_the_unused_one_keeps_its_number(tmp_path: Path
 
 def test_one_damaged_record_among_good_ones(tmp_path: Path) -> None:
     sender = make(tmp_path)
-    expected = [sender.store.subject_name(number) for number in range(12)]
+    expected = [sender.store.subjects.name(number) for number in range(12)]
     data = bytearray((tmp_path / "subjects").read_bytes())
     place = data.index(expected[4].encode())
     data[place] ^= 1
@@ -90,7 +90,7 @@ def test_one_damaged_record_among_good_ones(tmp_path: Path) -> None:
 
 def test_a_batch_that_is_bad_tells_no_name(tmp_path: Path) -> None:
     sender = make(tmp_path)
-    expected = [sender.store.subject_name(number) for number in range(12)]
+    expected = [sender.store.subjects.name(number) for number in range(12)]
     for sent in sender.sent:
         if any(name == expected[2] for name, _, _ in sent.runs):
             damage(tmp_path, sent, 130)

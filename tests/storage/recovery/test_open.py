@@ -36,7 +36,7 @@ def test_a_new_directory_is_made_with_its_parents(tmp_path: Path) -> None:
     assert store.store_id == b"\x7f\0\0\1\x51\x91"
     assert store.state == {}
     assert store.last_stored_at_us == 0
-    assert store.subject_count == 0
+    assert store.subjects.count == 0
     close_cleanly(store)
     assert {*COPY_NAMES, "lock", "subjects", "checkpoint-1", "log-0", "consumer-log", "pulls"} == {
         file.name for file in path.iterdir()
@@ -73,7 +73,7 @@ def test_positions_of_two_new_directories_differ(tmp_path: Path) -> None:
     ends = []
     for name in "ab":
         store = open_store(tmp_path / name, FakeDisk())
-        ends.append(store.end(0))
+        ends.append(store.partitions[0].message_log.end)
         kill(store)
     assert ends[0] != ends[1]
 

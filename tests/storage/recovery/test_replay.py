@@ -12,11 +12,12 @@ from qmq.storage.consumer_log.partition_index import ConsumerLog
 from qmq.storage.consumer_log.rebuild import Damaged
 from qmq.storage.disk.disk import Disk
 from qmq.storage.message_log.segment import SegmentOwner
-from qmq.storage.meta.checkpoint import Hole, list_checkpoints, read_checkpoint
+from qmq.storage.meta.checkpoint import list_checkpoints, read_checkpoint
 from qmq.storage.meta.identity import read_copies
 from qmq.storage.meta.subjects import SubjectTable
 from qmq.storage.recovery.decide import Tail
 from qmq.storage.recovery.replay import PartitionReplay
+from qmq.storage.types import Hole
 from tests.fake_disk import FakeDisk
 from tests.storage.stores import (
     Sender,

@@ -17,8 +17,8 @@ from qmq.format.layout import SEGMENT_HEADER_SIZE
 from qmq.format.pieces import read_answer
 from qmq.storage.disk.disk import Disk
 from qmq.storage.message_log.segment import SegmentOwner
-from qmq.storage.meta.checkpoint import Hole, SegmentSpan
 from qmq.storage.store import Store
+from qmq.storage.types import Hole, SegmentSpan
 from qmq.storage.verify import scrub
 from qmq.storage.verify.scrub import Pace, PartitionDamage, SegmentReader
 from tests.fake_disk import FakeDisk
@@ -35,14 +35,14 @@ def filled(path: Path, count: int = 400, size: int = 300) -> Sender:
 
 
 def spans(store: Store) -> list[SegmentSpan]:
-    return store.sealed(0)
+    return list(store.partitions[0].message_log.sealed)
 
 
 def scrubbed(
     store: Store, span: SegmentSpan, disk: Disk | None = None, holes: tuple[Hole, ...] = ()
 ) -> list[PartitionDamage]:
     """Return all damage in a segment."""
-    directory = store.file_offset_of(0, span.base).path.parent
+    directory = store.partitions[0].message_log.file_offset_of(span.base).path.parent
     owner = SegmentOwner(store.store_id, 0)
     reader = SegmentReader(disk if disk is not None else Disk(), directory, span, owner, store.secret, holes)
     found = list[PartitionDamage]()
@@ -81,7 +81,7 @@ def test_nothing_is_found_in_sound_segments(tmp_path: Path, monkeypatch: pytest.
 def test_a_step_reads_little(sender: Sender, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scrub, "READ_BYTES", 1_000)
     store, span = sender.store, spans(sender.store)[0]
-    directory = store.file_offset_of(0, span.base).path.parent
+    directory = store.partitions[0].message_log.file_offset_of(span.base).path.parent
     reader = SegmentReader(Disk(), directory, span, SegmentOwner(store.store_id, 0), store.secret)
     sizes = []
     while not (step := reader.step()).is_last:
@@ -209,7 +209,7 @@ def test_holes_are_known(sender: Sender, tmp_path: Path) -> None:
 def test_a_segment_that_is_short_missing_or_foreign(sender: Sender, tmp_path: Path) -> None:
     span = spans(sender.store)[0]
     batches = sealed_batches(sender, span)
-    path = sender.store.file_offset_of(0, span.base).path
+    path = sender.store.partitions[0].message_log.file_offset_of(span.base).path
     whole = path.read_bytes()
     path.write_bytes(whole[: batches[7].position - span.base + 50])
     (found,) = scrubbed(sender.store, span)
@@ -228,7 +228,7 @@ def test_a_segment_that_is_short_missing_or_foreign(sender: Sender, tmp_path: Pa
 def test_bad_sectors_cost_only_their_batches(sender: Sender, sectors: int) -> None:
     span = spans(sender.store)[0]
     batches = sealed_batches(sender, span)
-    disk, path = FakeDisk("boot-1"), sender.store.file_offset_of(0, span.base).path
+    disk, path = FakeDisk("boot-1"), sender.store.partitions[0].message_log.file_offset_of(span.base).path
     for sector in range(sectors):
         disk.spoil(path, 8_192 + 4_096 * sector)
     found = scrubbed(sender.store, span, disk)
@@ -246,7 +246,7 @@ def test_bad_sectors_cost_only_their_batches(sender: Sender, sectors: int) -> No
 
 def test_one_batch_is_read_and_judged(sender: Sender, tmp_path: Path) -> None:
     store, span = sender.store, spans(sender.store)[0]
-    directory = store.file_offset_of(0, span.base).path.parent
+    directory = store.partitions[0].message_log.file_offset_of(span.base).path.parent
     sent = sealed_batches(sender, span)[4]
     size = len(sent.data)
 

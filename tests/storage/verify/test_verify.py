@@ -57,7 +57,7 @@ def fill(sender: Sender, batches: int, seed: int = 1) -> None:
     for number in range(batches):
         subjects = random.permutation(5)[: random.integers(1, 5)].tolist()
         runs = [(f"s{n}.x", [bytes(random.integers(1, 900))] * int(random.integers(1, 6))) for n in subjects]
-        sender.stage(*runs, partition=number // 3 % sender.store.partitions)
+        sender.stage(*runs, partition=number // 3 % len(sender.store.partitions))
         if number % 3 == 2:
             sender.write()
     sender.write()
@@ -174,7 +174,7 @@ def test_a_killed_store_is_no_fault(tmp_path: Path) -> None:
 def test_an_unfinished_tail_is_a_note(tmp_path: Path, junk: bytes) -> None:
     store = make(tmp_path / "data", 10, partitions=1)
     checkpoint(store)
-    end = store.end(0)
+    end = store.partitions[0].message_log.end
     kill(store)
     path = max((tmp_path / "data" / "log-0").glob("*.messages"))
     with path.open("r+b") as file:
@@ -276,7 +276,7 @@ def test_sequences_that_do_not_join(tmp_path: Path, jump: int, words: str, runs:
         sender.stage(("a", [b"x", b"y"]), partition=partition)
         sender.write()
         if partition == 0:
-            store.ends[0] = int(store.ends[0]) + jump
+            store.subjects.ends[0] = int(store.subjects.ends[0]) + jump
         if runs == 2 and partition == 0:
             sender.stage(("a", [b"x"]), ("b", [b"y"]), partition=0)
             sender.write()
@@ -288,12 +288,12 @@ def test_sequences_that_do_not_join(tmp_path: Path, jump: int, words: str, runs:
 def test_claims_that_the_log_does_not_bear(tmp_path: Path) -> None:
     store = open_store(tmp_path / "data")
     Sender(store).send("a", b"x", b"y")
-    store.ends[0] = 9
+    store.subjects.ends[0] = 9
     close_cleanly(store)
     assert ["ahead of its log" in fault for fault in faults(tmp_path / "data")] == [True]
     store = open_store(tmp_path / "data")
-    store.ends[0] = 1
-    store.firsts[0] = 1
+    store.subjects.ends[0] = 1
+    store.subjects.firsts[0] = 1
     close_cleanly(store)
     found = faults(tmp_path / "data")
     assert any("is already in its log" in fault for fault in found)
