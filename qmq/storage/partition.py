@@ -1,4 +1,4 @@
-"""One partition of an open store: its message log, its consumer log and the page cache question, written as one.
+"""One partition of an open store: its message log and its consumer log, written as one.
 
 A batch is placed (``position_for``), staged and written with its rows; the rows are readable after
 ``consumer_log.publish``. Reading goes to the logs directly: ``message_log`` has the bytes, ``consumer_log`` the rows.

@@ -1,18 +1,18 @@
-"""A checkpoint: how far each log is known good and on disk. ``checkpoint-<n>``, the last two are kept.
+"""Read and write checkpoints: how far each log is good and on disk. Files ``checkpoint-<n>``, of which two stay.
 
 Each is an envelope (see envelope.py) with magic ``QMQCHECK`` around a map:
 
     number, created_at_us, store_id, sequence_base (of the identity when it was taken), last_stored_at_us
     partitions   list of {position, segments: [[base, end], ...], holes: [[start, end], ...],
                  journal: [base, rows, crc32c] of the consumer log's file for the current segment, or nil,
-                 removed: [[start, end], ...] of segments that nobody needs any more}
+                 removed: [[start, end], ...] of segments that were removed}
     subjects     {length_bytes, count, ends: u64[count], firsts: u64[count], gaps: bytes (see gaps.py)}
-    state        map of name to bytes: what the broker keeps
+    state        map of name to bytes, given by the broker
 
 Everything before a partition's position is on disk and was good when written, but for the holes; consumer log and
 registry cover it. The last segment ends at the position as far as the checkpoint knows.
 
-What a checkpoint says of the files of groups: how far the pull log is in it, and which runs it knows.
+The state ``group_files`` is a ``GroupClaim``: how far the checkpoint covers the pull log, and the runs it knows.
 """
 
 from __future__ import annotations
@@ -37,24 +37,24 @@ KEPT: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class PartitionClaim:
-    """What a checkpoint says of one partition."""
+    """The claim of a checkpoint about one partition."""
 
     position: int
     segments: tuple[SegmentSpan, ...]
     holes: tuple[Hole, ...]
-    #: (base, rows, crc32c): what the consumer log's file for the current segment held.
+    #: (base, rows, crc32c) of the consumer log's file for the current segment.
     journal: tuple[int, int, int] | None
-    #: What segments held that were removed.
+    #: The positions of segments that were removed.
     removed: tuple[Hole, ...] = ()
 
     def is_removed(self, base: int) -> bool:
-        """Whether a segment at *base* is one of those that were removed."""
+        """Return whether a segment at *base* was removed."""
         return any(start <= base < end for start, end in self.removed)
 
 
 @dataclass(frozen=True, slots=True)
 class SubjectsClaim:
-    """What a checkpoint says of the subjects: ends and firsts are u64 columns by number."""
+    """The claim of a checkpoint about the subjects: ends and firsts are u64 columns by number."""
 
     length_bytes: int
     count: int
@@ -78,7 +78,7 @@ class CheckpointClaims:
 
 
 class CheckpointFile(NamedTuple):
-    """One checkpoint as found: ``claims`` is set when the state is GOOD."""
+    """One checkpoint as it was read: ``claims`` is set when the state is GOOD."""
 
     number: int
     state: FileState
@@ -87,12 +87,12 @@ class CheckpointFile(NamedTuple):
 
 
 def checkpoint_path(directory: Path, number: int) -> Path:
-    """Where checkpoint *number* lies."""
+    """Return the path of checkpoint *number*."""
     return directory / f"{PREFIX}{number}"
 
 
 def list_checkpoints(disk: Disk, directory: Path) -> list[int]:
-    """The numbers of all checkpoints in *directory*, latest first. Raises StorageFailed."""
+    """Return the numbers of all checkpoints in *directory*, latest first. Raises StorageFailed."""
     try:
         names = disk.listdir(directory)
     except OSError as error:
@@ -102,7 +102,7 @@ def list_checkpoints(disk: Disk, directory: Path) -> list[int]:
 
 
 def read_checkpoint(disk: Disk, directory: Path, number: int) -> CheckpointFile:
-    """Look at checkpoint *number*. Raises StorageFailed when the system refuses to read it."""
+    """Read checkpoint *number*. Raises StorageFailed when the system refuses to read it."""
     path = checkpoint_path(directory, number)
     opened = read_envelope(disk, path, CHECKPOINT_MAGIC, CHECKPOINT_VERSION)
     if opened.content is None:
@@ -116,7 +116,7 @@ def read_checkpoint(disk: Disk, directory: Path, number: int) -> CheckpointFile:
 def write_checkpoint(disk: Disk, directory: Path, claims: CheckpointClaims) -> None:
     """[thread] Write a checkpoint, on disk when this returns, and remove those older than the one before.
 
-    What it claims must be on disk already. Raises StorageFull or StorageFailed; the older checkpoints stand then.
+    Everything that it claims must be on disk already. Raises StorageFull or StorageFailed; the older checkpoints stay.
     """
     content = {
         "number": claims.number,
@@ -146,7 +146,7 @@ def write_checkpoint(disk: Disk, directory: Path, claims: CheckpointClaims) -> N
     buffers = pack_envelope(CHECKPOINT_MAGIC, CHECKPOINT_VERSION, content)
     write_atomically(disk, checkpoint_path(directory, claims.number), buffers)
     for number in list_checkpoints(disk, directory)[KEPT:]:
-        with suppress(OSError):  # one that stays does no harm, and the next checkpoint tries again
+        with suppress(OSError):  # a file that stays does no harm, and the next checkpoint tries again
             disk.unlink(checkpoint_path(directory, number))
 
 
@@ -194,21 +194,21 @@ def _partition(content: dict[str, Any]) -> PartitionClaim:
     )
 
 
-#: The name of this in a checkpoint's state.
+#: The name of the GroupClaim in a checkpoint's state.
 GROUP_STATE: Final = "group_files"
 
 
 class Runs(NamedTuple):
-    """The runs of one directory: how many items each has, by number, and how long an item is."""
+    """The runs of one directory: the number of items of each run, by its number, and the size of an item."""
 
     item_size: int
     items: dict[int, int]
 
 
 class GroupClaim(NamedTuple):
-    """Everything before ``position`` of the pull log is in the checkpoint, and all before ``synced`` on disk: not
-    the same after a sync that failed. ``runs`` go by their directories, relative to that of the store. ``generation``
-    is that of the pull log.
+    """The claim of a checkpoint about the files of groups: it covers the pull log before ``position``, and the pull log
+    before ``synced`` is on disk; the two differ after a sync that failed. ``generation`` is that of the pull log.
+    ``runs`` go by their directories, relative to that of the store.
     """
 
     position: int = 0
@@ -217,20 +217,20 @@ class GroupClaim(NamedTuple):
     runs: dict[str, Runs] = {}  # noqa: RUF012  (never changed)
 
     def pack(self) -> bytes:
-        """As bytes of the state."""
+        """Return the claim as bytes of the state."""
         runs = {name: [size, items] for name, (size, items) in self.runs.items()}
         packed: bytes = msgpack.packb([self.position, self.synced, self.generation, runs])
         return packed
 
     @classmethod
     def unpack(cls, packed: bytes) -> GroupClaim:
-        """What ``pack`` gave. Raises BadBytes."""
+        """Return the claim that ``pack`` packed. Raises BadBytes."""
         try:
             position, synced, generation, runs = msgpack.unpackb(packed, strict_map_key=False)
             found = {_text(name): Runs(_count(size), _counts(items)) for name, (size, items) in runs.items()}
             return cls(_count(position), _count(synced), _count(generation), found)
         except (ValueError, TypeError, AttributeError, msgpack.UnpackException) as error:
-            raise BadBytes(f"what a checkpoint says of the files of groups makes no sense: {error}") from error
+            raise BadBytes(f"the claim of a checkpoint about the files of groups makes no sense: {error}") from error
 
 
 def _count(value: Any) -> int:

@@ -1,7 +1,7 @@
-"""Sequences that no message has: jumps after power loss, and holes of the message log.
+"""Gaps: sequences that no message has, because of jumps after power loss or holes of the message log.
 
-A gap is (subject, start, end): the sequences from start up to, not including, end. They are kept as three columns
-sorted by subject and start, 20 bytes a gap; gaps of a subject that touch are one, so they are no more than messages.
+A gap is (subject, start, end): the sequences from start up to, not including, end. Three columns sorted by subject and
+start store the gaps, 20 bytes each; gaps of a subject that touch are one gap, so there are no more gaps than messages.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _GAP_BYTES: Final = 20
 
 
 class Gaps:
-    """The gaps of all subjects. Adding sorts (in bulk after a power loss, else rarely); asking is a binary search."""
+    """The gaps of all subjects. ``add`` sorts (often only after a power loss); ``missing`` is a binary search."""
 
     __slots__ = ("subjects", "starts", "ends")
 
@@ -32,7 +32,7 @@ class Gaps:
         return len(self.subjects)
 
     def add(self, subjects: npt.ArrayLike, starts: npt.ArrayLike, ends: npt.ArrayLike) -> None:
-        """Remember gaps: three columns of one length, or three ints. What is known or empty already changes nothing."""
+        """Add gaps: three columns of one length, or three ints. Known or empty gaps change nothing."""
         new = [np.atleast_1d(np.asarray(column, np.uint64)) for column in (subjects, starts, ends)]
         kept = new[2] > new[1]
         self.subjects = np.concatenate((self.subjects, new[0][kept].astype(np.uint32)))
@@ -43,7 +43,7 @@ class Gaps:
         self._merge()
 
     def remove(self, subjects: npt.ArrayLike, starts: npt.ArrayLike, ends: npt.ArrayLike) -> None:
-        """Forget that these sequences are missing: intervals as in ``add``, part of a gap, or of none."""
+        """Remove these sequences from the gaps: intervals as in ``add``, which may lie in a gap, partly, or in none."""
         gone = [np.atleast_1d(np.asarray(column, np.uint64)) for column in (subjects, starts, ends)]
         of = np.concatenate((self.subjects, self.subjects, gone[0], gone[0])).astype(np.uint32)
         borders = np.concatenate((self.starts, self.ends, gone[1], gone[2]))
@@ -51,14 +51,14 @@ class Gaps:
         there = np.repeat(np.array([0, 0, 1, -1]), [len(self), len(self), len(gone[1]), len(gone[2])])
         order = np.lexsort((borders, of))
         of, borders = of[order], borders[order]
-        # Of both kinds all have ended where the borders of a subject end, so no interval reaches into the next one.
+        # All intervals of a subject have ended at its last border, so none reaches into the next subject.
         kept = np.flatnonzero((np.cumsum(missing[order]) > 0) & (np.cumsum(there[order]) == 0))
         self.subjects, self.starts, self.ends = self.subjects[:0], self.starts[:0], self.ends[:0]
         self.add(of[kept], borders[kept], borders[kept + 1])
 
     def advance(self, firsts: npt.NDArray[np.uint64]) -> None:
-        """Where the first sequence that is kept of a subject (by number) lies in a gap, move it behind that; forget
-        what lies before the first.
+        """Move the first sequence of each subject (by number) behind a gap that contains it; remove the gaps before
+        the first sequences.
         """
         kept = firsts[self.subjects]
         inside = (self.starts <= kept) & (kept < self.ends)
@@ -67,7 +67,7 @@ class Gaps:
         self.subjects, self.starts, self.ends = self.subjects[left], self.starts[left], self.ends[left]
 
     def _merge(self) -> None:
-        """Make one of gaps that overlap or touch; a gap within an earlier, longer one takes another round."""
+        """Join gaps that overlap or touch; a gap within an earlier, longer one takes another round."""
         while True:
             touches = (self.subjects[1:] == self.subjects[:-1]) & (self.starts[1:] <= self.ends[:-1])
             if not touches.any():
@@ -77,7 +77,7 @@ class Gaps:
             self.subjects, self.starts = self.subjects[heads], self.starts[heads]
 
     def missing(self, subject: int, first: int, end: int) -> int:
-        """How many of the sequences [first, end) of a subject lie in gaps."""
+        """Return how many of the sequences [first, end) of a subject lie in gaps."""
         if not len(self.subjects):
             return 0
         key: Any = np.uint32(subject)  # a plain int would make numpy copy the column
@@ -88,13 +88,13 @@ class Gaps:
         )
 
     def pack(self) -> bytes:
-        """For the checkpoint: count u32 | subjects u32[n] | starts u64[n] | ends u64[n]."""
+        """Return the bytes for a checkpoint: count u32 | subjects u32[n] | starts u64[n] | ends u64[n]."""
         columns = (self.subjects.astype("<u4"), self.starts.astype("<u8"), self.ends.astype("<u8"))
         return b"".join((_COUNT.pack(len(self)), *(column.tobytes() for column in columns)))
 
     @classmethod
     def unpack(cls, data: bytes) -> Gaps:
-        """The reverse of pack. Raises BadBytes when the sizes do not fit."""
+        """Return the gaps that ``pack`` packed. Raises BadBytes when the sizes do not fit."""
         count = _COUNT.unpack_from(data)[0] if len(data) >= _COUNT.size else -1
         if len(data) != _COUNT.size + _GAP_BYTES * count:
             raise BadBytes(f"{len(data)} bytes cannot hold {count} gaps; take the checkpoint before this one")

@@ -1,4 +1,4 @@
-"""Who a data directory is: store id, secret, partitions, what was given out ahead. Copies: ``store-a``, ``store-b``.
+"""The identity of a data directory: store id, secret, partitions, reserves. Copies: ``store-a`` and ``store-b``.
 
 Each copy is an envelope (see envelope.py) with magic ``QMQSTORE`` around a map: generation, store_id (6 bytes), secret
 (16 bytes), created_at_us, boot_id, clean, sequence_base, dropped_end, max_batch_bytes, and partitions: a list of
@@ -25,19 +25,19 @@ COPY_NAMES: Final = ("store-a", "store-b")
 
 
 class PartitionIdentity(NamedTuple):
-    """What the identity says of one partition. Positions and bytes."""
+    """One partition in the identity: positions in bytes, and its directory."""
 
     #: Nothing new is placed below this position.
     floor: int
     #: No position from here on has been given out.
     reserve: int
-    #: Where its files are: absolute, or relative to the data directory.
+    #: The directory of its files: absolute, or relative to the data directory.
     directory: str
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """One version of what the two copies say."""
+    """One version of the content of the two copies."""
 
     generation: int
     store_id: bytes
@@ -47,17 +47,17 @@ class Identity:
     boot_id: str
     #: Whether it was closed cleanly, with everything on disk.
     clean: bool
-    #: How far sequences were raised over all power losses; where the sequences of a new subject begin.
+    #: How far sequences were raised over all power losses; sequences of a new subject begin here.
     sequence_base: int
     partitions: tuple[PartitionIdentity, ...]
-    #: No message that retention has dropped had this sequence in its subject, or a higher one.
+    #: All messages that retention has dropped had lower sequences in their subjects.
     dropped_end: int = 0
-    #: The largest batch that clients could ever send here: settings may allow less by now.
+    #: The size of the largest batch that clients could ever send here; settings may allow less by now.
     max_batch_bytes: int = 0
 
 
 class IdentityCopy(NamedTuple):
-    """One copy as found: ``identity`` is set when the state is GOOD."""
+    """One copy as it was read: ``identity`` is set when the state is GOOD."""
 
     state: FileState
     identity: Identity | None
@@ -67,7 +67,7 @@ class IdentityCopy(NamedTuple):
 def new_identity(
     disk: Disk, *, store_id_hint: bytes, directories: list[str], reserve_bytes: int, now_us: int, boot_id: str
 ) -> Identity:
-    """The identity of a new data directory: partitions start at random positions, with nothing reserved behind them."""
+    """Return the identity of a new data directory: partitions start at random positions, as ``add_partitions`` does."""
     identity = Identity(
         generation=0,
         store_id=store_id_hint,
@@ -82,7 +82,7 @@ def new_identity(
 
 
 def add_partitions(disk: Disk, identity: Identity, directories: list[str], reserve_bytes: int) -> Identity:
-    """*identity* with one more partition for each of *directories*, starting at a random position each."""
+    """Return *identity* with one more partition for each of *directories*, each at a random position."""
     added = []
     for directory in directories:
         floor = int.from_bytes(disk.random(8), "little") % MAX_POSITION_BASE & ~0xFFF
@@ -91,7 +91,7 @@ def add_partitions(disk: Disk, identity: Identity, directories: list[str], reser
 
 
 def read_copies(disk: Disk, directory: Path) -> tuple[IdentityCopy, IdentityCopy]:
-    """Both copies as found. Raises StorageFailed when the system refuses to read one."""
+    """Read both copies. Raises StorageFailed when the system refuses to read one."""
     a, b = (_read_copy(disk, directory / name) for name in COPY_NAMES)
     return a, b
 
@@ -125,7 +125,7 @@ def _from_content(content: dict[str, Any]) -> Identity:
 
 
 def pack_identity(identity: Identity) -> list[bytes]:
-    """The buffers of one copy."""
+    """Return the buffers of one copy."""
     content = {
         "generation": identity.generation,
         "store_id": identity.store_id,
@@ -142,7 +142,9 @@ def pack_identity(identity: Identity) -> list[bytes]:
 
 
 def latest(a: IdentityCopy, b: IdentityCopy) -> Identity:
-    """The identity that counts. Raises BadBytes when neither copy is good or they are not of the same store."""
+    """Return the identity with the higher generation. Raises BadBytes when neither copy is good, or when the two are of
+    different stores.
+    """
     found = [copy.identity for copy in (a, b) if copy.identity is not None]
     if not found:
         raise BadBytes(f"both copies of the store's identity are lost: {a.reason}; {b.reason}")
@@ -152,18 +154,18 @@ def latest(a: IdentityCopy, b: IdentityCopy) -> Identity:
 
 
 class IdentityFile:
-    """The two copies of an open store. ``current`` is what is on disk; changes may come from any thread."""
+    """The two copies of an open store. ``current`` is on disk; any thread may change it."""
 
     def __init__(self, disk: Disk, directory: Path, identity: Identity) -> None:
         self._disk = disk
         self._directory = directory
         self._lock = threading.Lock()
         self.current = identity
-        #: The last that was tried: a copy may bear it though the change has failed.
+        #: The last generation that was tried: a copy may have it though the change failed.
         self._generation = identity.generation
 
     def change(self, make: Callable[[Identity], Identity]) -> Identity:
-        """[thread] Write what *make* makes of the current identity, on disk when this returns, and return it.
+        """[thread] Write the identity that *make* returns for the current one, and return it; it is on disk then.
 
         Raises StorageFull or StorageFailed; the current identity is then still the old one.
         """
@@ -178,7 +180,7 @@ class IdentityFile:
             return made
 
     def _write(self, path: Path, content: list[bytes]) -> None:
-        """A full disk has room for it where it stands: were it torn there, the other copy would count."""
+        """Write one copy, in place if the disk is full: if that write is torn, the other copy counts."""
         try:
             write_atomically(self._disk, path, content)
         except StorageFull:
@@ -187,16 +189,16 @@ class IdentityFile:
             write_in_place(self._disk, path, content)
 
     def mark_clean(self) -> None:
-        """[thread] Say that everything is on disk and nobody writes any more. Raises StorageFull or StorageFailed."""
+        """[thread] Note that everything is on disk and writing has ended. Raises StorageFull or StorageFailed."""
         self.change(lambda identity: replace(identity, clean=True))
 
     def forget_boot(self) -> None:
-        """[thread] Have the next start take it that what was not synced may be gone. Raises as ``change`` does."""
+        """[thread] Make the next start assume that unsynced bytes may be gone. Raises as ``change`` does."""
         if self.current.boot_id:
             self.change(lambda identity: replace(identity, boot_id=""))
 
     def note_dropped(self, end: int) -> None:
-        """[thread] Messages with sequences below *end* are dropped. Raises as ``change`` does."""
+        """[thread] Note that messages with sequences below *end* are dropped. Raises as ``change`` does."""
         if self.current.dropped_end < end:
             self.change(lambda identity: replace(identity, dropped_end=end))
 

@@ -1,14 +1,14 @@
-"""The registry of subjects: names and their numbers, and what the store knows of each.
+"""The registry of subjects: names and numbers, and the first and next sequence of each.
 
-The file ``subjects`` is append-only; a subject's number is the place of its record, and is never given again.
+The file ``subjects`` is append-only; a subject's number is the index of its record, and is never given again.
 
     header (32)   magic "QMQSUBJS" 8s | version u16 | store_id 6s | reserved 12s | crc32c u32 (of the 28 bytes before)
     record        size u16 (of the name) | flags u16 (0) | check u32 | name (ASCII)
 
-check is crc32c(name, seed = size | flags << 16) plus the record's number, modulo 2^32. So a record says which one it
-is, and after bad bytes the next good one is found, with its number, wherever it lies.
+check is crc32c(name, seed = size | flags << 16) plus the record's number, modulo 2^32. So a record tells
+its number, and after bad bytes the next good record is found wherever it lies.
 
-In memory a subject costs its name, a place in a dict and in a list, and 16 bytes of arrays: about 180 bytes with names
+In memory a subject costs its name, an entry in a dict and in a list, and 16 bytes of arrays: about 180 bytes with names
 of 36 characters, 180 MB for a million; 100,000 are read in 0.08 s.
 """
 
@@ -36,7 +36,7 @@ SUBJECTS_HEADER_SIZE: Final = 32
 RECORD: Final = struct.Struct("<HHI")
 RECORD_SIZE: Final = 8
 
-#: Begins names that no client may use.
+#: The first character of names that no client may use.
 INTERNAL: Final = "~"
 
 _FIRST_CAPACITY: Final = 1_024
@@ -48,7 +48,7 @@ assert RECORD.size == RECORD_SIZE
 
 
 class DamagedRecord(NamedTuple):
-    """A range of the registry that does not fit its checksum: from subject *number* on, at a byte of the file."""
+    """Bytes of the registry that do not fit their checksum: from subject *number* on, at an offset in the file."""
 
     number: int
     position: int
@@ -56,7 +56,7 @@ class DamagedRecord(NamedTuple):
 
 
 class RegistryContent(NamedTuple):
-    """What the bytes of a registry hold: a name by number (None: its record is bad), and where the good bytes end."""
+    """The content of a registry: a name by number (None: its record is bad), and the end of the good bytes."""
 
     names: list[str | None]
     end: int
@@ -64,13 +64,13 @@ class RegistryContent(NamedTuple):
 
 
 def pack_header(store_id: bytes) -> bytes:
-    """The header of the registry of a store."""
+    """Return the header of the registry of a store."""
     head = SUBJECTS_HEADER.pack(SUBJECTS_MAGIC, SUBJECTS_VERSION, store_id, _NO_BYTES, 0)[:-4]
     return head + crc32c(head).to_bytes(4, "little")
 
 
 def check_header(data: bytes, store_id: bytes | None, path: Path) -> None:
-    """Raises BadBytes when the header is rotten, ForeignFile when it is another's."""
+    """Check the header. Raises BadBytes when it is rotten, ForeignFile when it is another store's or format's."""
     if len(data) < SUBJECTS_HEADER_SIZE:
         raise BadBytes(f"{path} has {len(data)} bytes, fewer than its header")
     magic, version, found_id, _, crc = SUBJECTS_HEADER.unpack_from(data)
@@ -85,14 +85,14 @@ def check_header(data: bytes, store_id: bytes | None, path: Path) -> None:
 
 
 def pack_record(name: str, number: int) -> bytes:
-    """The record of subject *number*."""
+    """Return the record of subject *number*."""
     raw = name.encode("ascii")
     size = len(raw)
     return RECORD.pack(size, 0, (crc32c(raw, size) + number) % _MODULUS) + raw
 
 
 def parse_records(data: bytes) -> RegistryContent:
-    """Read a registry's bytes, header and all. Bad records are skipped and told, a bad end is left off."""
+    """Parse a registry's bytes, header and all. Bad records are skipped and listed, a bad end is left out."""
     names: list[str | None] = []
     damaged: list[DamagedRecord] = []
     position, size_of_data, number = SUBJECTS_HEADER_SIZE, len(data), 0
@@ -117,7 +117,7 @@ def parse_records(data: bytes) -> RegistryContent:
 
 
 def _next_record(data: bytes, start: int, number: int) -> tuple[int, int] | None:
-    """Where the next good record after *number* begins, and its number; None when there is none."""
+    """Return the offset of the next good record after *number*, and its number; None when there is none."""
     for position in range(start, len(data) - RECORD_SIZE):
         size, flags, check = RECORD.unpack_from(data, position)
         if flags or not 0 < size <= MAX_SUBJECT_BYTES or position + RECORD_SIZE + size > len(data):
@@ -130,10 +130,10 @@ def _next_record(data: bytes, start: int, number: int) -> tuple[int, int] | None
 
 
 class SubjectTable:
-    """Names to numbers and back, the next and the first kept sequence of each, and the gaps between.
+    """Names to numbers and back, the next and the first sequence of each subject, and the gaps between.
 
-    ``ends`` and ``firsts`` are u64 by number; they are replaced when they grow, so take them anew from here, and use
-    [:count]. New subjects begin at ``sequence_base``. What is added is on disk after flush and an fsync.
+    ``ends`` and ``firsts`` are u64 by number; they are replaced when they grow, so read the attributes again after
+    ``add``, and use [:count]. New subjects begin at ``sequence_base``. New records are on disk after flush and fsync.
     """
 
     __slots__ = (
@@ -147,7 +147,7 @@ class SubjectTable:
         self._fd = fd
         self._names = records.names
         self._numbers: dict[str, int] = {}
-        #: There are subjects of one group alone, which begin with a ~.
+        #: There are subjects of one group alone: their names begin with a ~.
         self.has_private = False
         self._find_by_name(enumerate(records.names))
         self._pending: list[bytes] = []
@@ -167,10 +167,10 @@ class SubjectTable:
 
     @classmethod
     def open(cls, disk: Disk, path: Path, store_id: bytes, length_bytes: int | None = None) -> SubjectTable:
-        """Read the registry, or make one; cut what lies past *length_bytes* (of the checkpoint), or past the last good
+        """Read or create the registry; cut the bytes past *length_bytes* (of the checkpoint), or past the last good
         record when that is None.
 
-        Bad records and missing bytes before *length_bytes* are told in ``damaged``; ``name`` raises BadBytes for them.
+        ``damaged`` lists bad records and missing bytes before *length_bytes*; ``name`` raises BadBytes for them.
         Raises ForeignFile, StorageFull, StorageFailed.
         """
         assert len(store_id) == STORE_ID_SIZE
@@ -210,36 +210,36 @@ class SubjectTable:
 
     @property
     def count(self) -> int:
-        """How many subjects there are; the next one gets this number."""
+        """The number of subjects; the next one gets this number."""
         return len(self._names)
 
     def _find_by_name(self, names: Iterable[tuple[int, str | None]]) -> None:
-        """Let numbers be found by their names, but for those that stand for lost ones."""
+        """Map names to numbers, but for names that stand for lost ones."""
         self._numbers.update((name, number) for number, name in names if name is not None and _is_found(name))
         self.has_private = any(name[0] == INTERNAL for name in self._numbers)
 
     def number(self, name: str) -> int | None:
-        """The number of a subject, None when it does not exist or stands for a lost name."""
+        """Return the number of a subject, None when it does not exist or stands for a lost name."""
         return self._numbers.get(name)
 
     def numbers(self, names: Iterable[str]) -> list[int | None]:
-        """The number of each of many subjects, None for those that do not exist."""
+        """Return the number of each of many subjects, None for those that do not exist."""
         return list(map(self._numbers.get, names))
 
     def name(self, number: int) -> str:
-        """The name of a subject. Raises BadBytes when its record is damaged."""
+        """Return the name of a subject. Raises BadBytes when its record is damaged."""
         name = self._names[number]
         if name is None:
             raise BadBytes(f"the record of subject {number} in {self.path} is damaged; run qmq verify")
         return name
 
     def under(self, prefix: str, start: int, end: int) -> list[int]:
-        """The numbers in [start, end) of subjects whose names start with *prefix*: a million take 0.2 s."""
+        """Return the numbers in [start, end) of subjects whose names start with *prefix*: a million take 0.2 s."""
         names = enumerate(self._names[start:end], start)
         return [number for number, name in names if name is not None and name.startswith(prefix)]
 
     def add(self, name: str) -> int:
-        """Give a new name (not empty, ASCII) its number. The caller knows that it is not there."""
+        """Add a new name (not empty, ASCII) and return its number. The caller knows that it does not exist."""
         number = len(self._names)
         if number >= len(self.ends):
             self.ends = np.concatenate((self.ends, np.zeros_like(self.ends)))
@@ -253,7 +253,7 @@ class SubjectTable:
         return number
 
     def restore(self, names: dict[int, str]) -> None:
-        """Give damaged records, all of them, the names that the message log still has, and write the registry anew.
+        """Give all damaged records the names that the message log still has, and write the registry again.
 
         It is on disk when this returns. Raises StorageFull or StorageFailed; the old file stands then.
         """
@@ -272,7 +272,7 @@ class SubjectTable:
         self._pending.clear()
 
     def message_count(self, number: int, first: int, end: int) -> int:
-        """How many messages the sequences [first, end) of a subject are, gaps left out."""
+        """Return how many messages the sequences [first, end) of a subject are, gaps left out."""
         return max(0, end - first - self.gaps.missing(number, first, end))
 
     def skip_sequences(self, numbers: npt.ArrayLike, firsts: npt.ArrayLike, counts: npt.ArrayLike) -> None:
@@ -282,14 +282,14 @@ class SubjectTable:
         self.gaps.add(numbers, firsts, np.asarray(firsts, np.uint64) + np.asarray(counts, np.uint64))
 
     def messages_between(self, firsts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> int:
-        """How many messages the sequences [first, end) of all subjects are, gaps left out: int64[subjects] each."""
+        """Return the number of messages in the sequences [first, end) of all subjects, gaps left out: int64[subjects]."""
         gaps = self.gaps
         low = np.maximum(gaps.starts.astype(np.int64), firsts[gaps.subjects])
         high = np.minimum(gaps.ends.astype(np.int64), ends[gaps.subjects])
         return int(np.maximum(ends - firsts, 0).sum() - np.maximum(high - low, 0).sum())
 
     def flush(self) -> int:
-        """Write what was added, and return the descriptor that is to be fsynced. ``length_bytes`` then covers all.
+        """Write the new records, and return the descriptor that is to be fsynced. ``length_bytes`` then covers all.
 
         Raises StorageFull or StorageFailed; nothing is lost then, the next call tries again.
         """
@@ -304,10 +304,10 @@ class SubjectTable:
         return self._fd
 
     def close(self) -> None:
-        """Close the file; what was not flushed is not kept."""
+        """Close the file; records that were not flushed are lost."""
         self._disk.close(self._fd)
 
 
 def _is_found(name: str) -> bool:
-    """Whether batches may name it: not what stands for a lost name, with a ~ at its beginning only."""
+    """Return whether batches may use the name: not if it stands for a lost name, with a ~ at its beginning only."""
     return name[0] != INTERNAL or INTERNAL in name[1:]

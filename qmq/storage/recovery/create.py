@@ -1,4 +1,4 @@
-"""Making a data directory, and adding partitions to one."""
+"""Create a data directory, and add partitions to one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TAKEN: Final = (CONSUMER_LOG_NAME, PULL_LOG_NAME, GROUPS_NAME, DELAYED_NAME, DU
 
 
 def make_identity(disk: Disk, directory: Path, options: StoreOptions, now_us: int, boot_id: str) -> Identity:
-    """Make the directories of the partitions, then the identity; all else comes later: no other order survives a crash.
+    """Create the directories of the partitions, then the identity, then the rest: no other order survives a crash.
 
     Raises StorageError, or InvalidOption for options that do not fit.
     """
@@ -41,7 +41,7 @@ def make_identity(disk: Disk, directory: Path, options: StoreOptions, now_us: in
 
 
 def with_partitions(disk: Disk, directory: Path, options: StoreOptions, identity: Identity) -> Identity:
-    """The identity with the partitions that the options ask for; directories of new ones are made.
+    """Return the identity with the partitions that the options ask for; create the directories of new ones.
 
     Raises as ``make_identity``.
     """
@@ -71,7 +71,7 @@ def with_partitions(disk: Disk, directory: Path, options: StoreOptions, identity
 def check_apart(disk: Disk, directory: Path, names: Sequence[str]) -> None:
     """Check that each partition has a directory of its own: *names* are absolute, or relative to *directory*.
 
-    Raises InvalidOption where two are the same one, under whatever names, or lie one in another.
+    Raises InvalidOption where two are the same directory, under any names, or one lies in the other.
     """
     paths = [(f"partition {number}", directory / name) for number, name in enumerate(names)]
     taken = [("the data directory", directory / name) for name in _TAKEN]

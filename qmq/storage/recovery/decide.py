@@ -1,7 +1,8 @@
-"""What to do when a data directory is opened: a pure function from what was found to what follows from it.
+"""Decide how to open a data directory: ``facts_of`` collects the facts, ``decide`` turns them into a plan.
 
-It is asked twice. Before any log is read, with the tail WHOLE, it says whether to go on, from which checkpoint, and
-whether tails are to be written again. After the tail of a partition is read, it says what becomes of that one.
+``decide`` is pure and is called twice. Before any log is read, with the tail WHOLE, its plan says whether to open the
+directory, from which checkpoint, and whether to write tails again. After the tail of a partition is read, its plan says
+what to do with that tail.
 """
 
 from __future__ import annotations
@@ -19,24 +20,24 @@ from qmq.storage.types import CONSUMER_LOG_NAME, SUBJECTS_NAME, Hole
 
 
 class Tail(enum.Flag):
-    """What was found in a partition from the checkpoint's position on."""
+    """The state of a partition behind the checkpoint's position."""
 
     #: Valid batches, or none, and then nothing but zeros or the end of the file.
     WHOLE = 0
-    #: Bad bytes that stand, because of what lies after them.
+    #: Bad bytes that stay, because valid batches follow them.
     HOLES = enum.auto()
-    #: Some of these are not explained by a header: whose messages they were cannot be told.
+    #: No header explains some of the bad bytes: the subjects of their messages are unknown.
     BLIND = enum.auto()
-    #: Bytes that are no batch after the last valid one.
+    #: Bytes that are no batch follow the last valid batch.
     JUNK = enum.auto()
-    #: The log ends before the checkpoint's position: what was on disk is gone.
+    #: The log ends before the checkpoint's position: bytes that were on disk are gone.
     SHORT = enum.auto()
-    #: The last segment has been cut, as if another had followed, or a foreign file stands where the log would go on.
+    #: The last segment was cut, as if another had followed, or a foreign file is where the log would continue.
     SEVERED = enum.auto()
 
 
 class Facts(NamedTuple):
-    """What was found."""
+    """The facts about a data directory that recovery depends on."""
 
     identity_a: FileState
     identity_b: FileState
@@ -46,13 +47,13 @@ class Facts(NamedTuple):
     checkpoint_before: FileState
     #: The last stop was clean: everything had been synced.
     clean: bool
-    #: The machine has not been started again since the directory was last opened.
+    #: The machine has not been restarted since the directory was last opened.
     same_boot: bool
     tail: Tail
 
 
 class Action(enum.Enum):
-    """What to do with the directory."""
+    """The action on the directory."""
 
     CREATE = "create"
     OPEN = "open"
@@ -61,7 +62,7 @@ class Action(enum.Enum):
 
 
 class RecoverySource(enum.Enum):
-    """Where recovery begins."""
+    """The point where recovery begins."""
 
     CHECKPOINT = "the checkpoint"
     CHECKPOINT_BEFORE = "the checkpoint before"
@@ -69,24 +70,24 @@ class RecoverySource(enum.Enum):
 
 
 class Plan(NamedTuple):
-    """What to do."""
+    """The steps of recovery."""
 
     action: Action
     source: RecoverySource
-    #: Write the valid batches behind the checkpoint again and sync them: a page whose sync failed reads well.
+    #: Write the valid batches behind the checkpoint again and sync them: a page whose sync failed still reads well.
     rewrite: bool
-    #: Cut what follows the last valid batch.
+    #: Cut the bytes after the last valid batch.
     cut: bool
     #: Report the bad bytes, and name them in the next checkpoint.
     record_holes: bool
-    #: Go on at the reserve: positions may have been seen that are gone now.
+    #: Continue at the reserve: clients may have seen positions that are gone now.
     jump: bool
-    #: Raise every subject's sequences past what may have been seen and is gone now.
+    #: Raise every subject's sequences past those that clients may have seen and that are gone now.
     raise_sequences: bool
 
 
 def decide(facts: Facts) -> Plan:
-    """The table. Rules are in order of precedence."""
+    """Return the plan for these facts."""
     action = _action(facts)
     if action is not Action.OPEN:
         return Plan(action, RecoverySource.WHOLE_LOG, False, False, False, False, False)
@@ -126,7 +127,7 @@ def facts_of(
     checkpoints: list[CheckpointFile],
     boot_id: str,
 ) -> Facts:
-    """What *copies* and *checkpoints* of a directory say, of tails nothing yet. Raises StorageFailed."""
+    """Return the facts from *copies* and *checkpoints* of a directory, with tails WHOLE. Raises StorageFailed."""
     found = [copy.identity for copy in copies if copy.identity is not None]
     identity = max(found, key=lambda identity: identity.generation, default=None)
     states = [file.state for file in checkpoints] + [FileState.MISSING] * 2
@@ -168,33 +169,33 @@ def _names_in(disk: Disk, path: Path) -> list[str]:
 
 @dataclass(slots=True)
 class PartitionReport:
-    """What opening did to one partition."""
+    """The report on one partition."""
 
     partition: int
-    #: Bad or lost bytes behind the checkpoint, found now.
+    #: Bad or lost bytes behind the checkpoint.
     holes: list[Hole] = field(default_factory=list)
-    #: Bad or lost bytes before it, found while the consumer log was made again.
+    #: Bad or lost bytes before it, found while the consumer log was rebuilt.
     damaged: list[Hole] = field(default_factory=list)
     cut_bytes: int = 0
     replayed_batches: int = 0
     replayed_messages: int = 0
     rewritten_bytes: int = 0
-    #: Bytes before the checkpoint that were read again for the consumer log.
+    #: Bytes before the checkpoint that were read to rebuild the consumer log.
     rebuilt_bytes: int = 0
     jumped: bool = False
 
 
 @dataclass(slots=True)
 class RecoveryReport:
-    """What opening a store found and did."""
+    """The report on how a store was opened."""
 
     created: bool
     clean: bool
-    #: The machine may have lost power: positions and sequences went on past the reserve.
+    #: The machine may have lost power: positions and sequences continue past the reserve.
     power_loss: bool
     source: RecoverySource
-    #: How far sequences were raised.
+    #: The number by which sequences were raised.
     raised_by: int = 0
     partitions: list[PartitionReport] = field(default_factory=list)
-    #: What a person should know, a sentence each.
+    #: Notes for the operator, a sentence each.
     notes: list[str] = field(default_factory=list)

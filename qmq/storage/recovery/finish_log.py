@@ -1,4 +1,4 @@
-"""The message log of a partition that was read to its end: its files are put right, and it is opened for use."""
+"""Open the message log of a partition that recovery has read to its end: repair its files, then open it for use."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from qmq.storage.types import SegmentSpan
 
 
 class SegmentFile(NamedTuple):
-    """A segment file as found."""
+    """A segment file on disk."""
 
     base: int
     size: int
-    #: As its header says; None when the header is bad.
+    #: The end of the segment before it, from its header; None when the header is bad.
     previous_end: int | None
 
 
 class RecoveredLog:
-    """What has been read of a log, and what its files still need."""
+    """A message log that has been read, and whose files may need repair."""
 
     def __init__(
         self,
@@ -38,10 +38,10 @@ class RecoveredLog:
         has_junk: bool,
         changed: bool,
     ) -> None:
-        """*spans* are what stands in *files*, up to position *end*; from *claimed* on no checkpoint knows them.
+        """*spans* are the segments in *files*, up to position *end*; from *claimed* on no checkpoint knows them.
 
-        *has_junk* says whether bytes that are no batch follow in the last segment, *changed* whether the directory has
-        names, or lost some, that are not on disk.
+        *has_junk* says whether bytes that are no batch follow in the last segment, *changed* whether file names were
+        added to or removed from the directory and are not on disk.
         """
         self._disk = disk
         self._directory = directory
@@ -55,7 +55,7 @@ class RecoveredLog:
         self.notes: list[str] = []
 
     def open(self, *, floor: int, reserve: int, segment_bytes: int, now_us: int, sync: bool) -> MessageLog:
-        """The log at its end, in a new segment when that lies below *floor*; see PartitionReplay.finish."""
+        """Open the log at its end, in a new segment if the end lies below *floor*; see PartitionReplay.finish."""
         remove_unfinished(self._disk, self._directory)
         self._repair_headers(now_us)
         self._end_files()
@@ -94,7 +94,7 @@ class RecoveredLog:
         capacity = max(segment_bytes, self._end - base)
         current = Segment.open(self._disk, self._directory, base, capacity, writable=True)
         try:
-            if self._has_junk:  # take it away, and leave room at every moment: without, the file looks cut
+            if self._has_junk:  # overwrite its beginning first: a file without room at its end looks cut
                 end = self._end - base
                 room = min(BATCH_HEADER_SIZE, capacity - end)
                 write_fully(self._disk, current.fd, [bytes(room)], end)
@@ -108,25 +108,25 @@ class RecoveredLog:
         return current
 
     def _seal_last(self) -> None:
-        """Cut the last segment to its exact end: the next one begins elsewhere."""
+        """Cut the last segment to its exact end: the next segment does not begin there."""
         for span in self._spans[-1:]:
             self._end_file(span)
 
     def _end_file(self, span: SegmentSpan) -> None:
         def cut(segment: Segment) -> None:
-            segment.cut(min(span.end - span.base, segment.size()))  # zeros would hide that the rest of it is lost
+            segment.cut(min(span.end - span.base, segment.size()))  # zeros would hide that the rest is lost
 
         self._with_file(span.base, "cut", cut)
 
     def _end_files(self) -> None:
-        """Give the sealed files of the tail their exact sizes, which a stop may have kept from them."""
+        """Give the sealed files of the tail their exact sizes: a stop may have come before that."""
         sizes = {file.base: file.size for file in self._files}
         for span in self._spans[:-1]:
             if span.end > self._claimed and sizes[span.base] != span.end - span.base:
                 self._end_file(span)
 
     def _repair_headers(self, now_us: int) -> None:
-        """Write again what headers must say where they are bad: all of it follows from the file's name and place."""
+        """Write bad headers again: their content follows from the file's name and its position among the others."""
         end_before = dict(zip((s.base for s in self._spans[1:]), (s.end for s in self._spans), strict=False))
         for file in self._files:
             if file.previous_end is not None or not any(span.base == file.base for span in self._spans):

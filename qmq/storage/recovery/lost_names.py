@@ -1,7 +1,7 @@
-"""Names that the registry of subjects has lost, found again in the message log by way of the consumer log.
+"""Restore names that the registry of subjects has lost, from the message log by way of the consumer log.
 
-A subject's number stands in every row of it, its name in the table of the batch that the row points to. A subject of
-which no row can be found gets a name that nobody can send to, so that the numbers of the others stay what they are.
+Every row has its subject's number, and the batch that the row points to has the name. A subject without a readable row
+gets a name that clients cannot send to, so that the other subjects keep their numbers.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from qmq.storage.message_log.segment import Segment
 from qmq.storage.meta.checkpoint import PartitionClaim
 from qmq.storage.meta.subjects import INTERNAL, SubjectTable
 
-#: Begins a name that no client may use; the subject's number follows.
+#: The beginning of a name that no client may use; the subject's number follows.
 LOST_PREFIX: Final = f"{INTERNAL}lost-"
 
 
 class NameLookupLog:
-    """One partition as the checkpoint knows it, to look names up. Its consumer log is for reading only."""
+    """Looks names up in one partition, as far as the checkpoint covers it. It only reads the consumer log."""
 
     def __init__(
         self, disk: Disk, directory: Path, consumer: ConsumerLog, secret: bytes, claim: PartitionClaim
@@ -36,7 +36,7 @@ class NameLookupLog:
         consumer.load(known, claim.position, claim.journal)
 
     def name_of(self, number: int) -> str | None:
-        """The name of a subject; None when no row of it can be read here."""
+        """Return the name of a subject; None when no row of it is readable in this partition."""
         try:
             rows = self._consumer.subject_rows(number, 0, 1)
             return self._read(rows[0].item()) if len(rows) else None
@@ -44,7 +44,7 @@ class NameLookupLog:
             return None
 
     def has_rows(self, number: int) -> bool:
-        """Whether there are any of a subject here."""
+        """Return whether the partition has rows of a subject."""
         return len(self._consumer.subject_rows(number, 0, 1)) > 0
 
     def _read(self, row: EntryRow) -> str:
@@ -60,9 +60,10 @@ class NameLookupLog:
 
 
 def restore_names(table: SubjectTable, count: int, readers: list[NameLookupLog]) -> tuple[list[int], list[str]]:
-    """Give every damaged record of *table*, and those that are missing of *count*, a name again; on disk when this
-    returns. Gives the subjects whose names are lost (who is told of them by the log gets a new number, and must get new
-    sequences), and a sentence on what was done, none when nothing was wrong. Raises StorageFull or StorageFailed.
+    """Name every damaged record of *table*, and every record missing from *count*, again; on disk when this returns.
+
+    Return the subjects whose names are lost (if the log still has such a name, it gets a new number, and needs new
+    sequences), and a note on the restored names, none when no name was lost. Raises StorageFull or StorageFailed.
     """
     lost = [number for number in range(max(table.count, count)) if not _is_known(table, number)]
     if not lost:

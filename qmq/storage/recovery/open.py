@@ -1,7 +1,7 @@
-"""Opening a data directory: lock, identity, checkpoint, registry, then each partition, in an order that bears a crash.
+"""Open a data directory: lock, identity, checkpoint, registry, then each partition, in an order that survives a crash.
 
-The identity is written only when every tail has been read and is on disk again: a crash before that finds the same
-facts once more. What it says then (floors, reserves, how far sequences are raised) is done only after it is written.
+The identity is written only when every tail has been read and is on disk again: after a crash before that, the next
+start finds the same facts. Its new floors, reserves and sequence base take effect only after it is written.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from qmq.storage.recovery.replay import PartitionReplay
 from qmq.storage.recovery.sequences import SequenceReplay, missing_sequences, rows_in_order
 from qmq.storage.types import CONSUMER_LOG_NAME, SUBJECTS_NAME, StoreOptions
 
-#: Bytes of a partition's log, the newest, whose indexes have their checksums looked at when a directory is opened.
+#: Opening a directory checks the checksums of the indexes for this many newest bytes of a partition's log.
 CHECKED_LOG_BYTES: Final = 1 << 30
 
 
@@ -92,9 +92,10 @@ class OpenedStore:
 def open_directory(
     directory: Path, options: StoreOptions, disk: Disk, now_us: int, discarded: Iterable[Path] = ()
 ) -> OpenedStore:
-    """Do all of it; the files in *discarded* are removed first: derived ones, which are made again, or checkpoints.
+    """Open or create a data directory. Files in *discarded* are removed first: derived files, which are rebuilt, or
+    checkpoints.
 
-    Raises StorageError and what is below it, or InvalidOption; nothing stays open or locked then.
+    Raises StorageError and its subclasses, or InvalidOption; nothing stays open or locked then.
     """
     if options.segment_bytes < options.max_frame_bytes + SEGMENT_HEADER_SIZE:
         raise InvalidOption(
@@ -142,7 +143,7 @@ class _Opening:
         self._is_copy_behind = False
 
     def abandon(self) -> None:
-        """Close what has been opened."""
+        """Close everything that has been opened."""
         for log in self._logs:
             log.close()
         for consumer in self._consumers:
@@ -237,8 +238,8 @@ class _Opening:
     def _past_tails(
         self, facts: Facts, identity: Identity, replays: list[PartitionReplay], known: int
     ) -> tuple[Identity, int]:
-        """Read the tails; what the identity has to say then, and by how much sequences are raised. Of the partitions
-        the first *known* are not new.
+        """Read the tails. Return the identity that follows from them, and by how much sequences are raised. The first
+        *known* partitions are not new.
         """
         tails = [replay.read_tail(self._options.segment_bytes, rewrite=decide(facts).rewrite) for replay in replays]
         blocked = [r.blocked_until(p.reserve) for r, p in zip(replays, identity.partitions, strict=True)]
@@ -266,7 +267,7 @@ class _Opening:
         return past, raised
 
     def _open_groups(self, identity: Identity, claim: bytes | None, report: RecoveryReport) -> GroupFiles:
-        """Before the identity forgets that the power was lost: what the pull log makes of that is on disk by then."""
+        """Open the files of groups. The pull log must act on a power loss before the identity forgets it."""
         self._groups = GroupFiles(
             self._disk, self._directory, identity.store_id, identity.secret, claim, clean=report.clean,
             lost=report.power_loss, now_us=self._now_us, file_bytes=min(FILE_BYTES, self._options.segment_bytes),
@@ -290,7 +291,7 @@ class _Opening:
             for number in lost:
                 self._lost_end = max(self._lost_end, int(table.ends[number]))
                 if not any(reader.has_rows(number) for reader in readers):
-                    table.firsts[number] = table.ends[number]  # what there was has another number now
+                    table.firsts[number] = table.ends[number]  # its messages have another number now
         return table
 
     def _readers(self, identity: Identity, claims: CheckpointClaims) -> list[NameLookupLog]:
@@ -365,17 +366,17 @@ class _Opening:
         for replay in replays:
             for lost in replay.damaged:
                 sequences.add_lost(*lost)
-        # Without a checkpoint nobody knows where subjects were whose messages are all dropped.
+        # Without a checkpoint, the sequences of subjects whose messages are all dropped are unknown.
         sequences.finish(raised + identity.dropped_end if claims is None else raised)
         subjects.sequence_base = identity.sequence_base
         if any(replay.report.damaged for replay in replays):  # the checkpoint counts messages that are gone
-            # Where a hole is not recorded, runs may be good, and served.
+            # In a hole that is not recorded, runs may be good, and are delivered.
             holes = [[hole for hole in replay.report.damaged if hole in replay.holes] for replay in replays]
             gone = missing_sequences(subjects, self._consumers, holes)
             subjects.gaps.add(gone.subjects, gone.starts, gone.ends)
 
     def _indexes(self, log: MessageLog, consumer: ConsumerLog) -> SegmentIndex:
-        """Make the indexes again that are missing or do not fit, and the current one always; gives that one."""
+        """Rebuild the indexes that are missing or do not fit, and always the current one; return the current one."""
         for span in log.sealed:
             check = log.end - span.base <= CHECKED_LOG_BYTES
             if is_sealed_index(self._disk, log.directory, log.owner, span.base, span.end, check=check):
@@ -383,7 +384,7 @@ class _Opening:
             index = self._derived(log, consumer, span.base, span.end)
             try:
                 index.seal(span.end)
-            except StorageError:  # nothing that serves needs it; the next checkpoint tries again
+            except StorageError:  # delivery does not need it; the next checkpoint tries again
                 self._unsealed.append((index, span.end))
         return self._derived(log, consumer, log.current.base, log.end)
 
@@ -401,7 +402,7 @@ class _Opening:
         return index
 
     def _remove_rotten_checkpoints(self, claims: CheckpointClaims | None) -> None:
-        """One that is rotten must not take the place of a good one among the two that are kept."""
+        """Remove rotten checkpoints: one must not replace a good one among the two that stay."""
         for number in list_checkpoints(self._disk, self._directory):
             if claims is None or number > claims.number:
                 with suppress(OSError):

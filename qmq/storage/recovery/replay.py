@@ -1,8 +1,8 @@
-"""One partition after a start: its files are looked at, its consumer log is brought up to date, its end is found.
+"""Replay one partition after a start: check its files, bring its consumer log up to date, find its end.
 
-``load`` reads what the checkpoint claims only where the consumer log has lost it. ``read_tail`` reads everything behind
-the checkpoint. What becomes of the tail is decided elsewhere (recovery.py); ``finish`` then opens the log for use
-(finishing.py).
+``load`` reads the part that the checkpoint claims, only where the consumer log has lost rows. ``read_tail`` reads
+everything behind the checkpoint. ``decide`` says what to do with the tail (decide.py); ``finish`` then opens the log
+for use (finish_log.py).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _GATHER_ROWS: Final = 4_096
 
 
 class PartitionReplay:
-    """The work on one partition while its store is opened."""
+    """Replays one partition while its store is opened."""
 
     def __init__(
         self,
@@ -64,9 +64,9 @@ class PartitionReplay:
         self._files: list[SegmentFile] = []
         self._foreign_segments: list[SegmentFile] = []
         self._spans: list[SegmentSpan] = []
-        self._base = -1  # of the segment that the consumer log adds to
+        self._base = -1  # of the segment that the consumer log appends to
         self._changed = False
-        self._has_junk = False  # the last segment, behind what stands in it
+        self._has_junk = False  # bytes that are no batch follow in the last segment
         self.report = PartitionReport(owner.partition)
         self.notes: list[str] = []
         #: The first position that the checkpoint does not claim.
@@ -76,15 +76,15 @@ class PartitionReplay:
         self.blind_bytes = 0
         self.damaged: list[Damaged] = []
         self.holes: list[Hole] = list(claim.holes) if claim else []
-        #: The bases of segments that were removed, and still have files.
+        #: The bases of removed segments that still have files.
         self.left: list[int] = []
 
-    # --- what the checkpoint claims ----------------------------------------------------------------------------------
+    # --- the claimed part --------------------------------------------------------------------------------------------
 
     def load(self) -> None:
-        """Look at the files, load the consumer log, and feed it what it has lost of the claimed part.
+        """Check the files, load the consumer log, and append the rows of the claimed part that it has lost.
 
-        Raises StorageError when the files are not there, not ours, or cannot be read.
+        Raises StorageError when the files are missing, belong to another store, or cannot be read.
         """
         self._files = self._look()
         bases = {file.base: file for file in self._files}
@@ -126,7 +126,7 @@ class PartitionReplay:
                 files.append(SegmentFile(base, segment.size(), segment.previous_end(self._owner)))
             except ForeignSegment as error:
                 self._foreign_segments.append(SegmentFile(base, segment.size(), None))
-                self.notes.append(f"{error}; until then it is left alone and not read")
+                self.notes.append(f"{error}; until then it is not read")
             finally:
                 segment.close()
         claim = self._claim
@@ -137,7 +137,7 @@ class PartitionReplay:
         claimed = {span.base for span in claim.segments}
         strays = [file.base for file in files if file.base < claim.position and file.base not in claimed]
         self.notes += [
-            f"{self._directory}: segment {base:016x} is not one that the checkpoint knows; it is left alone"
+            f"{self._directory}: the checkpoint does not know segment {base:016x}; it is not changed"
             for base in strays
             if not claim.is_removed(base)
         ]
@@ -145,7 +145,7 @@ class PartitionReplay:
         return [file for file in files if file.base not in strays]
 
     def _whole_until(self, span: SegmentSpan) -> int:
-        """Where the last whole batch ends of a segment that has been cut short."""
+        """Return the end of the last whole batch of a segment that was cut short."""
         segment = Segment.open(self._disk, self._directory, span.base, 0, writable=False)
         scanner = Scanner(self._disk, self._secret, self._owner.store_id, lambda header, batch: None)
         try:
@@ -154,13 +154,13 @@ class PartitionReplay:
             segment.close()
 
     def _lose(self, hole: Hole) -> None:
-        """Claimed bytes that are not there any more: recorded once."""
+        """Record claimed bytes that are gone, once."""
         if not any(known.start <= hole.start and hole.end <= known.end for known in self.holes):
             self.report.damaged.append(hole)
             self.holes.append(hole)
 
     def _lose_claimed(self, found: ScanResult, end: int) -> None:
-        """Record what a scan of claimed bytes up to *end* has not found."""
+        """Record the bytes up to *end* that a scan of claimed bytes has not found."""
         self.report.damaged += found.rotten
         for hole in found.holes:
             self._lose(hole)
@@ -168,7 +168,7 @@ class PartitionReplay:
             self._lose(Hole(found.end, end))
 
     def _feed_claimed(self, position: int) -> None:
-        """Feed the batches from *position* up to the checkpoint's."""
+        """Append the rows of the batches from *position* up to the checkpoint's position."""
         for span in self._spans:
             if span.end <= position:
                 continue
@@ -178,7 +178,7 @@ class PartitionReplay:
             self._lose_claimed(found, span.end)
 
     def reread(self, base: int, end: int) -> list[EntryRow | Rows]:
-        """The rows of the batches of the segment at *base*, before position *end*. Raises StorageFailed."""
+        """Return the rows of the batches of the segment at *base*, before position *end*. Raises StorageFailed."""
         pieces: list[EntryRow | Rows] = []
         few: list[EntryRow] = []
 
@@ -206,12 +206,12 @@ class PartitionReplay:
             pieces.append(np.array(few, ENTRY_DTYPE))
         return pieces
 
-    # --- what it does not claim --------------------------------------------------------------------------------------
+    # --- the tail ----------------------------------------------------------------------------------------------------
 
     def read_tail(self, segment_bytes: int, *, rewrite: bool) -> Tail:
-        """Read everything behind the checkpoint; with *rewrite*, write what is valid again in place and sync it.
+        """Read everything behind the checkpoint; with *rewrite*, write valid batches again in place and sync them.
 
-        A file of *segment_bytes* or more, which is what segments are made with, has not been shortened.
+        A file of *segment_bytes* or more, the size at creation, has not been shortened.
 
         Raises StorageFailed, or BadBytes when the batches are those of a store with another secret.
         """
@@ -244,8 +244,8 @@ class PartitionReplay:
                 tail |= Tail.SEVERED
         if foreign and not self.report.replayed_batches and not self._claim:
             raise BadBytes(
-                f"the batches in {self._directory} do not bear this store's mark: store-a and store-b are of another "
-                "directory; put the right ones back"
+                f"the batches in {self._directory} were not written by this store: store-a and store-b belong to "
+                "another directory; put the right ones back"
             )
         if self.report.holes:
             tail |= Tail.HOLES
@@ -256,12 +256,12 @@ class PartitionReplay:
         return tail
 
     def blocked_until(self, reserve: int) -> int:
-        """Where the last foreign file ends that stands where the log would go on, below its reserve; 0 without one."""
+        """Return the end of the last foreign file below the reserve, where the log would continue; 0 without one."""
         blocking = (file for file in self._foreign_segments if self.claimed <= file.base < reserve)
         return max((file.base + file.size for file in blocking), default=0)
 
     def _current_base(self) -> int:
-        """The base of the segment that the checkpoint says was being written; -1 when it is not there."""
+        """Return the base of the segment that was current at the checkpoint; -1 when it is gone."""
         there = self._claim is not None and self._spans and self._spans[-1] == self._claim.segments[-1]
         return self._spans[-1].base if there else -1
 
@@ -272,7 +272,7 @@ class PartitionReplay:
         return base < 0 or any(file.base == base and base + file.size < self.claimed for file in self._files)
 
     def _open_gap(self, file: SegmentFile, *, first: bool) -> None:
-        """What lies between the end so far and the next segment: nothing, a jump, or lost bytes."""
+        """Record lost bytes between the end so far and the next segment, unless there are none, or a jump."""
         expected = self._expected(file)
         if not first and self.end < expected:
             self.report.holes.append(Hole(self.end, expected))
@@ -282,7 +282,7 @@ class PartitionReplay:
         self.end = file.base + SEGMENT_HEADER_SIZE
 
     def _expected(self, file: SegmentFile) -> int:
-        """Where the log ended when that segment was made."""
+        """Return the end of the log when that segment was created."""
         if file.previous_end is not None:
             return file.previous_end
         return self.end if file.base == self._floor else file.base
@@ -291,7 +291,7 @@ class PartitionReplay:
         return self._whole_until(SegmentSpan(file.base, file.base + file.size)) > file.base + SEGMENT_HEADER_SIZE
 
     def _remove(self, files: list[SegmentFile]) -> None:
-        """Remove segments that a roll made and nothing was written to, as nothing was to what comes before them."""
+        """Remove segments that a roll created and that got no batch: the bytes before them were not written either."""
         for file in reversed(files):
             path = segment_path(self._directory, file.base)
             try:
@@ -314,7 +314,7 @@ class PartitionReplay:
         self._spans.append(span)
 
     def _enter(self, base: int) -> None:
-        """Have the consumer log add to the segment at *base*."""
+        """Make the consumer log append to the segment at *base*."""
         if base > self._base:
             self._consumer.roll(base)
             self._base = base
@@ -337,7 +337,7 @@ class PartitionReplay:
         return found
 
     def _is_hole(self, header: Header) -> bool:
-        """Whether a batch has been given up: its sequences are gaps, so it must not come back."""
+        """Return whether a batch lies in a hole: its sequences are gaps, so it must not come back."""
         return any(hole.start <= header.position < hole.end for hole in self.holes)
 
     def _feed(self, header: Header, batch: memoryview) -> None:
@@ -355,17 +355,17 @@ class PartitionReplay:
             raise failure(error, "sync", self._directory) from error
 
     def claim(self) -> PartitionClaim:
-        """What the checkpoint says and still holds, but for the consumer log; without one, that all is to be read."""
+        """Return the checkpoint's claim as far as it still holds, without the consumer log's; else a claim of nothing."""
         if self._claim is None:
             return PartitionClaim(self._files[0].base if self._files else self._floor, (), (), None)
         holes = tuple(hole for hole in self.holes if hole.start < self.claimed)
         return replace(self._claim, holes=holes, journal=None)
 
-    # --- ready for use -----------------------------------------------------------------------------------------------
+    # --- opening -----------------------------------------------------------------------------------------------------
 
     def finish(self, *, floor: int, reserve: int, segment_bytes: int, now_us: int, sync: bool) -> MessageLog:
-        """Cut the tail and open the log at its end, in a new segment when that lies below *floor*. All is on disk when
-        this returns, with *sync* also what was there before. Raises StorageFull or StorageFailed.
+        """Cut the tail and open the log at its end, in a new segment if the end lies below *floor*. The changes are on
+        disk when this returns, with *sync* the older bytes too. Raises StorageFull or StorageFailed.
         """
         read = RecoveredLog(
             self._disk,

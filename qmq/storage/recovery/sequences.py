@@ -1,5 +1,5 @@
-"""Rows of several partitions in one order, and sequences after a start: the ends of all subjects, from the rows that a
-checkpoint does not know yet.
+"""Merge rows of several partitions in one order, and replay the sequences of subjects after a start, from the rows
+that the checkpoint does not cover.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Sequences = npt.NDArray[np.uint64]
 
 
 def rows_in_order(logs: list[ConsumerLog], starts: list[int]) -> Iterator[Rows]:
-    """The rows of several partitions from row *starts* on, in the order in which they were stored, in pieces."""
+    """Yield the rows of several partitions from row *starts* on, in the order in which they were stored, in pieces."""
     rows_of = [log.rows(row, _CHUNK_ROWS) for log, row in zip(logs, starts, strict=True)]
     if len(logs) == 1:
         while len(rows := logs[0].rows(starts[0], _CHUNK_ROWS)):
@@ -48,7 +48,7 @@ def rows_in_order(logs: list[ConsumerLog], starts: list[int]) -> Iterator[Rows]:
 
 @dataclass(slots=True)
 class Counted:
-    """Sequences by subject number: the first that is kept, the next one, and what is missing between."""
+    """Sequences by subject number: the first, the next one, and the gaps between."""
 
     count: int
     firsts: Sequences
@@ -57,7 +57,7 @@ class Counted:
 
 
 class SequenceReplay:
-    """Brings ends, firsts and gaps of a table up to the rows it is given, which come in the order they were stored."""
+    """Updates ends, firsts and gaps of a table from rows, which come in the order in which they were stored."""
 
     def __init__(self, table: SubjectTable | Counted, known: int) -> None:
         """The table has the ends of the subjects up to number *known*; the others begin with their first row."""
@@ -67,9 +67,9 @@ class SequenceReplay:
         self._gaps: list[tuple[Numbers, Sequences, Sequences]] = []
 
     def add(self, rows: Rows) -> None:
-        """Rows of ENTRY_DTYPE[n]: sequences that none of them has, up to the last, become gaps.
+        """Add rows, ENTRY_DTYPE[n]: sequences that none of them has, up to the last, become gaps.
 
-        Rows before the ends are of a partition that the checkpoint could not claim: it has gaps in their place.
+        Rows before the ends are of a partition that the checkpoint could not claim: it claims gaps for them.
         """
         late = self._seen[rows["subject"]] & (rows["first_sequence"] < self._table.ends[rows["subject"]])
         if late.any():
@@ -100,7 +100,7 @@ class SequenceReplay:
         self._table.ends[subjects[tails]] = np.maximum(ends[tails], before[heads])
 
     def add_lost(self, subject: int, start: int, end: int) -> None:
-        """A damaged batch had these sequences of a subject; they are not given again. To be told after all rows."""
+        """Add sequences that a damaged batch had, so that they are not used again. Call it after all of ``add``."""
         known = int(self._table.ends[subject]) if self._seen[subject] else start
         if not self._seen[subject]:
             self._table.firsts[subject] = end
@@ -122,7 +122,7 @@ class SequenceReplay:
 
 
 def missing_sequences(table: SubjectTable, logs: list[ConsumerLog], holes: list[list[Hole]]) -> Gaps:
-    """The sequences from the first kept to the last given that no row of any partition has, or only one in a hole."""
+    """Return the sequences, from the first to the last, that no row of any partition has, or only one in a hole."""
     count = table.count
     firsts = table.firsts[:count]
     found = Counted(count, firsts, firsts.copy(), Gaps())
@@ -144,7 +144,7 @@ def _one_gap(subject: int, start: int, end: int) -> tuple[Numbers, Sequences, Se
 
 
 def merge_by_sequence(found: list[tuple[int, Rows]], limit: int) -> list[tuple[int, Rows]]:
-    """Rows of several partitions merged by sequence: consecutive rows of one partition make a piece."""
+    """Merge rows of several partitions by sequence; consecutive rows of one partition make a piece."""
     whole = [rows["first_sequence"][-1] for _, rows in found if len(rows) >= limit]
     merged = np.concatenate([rows for _, rows in found])
     partitions = np.repeat([number for number, _ in found], [len(rows) for _, rows in found])
