@@ -139,7 +139,7 @@ class Partition:
         """Close the current segment if it has a batch; nothing may be staged. Return the position before which all lies
         in closed segments. Raises as ``position_for`` and ``write`` do.
         """
-        assert not self.staged_rows, "what is staged is written first"
+        assert not self.staged_rows, "write staged batches first"
         log = self.message_log
         if log.end > log.current.base + SEGMENT_HEADER_SIZE:
             self._make_room(0, seal=True)
@@ -162,8 +162,8 @@ class Partition:
         return log.staged_end
 
     def stage(self, position: int, buffer: Buffer, rows: EntryRow | Rows) -> None:
-        """Add a stamped batch to the next ``write``. *position* is what ``position_for`` gave for its size; the buffer
-        must not change until then. *rows* are its consumer-log rows: a tuple for one run, else ENTRY_DTYPE[runs].
+        """Add a stamped batch to the next ``write``. *position* is from ``position_for`` with its size; the buffer must
+        not change until then. *rows* are its consumer-log rows: a tuple for one run, else ENTRY_DTYPE[runs].
         """
         log = self.message_log
         assert position == log.staged_end, "batches are staged where they were placed"
@@ -299,8 +299,8 @@ class Partition:
     # --- retention ---------------------------------------------------------------------------------------------------
 
     def leave(self, base: int, had: SubjectRanges) -> int:
-        """Offer nothing of the first segment to new readers until it is removed; who knows its messages reads them as
-        before. Return the row behind its rows.
+        """Hide the first segment from new readers until it is removed; readers that know its messages still read them.
+        Return the row behind its rows.
         """
         row = self.consumer_log.row_behind(base)
         self.shared.leaving = SegmentToDrop(self.number, row, had)

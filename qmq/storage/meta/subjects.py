@@ -282,7 +282,7 @@ class SubjectTable:
         self.gaps.add(numbers, firsts, np.asarray(firsts, np.uint64) + np.asarray(counts, np.uint64))
 
     def messages_between(self, firsts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> int:
-        """Return the number of messages in the sequences [first, end) of all subjects, gaps left out: int64[subjects]."""
+        """Return the messages in the sequences [first, end) of all subjects, gaps left out: int64[subjects] each."""
         gaps = self.gaps
         low = np.maximum(gaps.starts.astype(np.int64), firsts[gaps.subjects])
         high = np.minimum(gaps.ends.astype(np.int64), ends[gaps.subjects])

@@ -146,7 +146,7 @@ class CheckpointTaker:
         """[thread] Check, before each checkpoint, that directories and files are those that were opened: bytes written
         to a file without a name end with the process. Partitions whose files are gone take no more batches.
 
-        Raises SyncFailed when the data directory was removed or replaced, StorageFailed when nobody can tell.
+        Raises SyncFailed when the data directory was removed or replaced, StorageFailed when the system does not tell.
         """
         try:
             self._lock.check_in_flight()

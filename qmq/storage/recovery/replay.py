@@ -355,7 +355,7 @@ class PartitionReplay:
             raise failure(error, "sync", self._directory) from error
 
     def claim(self) -> PartitionClaim:
-        """Return the checkpoint's claim as far as it still holds, without the consumer log's; else a claim of nothing."""
+        """Return the checkpoint's claim as far as it is still true, without the consumer log; else an empty claim."""
         if self._claim is None:
             return PartitionClaim(self._files[0].base if self._files else self._floor, (), (), None)
         holes = tuple(hole for hole in self.holes if hole.start < self.claimed)
