@@ -210,11 +210,11 @@ class CommandDispatch:
 
     def _list_subjects(self, command: ListSubjects) -> SubjectList:
         prefix, store = check_prefix(command.prefix), self._parts.store
-        end = min(store.subject_count, command.after + _MOST_LOOKED_AT)
+        end = min(store.subjects.count, command.after + _MOST_LOOKED_AT)
         if prefix == "" or prefix.endswith("."):
-            numbers = store.subjects_under(prefix, command.after, end)
+            numbers = store.subjects.under(prefix, command.after, end)
         else:
-            number, end = store.subject_number(prefix), store.subject_count
+            number, end = store.subjects.number(prefix), store.subjects.count
             numbers = [number] if number is not None and number >= command.after else []
         rows: list[tuple[str, int, int, int, int]] = []
         most = max(1, min(command.limit, _MAX_LIST))
@@ -222,12 +222,12 @@ class CommandDispatch:
             if len(rows) == most:
                 end = number
                 break
-            name = store.subject_name(number)
+            name = store.subjects.name(number)
             if not is_private(name):
-                first, following = int(store.firsts[number]), int(store.ends[number])
-                count = store.message_count(number, first, following)
+                first, following = int(store.subjects.firsts[number]), int(store.subjects.ends[number])
+                count = store.subjects.message_count(number, first, following)
                 rows.append((name, first, following, count, self._parts.delaying.counts[name]))
-        after = end if end < store.subject_count else None
+        after = end if end < store.subjects.count else None
         return SubjectList(command.connection, command.request, rows, after)
 
     # --- administration, and commands that wait for reads ------------------------------------------------------------
@@ -491,15 +491,16 @@ class Broker:
         self._intake.turn()
         self._records.write_all()
         self._retention.drop_ready(now)
-        visible = [self._intake.visible(partition) for partition in range(self._store.partitions)]
-        upto = [self._store.claimable(partition) for partition in range(self._store.partitions)]
+        visible = [self._intake.visible(partition) for partition in range(len(self._store.partitions))]
+        upto = [part.claimable for part in self._store.partitions]
         small = self._producers.bytes_remembered() <= _PRODUCERS_AT_ONCE_BYTES
         ahead = any(packed > most for packed, most in zip(self._producers_upto, upto, strict=False))
         if small or ahead or now.monotonic_us - self._producers_packed_us >= _PRODUCERS_EVERY_US:
             unclaimed = {
                 number: end
                 for number, end in enumerate(upto)
-                if end < self._store.end(number) or self._store.broken(number) is not None
+                if end < self._store.partitions[number].message_log.end
+                or self._store.partitions[number].broken() is not None
             }
             unclaimed[DELAY_PARTITION] = self._delaying.seen()
             self._producers_packed = msgpack.packb(self._producers.packed(unclaimed, now.monotonic_us))
@@ -520,9 +521,9 @@ class Broker:
             self._producers.restore(msgpack.unpackb(state["producers"]), now_us)
             upto: list[int]
             upto, seen = msgpack.unpackb(state["producers_upto"])
-            upto += [0] * (self._store.partitions - len(upto))
+            upto += [0] * (len(self._store.partitions) - len(upto))
         else:  # there is no checkpoint
-            upto = [self._remembered_from(partition) for partition in range(self._store.partitions)]
+            upto = [self._remembered_from(partition) for partition in range(len(self._store.partitions))]
         sent = self._store.headers_since(upto), self._delaying.headers_since(seen)
         for partition, header in heapq.merge(*sent, key=lambda found: found[1].stored_at_us):
             if header.producer_id in (DUE_PRODUCER, COPY_PRODUCER):
@@ -541,6 +542,7 @@ class Broker:
         That goes by stamps, which are wrong after a jump of the clock, so the last rows are read in any case.
         """
         since_us = max(0, self._store.last_stored_at_us - self._ttl_us)
-        end = self._store.visible_row(partition)
-        row = min(self._store.row_at_time(partition, since_us), max(0, end - _ROWS_AT_ONCE))
-        return self._store.read_entry(partition, row)[1] if row < end else self._store.end(partition)
+        part = self._store.partitions[partition]
+        end = part.consumer_log.visible_row
+        row = min(part.consumer_log.row_at_time(since_us), max(0, end - _ROWS_AT_ONCE))
+        return part.consumer_log.read_entry(row)[1] if row < end else part.message_log.end

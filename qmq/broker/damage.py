@@ -51,12 +51,12 @@ class Damages:
 
     def found(self, damage: PartitionDamage, by: FoundBy) -> None:
         """Mark bad bytes on disk as unreadable, and report them."""
-        log, local = self._store.log_of(damage.partition)
+        log = self._store.partition(damage.partition).message_log
         if damage.partition < DELAY_PARTITION:  # delayed messages are checked one by one when they are due
-            marked = [log.mark_unreadable(local, *mark) for mark in damage.marks]
+            marked = [log.unreadable.add(*mark) for mark in damage.marks]
             if marked and not any(marked):
                 return
-        place = log.file_offset_of(local, damage.start)
+        place = log.file_offset_of(damage.start)
         self._add(BadBytes(f"{place}, {damage.end - damage.start} bytes: {damage.reason}"), by)
 
     def refused(self, error: QmqError, by: FoundBy = "pull") -> None:
@@ -161,10 +161,11 @@ class Reports:
     def _batch_size(self, partition: int, position: int) -> int | None:
         """Return the size of the visible batch that begins at *position*; None where none does."""
         store = self._store
-        if partition >= store.partitions:
+        if partition >= len(store.partitions):
             return None
-        row = store.row_at_position(partition, position)
-        if row >= store.visible_row(partition):
+        part = store.partitions[partition]
+        row = part.consumer_log.row_at_position(position)
+        if row >= part.consumer_log.visible_row:
             return None
-        entry = store.read_entry(partition, row)
+        entry = part.consumer_log.read_entry(row)
         return entry[10] if entry[1] == position else None

@@ -46,25 +46,26 @@ class LogReads:
         self._last_number = first_number(Asker.HISTORY)
         self._by_connection: Counter[int] = Counter()
         self._listing: dict[int, ListBatches] = {}  # requests whose rows are being read
-        self._waiting: list[deque[ReadLog]] = [deque() for _ in range(store.partitions)]
+        self._waiting: list[deque[ReadLog]] = [deque() for _ in range(len(store.partitions))]
         self._running: dict[int, tuple[ReadLog, Fetch]] = {}
-        self._busy = [0] * store.partitions
+        self._busy = [0] * len(store.partitions)
 
     def list_segments(self, asked: ListSegments) -> None:
         """Answer with a list of segments. Raises InvalidOption."""
         self._check(asked.partition)
         visible = self._visible(asked.partition)
-        spans = self._store.segments_from(asked.partition, asked.position, SEGMENTS_AT_ONCE)
-        current = self._store.segments_from(asked.partition, self._store.end(asked.partition), 1)[0].base
+        part = self._store.partitions[asked.partition]
+        spans = part.segments_from(asked.position, SEGMENTS_AT_ONCE)
+        current = part.segments_from(part.message_log.end, 1)[0].base
         rows = [(base, min(end, visible), base != current and end <= visible) for base, end in spans if base < visible]
         more = bool(spans) and spans[-1].base != current
-        self._effects.append(SegmentList(asked.connection, asked.request, self._store.partitions, rows, more))
+        self._effects.append(SegmentList(asked.connection, asked.request, len(self._store.partitions), rows, more))
 
     def list_batches(self, asked: ListBatches) -> None:
         """Answer with the positions of batches. Raises InvalidOption, Overloaded, StorageError."""
         self._check(asked.partition)
         try:
-            records = self._store.batches_from(asked.partition, asked.start, ROWS_AT_ONCE)
+            records = self._store.partitions[asked.partition].batches_from(asked.start, ROWS_AT_ONCE)
         except NotAtHand as missing:
             self._count(asked.connection)
             self._last_number += 1
@@ -116,7 +117,7 @@ class LogReads:
         while waiting and self._busy[partition] < RUNNING:
             asked = waiting.popleft()
             size = min(asked.size, MAX_BYTES)
-            fetch = self._store.fetch(partition, asked.position, size, self._visible(partition))
+            fetch = self._store.partitions[partition].fetch(asked.position, size, self._visible(partition))
             if fetch is None:
                 self._forget(asked.connection)
                 self._effects.append(LogBytes(asked.connection, asked.request, b""))
@@ -127,8 +128,8 @@ class LogReads:
             self._effects.append(FetchWanted(self._last_number, fetch))
 
     def _check(self, partition: int) -> None:
-        if partition >= self._store.partitions:
-            raise InvalidOption(f"there is no partition {partition}; there are {self._store.partitions}")
+        if partition >= len(self._store.partitions):
+            raise InvalidOption(f"there is no partition {partition}; there are {len(self._store.partitions)}")
 
     def _count(self, connection: int) -> None:
         if self._by_connection[connection] >= MAX_WAITING:

@@ -29,16 +29,20 @@ class Fsyncs:
     def sync(self, partition: int, done: Done) -> None:
         """Sync all bytes written so far to the disk, then call *done* in the loop, with the error or None."""
         if not self._begin(partition, done):
-            self.workers[partition].call(lambda: self._store.sync(partition), done)
+            self.workers[partition].call(lambda: self._store.partition(partition).sync(), done)
 
     def _begin(self, partition: int, done: Done) -> bool:
         """Start the sync asynchronously; return False if that needs more than one fdatasync, or one is running."""
-        if self._aio is None or (descriptor := self._store.begin_sync(partition)) is None:
+        if self._aio is None:
+            return False
+        log = self._store.partition(partition).message_log
+        descriptor = log.begin_sync()
+        if descriptor is None:
             return False
         try:
             self._aio.begin(descriptor, partition)
         except OSError:
-            self._store.end_sync(partition, None)
+            log.end_sync(None)
             return False
         self._begun[partition] = done
         return True
@@ -47,11 +51,12 @@ class Fsyncs:
         assert self._aio is not None
         for partition, error in self._aio.finished():
             done = self._begun.pop(partition)
-            self._store.end_sync(partition, error)
+            part = self._store.partition(partition)
+            part.message_log.end_sync(error)
             if error is None:
                 done(None)
             else:  # the thread reports the error, and the log stays broken
-                self.workers[partition].call(lambda number=partition: self._store.sync(number), done)  # type: ignore[misc]
+                self.workers[partition].call(part.sync, done)
 
     def close(self, timeout_s: float) -> None:
         """End the threads, and start no more syncs."""

@@ -100,9 +100,9 @@ class RunningBroker:
     async def start(self) -> None:
         """Serve. Raises CannotListen when another process has begun to listen on the port."""
         self._scrub_worker = CallThread("qmq-scrub")
-        self._fsyncs = Fsyncs(self.store, (*range(self.store.partitions), DELAY_PARTITION))
-        self._readers = [CallThread(f"qmq-read-{partition}") for partition in range(self.store.partitions)]
-        self._fetchers = [CallThread(f"qmq-fetch-{partition}") for partition in range(self.store.partitions)]
+        self._fsyncs = Fsyncs(self.store, (*range(len(self.store.partitions)), DELAY_PARTITION))
+        self._readers = [CallThread(f"qmq-read-{partition}") for partition in range(len(self.store.partitions))]
+        self._fetchers = [CallThread(f"qmq-fetch-{partition}") for partition in range(len(self.store.partitions))]
         self.server = Server(
             self.broker, _server_options(self.settings, self.store), self._work, self._turned, self._clock
         )
@@ -215,8 +215,7 @@ class RunningBroker:
 
     def _check(self, wanted: CheckWanted) -> None:
         number, partition, position, *what = wanted
-        log, local = self.store.log_of(partition)
-        reader = log.reader(local, position)
+        reader = self.store.partition(partition).reader(position)
         found = list[tuple[memoryview, PartitionDamage | None]]()
 
         def read() -> None:
@@ -261,7 +260,7 @@ class RunningBroker:
     def _checkpointed(self) -> None:
         """React to a checkpoint, taken or failed. It syncs all partitions, so it may be first to find one broken."""
         for partition in self.store.all_partitions():
-            error = self.store.broken(partition)
+            error = self.store.partition(partition).broken()
             if error is not None and partition not in self._broken:
                 self._break(partition, error)
         self._pace()
@@ -298,7 +297,7 @@ class RunningBroker:
         sound: list[int] = []
         full: list[int] = []
         if self._checkpointer.running:
-            sound = [partition for partition in range(store.partitions) if partition not in self._broken]
+            sound = [partition for partition in range(len(store.partitions)) if partition not in self._broken]
             full = self._far_behind(sound)
         all_full = (bool(full) and full == sound) or self._is_delay_log_behind()
         if not all_full:
@@ -319,12 +318,13 @@ class RunningBroker:
         store, full = self.store, []
         share = self.settings.max_unsynced_bytes // max(1, len(partitions))
         for partition in partitions:
-            unsynced = store.end(partition) - store.synced(partition)
+            part = store.partitions[partition]
+            unsynced = part.message_log.end - part.message_log.synced
             if unsynced >= share:
                 full.append(partition)
             if unsynced >= share // 2 and len(partitions) > 1 and partition not in self._catching_up:
                 self._catching_up.add(partition)
-                self._sync(SyncWanted(partition, store.end(partition)))
+                self._sync(SyncWanted(partition, part.message_log.end))
         return full
 
 

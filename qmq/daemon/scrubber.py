@@ -73,8 +73,7 @@ class Scrubber:
             segments = [
                 (partition, span.base)
                 for partition in self._store.all_partitions()
-                for holder, local in (self._store.log_of(partition),)
-                for span in holder.sealed(local)
+                for span in self._store.partition(partition).message_log.sealed
             ]
             first = skip % len(segments) if segments else 0
             for partition, base in segments[first:] + segments[:first]:
@@ -91,16 +90,16 @@ class Scrubber:
             await self._wait_until(begun_us + round_us)
 
     async def _scrub(self, partition: int, base: int) -> None:
-        holder, local = self._store.log_of(partition)
-        if holder.segment_at(local, base) is None:
+        part = self._store.partition(partition)
+        if part.message_log.segment_at(base) is None:
             return  # the segment was removed meanwhile
-        reader = holder.reader(local, base)
+        reader = part.reader(base)
         try:
             while not (step := await self._step(reader, partition)).is_last:
                 self._broker.counters.scrubbed_bytes += step.size
                 await self._wait_until(self._pace.next_us(step.size, self._clock().monotonic_us))
         except StorageError as error:
-            if holder.segment_at(local, base) is not None:
+            if part.message_log.segment_at(base) is not None:
                 self._refused(reader.path, error)
         finally:
             self._thread.call(reader.close, lambda error: None)  # after a step that may still be running

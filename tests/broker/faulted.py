@@ -49,8 +49,8 @@ class FaultedBroker(Driven):
         except StorageError as error:
             self.errors.append(error)
             taken = False
-        for partition in range(self.store.partitions):
-            broken = self.store.broken(partition)
+        for partition, part in enumerate(self.store.partitions):
+            broken = part.broken()
             if broken is not None:
                 self.broker.handle(SyncBroken(partition, broken), self.now)
         return taken
@@ -59,7 +59,7 @@ class FaultedBroker(Driven):
         wanted, self.wanted = self.wanted, []
         for want in wanted:
             try:
-                self.store.sync(want.partition)
+                self.store.partition(want.partition).sync()
             except SyncFailed as error:
                 self.errors.append(error)
                 self.broker.handle(SyncBroken(want.partition, error), self.now)
@@ -73,7 +73,7 @@ class FaultedBroker(Driven):
 
     def is_broken(self) -> bool:
         """Whether a sync has failed: the broker takes everything again only after a restart."""
-        return any(self.store.broken(partition) for partition in range(self.store.partitions))
+        return any(part.broken() for part in self.store.partitions)
 
 
 @dataclass

@@ -148,7 +148,7 @@ class Driven:
 
     def check(self, wanted: CheckWanted) -> Checked:
         """Check a batch as it lies on disk."""
-        reader = self.store.reader(wanted.partition, wanted.position)
+        reader = self.store.partition(wanted.partition).reader(wanted.position)
         try:
             batch, damage = reader.read_batch(wanted.position, wanted.size, wanted.first, wanted.messages)
             return Checked(wanted.number, batch, damage, None)
@@ -196,7 +196,7 @@ class Driven:
         """Run the wanted syncs."""
         wanted, self.wanted = self.wanted, []
         for want in wanted:
-            self.store.sync(want.partition)
+            self.store.partition(want.partition).sync()
             self.broker.handle(Synced(want.partition, want.position), self.now)
         self.broker.turn(self.now)
         return self.effects() if turn else []

@@ -276,7 +276,9 @@ def test_messages_of_subjects_that_a_start_numbers_otherwise_stay_what_they_are(
 
 def unread(driven: Driven, sequence: int) -> None:
     """Mark the batch of a message as unreadable."""
-    assert driven.store.mark_unreadable(0, driven.store.read_entry(0, sequence)[1], 1)
+    assert driven.store.partitions[0].message_log.unreadable.add(
+        driven.store.partitions[0].consumer_log.read_entry(sequence)[1], 1
+    )
 
 
 def test_a_pull_goes_on_behind_what_it_was_to_have_again_and_cannot_be_read(tmp_path: Path) -> None:

@@ -29,14 +29,14 @@ def report(driven: Driven, position: int, first: int = 0, messages: int = 0, par
 def sent_batch(driven: Driven) -> int:
     """Store a batch of several runs among others, and return its position."""
     driven.send("a.x", b"before")
-    position = driven.store.end(0)
+    position = driven.store.partitions[0].message_log.end
     driven.do(driven.send_command(SEVERAL))
     driven.send("a.x", b"after")
     return position
 
 
 def rot(driven: Driven, position: int, offset: int) -> None:
-    place = driven.store.file_offset_of(0, position + offset)
+    place = driven.store.partitions[0].message_log.file_offset_of(position + offset)
     with place.path.open("r+b") as file:
         file.seek(place.offset)
         byte = file.read(1)[0]
@@ -57,16 +57,18 @@ def test_what_is_sound_is_told_so(tmp_path: Path) -> None:
 def test_what_is_bad_is_told_of_once_and_served_no_more(tmp_path: Path) -> None:
     driven = Driven(tmp_path, disk=FakeDisk())
     position = sent_batch(driven)
-    size = driven.store.read_entry(0, 1)[10]
+    size = driven.store.partitions[0].consumer_log.read_entry(1)[10]
     rot(driven, position, size - 17)  # in the run of a.y, or the last: its columns or bodies
-    rotten = driven.store.view(0, position, size)
+    rotten = driven.store.partitions[0].message_log.view(position, size)
     found, (lost,) = read_answer(rotten)
     assert report(driven, position).found == "bad"
     for _ in range(2):
         assert report(driven, position, lost.first, lost.messages).found == "bad"
     (news,) = driven.broker.take_damaged()
     file, *_ = segment_files(tmp_path)
-    assert str(news).startswith(f"{file} at offset {driven.store.file_offset_of(0, position).offset} ")
+    assert str(news).startswith(
+        f"{file} at offset {driven.store.partitions[0].message_log.file_offset_of(position).offset} "
+    )
     assert driven.broker.counters.damaged == {"report": 1}
     rotten_subject = ["a.x", "a.x", "a.x", "a.y", "a.y", "b"][lost.first]
     for prefix in ("", "a.", "a.x", "a.y", "b"):
@@ -82,9 +84,9 @@ def test_one_bad_message_leaves_the_others_of_its_run(tmp_path: Path) -> None:
     driven = Driven(tmp_path, disk=FakeDisk())
     bodies = [b"message %02d" % number for number in range(50)]
     position = driven.send("a", *bodies).position
-    size = driven.store.read_entry(0, 0)[10]
+    size = driven.store.partitions[0].consumer_log.read_entry(0)[10]
     rot(driven, position, size - 10 * 20 - 5)
-    (bad,) = read_answer(driven.store.view(0, position, size))[1]
+    (bad,) = read_answer(driven.store.partitions[0].message_log.view(position, size))[1]
     assert report(driven, position, bad.first, 1).found == "bad"
     good = bodies[: bad.first] + bodies[bad.first + 1 :]
     assert bodies_of(driven.pull(driven.subscribe("a", group="exact"), left_out=1)) == good
@@ -125,7 +127,7 @@ def test_headers_that_nobody_can_decode_are_bad(tmp_path: Path) -> None:
         producer_sequence=0,
     )
     driven.do(Send(1, driven.request(), memoryview(bytearray(b"".join(parts))), True))
-    position = driven.store.read_entry(0, 0)[1]
+    position = driven.store.partitions[0].consumer_log.read_entry(0)[1]
     assert report(driven, position, 0, 1).found == "sound"
     assert report(driven, position, 0, 2).found == "bad"
     (news,) = driven.broker.take_damaged()
@@ -194,7 +196,7 @@ def test_a_report_of_the_current_segment(tmp_path: Path) -> None:
 
 def spoil(driven: Driven, position: int) -> None:
     """Overwrite a whole header with zeros."""
-    place = driven.store.file_offset_of(0, position)
+    place = driven.store.partitions[0].message_log.file_offset_of(position)
     with place.path.open("r+b") as file:
         file.seek(place.offset)
         file.write(bytes(BATCH_HEADER_SIZE))
@@ -206,7 +208,7 @@ def test_a_pull_that_checks_passes_a_spoiled_header(tmp_path: Path, group: str |
     """The first answer has the batch whole as it lies, the next one all other messages."""
     driven = Driven(tmp_path, disk=FakeDisk())
     before = driven.send("a.x", b"before").position
-    position = driven.store.end(0)
+    position = driven.store.partitions[0].message_log.end
     driven.do(driven.send_command(SEVERAL if lost > 1 else {"a.x": [b"one"]}))
     driven.send("a.x", b"after")
     number = driven.subscribe("", group=group, start=None if group else "first")
@@ -222,7 +224,10 @@ def test_a_pull_that_checks_passes_a_spoiled_header(tmp_path: Path, group: str |
     assert bodies_of(runs_of_answer(again, 0 if group else lost)) == [b"before", b"after"]
     (news,) = driven.broker.take_damaged()
     assert f"(position {position} of partition 0)" in str(news)
-    assert driven.store.unreadable(0, before, driven.store.end(0)) != []
+    assert (
+        driven.store.partitions[0].message_log.unreadable.within(before, driven.store.partitions[0].message_log.end)
+        != []
+    )
     if group is not None:
         assert isinstance(again, PulledMessages)
         assert [attempt for _, _, attempt in again.ranges] == [1, 1]

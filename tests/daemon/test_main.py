@@ -140,22 +140,22 @@ async def test_new_settings_count_at_once(tmp_path: Path) -> None:
     slow = {"checkpoint_ms": 3_600_000, "scrub_bytes_per_s": 0, "scrub_round_ms": 10}
     async with running(tmp_path, **small, **slow) as broker, qmq.connect(broker.url) as client:
         await client.send_many("a.b", [bytes(20_000)] * 40)
-        taken = broker.store.checkpoints_taken
+        taken = broker.store.checkpoints.taken
         await broker.reload({"checkpoint_ms": 10})
-        await until(lambda: broker.store.checkpoints_taken > taken)
+        await until(lambda: broker.store.checkpoints.taken > taken)
         assert broker.counters.scrub_rounds == 0
         await broker.reload({"scrub_bytes_per_s": 1 << 30})
         await until(lambda: broker.counters.scrub_rounds > 2)
-        sealed = len(broker.store.sealed(0))
+        sealed = len(broker.store.partitions[0].message_log.sealed)
         assert sealed >= 4
         await broker.reload({"retention_bytes": 300_000})
-        await until(lambda: len(broker.store.sealed(0)) <= 2)
+        await until(lambda: len(broker.store.partitions[0].message_log.sealed) <= 2)
         await broker.reload({"scrub_bytes_per_s": 0})
         rounds = broker.counters.scrub_rounds
         await broker.reload({"retention_bytes": 0})
         await client.send_many("a.b", [bytes(20_000)] * 40)
         await client.send("a.b", b"last")
-        assert len(broker.store.sealed(0)) >= sealed
+        assert len(broker.store.partitions[0].message_log.sealed) >= sealed
         assert broker.counters.scrub_rounds == rounds
         assert (broker.settings.checkpoint_ms, broker.settings.retention_bytes) == (10, 0)
 
@@ -166,9 +166,9 @@ async def test_retention_continues_in_a_broker_without_requests(tmp_path: Path) 
     async with running(tmp_path, checkpoint_ms=10, **small) as broker:
         async with qmq.connect(broker.url) as client:
             await client.send_many("a.b", [bytes(20_000)] * 40)
-        assert len(broker.store.sealed(0)) >= 5
+        assert len(broker.store.partitions[0].message_log.sealed) >= 5
     async with running(tmp_path, checkpoint_ms=10, retention_bytes=300_000, **small) as broker:
-        await until(lambda: len(broker.store.sealed(0)) <= 2)
+        await until(lambda: len(broker.store.partitions[0].message_log.sealed) <= 2)
 
 
 # --- access to files -------------------------------------------------------------------------------------------------
@@ -204,9 +204,9 @@ async def test_other_users_may_not_read_files_of_a_broker(tmp_path: Path) -> Non
             first, second, *_ = await consumer.pull(max_count=10, timeout=10)
             first.ack()
             await second.nack(delay=3_600)
-        taken = broker.store.checkpoints_taken
+        taken = broker.store.checkpoints.taken
         await client.send("a.b", b"more")
-        await until(lambda: broker.store.checkpoints_taken > taken)
+        await until(lambda: broker.store.checkpoints.taken > taken)
     kinds = {path.suffix or path.name.split("-")[0] for path in data.rglob("*") if path.is_file()}
     assert kinds >= {"lock", "store", "checkpoint", "subjects", ".messages", ".index", ".entries", ".pulls"}
     assert others_may(data) == others_may(disk) == []
@@ -322,7 +322,9 @@ async def test_nothing_is_acknowledged_once_a_checkpoint_finds_a_directory_gone(
         client = await RawClient.connect(broker.address)
         client.send(send(1, FLUSH, b"before"))
         await client.read()
-        await until(lambda: broker.store.claimed(0) == broker.store.end(0))  # by a checkpoint: none runs now
+        await until(
+            lambda: broker.store.partitions[0].claimed == broker.store.partitions[0].message_log.end
+        )  # by a checkpoint: none runs now
         lose(tmp_path / lost)
         client.send(send(2, FLUSH, b"lost"))  # a change, so that a checkpoint is taken
         await client.read()
@@ -349,7 +351,7 @@ async def test_sends_are_refused_while_free_space_is_unknown(tmp_path: Path) -> 
         client = await RawClient.connect(broker.address)
         client.send(send(1, FLUSH, b"before"))
         await client.read()
-        await until(lambda: broker.store.claimed(0) == broker.store.end(0))
+        await until(lambda: broker.store.partitions[0].claimed == broker.store.partitions[0].message_log.end)
         _move(tmp_path / "data")
         client.send(send(2, FLUSH))
         assert await client.error() == (2, "storage_failed")
@@ -372,8 +374,8 @@ async def test_partitions_whose_directories_are_there_go_on(tmp_path: Path) -> N
         await until(lambda: partition in broker._broken)
         client.send(send(3, FLUSH, b"after"))
         assert sent_fields(await client.read())[2] == 1 - partition
-        taken = broker.store.checkpoints_taken
-        await until(lambda: broker.store.checkpoints_taken > taken)
+        taken = broker.store.checkpoints.taken
+        await until(lambda: broker.store.checkpoints.taken > taken)
         await client.close()
 
 
@@ -391,9 +393,9 @@ async def test_a_delay_log_that_goes_stops_delayed_messages_only(tmp_path: Path)
         with pytest.raises(qmq.SendUnknown, match="delayed was removed"):
             await client.send("a.b", b"refused", delay=3_600)
         await client.send("a.b", b"now")
-        taken = broker.store.checkpoints_taken
+        taken = broker.store.checkpoints.taken
         await client.send("a.b", b"again")
-        await until(lambda: broker.store.checkpoints_taken > taken)
+        await until(lambda: broker.store.checkpoints.taken > taken)
 
 
 @on_uvloop
@@ -469,7 +471,7 @@ async def test_other_partitions_take_all_that_comes_while_one_stalls(tmp_path: P
             client.send(send(request, APPEND, request.to_bytes() * 200_000, "a.0" if request % 2 else "a.1"))
             assert (await client.read()).kind == FrameKind.SENT
         assert disk.stalled
-        assert broker.store.end(0) - broker.store.synced(0) < 1 << 20
+        assert broker.store.partitions[0].message_log.end - broker.store.partitions[0].message_log.synced < 1 << 20
         other.send(frame(FrameKind.SEND, 1, batch(b"y", subject="b.1", producer=b"q" * 16), flags=FLUSH))
         assert sent_fields(await other.read())[2] == 1
         disk.go_on()
@@ -515,7 +517,7 @@ async def test_checkpoints_come_while_something_changes_and_not_else(tmp_path: P
         client.send(send(1, APPEND))
         await client.read()
         await until(lambda: checkpoints(disk) == 1)
-        await until(lambda: broker.store.synced(0) == broker.store.end(0))
+        await until(lambda: broker.store.partitions[0].message_log.synced == broker.store.partitions[0].message_log.end)
         # An idle broker writes nothing: connections, empty pulls and time change no saved state.
         subscription = await subscribe(client, prefix="b.")
         await until(lambda: checkpoints(disk) == 2)
@@ -554,11 +556,11 @@ async def test_sends_wait_while_too_much_is_not_on_disk(tmp_path: Path) -> None:
         for request in range(1, 40):
             client.send(send(request, APPEND, bytes(300_000)))
         await until(lambda: broker.server._sends_held)
-        held_at = broker.store.end(0)
+        held_at = broker.store.partitions[0].message_log.end
         for request in range(1, 20):
             other.send(frame(FrameKind.SUBJECTS, request))
             assert (await other.read()).kind == FrameKind.SUBJECT_LIST
-        assert broker.store.end(0) == held_at
+        assert broker.store.partitions[0].message_log.end == held_at
         disk.go_on()
         for request in range(1, 40):
             assert (await client.read()).request == request

@@ -35,7 +35,7 @@ CONSUMING: Final = (
     Mutant(
         "keep no answer back for acknowledgements that may wait",
         "WriteGate.turn",
-        always("all((type(effect) in _REST_ON_NONE for effect in self._effects))"),
+        always("all((type(effect) in _NEED_NO_RECORD for effect in self._effects))"),
         ("tests/broker/journal/test_write_gate.py",),
     ),
     Mutant(

@@ -49,7 +49,7 @@ SAFEGUARDS: Final = (
     Mutant(
         "pass what an at_most_once group may have got before a crash",
         "AtMostOnce.resume",
-        instead("self._store.row_at_time(partition, end + 1) if end else 0", "0"),
+        instead("part.consumer_log.row_at_time(end + 1) if end else 0", "0"),
         ("tests/broker/delivery/test_at_most_once.py",),
     ),
     Mutant(
@@ -164,7 +164,7 @@ SAFEGUARDS: Final = (
     Mutant(
         "sync the logs before a checkpoint claims them",
         "Checkpoint.write",
-        skip("self._sync_log(log)"),
+        skip("part.sync()"),
         ("tests/storage/meta/test_take_checkpoint.py", "tests/storage/test_kill.py"),
     ),
     Mutant(
@@ -175,13 +175,13 @@ SAFEGUARDS: Final = (
     ),
     Mutant(
         "keep on disk at once that a sync has failed",
-        "Checkpointed._sync_log",
-        skip("with suppress(StorageError):\n    self._identity.forget_boot()"),
+        "partition:Partition.sync",
+        skip("with suppress(StorageError):\n    self.shared.identity.forget_boot()"),
         ("tests/broker/test_broken_partition.py",),
     ),
     Mutant(
         "leave the indexes of a broken partition out of checkpoints",
-        "Checkpointed._indexes_to_seal",
+        "CheckpointTaker._indexes_to_seal",
         never("self._partitions[index.owner.partition].given_up"),
         ("tests/storage/test_store_failures.py",),
     ),
@@ -392,7 +392,7 @@ SAFEGUARDS: Final = (
     Mutant(
         "keep a group's own messages from prefixes",
         "SubjectFilter.matches",
-        always("not is_private(store.subject_name(number))"),
+        always("not is_private(store.subjects.name(number))"),
         ("tests/broker/transfer/test_handover.py",),
     ),
     Mutant(
@@ -497,7 +497,7 @@ SAFEGUARDS: Final = (
     Mutant(
         "hand nothing out that is known to be bad",
         "Damages.found",
-        instead("[log.mark_unreadable(local, *mark) for mark in damage.marks]", "[True for _ in damage.marks]"),
+        instead("[log.unreadable.add(*mark) for mark in damage.marks]", "[True for _ in damage.marks]"),
         ("tests/broker/test_unreadable.py", "tests/broker/test_damage.py"),
     ),
     Mutant(

@@ -45,7 +45,7 @@ OF_SHARING: Final = (
     Mutant(
         "go by the subject that a message of another broker was sent to",
         "Eligibility._takes_subject",
-        instead("origin_subject(self._store.subject_name(number))", "self._store.subject_name(number)"),
+        instead("origin_subject(self._store.subjects.name(number))", "self._store.subjects.name(number)"),
         _SHARING,
     ),
     Mutant(

@@ -125,10 +125,11 @@ class DelayedMessages:
         log = self._store.delay_log
         if log is None or (name.store_id, name.partition) != (self._store.store_id, DELAY_PARTITION):
             return None
-        row = log.row_at_position(0, name.position + 1) - 1
-        if row < log.first_row(0):
+        part = log.partitions[0]
+        row = part.consumer_log.row_at_position(name.position + 1) - 1
+        if row < part.consumer_log.first_row:
             return None
-        position = log.read_entry(0, row)[1]
+        position = part.consumer_log.read_entry(row)[1]
         batch = self._reads.batch(position)
         header = parse_header(batch)
         ordinal = name.position - position
@@ -304,7 +305,7 @@ class DelayedMessages:
         """Return the state for a checkpoint; None while there has been no delayed message."""
         if self._store.delay_log is None:
             return None
-        claimable = [self._store.claimable(partition) for partition in range(self._store.partitions)]
+        claimable = [part.claimable for part in self._store.partitions]
         self._unclaimed = [entry for entry in self._unclaimed if not self._is_claimed(entry)]
         late = [part.item().tobytes() for partition, end, part in self._unclaimed if end > claimable[partition]]
         late += [delayed.item().tobytes() for delayed in self._reads.cold]
@@ -328,7 +329,7 @@ class DelayedMessages:
     def _is_claimed(self, entry: tuple[int, int, DelayedRange]) -> bool:
         """Return whether a checkpoint has the batch that was delivered."""
         partition, end, _ = entry
-        return end <= self._store.claimed(partition)
+        return end <= self._store.partitions[partition].claimed
 
     def wants_checkpoint(self) -> bool:
         """Return whether another checkpoint would remove something that is no longer needed, though nothing has
@@ -390,7 +391,7 @@ class DelayedMessages:
         for partition, header in store.headers_since(claimed):
             if header.producer_id != DUE_PRODUCER or not header.flags & HAS_ORIGIN_ID:
                 continue
-            batch = store.peek(partition, header.position, header.size)
+            batch = store.partitions[partition].page_cache.peek(header.position, header.size)
             for store_id, number, positions in origins_of(batch):
                 if (store_id, number) == (store.store_id, DELAY_PARTITION):
                     self._delivered.extend(positions)

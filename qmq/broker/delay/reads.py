@@ -66,12 +66,13 @@ class DelayReads:
         log = self._store.delay_log
         if log is None:
             raise BadBatch("there is no delay log; was its directory taken away?")
+        part = log.partitions[0]
         if self._is_looking_up and (size := self._missing(position)) is not None:
-            raise NotAtHand(log.read_of(0, np.array([position]), np.array([size]), onward=False))
-        header = parse_header(log.peek(0, position, BATCH_HEADER_SIZE))
+            raise NotAtHand(part.page_cache.read(np.array([position]), np.array([size]), onward=False))
+        header = parse_header(part.page_cache.peek(position, BATCH_HEADER_SIZE))
         if header.position != position:
             raise BadBatch(f"no batch begins at position {position} of the delay log; run qmq verify")
-        batch = log.peek(0, position, header.size)
+        batch = part.page_cache.peek(position, header.size)
         self._last = position, batch
         return batch
 
@@ -161,20 +162,21 @@ class DelayReads:
         log = self._store.delay_log
         if log is None or position == self._last[0] or position in self._found:
             return None
-        span = log.segment_at(0, position)
+        part = log.partitions[0]
+        span = part.message_log.segment_at(position)
         if span is None:
             return None  # the segment was removed: all its messages are cancelled
         try:
-            if not log.is_at_hand(0, position, BATCH_HEADER_SIZE):
+            if not part.page_cache.has(position, BATCH_HEADER_SIZE):
                 return min(_FIRST_BYTES, span.end - position)
             said: int
             place: int
-            said, place = _SIZE_AND_POSITION.unpack_from(log.view(0, position, BATCH_HEADER_SIZE))
+            said, place = _SIZE_AND_POSITION.unpack_from(part.message_log.view(position, BATCH_HEADER_SIZE))
             size = min(said, span.end - position)  # a wrong size is found when the batch is parsed
-            if not log.is_at_hand(0, position, size):
+            if not part.page_cache.has(position, size):
                 return size
             if (place, said) == (position, size):
-                self._found[position] = log.view(0, position, size)
+                self._found[position] = part.message_log.view(position, size)
         except StorageError:
             pass  # ``batch`` raises it again
         return None
@@ -185,7 +187,7 @@ class DelayReads:
         assert log is not None
         positions = np.array(sorted(missing), np.int64)
         sizes = np.array([missing[position] for position in positions.tolist()], np.int64)
-        read = log.read_of(0, positions, sizes, onward=False)
+        read = log.partitions[0].page_cache.read(positions, sizes, onward=False)
         if read.key == self._last_key:
             self._last_key = None
             return False

@@ -116,9 +116,10 @@ class AtMostOnce:
         ahead = max(1, block * runs // count)
         ends = []
         for partition, row in enumerate(subject_filter.row_cursors):
-            if row + ahead < self._store.visible_row(partition):
+            stored_part = self._store.partitions[partition]
+            if row + ahead < stored_part.consumer_log.visible_row:
                 try:
-                    ends.append(self._store.read_entry(partition, row + ahead)[2])
+                    ends.append(stored_part.consumer_log.read_entry(row + ahead)[2])
                 except (NotAtHand, StorageError):
                     return need
         return max(need, min(ends) if ends else self._store.last_stored_at_us + (AHEAD_US << more))
@@ -150,7 +151,11 @@ class AtMostOnce:
                 continue
             if isinstance(begin, list):
                 for partition, position in enumerate(begin):
-                    self._pass_rows(subject_filter, partition, self._store.row_at_position(partition, position))
+                    self._pass_rows(
+                        subject_filter,
+                        partition,
+                        self._store.partitions[partition].consumer_log.row_at_position(position),
+                    )
             else:
                 self._pass_sequences(subject_filter, begin)
             subject_filter.reserved = max(subject_filter.reserved, end)  # lower where the record of a seek is lost
@@ -166,10 +171,7 @@ class AtMostOnce:
                 if subject_filter.exact:
                     group.skipped += self._pass_sequences(subject_filter, end)
                     continue
-                ends = [
-                    self._store.row_at_time(partition, end + 1) if end else 0
-                    for partition in range(self._store.partitions)
-                ]
+                ends = [part.consumer_log.row_at_time(end + 1) if end else 0 for part in self._store.partitions]
                 # Count all rows before any is passed: a subject may lie in several partitions.
                 group.skipped += sum(self._count(subject_filter, partition, row) for partition, row in enumerate(ends))
                 for partition, row in enumerate(ends):
@@ -196,7 +198,9 @@ class AtMostOnce:
     def _rows_before(self, subject_filter: SubjectFilter, partition: int, end: int) -> Iterator[tuple[int, Rows]]:
         """Yield the rows before row *end* that the filter takes, from its cursor on, each with the row behind them."""
         row, matches = subject_filter.row_cursors[partition], subject_filter.matches(self._store)
-        while row < end and len(rows := self._store.rows(partition, row, min(end - row, _CHUNK_ROWS))):
+        while row < end and len(
+            rows := self._store.partitions[partition].consumer_log.rows(row, min(end - row, _CHUNK_ROWS))
+        ):
             row += len(rows)
             yield row, rows if matches is None else chosen_of([rows], np.flatnonzero(matches[rows["subject"]]))
 
@@ -205,11 +209,11 @@ class AtMostOnce:
         number = subject_filter.subject(store)
         if number is None:
             return 0
-        cursor, end = group.cursor(store, subject_filter, number) or 0, min(end, int(store.ends[number]))
+        cursor, end = group.cursor(store, subject_filter, number) or 0, min(end, int(store.subjects.ends[number]))
         if cursor >= end:
             return 0
         group.cursors.upto(number + 1)[number] = end
-        return store.message_count(number, cursor, end)
+        return store.subjects.message_count(number, cursor, end)
 
 
 def may_lack_reserves(holes: Sequence[Hole], torn: int, records: Sequence[PullRecord]) -> bool:

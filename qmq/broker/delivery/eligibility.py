@@ -114,7 +114,7 @@ class Eligibility:
         if known is None:
             if len(self._share.subjects) >= _REMEMBERED:
                 self._share.subjects.clear()
-            name = origin_subject(self._store.subject_name(number))
+            name = origin_subject(self._store.subjects.name(number))
             # A message that the group no longer follows becomes a dead letter, whoever takes it.
             known = takes(self._share.prefixes, name) or self._group.follows_no_more(name)
             self._share.subjects[number] = known

@@ -121,7 +121,7 @@ class AnswerEncoder:
         entry = part.entry
         try:
             if entry[7] == 1 and part.start == 0 and part.stop == entry[4] and not self._checks:
-                self._buffers.append(self._store.view(part.partition, entry[1], entry[10]))
+                self._buffers.append(self._store.partitions[part.partition].message_log.view(entry[1], entry[10]))
                 return
             pieces, _ = self._batch(part.partition, entry[1], entry[10]).piece(entry[5], part.start, part.stop)
         except KnownBad:
@@ -146,7 +146,7 @@ class AnswerEncoder:
                 if whole[head]:
                     start = int(starts[head])
                     size = int(starts[tail - 1] + sizes[tail - 1]) - start
-                    self._buffers.append(self._store.view(part.partition, start, size))
+                    self._buffers.append(self._store.partitions[part.partition].message_log.view(start, size))
                 else:
                     self._add_pieces(part.partition, rows[first : first + int(chosen[head])])
             except QmqError as error:
@@ -161,7 +161,7 @@ class AnswerEncoder:
         """Add whole batches (position, size, runs) one by one, where some cannot be read."""
         for position, size, runs in batches:
             try:
-                self._buffers.append(self._store.view(partition, position, size))
+                self._buffers.append(self._store.partitions[partition].message_log.view(position, size))
             except KnownBad:
                 self._add_around(partition, position, size, [(run, 0, None) for run in range(runs)])
             except QmqError as error:
@@ -180,10 +180,11 @@ class AnswerEncoder:
     def _add_around(self, partition: int, position: int, size: int, wanted: list[tuple[int, int, int | None]]) -> None:
         """Add the sound messages of the *wanted* runs (run, start, stop) of a batch with known bad bytes."""
         self.left_out = True
-        bad = self._store.unreadable(partition, position, position + size)
+        part = self._store.partitions[partition]
+        bad = part.message_log.unreadable.within(position, position + size)
         marks = [(start - position, end - position) for start, end in bad]
         try:
-            self._buffers += sound_pieces(self._store.view_marked(partition, position, size), marks, wanted)
+            self._buffers += sound_pieces(part.message_log.view_marked(position, size), marks, wanted)
         except BadBatch as error:
             raise self._bad_header(partition, position, size, error) from None
 
@@ -192,7 +193,7 @@ class AnswerEncoder:
         if self._batches is not None and key in self._batches:
             return self._batches[key]
         try:
-            batch = StoredBatch(self._store.view(partition, position, size))
+            batch = StoredBatch(self._store.partitions[partition].message_log.view(position, size))
         except BadBatch as error:
             raise self._bad_header(partition, position, size, error) from None
         if self._batches is not None:
@@ -201,8 +202,9 @@ class AnswerEncoder:
 
     def _bad_header(self, partition: int, position: int, size: int, error: BadBatch) -> BadBytes:
         """Mark a batch with a bad header as unreadable, so that it is reported once, and return the error."""
-        self._store.mark_unreadable(partition, position, size)
-        return BadBytes(f"{self._store.file_offset_of(partition, position)}, {size} bytes: {error}")
+        part = self._store.partitions[partition]
+        part.message_log.unreadable.add(position, size)
+        return BadBytes(f"{part.message_log.file_offset_of(position)}, {size} bytes: {error}")
 
     def _note(self, error: QmqError) -> None:
         self.left_out = True
@@ -258,8 +260,9 @@ class RangeLookup:
                 positions, sizes = np.array([part.entry[1]]), np.array([part.entry[10]])
             else:
                 positions, sizes = part.rows["position"].astype(np.int64), part.rows["batch_size"].astype(np.int64)
-            if store.count_at_hand(part.partition, positions, sizes) < len(positions):
-                raise NotAtHand(store.read_of(part.partition, positions, sizes, onward=False))
+            stored_part = store.partitions[part.partition]
+            if stored_part.page_cache.count(positions, sizes) < len(positions):
+                raise NotAtHand(stored_part.page_cache.read(positions, sizes, onward=False))
         if len(parts) == 1 and isinstance(part := parts[0], Some) and part.stop - part.start == messages.total:
             self._last = part._replace(start=0, stop=part.entry[4])
             self._base, number = _numbered(messages)

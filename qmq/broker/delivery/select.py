@@ -98,20 +98,21 @@ class PullSelection:
     def _read_on(self, subject_filter: SubjectFilter, partition: int) -> ColdRead:
         """Return the read of the run at which the choice stopped, and of what the next pulls will want behind it."""
         store = self._store
+        part = store.partitions[partition]
         if subject_filter.exact:
             number = subject_filter.subject(store)
             assert number is not None
             parts = store.subject_rows(number, int(subject_filter.group.cursors.upto(number + 1)[number]), AHEAD_ROWS)
             rows = next(rows for where, rows in parts if where == partition)
         else:
-            rows = store.rows(partition, subject_filter.row_cursors[partition], CHUNK_ROWS)
+            rows = part.consumer_log.rows(subject_filter.row_cursors[partition], CHUNK_ROWS)
             matches = subject_filter.matches(store)
             index = None if matches is None else np.flatnonzero(matches[rows["subject"]])
             rows, _, _ = self._unhandled(subject_filter, rows, index)
         positions, sizes = rows["position"].astype(np.int64), rows["batch_size"].astype(np.int64)
-        first = store.count_at_hand(partition, positions, sizes)
+        first = part.page_cache.count(positions, sizes)
         first = 0 if first == len(rows) else first
-        return store.read_of(partition, positions[first:], sizes[first:], onward=not subject_filter.exact)
+        return part.page_cache.read(positions[first:], sizes[first:], onward=not subject_filter.exact)
 
     def taken(self) -> list[tuple[SubjectFilter, list[Some | Many]]]:
         """Return the choice by filter, without filters that have nothing in it."""
@@ -134,11 +135,12 @@ class PullSelection:
         chunk = FIRST_CHUNK_ROWS
         while not self.full:
             row = row_cursors[0]
-            left = store.visible_row(0) - row
+            part = store.partitions[0]
+            left = part.consumer_log.visible_row - row
             if left <= 0:
                 return
             if left <= FEW_ROWS:
-                if self._take_entry(subject_filter, 0, store.read_entry(0, row)):
+                if self._take_entry(subject_filter, 0, part.consumer_log.read_entry(row)):
                     row_cursors[0] = row + 1
                 continue
             rows = self._whole_batches(0, row, min(left, chunk))
@@ -159,7 +161,7 @@ class PullSelection:
                     continue
                 heads.append(rows)
                 numbers.append(np.full(len(rows), partition, np.int64))
-                if row + len(rows) < store.visible_row(partition):
+                if row + len(rows) < store.partitions[partition].consumer_log.visible_row:
                     limit = min(limit, rows["stored_at_us"][-1])
             if not heads:
                 return
@@ -178,7 +180,8 @@ class PullSelection:
 
     def _whole_batches(self, partition: int, row: int, limit: int) -> Rows:
         """Return about *limit* rows from *row* on, up to the end of a batch, so that it can be sent as it lies."""
-        rows = self._store.rows(partition, row, limit)
+        part = self._store.partitions[partition]
+        rows = part.consumer_log.rows(row, limit)
         if not len(rows):
             return rows
         last = rows[-1]
@@ -187,7 +190,7 @@ class PullSelection:
             return rows
         if run + 1 < len(rows):
             return rows[: len(rows) - run - 1]  # leave the last batch for the next chunk
-        return self._store.rows(partition, row, len(rows) + runs - run - 1)
+        return part.consumer_log.rows(row, len(rows) + runs - run - 1)
 
     def _take_exact(self, subject_filter: SubjectFilter) -> None:
         number = subject_filter.subject(self._store)
@@ -204,7 +207,7 @@ class PullSelection:
             if entry[0] > int(cursors[number]) or not self._take_entry(subject_filter, partition, entry):
                 break  # the subject has an earlier row, or the pull is full
         chunk = FEW_ROWS
-        while not self.full and int(cursors[number]) < int(self._store.ends[number]):
+        while not self.full and int(cursors[number]) < int(self._store.subjects.ends[number]):
             parts = self._store.subject_rows(number, int(cursors[number]), chunk)
             for partition, rows in parts:
                 if len(rows) > FEW_ROWS:
@@ -217,7 +220,7 @@ class PullSelection:
                 break
             chunk = min(chunk * 16, CHUNK_ROWS)
         if not self.full:
-            subject_filter.passed = self._store.visible_row(0)
+            subject_filter.passed = self._store.partitions[0].consumer_log.visible_row
 
     def _take_entry(self, subject_filter: SubjectFilter, partition: int, entry: EntryRow) -> bool:
         """Choose from one row; return True when none of its messages is left."""
@@ -235,7 +238,7 @@ class PullSelection:
         if start >= count:
             return True
         left = count - start
-        if not self._store.is_at_hand(partition, entry[1], entry[10], self._now_us):
+        if not self._store.partitions[partition].page_cache.has(entry[1], entry[10], self._now_us):
             self._cold, self.full = partition, True
             return False
         size = entry_bytes(entry) + PIECE_BYTES * self._marks(partition, entry)
@@ -282,7 +285,7 @@ class PullSelection:
         if ready == fits and self.count < self._need:
             partition = int(partitions[0 if len(partitions) == 1 else _at(index, fits)])
             entry = rows[fits].item()
-            if self._store.is_at_hand(partition, entry[1], entry[10], self._now_us):
+            if self._store.partitions[partition].page_cache.has(entry[1], entry[10], self._now_us):
                 self._cut(subject_filter.group, partition, entry, 0 if starts is None else int(starts[fits]))
             else:
                 self._cold = partition
@@ -294,12 +297,18 @@ class PullSelection:
         for partition in self._marked:
             mine = np.flatnonzero(np.broadcast_to(row_partitions, len(rows)) == partition)
             positions, batches = rows["position"][mine].astype(np.int64), rows["batch_size"][mine].astype(np.int64)
-            sizes[mine] += PIECE_BYTES * self._store.count_marks(partition, positions, batches)
+            sizes[mine] += PIECE_BYTES * self._store.partitions[partition].message_log.unreadable.count_in(
+                positions, positions + batches
+            )
         return sizes
 
     def _marks(self, partition: int, entry: EntryRow) -> int:
         """Return how many bad ranges are known in a run's batch."""
-        return len(self._store.unreadable(partition, entry[1], entry[1] + entry[10])) if self._marked else 0
+        return (
+            len(self._store.partitions[partition].message_log.unreadable.within(entry[1], entry[1] + entry[10]))
+            if self._marked
+            else 0
+        )
 
     def _count_at_hand(self, partitions: npt.NDArray[np.int64], index: npt.NDArray[np.intp] | None, rows: Rows) -> int:
         """Return how many rows come before the first whose batch would have to be read."""
@@ -307,13 +316,13 @@ class PullSelection:
         row_partitions = _row_partitions(partitions, index, len(rows))
         ready = len(rows)
         if len(row_partitions) == 1:
-            ready = self._store.count_at_hand(int(row_partitions[0]), positions, sizes, self._now_us)
+            ready = self._store.partitions[int(row_partitions[0])].page_cache.count(positions, sizes, self._now_us)
             self._cold = int(row_partitions[0]) if ready < len(rows) else None
             return ready
-        for partition in range(self._store.partitions):
+        for partition, part in enumerate(self._store.partitions):
             mine = np.flatnonzero(row_partitions == partition)
             found = positions[mine], sizes[mine], self._now_us
-            count = self._store.count_at_hand(partition, *found) if len(mine) else 0
+            count = part.page_cache.count(*found) if len(mine) else 0
             if count < len(mine) and mine[count] < ready:
                 ready, self._cold = int(mine[count]), partition
         return ready
@@ -359,7 +368,7 @@ class PullSelection:
         first, number, count = entry[0], entry[3], entry[4]
         stop = min(count, start + self._max_count - self.count)
         try:
-            batch = StoredBatch(self._store.view(partition, entry[1], entry[10]))
+            batch = StoredBatch(self._store.partitions[partition].message_log.view(entry[1], entry[10]))
             sizes = batch.lengths(entry[5])[start:stop].astype(np.int64) + COLUMN_BYTES[batch.header.flags]
         except KnownBad:
             if self.count:

@@ -161,7 +161,7 @@ class PullServer:
         group = waiting.subscription.group
         ends = self._at_most_once.block_ends(group, selection.taken())
         selection.take_back()  # the pull chooses again once the block is on disk
-        visible = [self._visible(partition) for partition in range(self._store.partitions)]
+        visible = [self._visible(partition) for partition in range(len(self._store.partitions))]
         try:
             reserve = self._at_most_once.reserve(group, ends, visible)
         except StorageError as error:
@@ -282,14 +282,14 @@ class PullServer:
 
     def _left_us(self, subscription: Subscription) -> int | None:
         """Return a time before which no stored message is still to come; None where messages come in that order."""
-        if subscription.group.name is not None or self._store.partitions == 1:
+        if subscription.group.name is not None or len(self._store.partitions) == 1:
             return None
         ahead = [
             self._stored_at(subject_filter, partition, row)
             for subject_filter in subscription.filters
             if not subject_filter.exact
             for partition, row in enumerate(subject_filter.row_cursors)
-            if row < self._store.visible_row(partition)
+            if row < self._store.partitions[partition].consumer_log.visible_row
         ]
         return min([*ahead, *hidden_since(self._store)], default=None)
 
@@ -297,7 +297,7 @@ class PullServer:
         """Return when a row was stored, or an earlier time where the row would have to be read."""
         for known in (row, row - 1):
             with suppress(NotAtHand, StorageError):
-                return self._store.read_entry(partition, known)[2]
+                return self._store.partitions[partition].consumer_log.read_entry(known)[2]
         return subject_filter.start.value if subject_filter.start.kind == "time" else 0
 
 

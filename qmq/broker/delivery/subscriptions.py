@@ -123,7 +123,9 @@ class Subscriptions:
         """Have a group follow a prefix, from where it is or was in these subjects, else from *begin* on."""
         known = group.covering(prefix) or group.left_at(prefix)
         if known is not None:
-            row_cursors = [max(row, self._store.offered_row(number)) for number, row in enumerate(known.row_cursors)]
+            row_cursors = [
+                max(row, self._store.partitions[number].offered_row) for number, row in enumerate(known.row_cursors)
+            ]
             begin = Begin(known.start, row_cursors, known.positions)
         subject_filter = group.follow(prefix, begin)
         self._tracker.follows(group, subject_filter)
@@ -267,7 +269,7 @@ class Subscriptions:
 
 def hidden_since(store: Store) -> list[int]:
     """Return the stamp of the first batch that is not visible yet, of each partition that has one."""
-    if store.partitions == 1:
+    if len(store.partitions) == 1:
         return []
-    stamps = (store.hidden_since(partition) for partition in range(store.partitions))
+    stamps = (part.consumer_log.hidden_since() for part in store.partitions)
     return [stamp for stamp in stamps if stamp is not None]

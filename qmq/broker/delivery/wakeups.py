@@ -114,7 +114,7 @@ class Arrivals:
         self._store = store
         self._filters: dict[str, list[SubjectFilter]] = {}  # by prefix, of groups with subscriptions or waiting pulls
         self._watchers: dict[int, list[SubjectFilter]] = {}  # by subject number
-        self._seen = [store.visible_row(partition) for partition in range(store.partitions)]
+        self._seen = [part.consumer_log.visible_row for part in store.partitions]
         #: Filters to serve at the end of the turn, by id.
         self.ready: dict[int, SubjectFilter] = {}
 
@@ -139,8 +139,8 @@ class Arrivals:
 
     def look(self, anyone_waits: bool) -> None:
         """Make ready the filters of rows that became visible since the last call, if *anyone_waits*."""
-        for partition in range(self._store.partitions):
-            row, visible = self._seen[partition], self._store.visible_row(partition)
+        for partition, part in enumerate(self._store.partitions):
+            row, visible = self._seen[partition], part.consumer_log.visible_row
             self._seen[partition] = visible
             if row == visible or not anyone_waits:
                 continue
@@ -152,12 +152,13 @@ class Arrivals:
 
     def _look_at(self, partition: int, row: int, visible: int) -> None:
         store = self._store
+        part = store.partitions[partition]
         if visible - row <= FEW_ROWS:
             for number in range(row, visible):
-                self._wake_by(partition, store.read_entry(partition, number))
+                self._wake_by(partition, part.consumer_log.read_entry(number))
             return
         while row < visible:
-            rows = store.rows(partition, row, min(visible - row, _ROWS_AT_ONCE))
+            rows = part.consumer_log.rows(row, min(visible - row, _ROWS_AT_ONCE))
             for subject in _distinct(rows["subject"]):
                 self.make_ready(subject_filter for subject_filter in self._watching(subject) if subject_filter.waiting)
             row += len(rows)
@@ -180,7 +181,7 @@ class Arrivals:
         return watchers
 
     def _find_watchers(self, number: int) -> list[SubjectFilter]:
-        name = self._store.subject_name(number)
+        name = self._store.subjects.name(number)
         found = [*self._filters.get("", ()), *self._filters.get(name, ())]
         end = name.find(".")
         while end >= 0:

@@ -115,16 +115,16 @@ class SubjectFilter:
 
         No prefix takes a subject that is private to one group.
         """
-        if self.prefix == "" and not store.has_private:
+        if self.prefix == "" and not store.subjects.has_private:
             return None
-        count = store.subject_count
+        count = store.subjects.count
         if self._matched < count:
             if len(self._matches) < count:
                 grown = np.zeros(max(count, 2 * len(self._matches)), np.bool_)
                 grown[: self._matched] = self._matches[: self._matched]
                 self._matches = grown
-            for number in store.subjects_under(self.prefix, self._matched, count):
-                self._matches[number] = not is_private(store.subject_name(number))
+            for number in store.subjects.under(self.prefix, self._matched, count):
+                self._matches[number] = not is_private(store.subjects.name(number))
             self._matched = count
         return self._matches
 
@@ -136,15 +136,18 @@ class SubjectFilter:
         """Return whether there may be messages that it has not handed out."""
         if not self.exact:
             if len(self.row_cursors) == 1:
-                return self.row_cursors[0] < store.visible_row(0)
-            return any(row < store.visible_row(partition) for partition, row in enumerate(self.row_cursors))
+                return self.row_cursors[0] < store.partitions[0].consumer_log.visible_row
+            return any(
+                row < store.partitions[partition].consumer_log.visible_row
+                for partition, row in enumerate(self.row_cursors)
+            )
         number = self.subject(store)
-        return number is not None and bool(self.group.cursors.upto(number + 1)[number] < store.ends[number])
+        return number is not None and bool(self.group.cursors.upto(number + 1)[number] < store.subjects.ends[number])
 
     def subject(self, store: Store) -> int | None:
         """Return the number of the exact subject, or None before its first message."""
         if self.number is None:
-            self.number = store.subject_number(self.prefix)
+            self.number = store.subjects.number(self.prefix)
         return self.number
 
 
@@ -306,10 +309,10 @@ class Group:
         self.filtered = packed["filtered"]
         for prefix, ordinal, start, positions, reserved, has_ended in packed["filters"]:
             row_cursors = [
-                store.row_at_position(partition, positions[partition]) if partition < len(positions) else 0
-                for partition in range(store.partitions)
+                part.consumer_log.row_at_position(positions[partition]) if partition < len(positions) else 0
+                for partition, part in enumerate(store.partitions)
             ]
-            by_partition = [*positions, *[0] * store.partitions][: store.partitions]
+            by_partition = [*positions, *[0] * len(store.partitions)][: len(store.partitions)]
             self.follow(prefix, Begin(Start(*start), row_cursors, by_partition), ordinal).reserved = reserved
             if has_ended:
                 self.unfollow([prefix])
@@ -353,11 +356,12 @@ def _filter_positions(store: Store, subject_filter: SubjectFilter, visible: list
     The position before is as good where a row would have to be read: cursors tell what was handed out since.
     """
     for partition, row in enumerate(subject_filter.row_cursors):
-        if row >= store.visible_row(partition):
+        part = store.partitions[partition]
+        if row >= part.consumer_log.visible_row:
             subject_filter.positions[partition] = visible[partition]
             continue
         with suppress(NotAtHand, StorageError):
-            subject_filter.positions[partition] = store.read_entry(partition, row)[1]
+            subject_filter.positions[partition] = part.consumer_log.read_entry(row)[1]
     return list(subject_filter.positions)
 
 
@@ -467,35 +471,42 @@ def resolve_start(store: Store, start: str | tuple[str, int] | None, default: st
 
 def _position(store: Store, partition: int, row: int) -> int:
     """Return a position that leads back to that row, also if it is behind all rows."""
-    if row <= store.offered_row(partition):
+    part = store.partitions[partition]
+    if row <= part.offered_row:
         return 0
-    if row < store.visible_row(partition):
-        return store.read_entry(partition, row)[1]
-    return store.read_entry(partition, row - 1)[1] + 1
+    if row < part.consumer_log.visible_row:
+        return part.consumer_log.read_entry(row)[1]
+    return part.consumer_log.read_entry(row - 1)[1] + 1
 
 
 def _resolve(store: Store, start: str | tuple[str, int] | None, default: str) -> tuple[Start, list[int]]:
-    partitions = range(store.partitions)
-    subjects = store.subject_count
+    partitions = range(len(store.partitions))
+    subjects = store.subjects.count
     start = default if start is None else start
     if start == "last":
         start = ("time", 1 + max(_last_visible_stamp(store, partition) for partition in partitions))
-        rows = [store.visible_row(partition) for partition in partitions]
+        rows = [store.partitions[partition].consumer_log.visible_row for partition in partitions]
     elif start == "first":
-        return Start("first", 0, subjects), [store.offered_row(partition) for partition in partitions]
+        return Start("first", 0, subjects), [store.partitions[partition].offered_row for partition in partitions]
     elif start[0] == "sequence":
         assert isinstance(start, tuple)
-        return Start("sequence", start[1], subjects), [store.offered_row(partition) for partition in partitions]
+        return Start("sequence", start[1], subjects), [
+            store.partitions[partition].offered_row for partition in partitions
+        ]
     else:
         assert isinstance(start, tuple)
         # A time ahead of all stamps means the end, so that a prefix and a subject begin alike.
         last = max(_last_visible_stamp(store, partition) for partition in partitions)
         start = ("time", min(start[1], last + 1))
-        rows = [max(store.row_at_time(number, start[1]), store.offered_row(number)) for number in partitions]
+        rows = [
+            max(store.partitions[number].consumer_log.row_at_time(start[1]), store.partitions[number].offered_row)
+            for number in partitions
+        ]
     assert isinstance(start, tuple)
     return Start("time", start[1], subjects), rows
 
 
 def _last_visible_stamp(store: Store, partition: int) -> int:
-    visible = store.visible_row(partition)
-    return store.read_entry(partition, visible - 1)[2] if visible > store.first_row(partition) else 0
+    part = store.partitions[partition]
+    visible = part.consumer_log.visible_row
+    return part.consumer_log.read_entry(visible - 1)[2] if visible > part.consumer_log.first_row else 0

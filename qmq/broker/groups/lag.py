@@ -29,8 +29,8 @@ class Ready(NamedTuple):
 
 def ready(store: Store, group: Group) -> Ready:
     """Count the messages that no consumer of the group had yet. Gaps in sequences do not count."""
-    count = store.subject_count
-    firsts, ends = store.firsts[:count].astype(np.int64), store.ends[:count].astype(np.int64)
+    count = store.subjects.count
+    firsts, ends = store.subjects.firsts[:count].astype(np.int64), store.subjects.ends[:count].astype(np.int64)
     nexts, exact = np.full(count, np.iinfo(np.int64).max), True
     for subject_filter in group.filters.values():
         numbers = _followed(store, subject_filter)
@@ -38,7 +38,7 @@ def ready(store: Store, group: Group) -> Ready:
             cursors, all_known = _cursors(store, group, subject_filter, numbers, ends)
             nexts[numbers] = np.minimum(nexts[numbers], cursors)
             exact = exact and all_known
-    return Ready(store.messages_between(np.maximum(nexts, firsts), ends), exact)
+    return Ready(store.subjects.messages_between(np.maximum(nexts, firsts), ends), exact)
 
 
 def _followed(store: Store, subject_filter: SubjectFilter) -> npt.NDArray[np.int64]:
@@ -46,7 +46,7 @@ def _followed(store: Store, subject_filter: SubjectFilter) -> npt.NDArray[np.int
         number = subject_filter.subject(store)
         return np.array([] if number is None else [number], np.int64)
     matches = subject_filter.matches(store)
-    return np.arange(store.subject_count) if matches is None else np.flatnonzero(matches[: store.subject_count])
+    return np.arange(store.subjects.count) if matches is None else np.flatnonzero(matches[: store.subjects.count])
 
 
 def _cursors(
@@ -103,11 +103,12 @@ def _oldest_of_subject(store: Store, group: Group, subject_filter: SubjectFilter
 def _oldest_of_prefix(store: Store, group: Group, subject_filter: SubjectFilter) -> list[int]:
     found = []
     for partition, row in enumerate(subject_filter.row_cursors):
+        part = store.partitions[partition]
         try:
-            rows = store.rows(partition, row, _ROWS)
+            rows = part.consumer_log.rows(row, _ROWS)
         except (NotAtHand, StorageError):
             continue
-        rows = rows[: max(0, store.visible_row(partition) - row)]
+        rows = rows[: max(0, part.consumer_log.visible_row - row)]
         wanted = _not_given(store, group, subject_filter, rows)
         if len(wanted):
             found.append(int(rows["stored_at_us"][wanted[0]]))

@@ -100,7 +100,7 @@ def _keep_numbers(store: Store, filters: Sequence[SubjectFilter]) -> bool:
         if not subject_filter.exact:
             return False
         number = subject_filter.subject(store)
-        if number is not None and number >= store.subjects_claimed:
+        if number is not None and number >= store.checkpoints.subjects_claimed:
             return False
     return True
 
@@ -167,8 +167,9 @@ def _in_log(store: Store, partition: int, rows: Rows, prefix: SubjectFilter | No
     found, done = list[MessageRange](), 0
     log = PARTITIONS + (prefix.ordinal << _PREFIX_SHIFT) + partition
     try:
-        row = store.row_at_position(partition, int(rows["position"][0])) + int(rows["run"][0])
-        while done < len(rows) and len(around := store.rows(partition, row, _CHUNK_ROWS)):
+        part = store.partitions[partition]
+        row = part.consumer_log.row_at_position(int(rows["position"][0])) + int(rows["run"][0])
+        while done < len(rows) and len(around := part.consumer_log.rows(row, _CHUNK_ROWS)):
             row += len(around)
             taken = _taken(store, prefix, around)[: len(rows) - done]
             mine = rows[done : done + len(taken)]
@@ -266,13 +267,14 @@ def _by_position(store: Store, group: Group, messages: MessageRange) -> Iterator
     prefix = group.filter_of(number) if number else None
     if number and prefix is None:
         return
-    if store.segment_at(partition, messages.first) is None:
+    part = store.partitions[partition]
+    if part.message_log.segment_at(messages.first) is None:
         return  # the first message is gone, so the others cannot be counted
-    row = store.row_at_position(partition, messages.first)
-    if messages.run and int(store.rows(partition, row, 1)["position"][:1].sum()) == messages.first:
+    row = part.consumer_log.row_at_position(messages.first)
+    if messages.run and int(part.consumer_log.rows(row, 1)["position"][:1].sum()) == messages.first:
         row += messages.run
     skip, left, chunk = messages.skip, messages.total, _FIRST_ROWS
-    while left and len(rows := store.rows(partition, row, chunk)):
+    while left and len(rows := part.consumer_log.rows(row, chunk)):
         row += len(rows)
         chunk = min(chunk * 16, _CHUNK_ROWS)
         rows = rows[: int(np.searchsorted(rows["position"], np.uint64(messages.end), "right"))]

@@ -58,7 +58,7 @@ class Intake:
         self._effects = effects
         logs = [store] if store.delay_log is None else [store, store.delay_log]
         self._stamp_us = max(log.last_stored_at_us for log in logs)
-        self._partitions = [StagedPartition(number, store, number) for number in range(store.partitions)]
+        self._partitions = [StagedPartition(number, store, number) for number in range(len(store.partitions))]
         self._visibility = Visibility(self._partitions)
         #: The delay log; the part that delays messages sets it.
         self.delay_log: DelayLog | None = None
@@ -145,7 +145,7 @@ class Intake:
 
     def _placed(self, partition: StagedPartition, size: int) -> int:
         try:
-            return partition.store.position_for(partition.local, size)
+            return partition.stored.position_for(size)
         except StorageError as error:
             self._give_up(partition, error)
             raise
@@ -160,7 +160,7 @@ class Intake:
         partition = self._partition(number)
         partition.sync_running = False
         partition.synced = max(partition.synced, position)
-        partition.store.mark_synced(partition.local, position)
+        partition.stored.message_log.mark_synced(position)
         while partition.waiting and partition.waiting[0][0] <= partition.synced:
             self._effects.append(partition.waiting.popleft()[1])
         self._publish(partition)
@@ -177,7 +177,7 @@ class Intake:
         if not isinstance(error, SyncFailed):  # whether the batches are on disk is unknown
             error = SyncFailed(f"{error}; nothing more is stored in partition {number} until a restart")
         partition.broken = error
-        partition.store.give_up(partition.local)
+        partition.stored.give_up()
         while partition.waiting:
             effect = partition.waiting.popleft()[1]
             self._effects.append(Refused(effect.connection, effect.request, error))
@@ -202,13 +202,13 @@ class Intake:
                 self.replies.answer_repeat(repeat)
 
     def _write(self, partition: StagedPartition) -> None:
-        broken = partition.broken or partition.store.broken(partition.local)
+        broken = partition.broken or partition.stored.broken()
         if broken is not None:
-            partition.store.unstage(partition.local)
+            partition.stored.unstage()
             self._give_up(partition, broken)
             return
         try:
-            partition.store.write(partition.local)
+            partition.stored.write()
         except SyncFailed as error:
             self._leave(partition, error)
             return
@@ -257,7 +257,7 @@ class Intake:
             if (
                 log_position is not None
                 and log_position[0] != partition.number
-                and log_position[1] > self._store.end(log_position[0])
+                and log_position[1] > self._store.partitions[log_position[0]].message_log.end
             ):
                 self._write(self._partitions[log_position[0]])
 
@@ -337,7 +337,7 @@ class Intake:
     def _give_up(self, partition: StagedPartition, error: QmqError) -> None:
         """Take back everything given to the staged batches of a partition whose write failed, and refuse them."""
         staged, partition.staged = partition.staged, []
-        ends = partition.store.ends
+        ends = partition.store.subjects.ends
         for batch in reversed(staged):
             ends[batch.numbers] -= np.uint64(batch.messages) if isinstance(batch.messages, int) else batch.messages
             self._take_back_positions(batch)
@@ -363,7 +363,7 @@ class Intake:
         """
         staged, partition.staged = partition.staged, []
         for batch in reversed(staged):
-            partition.store.skip_sequences(batch.numbers, batch.first_sequences, batch.messages)
+            partition.store.subjects.skip_sequences(batch.numbers, batch.first_sequences, batch.messages)
             self._take_back_positions(batch)
             if batch.own is not None:
                 batch.own.unknown(error)
@@ -385,7 +385,7 @@ class Intake:
         partition = self._partitions[number]
         if partition.broken is not None:
             return partition.end()
-        return max(partition.synced, partition.store.synced(partition.local))
+        return max(partition.synced, partition.stored.message_log.synced)
 
     def want_on_disk(self, number: int) -> None:
         """Ask for a sync of everything written to a partition, though no answer waits for it."""
@@ -405,8 +405,8 @@ def _hand_in(
     """Stamp a batch and stage it in its store; return its first sequences and message counts, by run when it has
     several.
     """
-    header, store = batch.header, partition.store
-    ends = store.ends
+    header, store, stored = batch.header, partition.store, partition.stored
+    ends = store.subjects.ends
     first: int | npt.NDArray[np.uint64]
     messages: int | npt.NDArray[Any]
     if isinstance(numbers, int):
@@ -415,16 +415,16 @@ def _hand_in(
         assert batch.runs is not None
         first, messages = ends[numbers], batch.runs["count"].astype(np.uint64)
     stamp(
-        view, batch, position=position, stored_at_us=stored_at_us, partition=partition.local,
+        view, batch, position=position, stored_at_us=stored_at_us, partition=stored.number,
         store_id=store.store_id, secret=store.secret, first_sequences=first,
     )  # fmt: skip
     if isinstance(numbers, int):
         assert isinstance(first, int)
-        store.stage(partition.local, position, view, entry_of(batch, position, stored_at_us, numbers, first))
+        stored.stage(position, view, entry_of(batch, position, stored_at_us, numbers, first))
     else:
         assert batch.runs is not None
         rows = entries_of(batch.runs, header, position, stored_at_us, numbers)
-        store.stage(partition.local, position, view, rows)
+        stored.stage(position, view, rows)
     ends[numbers] = first + messages
     return first, messages
 
@@ -444,15 +444,15 @@ class SubjectNumbering:
 
         Raises the errors of check_subject and Store.add_subject.
         """
-        if self._store.has_private and PRIVATE in "".join(batch.names):
+        if self._store.subjects.has_private and PRIVATE in "".join(batch.names):
             for name in batch.names:
                 check_subject(name)
         if batch.run is not None:
             name = batch.names[batch.run[0]]
-            number = self._store.subject_number(name)
+            number = self._store.subjects.number(name)
             return self._add(name, forced) if number is None else number
         assert batch.runs is not None
-        known = self._store.subject_numbers(batch.names)
+        known = self._store.subjects.numbers(batch.names)
         if None in known:
             for name, number in zip(batch.names, known, strict=True):
                 if number is None:
@@ -466,5 +466,5 @@ class SubjectNumbering:
 
     def _add(self, name: str, forced: bool) -> int:
         """Register a subject, unless it is known: a table may name it twice."""
-        number = self._store.subject_number(name)
+        number = self._store.subjects.number(name)
         return self._store.add_subject(check_subject(name), forced=forced) if number is None else number

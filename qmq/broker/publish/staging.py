@@ -80,8 +80,8 @@ class StagedPartition:
     def __init__(self, number: int, store: Store, local: int) -> None:
         self.number = number
         self.store = store
-        self.local = local
-        self.visible = self.synced = store.end(local)
+        self.stored = store.partitions[local]
+        self.visible = self.synced = self.stored.message_log.end
         self.staged: list[StagedBatch] = []
         self.barriers: deque[Barrier] = deque()
         self.waiting: deque[tuple[int, Answer]] = deque()  # (position to sync, answer then)
@@ -102,7 +102,7 @@ class StagedPartition:
 
     def end(self) -> int:
         """Return the position after the last batch that was written."""
-        return self.store.end(self.local)
+        return self.stored.message_log.end
 
     def forget_gone(self, gone: set[int]) -> None:
         """Drop the waiting answers of these connections."""
@@ -159,7 +159,7 @@ class Visibility:
         if visible <= partition.visible:
             return False
         partition.visible = visible
-        partition.store.publish(partition.local, visible)
+        partition.stored.consumer_log.publish(visible)
         return True
 
     def _passable(self, partition: StagedPartition, barrier: Barrier) -> bool:

@@ -23,7 +23,7 @@ class GroupAdvance:
         self._store = store
         self._target = target
         self._rows = rows
-        self._first_row = store.first_row(target.partition)
+        self._first_row = store.partitions[target.partition].consumer_log.first_row
         self._end_row = self._first_row + len(rows)
 
     def _is_behind(self, subject_filter: SubjectFilter) -> bool:
@@ -89,8 +89,8 @@ class GroupAdvance:
             number = subject_filter.number
             assert number is not None
             starts[had.subjects == number] = had.ends[had.subjects == number]
-            first = max(self._next(subject_filter, number) or 0, int(store.firsts[number]))
-            missed += store.message_count(number, first, store.offered_sequence(number))
+            first = max(self._next(subject_filter, number) or 0, int(store.subjects.firsts[number]))
+            missed += store.subjects.message_count(number, first, store.offered_sequence(number))
         return missed + int((had.ends - starts).sum())
 
     def _lower(self, subject_filter: SubjectFilter, starts: npt.NDArray[np.uint64]) -> None:
@@ -116,12 +116,12 @@ class GroupAdvance:
 
 def replay(store: Store, group: Group, partition: int, position: int, skipped: int, cursors: list[Any]) -> None:
     """Apply the record that a group was moved past everything before *position*."""
-    row = store.row_at_position(partition, position)
+    row = store.partitions[partition].consumer_log.row_at_position(position)
     for subject_filter in group.filters.values():
         if not subject_filter.exact:
             subject_filter.row_cursors[partition] = max(subject_filter.row_cursors[partition], row)
     for subject, cursor in cursors:
-        number = store.subject_number(subject)
+        number = store.subjects.number(subject)
         if number is not None:
             known = group.cursors.upto(number + 1)
             known[number] = max(int(known[number]), cursor)

@@ -184,7 +184,7 @@ class CarryForward:
         return stored
 
     def _number(self, subject: str) -> int:
-        number = self._store.subject_number(subject)
+        number = self._store.subjects.number(subject)
         return self._store.add_subject(subject, forced=True) if number is None else number
 
     def _finish(self, now: Now) -> None:
@@ -192,7 +192,7 @@ class CarryForward:
         stored, copy_read = self._storing, self._copy_read
         assert stored is not None
         assert copy_read is not None
-        if any(one.failed or self._store.broken(one.partition) is not None for one in stored):
+        if any(one.failed or self._store.partitions[one.partition].broken() is not None for one in stored):
             self._storing = self._copy_read = None
             self._forget_group()
             self._again_us = now.monotonic_us + _AGAIN_US

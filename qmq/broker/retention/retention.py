@@ -193,8 +193,8 @@ class Retention:
     def _heads(self) -> list[tuple[int, int]]:
         """Return partition and base of each partition's first segment, where it may go."""
         store, found = self._store, list[tuple[int, int]]()
-        for partition in range(store.partitions):
-            removable, sealed = store.removable(partition), store.sealed(partition)
+        for partition, part in enumerate(store.partitions):
+            removable, sealed = part.removable(), list(part.message_log.sealed)
             if removable and removable[0] == sealed[0] and sealed[0].end <= self._intake.visible(partition):
                 found.append((partition, sealed[0].base))
         return found
@@ -206,22 +206,25 @@ class Retention:
         self._report_us = {head: at for head, at in self._report_us.items() if head in heads}
         unknown = [head for head in heads if head not in self._stored_until]
         if unknown:
-            self._read(_StoredUntilRead([self._store.old_segment(*head) for head in unknown]))
+            self._read(
+                _StoredUntilRead([self._store.partitions[partition].old_segment(base) for partition, base in unknown])
+            )
             return
         excess = self._size() - self._bytes if self._bytes and now.monotonic_us >= self._any_size_until_us else 0
         ordered = sorted(self._stored_until, key=self._stored_until.__getitem__)
         for head in ordered:
             too_old = self._age_us and self._stored_until[head] + self._age_us <= now.wall_us
             if (too_old or excess > 0) and now.monotonic_us >= self._put_off.get(head, 0):
-                old = self._store.old_segment(*head)
+                partition, base = head
+                old = self._store.partitions[partition].old_segment(base)
                 self._read(_SegmentRead(old, needs_archive=self._needs_archive))
                 return
 
     def _size(self) -> int:
         """Return the bytes of the message log."""
         store = self._store
-        sealed = sum(span.end - span.base for number in range(store.partitions) for span in store.sealed(number))
-        return sealed + sum(store.written_bytes(number) for number in range(store.partitions))
+        sealed = sum(span.end - span.base for part in store.partitions for span in part.message_log.sealed)
+        return sealed + sum(part.written_bytes() for part in store.partitions)
 
     def _read(self, reading: _StoredUntilRead | _SegmentRead | ColdRead) -> None:
         self._reading = reading
@@ -266,7 +269,7 @@ class Retention:
         old, had = found.old, found.had
         assert had is not None
         partition, (base, end) = old.partition, old.span
-        self._store.leave(partition, base, had)
+        self._store.partitions[partition].leave(base, had)
         target = SegmentTarget(partition, base, end, had)
         groups = [*self._delivery.subscriptions.groups.values(), *self._delivery.subscriptions.solo()]
         self._dropping = _SegmentDrop(old, target, GroupAdvance(self._store, target, found.rows), groups)
@@ -283,7 +286,8 @@ class Retention:
         if dropping.carry_forward is None:
             target, store = dropping.target, self._store
             groups = list(self._delivery.subscriptions.groups.values())
-            spans = [*store.sealed(target.partition), store.segment_at(target.partition, store.end(target.partition))]
+            part = store.partitions[target.partition]
+            spans = [*part.message_log.sealed, part.message_log.segment_at(part.message_log.end)]
             next_base = next(span.base for span in spans if span is not None and span.base >= target.end)
             dropping.carry_forward = CarryForward(
                 store, self._intake, self._delivery.tracker, self._effects, dropping.old, target, next_base, groups
@@ -324,7 +328,7 @@ class Retention:
             return
         assert dropping.carry_forward is not None
         partition, base, end, had = dropping.target
-        if dropping.old.span not in self._store.removable(partition):  # a sync has failed since
+        if dropping.old.span not in self._store.partitions[partition].removable():  # a sync has failed since
             self._give_up(now)
             return
         self._dropping = None
@@ -342,4 +346,4 @@ class Retention:
     def wants_checkpoint(self) -> bool:
         """Return whether another checkpoint would remove something, though nothing has changed."""
         is_ready = self._dropping is not None and self._dropping.is_ready
-        return is_ready or any(self._store.removes_files(number) for number in range(self._store.partitions))
+        return is_ready or any(part.removals.are_pending for part in self._store.partitions)

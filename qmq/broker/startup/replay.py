@@ -123,5 +123,8 @@ class GroupReplay:
             self._arrivals.watch(group.follow(prefix, self._begin(start, positions), ordinal))
 
     def _begin(self, start: list[Any], positions: list[int]) -> Begin:
-        row_cursors = [self._store.row_at_position(partition, position) for partition, position in enumerate(positions)]
+        row_cursors = [
+            self._store.partitions[partition].consumer_log.row_at_position(position)
+            for partition, position in enumerate(positions)
+        ]
         return Begin(Start(*start), row_cursors, positions)

@@ -66,7 +66,7 @@ class Lookups:
         Raises InvalidOption when messages behind these positions may have been removed, SyncFailed.
         """
         store = self._store
-        ends = [store.end(partition) for partition in range(store.partitions)]
+        ends = [part.message_log.end for part in store.partitions]
         starts = ends if since is None else (since + [0] * len(ends))[: len(ends)]
         for partition, start in enumerate((since or [])[: len(ends)]):
             if not _first_position(store, partition) <= start <= ends[partition]:
@@ -76,7 +76,7 @@ class Lookups:
                     "begin it anew"
                 )
         for partition, end in enumerate(ends):
-            broken = store.broken(partition)
+            broken = store.partitions[partition].broken()
             if broken is not None:
                 raise broken
             if starts[partition] < end:
@@ -128,7 +128,7 @@ class Lookups:
             if lookup.since[lookup.partition] >= lookup.ends[lookup.partition]:
                 lookup.partition, lookup.row = lookup.partition + 1, None
                 continue
-            broken = self._store.broken(lookup.partition)
+            broken = self._store.partitions[lookup.partition].broken()
             if broken is not None:
                 raise broken
             try:
@@ -143,9 +143,10 @@ class Lookups:
     def _look_at_rows(self, lookup: Lookup, left: int) -> int:
         """Read some rows and at most *left* batches; return how many more batches may be read. Raises NotAtHand."""
         store, partition = self._store, lookup.partition
+        part = store.partitions[partition]
         if lookup.row is None:
-            lookup.row = store.row_at_position(partition, lookup.since[partition])
-        rows = store.rows(partition, lookup.row, _ROWS)
+            lookup.row = part.consumer_log.row_at_position(lookup.since[partition])
+        rows = part.consumer_log.rows(lookup.row, _ROWS)
         rows = rows[: int(np.searchsorted(rows["position"], np.uint64(lookup.ends[partition])))]
         if not len(rows):
             lookup.partition, lookup.row = partition + 1, None
@@ -166,16 +167,17 @@ class Lookups:
     def _look_at(self, lookup: Lookup, position: int, size: int) -> bool:
         """Look at one batch; return False when it must be read first. A batch with bad bytes counts as not stored."""
         store, partition = self._store, lookup.partition
-        if not store.is_at_hand(partition, position, size):
+        part = store.partitions[partition]
+        if not part.page_cache.has(position, size):
             sizes = np.array([size], np.int64)
-            read = store.read_of(partition, np.array([position], np.int64), sizes, onward=True)
+            read = part.page_cache.read(np.array([position], np.int64), sizes, onward=True)
             if self._want(read):
                 return False
         try:
-            header = parse_header(store.view(partition, position, BATCH_HEADER_SIZE))
+            header = parse_header(part.message_log.view(position, BATCH_HEADER_SIZE))
             if header.magic != BATCH_MAGIC or header.producer_id != lookup.run:
                 return True
-            runs = stored_runs(store.view(partition, position, size), header)
+            runs = stored_runs(part.message_log.view(position, size), header)
         except (StorageError, BadBatch):
             return True
         lookup.following = max(lookup.following, header.producer_sequence + header.messages)
@@ -210,9 +212,7 @@ class Lookups:
 
 def _first_position(store: Store, partition: int) -> int:
     """Return the position where the first segment of a partition begins."""
-    sealed = store.sealed(partition)
-    first = sealed[0] if sealed else store.segment_at(partition, store.end(partition))
-    return first.base if first is not None else 0
+    return store.partitions[partition].message_log.spans()[0].base
 
 
 def _fields(lookup: Lookup) -> dict[str, Any]:

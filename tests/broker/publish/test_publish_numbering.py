@@ -28,11 +28,11 @@ def test_names_get_numbers_once_in_order(tmp_path: Path) -> None:
     several = numbering.of(checked(a_y=2, a_x=1, b=1))
     assert isinstance(several, np.ndarray)
     assert sorted(several.tolist()) == [0, 1, 2]
-    assert [store.subject_name(number) for number in range(3)] == ["a.x", "a.y", "b"]
+    assert [store.subjects.name(number) for number in range(3)] == ["a.x", "a.y", "b"]
     again = numbering.of(checked(a_y=2, a_x=1, b=1))
     assert isinstance(again, np.ndarray)
     assert again.tolist() == several.tolist()
-    assert store.subject_count == 3
+    assert store.subjects.count == 3
     store.close(clean=False)
 
 
@@ -41,5 +41,5 @@ def test_a_bad_name_registers_none(tmp_path: Path) -> None:
     bad = check_batch(batch_of({"good": [b"x"], "~bad": [b"x"]}, 0), BatchLimits(1 << 20))
     with pytest.raises(InvalidName, match="~bad"):
         SubjectNumbering(store).of(bad)
-    assert store.subject_count == 0
+    assert store.subjects.count == 0
     store.close(clean=False)

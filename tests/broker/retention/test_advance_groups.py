@@ -29,8 +29,8 @@ def test_missed_messages_are_those_that_the_group_would_have_got(
         driven.advance(1)
         driven.send(rng.choice(("a.x", "a.y", "b")), (b"%d " % number).ljust(rng.choice((10, 600)), b"."))
     driven.checkpoint()
-    base, end = driven.store.removable(0)[0]
-    rows = driven.store.old_segment(0, base).rows()
+    base, end = driven.store.partitions[0].removable()[0]
+    rows = driven.store.partitions[0].old_segment(base).rows()
     inside = int(rows["stored_at_us"][len(rows) // 2])
     begin = {"first": None, "time": ("time", inside), "sequence": ("sequence", 3)}[start]
     for pulled in (0, 1, 4, 9):
@@ -42,7 +42,7 @@ def test_missed_messages_are_those_that_the_group_would_have_got(
         all_of_it = set[int]()
         group = driven.broker.groups["g"]
         had = subject_ranges_of(rows)
-        driven.store.leave(0, base, had)
+        driven.store.partitions[0].leave(base, had)
         moving = GroupAdvance(driven.store, SegmentTarget(0, base, end, had), rows)
         with waits(driven.store):
             skipped = moving.move(group)

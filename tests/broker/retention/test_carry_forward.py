@@ -80,7 +80,7 @@ def named(driven: Driven, group: Group, messages: MessageRange) -> list[tuple[st
     for part in parts_of(driven.store, group, messages):
         entries = [(entry, 0, entry[4]) for entry in part.rows.tolist()] if hasattr(part, "rows") else [part[1:]]
         for entry, start, stop in entries:
-            batch = driven.store.view(part.partition, entry[1], entry[10])
+            batch = driven.store.partitions[part.partition].message_log.view(entry[1], entry[10])
             run = stored_runs(batch, parse_header(batch))[entry[5]]
             found += [(str(run.id(at)), origin_subject(run.subject), run.body(at)) for at in range(start, stop)]
     assert len(found) == messages.total, messages
@@ -89,10 +89,10 @@ def named(driven: Driven, group: Group, messages: MessageRange) -> list[tuple[st
 
 def drop_all(driven: Driven) -> int:
     """Drop all sealed segments; return how many messages were carried forward."""
-    before = {span.base for number in range(driven.store.partitions) for span in driven.store.sealed(number)}
+    before = {span.base for part in driven.store.partitions for span in part.message_log.sealed}
     driven.advance(HOUR_MS)
     gone = settle(driven)
-    left = {span.base for number in range(driven.store.partitions) for span in driven.store.sealed(number)}
+    left = {span.base for part in driven.store.partitions for span in part.message_log.sealed}
     assert not before & left
     assert not sum(one.lost for one in gone)
     return sum(one.carried for one in gone)
@@ -132,7 +132,7 @@ def test_messages_that_a_group_refers_to_do_not_change(
     assert again == in_flight, "who held it gets it again, in the same order"
     send(driven, 16, first=100)
     for partition in range(partitions):
-        driven.store.seal(partition)
+        driven.store.partitions[partition].seal()
     assert drop_all(driven) >= carried, "copies are carried on as well"
     assert content(driven) == before
     driven.do(Administer(9, driven.request(), "retry_dead", {"group": "g", "numbers": None}))
@@ -206,8 +206,8 @@ def test_unreadable_messages_become_dead_letters_and_are_reported(tmp_path: Path
     consumer.back(5, 6, Disposition.REJECT)
     driven.checkpoint()
     for number in (1, 4, 5):
-        position = driven.store.read_entry(0, number)[1]
-        base = driven.store.sealed(0)[0].base
+        position = driven.store.partitions[0].consumer_log.read_entry(number)[1]
+        base = driven.store.partitions[0].message_log.sealed[0].base
         path = driven.directory / "log-0" / f"{base:016x}.messages"
         with path.open("r+b") as file:
             file.seek(position - base + 300)
@@ -334,7 +334,7 @@ def test_retention_by_size_does_not_carry_the_same_messages_again_and_again(tmp_
     consumer.ack()
     driven.advance(600_000)
     assert len(settle(driven)) >= 3
-    assert not driven.store.sealed(0)
+    assert not driven.store.partitions[0].message_log.sealed
     driven.close()
 
 

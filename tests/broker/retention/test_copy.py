@@ -42,15 +42,15 @@ def test_copies_and_remaining_ranges_make_up_the_range_in_order(
     assert group.ledger is not None
     (member,) = group.ledger.members.values()
     ranges = [one.messages for pull in member.in_flight.pulls for one in pull.ranges]
-    base, end = driven.store.sealed(0)[0]
-    old = driven.store.old_segment(0, base)
+    base, end = driven.store.partitions[0].message_log.sealed[0]
+    old = driven.store.partitions[0].old_segment(base)
     target = SegmentTarget(0, base, end, subject_ranges_of(old.rows()))
     driven.store.may_wait(True)
     cut = [part for one in ranges for part in _cut(rng, one) if target.touches(part)]
     assert cut
     letters = [FoundLetter(RetryItem(1, 1, one, 1, 0, False, 0, 0, 1, "")) for one in cut]
     requests = [CopyRequest(letter, _matches(driven, letter.messages)) for letter in letters]
-    copy_read = CopyRead(old, target, driven.store.sealed(0)[1].base, "g", requests)
+    copy_read = CopyRead(old, target, driven.store.partitions[0].message_log.sealed[1].base, "g", requests)
     assert not copy_read.step()
     for (found, pieces), messages in zip(copy_read.made, cut, strict=True):
         assert found.messages == messages
