@@ -287,7 +287,7 @@ def test_a_copy_of_a_run_that_has_ended_goes_no_further(tmp_path: Path) -> None:
     with ArchiveLock(to, lambda: NOW_US, this_process()) as lock:
         run = _Run(open_data_directory(source), to, lock, lambda: NOW_US, None)
         run._copied(1)
-        run._ended = True
+        run._has_ended = True
         for goes_on in (run._copied, run._verified):
             with pytest.raises(_RunEnded):
                 goes_on(1)

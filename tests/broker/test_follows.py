@@ -202,7 +202,7 @@ def test_less_goes_on_where_the_group_is_and_more_begins_at_the_first_message(tm
 
 def test_looking_neither_makes_a_group_nor_widens_one(tmp_path: Path) -> None:
     driven = filled(tmp_path)
-    with pytest.raises(UnknownGroup, match=r"no group 'g'.*follow alone"):
+    with pytest.raises(UnknownGroup, match=r"no group 'g'.*solo consumer"):
         Consumer(driven, "looks", "", asks="look")
     assert ask(driven, "groups")["rows"] == []
     Consumer(driven, "c", "a.")

@@ -91,7 +91,7 @@ def test_what_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "java").write_text("#!/bin/sh\necho 'the wrong one' >&2; exit 1\n")
     (tmp_path / "bin" / "java").chmod(0o755)
-    with pytest.raises(StorageFailed, match=r"Java has not started as it should \(the wrong one\)"):
+    with pytest.raises(StorageFailed, match=r"Java has not started correctly \(the wrong one\)"):
         Hadoop()
     monkeypatch.setitem(sys.modules, "pyspark", None)
     monkeypatch.setenv("SPARK_HOME", str(tmp_path))
