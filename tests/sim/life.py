@@ -174,7 +174,7 @@ class Life:
             self.in_thread = False
         store.finish_checkpoint(checkpoint)
         for batch in stored:
-            if batch.consumer_state is not None and batch.consumer_state[0] not in broken:
+            if batch.log_position is not None and batch.log_position[0] not in broken:
                 batch.durable = True
 
     def _is_broken(self, partition: int) -> bool:

@@ -109,8 +109,8 @@ class OnceWorker(Worker):
         """An answer."""
         command = self.asked.pop(effect.request, None)  # type: ignore[union-attr]
         match effect:
-            case Subscribed(subscription=subscription, place=place):
-                assert place is None
+            case Subscribed(subscription=subscription, consumer_state=consumer_state):
+                assert consumer_state is None
                 self.subscription = subscription
             case PulledMessages():
                 self._take(effect, now_us)

@@ -151,7 +151,7 @@ async def test_a_welcome_that_is_none_is_waited_out_on_the_way_back() -> None:
             await (await broker.peer()).gone()
         with pytest.raises(qmq.SendUnknown, match="WELCOME"):
             await sending
-        with pytest.raises(ProtocolError, match="welcome"):
+        with pytest.raises(ProtocolError, match="WELCOME"):
             await stack.aclose()
 
 
