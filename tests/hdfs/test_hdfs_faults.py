@@ -176,7 +176,7 @@ def archiving(*kinds: type[StorageError]) -> Iterator[None]:
 _ARCHIVER = """
 import json, sys, time
 from pathlib import Path
-from qmq.archive.archive_run import archive_to
+from qmq.archive.write import archive_to
 print("ready", flush=True)
 archive_to(
     Path(sys.argv[1]), sys.argv[2], lambda: time.time_ns() // 1_000, settings=json.loads(sys.argv[3]),
@@ -213,7 +213,7 @@ def test_the_archiver_is_killed(
 _SLOW_ARCHIVER = """
 import json, sys, time
 from pathlib import Path
-from qmq.archive.archive_run import archive_to
+from qmq.archive.write import archive_to
 
 def wait(done, total):
     if not asked:

@@ -10,7 +10,7 @@ from qmq.broker.ports.commands import Checked, Fetched, Now, ReadDone, Synced
 from qmq.broker.ports.effects import CheckWanted, FetchWanted, ReadWanted, SyncWanted
 from qmq.broker.ports.limits import BrokerLimits
 from qmq.net.server import Server, ServerOptions
-from qmq.net.server.replies import Work
+from qmq.net.server.replies import DiskWork
 from qmq.storage.store import Store, StoreOptions
 from tests.fake_disk import Operation
 from tests.sim.disk import SimulatedDisk
@@ -58,7 +58,7 @@ class Machine:
         #: Its directory was made: before, a stop may leave next to nothing.
         self.has_served = False
         self._set_us = 0
-        self._work: deque[Work] = deque()
+        self._work: deque[DiskWork] = deque()
         self.ends: list[End] = []
 
     def clock(self) -> Now:
@@ -148,7 +148,7 @@ class Machine:
 
     # --- what its threads do -----------------------------------------------------------------------------------------
 
-    def _want(self, work: Work) -> None:
+    def _want(self, work: DiskWork) -> None:
         assert self.process is not None
         self._work.append(work)
         if len(self._work) == 1:

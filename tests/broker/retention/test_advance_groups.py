@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from qmq.broker.delivery.serve import waits
+from qmq.broker.delivery.serve import blocking_reads
 from qmq.broker.retention.advance_groups import GroupAdvance
 from qmq.broker.retention.references import SegmentTarget
 from qmq.storage.store import subject_ranges_of
@@ -44,7 +44,7 @@ def test_missed_messages_are_those_that_the_group_would_have_got(
         had = subject_ranges_of(rows)
         driven.store.partitions[0].leave(base, had)
         moving = GroupAdvance(driven.store, SegmentTarget(0, base, end, had), rows)
-        with waits(driven.store):
+        with blocking_reads(driven.store):
             skipped = moving.move(group)
             assert moving.move(group) == 0, "once"
         assert group.skipped == skipped
