@@ -85,7 +85,7 @@ def test_an_archive_of_two_forms_gives_each_message_once(tmp_path: Path) -> None
     ]  # fmt: skip
     expected = [row["message_id"] for name in ("data", "other", "third") for row in rows_in(tmp_path / name)]
     assert sorted(ids) == sorted(expected)
-    assert {bool(part.ranges) for part in parts if isinstance(part, TaskPart)} == {True, False}
+    assert {bool(part.segment_ranges) for part in parts if isinstance(part, TaskPart)} == {True, False}
 
 
 def test_a_disk_that_fails_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
