@@ -63,7 +63,7 @@ class SegmentDamage(NamedTuple):
 
 @dataclass(frozen=True)
 class Wanted:
-    """Which messages to read. Times are in microseconds, from (included) and until (excluded); None: no limit."""
+    """The choice of messages to read. Times are microseconds, from (included) and until (excluded); None: no limit."""
 
     #: Prefixes and subjects of the messages to read.
     prefixes: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""Which retries of its group a consumer may have: those that its own prefixes take.
+"""The rule for retries: a consumer is handed those that its own prefixes take.
 
 Where the consumers of a group follow different prefixes, a retry waits for a consumer that follows its subject.
 Retries that nobody takes are passed over, so that they hold up no others.

@@ -31,7 +31,7 @@ class Disposition(enum.IntEnum):
 
 
 class ReportOutcome(enum.StrEnum):
-    """What the broker found where a client had reported damaged messages."""
+    """The broker's finding about messages that a client reported as damaged."""
 
     #: The bytes on disk are those that were written: they were damaged on the way.
     SOUND = "sound"

@@ -40,7 +40,7 @@ _JOIN_ALL_BELOW: Final = 64 << 10
 
 
 class Hub(Protocol):
-    """What a connection needs of its server."""
+    """The part of the server that a connection uses."""
 
     receive_buffer: ReceiveBuffer
     max_frame_bytes: int

@@ -23,7 +23,7 @@ _ADVICE: Final = "remove it: the next run of qmq archive verifies its segment's 
 
 @dataclass(frozen=True)
 class ArchiveReceipt:
-    """Which part of which segment was verified, and where its copy is. Positions; times in microseconds."""
+    """A note that a part of a segment is in an archive, and was verified there. Times are in microseconds."""
 
     #: In hex.
     store_id: str

@@ -190,7 +190,7 @@ class ColdRead:
 
 
 class Residence:
-    """Which bytes of a partition's maps are in memory."""
+    """Tells whether bytes of a partition's maps are in memory."""
 
     __slots__ = ("disk", "may_wait", "partition")
 

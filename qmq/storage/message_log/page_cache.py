@@ -1,4 +1,4 @@
-"""Which batches of a message log are in memory, and the reads that bring in the others."""
+"""Tells whether batches of a message log are in memory, and makes the reads that bring in the others."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What a data directory says of itself: identity, subjects, gaps, checkpoints."""
+"""The data about a data directory: identity, subjects, gaps, checkpoints."""
