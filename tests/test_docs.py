@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 GLOSSARY = (ROOT / "docs" / "GLOSSARY.md").read_text("utf-8")
 ARCHITECTURE = (ROOT / "docs" / "ARCHITECTURE.md").read_text("utf-8")
 MODULES = [f"/{path.relative_to(ROOT)}" for top in ("qmq", "spark", "tests") for path in (ROOT / top).rglob("*.py")]
@@ -39,9 +39,11 @@ def test_every_link_leads_to_a_page_and_a_heading(page: Path) -> None:
     assert dead_links(page) == []
 
 
-@pytest.mark.parametrize("name", ["ARCHITECTURE.md", "GLOSSARY.md", "decisions.md"])
+@pytest.mark.parametrize(
+    "name", ["CONTRIBUTING.md", "docs/ARCHITECTURE.md", "docs/GLOSSARY.md", "docs/decisions.md"]
+)
 def test_every_file_that_is_named_exists(name: str) -> None:
-    named = set(re.findall(r"`([\w/]+\.py)`", (ROOT / "docs" / name).read_text("utf-8")))
+    named = set(re.findall(r"`([\w/]+\.py)`", (ROOT / name).read_text("utf-8")))
     assert len(named) > 3
     assert sorted(file for file in named if not any(path.endswith(f"/{file}") for path in MODULES)) == []
 

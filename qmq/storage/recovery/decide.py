@@ -1,8 +1,8 @@
 """Decide how to open a data directory: ``facts_of`` collects the facts, ``decide`` turns them into a plan.
 
-``decide`` is pure and is called twice. Before any log is read, with the tail WHOLE, its plan says whether to open the
-directory, from which checkpoint, and whether to write tails again. After the tail of a partition is read, its plan says
-what to do with that tail.
+``decide`` is pure. Recovery calls it twice, since it cannot read the tails of the logs before it knows the checkpoint.
+The first plan (tail WHOLE) says whether to open the directory, from which checkpoint, and whether to write tails again.
+The second, one for each partition, knows the tail of that partition and says what to do with it.
 """
 
 from __future__ import annotations
