@@ -42,8 +42,9 @@ from qmq.errors import (
 )
 
 if TYPE_CHECKING:
-    from qmq.net.client.admin import Admin, ConsumerInfo, DeadLetter, GroupInfo, SealedLog
-    from qmq.net.client.client import Client, SubjectInfo
+    from qmq.net.client.admin.admin import Admin
+    from qmq.net.client.admin.results import ConsumerInfo, DeadLetter, GroupInfo, SealedLog, SubjectInfo
+    from qmq.net.client.client import Client
     from qmq.net.client.consumer.consumer import Consumer
     from qmq.net.client.consumer.message import Message, MessageBatch
     from qmq.net.client.options import Durability
@@ -107,19 +108,19 @@ _MAX_QUEUED_BYTES: Final = 64 << 20
 
 #: Names that are imported at their first use, as they import numpy and asyncio.
 _LAZY: Final = {
-    "Admin": "qmq.net.client.admin",
+    "Admin": "qmq.net.client.admin.admin",
     "Client": "qmq.net.client.client",
     "Consumer": "qmq.net.client.consumer.consumer",
-    "ConsumerInfo": "qmq.net.client.admin",
-    "DeadLetter": "qmq.net.client.admin",
+    "ConsumerInfo": "qmq.net.client.admin.results",
+    "DeadLetter": "qmq.net.client.admin.results",
     "Durability": "qmq.net.client.options",
-    "GroupInfo": "qmq.net.client.admin",
+    "GroupInfo": "qmq.net.client.admin.results",
     "Message": "qmq.net.client.consumer.message",
     "MessageBatch": "qmq.net.client.consumer.message",
     "Receipt": "qmq.net.client.producer.receipts",
     "Receipts": "qmq.net.client.producer.receipts",
-    "SealedLog": "qmq.net.client.admin",
-    "SubjectInfo": "qmq.net.client.client",
+    "SealedLog": "qmq.net.client.admin.results",
+    "SubjectInfo": "qmq.net.client.admin.results",
     "SyncAdmin": "qmq.net.client.sync.admin",
     "SyncClient": "qmq.net.client.sync.client",
     "SyncConsumer": "qmq.net.client.sync.consumer",

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+from typing import Any
+
 import pytest
 from rich.console import Console
 
@@ -20,8 +23,9 @@ def group() -> GroupTally:
 
 
 def nothing_left(**counts: int) -> GroupInfo:
-    fields = dict.fromkeys(GroupInfo._fields, 0) | {"name": "fulfilment", "follows": ["retail."], "settings": {}}
-    return GroupInfo(**(fields | counts))  # type: ignore[arg-type]
+    none: dict[str, Any] = dict.fromkeys((field.name for field in fields(GroupInfo)), 0)
+    named = {"name": "fulfilment", "follows": ["retail."], "settings": {}}
+    return GroupInfo(**(none | named | counts))
 
 
 def summary(group: GroupTally, run: int = 1, stored: int = 3, **counts: int) -> Summary:

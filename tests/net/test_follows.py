@@ -10,7 +10,7 @@ import pytest
 
 import qmq
 from qmq.errors import InvalidName, InvalidOption, UnknownGroup
-from qmq.net.client.admin import checked_follows
+from qmq.net.client.admin.admin import checked_follows
 from tests.broker_process import broker_process, running_broker
 from tests.net.several import put, several
 

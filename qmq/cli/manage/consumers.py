@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,7 +13,7 @@ from qmq.cli.common.connect import admin_options, run
 from qmq.cli.common.formatting import age, age_of, iso, number
 from qmq.cli.common.listing import are_several, end_if_incomplete, in_cell, show, table_of
 from qmq.names import check_group_or_member
-from qmq.net.client.admin import ConsumerInfo
+from qmq.net.client.admin.results import ConsumerInfo
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -42,7 +43,7 @@ def consumers(group: str, as_json: bool, server: str, timeout: float) -> None:
 
 
 def _object(info: ConsumerInfo) -> dict[str, Any]:
-    fields = info._asdict()
+    fields = asdict(info)
     times = {"in_flight_since": iso(info.in_flight_since), "last_pull": iso(info.last_pull)}
     return {"consumer": fields.pop("name"), **fields, **times}
 

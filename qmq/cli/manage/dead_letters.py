@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
@@ -13,7 +14,7 @@ from qmq.cli.common.connect import admin_options, run
 from qmq.cli.common.formatting import age_of, iso, number, visible
 from qmq.cli.common.listing import are_several, end_if_incomplete, in_cell, show, table_of
 from qmq.names import check_group_or_member
-from qmq.net.client.admin import DeadLetter
+from qmq.net.client.admin.results import DeadLetter
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -107,7 +108,7 @@ def _changed(
 
 
 def _object(letter: DeadLetter) -> dict[str, Any]:
-    fields = letter._asdict() | {"died_at": iso(letter.died_at)}
+    fields = asdict(letter) | {"died_at": iso(letter.died_at)}
     del fields["number"]
     return fields
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -16,7 +17,8 @@ from qmq.cli.common.listing import are_several, end_if_incomplete, in_cell, show
 from qmq.cli.messages.consume import start_of
 from qmq.errors import InvalidOption
 from qmq.names import check_group_or_member
-from qmq.net.client.admin import GroupInfo, checked_follows
+from qmq.net.client.admin.admin import checked_follows
+from qmq.net.client.admin.results import GroupInfo
 from qmq.net.client.group_settings import check_setting, packed_settings
 
 if TYPE_CHECKING:
@@ -177,7 +179,7 @@ def _list(as_json: bool, server: str, timeout: float) -> None:
 
 
 def _object(info: GroupInfo) -> dict[str, Any]:
-    fields = info._asdict()
+    fields = asdict(info)
     return {"group": fields.pop("name"), **fields, "oldest": iso(info.oldest)}
 
 

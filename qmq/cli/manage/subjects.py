@@ -12,7 +12,7 @@ from qmq.cli.common.connect import admin_options, run
 from qmq.cli.common.formatting import number
 from qmq.cli.common.listing import are_several, end_if_incomplete, in_cell, in_line
 from qmq.names import check_prefix
-from qmq.net.client.client import SubjectInfo
+from qmq.net.client.admin.results import SubjectInfo
 
 #: The most rows of a table; programs use --json.
 _MOST_ROWS = 1_000
@@ -72,7 +72,7 @@ def _print_table(found: list[SubjectInfo]) -> None:
 
     from qmq.cli.common.tables import print_table
 
-    shown = sorted(found)[:_MOST_ROWS]
+    shown = sorted(found, key=lambda info: (info.name, info.broker))[:_MOST_ROWS]
     caption = f"{number(len(found), 'subject')}, {number(sum(info.messages for info in found), 'message')}"
     if len(shown) < len(found):
         caption += f"; the first {len(shown):,} are shown, --json lists all"

@@ -9,7 +9,7 @@ from qmq.archive.data_directory import has_segments, is_live
 from qmq.cli.common.connect import run
 from qmq.errors import InvalidOption
 from qmq.net.client.address import shown_url
-from qmq.net.client.admin import SealedLog
+from qmq.net.client.admin.results import SealedLog
 
 
 def seal_source(source: Path, server: str, timeout: float) -> None:

@@ -19,7 +19,8 @@ from qmq.errors import ConnectionLost, InvalidOption, QmqError
 from qmq.format.build import NO_HEADER, make_header
 from qmq.format.ids import MessageId
 from qmq.names import check_prefix
-from qmq.net.client.admin import Admin, Listing
+from qmq.net.client.admin.admin import Admin, Listing
+from qmq.net.client.admin.results import SubjectInfo
 from qmq.net.client.broker_link import Link, sequence_in
 from qmq.net.client.cluster import Brokers
 from qmq.net.client.consumer.consumer import Consumer
@@ -47,18 +48,6 @@ log = logging.getLogger("qmq.client")
 #: After a cancellation, closing waits this long, in seconds, for queued messages.
 CANCELLED_FLUSH: Final = 1.0
 _SUBJECTS_AT_ONCE: Final = 1_000
-
-
-class SubjectInfo(NamedTuple):
-    """A subject, whose messages have sequences from ``first_sequence`` up to, not including, ``next_sequence``."""
-
-    name: str
-    first_sequence: int
-    next_sequence: int
-    messages: int
-    #: The count of delayed messages.
-    delayed: int
-    broker: str
 
 
 class ClientParts(NamedTuple):

@@ -12,7 +12,7 @@ from rich.table import Table
 from qmq.cli.common.tables import print_table
 from qmq.cli.manage import dead_letters, groups
 from qmq.cli.operate import config
-from qmq.net.client.admin import DeadLetter, GroupInfo
+from qmq.net.client.admin.results import DeadLetter, GroupInfo
 from qmq.settings import describe
 
 LONG_AGO = datetime.now(UTC) - timedelta(days=3)

@@ -15,7 +15,7 @@ from rich.console import Console
 import qmq
 from qmq.cli.manage import consumers, dead_letters, groups
 from qmq.errors import Fenced
-from qmq.net.client.admin import ConsumerInfo, DeadLetter, GroupInfo
+from qmq.net.client.admin.results import ConsumerInfo, DeadLetter, GroupInfo
 from tests.broker_process import BrokerProcess, broker_process
 from tests.cli.commands import qmq as run
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from qmq.cli.manage.subjects import _print_table
-from qmq.net.client.client import SubjectInfo
+from qmq.net.client.admin.results import SubjectInfo
 from tests.broker_process import BrokerProcess, broker_process
 from tests.cli.commands import qmq
 

@@ -28,6 +28,7 @@ from qmq.errors import (
 from qmq.format.layout import HAS_KEY_HASH, HAS_TAGS
 from qmq.format.pieces import read_answer
 from qmq.net.client import client as client_module
+from qmq.net.client.admin.results import SubjectInfo
 from qmq.net.client.consumer.message import each_message
 from qmq.net.client.options import producer_id_of
 from qmq.net.protocol import frames
@@ -463,8 +464,8 @@ async def test_subjects_are_listed_page_by_page() -> None:
         playing = asyncio.ensure_future(play())
         where = broker.url.removeprefix("qmq://")
         assert [info async for info in client.subjects("a.")] == [
-            ("a.x", 0, 5, 5, 0, where),
-            ("a.y", 2, 9, 6, 1, where),
+            SubjectInfo("a.x", 0, 5, 5, 0, where),
+            SubjectInfo("a.y", 2, 9, 6, 1, where),
         ]
         await playing
         with pytest.raises(InvalidName):

@@ -6,7 +6,8 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterat
 from datetime import datetime
 from typing import Any, Final, Literal, Unpack
 
-from qmq.net.client.admin import Admin, ConsumerInfo, DeadLetter, GroupInfo, SealedLog
+from qmq.net.client.admin.admin import Admin
+from qmq.net.client.admin.results import ConsumerInfo, DeadLetter, GroupInfo, SealedLog
 from qmq.net.client.group_settings import ChangedSettings
 
 _AT_ONCE: Final = 500

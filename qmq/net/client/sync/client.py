@@ -11,8 +11,9 @@ from typing import Any, Literal, Self, Unpack
 
 from qmq.errors import ConnectionLost
 from qmq.format.build import make_header
-from qmq.net.client.admin import Admin
-from qmq.net.client.client import SubjectInfo, list_subjects
+from qmq.net.client.admin.admin import Admin
+from qmq.net.client.admin.results import SubjectInfo
+from qmq.net.client.client import list_subjects
 from qmq.net.client.consumer.multi_broker import make_puller
 from qmq.net.client.group_settings import GroupSettings, terms_of
 from qmq.net.client.options import Body, ClientOptions, Durability, body_of, deliver_at_of, expire_at_of

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Any, Final, Literal, NamedTuple, TypeVar, Unpack
 
@@ -12,11 +13,19 @@ import msgpack
 
 from qmq.errors import BrokersMissed, InvalidOption, QmqError, UnknownGroup
 from qmq.names import check_group_or_member, check_prefix
+from qmq.net.client.admin.results import (
+    ConsumerInfo,
+    DeadLetter,
+    GroupInfo,
+    SealedLog,
+    consumer_info_of,
+    dead_letter_of,
+    group_info_of,
+)
 from qmq.net.client.broker_link import Link
 from qmq.net.client.cluster import Brokers
 from qmq.net.client.group_settings import ChangedSettings, packed_settings, shown_settings
 from qmq.net.client.options import start_of
-from qmq.net.client.producer.receipts import utc_from_us
 from qmq.net.protocol.frames import FrameKind
 
 log = logging.getLogger("qmq.client")
@@ -69,72 +78,6 @@ class Listing:
 _PAGE: Final = 500
 
 
-class GroupInfo(NamedTuple):
-    """A group: the prefixes and subjects that it follows, its count of online consumers, and counts of its messages.
-
-    ``ready``: not handed out yet (a lower bound unless ``ready_exact``); ``oldest`` is the time at which the oldest of
-    these was stored. ``in_flight``: handed to consumers, without a disposition. ``in_retry``: waiting to be handed out
-    again. ``skipped``: lost to the group, as they were dropped before it took them, or may have been handed out before
-    a crash. ``filtered``: passed over, as they have none of its tags. ``delayed``: to be delivered later.
-    """
-
-    name: str
-    mode: str
-    follows: list[str]
-    consumers: int
-    ready: int
-    oldest: datetime | None
-    in_flight: int
-    in_retry: int
-    dead: int
-    skipped: int
-    settings: dict[str, Any]
-    broker: str = ""
-    delayed: int = 0
-    ready_exact: bool = True
-    filtered: int = 0
-
-
-class ConsumerInfo(NamedTuple):
-    """A consumer of a group, and its count of messages in flight, the oldest of them since ``in_flight_since``.
-
-    ``last_pull``: the time at which it last got messages, if the broker remembers. ``silent``: seconds since its last
-    sign of life. ``stalled``: seconds for which its event loop had not turned then.
-    """
-
-    name: str
-    epoch: int
-    online: bool
-    in_flight: int
-    in_flight_since: datetime | None
-    last_pull: datetime | None
-    silent: float
-    stalled: float
-    broker: str = ""
-
-
-class DeadLetter(NamedTuple):
-    """A dead letter of a group, and the reason. ``id`` is None if the message can no longer be read."""
-
-    number: int
-    id: str | None
-    subject: str | None
-    sequence: int | None
-    attempts: int
-    session_expiries: int
-    reason: str
-    died_at: datetime
-    broker: str = ""
-
-
-class SealedLog(NamedTuple):
-    """A partition of a broker's message log, of which all before position ``end`` is in sealed segments."""
-
-    partition: int
-    end: int
-    broker: str = ""
-
-
 class AdminOfOne:
     """The admin of the broker of one link."""
 
@@ -155,7 +98,7 @@ class AdminOfOne:
         while True:
             fields = {} if name is None else {"group": name}
             page = await self.do("groups", after=after, **fields)
-            found += [_group_info(row) for row in page["rows"]]
+            found += [group_info_of(row) for row in page["rows"]]
             if page["after"] is None:
                 return found
             after = page["after"]
@@ -165,7 +108,7 @@ class AdminOfOne:
         found, after = list[ConsumerInfo](), ""
         while True:
             page = await self.do("consumers", group=group, after=after)
-            found += [_consumer_info(row) for row in page["rows"]]
+            found += [consumer_info_of(row) for row in page["rows"]]
             if page["after"] is None:
                 return found
             after = page["after"]
@@ -197,7 +140,7 @@ class AdminOfOne:
         (None: there are no more). Raises UnknownGroup.
         """
         page = await self.do("dead_letters", group=group, after=after, limit=_PAGE)
-        return [_dead_letter(row) for row in page["rows"]], page["after"]
+        return [dead_letter_of(row) for row in page["rows"]], page["after"]
 
     async def cancel(self, message_id: str) -> bool:
         """Cancel a delayed message; return whether it was in time. Raises InvalidOption."""
@@ -220,32 +163,6 @@ def checked_follows(follows: Sequence[str]) -> list[str]:
     if isinstance(follows, str | bytes) or not isinstance(follows, Sequence) or not follows:
         raise InvalidOption(f"follows must be a list of prefixes and subjects, not {follows!r:.80}")
     return [check_prefix(prefix) for prefix in follows]
-
-
-def _group_info(row: Mapping[str, Any]) -> GroupInfo:
-    return GroupInfo(
-        row["group"], row["mode"], row["follows"], row["consumers"], row["ready"], _time(row["oldest_us"]),
-        row["in_flight"], row["in_retry"], row["dead"], row.get("skipped", 0), shown_settings(row["settings"]),
-        delayed=row["delayed"], ready_exact=row["ready_exact"], filtered=row["filtered"],
-    )  # fmt: skip
-
-
-def _consumer_info(row: Mapping[str, Any]) -> ConsumerInfo:
-    return ConsumerInfo(
-        row["consumer"], row["epoch"], row["online"], row["in_flight"], _time(row["in_flight_since_us"]),
-        _time(row["pulled_us"]), row["silent_us"] / 1e6, row["stalled_us"] / 1e6,
-    )  # fmt: skip
-
-
-def _dead_letter(row: Mapping[str, Any]) -> DeadLetter:
-    return DeadLetter(
-        row["number"], row["id"], row["subject"], row["sequence"], row["attempts"], row["session_expiries"],
-        row["reason"], utc_from_us(row["died_at_us"]),
-    )  # fmt: skip
-
-
-def _time(time_us: int | None) -> datetime | None:
-    return None if time_us is None else utc_from_us(time_us)
 
 
 _Action = Literal["retry_dead", "delete_dead"]
@@ -281,12 +198,12 @@ class Admin:
         broker. Raises UnknownGroup, BrokersMissed.
         """
         found = await self._listed(lambda admin: admin.groups(name))
-        return [row._replace(broker=broker) for broker, rows in found.items() for row in rows]
+        return [replace(row, broker=broker) for broker, rows in found.items() for row in rows]
 
     async def consumers(self, group: str) -> list[ConsumerInfo]:
         """Return the consumers of a group; one row for each broker. Raises UnknownGroup, BrokersMissed."""
         found = await self._listed(lambda admin: admin.consumers(group))
-        return [row._replace(broker=broker) for broker, rows in found.items() for row in rows]
+        return [replace(row, broker=broker) for broker, rows in found.items() for row in rows]
 
     async def set_group(
         self, group: str, *, follows: Sequence[str] | None = None, **settings: Unpack[ChangedSettings]
@@ -326,7 +243,7 @@ class Admin:
                     page = await self._listing.page(link, AdminOfOne(link).dead_letters(group, after))
                     letters, after = page or ([], None)
                     for letter in letters:
-                        yield letter._replace(broker=str(link.address))
+                        yield replace(letter, broker=str(link.address))
                 known += 1
             except UnknownGroup as error:
                 unknown.append(error)
@@ -393,7 +310,7 @@ class Admin:
         It returns when the segments are on disk. An empty segment is not rolled. Raises StorageError, BrokersMissed.
         """
         found = await self._changed(lambda admin: admin.seal())
-        return [row._replace(broker=broker) for broker, rows in found.items() for row in rows]
+        return [replace(row, broker=broker) for broker, rows in found.items() for row in rows]
 
     # --- all brokers -------------------------------------------------------------------------------------------------
 

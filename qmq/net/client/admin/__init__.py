@@ -1,0 +1,1 @@
+"""``client.admin``: its calls, and the results that they return."""

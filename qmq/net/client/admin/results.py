@@ -1,0 +1,124 @@
+"""The results of ``client.admin`` and ``client.subjects``, and how they are made from the rows of an answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from qmq.net.client.group_settings import shown_settings
+from qmq.net.client.producer.receipts import utc_from_us
+
+
+@dataclass(frozen=True, slots=True)
+class SubjectInfo:
+    """A subject, whose messages have sequences from ``first_sequence`` up to, not including, ``next_sequence``."""
+
+    name: str
+    first_sequence: int
+    next_sequence: int
+    messages: int
+    #: The count of delayed messages.
+    delayed: int
+    broker: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupInfo:
+    """A group: the prefixes and subjects that it follows, its count of online consumers, and counts of its messages.
+
+    ``ready``: not handed out yet (a lower bound unless ``ready_exact``); ``oldest`` is the time at which the oldest of
+    these was stored. ``in_flight``: handed to consumers, without a disposition. ``in_retry``: waiting to be handed out
+    again. ``skipped``: lost to the group, as they were dropped before it took them, or may have been handed out before
+    a crash. ``filtered``: passed over, as they have none of its tags. ``delayed``: to be delivered later.
+    """
+
+    name: str
+    mode: str
+    follows: list[str]
+    consumers: int
+    ready: int
+    oldest: datetime | None
+    in_flight: int
+    in_retry: int
+    dead: int
+    skipped: int
+    settings: dict[str, Any]
+    broker: str = ""
+    delayed: int = 0
+    ready_exact: bool = True
+    filtered: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerInfo:
+    """A consumer of a group, and its count of messages in flight, the oldest of them since ``in_flight_since``.
+
+    ``last_pull``: the time at which it last got messages, if the broker remembers. ``silent``: seconds since its last
+    sign of life. ``stalled``: seconds for which its event loop had not turned then.
+    """
+
+    name: str
+    epoch: int
+    online: bool
+    in_flight: int
+    in_flight_since: datetime | None
+    last_pull: datetime | None
+    silent: float
+    stalled: float
+    broker: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """A dead letter of a group, and the reason. ``id`` is None if the message can no longer be read."""
+
+    number: int
+    id: str | None
+    subject: str | None
+    sequence: int | None
+    attempts: int
+    session_expiries: int
+    reason: str
+    died_at: datetime
+    broker: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SealedLog:
+    """A partition of a broker's message log, of which all before position ``end`` is in sealed segments."""
+
+    partition: int
+    end: int
+    broker: str = ""
+
+
+def group_info_of(row: Mapping[str, Any]) -> GroupInfo:
+    """Return the group of a row of the action groups."""
+    return GroupInfo(
+        row["group"], row["mode"], row["follows"], row["consumers"], row["ready"], time_of(row["oldest_us"]),
+        row["in_flight"], row["in_retry"], row["dead"], row.get("skipped", 0), shown_settings(row["settings"]),
+        delayed=row["delayed"], ready_exact=row["ready_exact"], filtered=row["filtered"],
+    )  # fmt: skip
+
+
+def consumer_info_of(row: Mapping[str, Any]) -> ConsumerInfo:
+    """Return the consumer of a row of the action consumers."""
+    return ConsumerInfo(
+        row["consumer"], row["epoch"], row["online"], row["in_flight"], time_of(row["in_flight_since_us"]),
+        time_of(row["pulled_us"]), row["silent_us"] / 1e6, row["stalled_us"] / 1e6,
+    )  # fmt: skip
+
+
+def dead_letter_of(row: Mapping[str, Any]) -> DeadLetter:
+    """Return the dead letter of a row of the action dead_letters."""
+    return DeadLetter(
+        row["number"], row["id"], row["subject"], row["sequence"], row["attempts"], row["session_expiries"],
+        row["reason"], utc_from_us(row["died_at_us"]),
+    )  # fmt: skip
+
+
+def time_of(time_us: int | None) -> datetime | None:
+    """Return a time of the wire as a datetime in UTC."""
+    return None if time_us is None else utc_from_us(time_us)
