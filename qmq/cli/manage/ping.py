@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
+import threading
+import time
 from collections.abc import Sequence
 from typing import Final
 
 import click
 
 from qmq.cli.common.arguments import Seconds
-from qmq.cli.common.connect import run, server_option
+from qmq.cli.common.connect import server_option
 from qmq.cli.common.errors import EXIT_FAILED
 from qmq.errors import QmqError
 from qmq.net.client.address import Address, parse_url
-from qmq.net.client.ping import Pong
-from qmq.net.client.ping import ping as ping_broker
+from qmq.net.client.blocking import Pong
+from qmq.net.client.blocking import ping as ping_broker
 
 #: The longest time for one try, and the pause before the next, in seconds.
 _TRY: Final = 5.0
@@ -34,7 +35,7 @@ def ping(context: click.Context, wait: float, as_json: bool, server: str) -> Non
     seconds.
     """
     addresses = parse_url(server)
-    found = run(_all(addresses, wait))
+    found = _all(addresses, wait)
     for address, result in zip(addresses, found, strict=True):
         if as_json:
             click.echo(json.dumps(_object(address, result)))
@@ -46,22 +47,33 @@ def ping(context: click.Context, wait: float, as_json: bool, server: str) -> Non
         context.exit(EXIT_FAILED)
 
 
-async def _all(addresses: Sequence[Address], wait: float) -> list[Pong | QmqError]:
-    return await asyncio.gather(*(_one(address, wait) for address in addresses))
+def _all(addresses: Sequence[Address], wait: float) -> list[Pong | QmqError]:
+    """Ask all brokers at once, each in a thread that ends with the process."""
+    found: dict[int, Pong | QmqError] = {}
+
+    def ask(index: int) -> None:
+        found[index] = _one(addresses[index], wait)
+
+    threads = [threading.Thread(target=ask, args=(index,), daemon=True) for index in range(1, len(addresses))]
+    for thread in threads:
+        thread.start()
+    ask(0)
+    for thread in threads:
+        thread.join()
+    return [found[index] for index in range(len(addresses))]
 
 
-async def _one(address: Address, wait: float) -> Pong | QmqError:
+def _one(address: Address, wait: float) -> Pong | QmqError:
     """Ask until the broker answers, for *wait* seconds but at least once."""
-    loop = asyncio.get_running_loop()
-    end = loop.time() + wait
+    end = time.monotonic() + wait
     while True:
         try:
-            left = end - loop.time()
-            return await ping_broker(address, min(max(left, _PAUSE), _TRY) if wait else _TRY)
+            left = end - time.monotonic()
+            return ping_broker(address, min(max(left, _PAUSE), _TRY) if wait else _TRY)
         except QmqError as error:
-            if not error.retryable or loop.time() + _PAUSE >= end:
+            if not error.retryable or time.monotonic() + _PAUSE >= end:
                 return error
-        await asyncio.sleep(_PAUSE)
+        time.sleep(_PAUSE)
 
 
 def _object(address: Address, result: Pong | QmqError) -> dict[str, object]:

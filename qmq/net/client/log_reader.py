@@ -6,10 +6,8 @@ same bytes.
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from typing import Any, Final, NamedTuple, TypeVar
 
 import msgpack
@@ -17,6 +15,7 @@ from crc32c import crc32c
 
 from qmq.errors import BrokerStopping, ConnectionLost, Overloaded, ProtocolError, QmqError
 from qmq.net.client.address import Address
+from qmq.net.client.blocking import BlockingConnection
 from qmq.net.protocol import frames
 from qmq.net.protocol.frames import FRAME, FRAME_SIZE, Frame, FrameKind
 
@@ -29,7 +28,6 @@ ANSWER_TIMEOUT: Final = 30.0
 GIVE_UP_AFTER: Final = 60.0
 _PAUSE: Final = 0.05
 _MAX_PAUSE: Final = 1.0
-_MAX_ANSWER_BYTES: Final = 64 << 20
 
 T = TypeVar("T")
 
@@ -48,15 +46,14 @@ class LogReader:
     def __init__(self, address: Address, give_up_after: float = GIVE_UP_AFTER) -> None:
         self._address = address
         self._give_up_after = give_up_after
-        self._socket: socket.socket | None = None
+        self._connection: BlockingConnection | None = None
         self._store_id = b""
-        self._request = 0
 
     def close(self) -> None:
         """Close the connection; the next call connects again."""
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
 
     @property
     def store_id(self) -> bytes:
@@ -71,7 +68,7 @@ class LogReader:
         found: list[Span] = []
         while True:
             request = frames.SEGMENTS.pack(found[-1].end if found else position, partition)
-            fields = self._surely(lambda: _listed(self._ask(FrameKind.SEGMENTS, request)))  # noqa: B023 (called at once)
+            fields = self._surely(lambda: _listed(self._connected().ask(FrameKind.SEGMENTS, request)))  # noqa: B023 (called at once)
             found += [Span(*row) for row in fields["rows"]]
             if not fields["more"] or not fields["rows"]:
                 return fields["partitions"], found
@@ -84,7 +81,7 @@ class LogReader:
         after: int | None = start
         while after is not None:
             request = frames.BATCHES.pack(after, end, partition)
-            frame = self._surely(lambda: _checked(self._ask(FrameKind.BATCHES, request)))  # noqa: B023 (called at once)
+            frame = self._surely(lambda: _checked(self._connected().ask(FrameKind.BATCHES, request)))  # noqa: B023 (called at once)
             yield frame.payload
             after = frames.unpack_meta(frame.meta)["after"]
 
@@ -98,16 +95,16 @@ class LogReader:
     # --- requests ----------------------------------------------------------------------------------------------------
 
     def _read(self, partition: int, position: int, size: int) -> bytes:
-        buffer = bytearray(size)
+        connection, buffer = self._connected(), bytearray(size)
         todo = [(offset, min(PIECE_BYTES, size - offset)) for offset in range(0, size, PIECE_BYTES)][::-1]
         asked: dict[int, tuple[int, int]] = {}
         end = size
         while todo or asked:
             while todo and len(asked) < AHEAD:
                 offset, wanted = todo.pop()
-                number = self._send(FrameKind.READ_LOG, frames.READ_LOG.pack(position + offset, wanted, partition))
+                number = connection.send(FrameKind.READ_LOG, frames.READ_LOG.pack(position + offset, wanted, partition))
                 asked[number] = offset, wanted
-            number, got = self._receive_bytes(asked, buffer)
+            number, got = self._receive_bytes(connection, asked, buffer)
             offset, wanted = asked.pop(number)
             if not got:
                 end = min(end, offset)
@@ -115,49 +112,20 @@ class LogReader:
                 todo.append((offset + got, wanted - got))
         return bytes(buffer[:end]) if end < size else bytes(buffer)
 
-    def _receive_bytes(self, asked: dict[int, tuple[int, int]], buffer: bytearray) -> tuple[int, int]:
+    def _receive_bytes(
+        self, connection: BlockingConnection, asked: dict[int, tuple[int, int]], buffer: bytearray
+    ) -> tuple[int, int]:
         """Receive one answer into *buffer*; return the number of its request, and the count of bytes."""
-        size, kind, _, meta_size, number = FRAME.unpack(self._exactly(FRAME_SIZE))
+        size, kind, _, meta_size, number = FRAME.unpack(connection.exactly(FRAME_SIZE))
         left = size - FRAME_SIZE
         if kind == FrameKind.ERROR and meta_size <= left <= frames.MAX_META_BYTES:
-            raise frames.decode_error(_frame(kind, number, self._exactly(left), meta_size))
+            body = connection.exactly(left)
+            raise frames.decode_error(Frame(kind, 0, number, body[:meta_size], body[meta_size:]))
         if kind != FrameKind.LOG_BYTES or meta_size or number not in asked or left > asked[number][1]:
             raise ProtocolError(f"the broker at {self._address} answered a read with a frame of kind {kind}")
         offset = asked[number][0]
-        self._fill(memoryview(buffer)[offset : offset + left])
+        connection.fill(memoryview(buffer)[offset : offset + left])
         return number, left
-
-    def _ask(self, kind: FrameKind, payload: bytes, meta: bytes = b"") -> Frame:
-        number = self._send(kind, payload, meta)
-        size, answer, _, meta_size, request = FRAME.unpack(self._exactly(FRAME_SIZE))
-        left = size - FRAME_SIZE
-        if request not in (number, 0) or not meta_size <= left <= _MAX_ANSWER_BYTES:
-            raise ProtocolError(f"the broker at {self._address} sent a frame that answers no request")
-        frame = _frame(answer, request, self._exactly(left), meta_size)
-        if answer == FrameKind.ERROR:
-            raise frames.decode_error(frame)
-        if answer != kind + 128:
-            raise ProtocolError(f"the broker at {self._address} answered with a frame of kind {answer}")
-        return frame
-
-    def _send(self, kind: FrameKind, payload: bytes, meta: bytes = b"") -> int:
-        self._request += 1
-        assert self._socket is not None
-        self._socket.sendall(frames.encode_frame(kind, self._request, meta, len(payload)) + payload)
-        return self._request
-
-    def _exactly(self, size: int) -> memoryview:
-        view = memoryview(bytearray(size))
-        self._fill(view)
-        return view
-
-    def _fill(self, view: memoryview) -> None:
-        assert self._socket is not None
-        while len(view):
-            got = self._socket.recv_into(view)
-            if not got:
-                raise ConnectionLost(f"the broker at {self._address} closed the connection")
-            view = view[got:]
 
     # --- the connection ----------------------------------------------------------------------------------------------
 
@@ -166,8 +134,7 @@ class LogReader:
         give_up, pause = time.monotonic() + self._give_up_after, _PAUSE
         while True:
             try:
-                if self._socket is None:
-                    self._connect()
+                self._connected()
                 return call()
             except (OSError, ConnectionLost, BrokerStopping, Overloaded) as error:
                 self.close()
@@ -181,21 +148,17 @@ class LogReader:
             time.sleep(pause)
             pause = min(2 * pause, _MAX_PAUSE)
 
-    def _connect(self) -> None:
-        self._socket = socket.create_connection(self._address, ANSWER_TIMEOUT)
-        with suppress(OSError):
-            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        hello = frames.pack_meta({"protocol": frames.PROTOCOL_VERSION, "client": "qmq history"})
-        store_id = frames.unpack_meta(self._ask(FrameKind.HELLO, b"", hello).meta).get("store_id")
-        if type(store_id) is not bytes or (self._store_id and store_id != self._store_id):
-            raise ProtocolError(
-                f"the broker at {self._address} serves another store than before; list its segments again"
-            )
-        self._store_id = store_id
-
-
-def _frame(kind: int, request: int, body: memoryview, meta_size: int) -> Frame:
-    return Frame(kind, 0, request, body[:meta_size], body[meta_size:])
+    def _connected(self) -> BlockingConnection:
+        """Return the connection; make it if there is none. Raises OSError and QmqError."""
+        if self._connection is None:
+            self._connection = BlockingConnection(self._address, "qmq history", ANSWER_TIMEOUT)
+            store_id = self._connection.welcome.get("store_id")
+            if type(store_id) is not bytes or (self._store_id and store_id != self._store_id):
+                raise ProtocolError(
+                    f"the broker at {self._address} serves another store than before; list its segments again"
+                )
+            self._store_id = store_id
+        return self._connection
 
 
 def _checked(frame: Frame) -> Frame:

@@ -1,0 +1,143 @@
+"""A connection to one broker without asyncio: requests and answers in turn. Archives, Spark and quick commands use it.
+
+It imports neither asyncio nor numpy, which take longer to load than a broker takes to answer.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from importlib import metadata
+from types import TracebackType
+from typing import Final, NamedTuple, Self
+
+from qmq.errors import ConnectionLost, ProtocolError
+from qmq.net.client.address import Address
+from qmq.net.protocol import frames
+from qmq.net.protocol.frames import FRAME, FRAME_SIZE, Frame, FrameKind
+
+_MAX_ANSWER_BYTES: Final = 64 << 20
+#: As in format/layout.py, which needs numpy.
+_PRODUCER_ID_SIZE: Final = 16
+
+
+class BlockingConnection:
+    """A connection of one thread. Calls raise OSError and ConnectionLost when it breaks; it is of no use then."""
+
+    def __init__(
+        self, address: Address, client: str, timeout: float, *, clock: Callable[[], float] | None = None
+    ) -> None:
+        """Connect, and send HELLO with *client* as the name of the program.
+
+        *timeout* is for each wait for the broker, in seconds; with *clock* it is for all calls together. Raises
+        OSError, and the error with which the broker refuses the client.
+        """
+        self._address = address
+        self._timeout = timeout
+        self._clock = clock
+        self._due = clock() + timeout if clock is not None else 0.0
+        self._request = 0
+        self._socket = socket.create_connection(address, timeout)
+        try:
+            with suppress(OSError):
+                self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            hello = frames.pack_meta({"protocol": frames.PROTOCOL_VERSION, "client": client})
+            #: The fields of WELCOME.
+            self.welcome = frames.unpack_meta(self.ask(FrameKind.HELLO, meta=hello).meta)
+        except BaseException:
+            self._socket.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._socket.close()
+
+    def ask(self, kind: FrameKind, payload: bytes = b"", meta: bytes = b"") -> Frame:
+        """Send a request, and return its answer. Raises the QmqError that came instead."""
+        number = self.send(kind, payload, meta)
+        size, answer, _, meta_size, request = FRAME.unpack(self.exactly(FRAME_SIZE))
+        left = size - FRAME_SIZE
+        if request not in (number, 0) or not meta_size <= left <= _MAX_ANSWER_BYTES:
+            raise ProtocolError(f"the broker at {self._address} sent a frame that answers no request")
+        body = self.exactly(left)
+        frame = Frame(answer, 0, request, body[:meta_size], body[meta_size:])
+        if answer == FrameKind.ERROR:
+            raise frames.decode_error(frame)
+        if answer != kind + 128:
+            raise ProtocolError(f"the broker at {self._address} answered with a frame of kind {answer}")
+        return frame
+
+    def send(self, kind: FrameKind, payload: bytes = b"", meta: bytes = b"") -> int:
+        """Send a request, and return its number."""
+        self._request += 1
+        self._limit()
+        self._socket.sendall(frames.encode_frame(kind, self._request, meta, len(payload)) + payload)
+        return self._request
+
+    def exactly(self, size: int) -> memoryview:
+        """Receive this many bytes."""
+        view = memoryview(bytearray(size))
+        self.fill(view)
+        return view
+
+    def fill(self, view: memoryview) -> None:
+        """Receive as many bytes as *view* has."""
+        while len(view):
+            self._limit()
+            got = self._socket.recv_into(view)
+            if not got:
+                raise ConnectionLost(f"the broker at {self._address} closed the connection")
+            view = view[got:]
+
+    def _limit(self) -> None:
+        if self._clock is not None:
+            left = self._due - self._clock()
+            if left <= 0:
+                raise TimeoutError
+            self._socket.settimeout(left)
+
+
+@contextmanager
+def answering_within(timeout: float, address: Address) -> Iterator[BlockingConnection]:
+    """Yield a connection that must have given all answers after *timeout* seconds. Raises ConnectionLost if it did not,
+    and the error with which the broker refuses a request.
+    """
+    try:
+        client = f"qmq-python/{metadata.version('qmq')}"
+        with BlockingConnection(address, client, timeout, clock=time.monotonic) as connection:
+            yield connection
+    except TimeoutError:
+        raise ConnectionLost(f"{address} did not answer within {timeout:g} s") from None
+    except OSError as error:
+        raise ConnectionLost(f"{address}: {error.strerror or error}") from error
+
+
+class Pong(NamedTuple):
+    """A broker has answered: its version, and the seconds from the request to its answer."""
+
+    version: str
+    round_trip: float
+
+
+def ping(address: Address, timeout: float) -> Pong:
+    """Send a broker a request that costs it next to nothing. Raises QmqError if it does not answer within *timeout*
+    seconds, or is not a broker that this client can talk to.
+    """
+    with answering_within(timeout, address) as connection:
+        version = connection.welcome.get("version")
+        if type(version) is not str:
+            raise ProtocolError(f"WELCOME of the broker at {address} lacks its version")
+        asked = time.perf_counter()
+        connection.ask(FrameKind.LAST_SEQUENCE, os.urandom(_PRODUCER_ID_SIZE))
+        return Pong(version, time.perf_counter() - asked)
