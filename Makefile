@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 BIN := .venv/bin
 .DEFAULT_GOAL := help
-.PHONY: help env env-spark env-hdfs demo serve test coverage lint bench sim fuzz errors kills consumer-kills soak mutants bench-peers bench-history
+.PHONY: help env env-spark env-hdfs demo serve test coverage lint bench sim fuzz errors kills consumer-kills soak mutants bench-peers bench-history docs
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
@@ -30,6 +30,13 @@ lint: env-spark  ## run ruff and mypy
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+
+docs: .venv-docs/ready  ## build the site of all documents into build/site; a dead link is an error
+	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict --quiet
+	@echo "the site begins at build/site/index.html"
+
+.venv-docs/ready: .venv/ready requirements-docs.lock
+	@scripts/make-docs-env
 
 test: lint env-hdfs  ## lint, then run every test, three at a time, since many wait (ARGS=... for pytest)
 	$(BIN)/pytest --numprocesses 3 --dist worksteal $(ARGS)

@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")),
+    *sorted(page for folder in ("docs", "examples") for page in (ROOT / folder).glob("**/*.md")),
+]
 GLOSSARY = (ROOT / "docs" / "GLOSSARY.md").read_text("utf-8")
 ARCHITECTURE = (ROOT / "docs" / "ARCHITECTURE.md").read_text("utf-8")
 MODULES = [f"/{path.relative_to(ROOT)}" for top in ("qmq", "spark", "tests") for path in (ROOT / top).rglob("*.py")]
@@ -34,9 +37,16 @@ def dead_links(page: Path) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_link_leads_to_a_page_and_a_heading(page: Path) -> None:
     assert dead_links(page) == []
+
+
+def test_the_site_leads_to_every_page() -> None:
+    listed = re.findall(r"^ +- .*: (\S+\.md)$", (ROOT / "mkdocs.yml").read_text("utf-8"), re.MULTILINE)
+    of_a_page = {"docs/benchmarks/limits.md"}  # pages that another one leads to
+    assert sorted({*listed, *of_a_page}) == sorted(str(page.relative_to(ROOT)) for page in PAGES)
+    assert len(listed) == len(set(listed))
 
 
 @pytest.mark.parametrize(

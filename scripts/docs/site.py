@@ -1,0 +1,49 @@
+"""A hook of mkdocs: the site has the pages of the checkout where they lie there, so that their links stay as they are.
+
+mkdocs reads one directory; ours are in the root, in docs/ and in examples/. Files that a page links to come along.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).parent.parent.parent
+_LINK = re.compile(r"\]\(([^)#\s]+)[^)]*\)")
+
+
+def pages() -> list[Path]:
+    """Return the pages of the site."""
+    found = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")]
+    for folder in ("docs", "examples"):
+        found += sorted((ROOT / folder).rglob("*.md"))
+    return found
+
+
+def linked(page: Path) -> set[Path]:
+    """Return the files of the checkout that *page* links to."""
+    targets = {
+        (page.parent / target).resolve() for target in _LINK.findall(page.read_text("utf-8")) if "//" not in target
+    }
+    return {target for target in targets if target.is_file() and target.is_relative_to(ROOT)}
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Replace the files of docs/ by pages and linked files under their paths in the checkout; keep those of themes."""
+    for file in list(files):
+        if file.src_dir == config.docs_dir:
+            files.remove(file)
+    paths = {path for page in pages() for path in (page, *linked(page))}
+    for path in sorted(paths):
+        files.append(
+            File(
+                path.relative_to(ROOT).as_posix(),
+                src_dir=str(ROOT),
+                dest_dir=config.site_dir,
+                use_directory_urls=config.use_directory_urls,
+            )
+        )
+    return files
