@@ -49,9 +49,7 @@ def test_the_site_leads_to_every_page() -> None:
     assert len(listed) == len(set(listed))
 
 
-@pytest.mark.parametrize(
-    "name", ["CONTRIBUTING.md", "docs/ARCHITECTURE.md", "docs/GLOSSARY.md", "docs/decisions.md"]
-)
+@pytest.mark.parametrize("name", ["CONTRIBUTING.md", "docs/ARCHITECTURE.md", "docs/GLOSSARY.md", "docs/decisions.md"])
 def test_every_file_that_is_named_exists(name: str) -> None:
     named = set(re.findall(r"`([\w/]+\.py)`", (ROOT / name).read_text("utf-8")))
     assert len(named) > 3
