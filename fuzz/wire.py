@@ -30,7 +30,7 @@ _GROUPS: Final = (None, "g", "h", "bad group", 5, "", b"g")
 _STARTS: Final[tuple[Any, ...]] = (
     None,
     "first",
-    "last",
+    "new",
     ["time", 0],
     ["time", 1 << 62],
     ["sequence", 3],

@@ -42,6 +42,7 @@ from qmq.errors import (
 )
 
 if TYPE_CHECKING:
+    from qmq.durations import Duration
     from qmq.net.client.admin.admin import Admin
     from qmq.net.client.admin.results import ConsumerInfo, DeadLetter, GroupInfo, SealedLog, SubjectInfo
     from qmq.net.client.client import Client
@@ -64,6 +65,7 @@ __all__ = [
     "ConsumerInfo",
     "DeadLetter",
     "Durability",
+    "Duration",
     "Fenced",
     "GroupInfo",
     "GroupMismatch",
@@ -114,6 +116,7 @@ _LAZY: Final = {
     "ConsumerInfo": "qmq.net.client.admin.results",
     "DeadLetter": "qmq.net.client.admin.results",
     "Durability": "qmq.net.client.options",
+    "Duration": "qmq.durations",
     "GroupInfo": "qmq.net.client.admin.results",
     "Message": "qmq.net.client.consumer.message",
     "MessageBatch": "qmq.net.client.consumer.message",
@@ -149,23 +152,24 @@ def connect(
     url: str = "qmq://127.0.0.1:20881",
     *,
     durability: Durability = "flush",
-    linger: float = 0,
+    linger: Duration = 0,
     producer: str | None = None,
-    send_timeout: float = 30,
+    send_timeout: Duration = 30,
     max_queued_bytes: int = _MAX_QUEUED_BYTES,
-    failover_after: float | None = 5,
-    admin_timeout: float = 10,
+    failover_after: Duration | None = 5,
+    admin_timeout: Duration = 10,
 ) -> Client:
     """Return a client of the broker at *url* (several brokers: comma separated); use it with ``async with``.
 
     *durability*: with "flush" a message is on disk when its send returns; with "append" it survives a crash of the
-    broker, but not power loss. *linger*: messages are collected for this many seconds and sent as one batch; 0: for one
-    turn of the event loop, or until the broker has answered one of two batches in flight.
-    *producer*: a name whose sequence continues after a restart. One client at a time may use it; another one gets
-    ProducerInUse. *send_timeout*: after this many seconds a send is not repeated. *failover_after*: a send that its
-    broker may have stored waits this many seconds for that broker before it goes to another one (None: it never does,
-    and may end as SendUnknown). *admin_timeout*: each broker has this many seconds for each answer to a call of
-    ``client.admin`` or ``client.subjects``. Raises InvalidOption and InvalidName at once.
+    broker, but not power loss. *linger*: messages are collected for so long and sent as one batch; 0: for one turn of
+    the event loop, or until the broker has answered one of two batches in flight. *producer*: a name whose sequence
+    continues after a restart. One client at a time may use it; another one gets ProducerInUse. *send_timeout*: after
+    this time a send is not repeated. *failover_after*: a send that its broker may have stored waits so long for that
+    broker before it goes to another one (None: it never does, and may end as SendUnknown). *admin_timeout*: each
+    broker has so long for each answer to a call of ``client.admin`` or ``client.subjects``.
+
+    Durations are seconds, timedeltas, or texts such as "250ms" and "5m". Raises InvalidOption and InvalidName at once.
     """
     from qmq.net.client.client import Client, make_parts
     from qmq.net.client.options import check_options
@@ -180,12 +184,12 @@ def connect_sync(
     url: str = "qmq://127.0.0.1:20881",
     *,
     durability: Durability = "flush",
-    linger: float = 0,
+    linger: Duration = 0,
     producer: str | None = None,
-    send_timeout: float = 30,
+    send_timeout: Duration = 30,
     max_queued_bytes: int = _MAX_QUEUED_BYTES,
-    failover_after: float | None = 5,
-    admin_timeout: float = 10,
+    failover_after: Duration | None = 5,
+    admin_timeout: Duration = 10,
 ) -> SyncClient:
     """Return a client as ``connect`` does, for code without asyncio: the same calls without ``await``, from any thread.
 

@@ -5,7 +5,10 @@ An error that a broker answers with has a ``code``: a stable word on the wire, l
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from datetime import timedelta
 
 
 class QmqError(Exception):
@@ -200,11 +203,14 @@ class BrokersMissed(QmqError):
 
 
 class Retry(QmqError):
-    """Raise it in a handler to get the message again after *after* seconds (None: after the group's delay)."""
+    """Raise it in a handler to get the message again after *after*, a duration (None: after the group's delay).
+
+    raise qmq.Retry("the shop is closed", after="10m")
+    """
 
     code = "retry"
 
-    def __init__(self, reason: str = "", *, after: float | None = None) -> None:
+    def __init__(self, reason: str = "", *, after: float | timedelta | str | None = None) -> None:
         super().__init__(reason)
         self.after = after
 

@@ -20,9 +20,10 @@ PUBLIC = "the public surface"
 
 #: What a module may import of QMQ. The longest entry that names the module, or a package it is in, counts.
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
-    "qmq": ("qmq.errors", "qmq.format.ids", "qmq.names", "qmq.net"),
+    "qmq": ("qmq.durations", "qmq.errors", "qmq.format.ids", "qmq.names", "qmq.net"),
     "qmq.errors": (),
     "qmq.names": ("qmq.errors",),
+    "qmq.durations": ("qmq.errors",),
     "qmq.intervals": (),
     "qmq.format": ("qmq.errors", "qmq.format", "qmq.names"),
     "qmq.storage": ("qmq.errors", "qmq.format", "qmq.intervals", "qmq.names", "qmq.storage"),
@@ -39,6 +40,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     # Types that brokers and clients exchange: of QMQ they know the format alone, so both may import them.
     "qmq.net.protocol.types": ("qmq.format",),
     "qmq.net.client": (
+        "qmq.durations",
         "qmq.errors",
         "qmq.format",
         "qmq.intervals",
@@ -55,10 +57,11 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "qmq.net.protocol",
         "qmq.net.server",
     ),
-    "qmq.settings": ("qmq.errors", "qmq.names"),
+    "qmq.settings": ("qmq.durations", "qmq.errors", "qmq.names"),
     "qmq.daemon": (
         "qmq.broker",
         "qmq.daemon",
+        "qmq.durations",
         "qmq.errors",
         "qmq.format",
         "qmq.names",
@@ -102,6 +105,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         PUBLIC,
         "qmq.bench",
         "qmq.cli",
+        "qmq.durations",
         "qmq.errors",
         "qmq.format",
         "qmq.archive",

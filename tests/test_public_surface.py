@@ -11,6 +11,7 @@ import pkgutil
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from types import UnionType
 from typing import Any, Literal, get_origin
 
 import qmq
@@ -36,7 +37,7 @@ def surface() -> Iterator[str]:
 
 
 def lines_of(name: str, value: Any) -> Iterator[str]:
-    if get_origin(value) is Literal:
+    if get_origin(value) in (Literal, UnionType):
         yield f"qmq.{name} = {value}"
         return
     if not inspect.isclass(value):

@@ -27,7 +27,7 @@ WINDOW_BYTES: Final = 1 << 30
 
 @asynccontextmanager
 async def consuming(
-    url: str, prefix: str, window: int | None, start: Literal["first", "last"] = "first"
+    url: str, prefix: str, window: int | None, start: Literal["first", "new"] = "first"
 ) -> AsyncIterator[Consumer]:
     """Yield a consumer from *start* on: a solo consumer, or one of a group with *window* as its max_unacked.
 
@@ -157,7 +157,7 @@ async def arrivals(
     every = 1_000_000_000 // rate
     took = array("q")
     bodies: list[bytes] = []
-    async with consuming(url, prefix, window, "last") as consumer:
+    async with consuming(url, prefix, window, "new") as consumer:
         await consumer.pull(timeout=0)
         gate()
         try:
@@ -212,7 +212,7 @@ async def last_stored(gate: Gate, *, url: str, prefix: str) -> dict[str, Any]:
     async with connect(url, durability="append") as client:
         gate()
         kept = sum([info.messages async for info in client.subjects(prefix)])
-        async with client.subscribe("bench.alive", start="last") as consumer:
+        async with client.subscribe("bench.alive", start="new") as consumer:
             await consumer.pull(timeout=0)
             await client.send("bench.alive", b"here")
             pulled = await consumer.pull(timeout=SILENCE_S)

@@ -118,7 +118,7 @@ async def rounds(gate: Gate, *, url: str, subject: str, size: int, seconds: floa
     """`await send` and `await pull` of that message, over and over; return how many, and how long each takes."""
     body = body_of(0, size)
     took = []
-    async with connect(url, durability="append") as client, client.subscribe(subject, start="last") as consumer:
+    async with connect(url, durability="append") as client, client.subscribe(subject, start="new") as consumer:
         await consumer.pull(timeout=0)
         gate()
         started = now = time.perf_counter()

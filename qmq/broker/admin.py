@@ -139,7 +139,7 @@ class AdminCommands:
             raise InvalidOption("give the settings that are to change, or what the group is to follow")
         subscriptions = self._delivery.subscriptions
         prefixes = [] if follows is None else _prefixes(follows)
-        begin = resolve_start(self._store, None, "last" if found[0][0].mode == BROADCAST else "first")
+        begin = resolve_start(self._store, None, "new" if found[0][0].mode == BROADCAST else "first")
         changed = [(group, ledger, settings_of(ledger.settings, given)) for group, ledger in found]
         for group, _, _ in changed if follows is not None else ():
             subscriptions.check_follows(group, prefixes)
@@ -296,8 +296,8 @@ def _whole(fields: Fields, name: str, default: int) -> int:
 def _seek_start(to: object) -> str | tuple[str, int]:
     """Return the start that a seek asks for. Raises InvalidOption."""
     match to:
-        case "first" | "last":
+        case "first" | "new":
             return str(to)
         case ["time" | "sequence" as kind, int(value)] if 0 <= value < 1 << 63 and type(value) is int:
             return str(kind), value
-    raise InvalidOption(f"a seek goes to first, last, a time or a sequence, not to {to!r:.40}")
+    raise InvalidOption(f"a seek goes to first, new, a time or a sequence, not to {to!r:.40}")

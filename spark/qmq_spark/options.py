@@ -62,7 +62,7 @@ _CHOICES: Final = {
     "view": ("messages", "damages"),
 }
 #: Where a stream may start, besides a time.
-_ENDS: Final = ("first", "last")
+_ENDS: Final = ("first", "new")
 _NAMES: Final = (*_CHOICES, "columns", "prefix", "since", "start", "part_bytes", "max_trigger_bytes")
 
 
@@ -70,7 +70,7 @@ _NAMES: Final = (*_CHOICES, "columns", "prefix", "since", "start", "part_bytes",
 class ReadOptions:
     """The options of a read, in bytes; ``max_trigger_bytes`` None: no limit.
 
-    ``starts_last``: a stream skips all messages that are there when it begins. ``chosen`` columns; none: all.
+    ``starts_new``: a stream skips all messages that are there when it begins. ``chosen`` columns; none: all.
     """
 
     place: str
@@ -82,7 +82,7 @@ class ReadOptions:
     since_us: int = 0
     part_bytes: int = PART_BYTES
     max_trigger_bytes: int | None = None
-    starts_last: bool = False
+    starts_new: bool = False
     chosen: tuple[str, ...] = ()
 
     @property
@@ -137,7 +137,7 @@ def read_options(given: Mapping[str, str]) -> ReadOptions:
         max(times, default=0),
         _bytes("part_bytes", found.get("part_bytes", str(PART_BYTES))),
         None if limit is None else _bytes("max_trigger_bytes", limit),
-        start == "last",
+        start == "new",
         tuple(name.strip() for name in found["columns"].split(",")) if "columns" in found else (),
     )
     _check_chosen(options)

@@ -35,8 +35,8 @@ class QmqDataSource(DataSource):
     def reader(self, schema: StructType) -> QmqReader:
         options = read_options(self.options)
         options.check(schema)
-        if options.starts_last:
-            raise InvalidOption("start=last is for streams; give a query the option since instead, or neither")
+        if options.starts_new:
+            raise InvalidOption("start=new is for streams; give a query the option since instead, or neither")
         return QmqReader(options, schema)
 
     def streamReader(self, schema: StructType) -> QmqStreamReader:  # noqa: N802 (Spark's name)

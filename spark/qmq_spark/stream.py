@@ -45,7 +45,7 @@ class QmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         So it only skips what *since* excludes anyway. A stream that begins at the end has an empty first micro-batch,
         so that there is nothing to repeat: Spark saves where it ended.
         """
-        if self._options.starts_last:
+        if self._options.starts_new:
             self._last = offset_of({key: _whole(ranges) for key, ranges in everything(self._view.look()).items()})
             return self._last
         return offset_of(before(self._view.look(), self._options.since_us)) if self._options.since_us else {}

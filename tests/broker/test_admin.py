@@ -73,7 +73,7 @@ def test_a_group_that_began_at_the_end_has_nothing_ready(tmp_path: Path) -> None
     driven = filled(tmp_path)
     consumer = Consumer(driven, "one", "a.")
     assert counts(driven)[0] == 10
-    ask(driven, "seek_group", group="g", to="last")
+    ask(driven, "seek_group", group="g", to="new")
     assert counts(driven) == (0, 0, 0, 0)
     driven.do(driven.send_command({"a.1": [b"new"]}))
     assert counts(driven)[0] == 1
@@ -112,7 +112,7 @@ def test_consumers_are_listed_by_name_with_what_they_hold(tmp_path: Path) -> Non
     assert one.consumer_state.consumer != two.consumer_state.consumer
 
 
-@pytest.mark.parametrize(("to", "again"), [("first", 10), ("last", 0)])
+@pytest.mark.parametrize(("to", "again"), [("first", 10), ("new", 0)])
 def test_a_seek_drops_what_is_held_and_refuses_late_acks(tmp_path: Path, to: str, again: int) -> None:
     driven = filled(tmp_path)
     consumer = Consumer(driven, "one", "a.")
@@ -152,7 +152,7 @@ def test_a_seek_keeps_retries_unless_told_otherwise(tmp_path: Path, clears: bool
     consumer.back(1, 2, Disposition.NACK, delay_us=0)
     consumer.back(2, 3, Disposition.NACK, delay_us=60_000_000)
     consumer.back(3, 4, Disposition.REJECT)
-    ask(driven, "seek_group", group="g", to="last", clear_retries=clears)
+    ask(driven, "seek_group", group="g", to="new", clear_retries=clears)
     assert counts(driven) == (0, 0, 0 if clears else 2, 1)
     consumer.join()
     assert len(consumer.pull()) == (0 if clears else 1)

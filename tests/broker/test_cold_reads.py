@@ -65,7 +65,7 @@ def test_a_pull_is_answered_when_its_read_is_done(tmp_path: Path, prefix: str, p
 
 def test_other_groups_go_on_during_a_read(tmp_path: Path) -> None:
     driven, _, bodies = cold(tmp_path)
-    behind, ahead = driven.subscribe("a.x", group="behind"), driven.subscribe("", group="ahead", start="last")
+    behind, ahead = driven.subscribe("a.x", group="behind"), driven.subscribe("", group="ahead", start="new")
     assert driven.do(driven.pull_command(behind)) == []
     (read,) = driven.reads
     waiting = driven.pull_command(ahead, timeout_ms=1_000)

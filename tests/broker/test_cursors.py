@@ -13,11 +13,11 @@ from tests.broker.harness import Driven, bodies_of, runs_of_answer
 
 
 @pytest.mark.parametrize("prefix", ["a", ""])
-@pytest.mark.parametrize("start", ["last", "time"])
+@pytest.mark.parametrize("start", ["new", "time"])
 def test_a_start_by_time_takes_what_is_stored_but_not_visible_yet(tmp_path: Path, prefix: str, start: str) -> None:
     driven = Driven(tmp_path, auto_sync=False)
     driven.send("a", b"before", flush=False)
-    subscription = driven.subscribe(prefix, start="last" if start == "last" else ("time", driven.now.wall_us + 100))
+    subscription = driven.subscribe(prefix, start="new" if start == "new" else ("time", driven.now.wall_us + 100))
     assert driven.do(driven.send_command({"a": [b"1"]})) == []
     assert driven.pull(subscription) == []
     driven.sync()
@@ -46,7 +46,7 @@ def test_a_narrower_prefix_of_the_same_group_begins_where_the_group_is(tmp_path:
     for group, narrow in (("g", "a."), ("h", "a.x")):
         driven = Driven(tmp_path / group)
         driven.send("a.x", b"1")
-        wide, narrower = driven.subscribe(""), driven.subscribe(narrow, start="last")
+        wide, narrower = driven.subscribe(""), driven.subscribe(narrow, start="new")
         driven.send("a.x", b"2")
         got = bodies_of(driven.pull(narrower)) + bodies_of(driven.pull(wide))
         assert got == [b"1", b"2"]

@@ -253,7 +253,7 @@ class GroupMachine(GroupCalls):
     # --- from outside ------------------------------------------------------------------------------------------------
 
     @precondition(lambda self: self.group is not None)
-    @rule(to=st.sampled_from(["first", "last"]), clear_retries=st.booleans(), is_sure=RARELY)
+    @rule(to=st.sampled_from(["first", "new"]), clear_retries=st.booleans(), is_sure=RARELY)
     def seek(self, to: str, clear_retries: bool, is_sure: bool) -> None:
         if self.group is None or not is_sure:
             return
@@ -377,7 +377,7 @@ def play(event: MessageEvent, *, quarantined: bool) -> None:
             machine.sessions.remove(session)
             machine.fall_silent(session.nonce)
         case MessageEvent.SEEK:
-            machine.seek("last", False, True)
+            machine.seek("new", False, True)
     machine.teardown()
 
 

@@ -129,7 +129,7 @@ def test_no_record_of_a_segment_that_goes_takes_messages_from_a_group_that_is_re
     ended(driven)
 
 
-@pytest.mark.parametrize("to", ["first", "last"])
+@pytest.mark.parametrize("to", ["first", "new"])
 def test_a_seek_whose_record_is_lost_did_not_happen(tmp_path: Path, to: str) -> None:
     driven = filled(tmp_path, 8)
     consumer = Consumer(driven, "c")

@@ -94,7 +94,7 @@ async def test_a_pull_returns_at_arrival_whatever_it_follows(world: World) -> No
     exact, prefix = f"{world.subject}.b", f"{world.subject}."
     for number, prefixes in enumerate([(exact,), (prefix,), ("",), ("x", prefix, "y."), (exact,)]):
         group = f"{world.subject}-{number}" if number < 4 else None
-        async with world.client.subscribe(*prefixes, group=group, start="last") as consumer:
+        async with world.client.subscribe(*prefixes, group=group, start="new") as consumer:
             for durability in DURABILITIES:
                 before = world.plan.asked
                 pull = asyncio.create_task(consumer.pull(timeout=LONG))
@@ -167,7 +167,7 @@ async def test_what_arrives_for_many_waiting_consumers_goes_to_one_of_them(world
 async def test_a_pull_waits_while_the_broker_is_away_and_goes_on_when_it_is_back(world: World, how: str) -> None:
     async with (
         world.client.subscribe(world.subject, group=world.subject) as shared,
-        world.client.subscribe(f"{world.subject}.", start="last") as alone,
+        world.client.subscribe(f"{world.subject}.", start="new") as alone,
         world.client.subscribe(world.subject, group=f"{world.subject}-2") as impatient,
     ):
         pulls = [asyncio.create_task(consumer.pull(timeout=LONG)) for consumer in (shared, alone)]

@@ -37,7 +37,7 @@ async def administer(scene: Scene, seed: int) -> None:
 
 
 async def _change(scene: Scene, client: qmq.Client, chance: random.Random) -> None:
-    async with client.subscribe("", group=GROUP, consumer="boss", start="last") as consumer:
+    async with client.subscribe("", group=GROUP, consumer="boss", start="new") as consumer:
         await consumer.pull(1, 1, 0.2)
     kind, attempts = chance.random(), chance.randrange(2, 100)
     began_at = asyncio.get_running_loop().time()
@@ -46,7 +46,7 @@ async def _change(scene: Scene, client: qmq.Client, chance: random.Random) -> No
             await _everywhere(scene, lambda: client.admin.set_group(GROUP, max_attempts=attempts))
             _check(scene, began_at, lambda group: group.ledger.settings.max_attempts == attempts)
         elif kind < 0.8:
-            await _everywhere(scene, lambda: client.admin.seek(GROUP, chance.choice(("first", "last"))))
+            await _everywhere(scene, lambda: client.admin.seek(GROUP, chance.choice(("first", "new"))))
         else:
             await _everywhere(scene, lambda: client.admin.delete_group(GROUP))
             _check(scene, began_at, lambda group: False)

@@ -119,7 +119,7 @@ async def send_by_asyncio(ledger: Ledger, url: str, number: int) -> None:
             try:
                 receipt = await client.send(
                     planned.subject, planned.body, key=planned.key, tags=planned.tags, delay=planned.delay or None,
-                    expire=planned.expire or None, durability=planned.durability,
+                    expires_in=planned.expire or None, durability=planned.durability,
                 )  # fmt: skip
             except qmq.SendFailed as error:
                 sender.failed([at], error)
@@ -172,7 +172,7 @@ def send_by_sync(ledger: Ledger, url: str, number: int) -> None:
                             receipts = [
                                 client.send(
                                     first.subject, first.body, key=first.key, tags=first.tags,
-                                    delay=first.delay or None, expire=first.expire or None,
+                                    delay=first.delay or None, expires_in=first.expire or None,
                                     durability=first.durability,
                                 )
                             ]  # fmt: skip

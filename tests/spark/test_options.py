@@ -35,7 +35,7 @@ def test_each_option() -> None:
 
 def test_where_a_stream_starts() -> None:
     assert read_options({"path": "/data", "start": "first"}) == read_options({"path": "/data"})
-    assert read_options({"path": "/data", "start": "last"}).starts_last
+    assert read_options({"path": "/data", "start": "new"}).starts_new
     since = read_options({"path": "/data", "since": "2025-12-01T00:00:00Z"})
     assert read_options({"path": "/data", "start": "2025-12-01T00:00:00Z"}) == since
     assert read_options({"path": "/data", "start": "2025-11-01T00:00:00Z", "since": "2025-12-01T00:00:00Z"}) == since

@@ -215,12 +215,12 @@ def test_begins_at_the_end(tmp_path: Path, archived: bool) -> None:
 
     bring(1)
     early = rows_in(source)
-    reader = reader_of(tmp_path / "archive" if archived else source, start="last")
+    reader = reader_of(tmp_path / "archive" if archived else source, start="new")
     start = reader.initialOffset()
     bring(2)
     first = reader.latestOffset(start, ReadAllAvailable())
     assert rows_between(reader, start, first) == []
-    again = reader_of(tmp_path / "archive" if archived else source, start="last")
+    again = reader_of(tmp_path / "archive" if archived else source, start="new")
     assert rows_between(again, again.initialOffset(), first) == []
     for one in (reader, again):
         end = one.latestOffset(first, ReadAllAvailable())
@@ -281,14 +281,14 @@ def test_each_message_once_over_restarts_and_kills(spark: SparkSession, tmp_path
     _kill(killed)
     before = len(list((to / "checkpoint" / "commits").glob("[0-9]*")))
     assert before >= 1
-    run(stream(spark, source, start="last"), tmp_path / "late", availableNow=True)
+    run(stream(spark, source, start="new"), tmp_path / "late", availableNow=True)
     store = open_store(source, partitions=2)
     late = Sender(store).send("late", b"one more", b"and one")
     close_cleanly(store)
     run(stream(spark, source, max_trigger_bytes=400_000), to, availableNow=True)
     assert _positions(spark, to) == [(row["partition"], row["position"]) for row in rows_in(source)]
     assert len(list((to / "checkpoint" / "commits").glob("[0-9]*"))) > before
-    run(stream(spark, source, start="last"), tmp_path / "late", availableNow=True)
+    run(stream(spark, source, start="new"), tmp_path / "late", availableNow=True)
     assert _positions(spark, tmp_path / "late") == [(0, late.position), (0, late.position + 1)]
 
 

@@ -81,7 +81,7 @@ class Subscriptions:
         known = self.groups.get(name) if name is not None else None
         asked, command = command.prefixes, self._narrowed(command, known)
         check_followed(command, known, self._limits.max_prefixes)
-        default = "last" if command.group is None or command.mode == BROADCAST else "first"
+        default = "new" if command.group is None or command.mode == BROADCAST else "first"
         begin = resolve_start(self._store, command.start, default)  # before any change: it may raise NotAtHand
         group = self._group(name, command.mode)
         filters = []

@@ -483,7 +483,7 @@ def _resolve(store: Store, start: str | tuple[str, int] | None, default: str) ->
     partitions = range(len(store.partitions))
     subjects = store.subjects.count
     start = default if start is None else start
-    if start == "last":
+    if start == "new":
         start = ("time", 1 + max(_last_visible_stamp(store, partition) for partition in partitions))
         rows = [store.partitions[partition].consumer_log.visible_row for partition in partitions]
     elif start == "first":

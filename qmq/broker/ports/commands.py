@@ -41,7 +41,7 @@ class Send(NamedTuple):
 class Subscribe(NamedTuple):
     """Join a group, or (group None) read as a solo consumer. ``start`` None means the default of the kind.
 
-    ``start`` is "first", "last", ("time", microseconds) or ("sequence", number). ``nonce`` is a random number that the
+    ``start`` is "first", "new", ("time", microseconds) or ("sequence", number). ``nonce`` is a random number that the
     client keeps over reconnects, ``client`` a random number of its process. ``settings`` are those of a new group. The
     broker forgets a ``transient`` consumer once it has left. ``mode`` is one of MODES, ``asks`` one of ASKS.
     """

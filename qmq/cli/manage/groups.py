@@ -84,12 +84,12 @@ def set_group(group: str, settings: tuple[str, ...], server: str, timeout: float
 
 @groups.command("seek", short_help="Move the cursors of a group.")
 @click.argument("group")
-@click.option("--to", required=True, metavar="first|last|TIME|SEQ", help="Where the group continues.")
+@click.option("--to", required=True, metavar="first|new|TIME|SEQ", help="Where the group continues.")
 @click.option("--clear-retries", is_flag=True, help="Also drop the retries of the group.")
 @yes_option
 @admin_options
 def seek(group: str, to: str, clear_retries: bool, yes: bool, server: str, timeout: float) -> None:
-    """Let GROUP continue at the first message stored, after the last, at a time or at a sequence.
+    """Let GROUP continue at the first message stored, with new messages only, at a time or at a sequence.
 
     Messages in flight are dropped; later acknowledgements of them are refused. The group may get acknowledged messages
     again, or skip messages that nobody got, so it asks on a terminal; without one it needs --yes.

@@ -32,7 +32,7 @@ _AT_ONCE_TERMINAL: Final = 100
 
 _ENCODE: Final = json.JSONEncoder(ensure_ascii=False).encode
 
-Start = Literal["first", "last"] | datetime | int | None
+Start = Literal["first", "new"] | datetime | int | None
 
 
 @click.command(short_help="Print messages as they arrive.")
@@ -44,9 +44,9 @@ Start = Literal["first", "last"] | datetime | int | None
 @click.option("--timeout", metavar="S", type=Seconds(), help="End after S seconds without a message.")
 @click.option(
     "--start",
-    metavar="first|last|TIME|SEQ",
-    help="Where a new group or a solo consumer begins: at the first message stored, after the last, at a time such as "
-    "2026-01-31T12:00:00Z, or at a sequence.  [default: first for a group, last for --solo]",
+    metavar="first|new|TIME|SEQ",
+    help="Where a new group or a solo consumer begins: at the first message stored, with new messages, at a time such "
+    "as 2026-01-31T12:00:00Z, or at a sequence.  [default: first for a group, new for --solo]",
 )
 @click.option(
     "--format",
@@ -117,7 +117,7 @@ def consume(
 
 def start_of(text: str | None, option: str = "--start") -> Start:
     """Return where to begin, as --start or a similar option says it. Raises InvalidOption."""
-    if text is None or text == "first" or text == "last":
+    if text is None or text == "first" or text == "new":
         return text  # type: ignore[return-value]  # equal to one of the literals
     if text.isascii() and text.isdigit() and len(text) < 20:
         return int(text)
@@ -127,8 +127,7 @@ def start_of(text: str | None, option: str = "--start") -> Start:
         time = None
     if time is None or time.tzinfo is None:
         raise InvalidOption(
-            f"{option} {text!r:.80} is not first, last, a sequence, or a time with its zone such as "
-            "2026-01-31T12:00:00Z"
+            f"{option} {text!r:.80} is not first, new, a sequence, or a time with its zone such as 2026-01-31T12:00:00Z"
         )
     return time
 

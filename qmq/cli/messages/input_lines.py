@@ -14,7 +14,7 @@ from qmq.errors import InvalidOption, MessageTooLarge
 MAX_LINE_BYTES: Final = 64 << 20
 #: Fields that ``consume`` prints and a sender cannot set.
 _IGNORED: Final = frozenset(("id", "sequence", "attempt", "created_at", "stored_at", "replayed"))
-_TAKEN: Final = ("subject", "key", "tags", "properties", "delay", "deliver_at", "expire", "body", "body_base64")
+_TAKEN: Final = ("subject", "key", "tags", "properties", "delay", "deliver_at", "expires_in", "body", "body_base64")
 
 
 class Draft(NamedTuple):
@@ -28,7 +28,7 @@ class Draft(NamedTuple):
     #: Seconds after it is stored, or a time: seconds since 1970, or an aware datetime.
     delay: float | None = None
     deliver_at: float | datetime | None = None
-    expire: float | None = None
+    expires_in: float | None = None
 
 
 class Lines:
@@ -93,7 +93,7 @@ def draft_of(line: bytes, defaults: Draft) -> Draft:
         (defaults.properties if properties is None else properties) or None,
         delay,
         deliver_at,
-        fields.get("expire", defaults.expire),
+        fields.get("expires_in", defaults.expires_in),
     )
 
 

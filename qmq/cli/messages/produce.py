@@ -44,7 +44,7 @@ _LAST_FLUSH_S: Final = 2.0
 @click.option("--tag", "tags", metavar="T", multiple=True, help="A tag; may be repeated.")
 @click.option("--delay", type=Seconds(signed=True), metavar="S", help="Deliver each message S seconds later.")
 @click.option(
-    "--expire",
+    "--expires-in",
     type=Seconds(signed=True),
     metavar="S",
     help="Deliver no message later than S seconds after it was stored.",
@@ -66,15 +66,15 @@ def produce(
     pairs: tuple[str, ...],
     tags: tuple[str, ...],
     delay: float | None,
-    expire: float | None,
+    expires_in: float | None,
     durability: Durability,
     as_json: bool,
     server: str,
 ) -> None:
     """Send each line of stdin as a message to SUBJECT, and print how many were acknowledged.
 
-    With --json a line is an object with body or body_base64 and, optionally, subject, key, tags, properties, expire and
-    delay (seconds) or deliver_at (a time such as 2027-01-31T12:00:00Z, or seconds since 1970), which override the
+    With --json a line is an object with body or body_base64 and, optionally, subject, key, tags, properties, expires_in
+    and delay (seconds) or deliver_at (a time such as 2027-01-31T12:00:00Z, or seconds since 1970), which override the
     options; blank lines are ignored. It takes what `qmq consume --format json` prints.
 
     Ends with 1, and names the lines, if some were not acknowledged.
@@ -84,11 +84,11 @@ def produce(
     elif not as_json:
         raise click.UsageError("give the SUBJECT to send to")
     deliver_at_of(delay, None)
-    expire_at_of(expire)
+    expire_at_of(expires_in)
     words = [text_of(tag) for tag in tags]
     properties = dict(map(_pair, pairs))
     key = None if key is None else text_of(key)
-    defaults = Draft(subject or "", b"", key, words or None, properties or None, delay, None, expire)
+    defaults = Draft(subject or "", b"", key, words or None, properties or None, delay, None, expires_in)
     make_header(key, words, properties)  # raises if an option is wrong, before a connection is made
     production = Production(defaults, as_json)
     try:
@@ -178,7 +178,7 @@ class Production:
         return self._send_draft(client, draft, draft.body)
 
     def _send_draft(self, client: Client, draft: Draft, body: bytes) -> int:
-        subject, _, key, tags, properties, delay, deliver_at, expire = draft
+        subject, _, key, tags, properties, delay, deliver_at, expires_in = draft
         return client.send_nowait(
             subject,
             body,
@@ -187,7 +187,7 @@ class Production:
             properties=properties,
             delay=delay,
             deliver_at=deliver_at,
-            expire=expire,
+            expires_in=expires_in,
         )
 
     def _note(self, ticket: int) -> None:

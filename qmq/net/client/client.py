@@ -15,6 +15,7 @@ from typing import Final, Literal, NamedTuple, Self, Unpack
 
 import msgpack
 
+from qmq.durations import Duration
 from qmq.errors import ConnectionLost, InvalidOption, QmqError
 from qmq.format.build import NO_HEADER, make_header
 from qmq.format.ids import MessageId
@@ -122,22 +123,22 @@ class Client:
         key: str | None = None,
         tags: Sequence[str] | None = None,
         properties: dict[str, str] | None = None,
-        delay: float | None = None,
+        delay: Duration | None = None,
         deliver_at: float | datetime | None = None,
-        expire: float | None = None,
+        expires_in: Duration | None = None,
         durability: Durability | None = None,
     ) -> Receipt:
         """Send one message; return its receipt once it is stored.
 
         It is delivered *delay* seconds after it was stored, or at *deliver_at* (seconds since 1970, or an aware
-        datetime): at most 731 days (two years) ahead, and never early by the broker's clock. *expire* seconds after it
-        was stored, or fell due, it becomes a dead letter of groups to which it was not handed out. Concurrent sends go
+        datetime): at most 731 days (two years) ahead, and never early by the broker's clock. *expires_in* after it was
+        stored, or fell due, it becomes a dead letter of groups to which it was not handed out. Concurrent sends go
         as one batch. Raises InvalidName, InvalidOption, MessageTooLarge, TypeError before it is sent; SendFailed if it
         was not stored; SendUnknown if it may be stored or not. A send that is cancelled may still be stored.
         """
         due = deliver_at_of(delay, deliver_at) if delay is not None or deliver_at is not None else 0
-        plain = key is None and not tags and not properties and not due and expire is None
-        header = NO_HEADER if plain else make_header(key, tags, properties, due, expire_at_of(expire))
+        plain = key is None and not tags and not properties and not due and expires_in is None
+        header = NO_HEADER if plain else make_header(key, tags, properties, due, expire_at_of(expires_in))
         flush = self._flush if durability is None else is_flush(durability)
         body = body_of(body)
         loop = self._brokers.ready()
@@ -151,9 +152,9 @@ class Client:
         subject: str,
         bodies: Sequence[Body],
         *,
-        delay: float | None = None,
+        delay: Duration | None = None,
         deliver_at: float | datetime | None = None,
-        expire: float | None = None,
+        expires_in: Duration | None = None,
         durability: Durability | None = None,
     ) -> Receipts:
         """Send messages of one subject; return their receipts once all are stored.
@@ -162,7 +163,7 @@ class Client:
         all. Raises as ``send``; ``failures`` of SendFailed name the messages by index.
         """
         flush = self._flush if durability is None else is_flush(durability)
-        header = make_header(None, None, None, deliver_at_of(delay, deliver_at), expire_at_of(expire))
+        header = make_header(None, None, None, deliver_at_of(delay, deliver_at), expire_at_of(expires_in))
         packed = bodies_of(bodies)
         loop = self._brokers.ready()
         if not packed:
@@ -180,9 +181,9 @@ class Client:
         key: str | None = None,
         tags: Sequence[str] | None = None,
         properties: dict[str, str] | None = None,
-        delay: float | None = None,
+        delay: Duration | None = None,
         deliver_at: float | datetime | None = None,
-        expire: float | None = None,
+        expires_in: Duration | None = None,
         durability: Durability | None = None,
     ) -> int:
         """Queue one message; return its ticket, by which SendFailed of a later ``flush`` names it.
@@ -190,7 +191,7 @@ class Client:
         Raises QueueFull if ``max_queued_bytes`` are queued, or the errors that ``send`` raises before it sends.
         """
         plain = key is None and tags is None and properties is None and durability is None
-        if plain and delay is None and deliver_at is None and expire is None and type(body) is bytes:
+        if plain and delay is None and deliver_at is None and expires_in is None and type(body) is bytes:
             accumulator = self._accumulator
             run = accumulator.plain.get(subject)
             if run is not None:
@@ -206,7 +207,7 @@ class Client:
                 return ticket
         flush = self._flush if durability is None else is_flush(durability)
         body = body_of(body)
-        header = make_header(key, tags, properties, deliver_at_of(delay, deliver_at), expire_at_of(expire))
+        header = make_header(key, tags, properties, deliver_at_of(delay, deliver_at), expire_at_of(expires_in))
         loop = self._brokers.ready()
         self._accumulator.check_nowait(subject, len(body), len(header.packed))
         ticket = self._accumulator.add_nowait(subject, body, header, flush, loop.time())
@@ -262,7 +263,7 @@ class Client:
         *prefixes: str,
         group: str | None = None,
         consumer: str | None = None,
-        start: Literal["first", "last"] | datetime | int | None = None,
+        start: Literal["first", "new"] | datetime | int | None = None,
         mode: Mode = "reliable",
         tags: Sequence[str] | None = None,
         look: bool = False,
@@ -270,7 +271,7 @@ class Client:
     ) -> Consumer:
         """Return a consumer of *group*, or one that reads without a group; use it with ``async with``.
 
-        A prefix ends with a dot (or is empty: all subjects); any other name is a subject. *start* is "first", "last"
+        A prefix ends with a dot (or is empty: all subjects); any other name is a subject. *start* is "first", "new"
         (behind the last message), an aware datetime or a sequence. Without it a new group begins at the first stored
         message; a consumer without a group, and a new member of a broadcast, begin behind the last one. Raises
         InvalidName, InvalidOption.

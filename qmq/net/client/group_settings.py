@@ -1,4 +1,4 @@
-"""Settings of groups as users give and see them, with times in seconds; the broker has microseconds."""
+"""Settings of groups as users give them, with durations, and see them, in seconds; the broker has microseconds."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypedDict
 
+from qmq.durations import Duration
 from qmq.errors import InvalidOption
-from qmq.net.client.options import microseconds_of
+from qmq.net.client.options import delay_us_of
 from qmq.net.protocol.types import MODES
 
 _COUNTS: Final = ("max_attempts", "max_session_expiries", "max_unacked", "max_unacked_bytes")
@@ -18,7 +19,8 @@ SETTINGS: Final = (*_COUNTS, _DELAYS[0], *_SECONDS, "tags")
 
 
 class GroupSettings(TypedDict, total=False):
-    """The settings of a new group; None: the broker's default. Times are in seconds; 0: never.
+    """The settings of a new group; None: the broker's default. Times are durations, as 5, "5m" or a
+    timedelta; 0: never.
 
     A message is handed out at most ``max_attempts`` times, again after the ``retry_delays`` of its attempts, and may be
     in flight at most in ``max_session_expiries`` sessions that expire. A consumer has at most ``max_unacked`` messages
@@ -30,9 +32,9 @@ class GroupSettings(TypedDict, total=False):
     max_session_expiries: int | None
     max_unacked: int | None
     max_unacked_bytes: int | None
-    retry_delays: Iterable[float] | None
-    expire_after: float | None
-    ack_deadline: float | None
+    retry_delays: Iterable[Duration] | None
+    expire_after: Duration | None
+    ack_deadline: Duration | None
 
 
 class ChangedSettings(TypedDict, total=False):
@@ -42,9 +44,9 @@ class ChangedSettings(TypedDict, total=False):
     max_session_expiries: int
     max_unacked: int
     max_unacked_bytes: int
-    retry_delays: Iterable[float]
-    expire_after: float
-    ack_deadline: float
+    retry_delays: Iterable[Duration]
+    expire_after: Duration
+    ack_deadline: Duration
     tags: Iterable[str]
 
 
@@ -85,9 +87,9 @@ def packed_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
                 raise InvalidOption(f"{name} must be a whole number below 2^63, not {value!r:.80}")
             packed[name] = value
         elif name == _DELAYS[0]:
-            packed[_DELAYS[1]] = [microseconds_of(name, one) for one in _listed(name, "delays in seconds", value)]
+            packed[_DELAYS[1]] = [delay_us_of(name, one) for one in _listed(name, "durations", value)]
         elif name in _SECONDS:
-            packed[_SECONDS[name]] = microseconds_of(name, value)
+            packed[_SECONDS[name]] = delay_us_of(name, value)
         elif name == "tags":
             packed[name] = [_text(one) for one in _listed(name, "texts", value)]
         else:

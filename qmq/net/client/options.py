@@ -13,15 +13,18 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, Final, Literal, NamedTuple
 
+from qmq.durations import Duration, microseconds_of, seconds_of
 from qmq.errors import InvalidName, InvalidOption
 from qmq.format.layout import DELAY_END_US, MAX_DELAY_SHOWN, MAX_DELAY_US, PRODUCER_ID_SIZE
 from qmq.net.client.address import Address, parse_url
 
 Body = bytes | bytearray | memoryview
 Durability = Literal["flush", "append"]
-Start = Literal["first", "last"] | datetime | int | None
+Start = Literal["first", "new"] | datetime | int | None
 
 _MAX_PRODUCER_NAME = 200
+#: Timeouts are shorter than this, in seconds (31 years): timers take no longer ones.
+MAX_SECONDS: Final = 1e9
 
 #: The default size limits of ``pull``, and of ``pull_batch``, which makes no object for each message.
 PULL_BYTES: Final = 4 << 20
@@ -44,43 +47,40 @@ class ClientOptions(NamedTuple):
 def check_options(
     url: str,
     durability: str,
-    linger: float,
+    linger: Duration,
     producer: str | None,
-    send_timeout: float,
+    send_timeout: Duration,
     max_queued_bytes: int,
-    failover_after: float | None,
-    admin_timeout: float,
+    failover_after: Duration | None,
+    admin_timeout: Duration,
 ) -> ClientOptions:
     """Return the options of a client from the arguments of ``connect``. Raises InvalidOption, InvalidName."""
-    if not _is_number(linger) or linger < 0:
-        raise InvalidOption(f"linger must be a number of seconds, 0 or more, not {linger!r}")
-    if not _is_number(send_timeout) or send_timeout <= 0:
-        raise InvalidOption(f"send_timeout must be a number of seconds above 0, not {send_timeout!r}")
-    if linger >= send_timeout:
-        raise InvalidOption(f"linger ({linger!r} s) must be below send_timeout ({send_timeout!r} s)")
+    linger_s, send_timeout_s = seconds_of("linger", linger), above_0("send_timeout", send_timeout)
+    if linger_s >= send_timeout_s:
+        raise InvalidOption(f"linger ({linger!r}) must be below send_timeout ({send_timeout!r})")
     if type(max_queued_bytes) is not int or max_queued_bytes <= 0:
         raise InvalidOption(f"max_queued_bytes must be a number of bytes above 0, not {max_queued_bytes!r}")
     if producer is not None:
         producer_id_of(producer)
-    if failover_after is not None and (not _is_number(failover_after) or failover_after < 0):
-        raise InvalidOption(f"failover_after must be a number of seconds, 0 or more, or None, not {failover_after!r}")
-    if not _is_number(admin_timeout) or not 0 < admin_timeout < 1e9:
-        raise InvalidOption(f"admin_timeout must be a number of seconds above 0, not {admin_timeout!r}")
     addresses = tuple(dict.fromkeys(parse_url(url)))
     return ClientOptions(
         addresses,
         is_flush(durability),
-        linger,
+        linger_s,
         producer,
-        send_timeout,
+        send_timeout_s,
         max_queued_bytes,
-        failover_after,
-        admin_timeout,
+        None if failover_after is None else seconds_of("failover_after", failover_after),
+        above_0("admin_timeout", admin_timeout),
     )
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+def above_0(name: str, value: object) -> float:
+    """Return a duration in seconds, above 0 and below MAX_SECONDS. Raises InvalidOption, which calls it *name*."""
+    seconds = seconds_of(name, value)
+    if not 0 < seconds < MAX_SECONDS:
+        raise InvalidOption(f"{name} must be above 0 and below 1e9 seconds, not {value!r:.80}")
+    return seconds
 
 
 def is_flush(durability: str) -> bool:
@@ -119,19 +119,23 @@ def bodies_of(bodies: Sequence[Body]) -> list[bytes]:
     return list(map(body_of, listed))
 
 
-def check_pull(max_count: int, min_count: int, timeout: float | None) -> None:
-    """Check the arguments of a pull. Raises InvalidOption."""
+def check_pull(max_count: int, min_count: int, timeout: Duration | None) -> float | None:
+    """Check the arguments of a pull; return its timeout in seconds. Raises InvalidOption."""
     if type(max_count) is not int or type(min_count) is not int or not 1 <= min_count <= max_count:
         raise InvalidOption(
             f"a pull needs 1 <= min_count <= max_count, not min_count={min_count!r}, max_count={max_count!r}"
         )
-    if timeout is not None and (not isinstance(timeout, int | float) or not 0 <= timeout < 1e9):
-        raise InvalidOption(f"timeout must be a number of seconds, 0 or more, or None for no limit, not {timeout!r}")
+    if timeout is None:
+        return None
+    seconds = seconds_of("timeout", timeout)
+    if seconds >= MAX_SECONDS:
+        raise InvalidOption(f"timeout must be below 1e9 seconds, or None for no limit, not {timeout!r}")
+    return seconds
 
 
 def start_of(start: object) -> Any:
     """Return the field start of SUBSCRIBE for *start*. Raises InvalidOption."""
-    if start is None or start in ("first", "last"):
+    if start is None or start in ("first", "new"):
         return start
     if isinstance(start, datetime):
         if start.utcoffset() is None:
@@ -140,7 +144,7 @@ def start_of(start: object) -> Any:
         return ["time", max(0, (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds)]
     if type(start) is int and 0 <= start < 1 << 63:
         return ["sequence", start]
-    raise InvalidOption(f'start must be "first", "last", an aware datetime, a sequence or None, not {start!r}')
+    raise InvalidOption(f'start must be "first", "new", an aware datetime, a sequence or None, not {start!r}')
 
 
 def make_consumer_id() -> str:
@@ -154,15 +158,15 @@ _DAY_US: Final = 86_400_000_000
 _FAR: Final = 1e15
 
 
-def deliver_at_of(delay: float | None, deliver_at: float | datetime | None) -> int:
+def deliver_at_of(delay: Duration | None, deliver_at: float | datetime | None) -> int:
     """Return the column deliver_at; 0: at once. A delay counts from the time at which the broker stores the message.
 
-    *delay* is in seconds, *deliver_at* in seconds since 1970 or an aware datetime. Raises InvalidOption.
+    *deliver_at* is in seconds since 1970, or an aware datetime. Raises InvalidOption.
     """
     if delay is not None and deliver_at is not None:
         raise InvalidOption("give either delay or deliver_at, not both")
     if delay is not None:
-        return microseconds_of("delay", delay)
+        return delay_us_of("delay", delay)
     if deliver_at is None:
         return 0
     if isinstance(deliver_at, datetime):
@@ -180,25 +184,25 @@ def deliver_at_of(delay: float | None, deliver_at: float | datetime | None) -> i
     return at_us if at_us >= DELAY_END_US else 0
 
 
-def expire_at_of(expire: float | None) -> int:
+def expire_at_of(expires_in: Duration | None) -> int:
     """Return the column expire_at: microseconds from the time at which the broker stores the message; 0: never.
 
-    *expire* is in seconds. Raises InvalidOption.
+    Raises InvalidOption.
     """
-    if expire is None:
+    if expires_in is None:
         return 0
-    expire_us = microseconds_of("expire", expire)
+    expire_us = delay_us_of("expires_in", expires_in)
     if not expire_us:
-        raise InvalidOption(f"expire must be above 0 seconds, not {expire!r:.80}; leave it out for never")
+        raise InvalidOption(f"expires_in must be above 0 seconds, not {expires_in!r:.80}; leave it out for never")
     return expire_us
 
 
-def microseconds_of(name: str, seconds: object) -> int:
-    """Return *seconds* in microseconds: at least 1, unless it is 0.
+def delay_us_of(name: str, value: object) -> int:
+    """Return a duration of up to MAX_DELAY_US in microseconds: at least 1, unless it is 0.
 
-    Raises InvalidOption, which calls it *name*, if it is not a number, is negative, or is above MAX_DELAY_US.
+    Raises InvalidOption, which calls it *name*.
     """
-    is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
-    if not is_number or not 0 <= seconds <= MAX_DELAY_US / 1_000_000:  # type: ignore[operator]  # it is a number
-        raise InvalidOption(f"{name} must be a number of seconds from 0 to {MAX_DELAY_SHOWN}, not {seconds!r:.80}")
-    return max(round(seconds * 1_000_000), int(seconds > 0))  # type: ignore[operator]
+    delay_us = microseconds_of(name, value)
+    if delay_us > MAX_DELAY_US:
+        raise InvalidOption(f"{name} must be at most {MAX_DELAY_SHOWN}, not {value!r:.80}")
+    return delay_us

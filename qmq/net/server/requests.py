@@ -260,8 +260,8 @@ def _is_count(value: object) -> bool:
 
 
 def _start_of(value: object) -> str | tuple[str, int] | None:
-    if value is None or value in ("first", "last"):
+    if value is None or value in ("first", "new"):
         return None if value is None else str(value)
     if isinstance(value, list) and len(value) == 2 and value[0] in ("time", "sequence") and _is_count(value[1]):
         return str(value[0]), int(value[1])
-    raise InvalidOption(f'start {value!r:.80} is not "first", "last", ["time", microseconds] or ["sequence", number]')
+    raise InvalidOption(f'start {value!r:.80} is not "first", "new", ["time", microseconds] or ["sequence", number]')

@@ -98,7 +98,7 @@ def test_an_exact_subject_and_a_prefix_of_one_group_share(tmp_path: Path) -> Non
 def test_a_prefix_takes_subjects_created_later_from_their_beginning(tmp_path: Path) -> None:
     driven = Driven(tmp_path)
     driven.send("a.old", b"before")
-    subscription = driven.subscribe("a.", start="last")
+    subscription = driven.subscribe("a.", start="new")
     driven.send("a.new", b"1")
     driven.send("b.new", b"other")
     driven.send("a.old", b"2")
@@ -116,7 +116,7 @@ def test_start_by_time_sequence_first_last(tmp_path: Path, prefix: str) -> None:
         return bodies_of(driven.pull(driven.subscribe(prefix, group=group, start=start)))
 
     assert begin("first", "first") == many("m", 6)
-    assert begin("last", "last") == []
+    assert begin("new", "new") == []
     assert begin("time", ("time", stamps[4])) == many("m", 6)[4:]
     assert begin("between", ("time", stamps[2] + 1 if stamps[3] > stamps[2] + 1 else stamps[3])) == many("m", 6)[3:]
     assert begin("late", ("time", stamps[5] + 1_000)) == []
@@ -140,11 +140,11 @@ def test_a_group_goes_on_after_a_restart(tmp_path: Path) -> None:
 
 def test_a_group_takes_subjects_created_while_nobody_was_there(tmp_path: Path) -> None:
     driven = Driven(tmp_path)
-    number = driven.subscribe("a.", start="last")
+    number = driven.subscribe("a.", start="new")
     driven.do(Unsubscribe(1, driven.request(), number))
     driven.restart()
     driven.send("a.new", b"1")
-    assert bodies_of(driven.pull(driven.subscribe("a.", start="last"))) == [b"1"]
+    assert bodies_of(driven.pull(driven.subscribe("a.", start="new"))) == [b"1"]
     driven.close()
 
 
@@ -329,7 +329,7 @@ def test_a_wider_prefix_can_not_begin_later_than_what_it_takes_in(tmp_path: Path
     driven.subscribe("a.x")
     driven.send("a.x", b"1")
     for prefix in ("a.", ""):
-        assert refusal(driven, Subscribe(1, driven.request(), "g", (prefix,), "c", "last")) is InvalidOption
+        assert refusal(driven, Subscribe(1, driven.request(), "g", (prefix,), "c", "new")) is InvalidOption
     driven.send("a.x", b"2")
     assert bodies_of(driven.pull(driven.subscribe("a."))) == [b"1", b"2"]
     driven.close()

@@ -41,7 +41,7 @@ def lose_power(driven: Driven, disk: SimulatedDisk) -> None:
     driven.open()
 
 
-def joining(driven: Driven, mode: str = "reliable", start: str | tuple[str, int] | None = "last") -> Subscribe:
+def joining(driven: Driven, mode: str = "reliable", start: str | tuple[str, int] | None = "new") -> Subscribe:
     """Return the command that makes the group, as each of its consumers sends it."""
     return Subscribe(1, driven.request(), "g", ("a.",), "c", start, b"n", b"c", mode=mode)
 
@@ -60,7 +60,7 @@ def group_row(driven: Driven) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("mode", ["reliable", "at_most_once", "broadcast"])
-@pytest.mark.parametrize("start", ["last", "first", "time"])
+@pytest.mark.parametrize("start", ["new", "first", "time"])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_new_group_gets_the_messages_sent_after_its_answer(mode: str, start: str, seed: int) -> None:
     disk = SimulatedDisk(seed)
@@ -85,10 +85,10 @@ def test_a_group_follows_another_prefix_from_its_answer_on(seed: int) -> None:
     driven = driven_on(disk)
     driven.subscribe("b.")
     driven.checkpoint()
-    driven.subscribe("a.", start="last")
+    driven.subscribe("a.", start="new")
     driven.send("a.x", b"new")
     lose_power(driven, disk)
-    assert bodies_of(driven.pull(driven.subscribe("a.", start="last"))) == [b"new"]
+    assert bodies_of(driven.pull(driven.subscribe("a.", start="new"))) == [b"new"]
 
 
 def set_session_expiries(driven: Driven) -> None:
@@ -97,7 +97,7 @@ def set_session_expiries(driven: Driven) -> None:
 
 
 def seek(driven: Driven) -> None:
-    (answer,) = administer(driven, "seek_group", to="last")
+    (answer,) = administer(driven, "seek_group", to="new")
     assert answer == Administered(1, driven.requests, {})
 
 
@@ -188,7 +188,7 @@ def test_many_groups_share_a_sync_and_the_rest_goes_on_meanwhile() -> None:
     driven = driven_on(disk)
     driven.auto_read = False
     groups = [f"g{number}" for number in range(20)]
-    commands = [Subscribe(1, driven.request(), group, ("a.",), "c", "last") for group in groups]
+    commands = [Subscribe(1, driven.request(), group, ("a.",), "c", "new") for group in groups]
     assert driven.do(commands[0]) == []
     assert driven.do(*commands[1:]) == []
     second = Subscribe(2, driven.request(), "g0", ("a.",), "d", None)

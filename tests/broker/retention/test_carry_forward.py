@@ -250,7 +250,7 @@ def test_changes_during_the_copy_win(tmp_path: Path, change: str) -> None:
             consumer.back(2, 5, Disposition.NACK, delay_us=2 * DAY_US)
         case "seek":
             driven.broker.handle(
-                Administer(9, driven.request(), "seek_group", fields | {"to": "last", "clear_retries": True}),
+                Administer(9, driven.request(), "seek_group", fields | {"to": "new", "clear_retries": True}),
                 driven.now,
             )
         case _:

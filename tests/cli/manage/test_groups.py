@@ -82,7 +82,7 @@ def test_a_seek_begins_elsewhere_and_drops_what_is_held(broker: BrokerProcess, c
             consumer.flush()
         assert [message.body for message in consumer.pull(min_count=3)] == [b"1", b"2", b"3"]
     assert group_row(broker, "sought")["in_retry"] == 4
-    for to in ("last", datetime.now(UTC).isoformat()):
+    for to in ("new", datetime.now(UTC).isoformat()):
         assert run("groups", "seek", "sought", "--to", to, "--clear-retries", "--yes", server=broker.url).exit_code == 0
         row = group_row(broker, "sought")
         assert (row["ready"], row["in_flight"], row["in_retry"]) == (0, 0, 0)
@@ -143,7 +143,7 @@ def test_an_id_that_is_none_of_them_changes_nothing(broker: BrokerProcess, clien
 
 
 WITH_A_GROUP: list[list[str]] = [
-    ["consumers"], ["groups", "delete", "--yes"], ["groups", "seek", "--to", "last", "--yes"],
+    ["consumers"], ["groups", "delete", "--yes"], ["groups", "seek", "--to", "new", "--yes"],
     ["dead-letters", "list"], ["dead-letters", "redrive", "--all", "--yes"],
     ["dead-letters", "delete", "--all", "--yes"],
 ]  # fmt: skip

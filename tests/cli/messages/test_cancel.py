@@ -49,13 +49,13 @@ def test_produce_with_delays(broker: BrokerProcess) -> None:
     [
         (
             {"body": "x", "delay": "soon"},
-            "delay must be a number of seconds from 0 to 731 days (two years), not 'soon'",
+            "\"7d\", not 'soon'",
         ),
-        ({"body": "x", "delay": -1}, "delay must be a number of seconds from 0 to 731 days (two years), not -1"),
+        ({"body": "x", "delay": -1}, "delay must be from 0 to below 1e12 seconds, not -1"),
         ({"body": "x", "deliver_at": "soon"}, "deliver_at 'soon' is not a time"),
         ({"body": "x", "deliver_at": "2027-01-31T12:00:00"}, "no time zone"),
         ({"body": "x", "delay": 1, "deliver_at": 5}, "either delay or deliver_at"),
-        ({"body": "x", "delay": 1e9}, "from 0 to 731 days (two years)"),
+        ({"body": "x", "delay": 1e9}, "delay must be at most 731 days (two years)"),
     ],
 )
 def test_lines_that_name_no_time(broker: BrokerProcess, line: dict[str, object], says: str) -> None:
@@ -64,8 +64,8 @@ def test_lines_that_name_no_time(broker: BrokerProcess, line: dict[str, object],
     assert says in done.stderr
 
 
-@pytest.mark.parametrize("delay", ["1e9", "-1"])
-def test_a_delay_of_the_command_that_cannot_be(broker: BrokerProcess, delay: str) -> None:
+@pytest.mark.parametrize(("delay", "says"), [("1e9", "at most 731 days (two years)"), ("-1", "from 0 to below")])
+def test_a_delay_of_the_command_that_cannot_be(broker: BrokerProcess, delay: str, says: str) -> None:
     done = qmq("produce", "d.wrong", "--delay", delay, stdin=b"x", server=broker.url)
     assert done.exit_code == 2
-    assert "from 0 to 731 days (two years)" in done.stderr
+    assert says in done.stderr

@@ -101,7 +101,7 @@ def test_where_it_starts(broker: BrokerProcess) -> None:
         return shown.stdout.split()
 
     assert lines("first") == ["0", "1", "2", "3", "4"]
-    assert lines("last") == []
+    assert lines("new") == []
     assert lines("2") == ["2", "3", "4"]
     assert lines(between.replace("Z", "+00:00")) == ["0", "1", "2", "3", "4"]  # their batch was stored at that time
     assert lines("2000-01-01T00:00:00+01:00") == ["0", "1", "2", "3", "4"]
@@ -109,7 +109,7 @@ def test_where_it_starts(broker: BrokerProcess) -> None:
 
 @pytest.mark.parametrize("text", ["now", "-1", "2026-01-31", "2026-01-31T12:00:00", "1e3", "\u0661", ""])
 def test_a_start_that_is_none(text: str) -> None:
-    with pytest.raises(InvalidOption, match="is not first, last"):
+    with pytest.raises(InvalidOption, match="is not first, new"):
         start_of(text)
 
 
@@ -122,7 +122,7 @@ def test_a_start_that_is_none(text: str) -> None:
         (["a", "--group", "g g"], "not a valid name"),
         (["a", "--group", "../g"], "not a valid name"),
         (["a", "--solo", "--consumer", "c/1"], "not a valid name"),
-        (["a", "--solo", "--start", "never"], "is not first, last"),
+        (["a", "--solo", "--start", "never"], "is not first, new"),
         (["a", "--solo", "--count", "-1"], "--count"),
         (["a", "--solo", "--timeout", "-1"], "--timeout"),
         (["a", "--solo", "--format", "xml"], "--format"),

@@ -43,7 +43,7 @@ def test_times_are_seconds_here_and_microseconds_there() -> None:
         ("retry_delays", 5),
         ("retry_delays", "5"),
         ("retry_delays", [-1]),
-        ("retry_delays", ["1"]),
+        ("retry_delays", ["1x"]),
         ("expire_after", float("nan")),
         ("expire_after", float("inf")),
         ("ack_deadline", -0.1),

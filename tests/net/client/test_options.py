@@ -36,10 +36,10 @@ def test_an_address_given_twice_is_one_broker() -> None:
 @pytest.mark.parametrize(
     "bad",
     [
-        {"url": "http://a"}, {"durability": "maybe"}, {"durability": None}, {"linger": -1}, {"linger": "1"},
+        {"url": "http://a"}, {"durability": "maybe"}, {"durability": None}, {"linger": -1}, {"linger": "1x"},
         {"linger": 30}, {"linger": float("nan")}, {"send_timeout": 0}, {"send_timeout": float("inf")},
         {"send_timeout": True}, {"max_queued_bytes": 0}, {"max_queued_bytes": 1.5},
-        {"failover_after": -1}, {"failover_after": "5"}, {"admin_timeout": 0}, {"admin_timeout": None},
+        {"failover_after": -1}, {"failover_after": "5 seconds"}, {"admin_timeout": 0}, {"admin_timeout": None},
         {"admin_timeout": float("inf")}, {"admin_timeout": 1e10},
     ],
 )  # fmt: skip

@@ -55,8 +55,8 @@ SUBSCRIBE = {"group": "g", "prefixes": ["a.", "b"], "consumer": "c", "start": No
             commands.Subscribe(3, 7, "g", ("a.", "b"), "c", None, asks="look"),
         ),
         (
-            of(FrameKind.SUBSCRIBE, meta={**SUBSCRIBE, "start": "last"}),
-            commands.Subscribe(3, 7, "g", ("a.", "b"), "c", "last"),
+            of(FrameKind.SUBSCRIBE, meta={**SUBSCRIBE, "start": "new"}),
+            commands.Subscribe(3, 7, "g", ("a.", "b"), "c", "new"),
         ),
         (
             of(FrameKind.REPORT, frames.REPORT.pack(5, 6, 7, 8), meta={"reason": "rot"}),

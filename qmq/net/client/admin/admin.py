@@ -122,7 +122,7 @@ class AdminOfOne:
         return {"follows": found["follows"], **shown_settings(found["settings"])}
 
     async def seek(
-        self, group: str, to: Literal["first", "last"] | datetime | int, *, clear_retries: bool = False
+        self, group: str, to: Literal["first", "new"] | datetime | int, *, clear_retries: bool = False
     ) -> None:
         """Move a group: to the first stored message, behind the last one, to a time or to a sequence.
 
@@ -220,7 +220,7 @@ class Admin:
         return dict(next(iter(found.values())))
 
     async def seek(
-        self, group: str, to: Literal["first", "last"] | datetime | int, *, clear_retries: bool = False
+        self, group: str, to: Literal["first", "new"] | datetime | int, *, clear_retries: bool = False
     ) -> None:
         """Move a group: to the first stored message, behind the last one, to a time or to a sequence.
 

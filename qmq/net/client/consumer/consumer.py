@@ -10,6 +10,7 @@ from operator import length_hint
 from types import TracebackType
 from typing import Final, Generic, Self
 
+from qmq.durations import Duration
 from qmq.format.run import Run
 from qmq.net.client.consumer.message import M, Message, MessageBatch, delivery_sequences_of, messages_of
 from qmq.net.client.consumer.multi_broker import MultiBrokerPuller
@@ -82,7 +83,7 @@ class MessageFeed(Generic[M]):
         if self._timer is None and not self._puller.is_solo:
             self._watch(loop)
 
-    async def pull(self, max_count: int, min_count: int, timeout: float | None, max_bytes: int) -> list[Run]:
+    async def pull(self, max_count: int, min_count: int, timeout: Duration | None, max_bytes: int) -> list[Run]:
         """Pull as ``Puller.pull`` does, and return the messages that the loop has not reached first."""
         left = self.take_rest()
         if left:
@@ -196,7 +197,7 @@ class Consumer:
         """
         await self._feed.leave(error)
 
-    async def pull(self, max_count: int = 100, min_count: int = 1, timeout: float | None = None) -> list[Message]:
+    async def pull(self, max_count: int = 100, min_count: int = 1, timeout: Duration | None = None) -> list[Message]:
         """Return up to *max_count* messages as soon as there are *min_count*, or those there are after *timeout*
         seconds.
 
@@ -207,7 +208,7 @@ class Consumer:
         return messages_of(await self._feed.pull(max_count, min_count, timeout, PULL_BYTES), Message)
 
     async def pull_batch(
-        self, max_count: int = 10_000, min_count: int = 1, timeout: float | None = None
+        self, max_count: int = 10_000, min_count: int = 1, timeout: Duration | None = None
     ) -> MessageBatch:
         """Pull as ``pull`` does, but return columns: no object per message, and up to 16 MiB at a time."""
         return MessageBatch(await self._feed.pull(max_count, min_count, timeout, BATCH_BYTES))

@@ -11,11 +11,12 @@ import sys
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
+from qmq.durations import Duration
 from qmq.errors import Fenced, InvalidOption, ProtocolError
 from qmq.format.private import PRIVATE, origin_subject
 from qmq.format.run import Run
 from qmq.intervals import Intervals
-from qmq.net.client.options import microseconds_of
+from qmq.net.client.options import delay_us_of
 from qmq.net.protocol.types import ConsumerState, Disposition
 
 #: How many ranges of acks go in one frame.
@@ -389,6 +390,6 @@ def reason_of(error: Exception) -> str:
         return f"{name}: its text is not available: {type(fault).__name__}"
 
 
-def check_delay(delay: float | None) -> int | None:
-    """Return a delay in seconds as microseconds, None as None. Raises InvalidOption."""
-    return None if delay is None else microseconds_of("delay", delay)
+def check_delay(delay: Duration | None) -> int | None:
+    """Return a delay in microseconds, None as None. Raises InvalidOption."""
+    return None if delay is None else delay_us_of("delay", delay)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, overload
 
 import numpy as np
 
+from qmq.durations import Duration
 from qmq.errors import InvalidOption, ProtocolError, QmqError
 from qmq.format.layout import HAS_CREATED_AT, HAS_ORIGIN_ID, MESSAGE_ID, RUN_REPLAYED
 from qmq.format.run import Run
@@ -156,7 +157,7 @@ class Message:
                     in_flight.late("ack()", number, number + 1, self)
                 in_flight.ack(number, number + 1)
 
-    async def nack(self, delay: float | None = None, reason: str = "") -> None:
+    async def nack(self, delay: Duration | None = None, reason: str = "") -> None:
         """Nack the message: it could not be handled, and the group receives it again after *delay* seconds.
 
         None: the group's delay for this attempt. Returns once the broker has the nack on disk. Raises InvalidOption,
@@ -180,7 +181,7 @@ class Message:
                 in_flight.late("release()", self._number, self._number + 1, self)
             in_flight.owner.release(in_flight, self._number, self._number + 1)
 
-    async def _hand_back(self, disposition: Disposition, delay: float | None, reason: str) -> None:
+    async def _hand_back(self, disposition: Disposition, delay: Duration | None, reason: str) -> None:
         in_flight = self._run.in_flight
         if in_flight is None:
             raise InvalidOption("messages of solo consumers and of at_most_once groups cannot be nacked or rejected")

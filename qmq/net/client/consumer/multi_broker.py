@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
+from qmq.durations import Duration
 from qmq.errors import Fenced, QmqError, UnknownGroup
 from qmq.format.run import Run
 from qmq.net.client.cluster import Brokers
@@ -180,10 +181,10 @@ class MultiBrokerPuller:
     # --- pulling -----------------------------------------------------------------------------------------------------
 
     async def pull(
-        self, max_count: int, min_count: int, timeout: float | None, max_bytes: int = PULL_BYTES
+        self, max_count: int, min_count: int, timeout: Duration | None, max_bytes: int = PULL_BYTES
     ) -> list[Run]:
         """Pull as ``Puller.pull`` does, from all brokers; each gives at most *max_bytes*."""
-        check_pull(max_count, min_count, timeout)
+        timeout = check_pull(max_count, min_count, timeout)
         deadline = None if timeout is None else asyncio.get_running_loop().time() + timeout
         try:
             async with asyncio.timeout_at(deadline):

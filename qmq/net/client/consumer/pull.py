@@ -11,6 +11,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Final
 
+from qmq.durations import Duration
 from qmq.errors import (
     BadBatch,
     ConnectionLost,
@@ -266,14 +267,14 @@ class Puller:
     # --- pulling -----------------------------------------------------------------------------------------------------
 
     async def pull(
-        self, max_count: int, min_count: int, timeout: float | None, max_bytes: int = PULL_BYTES
+        self, max_count: int, min_count: int, timeout: Duration | None, max_bytes: int = PULL_BYTES
     ) -> list[Run]:
         """Return up to *max_count* messages once there are *min_count*, or those there are after *timeout* seconds
         (None: no limit). An answer has at most *max_bytes*, or one larger message.
 
         Raises InvalidOption, and errors that a retry cannot mend.
         """
-        check_pull(max_count, min_count, timeout)
+        timeout = check_pull(max_count, min_count, timeout)
         deadline = None if timeout is None else asyncio.get_running_loop().time() + timeout
         if self._lock.locked():
             try:

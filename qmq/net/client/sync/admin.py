@@ -47,7 +47,7 @@ class SyncAdmin:
         found: dict[str, Any] = self._run(lambda admin: admin.set_group(group, follows=follows, **settings))
         return found
 
-    def seek(self, group: str, to: Literal["first", "last"] | datetime | int, *, clear_retries: bool = False) -> None:
+    def seek(self, group: str, to: Literal["first", "new"] | datetime | int, *, clear_retries: bool = False) -> None:
         """Move a group to another message. See ``Admin.seek``."""
         self._run(lambda admin: admin.seek(group, to, clear_retries=clear_retries))
 

@@ -9,6 +9,7 @@ from datetime import datetime
 from types import TracebackType
 from typing import Any, Literal, Self, Unpack
 
+from qmq.durations import Duration
 from qmq.errors import ConnectionLost
 from qmq.format.build import make_header
 from qmq.net.client.admin.admin import Admin
@@ -84,9 +85,9 @@ class SyncClient:
         key: str | None = None,
         tags: Sequence[str] | None = None,
         properties: dict[str, str] | None = None,
-        delay: float | None = None,
+        delay: Duration | None = None,
         deliver_at: float | datetime | None = None,
-        expire: float | None = None,
+        expires_in: Duration | None = None,
         durability: Durability | None = None,
     ) -> Receipt:
         """Send one message; return once it is stored. Raises as ``Client.send``."""
@@ -100,7 +101,7 @@ class SyncClient:
                 properties=properties,
                 delay=delay,
                 deliver_at=deliver_at,
-                expire=expire,
+                expires_in=expires_in,
                 durability=durability,
             )
         )
@@ -110,16 +111,16 @@ class SyncClient:
         subject: str,
         bodies: Sequence[Body],
         *,
-        delay: float | None = None,
+        delay: Duration | None = None,
         deliver_at: float | datetime | None = None,
-        expire: float | None = None,
+        expires_in: Duration | None = None,
         durability: Durability | None = None,
     ) -> Receipts:
         """Send messages of one subject; return their receipts once all are stored. Raises as ``Client.send_many``."""
         thread = self._current_thread()
         return thread.run(
             thread.client.send_many(
-                subject, bodies, delay=delay, deliver_at=deliver_at, expire=expire, durability=durability
+                subject, bodies, delay=delay, deliver_at=deliver_at, expires_in=expires_in, durability=durability
             )
         )
 
@@ -131,13 +132,13 @@ class SyncClient:
         key: str | None = None,
         tags: Sequence[str] | None = None,
         properties: dict[str, str] | None = None,
-        delay: float | None = None,
+        delay: Duration | None = None,
         deliver_at: float | datetime | None = None,
-        expire: float | None = None,
+        expires_in: Duration | None = None,
         durability: Durability | None = None,
     ) -> int:
         """Queue one message; return its ticket. Raises as ``Client.send_nowait``."""
-        header = make_header(key, tags, properties, deliver_at_of(delay, deliver_at), expire_at_of(expire))
+        header = make_header(key, tags, properties, deliver_at_of(delay, deliver_at), expire_at_of(expires_in))
         return self._current_thread().queue(subject, body_of(body), header, durability)
 
     def cancel(self, message_id: str) -> bool:
@@ -178,7 +179,7 @@ class SyncClient:
         *prefixes: str,
         group: str | None = None,
         consumer: str | None = None,
-        start: Literal["first", "last"] | datetime | int | None = None,
+        start: Literal["first", "new"] | datetime | int | None = None,
         mode: Mode = "reliable",
         tags: Sequence[str] | None = None,
         look: bool = False,

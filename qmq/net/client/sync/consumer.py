@@ -9,6 +9,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from types import TracebackType
 from typing import Any, Self, overload
 
+from qmq.durations import Duration
 from qmq.errors import Fenced, InvalidOption
 from qmq.format.run import Run
 from qmq.net.client.cluster import Brokers
@@ -39,7 +40,7 @@ class SyncMessage(Message):
             except RuntimeError:  # the client is closed
                 in_flight.late("ack()", self._number, self._number + 1, self)
 
-    def nack(self, delay: float | None = None, reason: str = "") -> None:  # type: ignore[override]  # waits by itself
+    def nack(self, delay: Duration | None = None, reason: str = "") -> None:  # type: ignore[override]  # waits by itself
         """Hand the message back as failed. See ``Message.nack``."""
         self._wait(super().nack(delay, reason))
 
@@ -184,11 +185,13 @@ class SyncConsumer:
         if self._thread.pid == os.getpid():
             self._thread.run(self._feed.leave(error))
 
-    def pull(self, max_count: int = 100, min_count: int = 1, timeout: float | None = None) -> list[SyncMessage]:
+    def pull(self, max_count: int = 100, min_count: int = 1, timeout: Duration | None = None) -> list[SyncMessage]:
         """Return up to *max_count* messages, once *min_count* are there, or after *timeout* seconds fewer or none."""
         return messages_of(self._pull(max_count, min_count, timeout, PULL_BYTES), SyncMessage)
 
-    def pull_batch(self, max_count: int = 10_000, min_count: int = 1, timeout: float | None = None) -> SyncMessageBatch:
+    def pull_batch(
+        self, max_count: int = 10_000, min_count: int = 1, timeout: Duration | None = None
+    ) -> SyncMessageBatch:
         """Do as ``pull``, but return columns: no object for each message, and up to 16 MiB at a time."""
         return SyncMessageBatch(self._pull(max_count, min_count, timeout, BATCH_BYTES))
 
@@ -204,7 +207,7 @@ class SyncConsumer:
             yield from self._feed.ready
             self._thread.run(self._feed.refill())
 
-    def _pull(self, max_count: int, min_count: int, timeout: float | None, max_bytes: int) -> list[Run]:
+    def _pull(self, max_count: int, min_count: int, timeout: Duration | None, max_bytes: int) -> list[Run]:
         self._resubscribe()
         puller = self._puller
         return self._thread.run(self._feed.pull(max_count, min_count, timeout, max_bytes), puller.put_back)

@@ -148,7 +148,7 @@ async def test_starts_of_a_follower(tmp_path: Path) -> None:
             ("first", [b"0", b"1", b"2", b"3", b"4"]),
             (receipts[2].stored_at, [b"2", b"3", b"4"]),
             (3, [b"3", b"4"]),
-            ("last", []),
+            ("new", []),
             (None, []),
         ):
             async with client.subscribe("a", start=start) as consumer:  # type: ignore[arg-type]

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import qmq
+from qmq.durations import Duration
 from qmq.errors import InvalidOption, ProtocolError
 from qmq.format.hashing import tag_bits
 from qmq.net.client.consumer.message import tags_of
@@ -65,18 +66,18 @@ def test_tags_that_were_damaged_on_the_way_filter_nothing(meta: dict[str, object
     assert tags_of({"tags": ["a"], "tags_crc": frames.crc_of_texts(["a"])}) == {"a"}
 
 
-@pytest.mark.parametrize("expire", [0, -1, 1e9, float("nan"), "1", True])
-def test_an_invalid_time_to_live_is_refused(expire: float) -> None:
-    with pytest.raises(InvalidOption, match="expire"):
-        expire_at_of(expire)
+@pytest.mark.parametrize("expires_in", [0, -1, 1e9, float("nan"), "0s", "1x", True])
+def test_an_invalid_time_to_live_is_refused(expires_in: Duration) -> None:
+    with pytest.raises(InvalidOption, match="expires_in"):
+        expire_at_of(expires_in)
     assert (expire_at_of(None), expire_at_of(0.5)) == (0, 500_000)
 
 
 async def test_a_message_is_dead_when_it_expires_before_it_is_delivered(tmp_path: Path) -> None:
     async with running_broker(tmp_path) as url, qmq.connect(url) as client:
-        await client.send("a.x", b"short", expire=0.000_001)
-        await client.send_many("a.x", [b"short", b"short"], expire=0.000_001)
-        client.send_nowait("a.x", b"long", expire=3_600)
+        await client.send("a.x", b"short", expires_in=0.000_001)
+        await client.send_many("a.x", [b"short", b"short"], expires_in=0.000_001)
+        client.send_nowait("a.x", b"long", expires_in=3_600)
         await client.flush()
         async with client.subscribe("a.", group="g") as consumer:
             (message,) = await consumer.pull(timeout=30)

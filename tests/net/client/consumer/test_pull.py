@@ -156,7 +156,7 @@ async def test_one_consumer_too_many_is_refused_at_once(tmp_path: Path) -> None:
     [
         (None, None),
         ("first", "first"),
-        ("last", "last"),
+        ("new", "new"),
         (0, ["sequence", 0]),
         (datetime(1970, 1, 1, 0, 0, 1, 5, tzinfo=UTC), ["time", 1_000_005]),
         (datetime(2023, 11, 14, 23, 13, 20, tzinfo=timezone(timedelta(hours=1))), ["time", START_US]),
@@ -335,7 +335,16 @@ async def test_pulls_of_several_tasks_go_one_after_another() -> None:
 
 @pytest.mark.parametrize(
     ("max_count", "min_count", "timeout"),
-    [(0, 1, None), (1, 0, None), (1, 2, None), (1.0, 1, None), (1, 1, -1), (1, 1, "1"), (1, 1, float("nan"))],
+    [
+        (0, 1, None),
+        (1, 0, None),
+        (1, 2, None),
+        (1.0, 1, None),
+        (1, 1, -1),
+        (1, 1, "1x"),
+        (1, 1, "20000d"),
+        (1, 1, float("nan")),
+    ],
 )
 def test_bad_pulls_are_refused(max_count: Any, min_count: Any, timeout: Any) -> None:
     with pytest.raises(InvalidOption):
