@@ -56,6 +56,16 @@ def test_every_file_that_is_named_exists(name: str) -> None:
     assert sorted(file for file in named if not any(path.endswith(f"/{file}") for path in MODULES)) == []
 
 
+@pytest.mark.parametrize("name", ["OPERATIONS.md", "PROTOCOL.md", "FORMAT.md"])
+def test_a_long_page_begins_with_its_contents_and_links_terms_to_the_glossary(name: str) -> None:
+    page = ROOT / "docs" / name
+    text = without_code(page.read_text("utf-8"))
+    begin, *sections = re.split(r"^## (.+)$", text, flags=re.MULTILINE)
+    contents = begin.rstrip().rpartition("\n\n")[2]
+    assert [name for name in re.findall(r"\[([^\]]+)\]\(#", contents) if name in sections] == sections[::2]
+    assert len(set(re.findall(r"GLOSSARY\.md#([\w-]+)", text))) > 30
+
+
 def test_the_glossary_defines_each_word_once_in_alphabetical_order() -> None:
     words = re.findall(r"^### (.+)$", GLOSSARY, re.MULTILINE)
     assert len(words) > 80
