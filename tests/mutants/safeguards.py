@@ -285,9 +285,9 @@ SAFEGUARDS: Final = (
     ),
     Mutant(
         "check the numbers of messages",
-        "message_ranges_of",
-        never("ranges and crc != meta.get('ranges_crc')"),
-        ("tests/net/client/consumer/test_pull.py",),
+        "decode_head",
+        never("size < HEAD.size or crc32c(head[_CRC_SIZE:]) != _CRC.unpack_from(head)[0]"),
+        ("tests/net/protocol/test_messages.py",),
     ),
     Mutant(
         "check a state file",

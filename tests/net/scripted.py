@@ -17,6 +17,7 @@ from qmq.format.build import MessageHeader, RunContent, build_batch
 from qmq.format.pieces import read_answer
 from qmq.net.protocol import frames
 from qmq.net.protocol.frames import Frame, FrameKind
+from qmq.net.protocol.messages import encode_messages
 from qmq.net.server.requests import decode_request
 
 STORE: Final = b"store1"
@@ -138,12 +139,17 @@ class Peer(asyncio.Protocol):
         payload = b"".join(batches)
         if count is None:
             count = sum(run.count for run in read_answer(memoryview(payload))[0])
-        meta = None
+        ranges = list[tuple[int, int, int]]()
         if self.numbers and count:
-            ranges = [self.next_sequence, count, 1]
-            meta = {"ranges": ranges, "ranges_crc": frames.pack_numbers(ranges)[1]}
+            ranges = [(self.next_sequence, count, 1)]
             self.next_sequence += count
-        self.answer(FrameKind.MESSAGES, request, meta, payload)
+        self.answer_pull(request, payload, ranges)
+
+    def answer_pull(
+        self, request: int, payload: bytes, ranges: Sequence[tuple[int, int, int]] = (), left_us: int | None = None
+    ) -> None:
+        """Answer a pull with these bytes and this head."""
+        self.transport.write(encode_messages(request, len(payload), ranges, left_us=left_us) + payload)
 
     async def unsubscribed(self) -> None:
         frame = await self.frame(FrameKind.UNSUBSCRIBE)

@@ -116,6 +116,8 @@ def test_the_examples_are_what_the_code_makes() -> None:
         1, 100, 1, 4 << 20, 2_000, frames.NOT_EXPECTED
     )
     assert example("PULL, request 3") == [pull, replies.messages(PulledMessages(1, 3, [], 0, 0))]
+    given = PulledMessages(1, 5, [bytes(174)], 174, 1, ranges=((7, 1, 1),))
+    assert example("7, attempt 1") == [replies.messages(given, [4])]
     assert example("ERROR, request 4") == [frames.encode_error(4, StorageFull("no room"))]
 
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import struct
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, Final, NamedTuple, Protocol, cast
 
 import numpy as np
@@ -20,7 +19,8 @@ import numpy.typing as npt
 from qmq.errors import ConnectionLost, ProtocolError, QmqError
 from qmq.format.pieces import PartialAnswer
 from qmq.net.protocol import frames
-from qmq.net.protocol.frames import FRAME, FRAME_SIZE, Frame, FrameKind
+from qmq.net.protocol.frames import FRAME, FRAME_SIZE, Frame, FrameKind, made
+from qmq.net.protocol.messages import EMPTY_HEAD, MessagesHead, decode_head
 
 #: Large buffers of a connection: for the answer that is handled, and for the next one.
 _MAX_BUFFERS: Final = 2
@@ -62,10 +62,10 @@ ANSWER_TIMEOUT: Final = 20.0
 CLOSE_TIMEOUT: Final = 1.0
 #: The largest frame before WELCOME has said how large frames may be.
 _MAX_WELCOME_BYTES: Final = 64 << 10
-#: The answer to acks that came within MESSAGES: none was refused.
-_NONE_REFUSED: Final = memoryview(frames.ACKED.pack(0))
 #: As plain numbers: looking up a member of an enum costs more.
-_ACK, _SENT, _MESSAGES, _ERROR = map(int, (FrameKind.ACK, FrameKind.SENT, FrameKind.MESSAGES, FrameKind.ERROR))
+_PULL, _ACK, _SENT, _MESSAGES, _ERROR = map(
+    int, (FrameKind.PULL, FrameKind.ACK, FrameKind.SENT, FrameKind.MESSAGES, FrameKind.ERROR)
+)
 _MAX_EXTRA_BYTES: Final = 1 << 20  # the size of an answer beside the messages in it
 
 
@@ -77,6 +77,13 @@ class Answer(NamedTuple):
     payload: memoryview
     #: The part of a large answer to a pull that was decoded while it came.
     begun: PartialAnswer | None = None
+    #: The head of an answer to a pull.
+    head: MessagesHead = EMPTY_HEAD
+
+
+_NO_META: Final[dict[str, Any]] = {}
+#: The answer to acks that came within MESSAGES: none was refused.
+_NONE_REFUSED: Final = Answer(int(FrameKind.ACKED), _NO_META, memoryview(frames.ACKED.pack(0)))
 
 
 class Welcome(NamedTuple):
@@ -149,6 +156,7 @@ class BrokerConnection(asyncio.BufferedProtocol):
         self._greeted = False
         self._counted = 0
         self._asked: dict[int, _Asked] = {}
+        self._unwritten = b""  # a frame that leaves together with the next one
         self._lost = False
         self._end_waiter: asyncio.Future[None] | None = None
         self._end_timer: asyncio.TimerHandle | None = None
@@ -199,18 +207,23 @@ class BrokerConnection(asyncio.BufferedProtocol):
 
     def ask(
         self, kind: int, callback: Callback, meta: bytes = b"", payload: bytes = b"", due: float | None = None,
-        flags: int = 0,
+        flags: int = 0, joins: bool = False,
     ) -> int:  # fmt: skip
         """Send a request and return its number; *callback* is called once, with the answer or the error.
 
-        If no answer has come at *due*, in seconds of the loop's clock, the broker counts as dead.
+        If no answer has come at *due*, in seconds of the loop's clock, the broker counts as dead. A request that
+        *joins* leaves in one write with the next frame, which must follow at once: the broker reads both together.
         """
         request = self.next_request()
         if self.closed:
             self._loop.call_soon(callback, self.end_error())
             return request
         self._asked[request] = _Asked(kind, callback, due)
-        self._write(frames.encode_frame(kind, request, meta, len(payload), flags) + payload)
+        frame = frames.encode_frame(kind, request, meta, len(payload), flags) + payload
+        if joins:
+            self._unwritten += frame
+        else:
+            self._write(frame)
         return request
 
     def tell(self, kind: int, payload: bytes) -> None:
@@ -230,6 +243,8 @@ class BrokerConnection(asyncio.BufferedProtocol):
 
     def _write(self, frame: bytes) -> None:
         assert self._transport is not None
+        if self._unwritten:
+            frame, self._unwritten = self._unwritten + frame, b""
         self._transport.write(frame)
 
     def is_overdue(self, now: float) -> bool:
@@ -302,9 +317,7 @@ class BrokerConnection(asyncio.BufferedProtocol):
             if self._large is not None:
                 self._large_filled += nbytes
                 if self._large_filled == len(self._large):
-                    frame, self._large = self._large, None
-                    self._take(frames.split_frames(frame, self._max_frame_bytes), keeps=True)
-                    self._arriving = None
+                    self._take_large()
                 elif self._arriving is not None:
                     self._arriving.more(self._large_filled - self._payload_at)
             else:
@@ -321,68 +334,79 @@ class BrokerConnection(asyncio.BufferedProtocol):
     # --- frames in ---------------------------------------------------------------------------------------------------
 
     def _take_small(self) -> None:
-        view = self._buffer[: self._filled]
-        used = self._take(frames.split_frames(view, self._max_frame_bytes), keeps=False)
-        left = self._filled - used
-        self._filled = left
-        if left >= FRAME_SIZE:
-            size, kind, _, meta_size, _ = FRAME.unpack_from(self._buffer, used)
-            if size > SMALL_BYTES:
-                self._large = self._buffers.buffer(size)
-                self._large[:left] = self._buffer[used : used + left]
-                self._large_filled = left
-                self._filled = 0
-                self._payload_at = FRAME_SIZE + meta_size
-                self._arriving = PartialAnswer(self._large[self._payload_at :]) if kind == FrameKind.MESSAGES else None
-                return
+        """Handle the complete frames in the buffer. A large one that is incomplete moves into a buffer of its own."""
+        buffer, filled, used = self._buffer, self._filled, 0
+        while filled - used >= FRAME_SIZE:
+            size, kind, _, meta_size, request = FRAME.unpack_from(buffer, used)
+            if not FRAME_SIZE + meta_size <= size <= self._max_frame_bytes:
+                raise frames.wrong_sizes(size, meta_size, self._max_frame_bytes)
+            payload_at, end = used + FRAME_SIZE + meta_size, used + size
+            if end > filled:
+                if size > SMALL_BYTES:
+                    self._begin_large(size, kind, meta_size, used)
+                    return
+                break
+            self._take(kind, request, buffer[used + FRAME_SIZE : payload_at], buffer[payload_at:end], False)
+            used = end
+        self._filled = left = filled - used
         if used and left:
-            self._buffer[:left] = bytes(self._buffer[used : used + left])
+            buffer[:left] = bytes(buffer[used:filled])
 
-    def _take(self, received: Iterable[Frame], keeps: bool) -> int:
-        """Handle received frames and return how many bytes they took. *keeps*: their views stay valid."""
-        used = 0
-        for frame in received:
-            used += FRAME_SIZE + len(frame.meta) + len(frame.payload)
-            kind = frame.kind
-            if kind == _SENT:
-                self._owner.batch_stored(frame.request, frame.payload)
-            elif kind == _ERROR:
-                self._take_error(frame)
-            else:
-                self._take_answer(frame, keeps)
-        return used
+    def _begin_large(self, size: int, kind: int, meta_size: int, used: int) -> None:
+        """Receive the rest of a large frame, whose beginning is in the buffer from *used* on, in a buffer for it."""
+        left = self._filled - used
+        self._large = self._buffers.buffer(size)
+        self._large[:left] = self._buffer[used : used + left]
+        self._large_filled = left
+        self._filled = 0
+        self._payload_at = FRAME_SIZE + meta_size
+        self._arriving = PartialAnswer(self._large[self._payload_at :]) if kind == _MESSAGES else None
 
-    def _take_answer(self, frame: Frame, keeps: bool) -> None:
-        asked = self._asked.get(frame.request)
-        if asked is None or frame.kind != asked.kind + 128:
-            raise ProtocolError(
-                f"the broker at {self.address} sent a frame of kind {frame.kind} that answers no request "
-                f"(number {frame.request})"
-            )
-        if not keeps and frame.kind == _MESSAGES:
-            self._buffers.clear()
-        payload = frame.payload if keeps else memoryview(bytes(frame.payload))
-        meta = frames.unpack_meta(frame.meta)
-        if "acked" in meta or "acked_crc" in meta:
-            self._take_acked(meta)
-        answer = Answer(frame.kind, meta, payload, self._arriving if keeps else None)
-        del self._asked[frame.request]
-        asked.callback(answer)
+    def _take_large(self) -> None:
+        frame, self._large = self._large, None
+        assert frame is not None
+        _, kind, _, _, request = FRAME.unpack_from(frame)
+        self._take(kind, request, frame[FRAME_SIZE : self._payload_at], frame[self._payload_at :], True)
+        self._arriving = None
 
-    def _take_acked(self, meta: dict[str, Any]) -> None:
-        """Confirm the acks that an answer with messages confirms, too."""
-        requests = meta.get("acked")
-        try:
-            if not requests or frames.pack_numbers(requests)[1] != meta.get("acked_crc"):
-                raise ProtocolError("the numbers in acked of MESSAGES do not fit acked_crc")
-        except (struct.error, TypeError):
-            raise ProtocolError("acked of MESSAGES is not a list of whole numbers") from None
-        for request in requests:
+    def _take(self, kind: int, request: int, meta: memoryview, payload: memoryview, keeps: bool) -> None:
+        """Handle a frame. *keeps*: its views stay valid."""
+        if kind == _MESSAGES:
+            self._take_messages(request, meta, payload, keeps)
+        elif kind == _SENT:
+            self._owner.batch_stored(request, payload)
+        elif kind == _ERROR:
+            self._take_error(Frame(kind, 0, request, meta, payload))
+        else:
             asked = self._asked.get(request)
-            if asked is None or asked.kind != _ACK:
-                raise ProtocolError(f"acked of MESSAGES names request {request}, which is no ACK that waits")
+            if asked is None or kind != asked.kind + 128:
+                raise self._unasked(kind, request)
+            answer = Answer(kind, frames.unpack_meta(meta), payload if keeps else memoryview(bytes(payload)))
             del self._asked[request]
-            asked.callback(Answer(FrameKind.ACKED, {}, _NONE_REFUSED))
+            asked.callback(answer)
+
+    def _take_messages(self, request: int, meta: memoryview, payload: memoryview, keeps: bool) -> None:
+        """Hand an answer to a pull to the puller. The ACKs that it answers, too, are confirmed before."""
+        asked = self._asked.get(request)
+        if asked is None or asked.kind != _PULL:
+            raise self._unasked(_MESSAGES, request)
+        head = decode_head(meta)
+        for ack in head.acked:
+            acked = self._asked.get(ack)
+            if acked is None or acked.kind != _ACK:
+                raise ProtocolError(f"acked of MESSAGES names request {ack}, which is no ACK that waits")
+            del self._asked[ack]
+            acked.callback(_NONE_REFUSED)
+        if not keeps:
+            self._buffers.clear()
+            payload = memoryview(bytes(payload))
+        del self._asked[request]
+        asked.callback(made(Answer, (_MESSAGES, _NO_META, payload, self._arriving if keeps else None, head)))
+
+    def _unasked(self, kind: int, request: int) -> ProtocolError:
+        return ProtocolError(
+            f"the broker at {self.address} sent a frame of kind {kind} that answers no request (number {request})"
+        )
 
     def _take_error(self, frame: Frame) -> None:
         error = frames.decode_error(frame)

@@ -1,7 +1,8 @@
 """Frames: the wire format, without I/O. docs/PROTOCOL.md specifies it.
 
 A frame is a header (16 bytes: size u32 of the whole frame, kind u8, flags u8, meta_size u16, request u64), a small
-msgpack map ``meta`` (0 bytes if empty) and an opaque payload. An answer has the request number of its request.
+msgpack map ``meta`` (0 bytes if empty; in MESSAGES a head of fixed fields) and an opaque payload. An answer has the
+request number of its request.
 """
 
 from __future__ import annotations
@@ -167,11 +168,6 @@ def unpack_meta(meta: memoryview) -> dict[str, Any]:
     return fields
 
 
-def crc_of_texts(texts: Sequence[str]) -> int:
-    """Return the crc32c of a list of texts, which a meta part carries beside the list."""
-    return crc32c("\0".join(texts).encode())
-
-
 def encode_error(request: int, error: QmqError) -> bytes:
     """Return an ERROR frame; request 0: the error concerns the connection."""
     fields = {"code": error.code, "message": str(error)[:4_000], "retryable": error.retryable}
@@ -195,6 +191,14 @@ def decode_error(frame: Frame) -> QmqError:
     return kind(message)
 
 
+def wrong_sizes(size: int, meta_size: int, max_frame_bytes: int) -> ProtocolError:
+    """Return the error for a frame header with sizes that contradict each other or exceed *max_frame_bytes*."""
+    return ProtocolError(
+        f"a frame header says {size} bytes with {meta_size} of meta; "
+        f"at least {FRAME_SIZE} and at most {max_frame_bytes} bytes a frame are allowed"
+    )
+
+
 def split_frames(view: memoryview, max_frame_bytes: int) -> Iterator[Frame]:
     """Yield the complete frames at the start of *view*, in order; the sum of their sizes is the count of used bytes.
 
@@ -205,10 +209,7 @@ def split_frames(view: memoryview, max_frame_bytes: int) -> Iterator[Frame]:
     while end - offset >= FRAME_SIZE:
         size, kind, flags, meta_size, request = FRAME.unpack_from(view, offset)
         if not FRAME_SIZE + meta_size <= size <= max_frame_bytes:
-            raise ProtocolError(
-                f"a frame header says {size} bytes with {meta_size} of meta; "
-                f"at least {FRAME_SIZE} and at most {max_frame_bytes} bytes a frame are allowed"
-            )
+            raise wrong_sizes(size, meta_size, max_frame_bytes)
         if end - offset < size:
             return
         start = offset + FRAME_SIZE

@@ -19,6 +19,7 @@ from qmq.broker.ports.effects import Effect
 from qmq.errors import BadBatch, InvalidName, InvalidOption, MessageTooLarge, UnknownSubscription
 from qmq.net.protocol import frames
 from qmq.net.protocol.frames import FrameKind
+from qmq.net.protocol.messages import encode_messages
 from qmq.net.server.admission import ANSWER_S, Admission, Throttle
 from qmq.net.server.connection import ClientConnection
 
@@ -27,8 +28,7 @@ _SENT_ONE: Final = struct.Struct("<IBBHQQQH6sIQ")
 assert _SENT_ONE.size == frames.FRAME_SIZE + frames.SENT.size + 8
 
 
-#: Plain integers: reading a member of an enum looks it up by name.
-_MESSAGES: Final = int(FrameKind.MESSAGES)
+#: A plain integer: reading a member of an enum looks it up by name.
 _SENT: Final = int(FrameKind.SENT)
 
 
@@ -45,19 +45,11 @@ def sent(effect: effects.Sent, store_id: bytes) -> bytes:
 
 
 def messages(effect: effects.PulledMessages, acked: Sequence[int] = ()) -> bytes:
-    """Encode the header of MESSAGES; the buffers of the effect follow. It also answers the requests in *acked*."""
-    _, request, _, size, _, left_us, given, tags = effect
-    fields: dict[str, Any] = {}
-    if left_us is not None:
-        fields["left_us"] = left_us
-    if given:
-        fields["ranges"] = ranges = given[0] if len(given) == 1 else [field for one in given for field in one]
-        fields["ranges_crc"] = frames.pack_numbers(ranges)[1]
-    if tags:
-        fields["tags"], fields["tags_crc"] = list(tags), frames.crc_of_texts(tags)
-    if acked:
-        fields["acked"], fields["acked_crc"] = acked, frames.pack_numbers(acked)[1]
-    return frames.encode_frame(_MESSAGES, request, frames.pack_meta(fields) if fields else b"", size)
+    """Encode the header and head of MESSAGES; the buffers of the effect follow. It also answers the requests in
+    *acked*.
+    """
+    _, request, _, size, _, left_us, ranges, tags = effect
+    return encode_messages(request, size, ranges, acked, left_us, tags)
 
 
 def reported(effect: effects.Reported) -> bytes:

@@ -14,6 +14,7 @@ from qmq.errors import ConnectionLost, Overloaded, ProtocolError, QmqError, Stor
 from qmq.net.client.connection import SMALL_BYTES, WRITE_HIGH_BYTES, Answer, BrokerConnection
 from qmq.net.protocol import frames
 from qmq.net.protocol.frames import FRAME_SIZE, Frame, FrameKind
+from qmq.net.protocol.messages import EMPTY_HEAD, MessagesHead, encode_messages
 from tests.net.scripted import STORE, WELCOME, scripted_broker, stored_batch
 
 #: The number of a connection's first request.
@@ -46,11 +47,13 @@ class HeldTransport(asyncio.Transport):
         super().__init__()
         self._protocol = protocol
         self.written = b""
+        self.writes = 0
         self.limits: tuple[int | None, int | None] = (None, None)
         self.closed = self.aborted = False
 
     def write(self, data: bytes | bytearray | memoryview[Any]) -> None:
         self.written += data
+        self.writes += 1
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
         self.limits = (high, low)
@@ -102,6 +105,8 @@ def held() -> Any:
 
 
 def answer(kind: FrameKind, request: int, payload: bytes = b"", meta: dict[str, Any] | None = None) -> bytes:
+    if kind == FrameKind.MESSAGES:
+        return encode_messages(request, len(payload)) + payload
     packed = frames.pack_meta(meta) if meta else b""
     return frames.encode_frame(kind, request, packed, len(payload)) + payload
 
@@ -116,37 +121,34 @@ def test_requests_are_numbered_and_answered_by_number(held: Held) -> None:
         answer(FrameKind.SUBSCRIBED, second, meta={"subscription": 3}) + answer(FrameKind.MESSAGES, first, b"abc")
     )
     assert held.answers == [
-        (FrameKind.SUBSCRIBED, {"subscription": 3}, b"", None),
-        (FrameKind.MESSAGES, {}, b"abc", None),
+        (FrameKind.SUBSCRIBED, {"subscription": 3}, b"", None, EMPTY_HEAD),
+        (FrameKind.MESSAGES, {}, b"abc", None, EMPTY_HEAD),
     ]
 
 
 def test_an_answer_with_messages_may_answer_acknowledgements_too(held: Held) -> None:
     acks, pull = [held.ask(FrameKind.ACK), held.ask(FrameKind.ACK)], held.ask(FrameKind.PULL)
-    meta = {"acked": acks, "acked_crc": frames.pack_numbers(acks)[1]}
-    held.receive(answer(FrameKind.MESSAGES, pull, b"abc", meta))
-    none_refused = (FrameKind.ACKED, {}, frames.ACKED.pack(0), None)
-    assert held.answers == [none_refused, none_refused, (FrameKind.MESSAGES, meta, b"abc", None)]
+    held.receive(encode_messages(pull, 3, acked=acks) + b"abc")
+    none_refused = (FrameKind.ACKED, {}, frames.ACKED.pack(0), None, EMPTY_HEAD)
+    head = MessagesHead(acked=tuple(acks))
+    assert held.answers == [none_refused, none_refused, (FrameKind.MESSAGES, {}, b"abc", None, head)]
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda acks, pull: {"acked": acks},
-        lambda acks, pull: {"acked_crc": frames.pack_numbers(acks)[1]},
-        lambda acks, pull: {"acked": [], "acked_crc": 0},
-        lambda acks, pull: {"acked": ["x"], "acked_crc": 0},
-        lambda acks, pull: {"acked": 7, "acked_crc": 0},
-        lambda acks, pull: {"acked": acks, "acked_crc": frames.pack_numbers(acks)[1] ^ 1},
-        lambda acks, pull: {"acked": [pull], "acked_crc": frames.pack_numbers([pull])[1]},
-        lambda acks, pull: {"acked": [99], "acked_crc": frames.pack_numbers([99])[1]},
-    ],
-)
-def test_one_that_does_not_say_which_ends_the_connection(held: Held, change: Any) -> None:
+@pytest.mark.parametrize("named", [lambda acks, pull: [pull], lambda acks, pull: [99], lambda acks, pull: acks + acks])
+def test_one_that_names_no_open_acknowledgement_ends_the_connection(held: Held, named: Any) -> None:
     acks, pull = [held.ask(FrameKind.ACK)], held.ask(FrameKind.PULL)
-    held.receive(answer(FrameKind.MESSAGES, pull, b"abc", change(acks, pull)))
+    held.receive(encode_messages(pull, 3, acked=named(acks, pull)) + b"abc")
     assert held.transport.aborted
-    assert [type(told) for told in held.answers] == [ProtocolError, ProtocolError]
+    assert type(held.answers[-1]) is ProtocolError
+    assert not any(isinstance(told, Answer) and told.kind == FrameKind.MESSAGES for told in held.answers)
+
+
+def test_a_request_that_joins_leaves_in_one_write_with_the_next(held: Held) -> None:
+    ack = held.connection.ask(FrameKind.ACK, held.answers.append, joins=True)
+    assert held.transport.frames() == []
+    pull = held.ask()
+    assert held.transport.writes == 1
+    assert [frame.request for frame in held.transport.frames()] == [ack, pull]
 
 
 @given(st.lists(st.integers(0, 3 * SMALL_BYTES), max_size=8), st.sampled_from([7, 1_000, 40_000, 1 << 30]))
@@ -172,7 +174,7 @@ def test_payloads_outlive_the_buffer_they_came_in(held: Held) -> None:
 def test_a_large_answer_is_received_into_a_buffer_of_its_size(held: Held) -> None:
     held.connection._max_frame_bytes = 16 << 20
     size = 5 << 20
-    held.receive(frames.encode_frame(FrameKind.MESSAGES, held.ask(), b"", size))
+    held.receive(encode_messages(held.ask(), size))
     assert len(held.connection.get_buffer(-1)) == size
     held.receive(bytes(size))
     assert len(held.connection.get_buffer(-1)) > SMALL_BYTES
@@ -185,7 +187,7 @@ def test_a_large_answer_to_a_pull_is_read_while_it_comes(held: Held) -> None:
     """A batch that was good when it came is not looked at again."""
     held.connection._max_frame_bytes = 16 << 20
     batches = [stored_batch({"a": [b"x" * SMALL_BYTES] * 2}, position=at) for at in (1 << 20, 2 << 20)]
-    frame = answer(FrameKind.MESSAGES, held.ask(), b"".join(batches), {"left_us": 7})
+    frame = answer(FrameKind.MESSAGES, held.ask(), b"".join(batches))
     held.receive(frame[: -len(batches[1])], 40_000)
     held.connection.get_buffer(-1)[-1:] = b"?"  # bytes that have not come are not read
     assert held.connection._large is not None

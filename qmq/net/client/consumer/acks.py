@@ -194,14 +194,18 @@ class AckSender:
             self._wake_waiters()
 
     def send(self, subscribed: Subscribed, *, with_pull: bool = False) -> None:
-        """Send the acks that were not sent. *with_pull*: a pull follows, and its answer may confirm them."""
+        """Send the acks that were not sent. *with_pull*: a pull follows at once: it leaves in the same write,
+        and its answer may confirm them.
+        """
         connection, subscription = subscribed
         in_flight = self.in_flight
         while in_flight is not None and in_flight.fenced is None and (intervals := in_flight.take_acks()):
             packed, crc = frames.pack_numbers(intervals)
             payload = frames.ACK.pack(subscription, crc) + packed
             flags = frames.MAY_WAIT if with_pull else 0
-            connection.ask(FrameKind.ACK, self._confirmer(in_flight, intervals), payload=payload, flags=flags)
+            connection.ask(
+                FrameKind.ACK, self._confirmer(in_flight, intervals), payload=payload, flags=flags, joins=with_pull
+            )
 
     def _confirmer(self, in_flight: InFlightWindow, intervals: list[int]) -> Callable[[Answer | QmqError], None]:
         def answered(answer: Answer | QmqError) -> None:

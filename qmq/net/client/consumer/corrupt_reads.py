@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from qmq.errors import BadBatch, ProtocolError
 from qmq.format.pieces import AnswerDamage, PartialAnswer, Run, read_answer
 from qmq.format.run import undecodable, why_undecodable
@@ -42,7 +44,9 @@ def pack_report(damage: AnswerDamage) -> tuple[bytes, bytes]:
     return frames.pack_meta({"reason": damage.reason[:300]}), payload
 
 
-def sequences_of(runs: list[Run], damaged: list[AnswerDamage], number: int, ranges: list[int]) -> list[tuple[int, int]]:
+def sequences_of(
+    runs: list[Run], damaged: list[AnswerDamage], number: int, ranges: Sequence[int]
+) -> list[tuple[int, int]]:
     """Return the delivery sequences [start, end) of damage *number* of an answer whose messages are numbered by
     *ranges*.
 

@@ -19,26 +19,15 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, overload
 import numpy as np
 
 from qmq.durations import Duration
-from qmq.errors import InvalidOption, ProtocolError, QmqError
+from qmq.errors import InvalidOption, QmqError
 from qmq.format.layout import HAS_CREATED_AT, HAS_ORIGIN_ID, MESSAGE_ID, RUN_REPLAYED
 from qmq.format.run import Run
 from qmq.net.client.consumer.in_flight import PendingDisposition, check_delay, check_reason
 from qmq.net.client.producer.receipts import utc_from_us
-from qmq.net.protocol import frames
 from qmq.net.protocol.types import Disposition
 
 if TYPE_CHECKING:
     import pyarrow
-
-
-def tags_of(meta: dict[str, Any]) -> frozenset[str]:
-    """Return the group's tags that an answer names. Raises ProtocolError if they were damaged on the way."""
-    tags = meta["tags"]
-    if not isinstance(tags, list) or not all(isinstance(tag, str) for tag in tags):
-        raise ProtocolError("the tags of an answer are no texts; the pull is repeated")
-    if frames.crc_of_texts(tags) != meta.get("tags_crc"):
-        raise ProtocolError("the tags of an answer do not fit their checksum; the pull is repeated")
-    return frozenset(tags)
 
 
 def with_tags(runs: list[Run], tags: frozenset[str]) -> list[Run]:

@@ -29,8 +29,8 @@ from qmq.net.client.connection import Answer, BrokerConnection
 from qmq.net.client.consumer.acks import AckSender
 from qmq.net.client.consumer.corrupt_reads import error_of, pack_report, read_checked, sequences_of
 from qmq.net.client.consumer.in_flight import InFlightWindow, PendingDisposition
-from qmq.net.client.consumer.message import tags_of, with_tags
-from qmq.net.client.consumer.pull_request import PullRequest, message_ranges_of
+from qmq.net.client.consumer.message import with_tags
+from qmq.net.client.consumer.pull_request import PullRequest
 from qmq.net.client.consumer.subscribe import MAX_DOUBTS, ConsumerSubscription
 from qmq.net.client.group_settings import DEFAULT_TERMS, Terms
 from qmq.net.client.options import PULL_BYTES, Start, check_pull
@@ -420,12 +420,6 @@ class Puller:
                 left = delay if deadline is None else deadline - asyncio.get_running_loop().time()
                 await asyncio.sleep(min(delay, left))
             return False
-        if not isinstance(answer.meta.get("left_us", 0), int):
-            assert self._subscription.current is not None  # the pull was sent on it
-            self._subscription.current[0].abort(
-                ConnectionLost("left_us of an answer is no number; the pull is repeated")
-            )
-            return False
         self._backoff.reset()
         runs, damaged = read_checked(answer.payload, answer.begun)
         if damaged:
@@ -447,23 +441,19 @@ class Puller:
 
     def _accept(self, answer: Answer, runs: list[Run]) -> bool:
         if self._solo_cursor is not None:
-            runs = self._solo_cursor.take(runs, answer.meta.get("left_us"))
+            runs = self._solo_cursor.take(runs, answer.head.left_us)
         elif self.ack_sender is not None:
             in_flight = self._request.in_flight
             if in_flight is None or in_flight.fenced is not None:
                 return False  # these messages went to other consumers, or come again
             try:
-                runs = in_flight.number(runs, message_ranges_of(answer.meta))
+                runs = in_flight.number(runs, answer.head.ranges)
             except ProtocolError as error:  # damaged on the way: pull the same again
                 self._doubt(error)
                 return False
         whole = sum(run.count for run in runs)
-        if "tags" in answer.meta:
-            try:
-                runs = with_tags(runs, tags_of(answer.meta))
-            except ProtocolError as error:
-                self._doubt(error)
-                return False
+        if answer.head.tags:
+            runs = with_tags(runs, frozenset(answer.head.tags))
         self._doubts = 0
         accepted = self._received.add(runs)
         self._filtered = accepted < whole
@@ -542,9 +532,8 @@ class Puller:
         assert self.ack_sender is not None
         assert in_flight is not None
         try:
-            ranges = message_ranges_of(answer.meta)
             for number in given_up:
-                for start, end in sequences_of(runs, damaged, number, ranges):
+                for start, end in sequences_of(runs, damaged, number, answer.head.ranges):
                     back = PendingDisposition(start, end, Disposition.NACK, None, damaged[number].reason)
                     self.ack_sender.nack_sender.hand_back_soon(in_flight, back)
         except ProtocolError as error:

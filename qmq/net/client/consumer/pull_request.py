@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import struct
 from collections.abc import Callable
-from typing import Any
 
-from qmq.errors import ProtocolError, QmqError
+from qmq.errors import QmqError
 from qmq.net.client.connection import Answer, BrokerConnection
 from qmq.net.client.consumer.in_flight import InFlightWindow
 from qmq.net.protocol import frames
@@ -88,20 +86,6 @@ class PullRequest:
         answer, self.answer = self.answer, None
         assert answer is not None
         return answer
-
-
-def message_ranges_of(meta: dict[str, Any]) -> list[int]:
-    """Return the (first delivery sequence, count, attempt) triples of an answer, as a flat list. Raises ProtocolError
-    if they do not fit their checksum.
-    """
-    ranges = meta.get("ranges", [])
-    try:
-        crc = frames.pack_numbers(ranges)[1]
-    except (struct.error, TypeError):
-        raise ProtocolError("the broker's answer has no valid ranges") from None
-    if ranges and crc != meta.get("ranges_crc"):
-        raise ProtocolError("the ranges in the broker's answer do not fit their checksum")
-    return list(ranges)
 
 
 def _wake(waiter: asyncio.Future[None]) -> None:

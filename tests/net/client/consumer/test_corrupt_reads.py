@@ -169,9 +169,8 @@ async def test_a_message_that_only_this_client_cannot_read_is_failed() -> None:
         (back,) = backs_of(came[FrameKind.HAND_BACK])
         assert (back.start, back.end, back.disposition) == (1, 2, 1)
         s.peer.answer(FrameKind.HANDED_BACK, came[FrameKind.HAND_BACK].request)
-        ranges = [0, 1, 1, 2, 1, 1]
-        meta = {"ranges": ranges, "ranges_crc": frames.pack_numbers(ranges)[1]}
-        s.peer.answer(FrameKind.MESSAGES, came[FrameKind.PULL].request, meta, batch(b"0", at=1) + batch(b"2", at=2))
+        both = batch(b"0", at=1) + batch(b"2", at=2)
+        s.peer.answer_pull(came[FrameKind.PULL].request, both, [(0, 1, 1), (2, 1, 1)])
         assert bodies(await pulling) == [b"0", b"2"]
         assert s.consumer.damaged == len(told) == 1
 

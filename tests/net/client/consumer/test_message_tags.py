@@ -9,11 +9,9 @@ import pytest
 
 import qmq
 from qmq.durations import Duration
-from qmq.errors import InvalidOption, ProtocolError
+from qmq.errors import InvalidOption
 from qmq.format.hashing import tag_bits
-from qmq.net.client.consumer.message import tags_of
 from qmq.net.client.options import expire_at_of
-from qmq.net.protocol import frames
 from tests.broker_process import running_broker
 
 WANTED = "vip"
@@ -57,13 +55,6 @@ async def test_matching_messages_are_found_behind_tags_with_the_same_bits(tmp_pa
                 client.send_nowait("a.x", b"twin", tags=[TWIN])
             await client.flush()
             assert await consumer.pull(1, timeout=0) == []
-
-
-@pytest.mark.parametrize("meta", [{"tags": ["a"]}, {"tags": ["a"], "tags_crc": 0}, {"tags": "a"}, {"tags": [1]}])
-def test_tags_that_were_damaged_on_the_way_filter_nothing(meta: dict[str, object]) -> None:
-    with pytest.raises(ProtocolError):
-        tags_of(meta)
-    assert tags_of({"tags": ["a"], "tags_crc": frames.crc_of_texts(["a"])}) == {"a"}
 
 
 @pytest.mark.parametrize("expires_in", [0, -1, 1e9, float("nan"), "0s", "1x", True])

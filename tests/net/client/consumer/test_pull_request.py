@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
-from qmq.errors import ConnectionLost, ProtocolError, QmqError
+from qmq.errors import ConnectionLost, QmqError
 from qmq.net.client.connection import Answer, BrokerConnection
-from qmq.net.client.consumer.pull_request import PullRequest, message_ranges_of
+from qmq.net.client.consumer.pull_request import PullRequest
 from qmq.net.protocol import frames
 from qmq.net.protocol.frames import FrameKind
 
@@ -89,16 +89,3 @@ async def test_a_cancelled_wait_withdraws_the_pull() -> None:
     with pytest.raises(asyncio.CancelledError):
         await waiting
     assert line.told == [(FrameKind.WITHDRAW, frames.WITHDRAW.pack(6))]
-
-
-def test_ranges_of_an_answer() -> None:
-    ranges = [5, 10, 1]
-    crc = frames.pack_numbers(ranges)[1]
-    assert message_ranges_of({}) == []
-    assert message_ranges_of({"ranges": ranges, "ranges_crc": crc}) == ranges
-
-
-@pytest.mark.parametrize("ranges", [5, "5", [5, "1", 1], [5, -1, 1], [5, 1 << 64, 1], [5, True, 1], [5, 10, 2]])
-def test_invalid_ranges_are_refused(ranges: Any) -> None:
-    with pytest.raises(ProtocolError):
-        message_ranges_of({"ranges": ranges, "ranges_crc": frames.pack_numbers([5, 10, 1])[1]})
