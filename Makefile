@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 BIN := .venv/bin
 .DEFAULT_GOAL := help
-.PHONY: help env env-spark env-hdfs demo serve test coverage lint bench sim fuzz errors kills consumer-kills soak mutants bench-peers bench-history docs
+.PHONY: help env env-spark env-hdfs env-ops demo serve test test-pythons coverage lint bench sim fuzz errors kills consumer-kills soak mutants bench-peers bench-history docs
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
@@ -19,6 +19,10 @@ env-spark: .venv/spark-ready  ## add Spark to .venv, for archives and tests; ins
 env-hdfs: .venv/hdfs-ready  ## fetch the servers of HDFS, for the tests; installs Maven if there is none
 .venv/hdfs-ready: .venv/spark-ready scripts/hdfs/pom.xml
 	@scripts/make-hdfs-env
+
+env-ops: .venv/ops-ready  ## add what checks the files of ops/ to .venv; installs systemd-analyze if there is none
+.venv/ops-ready: .venv/ready requirements-ops.lock
+	@scripts/make-ops-env
 
 demo: env  ## run a broker, real orders through it, and show the result (ARGS=... for examples/demo.py)
 	@$(BIN)/python -m examples.demo $(ARGS)
@@ -38,10 +42,10 @@ docs: .venv-docs/ready  ## build the site of all documents into build/site; a de
 .venv-docs/ready: .venv/ready requirements-docs.lock
 	@scripts/make-docs-env
 
-test: lint env-hdfs  ## lint, then run every test, three at a time, since many wait (ARGS=... for pytest)
+test: lint env-hdfs env-ops  ## lint, then run every test, three at a time, since many wait (ARGS=... for pytest)
 	$(BIN)/pytest --numprocesses 3 --dist worksteal $(ARGS)
 
-coverage: env-hdfs  ## run every test, and list the lines that none runs (ARGS=... for pytest)
+coverage: env-hdfs env-ops  ## run every test, and list the lines that none runs (ARGS=... for pytest)
 	$(BIN)/pytest --numprocesses 2 --dist worksteal --cov --cov-report=term $(ARGS)
 
 bench: env  ## measure its speed on this machine (ARGS=... for qmq bench)
