@@ -177,7 +177,8 @@ class RunningBroker:
             for worker in [*self._readers, *self._fetchers]:
                 worker.stop(0)  # their results are not used any more
             self._close_store(clean)
-            log.info("in all: %s", self.counters.summary())
+            if summary := self.counters.summary():
+                log.info("in all: %s", summary)
 
     def _close_store(self, clean: bool) -> None:
         """Close the store, which unlocks its directory, once every thread that may write to it has ended."""

@@ -203,10 +203,10 @@ def places_told(broker: BrokerProcess) -> Counter[tuple[Path, int]]:
 
 def summary(broker: BrokerProcess) -> tuple[int, ...]:
     """Bad places, and how many of them by scrub, pull and report."""
-    (found,) = re.findall(
-        r"in all: (\d+) bad places since the start: (\d+) by scrub, (\d+) by pull, (\d+) by report", broker.log()
-    )
-    return tuple(map(int, found))
+    (line,) = re.findall(r"in all: (\d+ bad places since the start: .*)", broker.log())
+    total, by = re.match(r"(\d+) bad places since the start: ((?:\d+ by \w+(?:, )?)+)", line).groups()  # type: ignore[union-attr]
+    found = {finder: int(count) for count, finder in re.findall(r"(\d+) by (\w+)", by)}
+    return int(total), *(found.get(finder, 0) for finder in ("scrub", "pull", "report"))
 
 
 @pytest.fixture

@@ -36,20 +36,30 @@ class Counters:
     skipped_messages: int = 0
 
     def damage_totals(self) -> str:
-        """Return a sentence on the damage that was found so far."""
-        by = ", ".join(f"{self.damaged[name]} by {name}" for name in ("scrub", "pull", "report"))
+        """Return a sentence on the damage that was found so far, by each finder that found any."""
+        by = ", ".join(f"{self.damaged[name]} by {name}" for name in ("scrub", "pull", "report") if self.damaged[name])
         return f"{sum(self.damaged.values())} bad places since the start: {by}"
 
     def summary(self) -> str:
-        """Return all counters in one line, for the log."""
-        refused = ", ".join(f"{count} {code}" for code, count in sorted(self.refused_sends.items()))
-        return (
-            f"{self.damage_totals()}; {self.holes_in_recovery} in recovery; "
-            f"{self.reports} reports of clients, {self.sound_reports} of bytes that are sound; "
-            f"{self.failed_checkpoints} failed checkpoints, {self.failed_syncs} failed syncs; "
-            f"refused sends: {refused or 'none'}; "
-            f"{self.scrubbed_bytes} bytes scrubbed, {self.scrub_rounds} full rounds; "
-            f"{self.dropped_segments} segments dropped with {self.dropped_messages} messages, "
-            f"{self.carried_messages} of them carried forward, {self.lost_messages} unreadable, "
-            f"{self.skipped_messages} that groups had not taken"
+        """Return the counters that are not 0 in one line, for the log; empty if all are."""
+        refused = ", ".join(f"{count} {code}" for code, count in sorted(self.refused_sends.items()) if count)
+        counts = (
+            (self.holes_in_recovery, "bad places in recovery"),
+            (self.reports, "reports of clients"),
+            (self.sound_reports, "of them of bytes that are sound"),
+            (self.failed_checkpoints, "failed checkpoints"),
+            (self.failed_syncs, "failed syncs"),
+            (self.scrubbed_bytes, "bytes scrubbed"),
+            (self.scrub_rounds, "full rounds of the scrub"),
+            (self.dropped_segments, "segments dropped"),
+            (self.dropped_messages, "messages in them"),
+            (self.carried_messages, "of them carried forward"),
+            (self.lost_messages, "of them unreadable"),
+            (self.skipped_messages, "messages dropped that groups had not taken"),
         )
+        shown = [f"{count} {name}" for count, name in counts if count]
+        if self.damaged.total():
+            shown.insert(0, self.damage_totals())
+        if refused:
+            shown.append(f"refused sends: {refused}")
+        return "; ".join(shown)
