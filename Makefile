@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 BIN := .venv/bin
 .DEFAULT_GOAL := help
-.PHONY: help env env-spark env-hdfs env-ops demo serve test test-pythons coverage lint bench sim fuzz errors kills consumer-kills soak mutants bench-peers bench-history docs
+.PHONY: help env env-spark env-hdfs env-ops demo serve test coverage lint bench sim fuzz errors kills consumer-kills soak mutants bench-peers bench-history docs
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
