@@ -42,8 +42,8 @@ LIMITS: Final = BrokerLimits(
 )
 
 
-Work = effects.SyncWanted | effects.ReadWanted | effects.CheckWanted | effects.FetchWanted
-Outcome = commands.Synced | commands.ReadDone | commands.Checked | commands.Fetched
+Work = effects.SyncWanted | effects.ReadWanted | effects.CheckWanted | effects.FetchWanted | effects.InfoWanted
+Outcome = commands.Synced | commands.ReadDone | commands.Checked | commands.Fetched | commands.InfoFound
 
 
 class Timer:
@@ -254,6 +254,8 @@ def carry_out(store: Store, want: Work) -> Outcome:
             finally:
                 reader.close()
             return commands.Checked(want.number, batch, damage, None)
+        case effects.InfoWanted():
+            return commands.InfoFound(*want)
 
 
 class Core:

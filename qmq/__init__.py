@@ -1,6 +1,6 @@
 """QMQ: a message broker. This is its client; `qmq --help` is its command line.
 
-async with qmq.connect("qmq://127.0.0.1:20881") as client:
+async with qmq.connect("qmq://127.0.0.1:20881", name="billing") as client:
     receipt = await client.send("hotel.order.created", b"...", key="order-4421")
     async with client.subscribe("hotel.order.", group="billing") as consumer:
         async for message in consumer:
@@ -44,6 +44,7 @@ from qmq.errors import (
 if TYPE_CHECKING:
     from qmq.durations import Duration
     from qmq.net.client.admin.admin import Admin
+    from qmq.net.client.admin.broker_info import BrokerInfo, ConnectionInfo, DiskInfo, Problem
     from qmq.net.client.admin.results import ConsumerInfo, DeadLetter, GroupInfo, SealedLog, SubjectInfo
     from qmq.net.client.client import Client
     from qmq.net.client.consumer.consumer import Consumer
@@ -57,13 +58,16 @@ if TYPE_CHECKING:
 __all__ = [
     "Admin",
     "BadBatch",
+    "BrokerInfo",
     "BrokerStopping",
     "BrokersMissed",
     "Client",
+    "ConnectionInfo",
     "ConnectionLost",
     "Consumer",
     "ConsumerInfo",
     "DeadLetter",
+    "DiskInfo",
     "Durability",
     "Duration",
     "Fenced",
@@ -75,6 +79,7 @@ __all__ = [
     "MessageBatch",
     "MessageTooLarge",
     "Overloaded",
+    "Problem",
     "ProducerInUse",
     "ProtocolError",
     "QmqError",
@@ -111,15 +116,19 @@ _MAX_QUEUED_BYTES: Final = 64 << 20
 #: Names that are imported at their first use, as they import numpy and asyncio.
 _LAZY: Final = {
     "Admin": "qmq.net.client.admin.admin",
+    "BrokerInfo": "qmq.net.client.admin.broker_info",
     "Client": "qmq.net.client.client",
+    "ConnectionInfo": "qmq.net.client.admin.broker_info",
     "Consumer": "qmq.net.client.consumer.consumer",
     "ConsumerInfo": "qmq.net.client.admin.results",
     "DeadLetter": "qmq.net.client.admin.results",
+    "DiskInfo": "qmq.net.client.admin.broker_info",
     "Durability": "qmq.net.client.options",
     "Duration": "qmq.durations",
     "GroupInfo": "qmq.net.client.admin.results",
     "Message": "qmq.net.client.consumer.message",
     "MessageBatch": "qmq.net.client.consumer.message",
+    "Problem": "qmq.net.client.admin.broker_info",
     "Receipt": "qmq.net.client.producer.receipts",
     "Receipts": "qmq.net.client.producer.receipts",
     "SealedLog": "qmq.net.client.admin.results",
@@ -149,8 +158,11 @@ def __dir__() -> list[str]:
 
 
 def connect(
-    url: str = "qmq://127.0.0.1:20881",
+    url: str | None = None,
     *,
+    name: str | None = None,
+    app: str | None = None,
+    wait: Duration = 0,
     durability: Durability = "flush",
     linger: Duration = 0,
     producer: str | None = None,
@@ -161,6 +173,10 @@ def connect(
 ) -> Client:
     """Return a client of the broker at *url* (several brokers: comma separated); use it with ``async with``.
 
+    Without *url* it is the environment variable QMQ_SERVER, or ``qmq://127.0.0.1:20881``.
+
+    *name* of the client and *app* (the program; by default its file name) show in ``qmq info`` and in the broker's log.
+    *wait*: for so long the client tries to reach a broker when it connects; with 0 it tries once.
     *durability*: with "flush" a message is on disk when its send returns; with "append" it survives a crash of the
     broker, but not power loss. *linger*: messages are collected for so long and sent as one batch; 0: for one turn of
     the event loop, or until the broker has answered one of two batches in flight. *producer*: a name whose sequence
@@ -169,20 +185,33 @@ def connect(
     broker before it goes to another one (None: it never does, and may end as SendUnknown). *admin_timeout*: each
     broker has so long for each answer to a call of ``client.admin`` or ``client.subjects``.
 
-    Durations are seconds, timedeltas, or texts such as "250ms" and "5m". Raises InvalidOption and InvalidName at once.
+    Durations are seconds, timedeltas, or texts such as "250ms" and "5m". Raises InvalidOption and InvalidName at once,
+    and ConnectionLost when the client connects.
+
+    Where a block does not fit, ``await`` connects and ``close`` ends::
+
+        client = await qmq.connect("qmq://10.0.0.5", name="billing", wait="30s")
+        try:
+            await client.send("shop.order.created", b"...")
+        finally:
+            await client.close()
     """
     from qmq.net.client.client import Client, make_parts
     from qmq.net.client.options import check_options
 
     options = check_options(
-        url, durability, linger, producer, send_timeout, max_queued_bytes, failover_after, admin_timeout
-    )
+        url, durability, linger, producer, send_timeout, max_queued_bytes, failover_after, admin_timeout, name, app,
+        wait,
+    )  # fmt: skip
     return Client(make_parts(options))
 
 
 def connect_sync(
-    url: str = "qmq://127.0.0.1:20881",
+    url: str | None = None,
     *,
+    name: str | None = None,
+    app: str | None = None,
+    wait: Duration = 0,
     durability: Durability = "flush",
     linger: Duration = 0,
     producer: str | None = None,
@@ -193,12 +222,17 @@ def connect_sync(
 ) -> SyncClient:
     """Return a client as ``connect`` does, for code without asyncio: the same calls without ``await``, from any thread.
 
-    Use it with ``with``.
+    Use it with ``with``. Without a block it connects at its first call, and ``close`` ends it::
+
+        client = qmq.connect_sync("qmq://10.0.0.5", name="web")
+        client.send("shop.order.created", b"...")
+        client.close()
     """
     from qmq.net.client.options import check_options
     from qmq.net.client.sync.client import SyncClient
 
     options = check_options(
-        url, durability, linger, producer, send_timeout, max_queued_bytes, failover_after, admin_timeout
-    )
+        url, durability, linger, producer, send_timeout, max_queued_bytes, failover_after, admin_timeout, name, app,
+        wait,
+    )  # fmt: skip
     return SyncClient(options)

@@ -353,6 +353,16 @@ def _explain(error: ValidationError, given: Mapping[str, tuple[str, object]]) ->
     return f"{key} = {value if isinstance(value, int) else repr(value)} ({source}) is not allowed; give {allowed}"
 
 
+def shown_settings(settings: Settings) -> dict[str, int | str | list[str] | None]:
+    """Return all settings by key, as numbers and texts that ``load`` reads."""
+    return {key: _plain(getattr(settings, key)) for key in Settings.model_fields}
+
+
+def differing_settings(settings: Settings) -> list[str]:
+    """Return the keys of the settings that differ from their defaults."""
+    return [key for key, field in Settings.model_fields.items() if getattr(settings, key) != field.default]
+
+
 class SettingDescription(NamedTuple):
     """One setting of ``qmq serve`` for users. ``minimum`` and ``maximum`` are None where it has no bounds."""
 

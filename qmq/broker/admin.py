@@ -63,9 +63,8 @@ class AdminCommands:
         """Carry out an action. Raises UnknownGroup, InvalidOption, StorageError, and NotAtHand before any change."""
         method = self._actions.get(action)
         if method is None:
-            raise InvalidOption(
-                f"the broker knows no action {action!r:.40}; it knows {', '.join([*self._actions, *sorted(LETTERS)])}"
-            )
+            known = ", ".join([*self._actions, "info", *sorted(LETTERS)])
+            raise InvalidOption(f"the broker knows no action {action!r:.40}; it knows {known}")
         return method(fields, now)
 
     def _group(self, fields: Fields) -> tuple[Group, Ledger]:
@@ -81,6 +80,16 @@ class AdminCommands:
         groups = self._delivery.subscriptions.groups
         members = members_of(name, groups) if isinstance(name := fields.get("group"), str) else []
         return [self._group({"group": one}) for one in members] or [self._group(fields)]
+
+    def info(self) -> Fields:
+        """Return the counts of the whole broker that the action info gives."""
+        groups = self._delivery.subscriptions.groups.values()
+        ledgers = [group.ledger for group in groups if group.ledger is not None]
+        return {
+            "subjects": self._store.subjects.count,
+            "groups": len(groups),
+            "consumers": sum(member.is_there for ledger in ledgers for member in ledger.members.values()),
+        }
 
     # --- lists -------------------------------------------------------------------------------------------------------
 

@@ -35,6 +35,7 @@ from qmq.broker.ports.commands import (
     HandBack,
     HandOver,
     Heartbeat,
+    InfoFound,
     LastSequence,
     ListBatches,
     ListSegments,
@@ -58,6 +59,7 @@ from qmq.broker.ports.effects import (
     Claimed,
     Effect,
     HeartbeatSeen,
+    InfoWanted,
     Refused,
     SubjectList,
     SyncWanted,
@@ -85,6 +87,8 @@ from qmq.storage.store import NotAtHand, PartitionDamage, Store
 _MAX_LIST: Final = 10_000
 #: Subjects whose names are compared for one answer, since a prefix may take none of a million.
 _MOST_LOOKED_AT: Final = 20_000
+#: Commands that are not refused, as no client waits for their answer.
+_WITHOUT_ANSWER: Final = (Synced, SyncBroken, ReadDone, Checked, Fetched, InfoFound, Disconnected, Withdraw)
 #: Commands that a stopping broker refuses, beside sends.
 _REFUSED_AT_STOP: Final = frozenset((Pull, HandOver, Restore, ReadLog))
 
@@ -143,6 +147,7 @@ class CommandDispatch:
             ListBatches: lambda command, now: log_reads.list_batches(command),
             ReadLog: lambda command, now: log_reads.read(command),
             Fetched: lambda command, now: log_reads.fetched(command),
+            InfoFound: lambda command, now: add(Administered(*command)),
             Disconnected: self._disconnected,
         }
         self._read_done: dict[Asker, Callable[[ReadDone, Now], object]] = {
@@ -241,6 +246,8 @@ class CommandDispatch:
             parts.segment_roll.begin(command, now)
         elif action == "cancel":
             parts.delaying.cancel(command, now)
+        elif action == "info":
+            self._effects.append(InfoWanted(connection, request, parts.admin.info()))
         elif action in LETTERS:
             parts.redriving.begin(command, *parts.admin.dead_of(fields), now)
         else:
@@ -353,7 +360,7 @@ class Broker:
         try:
             self._dispatch.take(command, now)
         except QmqError as error:
-            assert not isinstance(command, Synced | SyncBroken | ReadDone | Checked | Fetched | Disconnected | Withdraw)
+            assert not isinstance(command, _WITHOUT_ANSWER)
             self._effects.append(Refused(command.connection, command.request, error))
 
     def turn(self, now: Now) -> None:

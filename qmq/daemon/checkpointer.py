@@ -41,9 +41,19 @@ class Checkpointer:
         self._closing = asyncio.Event()
         self._done_changes = changes()
         self._last_error: StorageError | None = None
+        self._saved_us = clock().monotonic_us  # then a checkpoint, or the start, had all state
         #: Whether a checkpoint is being written.
         self.running = False
         self._task = asyncio.create_task(self._run())
+
+    def age_us(self) -> int:
+        """Return for how long state may have changed that no checkpoint has."""
+        return self._clock().monotonic_us - self._saved_us
+
+    @property
+    def error(self) -> StorageError | None:
+        """The error of the last checkpoint; None if it was taken."""
+        return self._last_error
 
     def set_interval(self, checkpoint_ms: int) -> None:
         """Set the longest time between two checkpoints."""
@@ -77,6 +87,7 @@ class Checkpointer:
             self._urgent.clear()
             has_changed = self._changes() != self._done_changes or self._store.unsynced_bytes
             if not has_changed and not self._broker.wants_checkpoint():
+                self._saved_us = self._clock().monotonic_us
                 continue
             try:
                 await self._take()
@@ -112,6 +123,7 @@ class Checkpointer:
                 self._store.fail_checkpoint(checkpoint, error)
                 raise
             self._store.finish_checkpoint(checkpoint)
+            self._saved_us = now.monotonic_us
             for dropped in self._broker.take_dropped():
                 log.log(logging.WARNING if dropped.skipped or dropped.lost else logging.INFO, "%s", dropped)
         except QmqError:

@@ -23,11 +23,12 @@ from typing import Any, Final
 
 from qmq.broker.damage import LogRate
 from qmq.broker.ports.commands import Checked, Fetched, Now, ReadDone, SyncBroken, Synced
-from qmq.broker.ports.effects import CheckWanted, FetchWanted, ReadWanted, SyncWanted
+from qmq.broker.ports.effects import CheckWanted, FetchWanted, InfoWanted, ReadWanted, SyncWanted
 from qmq.broker.ports.limits import BrokerLimits
 from qmq.broker.ports.metrics import Counters
 from qmq.daemon.checkpointer import Checkpointer
 from qmq.daemon.fsyncs import Fsyncs
+from qmq.daemon.info import BrokerFacts, DiskSpace, DiskSurvey, InfoAnswers
 from qmq.daemon.reload import changes_between
 from qmq.daemon.scrubber import Scrubber
 from qmq.daemon.startup import check_clock, open_broker
@@ -68,13 +69,13 @@ class RunningBroker:
         """
         self.settings = settings
         self._clock = clock
-        now = clock()
+        self._started = now = clock()
         check_clock(now)
         self._sockets, self.address = bind(*parse_address(settings.listen))
         with ExitStack() as undo:
             undo.callback(self._close_sockets)
             options = _store_options(settings, self.address)
-            disk = disk if disk is not None else Disk()
+            self._disk = disk = disk if disk is not None else Disk()
             self.store, self.broker = open_broker(settings.data_dir, options, disk, _broker_limits(settings), now)
             undo.callback(self.store.close, clean=False)
             self.counters.holes_in_recovery = sum(
@@ -112,6 +113,12 @@ class RunningBroker:
         self._catching_up: set[int] = set()  # partitions that are synced to catch up, though no sender waits
         self._checkpointer = Checkpointer(
             self.settings, self.store, self.broker, lambda: self.server.changes, self._checkpointed, self._clock
+        )
+        survey = DiskSurvey(
+            self._disk, (self.settings.data_dir, *self.settings.partition_dirs), self.settings.keep_free_bytes
+        )
+        self._info = InfoAnswers(
+            self.store, self._started, self._clock, survey, self._facts, self.server.clients, self.server.submit
         )
         self._scrubber: Scrubber | None = None
         self._begin_scrub()
@@ -176,6 +183,7 @@ class RunningBroker:
             self._scrub_worker.stop(timeout_s)
             for worker in [*self._readers, *self._fetchers]:
                 worker.stop(0)  # their results are not used any more
+            self._info.close()
             self._close_store(clean)
             if summary := self.counters.summary():
                 log.info("in all: %s", summary)
@@ -201,7 +209,7 @@ class RunningBroker:
 
     # --- called by the server ----------------------------------------------------------------------------------------
 
-    def _work(self, wanted: SyncWanted | ReadWanted | CheckWanted | FetchWanted) -> None:
+    def _work(self, wanted: SyncWanted | ReadWanted | CheckWanted | FetchWanted | InfoWanted) -> None:
         match wanted:
             case SyncWanted():
                 self._sync(wanted)
@@ -213,6 +221,15 @@ class RunningBroker:
                 )
             case CheckWanted():
                 self._check(wanted)
+            case InfoWanted():
+                self._info.answer(wanted)
+
+    def _facts(self, disks: tuple[DiskSpace, ...]) -> BrokerFacts:
+        checkpointer = self._checkpointer
+        return BrokerFacts(
+            self.settings, self.address[0], disks, self.counters, tuple(sorted(self._broken)), checkpointer.age_us(),
+            checkpointer.error,
+        )  # fmt: skip
 
     def _check(self, wanted: CheckWanted) -> None:
         number, partition, position, *what = wanted

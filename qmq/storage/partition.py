@@ -272,9 +272,10 @@ class Partition:
         found = log.sealed[first : first + limit]
         return found if len(found) == limit else [*found, SegmentSpan(log.current.base, log.end)]
 
-    def written_bytes(self) -> int:
-        """Return the size of the current segment."""
-        return self.message_log.end - self.message_log.current.base
+    def log_bytes(self) -> int:
+        """Return the size of the message log: its sealed segments and the current one."""
+        log = self.message_log
+        return sum(span.end - span.base for span in log.sealed) + log.end - log.current.base
 
     def fetch(self, position: int, size: int, end: int) -> Fetch | None:
         """Return a reader of the raw bytes from *position* on: at most *size*, up to *end* and the segment's end. None

@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
+import qmq
 from qmq import errors
 from qmq.broker.ports.commands import Administer
 from qmq.broker.ports.effects import Administered, PulledMessages, Sent
 from qmq.broker.ports.limits import BrokerLimits
 from qmq.errors import QmqError, StorageFull
+from qmq.net.client.admin.admin import AdminOfOne
 from qmq.net.protocol import frames
 from qmq.net.protocol.frames import FrameKind
 from qmq.net.protocol.types import Disposition
@@ -19,6 +21,7 @@ from qmq.net.server import ServerOptions, replies, requests, server
 from qmq.settings import Settings
 from tests.broker.harness import Driven
 from tests.broker.test_consuming import Consumer
+from tests.broker_process import running
 from tests.net.server.rules import OPTIONS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "PROTOCOL.md").read_text("utf-8")
@@ -80,6 +83,17 @@ def test_the_rows_of_lists_have_what_the_page_says(tmp_path: Path) -> None:
         assert isinstance(answer, Administered)
         (row,) = answer.fields["rows"]
         assert [name for name in row if not re.search(rf"\b{name}\b", page[action])] == []
+
+
+async def test_an_info_has_what_the_page_says(tmp_path: Path) -> None:
+    section = PAGE[PAGE.index("`info` gives a map of these") : PAGE.index("The name of a broadcast stands")]
+    names = [name for cell in re.findall(r"^\| ([\w, ]+) \|", section, re.MULTILINE)[1:] for name in cell.split(", ")]
+    async with running(tmp_path / "data") as broker, qmq.connect(broker.url) as client:
+        (link,) = client.admin._brokers.links
+        found = await AdminOfOne(link).do("info")
+    assert set(found) == set(names)
+    for name in ("disks", "connections"):
+        assert [key for key in found[name][0] if f"`{key}`" not in section] == []
 
 
 def test_a_welcome_has_the_names_of_the_page() -> None:

@@ -287,6 +287,14 @@ class Fetched(NamedTuple):
     error: QmqError | None
 
 
+class InfoFound(NamedTuple):
+    """The answer to a request that InfoWanted is about."""
+
+    connection: int
+    request: int
+    fields: dict[str, Any]
+
+
 Command = (
     Send
     | Subscribe
@@ -312,4 +320,5 @@ Command = (
     | ReadDone
     | Checked
     | Fetched
+    | InfoFound
 )

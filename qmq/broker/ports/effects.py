@@ -257,6 +257,14 @@ class CheckWanted(NamedTuple):
     messages: int
 
 
+class InfoWanted(NamedTuple):
+    """Add to *fields* what only the process knows (settings, disks, connections); then hand in InfoFound."""
+
+    connection: int
+    request: int
+    fields: dict[str, Any]
+
+
 Effect = (
     Sent
     | Subscribed
@@ -280,4 +288,5 @@ Effect = (
     | ReadWanted
     | CheckWanted
     | FetchWanted
+    | InfoWanted
 )

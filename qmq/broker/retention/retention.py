@@ -222,9 +222,7 @@ class Retention:
 
     def _size(self) -> int:
         """Return the bytes of the message log."""
-        store = self._store
-        sealed = sum(span.end - span.base for part in store.partitions for span in part.message_log.sealed)
-        return sealed + sum(part.written_bytes() for part in store.partitions)
+        return sum(part.log_bytes() for part in self._store.partitions)
 
     def _read(self, reading: _StoredUntilRead | _SegmentRead | ColdRead) -> None:
         self._reading = reading

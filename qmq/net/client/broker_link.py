@@ -449,7 +449,9 @@ class Link:
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT):
                 await loop.create_connection(lambda: connection, address.host, address.port)
-                await self._adopt(connection, await connection.hello(client_name()))
+                await self._adopt(
+                    connection, await connection.hello(client_name(), self._options.name, self._options.app)
+                )
         except BaseException as error:
             connection.abort(ConnectionLost("given up"))
             if isinstance(error, TimeoutError):

@@ -7,11 +7,11 @@ import logging
 import os
 import sys
 import weakref
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Generator, Sequence
 from contextlib import suppress
 from datetime import datetime
 from types import TracebackType
-from typing import Final, Literal, NamedTuple, Self, Unpack
+from typing import Any, Final, Literal, NamedTuple, Self, Unpack
 
 import msgpack
 
@@ -73,14 +73,36 @@ class Client:
     def __init__(self, parts: ClientParts) -> None:
         self._options, self._accumulator, self._brokers, self._listing = parts
         self._flush = self._options.flush
+        self._awaited = False  # connected by ``await``, and in no block yet
         #: Lists and changes groups, their consumers and dead letters.
         self.admin = Admin(self._brokers, self._listing)
 
     async def __aenter__(self) -> Self:
-        """Connect. Raises ConnectionLost if no broker answers, or the error with which a broker refuses the client."""
-        await self._brokers.open()
-        _clients.add(self)
+        """Connect, unless ``await`` has done so. Raises ConnectionLost if no broker answers in time (``wait``), or the
+        error with which a broker refuses the client.
+        """
+        if not (self._awaited and self._brokers.is_open):
+            await self._brokers.open()
+            _clients.add(self)
+        self._awaited = False
         return self
+
+    def __await__(self) -> Generator[Any, None, Self]:
+        """Connect without a block; ``close`` ends the client. Raises as ``async with`` does."""
+        return self._connected().__await__()
+
+    async def _connected(self) -> Self:
+        await self.__aenter__()
+        self._awaited = True
+        return self
+
+    async def close(self) -> None:
+        """Send all queued messages, then close, as the end of ``async with`` does; do nothing if it is closed.
+
+        Raises SendFailed if some messages could not be sent.
+        """
+        if self._brokers.is_open:
+            await self.__aexit__(None, None, None)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

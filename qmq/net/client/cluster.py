@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from qmq.errors import ConnectionLost, InvalidOption, QmqError
 from qmq.format.layout import PRODUCER_ID_SIZE
+from qmq.net.client.backoff import Backoff
 from qmq.net.client.broker_link import Link
 from qmq.net.client.connection import Answer, BrokerConnection, Welcome
 from qmq.net.client.failover.handover import HandoverClient
@@ -107,21 +108,36 @@ class Brokers:
             raise InvalidOption(
                 "a client can be used in one `async with` block only; call connect again for another client"
             )
-        self._loop = asyncio.get_running_loop()
-        tasks = [self._loop.create_task(link.open(), name="qmq-connect") for link in self.links]
+        self._loop = loop = asyncio.get_running_loop()
+        until, backoff = loop.time() + self.options.wait, Backoff()
+        try:
+            while (error := await self._try_to_open(loop)) is not None:
+                left = until - loop.time()
+                if left <= 0:
+                    raise error
+                if not backoff.tries:
+                    log.info("%s; waiting for one for up to %g s", error, self.options.wait)
+                await asyncio.sleep(min(backoff.next_delay(), left))
+        except BaseException as error:
+            for link in self.links:
+                link.close(error if isinstance(error, QmqError) else ConnectionLost("given up"))
+            raise
+        self._ended = None
+        self.changed()
+
+    async def _try_to_open(self, loop: asyncio.AbstractEventLoop) -> QmqError | None:
+        """Connect to all brokers; return the error if none has answered. Raises a refusal that is not retryable."""
+        tasks = [loop.create_task(link.open(), name="qmq-connect") for link in self.links]
         try:
             await self._opened(tasks)
         except BaseException as error:
             for task in tasks:
                 task.cancel()
-            try:
-                await asyncio.wait(tasks)
-            finally:
-                for link in self.links:
-                    link.close(error if isinstance(error, QmqError) else ConnectionLost("given up"))
+            await asyncio.wait(tasks)
+            if isinstance(error, ConnectionLost):
+                return error
             raise
-        self._ended = None
-        self.changed()
+        return None
 
     async def _opened(self, tasks: list[asyncio.Task[None]]) -> None:
         waiting, found = set(tasks), False
@@ -142,7 +158,12 @@ class Brokers:
                 raise error
         if all(errors):
             causes = "; ".join(map(str, errors))
-            raise ConnectionLost(f"no broker can be reached: {causes}; check that `qmq serve` runs there")
+            wait = self.options.wait
+            within = f" within {wait:g} s" if wait else ""
+            advice = "" if wait else ", or give wait= to wait for it"
+            raise ConnectionLost(
+                f"no broker can be reached{within}: {causes}; check that `qmq serve` runs there{advice}"
+            )
         for link, error in zip(self.links, errors, strict=True):
             if error is not None:
                 log.warning("%s; connecting again", error)
@@ -284,7 +305,8 @@ class Brokers:
             self._warned_of_left_open = True
             addresses = ", ".join(str(link.address) for link in self.links)
             warnings.warn(
-                f"a client of {addresses} was left open; use it inside `async with qmq.connect(...) as client`",
+                f"a client of {addresses} was left open; use it inside `async with qmq.connect(...) as client`, or "
+                "call `await client.close()`",
                 ResourceWarning,
                 stacklevel=2,
             )

@@ -8,15 +8,17 @@ import os
 import re
 import secrets
 import socket
+import sys
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
 from qmq.durations import Duration, microseconds_of, seconds_of
 from qmq.errors import InvalidName, InvalidOption
 from qmq.format.layout import DELAY_END_US, MAX_DELAY_SHOWN, MAX_DELAY_US, PRODUCER_ID_SIZE
-from qmq.net.client.address import Address, parse_url
+from qmq.net.client.address import DEFAULT_URL, Address, parse_url
 
 Body = bytes | bytearray | memoryview
 Durability = Literal["flush", "append"]
@@ -25,6 +27,7 @@ Start = Literal["first", "new"] | datetime | int | None
 _MAX_PRODUCER_NAME = 200
 #: Timeouts are shorter than this, in seconds (31 years): timers take no longer ones.
 MAX_SECONDS: Final = 1e9
+_MAX_SHOWN_NAME: Final = 100
 
 #: The default size limits of ``pull``, and of ``pull_batch``, which makes no object for each message.
 PULL_BYTES: Final = 4 << 20
@@ -42,10 +45,13 @@ class ClientOptions(NamedTuple):
     max_queued_bytes: int
     failover_after: float | None
     admin_timeout: float
+    name: str = ""
+    app: str = ""
+    wait: float = 0
 
 
 def check_options(
-    url: str,
+    url: str | None,
     durability: str,
     linger: Duration,
     producer: str | None,
@@ -53,6 +59,9 @@ def check_options(
     max_queued_bytes: int,
     failover_after: Duration | None,
     admin_timeout: Duration,
+    name: str | None = None,
+    app: str | None = None,
+    wait: Duration = 0,
 ) -> ClientOptions:
     """Return the options of a client from the arguments of ``connect``. Raises InvalidOption, InvalidName."""
     linger_s, send_timeout_s = seconds_of("linger", linger), above_0("send_timeout", send_timeout)
@@ -62,7 +71,8 @@ def check_options(
         raise InvalidOption(f"max_queued_bytes must be a number of bytes above 0, not {max_queued_bytes!r}")
     if producer is not None:
         producer_id_of(producer)
-    addresses = tuple(dict.fromkeys(parse_url(url)))
+    found = os.environ.get("QMQ_SERVER") or DEFAULT_URL if url is None else url
+    addresses = tuple(dict.fromkeys(parse_url(found)))
     return ClientOptions(
         addresses,
         is_flush(durability),
@@ -72,6 +82,9 @@ def check_options(
         max_queued_bytes,
         None if failover_after is None else seconds_of("failover_after", failover_after),
         above_0("admin_timeout", admin_timeout),
+        "" if name is None else _shown_name("name", name),
+        _program() if app is None else _shown_name("app", app),
+        seconds_of("wait", wait),
     )
 
 
@@ -81,6 +94,20 @@ def above_0(name: str, value: object) -> float:
     if not 0 < seconds < MAX_SECONDS:
         raise InvalidOption(f"{name} must be above 0 and below 1e9 seconds, not {value!r:.80}")
     return seconds
+
+
+def _shown_name(argument: str, name: object) -> str:
+    """Return a name that brokers show to people. Raises InvalidName."""
+    if not isinstance(name, str) or not 1 <= len(name) <= _MAX_SHOWN_NAME or not name.isprintable():
+        raise InvalidName(f"{argument} must be a printable str of 1 to {_MAX_SHOWN_NAME} characters, not {name!r:.80}")
+    return name
+
+
+def _program() -> str:
+    """Return the name of this program: that of its file, or of its package when it was run by ``python -m``."""
+    path = Path(sys.argv[0]) if sys.argv and sys.argv[0] not in ("", "-c", "-m") else Path("python")
+    name = path.parent.name if path.name == "__main__.py" else path.name.removesuffix(".py")
+    return "".join(character for character in name if character.isprintable())[:_MAX_SHOWN_NAME]
 
 
 def is_flush(durability: str) -> bool:

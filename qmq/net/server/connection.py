@@ -92,8 +92,8 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     __slots__ = (
         "_began", "_costs_s", "_hub", "_most", "_unsent", "_stops", "_transport", "_partial_frame", "_unread", "acked",
-        "answers", "client", "ended", "greeted", "in_flight", "listings", "number", "peer", "deferred", "pulls",
-        "sends", "took_s",
+        "answers", "app", "client", "ended", "greeted", "in_flight", "listings", "name", "number",
+        "opened_us", "peer", "deferred", "pulls", "sends", "took_s",
     )  # fmt: skip
 
     def __init__(self, hub: Hub, number: int) -> None:
@@ -107,6 +107,9 @@ class ClientConnection(asyncio.BufferedProtocol):
         self.number = number
         self.peer = ""
         self.client = ""
+        self.name = ""
+        self.app = ""
+        self.opened_us = 0
         self.greeted = False
         #: the last frame was sent, or the client is gone
         self.ended = False
@@ -172,7 +175,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             hub.broke_protocol(self)
             self.end(error)
         except Exception:
-            log.exception("the broker failed to read a frame of %s", self.peer)
+            log.exception("the broker failed to read a frame of %s", self.shown)
             self.end(internal_error())
         self._costs_s = self._cost_s()
         if used:
@@ -205,7 +208,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._hub.leave(self)
         self.answers.clear()
         self._unsent.clear()
-        log.debug("connection %d of %s closed%s", self.number, self.peer, f": {exc}" if exc else "")
+        log.debug("connection %d of %s closed%s", self.number, self.shown, f": {exc}" if exc else "")
         self._transport = None
         self._hub.closed(self)
 
@@ -231,6 +234,11 @@ class ClientConnection(asyncio.BufferedProtocol):
             self.stop_reading(SLOW_READER)
 
     # --- called by the server ----------------------------------------------------------------------------------------
+
+    @property
+    def shown(self) -> str:
+        """The client for the log: its address, and its name if it gave one."""
+        return f"{self.name!r} at {self.peer}" if self.name else self.peer
 
     def unread_bytes(self) -> int:
         """Return how many bytes of its answers the system has not taken."""
@@ -299,7 +307,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         """Send *error*, then close. The socket lingers for a moment so that the client can read it."""
         if self.ended or self._transport is None:
             return
-        log.debug("connection %d of %s ends: %s", self.number, self.peer, error)
+        log.debug("connection %d of %s ends: %s", self.number, self.shown, error)
         if not self._transport.is_closing():
             self.answers.append(encode_error(0, error))
             self.write()

@@ -24,6 +24,17 @@ class BrokerRules(Protocol):
     def take_syncs(self) -> list[SyncWanted]: ...
 
 
+class ClientInfo(NamedTuple):
+    """A connected client, by what it said of itself, and the number of its requests without an answer."""
+
+    name: str
+    app: str
+    client: str
+    address: str
+    since_us: int
+    open_requests: int
+
+
 class ServerOptions(NamedTuple):
     """Values that the server announces in WELCOME, and its own limits."""
 

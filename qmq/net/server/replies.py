@@ -154,7 +154,7 @@ _CLIENT_ERRORS: Final = (BadBatch, InvalidName, InvalidOption, MessageTooLarge, 
 #: How many acks one MESSAGES answers.
 _MOST_JOINED: Final = 64
 
-DiskWork = effects.SyncWanted | effects.ReadWanted | effects.CheckWanted | effects.FetchWanted
+DiskWork = effects.SyncWanted | effects.ReadWanted | effects.CheckWanted | effects.FetchWanted | effects.InfoWanted
 
 
 class ReplyWriter:
@@ -193,6 +193,7 @@ class ReplyWriter:
             effects.ReadWanted: work,
             effects.CheckWanted: work,
             effects.FetchWanted: work,
+            effects.InfoWanted: work,
             effects.SegmentList: partial(self._answer, encode=segment_list),
             effects.BatchList: partial(self._answer, encode=batch_list),
             effects.LogBytes: self._log_bytes,

@@ -29,8 +29,8 @@ _KNOWN_NUMBERS: Final = 4
 _SEND: Final = int(FrameKind.SEND)
 
 
-def decode_hello(frame: Frame) -> str:
-    """Check the first frame of a connection; return the client's name for the log."""
+def decode_hello(frame: Frame) -> tuple[str, str, str]:
+    """Check the first frame of a connection; return the client, and the names of connection and program."""
     if frame.kind != FrameKind.HELLO or len(frame.payload) or frame.flags:
         raise ProtocolError("the first frame of a connection is HELLO, without flags and payload")
     fields = frames.unpack_meta(frame.meta)
@@ -40,7 +40,8 @@ def decode_hello(frame: Frame) -> str:
             f"the client speaks version {protocol!r:.40} of the protocol, this broker version "
             f"{frames.PROTOCOL_VERSION}; use a client of the broker's version"
         )
-    return str(fields.get("client", ""))[:_MAX_CLIENT_NAME]
+    client, name, app = (str(fields.get(key, ""))[:_MAX_CLIENT_NAME] for key in ("client", "name", "app"))
+    return client, name, app
 
 
 def decode_request(connection: int, frame: Frame) -> Command:

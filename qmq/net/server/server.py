@@ -11,6 +11,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Sequence
+from itertools import islice
 from socket import socket
 from typing import Final
 
@@ -22,7 +23,7 @@ from qmq.net.protocol.frames import Frame, FrameKind, made
 from qmq.net.server.accept import Acceptor
 from qmq.net.server.admission import END_S, Admission, DeferredRequests, Throttle
 from qmq.net.server.connection import LINGER_S, SLOW_DISK, STOPPING, ClientConnection
-from qmq.net.server.options import BrokerRules, ServerOptions, internal_error, stopping
+from qmq.net.server.options import BrokerRules, ClientInfo, ServerOptions, internal_error, stopping
 from qmq.net.server.receive_buffer import ReceiveBuffer
 from qmq.net.server.replies import DiskWork, ReplyWriter
 from qmq.net.server.requests import decode_hello, decode_request
@@ -112,6 +113,13 @@ class Server:
 
     # --- from outside ------------------------------------------------------------------------------------------------
 
+    def clients(self, most: int) -> tuple[list[ClientInfo], int]:
+        """Return the connected clients, the first *most* of them, and the count of all."""
+        first = islice(self._connections.values(), most)
+        return [
+            ClientInfo(one.name, one.app, one.client, one.peer, one.opened_us, one.in_flight) for one in first
+        ], len(self._connections)
+
     def listen(self, sockets: Sequence[socket]) -> None:
         """Accept connections on bound sockets. Raises OSError."""
         for sock in sockets:
@@ -122,9 +130,14 @@ class Server:
 
     def submit(
         self,
-        command: commands.Synced | commands.SyncBroken | commands.ReadDone | commands.Checked | commands.Fetched,
+        command: commands.Synced
+        | commands.SyncBroken
+        | commands.ReadDone
+        | commands.Checked
+        | commands.Fetched
+        | commands.InfoFound,
     ) -> None:
-        """Hand in the result of a sync or a read."""
+        """Hand in the result of work that the broker wanted."""
         self._handle(command)
         self._replies.carry_out(self._broker.take_syncs())  # the disk starts before the turn
         self.turn()
@@ -173,7 +186,7 @@ class Server:
     def _make_room(self) -> None:
         """End the connections that have been behind for longest, until all hold no more than max_buffered_bytes."""
         while (connection := self._admission.over()) is not None:
-            log.debug("connection %d of %s is ended to make room", connection.number, connection.peer)
+            log.debug("connection %d of %s is ended to make room", connection.number, connection.shown)
             if connection.unread_bytes():
                 connection.abort()  # it would not read an error either
             else:
@@ -311,9 +324,10 @@ class Server:
     def frame(self, connection: ClientConnection, frame: Frame) -> None:
         """Hand one frame to the broker. Raises the QmqError that ends the connection."""
         if not connection.greeted:
-            connection.client = decode_hello(frame)
+            connection.client, connection.name, connection.app = decode_hello(frame)
             connection.greeted = True
-            log.debug("connection %d of %s is client %r", connection.number, connection.peer, connection.client)
+            connection.opened_us = self._time.wall_us
+            log.debug("connection %d of %s is client %r", connection.number, connection.shown, connection.client)
             self._replies.put(connection, frames.encode_frame(FrameKind.WELCOME, frame.request, self._welcome))
             return
         try:
@@ -357,7 +371,7 @@ class Server:
         except QmqError as error:
             self._replies.refused(effects.Refused(connection.number, request, error))
         except Exception:
-            log.exception("the broker failed to handle %s of %s", type(command).__name__, connection.peer)
+            log.exception("the broker failed to handle %s of %s", type(command).__name__, connection.shown)
             if request:
                 self._replies.refused(effects.Refused(connection.number, request, internal_error()))
             connection.end(internal_error())

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import socket
+import time
 from typing import Any
 
 import pytest
@@ -39,6 +41,46 @@ async def test_an_unreachable_broker_is_a_clear_error() -> None:
     with pytest.raises(ConnectionLost, match=rf"{ports[0]}.*{ports[1]}.*qmq serve"):
         async with qmq.connect(",".join(f"qmq://127.0.0.1:{port}" for port in ports)):
             pass
+
+
+async def test_a_client_waits_for_a_broker_that_starts_later(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "qmq.client")
+    async with scripted_broker() as broker:
+        await broker.close()
+
+        async def connected() -> qmq.Client:
+            return await qmq.connect(broker.url, wait=30)
+
+        connecting = asyncio.create_task(connected())
+        while "waiting for one" not in caplog.text:  # noqa: ASYNC110  # there is no event for it
+            await asyncio.sleep(0.001)
+        await broker.listen()
+        client = await connecting
+        await broker.peer()
+        await client.close()
+
+
+async def test_a_client_waits_no_longer_than_it_is_told() -> None:
+    began = time.monotonic()
+    with pytest.raises(ConnectionLost, match=r"within 0\.01 s.*qmq serve"):
+        await qmq.connect(f"qmq://127.0.0.1:{free_port()}", wait=0.01)
+    assert time.monotonic() - began >= 0.01
+
+
+async def test_a_client_may_be_awaited_and_closed() -> None:
+    async with scripted_broker() as broker:
+        client = await qmq.connect(broker.url, name="billing", app="shop")
+        peer = await broker.peer()
+        assert (peer.hello["name"], peer.hello["app"]) == ("billing", "shop")
+        await client.close()
+        await client.close()
+        await peer.gone()
+        with pytest.raises(ConnectionLost):
+            await client.send("a", b"1")
+        async with await qmq.connect(broker.url) as client:
+            await broker.peer()
+            with pytest.raises(InvalidOption, match="one `async with` block"):
+                await client.__aenter__()
 
 
 async def test_a_host_that_does_not_exist_is_a_clear_error() -> None:

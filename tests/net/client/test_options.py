@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
@@ -28,6 +29,31 @@ def test_good_options_are_taken() -> None:
     assert check_options(**{**GOOD, "failover_after": None}).failover_after is None
 
 
+def test_the_url_comes_from_the_environment_if_none_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QMQ_SERVER", "qmq://c:3")
+    assert [str(address) for address in check_options(**{**GOOD, "url": None}).addresses] == ["c:3"]
+    assert [str(address) for address in check_options(**GOOD).addresses] == ["a:1", "b:2"]
+    monkeypatch.delenv("QMQ_SERVER")
+    assert [str(address) for address in check_options(**{**GOOD, "url": None}).addresses] == ["127.0.0.1:20881"]
+
+
+@pytest.mark.parametrize(
+    ("program", "app"),
+    [("/srv/worker.py", "worker"), ("/srv/shop/__main__.py", "shop"), ("/bin/celery", "celery"), ("-c", "python")],
+)
+def test_the_app_is_the_program_unless_it_is_given(program: str, app: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", [program, "--verbose"])
+    assert check_options(**GOOD).app == app
+    assert check_options(**GOOD, app="shop-api").app == "shop-api"
+
+
+@pytest.mark.parametrize("option", ["name", "app"])
+@pytest.mark.parametrize("name", ["", "n" * 101, "two\nlines", 7])
+def test_names_that_cannot_be_shown_are_refused(option: str, name: Any) -> None:
+    with pytest.raises(InvalidName, match=option):
+        check_options(**GOOD, **{option: name})
+
+
 def test_an_address_given_twice_is_one_broker() -> None:
     options = check_options(**{**GOOD, "url": "qmq://a:1,b:2,a:1"})
     assert [str(address) for address in options.addresses] == ["a:1", "b:2"]
@@ -40,7 +66,7 @@ def test_an_address_given_twice_is_one_broker() -> None:
         {"linger": 30}, {"linger": float("nan")}, {"send_timeout": 0}, {"send_timeout": float("inf")},
         {"send_timeout": True}, {"max_queued_bytes": 0}, {"max_queued_bytes": 1.5},
         {"failover_after": -1}, {"failover_after": "5 seconds"}, {"admin_timeout": 0}, {"admin_timeout": None},
-        {"admin_timeout": float("inf")}, {"admin_timeout": 1e10},
+        {"admin_timeout": float("inf")}, {"admin_timeout": 1e10}, {"wait": -1}, {"wait": float("inf")},
     ],
 )  # fmt: skip
 def test_bad_options_are_refused_by_name(bad: dict[str, Any]) -> None:

@@ -13,6 +13,7 @@ import msgpack
 
 from qmq.errors import BrokersMissed, InvalidOption, QmqError, UnknownGroup
 from qmq.names import check_group_or_member, check_prefix
+from qmq.net.client.admin.broker_info import BrokerInfo, broker_info_of
 from qmq.net.client.admin.results import (
     ConsumerInfo,
     DeadLetter,
@@ -91,6 +92,10 @@ class AdminOfOne:
         answer = await self._link.answer(FrameKind.ADMINISTER, {"action": action, **fields})
         found: dict[str, Any] = msgpack.unpackb(answer.payload, strict_map_key=False)
         return found
+
+    async def info(self) -> BrokerInfo:
+        """Return the broker's version, settings, disks, connections and problems."""
+        return broker_info_of(await self.do("info"))
 
     async def groups(self, name: str | None = None) -> list[GroupInfo]:
         """Return all groups by name, or the one with *name* (for a broadcast, one a member). Raises UnknownGroup."""
@@ -192,6 +197,18 @@ class Admin:
     def missed(self) -> tuple[str, ...]:
         """The brokers that the last list (also of ``Client.subjects``) lacks, as they did not answer in time."""
         return self._listing.missed
+
+    async def info(self) -> list[BrokerInfo]:
+        """Return version, uptime, settings, disks, connections and problems of each broker. Raises BrokersMissed.
+
+        Example::
+
+            for broker in await client.admin.info():
+                for problem in broker.problems:
+                    print(broker.broker, problem.level, problem.message)
+        """
+        found = await self._listed(lambda admin: admin.info())
+        return [replace(info, broker=broker) for broker, info in found.items()]
 
     async def groups(self, name: str | None = None) -> list[GroupInfo]:
         """Return all groups by name, or the one with *name* (for a broadcast, one of each member); one row for each

@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Any, Final, Literal, Unpack
 
 from qmq.net.client.admin.admin import Admin
+from qmq.net.client.admin.broker_info import BrokerInfo
 from qmq.net.client.admin.results import ConsumerInfo, DeadLetter, GroupInfo, SealedLog
 from qmq.net.client.group_settings import ChangedSettings
 
@@ -28,6 +29,11 @@ class SyncAdmin:
             return admin.missed
 
         found: tuple[str, ...] = self._run(missed)
+        return found
+
+    def info(self) -> list[BrokerInfo]:
+        """Return the state of each broker. See ``Admin.info``."""
+        found: list[BrokerInfo] = self._run(lambda admin: admin.info())
         return found
 
     def groups(self, name: str | None = None) -> list[GroupInfo]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from datetime import datetime
 from types import TracebackType
@@ -28,7 +29,8 @@ from qmq.net.protocol.types import Mode
 class SyncClient:
     """A client of one broker or several, for code without asyncio, and for any thread.
 
-    ``qmq.connect_sync`` makes it; use it with ``with``.
+    ``qmq.connect_sync`` makes it. Use it with ``with``; without a block it connects at its first call, and ``close``
+    ends it.
 
     In the child of a fork it connects again at the first call, with another producer id. Queued sends, and messages of
     consumers, stay with the parent.
@@ -37,6 +39,10 @@ class SyncClient:
     def __init__(self, options: ClientOptions) -> None:
         self._options = options
         self._thread: ClientThread | None = None
+        self._is_closed = False
+        #: Held while a thread is made.
+        self._making = threading.Lock()
+        _clients.add(self)
         #: Groups, their consumers and dead letters.
         self.admin = SyncAdmin(self._administer)
 
@@ -45,15 +51,19 @@ class SyncClient:
         return thread.run(call(thread.client.admin))
 
     def __enter__(self) -> Self:
-        """Connect. Raises ConnectionLost if no broker answers, or the error with which a broker refuses the client."""
-        self._thread = ClientThread(self._options)
+        """Connect, unless a call has done so. Raises ConnectionLost if no broker answers in time (``wait``), or the
+        error with which a broker refuses the client.
+        """
+        self._is_closed = False
+        self._current_thread()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """Send all queued messages, then close. Raises SendFailed if some failed, unless the block ends by an error."""
-        thread, self._thread = self._thread, None
+        with self._making:
+            thread, self._thread, self._is_closed = self._thread, None, True
         if thread is None:
             return
         if thread.pid == os.getpid():
@@ -61,19 +71,26 @@ class SyncClient:
         else:
             _inherited.append(thread)
 
+    def close(self) -> None:
+        """Send all queued messages, then close, as the end of ``with`` does; do nothing if it is closed.
+
+        Raises SendFailed if some messages could not be sent.
+        """
+        self.__exit__(None, None, None)
+
     def _current_thread(self) -> ClientThread:
-        """Return the client thread of this process. Raises ConnectionLost outside of the client's block."""
+        """Return the client thread of this process, made at the first call. Raises ConnectionLost if it is closed."""
         thread = self._thread
         if thread is not None and thread.pid == os.getpid():
             return thread
-        with _making:
+        with self._making:
             thread = self._thread
-            if thread is None:
-                raise ConnectionLost(
-                    "the client is not connected; use it inside `with qmq.connect_sync(...) as client`"
-                )
-            if thread.pid != os.getpid():
+            if self._is_closed:
+                raise ConnectionLost("the client is closed; call connect_sync for another client")
+            if thread is not None and thread.pid != os.getpid():
                 _inherited.append(thread)
+                thread = None
+            if thread is None:
                 thread = self._thread = ClientThread(self._options)
             return thread
 
@@ -194,12 +211,12 @@ class SyncClient:
 
 #: Client threads that a fork copied. Their loops share an epoll with the parent's, so they must not be closed or freed.
 _inherited: list[ClientThread] = []
-_making = threading.Lock()
+_clients: weakref.WeakSet[SyncClient] = weakref.WeakSet()
 
 
 def _forked() -> None:
-    global _making
-    _making = threading.Lock()  # another thread of the parent may have locked it
+    for client in list(_clients):
+        client._making = threading.Lock()  # another thread of the parent may have locked it
 
 
 os.register_at_fork(after_in_child=_forked)

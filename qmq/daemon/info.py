@@ -1,0 +1,220 @@
+"""Answers the action info: the version, settings, disks, connections and problems of a running broker.
+
+It serves ``qmq info``, ``qmq doctor`` and ``client.admin.info``. A thread of its own asks the disks: a disk that does
+not answer must not keep back the answer that says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+from collections.abc import Callable, Iterable
+from functools import partial
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from qmq.broker.ports.commands import InfoFound, Now
+from qmq.broker.ports.effects import InfoWanted
+from qmq.broker.ports.metrics import Counters
+from qmq.daemon.threads import CallThread
+from qmq.errors import QmqError
+from qmq.net.server.options import ClientInfo
+from qmq.settings import Settings, differing_settings, shown_settings
+from qmq.storage.disk.disk import Disk
+from qmq.storage.disk.free_space import PARTS
+from qmq.storage.store import Store
+
+#: Clients in one answer.
+MOST_CLIENTS: Final = 1_000
+#: A disk that needs longer for its free space, in seconds, is reported as one that does not answer.
+DISK_TIMEOUT_S: Final = 2.0
+#: A disk with less than this share of its space free is nearly full.
+LITTLE_FREE: Final = 0.1
+#: State that was not saved for so long, and for so many intervals of checkpoints, is a problem.
+LATE_US: Final = 10_000_000
+LATE_INTERVALS: Final = 10
+
+Fields = dict[str, Any]
+
+
+class DiskSpace(NamedTuple):
+    """The disk of a directory; ``total_bytes`` and ``free_bytes`` are None if it does not answer. Sends leave
+    ``reserved_bytes`` of it free.
+    """
+
+    directory: str
+    total_bytes: int | None
+    free_bytes: int | None
+    reserved_bytes: int
+
+
+class BrokerFacts(NamedTuple):
+    """The state of a broker in which problems show."""
+
+    settings: Settings
+    host: str
+    disks: tuple[DiskSpace, ...]
+    counters: Counters
+    broken_partitions: tuple[int, ...]
+    checkpoint_age_us: int
+    checkpoint_error: QmqError | None
+
+
+class FoundProblem(NamedTuple):
+    """Something that a person should act on. ``level``: "error" if messages or service suffer, else "warning"."""
+
+    code: str
+    level: str
+    message: str
+
+
+class DiskSurvey:
+    """Asks disks for their free space, and gives up on those that do not answer in time."""
+
+    def __init__(self, disk: Disk, directories: Iterable[Path], keep_bytes: int) -> None:
+        self._disk = disk
+        self._directories = tuple(dict.fromkeys(directories))
+        self._keep_bytes = keep_bytes
+        self._worker = CallThread("qmq-info")
+        self._asking: list[Callable[[tuple[DiskSpace, ...]], None]] = []
+        self._measuring = False
+        self._found = dict[Path, DiskSpace]()
+
+    def ask(self, then: Callable[[tuple[DiskSpace, ...]], None]) -> None:
+        """Call *then* with the space of all disks, after DISK_TIMEOUT_S at the latest."""
+        self._asking.append(then)
+        if len(self._asking) > 1:
+            return  # the survey under way answers this one, too
+        self._found.clear()
+        self._timer = asyncio.get_running_loop().call_later(DISK_TIMEOUT_S, self._answer)
+        if not self._measuring:
+            self._measuring = True
+            self._worker.call(self._measure, self._measured)
+
+    def _measure(self) -> None:
+        """[thread] Measure all disks."""
+        for directory in self._directories:
+            try:
+                free, total = self._disk.room(directory)
+            except OSError:
+                continue
+            reserved = min(self._keep_bytes, total // PARTS)
+            self._found[directory] = DiskSpace(str(directory), total, free, reserved)
+
+    def _measured(self, error: QmqError | None) -> None:
+        self._measuring = False
+        self._answer()
+
+    def _answer(self) -> None:
+        self._timer.cancel()
+        asking, self._asking = self._asking, []
+        found = tuple(
+            self._found.get(directory) or DiskSpace(str(directory), None, None, 0) for directory in self._directories
+        )
+        for then in asking:
+            then(found)
+
+    def close(self) -> None:
+        """End the thread, without waiting for a disk."""
+        self._worker.stop(0)
+
+
+def problems_of(facts: BrokerFacts) -> list[FoundProblem]:
+    """Return the problems of a broker, the errors first."""
+    found = [*_disk_problems(facts), *_file_problems(facts), *_address_problems(facts)]
+    return sorted(found, key=lambda problem: problem.level != "error")
+
+
+def _disk_problems(facts: BrokerFacts) -> Iterable[FoundProblem]:
+    for directory, total, free, reserved in facts.disks:
+        if free is None or total is None:
+            yield FoundProblem("disk_silent", "error", f"the disk of {directory} does not answer; see the system's log")
+        elif free <= reserved:
+            text = f"the disk of {directory} is full ({free} bytes free): sends are refused until you free some space"
+            yield FoundProblem("disk_full", "error", text)
+        elif free < total * LITTLE_FREE:
+            text = (
+                f"the disk of {directory} is nearly full: {free} of {total} bytes are free; free some, or set retention"
+            )
+            yield FoundProblem("disk_nearly_full", "warning", text)
+
+
+def _file_problems(facts: BrokerFacts) -> Iterable[FoundProblem]:
+    if facts.broken_partitions:
+        numbers = ", ".join(map(str, facts.broken_partitions))
+        text = f"the disk failed to keep what was written to partition {numbers}: replace it, then restart the broker"
+        yield FoundProblem("partition_broken", "error", text)
+    if facts.checkpoint_error is not None:
+        text = f"no checkpoint can be taken: {facts.checkpoint_error}; acks may be lost with power until one can"
+        yield FoundProblem("checkpoint_failed", "error", text)
+    elif facts.checkpoint_age_us > max(LATE_US, LATE_INTERVALS * facts.settings.checkpoint_ms * 1_000):
+        text = f"the last checkpoint is {facts.checkpoint_age_us // 1_000_000} s old: see whether the disk is slow"
+        yield FoundProblem("checkpoint_late", "error", text)
+    if bad := sum(facts.counters.damaged.values()) + facts.counters.holes_in_recovery:
+        text = f"{bad} places in the files are damaged: run qmq verify, which names them, and see the broker's log"
+        yield FoundProblem("damaged", "error", text)
+
+
+def _address_problems(facts: BrokerFacts) -> Iterable[FoundProblem]:
+    try:
+        is_local = ipaddress.ip_address(facts.host).is_loopback
+    except ValueError:
+        is_local = False
+    if not is_local:
+        text = f"the broker listens on {facts.host} without passwords: let only trusted machines reach it (a firewall)"
+        yield FoundProblem("open_to_network", "warning", text)
+
+
+class InfoAnswers:
+    """Answers InfoWanted of one broker."""
+
+    def __init__(
+        self,
+        store: Store,
+        started: Now,
+        clock: Callable[[], Now],
+        survey: DiskSurvey,
+        facts: Callable[[tuple[DiskSpace, ...]], BrokerFacts],
+        clients: Callable[[int], tuple[list[ClientInfo], int]],
+        submit: Callable[[InfoFound], None],
+    ) -> None:
+        """*facts* returns the present state for given disks, *clients* some clients and the count of all. *submit*
+        takes the answers.
+        """
+        self._store = store
+        self._started = started
+        self._clock = clock
+        self._survey = survey
+        self._facts = facts
+        self._clients = clients
+        self._submit = submit
+
+    def answer(self, wanted: InfoWanted) -> None:
+        """Answer a request, once the disks have."""
+        self._survey.ask(partial(self._found, wanted))
+
+    def _found(self, wanted: InfoWanted, disks: tuple[DiskSpace, ...]) -> None:
+        facts, store = self._facts(disks), self._store
+        clients, count = self._clients(MOST_CLIENTS)
+        fields = {
+            **wanted.fields,
+            "version": metadata.version("qmq"),
+            "store_id": store.store_id,
+            "started_us": self._started.wall_us,
+            "uptime_us": self._clock().monotonic_us - self._started.monotonic_us,
+            "settings": shown_settings(facts.settings),
+            "changed_settings": differing_settings(facts.settings),
+            "disks": [disk._asdict() for disk in disks],
+            "log_bytes": sum(part.log_bytes() for part in store.partitions),
+            "checkpoint_age_us": facts.checkpoint_age_us,
+            "checkpoint_error": None if facts.checkpoint_error is None else str(facts.checkpoint_error),
+            "connections": [client._asdict() for client in clients],
+            "connection_count": count,
+            "problems": [problem._asdict() for problem in problems_of(facts)],
+        }
+        self._submit(InfoFound(wanted.connection, wanted.request, fields))
+
+    def close(self) -> None:
+        """Answer nothing more."""
+        self._survey.close()
