@@ -116,6 +116,9 @@ class Settings(BaseModel):
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="Lowest level of log lines that are written to stderr."
     )
+    log_format: Literal["text", "json"] = Field(
+        "text", description="Form of the log lines: text for people, or one JSON object a line."
+    )
 
     # the message log
     partitions: Count = Field(
@@ -363,6 +366,17 @@ def differing_settings(settings: Settings) -> list[str]:
     return [key for key, field in Settings.model_fields.items() if getattr(settings, key) != field.default]
 
 
+def settings_text(values: Mapping[str, Any]) -> str:
+    """Return settings as text: ``listen = 0.0.0.0:20881, segment_bytes = 64 MiB``."""
+    return ", ".join(
+        f"{key} = {show_bytes(value) if _unit(key) == 'bytes' else _value_text(value)}" for key, value in values.items()
+    )
+
+
+def _value_text(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
+
+
 class SettingDescription(NamedTuple):
     """One setting of ``qmq serve`` for users. ``minimum`` and ``maximum`` are None where it has no bounds."""
 
@@ -423,6 +437,7 @@ def _allowed(key: str, field: FieldInfo) -> str:
         "listen": "HOST:PORT, such as 127.0.0.1:20881 or [::1]:20881",
         "advertise": "HOST:PORT with a port that is not 0",
         "log_level": "debug, info, warning or error",
+        "log_format": "text or json",
         "retention_needs_archive": "yes or no",
     }
     return texts[key]

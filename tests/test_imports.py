@@ -116,6 +116,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "qmq.storage.disk.disk",
         "qmq.storage.verify.repair",
         "qmq.storage.verify.verify",
+        "qmq.daemon.log_format",
         "qmq.daemon.main",
         "qmq_spark.parquet.archive",  # which needs pyarrow, and no Spark
     ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from qmq.cli.common.signals import ending_at_once
+from qmq.cli.common.signals import deliver_hangups, ending_at_once
 
 with ending_at_once():  # this is the first module of QMQ that a command imports
     import errno
@@ -53,6 +53,8 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
+        if cmd_name != "serve":  # a broker lives on, and sees to them itself
+            deliver_hangups()
         name = cmd_name.replace("-", "_")
         with ending_at_once():
             command = getattr(importlib.import_module(f"qmq.cli.{COMMANDS[cmd_name].folder}.{name}"), name)

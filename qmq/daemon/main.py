@@ -11,6 +11,7 @@ import asyncio
 import gc
 import ipaddress
 import logging
+import os
 import resource
 import signal
 import socket
@@ -31,13 +32,14 @@ from qmq.daemon.fsyncs import Fsyncs
 from qmq.daemon.info import BrokerFacts, DiskSpace, DiskSurvey, InfoAnswers
 from qmq.daemon.reload import changes_between
 from qmq.daemon.scrubber import Scrubber
-from qmq.daemon.startup import check_clock, open_broker
+from qmq.daemon.startup import check_clock, log_start, open_broker
+from qmq.daemon.systemd import ServiceManager
 from qmq.daemon.threads import CallThread
 from qmq.errors import QmqError, StorageError, StorageFailed
 from qmq.format.layout import DELAY_PARTITION
 from qmq.net.server import Server, ServerOptions, clock
 from qmq.net.server.accept import bind, cannot_listen
-from qmq.settings import Settings, parse_address
+from qmq.settings import Settings, parse_address, settings_text
 from qmq.storage.disk.disk import Disk
 from qmq.storage.store import PartitionDamage, Store, StoreOptions
 
@@ -128,6 +130,10 @@ class RunningBroker:
             await self.stop()
             raise cannot_listen(*self.address, error) from error
         self.server.turn()  # starts the timers
+
+    def log_start(self) -> None:
+        """Log the version and the settings that differ from the defaults."""
+        log_start(self.settings, self.url, [sock.getsockname()[0] for sock in self._sockets])
 
     def _begin_scrub(self) -> None:
         if self.settings.scrub_bytes_per_s:
@@ -355,14 +361,16 @@ def run(
     """Run a broker until SIGTERM or SIGINT; call *ready* once it serves. Raises QmqError.
 
     At SIGHUP the broker applies those settings from *read_again* that it can. *hung_up* returns whether a SIGHUP came
-    before it served.
+    before it served. The service manager that NOTIFY_SOCKET names hears of all this.
     """
     import uvloop
 
+    manager = ServiceManager(os.environ)
+    manager.status(f"opening {settings.data_dir}")
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     allowed = settings.model_copy(update={"max_connections": _allow_files(settings.max_connections)})
     running = RunningBroker(allowed)  # before the loop runs, so that a signal can end a long recovery
-    uvloop.run(_serve(running, ready, _Reload(running, settings, read_again), hung_up))
+    uvloop.run(_serve(running, ready, _Reload(running, settings, read_again), hung_up, manager))
 
 
 def _allow_files(connections: int) -> int:
@@ -409,8 +417,8 @@ class _Reload:
             await self._running.reload(taken)
         if "log_level" in taken:
             logging.getLogger().setLevel(min(levels))  # so that the next lines are logged
-        shown = ", ".join(f"{key} = {value}" for key, value in taken.items())
-        log.info("SIGHUP: %s", f"went on with {shown}" if shown else "nothing has changed that a running broker takes")
+        went_on = f"went on with {settings_text(taken)}" if taken else "nothing has changed that a running broker takes"
+        log.info("SIGHUP: %s", went_on, extra={"settings": taken})
         if need_restart:
             log.warning("SIGHUP: %s changed, which needs a restart", ", ".join(need_restart))
         if "log_level" in taken:
@@ -418,7 +426,11 @@ class _Reload:
 
 
 async def _serve(
-    running: RunningBroker, ready: Callable[[RunningBroker], None], reload: _Reload, hung_up: Callable[[], bool]
+    running: RunningBroker,
+    ready: Callable[[RunningBroker], None],
+    reload: _Reload,
+    hung_up: Callable[[], bool],
+    manager: ServiceManager,
 ) -> None:
     stop, woken, reloading = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
@@ -436,18 +448,32 @@ async def _serve(
     # Objects made so far stay alive: the collector need not visit them again.
     gc.collect()
     gc.freeze()
+    running.log_start()
     ready(running)
+    serving = f"serving on {running.url}"
+    manager.ready(serving)
+    _keep_watchdog(loop, manager)
     while not stop.is_set():
         await woken.wait()
         woken.clear()
         if reloading.is_set():
             reloading.clear()
+            manager.reloading()
             await reload()
+            manager.ready(serving)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.remove_signal_handler(number)  # a second signal ends the process at once
+    manager.stopping()
     log.info("stopping")
     await running.stop()
     log.info("stopped")
+
+
+def _keep_watchdog(loop: asyncio.AbstractEventLoop, manager: ServiceManager) -> None:
+    """Tell the service manager again and again that the loop turns, if it has asked for that."""
+    if manager.watchdog_s is not None:
+        manager.watchdog()
+        loop.call_later(manager.watchdog_s, _keep_watchdog, loop, manager)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import ipaddress
 import logging
+import platform
+from collections.abc import Iterable
 from datetime import UTC, datetime
+from importlib import metadata
 from pathlib import Path
 from typing import Final
 
@@ -12,6 +16,7 @@ from qmq.broker.ports.commands import Now
 from qmq.broker.ports.limits import BrokerLimits
 from qmq.broker.startup.checkpoint import BadState
 from qmq.errors import QmqError
+from qmq.settings import Settings, differing_settings, settings_text, shown_settings
 from qmq.storage.disk.disk import Disk
 from qmq.storage.store import Store, StoreOptions
 
@@ -98,4 +103,27 @@ def check_clock(now: Now) -> None:
         raise ClockNotSet(
             f"the clock of this machine shows {shown:%Y-%m-%d %H:%M} UTC, which cannot be: set it (NTP, `date -s`), "
             "then start the broker again"
+        )
+
+
+def log_start(settings: Settings, url: str, hosts: Iterable[str]) -> None:
+    """Log the version and the settings that differ from the defaults; warn if others than this machine reach *hosts*,
+    the IP addresses that the broker listens on.
+    """
+    version, python, shown = metadata.version("qmq"), platform.python_version(), shown_settings(settings)
+    values = {key: shown[key] for key in differing_settings(settings)}
+    log.info(
+        "QMQ %s on Python %s serves on %s; %s",
+        version,
+        python,
+        url,
+        f"settings that differ from the defaults: {settings_text(values)}" if values else "all settings have their defaults",
+        extra={"version": version, "python": python, "url": url, "settings": values},
+    )
+    reachable = [host for host in hosts if not ipaddress.ip_address(host.partition("%")[0]).is_loopback]
+    if reachable:
+        log.warning(
+            "anyone who reaches %s may read, send and delete everything: there is no authentication yet; let only "
+            "trusted machines reach this port, or listen on 127.0.0.1",
+            settings.listen,
         )

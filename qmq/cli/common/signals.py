@@ -10,6 +10,7 @@ from types import FrameType
 from typing import Final
 
 _NUMBERS: Final = (signal.SIGINT, signal.SIGTERM)
+_are_held = False
 
 
 @contextmanager
@@ -33,6 +34,20 @@ def ending_at_once() -> Iterator[None]:
             signal.signal(number, handler)
 
 
+def hold_hangups() -> None:
+    """Block SIGHUP in this thread until ``deliver_hangups``, while nobody knows whether the command is a broker."""
+    global _are_held
+    _are_held = signal.SIGHUP not in signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+
+
+def deliver_hangups() -> None:
+    """Deliver a SIGHUP that ``hold_hangups`` holds back, and all later ones."""
+    global _are_held
+    if _are_held:
+        _are_held = False
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
+
+
 @contextmanager
 def noting_hangups() -> Iterator[Callable[[], bool]]:
     """Keep SIGHUP from ending the process in this block; yields a function that returns whether one has arrived."""
@@ -46,6 +61,7 @@ def noting_hangups() -> Iterator[Callable[[], bool]]:
         yield lambda: came
         return
     before = signal.signal(signal.SIGHUP, note)
+    deliver_hangups()
     try:
         yield lambda: came
     finally:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +12,7 @@ import click
 
 from qmq.cli.common.signals import noting_hangups
 from qmq.cli.common.standard_streams import failure_of
+from qmq.daemon.log_format import log_to_stderr
 from qmq.errors import InvalidOption
 from qmq.settings import Settings, load
 
@@ -27,8 +26,14 @@ if TYPE_CHECKING:
 @click.option("--data-dir", metavar="DIR", help="The data directory.  [default: ./qmq-data]")
 @click.option("--listen", metavar="HOST:PORT", help="Port 0 takes a free one.  [default: 127.0.0.1:20881]")
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), help="[default: info]")
+@click.option("--log-format", type=click.Choice(["text", "json"]), help="[default: text]")
 def serve(
-    config: Path | None, assignments: tuple[str, ...], data_dir: str | None, listen: str | None, log_level: str | None
+    config: Path | None,
+    assignments: tuple[str, ...],
+    data_dir: str | None,
+    listen: str | None,
+    log_level: str | None,
+    log_format: str | None,
 ) -> None:
     """Run a broker on a data directory, until Ctrl-C or SIGTERM.
 
@@ -37,16 +42,15 @@ def serve(
     reads the file of --config again, applies the settings that can change while it runs, and logs them.
     """
     with noting_hangups() as hung_up:
-        _serve(config, assignments, {"data_dir": data_dir, "listen": listen, "log_level": log_level}, hung_up)
+        flags = {"data_dir": data_dir, "listen": listen, "log_level": log_level, "log_format": log_format}
+        _serve(config, assignments, flags, hung_up)
 
 
 def _serve(
     config: Path | None, assignments: tuple[str, ...], flags: dict[str, str | None], hung_up: Callable[[], bool]
 ) -> None:
     settings = load(config, assignments, flags, os.environ)
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(UtcFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    logging.basicConfig(handlers=[handler], level=settings.log_level.upper())
+    log_to_stderr(settings.log_format, settings.log_level)
     from qmq.daemon import main as wiring
 
     def read_again() -> Settings:
@@ -59,13 +63,6 @@ def _serve(
         wiring.run(settings, _ready, read_again if config is not None else None, hung_up)
     except KeyboardInterrupt:
         logging.getLogger("qmq.broker").info("stopped while the data directory was opened")
-
-
-class UtcFormatter(logging.Formatter):
-    """Formats the times of log lines as 2026-01-31T23:59:59.123Z."""
-
-    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: N802  # its name there
-        return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _ready(broker: RunningBroker) -> None:

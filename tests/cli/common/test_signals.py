@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -65,3 +66,38 @@ def test_a_hangup_is_noted_and_ends_nothing() -> None:
         signal.raise_signal(signal.SIGHUP)
         assert hung_up()
     assert signal.getsignal(signal.SIGHUP) == before
+
+
+#: Runs a command as the installed program does, and sends itself SIGHUP while a module is imported.
+HANGING_UP = """
+import os, signal, sys
+class HangingUp:
+    def find_spec(self, name, path=None, target=None):
+        if name == {name!r}:
+            os.kill(os.getpid(), signal.SIGHUP)
+sys.meta_path.insert(0, HangingUp())
+from qmq.cli.entry import main
+sys.argv[1:] = {arguments!r}
+main()
+"""
+
+
+@pytest.mark.parametrize("name", ["click", "qmq.cli.operate.serve", "pydantic", "uvloop"])
+def test_a_hangup_while_a_broker_is_loaded_waits_until_it_serves(name: str, tmp_path: Path) -> None:
+    arguments = ["serve", "--data-dir", str(tmp_path), "--listen", "127.0.0.1:0"]
+    code = HANGING_UP.format(name=name, arguments=arguments)
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", code], stdout=pipe, stderr=pipe, text=True) as broker:
+        assert broker.stdout is not None
+        assert broker.stderr is not None
+        assert broker.stdout.readline().startswith("ready on ")
+        while "SIGHUP: there is nothing to reload" not in (line := broker.stderr.readline()):
+            assert line, "it ended"
+        broker.terminate()
+        assert broker.wait(30) == 0
+
+
+def test_a_hangup_while_another_command_is_loaded_ends_it() -> None:
+    code = HANGING_UP.format(name="click", arguments=["ping", "--server", "qmq://127.0.0.1:1"])
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.stdout, done.stderr, done.returncode) == ("", "", -signal.SIGHUP)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
 import socket
 import subprocess
+import time
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -32,6 +36,7 @@ def test_it_says_when_it_serves_and_ends_clean(tmp_path: Path, number: signal.Si
         log = process.stderr.read().decode()
     assert re.findall(r"(INFO|WARNING|ERROR) qmq\.broker: (\w+)", log) == [
         ("INFO", "made"),
+        ("INFO", "QMQ"),
         ("INFO", "stopping"),
         ("INFO", "stopped"),
     ]
@@ -193,11 +198,95 @@ def test_the_times_of_the_log_are_utc_and_say_so(tmp_path: Path, monkeypatch: py
         Serving(process).stop()
         assert process.stderr is not None
         lines = process.stderr.read().decode().splitlines()
-    assert len(lines) >= 3
+    assert len(lines) >= 4
     for line in lines:
         stamp = line.split()[0]
         assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", stamp), line
         assert before - timedelta(seconds=1) <= datetime.fromisoformat(stamp) <= datetime.now(UTC)
+
+
+def log_of(*arguments: str) -> list[str]:
+    """The lines that a broker logs from its start to its end."""
+    with qmq_process("serve", *arguments) as process:
+        Serving(process).stop()
+        assert process.stderr is not None
+        return process.stderr.read().decode().splitlines()
+
+
+def test_one_line_at_the_start_says_version_and_settings_that_differ(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    lines = log_of("--data-dir", str(data), "--listen", "127.0.0.1:0", "--set", "scrub_bytes_per_s=2097152")
+    (line,) = (line for line in lines if " QMQ " in line)
+    said, settings = line.split("; settings that differ from the defaults: ")
+    version = re.escape(metadata.version("qmq"))
+    assert re.search(rf"INFO qmq.broker: QMQ {version} on Python 3\.\S+ serves on qmq://127\.0\.0\.1:\d+$", said)
+    assert settings == f"data_dir = {data}, listen = 127.0.0.1:0, scrub_bytes_per_s = 2 MiB"
+    assert not [line for line in lines if "WARNING" in line]
+
+
+def test_a_log_of_json_has_one_object_a_line(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    lines = log_of("--data-dir", str(data), "--listen", "127.0.0.1:0", "--log-format", "json")
+    records = [json.loads(line) for line in lines]
+    assert {"time", "level", "logger", "message"} == set.intersection(*(set(record) for record in records))
+    assert all(record["time"].endswith("Z") for record in records)
+    (start,) = (record for record in records if "version" in record)
+    assert start["version"] == metadata.version("qmq")
+    assert start["settings"] == {"data_dir": str(data), "listen": "127.0.0.1:0", "log_format": "json"}
+
+
+@pytest.mark.parametrize("listen", ["0.0.0.0:0", "[::]:0"])
+def test_a_broker_that_others_reach_warns(tmp_path: Path, listen: str) -> None:
+    (line,) = (line for line in log_of("--data-dir", str(tmp_path), "--listen", listen) if "WARNING" in line)
+    assert f"anyone who reaches {listen} may read, send and delete everything" in line
+
+
+class Manager:
+    """A service manager: the socket that NOTIFY_SOCKET names."""
+
+    def __init__(self, path: Path) -> None:
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.settimeout(60)
+        self._socket.bind(str(path))
+
+    def hears(self) -> dict[str, str]:
+        """The next notice."""
+        return dict(line.split("=", 1) for line in self._socket.recv(4096).decode().splitlines())
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+@pytest.fixture
+def manager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Manager]:
+    monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+    heard = Manager(tmp_path / "notify")
+    yield heard
+    heard.close()
+
+
+def test_a_service_manager_hears_how_the_broker_stands(
+    tmp_path: Path, manager: Manager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "qmq.toml").write_text("")
+    monkeypatch.setenv("WATCHDOG_USEC", "60000000")
+    data = tmp_path / "data"
+    flags = ["--config", str(tmp_path / "qmq.toml"), "--data-dir", str(data), "--listen", "127.0.0.1:0"]
+    with qmq_process("serve", *flags) as process:
+        assert manager.hears() == {"STATUS": f"opening {data}"}
+        serving = Serving(process)
+        ready = manager.hears()
+        assert ready.keys() == {"READY", "STATUS"}
+        assert re.fullmatch(r"serving on qmq://127\.0\.0\.1:\d+", ready["STATUS"])
+        assert manager.hears() == {"WATCHDOG": "1"}
+        began_us = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1_000
+        serving.hang_up()
+        reloading = manager.hears()
+        assert reloading["RELOADING"] == "1"
+        assert began_us <= int(reloading["MONOTONIC_USEC"]) <= time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1_000
+        assert manager.hears() == ready
+        serving.stop()
+        assert manager.hears() == {"STOPPING": "1"}
 
 
 @pytest.mark.parametrize(

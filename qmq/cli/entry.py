@@ -1,0 +1,13 @@
+"""The entry point of the command ``qmq``. It imports little, so that most of the start runs with SIGHUP blocked."""
+
+from __future__ import annotations
+
+from qmq.cli.common.signals import hold_hangups
+
+
+def main() -> None:
+    """Run the command. A SIGHUP that comes before the command is known waits: it ends all commands but a broker."""
+    hold_hangups()
+    from qmq.cli.main import cli
+
+    cli()
