@@ -117,7 +117,9 @@ def log_start(settings: Settings, url: str, hosts: Iterable[str]) -> None:
         version,
         python,
         url,
-        f"settings that differ from the defaults: {settings_text(values)}" if values else "all settings have their defaults",
+        f"settings that differ from the defaults: {settings_text(values)}"
+        if values
+        else "all settings are the defaults",
         extra={"version": version, "python": python, "url": url, "settings": values},
     )
     reachable = [host for host in hosts if not ipaddress.ip_address(host.partition("%")[0]).is_loopback]
