@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from qmq import connect
 from qmq.bench.raw import bodies_of
-from qmq.bench.sending import SPRAYED_BODIES, fields_of, sprayed_subjects
+from qmq.bench.sending import SPRAYED_BODIES, Fields, fields_of, sprayed_subjects
 from qmq.bench.values import BenchFailed
 from qmq.bench.worker import Gate
 from qmq.net.client.consumer.consumer import Consumer
@@ -92,10 +92,12 @@ async def cycles(gate: Gate, *, url: str, subject: str, size: int, count: int, m
     return await _read_back(gate, url, _parent(subject), ledger)
 
 
-async def fields(gate: Gate, *, url: str, subject: str, size: int, messages: int) -> dict[str, Any]:
-    """Check the messages with key and properties of `sending.nowait`."""
+async def fields(
+    gate: Gate, *, url: str, subject: str, size: int, messages: int, fields: Fields, count: int = 1_000
+) -> dict[str, Any]:
+    """Check messages with *fields* of `sending.nowait` or `sending.tasks`: the first *count* of 1,000 over and over."""
     ledger = SentLedger()
-    ledger.expect(subject, messages, fields_of(size))
+    ledger.expect(subject, messages, fields_of(size, fields)[:count])
     return await _read_back(gate, url, _parent(subject), ledger, _fields)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Literal
 
 from qmq import Client, connect
@@ -14,6 +14,9 @@ from qmq.bench.values import BenchFailed, latencies
 from qmq.bench.worker import Gate
 
 Durability = Literal["flush", "append"]
+
+#: What a message has beside its body.
+Fields = Literal["nothing", "key", "key and property", "key and properties"]
 
 _TIMEOUT_S: Final = 60.0
 #: The number of different bodies of `spray`.
@@ -40,32 +43,45 @@ async def many(
 
 
 async def nowait(
-    gate: Gate, *, url: str, subject: str, durability: Durability, size: int, messages: int, rich: bool
+    gate: Gate,
+    *,
+    url: str,
+    subject: str,
+    durability: Durability,
+    size: int,
+    messages: int,
+    fields: Fields = "nothing",
+    drain_every: int = 1_000,
 ) -> dict[str, Any]:
-    """`send_nowait` with a `drain` now and then, then `flush`; *rich* messages have a key and properties."""
-    bodies = bodies_of(1_000, size)
-    keys = list(map(_key_of, range(1_000)))
-    prices = list(map(_price_of, range(1_000)))
+    """`send_nowait` with a `drain` every *drain_every* messages, then `flush`."""
+    sent = fields_of(size, fields)
+    parts = [sent[start : start + drain_every] for start in range(0, len(sent), drain_every)]
     async with connect(url, durability=durability) as client:
         gate()
         started = time.perf_counter()
-        for _ in range(messages // 1_000):
-            if rich:
-                for body, key, price in zip(bodies, keys, prices, strict=True):
-                    client.send_nowait(subject, body, key=key, properties={"price": price, "currency": "EUR"})
-            else:
-                for body in bodies:
-                    client.send_nowait(subject, body)
-            await client.drain()
+        for _ in range(messages // len(sent)):
+            for part in parts:
+                if fields == "nothing":
+                    for body, _, _ in part:
+                        client.send_nowait(subject, body)
+                elif fields == "key":
+                    for body, key, _ in part:
+                        client.send_nowait(subject, body, key=key)
+                else:
+                    for body, key, properties in part:
+                        client.send_nowait(subject, body, key=key, properties=properties)
+                await client.drain()
         await client.flush()
         seconds = time.perf_counter() - started
-    return {"messages": messages // 1_000 * 1_000, "seconds": seconds}
+    return {"messages": messages // len(sent) * len(sent), "seconds": seconds}
 
 
-def fields_of(size: int) -> list[tuple[bytes, str, dict[str, str]]]:
-    """Return body, key and properties of the rich messages of `nowait`, which are repeated."""
+def fields_of(size: int, fields: Fields) -> list[tuple[bytes, str | None, dict[str, str]]]:
+    """Return body, key and properties of 1,000 messages, which are sent over and over."""
+    key = fields != "nothing"
+    names = {"key and property": ("price",), "key and properties": ("price", "currency")}.get(fields, ())
     return [
-        (body, _key_of(number), {"price": _price_of(number), "currency": "EUR"})
+        (body, _key_of(number) if key else None, {name: _PROPERTIES[name](number) for name in names})
         for number, body in enumerate(bodies_of(1_000, size))
     ]
 
@@ -76,6 +92,9 @@ def _key_of(number: int) -> str:
 
 def _price_of(number: int) -> str:
     return str(100 + number % 900)
+
+
+_PROPERTIES: Final[dict[str, Callable[[int], str]]] = {"price": _price_of, "currency": lambda _: "EUR"}
 
 
 async def awaited(
@@ -95,6 +114,24 @@ async def awaited(
         await asyncio.gather(*[send() for _ in range(in_flight)])
         seconds = time.perf_counter() - started
     return {"messages": messages, "seconds": seconds}
+
+
+async def tasks(
+    gate: Gate, *, url: str, subject: str, durability: Durability, size: int, messages: int, in_flight: int
+) -> dict[str, Any]:
+    """`await send` with key and property, each in a task of its own, *in_flight* tasks at a time."""
+    parts = fields_of(size, "key and property")[:in_flight]
+    async with connect(url, durability=durability) as client:
+        gate()
+        started = time.perf_counter()
+        for _ in range(messages // len(parts)):
+            sends = [
+                asyncio.ensure_future(client.send(subject, body, key=key, properties=properties))
+                for body, key, properties in parts
+            ]
+            await asyncio.gather(*sends)
+        seconds = time.perf_counter() - started
+    return {"messages": messages // len(parts) * len(parts), "seconds": seconds}
 
 
 async def one_at_a_time(

@@ -7,12 +7,19 @@ from typing import Any, Final
 
 from qmq.bench.context import DURABILITIES, KIB, SIZES, Bench, rate
 from qmq.bench.processes import LoadWorker, run_together
+from qmq.bench.sending import Fields
 from qmq.bench.values import BenchFailed, Value
 
 RATE = "msg/s"
 RATIO = ""
 #: The max_unacked of a consumer of a group: the default, and enough for the largest pulls.
 WINDOWS: Final = (10_000, 100_000)
+
+
+#: What an answer is limited to where that is measured: in many subjects, and in one.
+SUBJECT_LIMITS: Final = (5_000, 500)
+LIMITS: Final = (5_000, 1_000, 100)
+_LIMITED_PULLS: Final = 2_000
 
 
 def stored_bytes(messages: int, size: int) -> int:
@@ -89,50 +96,73 @@ def send_many(bench: Bench) -> Iterator[Value]:
 
 
 def send_nowait(bench: Bench) -> Iterator[Value]:
-    """`send_nowait` with a `drain` every 1,000; without a key, and with key and properties."""
+    """`send_nowait` with a `drain` every 1,000 without a key, every 500 with a key, and every 1,000 with key and
+    properties.
+    """
+    ways: tuple[tuple[str, Fields, int], ...] = (
+        ("", "nothing", 1_000),
+        (", key, drain every 500", "key", 500),
+        (", key and properties", "key and properties", 1_000),
+    )
     for size, size_name in SIZES.items():
         for durability in DURABILITIES:
-            for rich in (False, True):
-                messages = bench.size.bulk(size) // (2 if rich else 1)
+            for name, fields, drain_every in ways:
+                messages = bench.size.bulk(size) // (1 if fields == "nothing" else 2)
                 with bench.target() as target:
-                    prefix = bench.prefix()
+                    subject = bench.prefix() + "nowait"
                     result = bench.run(
                         "sending.nowait",
                         writes_bytes=stored_bytes(messages, size),
                         url=target.url,
-                        subject=prefix + "nowait",
+                        subject=subject,
                         durability=durability,
                         size=size,
                         messages=messages,
-                        rich=rich,
+                        fields=fields,
+                        drain_every=drain_every,
                     )
-                    subject, messages = prefix + "nowait", result["messages"]
-                    if rich:
-                        bench.run("checking.fields", url=target.url, subject=subject, size=size, messages=messages)
-                    else:
-                        bench.check_content(target.url, subject, size, messages)
-                yield Value(f"{size_name} {durability}{', key and properties' if rich else ''}", rate(result), RATE)
+                    _check_fields(bench, target.url, subject, size, result["messages"], fields)
+                yield Value(f"{size_name} {durability}{name}", rate(result), RATE)
+
+
+def _check_fields(
+    bench: Bench, url: str, subject: str, size: int, messages: int, fields: Fields, count: int = 1_000
+) -> None:
+    if fields == "nothing":
+        bench.check_content(url, subject, size, messages)
+        return
+    options: dict[str, Any] = {"size": size, "messages": messages, "fields": fields, "count": count}
+    bench.run("checking.fields", url=url, subject=subject, **options)
 
 
 def send_awaited(bench: Bench) -> Iterator[Value]:
-    """`await send`, with 1,000 in flight."""
+    """`await send`, with 1,000 in flight: by 1,000 callers; and with key and property, a task for each."""
     for size, size_name in SIZES.items():
         for durability in DURABILITIES:
-            messages = bench.size.messages // 10
-            with bench.target() as target:
-                prefix = bench.prefix()
-                result = bench.run(
-                    "sending.awaited",
-                    writes_bytes=stored_bytes(messages, size),
-                    url=target.url,
-                    subject=prefix + "awaited",
-                    durability=durability,
-                    size=size,
-                    messages=messages,
-                    in_flight=1_000,
-                )
-                bench.check_content(target.url, prefix + "awaited", size, messages)
-            yield Value(f"{size_name} {durability}", rate(result), RATE)
+            for job, name, fields in _AWAITED:
+                messages = bench.size.messages // 10
+                with bench.target() as target:
+                    subject = bench.prefix() + "awaited"
+                    in_flight = min(1_000, messages)
+                    result = bench.run(
+                        job,
+                        writes_bytes=stored_bytes(messages, size),
+                        url=target.url,
+                        subject=subject,
+                        durability=durability,
+                        size=size,
+                        messages=messages,
+                        in_flight=in_flight,
+                    )
+                    count = 1_000 if fields == "nothing" else in_flight
+                    _check_fields(bench, target.url, subject, size, result["messages"], fields, count)
+                yield Value(f"{size_name} {durability}{name}", rate(result), RATE)
+
+
+_AWAITED: Final[tuple[tuple[str, str, Fields], ...]] = (
+    ("sending.awaited", "", "nothing"),
+    ("sending.tasks", ", key and property, tasks", "key and property"),
+)
 
 
 def producers(bench: Bench) -> Iterator[Value]:
@@ -183,7 +213,9 @@ def pull(bench: Bench) -> Iterator[Value]:
 
 
 def pull_batch(bench: Bench) -> Iterator[Value]:
-    """`pull_batch` of up to 50,000, solo and in a group with acks; and a copy over loopback."""
+    """`pull_batch` of up to 50,000, solo and in a group with acks, and of up to 5,000, 1,000 and 100 in a group; and a
+    copy over loopback.
+    """
     for size, size_name in SIZES.items():
         messages = bench.size.bulk(size) * 2
         with bench.target() as target:
@@ -201,10 +233,29 @@ def pull_batch(bench: Bench) -> Iterator[Value]:
                 found = rate(bench.run("receiving.pull_batch", window=window, **options))
                 yield Value(f"{size_name}{windowed(window)}", found, RATE)
             bench.check_content(target.url, prefix + "ready", size, messages)
+        for limit in LIMITS:
+            yield Value(f"{size_name}{limited(limit)}", _limited_rate(bench, size, limit), RATE)
         if size == KIB:
             copy = plain_loop(bench, size, messages // 1_000, write=False)
             yield Value(f"{size_name} loopback copy", copy, RATE)
             yield Value(f"{size_name}, relative to a loopback copy", alone / copy, RATIO)
+
+
+def limited(limit: int) -> str:
+    """Return the part of a measurement's name for pulls of a group with that max_count."""
+    return f", acked, max_count {limit:,}"
+
+
+def _limited_rate(bench: Bench, size: int, limit: int) -> float:
+    """Return the rate of `pull_batch` of up to *limit* in a group with the default window, with acks."""
+    messages = min(bench.size.bulk(size), _LIMITED_PULLS * limit)
+    with bench.target() as target:
+        prefix = bench.prefix()
+        bench.fill(target.url, prefix + "ready", size, messages)
+        options: dict[str, Any] = {"prefix": prefix, "messages": messages, "max_count": limit, "window": WINDOWS[0]}
+        found = rate(bench.run("receiving.pull_batch", url=target.url, **options))
+        bench.check_content(target.url, prefix + "ready", size, messages)
+    return found
 
 
 def async_for(bench: Bench) -> Iterator[Value]:
@@ -214,8 +265,8 @@ def async_for(bench: Bench) -> Iterator[Value]:
 
 
 def subjects(bench: Bench) -> Iterator[Value]:
-    """Send every message to a random one of 100,000 subjects, and receive by their prefix; the same with 1,000
-    subjects.
+    """Send every message to a random one of 100,000 subjects, and receive by their prefix: solo, and in a group with
+    acks, up to 5,000 and 500 at a time; the same with 1,000 subjects.
     """
     messages = bench.size.messages // 4
     rates: dict[str, dict[int, float]] = {"in": {}, "out": {}}
@@ -229,6 +280,13 @@ def subjects(bench: Bench) -> Iterator[Value]:
             came = bench.run(
                 "receiving.pull_batch", url=target.url, prefix=prefix, messages=messages + count, max_count=50_000
             )
+            acked = {
+                limit: bench.run(
+                    "receiving.pull_batch", url=target.url, prefix=prefix, messages=messages + count, max_count=limit,
+                    window=WINDOWS[0],
+                )
+                for limit in SUBJECT_LIMITS
+            }  # fmt: skip
             bench.run(
                 "checking.sprayed", url=target.url, prefix=prefix, subjects=count, size=100, messages=messages, seed=1
             )
@@ -237,6 +295,8 @@ def subjects(bench: Bench) -> Iterator[Value]:
         rates["out"][count] = rate(came)
         yield Value(f"{count:,} in", rates["in"][count], RATE)
         yield Value(f"{count:,} out", rates["out"][count], RATE)
+        for limit, result in acked.items():
+            yield Value(f"{count:,} out{limited(limit)}", rate(result), RATE)
         yield Value(f"{count:,} made", count / sent["made_s"], "subjects/s")
         if count == many and files is not None:
             yield Value("open files", files, "")

@@ -18,9 +18,10 @@ from tests.bench.conftest import no_gate
 Job = tuple[str, dict[str, Any], int, int]
 SENDS: dict[str, Job] = {  # function, options, messages, bodies in a cycle
     "many": ("many", {"count": 100, "calls": 20, "in_flight": 4}, 2_000, 100),
-    "nowait": ("nowait", {"messages": 3_000, "rich": False}, 3_000, 1_000),
-    "nowait rich": ("nowait", {"messages": 2_000, "rich": True}, 2_000, 1_000),
+    "nowait": ("nowait", {"messages": 3_000}, 3_000, 1_000),
+    "nowait with keys": ("nowait", {"messages": 2_000, "fields": "key", "drain_every": 500}, 2_000, 1_000),
     "awaited": ("awaited", {"messages": 1_500, "in_flight": 100}, 1_500, 1_000),
+    "tasks": ("tasks", {"messages": 350, "in_flight": 100}, 300, 100),
     "one at a time": ("one_at_a_time", {"messages": 20}, 120, 1),
     "paced": ("paced", {"rate": 20_000, "seconds": 0.03}, 0, 100),
 }
