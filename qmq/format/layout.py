@@ -17,10 +17,12 @@ import numpy as np
 #   header (96) | run records (32 each) | table (msgpack) | run 0 | run 1 | ...
 #   each run:   length u32[n] | header_size u16[n] | crc32c u32[n] | optional columns | payload
 #
-# A piece has a part of one run (magic PIECE_MAGIC); only the broker makes pieces, for pulls.
+# A piece has a part of one run (magic PIECE_MAGIC), or several whole runs (RUNS_MAGIC); only the broker makes pieces,
+# for pulls.
 
 BATCH_MAGIC: Final = 0x62514D51  # the bytes "QMQb"
 PIECE_MAGIC: Final = 0x70514D51  # the bytes "QMQp"
+RUNS_MAGIC: Final = 0x72514D51  # the bytes "QMQr"
 BATCH_VERSION: Final = 1
 
 #: magic u32 | version u8 | reserved u8 | flags u16 | size u32 | table_size u32 | messages u32 | runs u32 |
@@ -138,6 +140,15 @@ MAX_HEADER_BYTES: Final = 65_535
 PIECE_HEADER: Final = struct.Struct("<IBBHIIIHHQQQQH6sHHIII")
 PIECE_HEADER_SIZE: Final = 80
 PIECE_CRC_OFFSET: Final = 76
+
+#: The header of a piece of several runs: the first 56 bytes as those of a batch (size, table_size, messages and runs
+#: are the piece's) | reserved u32 | header_crc u32 (of the header before it, the run records, the ordinals and the
+#: table). Then the run records (subject is the run's number here, offset counts from the end of the table), the ordinal
+#: u32 of each run's first message in the batch, the table, and the data.
+RUNS_HEADER: Final = struct.Struct("<IBBHIIIIQQQH6sII")
+RUNS_HEADER_SIZE: Final = 64
+RUNS_CRC_OFFSET: Final = 60
+ORDINAL_SIZE: Final = 4
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Message log: segments and their sparse index
@@ -280,8 +291,10 @@ MAX_POSITION_BASE: Final = 1 << 61
 
 assert struct.pack("<I", BATCH_MAGIC) == b"QMQb"
 assert struct.pack("<I", PIECE_MAGIC) == b"QMQp"
+assert struct.pack("<I", RUNS_MAGIC) == b"QMQr"
 assert BATCH_HEADER.size == BATCH_HEADER_SIZE == BATCH_HEADER_DTYPE.itemsize
 assert PIECE_HEADER.size == PIECE_HEADER_SIZE
+assert RUNS_HEADER.size == RUNS_HEADER_SIZE
 assert RUN.size == RUN_SIZE == RUN_DTYPE.itemsize
 assert SEGMENT_HEADER.size == SEGMENT_HEADER_SIZE
 assert INDEX_ENTRY.size == INDEX_ENTRY_SIZE == INDEX_DTYPE.itemsize

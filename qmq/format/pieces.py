@@ -1,4 +1,4 @@
-"""The answer to a pull: whole batches as stored, and pieces of one run each.
+"""The answer to a pull: whole batches as stored, pieces of one run, and pieces of several whole runs.
 
 The broker cuts pieces (`StoredBatch`); a client reads an answer back into verified runs (`read_answer`).
 """
@@ -29,16 +29,23 @@ from qmq.format.layout import (
     BATCH_HEADER_SIZE,
     BATCH_MAGIC,
     BATCH_VERSION,
+    ORDINAL_SIZE,
     PIECE_CRC_OFFSET,
     PIECE_HEADER,
     PIECE_HEADER_SIZE,
     PIECE_MAGIC,
     RUN,
+    RUN_DTYPE,
     RUN_SIZE,
+    RUNS_CRC_OFFSET,
+    RUNS_HEADER,
+    RUNS_HEADER_SIZE,
+    RUNS_MAGIC,
     STAMP_POSITION_OFFSET,
 )
-from qmq.format.run import PieceHeader, column_offsets, folds_of
+from qmq.format.run import PieceHeader, RunsHeader, column_offsets, folds_of
 from qmq.format.run import Run as Run
+from qmq.format.table import names_of, table_of
 
 Buffer = bytes | memoryview
 
@@ -108,7 +115,7 @@ class StoredBatch:
         self._view = view
         self._data = view[start : header.size]
         self._names = stored_names(view, header)
-        self._firsts: list[int] | None = None
+        self._firsts: npt.NDArray[np.int64] | None = None
         self._cuts: dict[int, _Cut] = {}
 
     def piece(self, run_number: int, start: int, stop: int | None) -> tuple[list[Buffer], int]:
@@ -133,6 +140,33 @@ class StoredBatch:
         if not whole and data_size <= _SMALL_BYTES:
             return [b"".join((head, *slices))], len(head) + data_size
         return [head, *slices], len(head) + data_size
+
+    def runs_piece(self, run_numbers: npt.NDArray[np.int64]) -> list[Buffer]:
+        """Return the buffers of a piece with these whole runs, in ascending order."""
+        header = self.header
+        records = runs_of(self._view, header)[run_numbers]  # a copy
+        names = [self._names[subject] for subject in records["subject"].tolist()]
+        starts, sizes = records["offset"].astype(np.int64), records["size"].astype(np.int64)
+        ends, placed = starts + sizes, np.cumsum(sizes)
+        records["subject"] = np.arange(len(records), dtype=np.uint16)
+        records["offset"] = placed - sizes
+        ordinals = self._ordinals()[run_numbers].astype("<u4").tobytes()
+        table = bytes(table_of(names))
+        size = RUNS_HEADER_SIZE + (RUN_SIZE + ORDINAL_SIZE) * len(records) + len(table) + int(placed[-1])
+        draft = RUNS_HEADER.pack(
+            RUNS_MAGIC, BATCH_VERSION, 0, header.flags, size, len(table), int(records["count"].sum(dtype=np.int64)),
+            len(records), header.position, header.stored_at_us, header.created_at_us, header.partition,
+            header.store_id, 0, 0,
+        )[:RUNS_CRC_OFFSET]  # fmt: skip
+        described = b"".join((records.tobytes(), ordinals, table))
+        head = draft + crc32c(described, crc32c(draft)).to_bytes(4, "little") + described
+        firsts = np.concatenate(([0], np.flatnonzero(starts[1:] != ends[:-1]) + 1))
+        lasts = np.append(firsts[1:], len(records)) - 1
+        slices = list(map(slice, starts[firsts].tolist(), ends[lasts].tolist()))
+        parts = map(self._data.__getitem__, slices)
+        if int(placed[-1]) <= _SMALL_BYTES * len(slices):
+            return [b"".join((head, *parts))]
+        return [head, *parts]
 
     def _begin(self, run_number: int) -> _Cut:
         """Return the data that all pieces of a run share."""
@@ -164,10 +198,14 @@ class StoredBatch:
         """Return the number of messages before a run in the batch."""
         if not run_number:
             return 0
+        return int(self._ordinals()[run_number])
+
+    def _ordinals(self) -> npt.NDArray[np.int64]:
+        """Return the number of messages before each run in the batch."""
         if self._firsts is None:
             counts = runs_of(self._view, self.header)["count"]
-            self._firsts = (np.cumsum(counts, dtype=np.int64) - counts).tolist()
-        return self._firsts[run_number]
+            self._firsts = np.cumsum(counts, dtype=np.int64) - counts
+        return self._firsts
 
 
 def piece_of_run(batch: memoryview, run_number: int, start: int, stop: int | None) -> tuple[list[Buffer], int]:
@@ -178,7 +216,7 @@ def piece_of_run(batch: memoryview, run_number: int, start: int, stop: int | Non
 # ---------------------------------------------------------------------------------------------------------------------
 # The client's side
 
-_MAGICS: Final = (struct.pack("<I", BATCH_MAGIC), struct.pack("<I", PIECE_MAGIC))
+_MAGICS: Final = tuple(struct.pack("<I", magic) for magic in (BATCH_MAGIC, PIECE_MAGIC, RUNS_MAGIC))
 _SIZE: Final = struct.Struct("<I")
 SIZE_OFFSET: Final = 8  # in batches and pieces
 _POSITION: Final = struct.Struct("<Q")
@@ -216,6 +254,8 @@ def read_one(rest: memoryview, runs: list[Run], damaged: list[AnswerDamage]) -> 
         return _read_batch(rest, runs, damaged)
     if magic == _MAGICS[1] and len(rest) >= PIECE_HEADER_SIZE:
         return _read_piece(rest, runs, damaged)
+    if magic == _MAGICS[2] and len(rest) >= RUNS_HEADER_SIZE:
+        return _read_runs_piece(rest, runs, damaged)
     raise BadBatch("neither a batch nor a piece begins here")
 
 
@@ -316,8 +356,16 @@ def stored_runs(batch: memoryview, header: Header) -> list[Run]:
 _OUTSIDE: Final = "a run of a batch points outside of it"
 
 
-def _runs_of_batch(header: Header, names: tuple[str, ...], records: Runs, data: memoryview) -> list[Run]:
-    """Return the unverified runs of a batch of several. Raises BadBatch when a run points outside of the batch."""
+def _runs_of_batch(
+    header: Header | RunsHeader,
+    names: tuple[str, ...],
+    records: Runs,
+    data: memoryview,
+    ordinals: npt.NDArray[Any] | None = None,
+) -> list[Run]:
+    """Return the unverified runs of a batch or piece of several. *ordinals* has the ordinal of each run's first message
+    (None: they follow one another). Raises BadBatch when a run points outside of the batch.
+    """
     counts = records["count"].astype(np.int64)
     starts = records["offset"].astype(np.int64)
     ends = starts + records["size"]
@@ -325,8 +373,9 @@ def _runs_of_batch(header: Header, names: tuple[str, ...], records: Runs, data: 
     subjects = records["subject"]
     if int(subjects.max()) >= len(names) or (ends > len(data)).any() or (column_ends > ends).any() or not counts.all():
         raise BadBatch(_OUTSIDE)
-    ordinals = np.cumsum(counts)
-    ordinals -= counts
+    if ordinals is None:
+        ordinals = np.cumsum(counts)
+        ordinals -= counts
     return list(
         map(
             Run,
@@ -342,6 +391,34 @@ def _runs_of_batch(header: Header, names: tuple[str, ...], records: Runs, data: 
             ends.tolist(),
         )
     )
+
+
+def _read_runs_piece(rest: memoryview, runs: list[Run], damaged: list[AnswerDamage]) -> int:
+    header = RunsHeader._make(RUNS_HEADER.unpack_from(rest))
+    table_start = RUNS_HEADER_SIZE + (RUN_SIZE + ORDINAL_SIZE) * header.runs
+    start, size = table_start + header.table_size, header.size
+    if not header.runs or start > size or size > len(rest):
+        raise BadBatch("the sizes of a piece do not add up")
+    if crc32c(rest[RUNS_HEADER_SIZE:start], crc32c(rest[:RUNS_CRC_OFFSET])) != header.header_crc:
+        raise BadBatch("the header of a piece does not fit its checksum")
+    if header.version != BATCH_VERSION or header.flags >= len(COLUMN_BYTES):
+        raise BadBatch(f"a piece of version {header.version} with flags {header.flags:#x} is not known here")
+    records = np.frombuffer(rest, RUN_DTYPE, header.runs, RUNS_HEADER_SIZE)
+    ordinals = np.frombuffer(rest, "<u4", header.runs, RUNS_HEADER_SIZE + RUN_SIZE * header.runs)
+    data = rest[start:size]
+    found = _runs_of_batch(header, names_of(bytes(rest[table_start:start])), records, data, ordinals)
+    starts = records["offset"].astype(np.int64)
+    slices = map(slice, starts.tolist(), (starts + records["size"]).tolist())
+    crcs, wanted = list(map(crc32c, map(data.__getitem__, slices))), records["crc"].tolist()
+    if crcs == wanted:
+        runs += found
+        return size
+    for run, crc, expected in zip(found, crcs, wanted, strict=True):
+        if crc == expected:
+            runs.append(run)
+        else:
+            _read_by_message(run, runs, damaged)
+    return size
 
 
 def _read_piece(rest: memoryview, runs: list[Run], damaged: list[AnswerDamage]) -> int:

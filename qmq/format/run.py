@@ -26,6 +26,7 @@ from qmq.format.layout import (
     MESSAGE_ID,
     OPTIONAL_COLUMNS,
     PIECE_HEADER,
+    RUNS_HEADER,
 )
 
 _HEADER_SIZE: Final = struct.Struct("<H")
@@ -59,6 +60,27 @@ class PieceHeader(NamedTuple):
     header_crc: int
 
 
+class RunsHeader(NamedTuple):
+    """The fields of the header of a piece of several runs, in its order."""
+
+    magic: int
+    version: int
+    reserved: int
+    flags: int
+    size: int
+    table_size: int
+    messages: int
+    runs: int
+    position: int
+    stored_at_us: int
+    created_at_us: int
+    partition: int
+    store_id: bytes
+    reserved_too: int
+    header_crc: int
+
+
+assert len(RUNS_HEADER.unpack(bytes(RUNS_HEADER.size))) == len(RunsHeader._fields)
 assert len(PIECE_HEADER.unpack(bytes(PIECE_HEADER.size))) == len(PieceHeader._fields)
 
 
@@ -76,7 +98,7 @@ class Run:
 
     def __init__(
         self,
-        origin: Header | PieceHeader,
+        origin: Header | PieceHeader | RunsHeader,
         subject: str,
         count: int,
         lane: int,

@@ -33,8 +33,12 @@ AHEAD_SIZE: Final = len(AHEAD_FIELD) + 8
 _CACHE_ENTRIES: Final = 4_096
 _CACHED_BYTES: Final = MAX_NAME_BYTES + 16
 
+#: The last large table is known too: pulls with small limits cut a batch of many runs many times.
+_LAST_BYTES: Final = 512 << 10
+
 _tables: dict[str, bytes] = {}
 _names: dict[bytes, tuple[str, ...]] = {}
+_last: tuple[bytes, tuple[str, ...]] = (b"", ())
 
 
 def table_of(subjects: Sequence[str]) -> bytes:
@@ -57,7 +61,10 @@ def names_of(table: bytes) -> tuple[str, ...]:
 
     Raises BadBatch. Memory use is in proportion to the number of names, whatever the bytes are.
     """
+    global _last
     small = len(table) <= _CACHED_BYTES
+    if table == _last[0] and table:
+        return _last[1]
     if small and (known := _names.get(table)) is not None:
         return known
     try:
@@ -73,6 +80,8 @@ def names_of(table: bytes) -> tuple[str, ...]:
         if len(_names) >= _CACHE_ENTRIES:
             _names.clear()
         _names[table] = names
+    elif len(table) <= _LAST_BYTES:
+        _last = table, names
     return names
 
 

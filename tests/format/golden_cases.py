@@ -30,7 +30,7 @@ from qmq.format.layout import (
     SEGMENT_MAGIC,
     SEGMENT_VERSION,
 )
-from qmq.format.pieces import piece_of_run
+from qmq.format.pieces import StoredBatch, piece_of_run
 from tests.format.contents import CREATED_US, POSITION, STORE, STORED_US, Contents, Sent, batch_of, plain, rich, stored
 
 DIRECTORY = Path(__file__).parent / "golden"
@@ -49,6 +49,7 @@ def cases() -> dict[str, bytes]:
     found |= {f"stored-{name}": bytes(stored(runs)) for name, runs in BATCHES.items()}
     found["piece-whole"] = b"".join(piece_of_run(stored(RUNS), 2, 0, None)[0])
     found["piece-cut"] = b"".join(piece_of_run(stored(RICH), 1, 1, 3)[0])
+    found["piece-runs"] = b"".join(StoredBatch(stored(RUNS)).runs_piece(np.array([0, 2])))
     found["segment-header"] = SEGMENT_HEADER.pack(
         SEGMENT_MAGIC, SEGMENT_VERSION, 3, STORE, bytes(6), POSITION, CREATED_US, bytes(20), 0x12345678
     )

@@ -40,6 +40,8 @@ def test_golden_pieces_are_read() -> None:
     assert (received(runs), damaged) == (expected(RUNS)[3:], [])
     runs, damaged = read_answer(golden("piece-cut"))
     assert (received(runs), damaged) == (expected(RICH)[3:], [])
+    runs, damaged = read_answer(golden("piece-runs"))
+    assert (received(runs), damaged) == (expected(RUNS)[:2] + expected(RUNS)[3:], [])
 
 
 def test_a_stored_batch_differs_only_where_the_broker_stamps() -> None:

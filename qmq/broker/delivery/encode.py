@@ -1,6 +1,4 @@
-"""The lookup of ranges in the message log, and the buffers of an answer: whole batches as they lie, single runs as
-pieces.
-"""
+"""The lookup of ranges in the message log, and the buffers of an answer: batches as they lie, and pieces of others."""
 
 from __future__ import annotations
 
@@ -130,7 +128,7 @@ class AnswerEncoder:
         self._buffers.extend(pieces)
 
     def _add_many(self, part: Many) -> None:
-        """Add whole batches as they lie, neighbours as one slice, and each run of other batches as a piece."""
+        """Add whole batches as they lie, neighbours as one slice, and the wanted runs of any other batch as a piece."""
         rows = part.rows
         positions = rows["position"].astype(np.int64)
         edges = np.flatnonzero(positions[1:] != positions[:-1]) + 1
@@ -168,14 +166,16 @@ class AnswerEncoder:
                 self._note(error)
 
     def _add_pieces(self, partition: int, rows: Rows) -> None:
-        runs, entry = rows["run"].tolist(), rows[0].item()
+        entry = rows[0].item()
         try:
             batch = self._batch(partition, entry[1], entry[10])
         except KnownBad:
-            self._add_around(partition, entry[1], entry[10], [(run, 0, None) for run in runs])
+            self._add_around(partition, entry[1], entry[10], [(run, 0, None) for run in rows["run"].tolist()])
             return
-        for run in runs:
-            self._buffers.extend(batch.piece(run, 0, None)[0])
+        if len(rows) == 1:
+            self._buffers.extend(batch.piece(entry[5], 0, None)[0])
+        else:
+            self._buffers.extend(batch.runs_piece(rows["run"].astype(np.int64)))
 
     def _add_around(self, partition: int, position: int, size: int, wanted: list[tuple[int, int, int | None]]) -> None:
         """Add the sound messages of the *wanted* runs (run, start, stop) of a batch with known bad bytes."""
