@@ -128,5 +128,5 @@ class Groups(Files):
             ("groups", {}),
             ("consumers", {"group": "g"}),
             ("dead_letters", {"group": "g"}),
-            ("retry_dead", {"group": "g"}),
+            ("redrive", {"group": "g"}),
         ]

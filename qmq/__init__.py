@@ -39,6 +39,7 @@ from qmq.errors import (
     TooManySubjects,
     UnknownGroup,
     UnsupportedVersion,
+    UsageError,
 )
 
 if TYPE_CHECKING:
@@ -106,6 +107,7 @@ __all__ = [
     "TooManySubjects",
     "UnknownGroup",
     "UnsupportedVersion",
+    "UsageError",
     "connect",
     "connect_sync",
 ]

@@ -21,13 +21,19 @@ class QmqError(Exception):
 # --- arguments -------------------------------------------------------------------------------------------------------
 
 
-class InvalidName(QmqError, ValueError):
+class UsageError(QmqError, ValueError):
+    """The program calls the client in a way that can never work: the call must be changed, not repeated."""
+
+    code = "usage_error"
+
+
+class InvalidName(UsageError):
     """A name of a subject, prefix, group, consumer or producer is not allowed."""
 
     code = "invalid_name"
 
 
-class InvalidOption(QmqError, ValueError):
+class InvalidOption(UsageError):
     """An option, setting or argument has a value that is not allowed."""
 
     code = "invalid_option"

@@ -30,7 +30,7 @@ from qmq.storage.store import NotAtHand, Store
 #: Actions that change nothing. The changes of all others are on disk before the answer.
 LOOKS: Final = frozenset({"groups", "consumers", "dead_letters"})
 #: Actions on dead letters, which are done over several turns.
-LETTERS: Final = frozenset({"retry_dead", "delete_dead"})
+LETTERS: Final = frozenset({"redrive", "delete_dead"})
 #: Rows of one answer.
 MOST_ROWS: Final = 1_000
 #: Subjects that are counted for the groups of one answer (but one group in any case).

@@ -242,7 +242,7 @@ class CommandDispatch:
         parts = self._parts
         if action == "restore":
             parts.restores.begin(command)
-        elif action == "seal":
+        elif action == "roll":
             parts.segment_roll.begin(command, now)
         elif action == "cancel":
             parts.delaying.cancel(command, now)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from qmq.archive.write import archive_segments, open_run
-from qmq.errors import InvalidName, InvalidOption, QmqError
+from qmq.errors import QmqError, UsageError
 from qmq_spark.parquet.archive import archive_parquet
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         said = archive(session, options.source, options.to, options.form)
     except QmqError as error:
         print(f"qmq: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2 if isinstance(error, (InvalidName, InvalidOption)) else 1
+        return 2 if isinstance(error, UsageError) else 1
     print(json.dumps({"destination": options.to, **said}))
     tables = said.get("parquet", {})
     return 1 if tables.get("damages") or tables.get("bad_files") else 0

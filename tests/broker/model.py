@@ -446,7 +446,7 @@ class Group:
                 self.steps += [step] * len(waiting.messages)
             self.waiting.clear()
 
-    def retry_dead(self, letters: Iterable[Letter], now_us: int) -> None:
+    def redrive(self, letters: Iterable[Letter], now_us: int) -> None:
         """Redrive these dead letters."""
         for letter in letters:
             self.dead.remove(letter)

@@ -216,7 +216,7 @@ def test_dead_letters_are_listed_handed_out_again_and_deleted(tmp_path: Path) ->
     rows = [*page["rows"], *rest["rows"]]
     assert len({row["id"] for row in rows}) == 5
     assert {row["subject"] for row in rows} == {"a.0", "a.1", "a.2"}
-    assert ask(driven, "retry_dead", group="g", numbers=[rows[0]["number"], rows[3]["number"]]) == {"messages": 2}
+    assert ask(driven, "redrive", group="g", numbers=[rows[0]["number"], rows[3]["number"]]) == {"messages": 2}
     assert counts(driven) == (0, 5, 2, 3)
     assert len(consumer.pull()) == 2
     assert [consumer.got[number][1] for number in (10, 11)] == [1, 1]  # as if for the first time
@@ -240,8 +240,8 @@ def test_dead_letters_are_listed_handed_out_again_and_deleted(tmp_path: Path) ->
         ("dead_letters", {"group": "g", "after": "x"}),
         ("dead_letters", {"group": "g", "limit": None}),
         ("dead_letters", {"group": "g", "limit": -1}),
-        ("retry_dead", {"group": "g", "numbers": "all"}),
-        ("retry_dead", {"group": "g", "numbers": [True]}),
+        ("redrive", {"group": "g", "numbers": "all"}),
+        ("redrive", {"group": "g", "numbers": [True]}),
         ("set_group", {"group": "g"}),
         ("set_group", {"group": "g", "settings": {"colour": 1}}),
     ],

@@ -419,5 +419,5 @@ def test_narrowing_and_widening_loses_nothing_and_repeats_nothing(tmp_path: Path
 
 def retry_all(driven: Driven) -> None:
     """Redrive the dead letters."""
-    driven.do(Administer(1, driven.request(), "retry_dead", {"group": "g"}))
+    driven.do(Administer(1, driven.request(), "redrive", {"group": "g"}))
     driven.advance(0)

@@ -273,7 +273,7 @@ class GroupMachine(GroupCalls):
         self.check()
 
     @precondition(lambda self: self.group is not None and self.group.dead)
-    @rule(action=st.sampled_from(["retry_dead", "delete_dead"]), every=st.integers(1, 2))
+    @rule(action=st.sampled_from(["redrive", "delete_dead"]), every=st.integers(1, 2))
     def some_dead_letters(self, action: str, every: int) -> None:
         self.dead_letters(action, every)
 
@@ -285,8 +285,8 @@ class GroupMachine(GroupCalls):
         assert self.ask(action, numbers=numbers) == {"messages": len(rows)}
         letters = [letter_of(row) for row in rows]
         self.counts[action] += 1
-        if action == "retry_dead":
-            self.group.retry_dead(letters, self.now_us)
+        if action == "redrive":
+            self.group.redrive(letters, self.now_us)
         else:
             self.group.delete_dead(letters)
         self.check()
@@ -369,7 +369,7 @@ def play(event: MessageEvent, *, quarantined: bool) -> None:
         case MessageEvent.REJECT | MessageEvent.REDRIVE | MessageEvent.DELETE:
             machine.hand_back_ranges(session, [back._replace(disposition=Disposition.REJECT)])
             if event is not MessageEvent.REJECT:
-                machine.dead_letters("retry_dead" if event is MessageEvent.REDRIVE else "delete_dead", 1)
+                machine.dead_letters("redrive" if event is MessageEvent.REDRIVE else "delete_dead", 1)
         case MessageEvent.LEAVE:
             machine.leave_group(session)
         case MessageEvent.SESSION_EXPIRY | MessageEvent.LAST_SESSION_EXPIRY:

@@ -57,7 +57,7 @@ async def test_what_is_held_waits_or_is_dead_survives_segments_and_kills(tmp_pat
             for message in messages[20:]:
                 message.ack()
             await consumer.flush()
-            assert await client.admin.retry_dead("g", all=True) == 10
+            assert await client.admin.redrive("g", all=True) == 10
             again = await consumer.pull(max_count=10, min_count=10, timeout=30)
             assert {message.body: message.id for message in again} == {
                 body: ids[body] for body in (b"%d" % number for number in range(10, 20))

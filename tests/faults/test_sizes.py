@@ -113,7 +113,7 @@ async def test_messages_over_limits_that_were_lowered_since_are_delivered(tmp_pa
             assert [message.attempt for message in came if message.subject == "a.b" and message.body == LARGE] == [2]
             for message in came:
                 await message.reject("no")
-        assert await client.admin.retry_dead("g", all=True) == 3
+        assert await client.admin.redrive("g", all=True) == 3
         async with client.subscribe("a.", group="g", consumer="c") as consumer:
             again = [(await consumer.pull(1, timeout=20))[0] for _ in range(3)]
             assert sorted(message.body for message in again) == sorted([LARGE, LARGE, b"behind"])

@@ -60,7 +60,7 @@ def codes() -> dict[str, type[QmqError]]:
 #: Error codes that a broker of this version never sends.
 ELSEWHERE = {
     "error", "connection_lost", "send_failed", "send_unknown", "queue_full", "directory_in_use", "foreign_file",
-    "remote_error", "retry", "brokers_missed",
+    "remote_error", "retry", "brokers_missed", "usage_error",
 }  # fmt: skip
 
 

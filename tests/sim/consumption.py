@@ -115,7 +115,7 @@ class Consumption:
         elif kind < 0.08:
             chance.choice(self.workers).silent_until_us = self.driven.now.monotonic_us + SESSION_TIMEOUT_MS * 2_000
         elif kind < 0.084:
-            self.administer(chance.choice(("retry_dead", "seek_group")))
+            self.administer(chance.choice(("redrive", "seek_group")))
         self.turn()
 
     def turn(self) -> None:
@@ -227,7 +227,7 @@ class Consumption:
         tally = self.chance.choice(list(self.tallies.values()))
         fields = {"group": tally.group, "to": "first", "clear_retries": True}
         self.count[action] += 1
-        (tally.redriven if action == "retry_dead" else tally.sought)()
+        (tally.redriven if action == "redrive" else tally.sought)()
         self.do([Administer(1, self.driven.request(), action, fields)])
 
     def hear(self, effects: list[Effect]) -> None:

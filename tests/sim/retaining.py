@@ -73,7 +73,7 @@ class Retaining(Consumption):
 
     def administer(self, action: str) -> None:
         """A group that begins anew drops what it holds, and may not find it again: that is its own doing."""
-        super().administer("retry_dead")
+        super().administer("redrive")
 
     def _acknowledged(self, sent: Sent) -> None:
         batch = self._sends[sent.request]

@@ -30,7 +30,7 @@ STRIKES = (
     "release",
     "reject",
     "dead",
-    "retry_dead",
+    "redrive",
     "seek_group",
     "recovered",
 )

@@ -16,7 +16,7 @@ STRIKES = (
     "narrowed",
     "widened",
     "dead as it was not followed",
-    "retry_dead",
+    "redrive",
     "seek_group",
     "recovered",
 )

@@ -20,7 +20,7 @@ STRIKES = (
     "crashed while a segment was leaving",
     "crashed while messages were carried",
     "dead",
-    "retry_dead",
+    "redrive",
     "recovered",
 )
 

@@ -223,7 +223,7 @@ class Soak:
                         # A delete that the broker's end cut short may have been done.
                         self._deleted[group].extend(map(id_number, gone))
                         if again:
-                            self.struck["redriven"] += await client.admin.retry_dead(group, again)
+                            self.struck["redriven"] += await client.admin.redrive(group, again)
                         if gone:
                             self.struck["deleted"] += await client.admin.delete_dead(group, gone)
                 except (TimeoutError, qmq.QmqError) as error:

@@ -14,7 +14,7 @@ from typing import IO, Any, Final
 
 import click
 
-from qmq.errors import InvalidName, InvalidOption, QmqError
+from qmq.errors import QmqError, UsageError
 
 EXIT_FAILED: Final = 1
 EXIT_USAGE: Final = 2
@@ -54,7 +54,7 @@ def ending_with_exit_code(context: click.Context) -> Iterator[None]:
     before = signal.signal(signal.SIGTERM, terminate) if in_main_thread else None
     try:
         yield
-    except (InvalidName, InvalidOption) as error:
+    except UsageError as error:
         raise CalledWrongly(error) from error
     except QmqError as error:
         raise CommandFailed(error) from error

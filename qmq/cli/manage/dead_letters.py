@@ -98,7 +98,7 @@ def _changed(
 
     async def change() -> int:
         async with connect(server, admin_timeout=timeout) as client:
-            call = client.admin.retry_dead if action == "redrive" else client.admin.delete_dead
+            call = client.admin.redrive if action == "redrive" else client.admin.delete_dead
             return await call(group, None if every else ids, all=every)
 
     if every:

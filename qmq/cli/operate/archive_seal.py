@@ -22,7 +22,7 @@ def seal_source(source: Path, server: str, timeout: float) -> None:
 
     async def seal() -> list[SealedLog]:
         async with connect(server, admin_timeout=timeout) as client:
-            return await client.admin.seal()
+            return await client.admin.roll()
 
     rows = run(seal())
     # The segment that is now being written begins where the sealed one ends.

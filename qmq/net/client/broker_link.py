@@ -12,7 +12,7 @@ from importlib import metadata
 from itertools import islice
 from typing import Any, Final, NamedTuple, Protocol
 
-from qmq.errors import ConnectionLost, Fenced, InvalidOption, ProducerInUse, ProtocolError, QmqError
+from qmq.errors import ConnectionLost, Fenced, InvalidOption, ProducerInUse, ProtocolError, QmqError, UsageError
 from qmq.net.client.address import Address
 from qmq.net.client.backoff import Backoff
 from qmq.net.client.connection import ANSWER_TIMEOUT, Answer, BrokerConnection, Welcome
@@ -165,8 +165,8 @@ class Link:
         self._sending = sending
         self._owner = owner
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._ended: QmqError | None = ConnectionLost(
-            "the client is not connected; use it inside `async with qmq.connect(...) as client`"
+        self._ended: QmqError | None = UsageError(
+            "the client is not connected; use it inside `async with qmq.connect(...) as client`, or await it"
         )
         self._connected_at = 0.0
         self._warned_at = 0.0
@@ -196,9 +196,9 @@ class Link:
         self._start_tick()
         self._reconnecting = self._loop.create_task(self._reconnect(), name="qmq-reconnect")
 
-    def close(self, error: QmqError) -> None:
-        """Close the link; everything that waits for it raises *error*."""
-        self._ended = error
+    def close(self, error: QmqError, later: QmqError | None = None) -> None:
+        """Close the link; everything that waits for it raises *error*, and so do later calls, or *later*."""
+        self._ended = later or error
         if self._heartbeat is not None:
             self._heartbeat.stop()
         for handle in (self._tick, self._wake):

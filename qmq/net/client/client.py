@@ -119,7 +119,7 @@ class Client:
                     log.error("while the client closed because of %r: %r", error, failure)
         finally:
             _clients.discard(self)
-            await self._brokers.aclose(ConnectionLost("the client is closed"))
+            await self._brokers.aclose()
 
     def __del__(self) -> None:
         """Close a client that was left open: its heartbeats would keep its messages from other consumers."""

@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any, Final
 
-from qmq.errors import ConnectionLost, InvalidOption, QmqError
+from qmq.errors import ConnectionLost, InvalidOption, QmqError, UsageError
 from qmq.format.layout import PRODUCER_ID_SIZE
 from qmq.net.client.backoff import Backoff
 from qmq.net.client.broker_link import Link
@@ -88,8 +88,8 @@ class Brokers:
         self._failover = Failover(lanes, options.failover_after)
         self._active = self.links[0]
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._ended: QmqError | None = ConnectionLost(
-            "the client is not connected; use it inside `async with qmq.connect(...) as client`"
+        self._ended: QmqError | None = UsageError(
+            "the client is not connected; use it inside `async with qmq.connect(...) as client`, or await it"
         )
         self._listeners: list[asyncio.Future[None]] = []  # that wait for a batch to end
         self._moving: asyncio.TimerHandle | None = None
@@ -105,7 +105,7 @@ class Brokers:
         ConnectionLost.
         """
         if self._loop is not None:
-            raise InvalidOption(
+            raise UsageError(
                 "a client can be used in one `async with` block only; call connect again for another client"
             )
         self._loop = loop = asyncio.get_running_loop()
@@ -169,19 +169,20 @@ class Brokers:
                 log.warning("%s; connecting again", error)
                 link.keep_trying(error)
 
-    def close(self, error: QmqError) -> None:
-        """Close all links; everything that waits for them raises *error*."""
-        self._ended = error
+    def close(self, error: QmqError, later: QmqError | None = None) -> None:
+        """Close all links; everything that waits for them raises *error*, and so do later calls, or *later*."""
+        self._ended = later or error
         self.handover.close()
         if self._moving is not None:
             self._moving.cancel()
         for link in self.links:
-            link.close(error)
+            link.close(error, later)
 
-    async def aclose(self, error: QmqError) -> None:
-        """Do as ``close``, and wait for the connections to end."""
+    async def aclose(self) -> None:
+        """Close all links, as the program wants it, and wait for the connections to end."""
         connections = [link.connection for link in self.links if link.connection is not None]
-        self.close(error)  # before the wait, which may be cancelled
+        # before the wait, which may be cancelled
+        self.close(ConnectionLost("the client is closed"), UsageError("the client is closed; call connect for another"))
         await asyncio.gather(*(connection.wait_closed() for connection in connections))
 
     @property

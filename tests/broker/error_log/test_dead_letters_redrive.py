@@ -35,7 +35,7 @@ def buried(tmp_path: Path) -> tuple[Driven, Consumer]:
     return driven, consumer
 
 
-def begin(driven: Driven, action: str = "retry_dead", numbers: list[int] | None = None) -> list[Effect]:
+def begin(driven: Driven, action: str = "redrive", numbers: list[int] | None = None) -> list[Effect]:
     return driven.do(Administer(99, driven.request(), action, {"group": "g", "numbers": numbers}))
 
 
@@ -112,7 +112,7 @@ def test_a_crash_in_the_middle_leaves_each_letter_in_one_place(tmp_path: Path, t
     driven.close()
 
 
-@pytest.mark.parametrize(("action", "a_turn"), [("retry_dead", 5), ("delete_dead", 4)])
+@pytest.mark.parametrize(("action", "a_turn"), [("redrive", 5), ("delete_dead", 4)])
 def test_named_letters_are_done_some_in_each_turn(tmp_path: Path, action: str, a_turn: int) -> None:
     driven, _ = buried(tmp_path)
     meant = [39, 2, 17, 17, 1_000, *range(20, 35)]  # one does not exist
@@ -124,7 +124,7 @@ def test_named_letters_are_done_some_in_each_turn(tmp_path: Path, action: str, a
     assert answers(said) == [18]
     assert turns >= 18 // a_turn - 1
     assert all(before - after <= a_turn for before, after in zip([DEAD, *left], left, strict=False))
-    assert counts(driven)[2:] == (18 * (action == "retry_dead"), DEAD - 18)
+    assert counts(driven)[2:] == (18 * (action == "redrive"), DEAD - 18)
     rows = ask(driven, "dead_letters", group="g")["rows"]
     assert [row["number"] for row in rows] == [number for number in range(1, DEAD + 1) if number not in meant]
     driven.close()

@@ -106,13 +106,13 @@ def delete(driven: Driven) -> None:
     assert answer == Administered(1, driven.requests, {})
 
 
-def retry_dead(driven: Driven) -> None:
-    (answer,) = administer(driven, "retry_dead")
+def redrive(driven: Driven) -> None:
+    (answer,) = administer(driven, "redrive")
     assert answer == Administered(1, driven.requests, {"messages": 1})
 
 
 def retry_one_dead(driven: Driven) -> None:
-    (answer,) = administer(driven, "retry_dead", numbers=[1])
+    (answer,) = administer(driven, "redrive", numbers=[1])
     assert answer == Administered(1, driven.requests, {"messages": 1})
 
 
@@ -152,7 +152,7 @@ def is_gone(driven: Driven) -> None:
         (set_session_expiries, is_set),
         (seek, is_at_the_end),
         (delete, is_deleted),
-        (retry_dead, is_tried_again),
+        (redrive, is_tried_again),
         (retry_one_dead, is_tried_again),
         (delete_dead, is_gone),
     ],

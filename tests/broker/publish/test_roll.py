@@ -13,7 +13,7 @@ from tests.broker.harness import Driven, bodies_of
 
 
 def seal(driven: Driven) -> list[Effect]:
-    return driven.do(Administer(1, driven.request(), "seal", {}))
+    return driven.do(Administer(1, driven.request(), "roll", {}))
 
 
 @pytest.mark.parametrize("partitions", [1, 3])
@@ -54,7 +54,7 @@ def test_a_roll_without_a_checkpoint_times_out(tmp_path: Path) -> None:
     driven = Driven(tmp_path)
     driven.send("a", b"1")
     assert seal(driven) == []
-    assert driven.do(Administer(2, driven.request(), "seal", {}), Disconnected(2)) == []
+    assert driven.do(Administer(2, driven.request(), "roll", {}), Disconnected(2)) == []
     (answer,) = driven.advance(30_000)
     assert isinstance(answer, Refused)
     assert answer.connection == 1

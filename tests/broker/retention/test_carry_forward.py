@@ -135,7 +135,7 @@ def test_messages_that_a_group_refers_to_do_not_change(
         driven.store.partitions[partition].seal()
     assert drop_all(driven) >= carried, "copies are carried on as well"
     assert content(driven) == before
-    driven.do(Administer(9, driven.request(), "retry_dead", {"group": "g", "numbers": None}))
+    driven.do(Administer(9, driven.request(), "redrive", {"group": "g", "numbers": None}))
     redriven = list[bytes]()
     while len(redriven) < len(before[2]):
         redriven += consumer.pull(100)
@@ -226,7 +226,7 @@ def test_unreadable_messages_become_dead_letters_and_are_reported(tmp_path: Path
     driven.store.close(clean=True)
 
 
-@pytest.mark.parametrize("change", ["delete", "seek", "ack", "retry_dead", "delete_dead", "nack"])
+@pytest.mark.parametrize("change", ["delete", "seek", "ack", "redrive", "delete_dead", "nack"])
 def test_changes_during_the_copy_win(tmp_path: Path, change: str) -> None:
     driven = driven_in(tmp_path, LIMITS)
     send(driven, 20)
@@ -268,7 +268,7 @@ def test_changes_during_the_copy_win(tmp_path: Path, change: str) -> None:
     after = content(driven)
     assert before is None or after == before
     assert tuple(map(len, after)) == {
-        "ack": (0, 2, 1), "nack": (0, 5, 1), "seek": (0, 0, 1), "retry_dead": (3, 3, 0), "delete_dead": (3, 2, 0)
+        "ack": (0, 2, 1), "nack": (0, 5, 1), "seek": (0, 0, 1), "redrive": (3, 3, 0), "delete_dead": (3, 2, 0)
     }[change]  # fmt: skip
     killed(driven)
     assert content(driven) == after

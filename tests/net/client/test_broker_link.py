@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import qmq
-from qmq.errors import BrokerStopping, ConnectionLost, InvalidOption, ProtocolError, UnsupportedVersion
+from qmq.errors import BrokerStopping, ConnectionLost, InvalidOption, ProtocolError, UnsupportedVersion, UsageError
 from qmq.net.client import broker_link as link_module
 from qmq.net.client.backoff import FIRST_DELAY
 from qmq.net.protocol import frames
@@ -75,11 +75,11 @@ async def test_a_client_may_be_awaited_and_closed() -> None:
         await client.close()
         await client.close()
         await peer.gone()
-        with pytest.raises(ConnectionLost):
+        with pytest.raises(UsageError, match="closed"):
             await client.send("a", b"1")
         async with await qmq.connect(broker.url) as client:
             await broker.peer()
-            with pytest.raises(InvalidOption, match="one `async with` block"):
+            with pytest.raises(UsageError, match="one `async with` block"):
                 await client.__aenter__()
 
 
@@ -131,15 +131,15 @@ async def test_send_timeout_must_be_well_below_the_brokers_memory_of_producers()
 async def test_a_client_is_used_once_and_inside_its_block() -> None:
     async with scripted_broker() as broker:
         client = qmq.connect(broker.url)
-        with pytest.raises(ConnectionLost, match="async with"):
+        with pytest.raises(UsageError, match="async with"):
             await client.send("a", b"")
-        with pytest.raises(ConnectionLost, match="async with"):
+        with pytest.raises(UsageError, match="async with"):
             client.send_nowait("a", b"")
         async with client:
-            with pytest.raises(InvalidOption, match="call connect again"):
+            with pytest.raises(UsageError, match="call connect again"):
                 await client.__aenter__()
         for call in (client.send("a", b""), client.flush(), client.last_sequence()):
-            with pytest.raises(ConnectionLost, match="closed"):
+            with pytest.raises(UsageError, match="closed"):
                 await call
 
 

@@ -151,12 +151,12 @@ class AdminOfOne:
         """Cancel a delayed message; return whether it was in time. Raises InvalidOption."""
         return bool((await self.do("cancel", id=message_id))["cancelled"])
 
-    async def seal(self) -> list[SealedLog]:
+    async def roll(self) -> list[SealedLog]:
         """Roll the segment of each partition. Raises StorageError."""
-        return [SealedLog(row["partition"], row["end"]) for row in (await self.do("seal"))["rows"]]
+        return [SealedLog(row["partition"], row["end"]) for row in (await self.do("roll"))["rows"]]
 
     async def change_dead(
-        self, action: Literal["retry_dead", "delete_dead"], group: str, numbers: Sequence[int] | None
+        self, action: Literal["redrive", "delete_dead"], group: str, numbers: Sequence[int] | None
     ) -> int:
         """Redrive or delete dead letters, all or those with these numbers; return their count."""
         fields = {} if numbers is None else {"numbers": list(numbers)}
@@ -170,7 +170,7 @@ def checked_follows(follows: Sequence[str]) -> list[str]:
     return [check_prefix(prefix) for prefix in follows]
 
 
-_Action = Literal["retry_dead", "delete_dead"]
+_Action = Literal["redrive", "delete_dead"]
 
 
 class _Answers(NamedTuple):
@@ -267,16 +267,16 @@ class Admin:
         if unknown and not known:
             raise unknown[0]
 
-    async def retry_dead(self, group: str, ids: Iterable[str] | None = None, *, all: bool = False) -> int:
+    async def redrive(self, group: str, ids: Iterable[str] | None = None, *, all: bool = False) -> int:
         """Hand out dead letters again, as if for the first time: those with these message ids, or *all*. Return their
         count.
 
         Raises InvalidOption without ids and *all*, UnknownGroup, BrokersMissed.
         """
-        return await self._change_dead("retry_dead", group, ids, all)
+        return await self._change_dead("redrive", group, ids, all)
 
     async def delete_dead(self, group: str, ids: Iterable[str] | None = None, *, all: bool = False) -> int:
-        """Delete dead letters: those with these message ids, or *all*. Return their count. Raises as ``retry_dead``."""
+        """Delete dead letters: those with these message ids, or *all*. Return their count. Raises as ``redrive``."""
         return await self._change_dead("delete_dead", group, ids, all)
 
     async def _change_dead(self, action: _Action, group: str, ids: Iterable[str] | None, every: bool) -> int:
@@ -321,12 +321,12 @@ class Admin:
             raise BrokersMissed(f"{self._listing.no_answer(result.missed)}, which may have the message; call it again")
         return any(result.answers.values())
 
-    async def seal(self) -> list[SealedLog]:
+    async def roll(self) -> list[SealedLog]:
         """Roll the segment of each partition, so that its messages can be archived; return one row for each partition.
 
         It returns when the segments are on disk. An empty segment is not rolled. Raises StorageError, BrokersMissed.
         """
-        found = await self._changed(lambda admin: admin.seal())
+        found = await self._changed(lambda admin: admin.roll())
         return [replace(row, broker=broker) for broker, rows in found.items() for row in rows]
 
     # --- all brokers -------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, overload
 import numpy as np
 
 from qmq.durations import Duration
-from qmq.errors import InvalidOption, QmqError
+from qmq.errors import QmqError, UsageError
 from qmq.format.layout import HAS_CREATED_AT, HAS_ORIGIN_ID, MESSAGE_ID, RUN_REPLAYED
 from qmq.format.run import Run
 from qmq.net.client.consumer.in_flight import PendingDisposition, check_delay, check_reason
@@ -173,7 +173,7 @@ class Message:
     async def _hand_back(self, disposition: Disposition, delay: Duration | None, reason: str) -> None:
         in_flight = self._run.in_flight
         if in_flight is None:
-            raise InvalidOption("messages of solo consumers and of at_most_once groups cannot be nacked or rejected")
+            raise UsageError("messages of solo consumers and of at_most_once groups cannot be nacked or rejected")
         number, whole = self._number, (self._run, self._index)
         back = PendingDisposition(number, number + 1, disposition, check_delay(delay), check_reason(reason), whole)
         await in_flight.owner.hand_back(in_flight, back)

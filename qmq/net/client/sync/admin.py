@@ -76,9 +76,9 @@ class SyncAdmin:
         while page := self._run(some):
             yield from page
 
-    def retry_dead(self, group: str, ids: Iterable[str] | None = None, *, all: bool = False) -> int:
-        """Hand out dead letters again. See ``Admin.retry_dead``."""
-        return int(self._run(lambda admin: admin.retry_dead(group, ids, all=all)))
+    def redrive(self, group: str, ids: Iterable[str] | None = None, *, all: bool = False) -> int:
+        """Hand out dead letters again. See ``Admin.redrive``."""
+        return int(self._run(lambda admin: admin.redrive(group, ids, all=all)))
 
     def delete_dead(self, group: str, ids: Iterable[str] | None = None, *, all: bool = False) -> int:
         """Delete dead letters. See ``Admin.delete_dead``."""
@@ -88,7 +88,7 @@ class SyncAdmin:
         """Cancel a delayed message. See ``Admin.cancel``."""
         return bool(self._run(lambda admin: admin.cancel(message_id)))
 
-    def seal(self) -> list[SealedLog]:
-        """Roll the segments. See ``Admin.seal``."""
-        found: list[SealedLog] = self._run(lambda admin: admin.seal())
+    def roll(self) -> list[SealedLog]:
+        """Roll the segments. See ``Admin.roll``."""
+        found: list[SealedLog] = self._run(lambda admin: admin.roll())
         return found

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Literal, Self, Unpack
 
 from qmq.durations import Duration
-from qmq.errors import ConnectionLost
+from qmq.errors import UsageError
 from qmq.format.build import make_header
 from qmq.net.client.admin.admin import Admin
 from qmq.net.client.admin.results import SubjectInfo
@@ -79,14 +79,14 @@ class SyncClient:
         self.__exit__(None, None, None)
 
     def _current_thread(self) -> ClientThread:
-        """Return the client thread of this process, made at the first call. Raises ConnectionLost if it is closed."""
+        """Return the client thread of this process, made at the first call. Raises UsageError if it is closed."""
         thread = self._thread
         if thread is not None and thread.pid == os.getpid():
             return thread
         with self._making:
             thread = self._thread
             if self._is_closed:
-                raise ConnectionLost("the client is closed; call connect_sync for another client")
+                raise UsageError("the client is closed; call connect_sync for another")
             if thread is not None and thread.pid != os.getpid():
                 _inherited.append(thread)
                 thread = None

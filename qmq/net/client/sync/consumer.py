@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, Self, overload
 
 from qmq.durations import Duration
-from qmq.errors import Fenced, InvalidOption
+from qmq.errors import Fenced, UsageError
 from qmq.format.run import Run
 from qmq.net.client.cluster import Brokers
 from qmq.net.client.consumer.consumer import MessageFeed
@@ -69,7 +69,7 @@ class SyncMessage(Message):
         in_flight = self._run.in_flight
         if in_flight is None:
             disposition.close()
-            raise InvalidOption("messages of solo consumers and of at_most_once groups cannot be nacked or rejected")
+            raise UsageError("messages of solo consumers and of at_most_once groups cannot be nacked or rejected")
         try:
             waiting = asyncio.run_coroutine_threadsafe(disposition, in_flight.owner.loop)
         except RuntimeError:

@@ -143,7 +143,7 @@ async def test_dead_letters_of_all_are_listed_handed_out_again_and_deleted(tmp_p
             with pytest.raises(qmq.InvalidOption, match="1 of these"):
                 await client.admin.delete_dead("g", [ids[0], "00" * 16])
             assert await client.admin.delete_dead("g", [ids[0], ids[3]]) == 2
-            assert await client.admin.retry_dead("g", all=True) == 4
+            assert await client.admin.redrive("g", all=True) == 4
             messages = await consumer.pull(min_count=4, timeout=30)
             assert sorted(message.id for message in messages) == sorted({*ids} - {ids[0], ids[3]})
             for message in messages:
@@ -153,12 +153,12 @@ async def test_dead_letters_of_all_are_listed_handed_out_again_and_deleted(tmp_p
 async def test_files_are_closed_at_every_broker(tmp_path: Path) -> None:
     async with several(tmp_path) as brokers, connect(brokers.url) as client:
         await put(brokers.one(1), "a", [b"x"])
-        first = await client.admin.seal()
+        first = await client.admin.roll()
         assert [row.broker for row in first] == [brokers.address(0), brokers.address(1)]
         assert {row.partition for row in first} == {0}
-        assert await client.admin.seal() == first, "nothing was written since"
+        assert await client.admin.roll() == first, "nothing was written since"
         await put(brokers.one(1), "a", [b"x"])
-        again = await client.admin.seal()
+        again = await client.admin.roll()
         assert again[0] == first[0]
         assert again[1].end > first[1].end
 
@@ -170,10 +170,10 @@ CALLS: dict[str, Callable[[qmq.Admin], Awaitable[object]]] = {
     "seek": lambda admin: admin.seek("g", "first"),
     "delete_group": lambda admin: admin.delete_group("g"),
     "dead_letters": lambda admin: anext(admin.dead_letters("g")),
-    "retry_dead": lambda admin: admin.retry_dead("g", ["0" * 32]),
+    "redrive": lambda admin: admin.redrive("g", ["0" * 32]),
     "delete_dead": lambda admin: admin.delete_dead("g", ["0" * 32]),
     "cancel": lambda admin: admin.cancel("0" * 32),
-    "seal": lambda admin: admin.seal(),
+    "roll": lambda admin: admin.roll(),
 }
 
 

@@ -27,7 +27,7 @@ def reject(client: qmq.SyncClient, group: str, count: int) -> list[str]:
     return [message.id for message in messages]
 
 
-@pytest.mark.parametrize("action", ["retry_dead", "delete_dead"])
+@pytest.mark.parametrize("action", ["redrive", "delete_dead"])
 def test_dead_letters_are_changed_by_ids_or_all_of_them_on_purpose(broker: BrokerProcess, action: str) -> None:
     with qmq.connect_sync(broker.url) as client:
         ids, change = reject(client, action, 5), getattr(client.admin, action)

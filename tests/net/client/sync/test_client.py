@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import qmq
-from qmq.errors import ConnectionLost, InvalidName, InvalidOption, MessageTooLarge, QueueFull
+from qmq.errors import InvalidName, InvalidOption, MessageTooLarge, QueueFull, UsageError
 from tests.broker_process import BrokerProcess, broker_process
 
 
@@ -43,7 +43,7 @@ def test_a_client_without_a_block_connects_at_its_first_call(broker: BrokerProce
     client.send_nowait("lazy", b"2")
     client.close()
     client.close()
-    with pytest.raises(ConnectionLost, match="closed"):
+    with pytest.raises(UsageError, match="closed"):
         client.send("lazy", b"3")
     with qmq.connect_sync(broker.url) as other:
         assert [subject.messages for subject in other.subjects("lazy")] == [5]
@@ -102,7 +102,7 @@ def test_after_its_block_there_is_no_client(broker: BrokerProcess) -> None:
     client = qmq.connect_sync(broker.url)
     with client:
         client.send("outside", b"")
-    with pytest.raises(ConnectionLost):
+    with pytest.raises(UsageError):
         client.send_nowait("a", b"")
     assert not [thread for thread in threading.enumerate() if thread.name == "qmq-client"]
 

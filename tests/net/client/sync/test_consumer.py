@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 import qmq
-from qmq.errors import Fenced, InvalidOption
+from qmq.errors import Fenced, UsageError
 from tests.broker_process import BrokerProcess, broker_process
 
 
@@ -116,7 +116,7 @@ def test_who_follows_alone_can_hand_nothing_back(broker: BrokerProcess) -> None:
             (message,) = consumer.pull(1, timeout=30)
             message.ack()
             message.release()
-            with pytest.raises(InvalidOption, match="solo consumers"):
+            with pytest.raises(UsageError, match="solo consumers"):
                 message.nack()
             with pytest.raises(ValueError, match="mine"), message:
                 raise ValueError("mine")
