@@ -36,13 +36,13 @@ lint: env-spark  ## run ruff and mypy
 	$(BIN)/mypy
 
 docs: .venv-docs/ready  ## build the site of all documents into build/site; a dead link is an error
-	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict --quiet
+	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict
 	@echo "the site begins at build/site/index.html"
 
 .venv-docs/ready: .venv/ready requirements-docs.lock
 	@scripts/make-docs-env
 
-test: lint env-hdfs env-ops  ## lint, then run every test, three at a time, since many wait (ARGS=... for pytest)
+test: lint docs env-hdfs env-ops  ## lint, then run every test, three at a time, since many wait (ARGS=... for pytest)
 	$(BIN)/pytest --numprocesses 3 --dist worksteal $(ARGS)
 
 coverage: env-hdfs env-ops  ## run every test, and list the lines that none runs (ARGS=... for pytest)

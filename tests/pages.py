@@ -14,6 +14,7 @@ import io
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import uuid
@@ -46,6 +47,15 @@ class Block(NamedTuple):
 def blocks(page: str) -> list[Block]:
     """Return all blocks of a page that are run or compared."""
     return [Block(found[1], found[2], page.count("\n", 0, found.start()) + 1) for found in _BLOCK.finditer(page)]
+
+
+def free_ports(count: int) -> list[int]:
+    """Return ports that nobody has now."""
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports: list[int] = [one.getsockname()[1] for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
 
 
 class Shell:

@@ -31,6 +31,17 @@ def linked(page: Path) -> set[Path]:
     return {target for target in targets if target.is_file() and target.is_relative_to(ROOT)}
 
 
+def slug(heading: str, separator: str) -> str:
+    """Return the anchor of a heading, as GitHub makes it."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", separator)
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Have anchors on the site that are those of the files."""
+    config.mdx_configs["toc"]["slugify"] = slug
+    return config
+
+
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Replace the files of docs/ by pages and linked files under their paths in the checkout; keep those of themes."""
     for file in list(files):
