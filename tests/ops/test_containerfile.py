@@ -1,0 +1,79 @@
+"""ops/Containerfile: the linter accepts it, and its command and healthcheck are those of QMQ."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+from qmq.settings import load
+from tests.broker_process import broker_process
+
+ROOT = Path(__file__).parents[2]
+FILE = ROOT / "ops" / "Containerfile"
+BIN = Path(sys.executable).parent
+#: The instructions, each on one line.
+LINES = [
+    line
+    for line in re.sub(r"\\\n", " ", FILE.read_text("utf-8")).splitlines()
+    if line.strip() and not line.startswith("#")
+]
+
+
+def instructions(name: str) -> list[str]:
+    return [line.partition(" ")[2].strip() for line in LINES if line.startswith(f"{name} ")]
+
+
+def environment() -> dict[str, str]:
+    return dict(pair.split("=", 1) for line in instructions("ENV") for pair in shlex.split(line))
+
+
+def test_the_linter_has_nothing_to_say() -> None:
+    command = [BIN / "hadolint", "--no-color", FILE]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")
+
+
+def test_what_it_copies_is_there_and_is_sent_to_the_build() -> None:
+    ignored = (ROOT / "ops" / "Containerfile.containerignore").read_text("utf-8").splitlines()
+    copied = [words for line in instructions("COPY") if not (words := shlex.split(line))[0].startswith("--from")]
+    names = {name for words in copied for name in words[:-1]}
+    assert names == {line.removeprefix("!") for line in ignored if line.startswith("!")}
+    assert all((ROOT / name).exists() for name in names)
+
+
+def test_the_last_stage_is_not_of_root() -> None:
+    last = LINES[max(number for number, line in enumerate(LINES) if line.startswith("FROM ")) :]
+    users = [line.split()[1] for line in last if line.startswith("USER ")]
+    assert len(instructions("FROM")) == 2
+    assert users == ["10001:10001"]
+
+
+def test_it_serves_with_its_settings_where_it_says() -> None:
+    settings = load(None, environment=environment())
+    (port,) = instructions("EXPOSE")
+    (volume,) = instructions("VOLUME")
+    assert settings.listen == f"0.0.0.0:{port}"
+    assert settings.data_dir.parent == Path(volume)
+    assert settings.log_format == "json"
+    command = [word for name in ("ENTRYPOINT", "CMD") for word in json.loads(instructions(name)[-1])]
+    assert command == ["qmq", "serve"]
+
+
+def test_its_healthcheck_tells_whether_a_broker_is_there(tmp_path: Path) -> None:
+    (check,) = re.findall(r"CMD (\[.*\])", instructions("HEALTHCHECK")[0])
+    command = json.loads(check)
+    with broker_process(tmp_path / "data") as broker:
+        command = [broker.url if word == "qmq://127.0.0.1:20881" else word for word in command]
+        assert broker.url in command
+        assert ended(command) == 0
+    assert ended(command) == 1
+
+
+def ended(command: list[str]) -> int:
+    """The exit code of a command of QMQ."""
+    program, *arguments = command
+    return subprocess.run([BIN / program, *arguments], capture_output=True, timeout=60, check=False).returncode
