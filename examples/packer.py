@@ -41,9 +41,7 @@ class Packer:
 
     async def work(self, consumer: qmq.Consumer) -> None:
         """Handle messages one after another. If handling one raises, it comes again; otherwise it is acknowledged."""
-        async for message in consumer:
-            async with message:
-                await self._pack(message)
+        await consumer.run(self._pack)
 
     async def _pack(self, message: qmq.Message) -> None:
         key = message.key or ""
@@ -61,7 +59,7 @@ class Packer:
         """Report regularly which acknowledgements the broker has for certain."""
         while True:
             await asyncio.sleep(0.05)
-            # The last message is acknowledged only when its block ends.
+            # The last message is acknowledged only when its handler has returned.
             asked, self._handled = self._handled[:-1], self._handled[-1:]
             try:
                 await consumer.flush()

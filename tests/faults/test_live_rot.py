@@ -103,7 +103,7 @@ Way = Callable[[str, str, bytes], Coroutine[Any, Any, Took]]
 async def by_loop(url: str, group: str, last: bytes) -> Took:
     got, errors = list[bytes](), list[QmqError]()
     async with qmq.connect(url) as client, client.subscribe("a.", group=group) as consumer:
-        consumer.on_error = errors.append
+        consumer.on_unreadable = errors.append
         async with aclosing(consumer.__aiter__()) as messages:
             async for message in messages:
                 got.append(message.body)
@@ -116,7 +116,7 @@ async def by_pull(url: str, group: str, last: bytes) -> Took:
     """In steps that cut runs."""
     got, errors = list[bytes](), list[QmqError]()
     async with qmq.connect(url) as client, client.subscribe("a.", group=group) as consumer:
-        consumer.on_error = errors.append
+        consumer.on_unreadable = errors.append
         while last not in got:
             got += [message.body for message in await consumer.pull(3)]
         return Took(got, consumer.damaged, errors)
@@ -125,7 +125,7 @@ async def by_pull(url: str, group: str, last: bytes) -> Took:
 async def by_pull_batch(url: str, group: str, last: bytes) -> Took:
     got, errors = list[bytes](), list[QmqError]()
     async with qmq.connect(url) as client, client.subscribe("a.", group=group) as consumer:
-        consumer.on_error = errors.append
+        consumer.on_unreadable = errors.append
         while last not in got:
             got += (await consumer.pull_batch(200)).bodies
         return Took(got, consumer.damaged, errors)
@@ -134,7 +134,7 @@ async def by_pull_batch(url: str, group: str, last: bytes) -> Took:
 async def by_solo(url: str, group: str, last: bytes) -> Took:
     got, errors = list[bytes](), list[QmqError]()
     async with qmq.connect(url) as client, client.subscribe("a.", start="first") as consumer:
-        consumer.on_error = errors.append
+        consumer.on_unreadable = errors.append
         while last not in got:
             got += [message.body for message in await consumer.pull(200)]
         return Took(got, consumer.damaged, errors)
@@ -144,7 +144,7 @@ def _sync(take: Callable[[qmq.SyncConsumer, bytes], list[bytes]]) -> Way:
     def run(url: str, group: str, last: bytes) -> Took:
         errors = list[QmqError]()
         with qmq.connect_sync(url) as client, client.subscribe("a.", group=group) as consumer:
-            consumer.on_error = errors.append
+            consumer.on_unreadable = errors.append
             return Took(take(consumer, last), consumer.damaged, errors)
 
     async def run_aside(url: str, group: str, last: bytes) -> Took:

@@ -55,18 +55,19 @@ async def test_a_handler_that_ends_normally_acks() -> None:
         assert frame.payload[frames.ACK.size :] == frames.pack_numbers([0, 1])[0]
 
 
-async def test_a_handler_that_raises_nacks_and_continues(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_handler_that_raises_nacks_and_raises_on(caplog: pytest.LogCaptureFixture) -> None:
     async with given(b"1", b"2", b"3") as (s, messages):
-        errors = list[Exception]()
-        s.consumer.on_error = errors.append
+        failed = list[qmq.Message]()
+        s.consumer.on_failed = lambda message, error: failed.append(message)
         for message in messages:
             handling = asyncio.ensure_future(handle(message, ValueError("no such hotel")))
             found = await handed_back(s)
             assert found[:3] == (Disposition.NACK, messages.index(message), None)
             assert found[3] == "ValueError: no such hotel"
-            await handling
-        assert len(errors) == 3
-        assert caplog.text.count("a handler failed") == 1, "said at a limited rate"
+            with pytest.raises(ValueError, match="no such hotel"):
+                await handling
+        assert failed == messages
+        assert [record.message_id for record in caplog.records] == [message.id for message in messages]  # type: ignore[attr-defined]  # an extra field
 
 
 class Mute(Exception):
@@ -83,14 +84,15 @@ class Mute(Exception):
         (Mute(), "Mute: its text is not available: AttributeError"),
     ],
 )
-async def test_any_error_of_a_handler_nacks_and_the_program_continues(
+async def test_any_error_of_a_handler_nacks_and_reaches_the_program(
     error: Exception, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.CRITICAL, "qmq")  # xdist cannot transfer text that UTF-8 cannot encode
     async with given(b"1") as (s, (message,)):
         handling = asyncio.ensure_future(handle(message, error))
         assert await handed_back(s) == (Disposition.NACK, 0, None, reason)
-        await handling
+        with pytest.raises(type(error)):
+            await handling
 
 
 async def test_a_delay_that_is_none_is_a_failure_of_the_handler(caplog: pytest.LogCaptureFixture) -> None:
@@ -98,21 +100,39 @@ async def test_a_delay_that_is_none_is_a_failure_of_the_handler(caplog: pytest.L
         handling = asyncio.ensure_future(handle(message, qmq.Retry("soon", after=-0.1)))
         disposition, number, delay_us, reason = await handed_back(s)
         assert (disposition, number, delay_us) == (Disposition.NACK, 0, None), "after the delay of the group"
-        wanted = "InvalidOption: delay must be a number of seconds from 0 to 731 days (two years), not -0.1"
-        assert reason == wanted
-        await handling
-        assert "a handler failed" in caplog.text
+        assert reason.startswith("InvalidOption: delay must be from 0 to below 1e12 seconds, not -0.1")
+        with pytest.raises(qmq.Retry):
+            await handling
+        assert "it comes again: InvalidOption: delay must be" in caplog.text
 
 
-async def test_retry_picks_the_delay_and_is_no_failure(caplog: pytest.LogCaptureFixture) -> None:
+async def test_retry_picks_the_delay_and_is_logged_as_asked_for(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "qmq.client")
     async with given(b"1") as (s, (message,)):
-        errors = list[Exception]()
-        s.consumer.on_error = errors.append
-        handling = asyncio.ensure_future(handle(message, qmq.Retry(after=2.5)))
+        errors = list[BaseException]()
+        s.consumer.on_failed = lambda message, error: errors.append(error)
+        asked = qmq.Retry(after="2.5s")
+        handling = asyncio.ensure_future(handle(message, asked))
         assert (await handed_back(s))[:3] == (Disposition.NACK, 0, 2_500_000)
-        await handling
-        assert "failed" not in caplog.text
-        assert errors == []
+        with pytest.raises(qmq.Retry):
+            await handling
+        (record,) = caplog.records
+        assert record.levelno == logging.INFO
+        assert record.retry_in == 2.5  # type: ignore[attr-defined]  # an extra field
+        assert errors == [asked]
+
+
+async def test_an_on_failed_that_raises_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    def fail(message: qmq.Message, error: BaseException) -> None:
+        raise RuntimeError("not my day")
+
+    async with given(b"1") as (s, (message,)):
+        s.consumer.on_failed = fail
+        handling = asyncio.ensure_future(handle(message, ValueError("no such hotel")))
+        assert (await handed_back(s))[:2] == (Disposition.NACK, 0)
+        with pytest.raises(ValueError, match="no such hotel"):
+            await handling
+        assert "not my day" in caplog.text
 
 
 @pytest.mark.parametrize("error", [asyncio.CancelledError(), GeneratorExit()])
@@ -310,8 +330,9 @@ async def test_each_way_to_end_has_its_outcome(tmp_path: Path) -> None:
         async with client.subscribe("a", group="g", consumer="c") as consumer:
             good, fails_once, later, bad, unstarted = await consumer.pull(10, 5)
             await handle(good)
-            await handle(fails_once, qmq.Retry(after=0))
-            await handle(later, qmq.Retry(after=3_600))
+            for message, after in ((fails_once, "0s"), (later, "1h")):
+                with pytest.raises(qmq.Retry):
+                    await handle(message, qmq.Retry(after=after))
             await bad.reject("nobody can handle this")
             unstarted.release()
             came = {}

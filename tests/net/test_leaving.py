@@ -105,8 +105,9 @@ async def test_a_message_whose_own_block_has_failed_is_not_failed_twice(broker: 
         with suppress(Broken):
             async with client.subscribe("twice", group="twice", retry_delays=[0]) as consumer:
                 first, _ = await consumer.pull(2, 2, timeout=30)
-                async with first:
-                    raise ValueError("its own")
+                with suppress(ValueError):
+                    async with first:
+                        raise ValueError("its own")
                 raise Broken
         assert await attempts(client, "twice", "twice", 2) == {b"0": 2, b"1": 2}
 
@@ -304,7 +305,8 @@ async def test_a_handler_that_outlives_its_block_is_logged(
                 await asyncio.sleep(0)
             caplog.clear()
             may_end.set()
-            await working
+            with suppress(ValueError):
+                await working
             (said,) = warnings(caplog)
             assert message.id in said
 
@@ -383,6 +385,6 @@ def dispose(messages: list[qmq.SyncMessage], call: str) -> None:
         elif call == "release":
             message.release()
         else:
-            with message:
+            with suppress(ValueError), message:
                 if call == "fail":
                     raise ValueError("no such hotel")

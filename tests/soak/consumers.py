@@ -250,12 +250,14 @@ class Program:
             await message.nack(delay=self.chance.choice((None, 0.0, 0.3)), reason="failed by the soak")
         elif luck < 0.06:
             self.meter.count("raised")
-            async with message:
-                raise RuntimeError("raised by the soak")
+            with suppress(RuntimeError):
+                async with message:
+                    raise RuntimeError("raised by the soak")
         elif luck < 0.07:
             self.meter.count("asked for a retry")
-            async with message:
-                raise qmq.Retry(after=0.1)
+            with suppress(qmq.Retry):
+                async with message:
+                    raise qmq.Retry(after=0.1)
         elif luck < 0.075:
             self.meter.count("rejected")
             await message.reject(REJECTED)

@@ -172,13 +172,17 @@ class Subscriptions:
 
     def _state_of(
         self, subscription: Subscription, given: dict[str, Any]
-    ) -> tuple[ConsumerState | None, tuple[str, ...], tuple[tuple[str, Any], ...]]:
-        """Return the consumer's state, the group's tags, and which of the *given* settings differ in the group."""
+    ) -> tuple[ConsumerState | None, tuple[str, ...], tuple[tuple[str, Any], ...], int, tuple[int, ...]]:
+        """Return the consumer's state and of the group its tags, which of the *given* settings differ in it, its
+        max_attempts and its retry_delays_us.
+        """
         ledger, member = subscription.group.ledger, subscription.member
         if ledger is None:
-            return None, (), ()
+            return None, (), (), 0, ()
         consumer_state = self._tracker.consumer_state(member) if member is not None else None
-        return consumer_state, ledger.settings.tags, tuple(differing(given, ledger.settings).items())
+        settings = ledger.settings
+        different = tuple(differing(given, settings).items())
+        return consumer_state, settings.tags, different, settings.max_attempts, settings.retry_delays_us
 
     def _group(self, name: str | None, mode: str) -> Group:
         if name is None:

@@ -32,7 +32,8 @@ class Subscribed(NamedTuple):
     """A subscription began.
 
     A solo consumer that starts at a time gets ``start_us``: it gets all that was stored since then. A consumer of a
-    group gets its state, the group's tags, and the settings in which the group differs from those that it asked for.
+    group gets its state, the group's tags, the settings in which the group differs from those that it asked for, and
+    how often and after which delays the group tries a message (``max_attempts`` 0: there are no attempts to count).
     """
 
     connection: int
@@ -42,6 +43,8 @@ class Subscribed(NamedTuple):
     consumer_state: ConsumerState | None = None
     tags: tuple[str, ...] = ()
     differing: tuple[tuple[str, Any], ...] = ()
+    max_attempts: int = 0
+    retry_delays_us: tuple[int, ...] = ()
 
 
 class PulledMessages(NamedTuple):

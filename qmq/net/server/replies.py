@@ -68,6 +68,8 @@ def subscribed(effect: effects.Subscribed) -> bytes:
         fields["tags"] = list(effect.tags)
     if effect.differing:
         fields["differing"] = dict(effect.differing)
+    if effect.max_attempts:
+        fields["max_attempts"], fields["retry_delays_us"] = effect.max_attempts, list(effect.retry_delays_us)
     return _with_meta(FrameKind.SUBSCRIBED, effect.request, fields)
 
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Final
 
-from qmq.errors import Fenced, InvalidOption, QmqError, Retry, UnknownSubscription
+from qmq.errors import Fenced, QmqError, UnknownSubscription
 from qmq.intervals import Intervals
 from qmq.net.client.connection import Answer, BrokerConnection
 from qmq.net.client.consumer.ack_file import WRITE_COUNT, AckFile
@@ -17,11 +16,9 @@ from qmq.net.client.consumer.in_flight import (
     MAX_INTERVALS,
     InFlightWindow,
     PendingDisposition,
-    WholeMessage,
-    check_delay,
     reason_of,
 )
-from qmq.net.client.consumer.nacks import NackSender, left_block_error
+from qmq.net.client.consumer.nacks import FailureLog, NackSender, delay_of, left_block_error
 from qmq.net.protocol import frames
 from qmq.net.protocol.frames import FrameKind
 from qmq.net.protocol.types import ConsumerState, Disposition, KnownConsumer
@@ -35,7 +32,6 @@ log = logging.getLogger("qmq.client")
 ACK_DELAY: Final = 0.05
 #: This many acks are sent at once.
 ACK_COUNT: Final = 1_000
-_WARN_EVERY: Final = 10.0
 
 Subscribed = tuple[BrokerConnection, int]
 
@@ -50,8 +46,8 @@ class AckSender:
         self.loop: asyncio.AbstractEventLoop | None = None
         #: How many acks were refused because their messages are no longer in flight.
         self.refused = 0
-        #: A function that is called with the errors that handlers raise, or None.
-        self.on_error: Callable[[Exception], object] | None = None
+        #: Logs the failures of messages.
+        self.failures = FailureLog(consumer)
         #: Functions to call when the messages in flight were dropped.
         self.on_dropped: list[Callable[[], None]] = []
         #: The file that keeps acks until they are confirmed, if there is one.
@@ -71,7 +67,6 @@ class AckSender:
         self._waiters: list[asyncio.Future[None]] = []
         #: Sends the other dispositions.
         self.nack_sender = NackSender(consumer, subscribed)
-        self._warned_at = -_WARN_EVERY
         self._warned_of_dropped = False
         #: Warnings that were given once; the ack senders of a consumer at several brokers share it.
         self.warned_of: set[str] = set()
@@ -264,21 +259,9 @@ class AckSender:
         """Release messages in the background."""
         self.nack_sender.release(in_flight, start, end)
 
-    async def failed(
-        self, in_flight: InFlightWindow, sequence: int, error: Exception, whole: WholeMessage | None = None
-    ) -> None:
-        """Nack the message whose handler raised *error*."""
-        delay_us, error = _delay_of(error)
-        if not isinstance(error, Retry):
-            self._warn(error)
-        try:
-            back = PendingDisposition(sequence, sequence + 1, Disposition.NACK, delay_us, reason_of(error), whole)
-            await self.nack_sender.hand_back(in_flight, back)
-        except Fenced as fenced:
-            log.debug("consumer %s: %s", self._consumer, fenced)
-            in_flight.late(
-                "the failure", sequence, sequence + 1, f"message {whole[0].id(whole[1])}" if whole else "a message"
-            )
+    def fail(self, in_flight: InFlightWindow, back: PendingDisposition) -> None:
+        """Nack a message in the background, unless it has a disposition."""
+        self.nack_sender.hand_back_soon(in_flight, back)
 
     def fail_open(self, error: Exception) -> None:
         """Nack all messages that were given out and have no disposition, since the program's block ended by *error*."""
@@ -286,8 +269,8 @@ class AckSender:
         ranges = [] if in_flight is None else in_flight.open()
         if in_flight is None or not ranges:
             return
-        delay_us, error = _delay_of(error)
-        reason = reason_of(error)
+        delay_us, cause = delay_of(error)
+        reason = reason_of(cause)
         log.warning(
             "consumer %s: its block ended by %s: %d messages without a disposition have failed", self._consumer,
             type(error).__name__, sum(end - start for start, end in ranges),
@@ -325,17 +308,6 @@ class AckSender:
                 "consumer %s: the program dropped %d messages without a disposition: they stay in flight until it "
                 "leaves; ack(), nack() or release() each message, or use `async with message`", self._consumer, count,
             )  # fmt: skip
-
-    def _warn(self, error: Exception) -> None:
-        now = time.monotonic()
-        if now >= self._warned_at + _WARN_EVERY:
-            self._warned_at = now
-            log.warning("consumer %s: a handler failed", self._consumer, exc_info=error)
-        if self.on_error is not None:
-            try:
-                self.on_error(error)
-            except Exception:
-                log.exception("consumer %s: on_error failed", self._consumer)
 
     # --- the end -----------------------------------------------------------------------------------------------------
 
@@ -382,22 +354,6 @@ class AckSender:
                 "consumer %s: %d acks did not reach its broker: this machine keeps them until a client on it "
                 "reaches the broker again", self._consumer, unconfirmed,
             )  # fmt: skip
-
-
-def _delay_of(error: Exception) -> tuple[int | None, Exception]:
-    """Return the delay in microseconds that *error* asks for (None: the group's) and the error to report.
-
-    The error in a group of one, such as a TaskGroup raises, stands for the group; a Retry with an invalid delay is
-    reported as InvalidOption.
-    """
-    while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
-        error = error.exceptions[0]
-    if not isinstance(error, Retry):
-        return None, error
-    try:
-        return check_delay(error.after), error
-    except InvalidOption as wrong:
-        return None, wrong
 
 
 class ThreadAcks:

@@ -37,6 +37,8 @@ class DispositionOwner(Protocol):
     loop: Any
     #: How many acks were refused because their messages are no longer in flight.
     refused: int
+    #: Logs the failures of messages.
+    failures: Any
 
     @property
     def has_left(self) -> bool:
@@ -53,10 +55,8 @@ class DispositionOwner(Protocol):
     def release(self, in_flight: InFlightWindow, start: int, end: int) -> None:
         """Release messages in the background."""
 
-    async def failed(
-        self, in_flight: InFlightWindow, sequence: int, error: Exception, whole: WholeMessage | None = None
-    ) -> None:
-        """Nack the message whose handler raised *error*."""
+    def fail(self, in_flight: InFlightWindow, back: PendingDisposition) -> None:
+        """Nack a message in the background, unless it has a disposition."""
 
     def dropped(self, in_flight: InFlightWindow, sequence_ranges: list[tuple[int, int]]) -> None:
         """[any thread] Log that the program dropped these messages, if any has no disposition."""
@@ -379,7 +379,7 @@ def check_reason(reason: str) -> str:
     return reason if reason.isascii() else reason.encode("utf-8", "backslashreplace").decode()
 
 
-def reason_of(error: Exception) -> str:
+def reason_of(error: BaseException) -> str:
     """Return the error of a handler as a reason; of a group of errors, the first."""
     while isinstance(error, ExceptionGroup):
         error = error.exceptions[0]

@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, overload
 import numpy as np
 
 from qmq.durations import Duration
-from qmq.errors import QmqError, UsageError
+from qmq.errors import Fenced, QmqError, UsageError
 from qmq.format.layout import HAS_CREATED_AT, HAS_ORIGIN_ID, MESSAGE_ID, RUN_REPLAYED
 from qmq.format.run import Run
-from qmq.net.client.consumer.in_flight import PendingDisposition, check_delay, check_reason
+from qmq.net.client.consumer.in_flight import PendingDisposition, check_delay, check_reason, reason_of
+from qmq.net.client.consumer.nacks import FailureLog, delay_of
 from qmq.net.client.producer.receipts import utc_from_us
 from qmq.net.protocol.types import Disposition
 
@@ -101,6 +102,19 @@ class Message:
     def attempt(self) -> int:
         """The number of this attempt to handle it, from 1."""
         return self._run.attempt
+
+    @property
+    def last_attempt(self) -> bool:
+        """Whether no other attempt follows this one: if it fails, the message is dead.
+
+            if message.last_attempt:
+                alert(message.id)
+
+        The group's ``max_attempts`` is that of the time when the consumer subscribed. Always True without
+        dispositions: for a solo consumer, and in an at_most_once group.
+        """
+        in_flight = self._run.in_flight
+        return in_flight is None or in_flight.owner.failures.is_last(self._run.attempt)
 
     @property
     def replayed(self) -> bool:
@@ -189,7 +203,7 @@ class Message:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool:
-        """Ack the message, or nack it when the block has raised an Exception, which is swallowed.
+        """Ack the message, or nack it when the block has raised an Exception, which goes on to the program.
 
         ``raise qmq.Retry(after=...)`` picks the delay. CancelledError, KeyboardInterrupt, SystemExit and GeneratorExit
         release the message. When it is no longer in flight, the block is cancelled, and the program continues after it.
@@ -203,15 +217,41 @@ class Message:
             return await _go_on(task, error)
         if error is None:
             self.ack()
-            return False
-        if not isinstance(error, Exception):
+        elif not isinstance(error, Exception):
             in_flight.owner.release(in_flight, self._number, self._number + 1)
-            return False
-        await in_flight.owner.failed(in_flight, self._number, error, (self._run, self._index))
-        return True
+        else:
+            back = failure(self, error)
+            try:
+                await in_flight.owner.hand_back(in_flight, back)
+            except Fenced:
+                in_flight.late("the failure", back.start, back.end, self)
+        return False
 
     def __repr__(self) -> str:
         return f"<Message {self.id} {self.subject!r} sequence {self.sequence}, {len(self.body)} bytes>"
+
+
+def is_dropped(message: Message) -> bool:
+    """Whether *message* is no longer in flight, since the broker has delivered it again or will."""
+    in_flight = message._run.in_flight
+    return in_flight is not None and in_flight.fenced is not None
+
+
+def failure(message: Message, error: BaseException) -> PendingDisposition:
+    """[any thread] Log that *error* ended the handler of a message of a group; return the nack to send."""
+    delay_us, error = delay_of(error)
+    message._run.in_flight.owner.failures.add(message, error, delay_us)
+    whole = message._run, message._index
+    return PendingDisposition(message._number, message._number + 1, Disposition.NACK, delay_us, reason_of(error), whole)
+
+
+def fail(message: Message, error: BaseException, failures: FailureLog) -> None:
+    """Log that *error* ended the handler of *message*; nack it in the background if it is of a group."""
+    in_flight = message._run.in_flight
+    if in_flight is None:
+        failures.add(message, error, None)
+    else:
+        in_flight.owner.fail(in_flight, failure(message, error))
 
 
 async def _go_on(task: asyncio.Task[Any], error: BaseException | None) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
@@ -97,14 +97,14 @@ class MultiBrokerPuller:
         return [ack_sender for puller in self._pullers for ack_sender in puller.ack_senders]
 
     @property
-    def on_error(self) -> Callable[[Exception], object] | None:
-        """A function that is called with each BadBatch and with each error but Retry that handlers raise, or None."""
-        return self._pullers[0].on_error
+    def pullers(self) -> list[Puller]:
+        """The pullers of the consumer, one for each broker."""
+        return self._pullers
 
-    @on_error.setter
-    def on_error(self, call: Callable[[Exception], object] | None) -> None:
-        for puller in self._pullers:
-            puller.on_error = call
+    @property
+    def is_at_most_once(self) -> bool:
+        """Whether the group is given each message once, so that no other consumer gets those that are left over."""
+        return self._is_exact
 
     @property
     def is_solo(self) -> bool:

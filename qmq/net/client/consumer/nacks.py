@@ -1,4 +1,6 @@
-"""Nacks, releases and rejects of a consumer: those of one turn of the loop go to the broker together."""
+"""Nacks, releases and rejects of a consumer: those of one turn of the loop go to the broker together. The log of the
+failures behind them.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +9,14 @@ import logging
 import struct
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 from crc32c import crc32c
 
-from qmq.errors import Fenced, QmqError, UnknownSubscription
+from qmq.durations import duration_text
+from qmq.errors import Fenced, InvalidOption, QmqError, Retry, UnknownSubscription
 from qmq.net.client.connection import BrokerConnection
-from qmq.net.client.consumer.in_flight import InFlightWindow, PendingDisposition
+from qmq.net.client.consumer.in_flight import InFlightWindow, PendingDisposition, check_delay, reason_of
 from qmq.net.client.failover.handover import HandoverClient
 from qmq.net.client.failover.spool import Late
 from qmq.net.protocol import frames
@@ -266,3 +269,93 @@ def _by_reasons(several: list[_QueuedDisposition]) -> Iterator[list[_QueuedDispo
             known.add(reason)
         some.append(one)
     yield some
+
+
+class FailedMessage(Protocol):
+    """The fields of a message that the record of its failure has."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def subject(self) -> str: ...
+    @property
+    def key(self) -> str | None: ...
+    @property
+    def attempt(self) -> int: ...
+
+
+class FailureLog:
+    """Logs the failures of one consumer at one broker."""
+
+    def __init__(self, consumer: str, *, comes_again: bool = True) -> None:
+        """*comes_again*: there are dispositions, so a message that failed is delivered again."""
+        #: The program's function for failures, or None.
+        self.on_failed: Callable[[Any, BaseException], object] | None = None
+        #: How often the group tries a message, as the broker said at the subscription; 0: not known.
+        self.max_attempts = 0
+        #: The delays after each attempt in microseconds; the last one holds for all later attempts.
+        self.retry_delays_us: Sequence[int] = ()
+        self._consumer = consumer
+        self._comes_again = comes_again
+
+    def add(self, message: FailedMessage, error: BaseException, delay_us: int | None) -> None:
+        """[any thread] Log that *message* failed, and call the program's function. *delay_us* None: the group's."""
+        retry_us = self._retry_us(message.attempt, delay_us)
+        fields = {
+            "consumer": self._consumer,
+            "message_id": message.id,
+            "subject": message.subject,
+            "key": message.key,
+            "attempt": message.attempt,
+            "max_attempts": self.max_attempts or None,
+            "retry_in": None if retry_us is None else retry_us / 1e6,
+        }
+        is_last = self.is_last(message.attempt)
+        asked = isinstance(error, Retry) and not is_last
+        if not self._comes_again:
+            after = "it does not come again"
+        elif is_last:
+            after = "it is a dead letter now"
+        elif retry_us is None:
+            after = "it comes again"
+        else:
+            after = f"it comes again in {duration_text(retry_us / 1e6)}" if retry_us else "it comes again at once"
+        log.log(
+            logging.INFO if asked else logging.ERROR if is_last else logging.WARNING,
+            "message %s of %s failed at attempt %d%s, %s: %s",
+            message.id, message.subject, message.attempt, f" of {self.max_attempts}" if self.max_attempts else "",
+            after, reason_of(error),
+            exc_info=None if isinstance(error, Retry) else error, extra=fields,
+        )  # fmt: skip
+        if self.on_failed is not None:
+            try:
+                self.on_failed(message, error)
+            except Exception:
+                log.exception("consumer %s: on_failed raised an error", self._consumer)
+
+    def is_last(self, attempt: int) -> bool:
+        """Return whether no other attempt follows *attempt*."""
+        return not self._comes_again or 0 < self.max_attempts <= attempt
+
+    def _retry_us(self, attempt: int, delay_us: int | None) -> int | None:
+        if self.is_last(attempt):
+            return None
+        if delay_us is None and self.retry_delays_us:
+            return self.retry_delays_us[min(attempt, len(self.retry_delays_us)) - 1]
+        return delay_us
+
+
+def delay_of(error: BaseException) -> tuple[int | None, BaseException]:
+    """Return the delay in microseconds that *error* asks for (None: the group's) and the error to report.
+
+    The error in a group of one, such as a TaskGroup raises, stands for the group; a Retry with an invalid delay is
+    reported as InvalidOption.
+    """
+    while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    if not isinstance(error, Retry):
+        return None, error
+    try:
+        return check_delay(error.after), error
+    except InvalidOption as wrong:
+        return None, wrong

@@ -30,6 +30,7 @@ from qmq.net.client.consumer.acks import AckSender
 from qmq.net.client.consumer.corrupt_reads import error_of, pack_report, read_checked, sequences_of
 from qmq.net.client.consumer.in_flight import InFlightWindow, PendingDisposition
 from qmq.net.client.consumer.message import with_tags
+from qmq.net.client.consumer.nacks import FailureLog
 from qmq.net.client.consumer.pull_request import PullRequest
 from qmq.net.client.consumer.subscribe import MAX_DOUBTS, ConsumerSubscription
 from qmq.net.client.group_settings import DEFAULT_TERMS, Terms
@@ -148,8 +149,12 @@ class Puller:
         self.ack_sender = self._subscription.ack_sender
         #: How many pieces of answers were left out because they are damaged.
         self.damaged = 0
-        self._on_error: Callable[[Exception], object] | None = None
+        #: A function to call with each BadBatch that ``damaged`` counts, or None.
+        self.on_unreadable: Callable[[BadBatch], object] | None = None
+        #: Logs the failures of messages.
+        self.failures = FailureLog(self.id, comes_again=False) if self.ack_sender is None else self.ack_sender.failures
         self._solo_cursor = self._subscription.solo_cursor
+        self._is_at_most_once = terms.mode == "at_most_once"
         self._warned_at = -_WARN_EVERY
         self._inside = False
         self._backoff = Backoff()
@@ -170,15 +175,9 @@ class Puller:
             self.ack_sender.on_dropped.append(self._received.clear)
 
     @property
-    def on_error(self) -> Callable[[Exception], object] | None:
-        """A function that is called with each BadBatch and with each error but Retry that handlers raise, or None."""
-        return self._on_error
-
-    @on_error.setter
-    def on_error(self, call: Callable[[Exception], object] | None) -> None:
-        self._on_error = call
-        if self.ack_sender is not None:
-            self.ack_sender.on_error = call
+    def pullers(self) -> list[Puller]:
+        """The pullers of the consumer, one for each broker: this one."""
+        return [self]
 
     @property
     def ack_senders(self) -> list[AckSender]:
@@ -189,6 +188,11 @@ class Puller:
     def is_solo(self) -> bool:
         """Whether the consumer sends no dispositions."""
         return self.ack_sender is None
+
+    @property
+    def is_at_most_once(self) -> bool:
+        """Whether the group is given each message once, so that no other consumer gets those that are left over."""
+        return self._is_at_most_once
 
     @property
     def has_received(self) -> bool:
@@ -549,11 +553,11 @@ class Puller:
         if now >= self._warned_at + _WARN_EVERY:
             self._warned_at = now
             log.warning("consumer %s: %s (%d pieces so far)", self.id, error, self.damaged)
-        if self._on_error is not None:
+        if self.on_unreadable is not None:
             try:
-                self._on_error(error)
+                self.on_unreadable(error)
             except Exception:
-                log.exception("consumer %s: on_error failed", self.id)
+                log.exception("consumer %s: on_unreadable raised an error", self.id)
 
 
 def _settle(waiter: asyncio.Future[Answer | QmqError], answer: Answer | QmqError) -> None:

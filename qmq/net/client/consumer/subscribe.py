@@ -221,6 +221,7 @@ class ConsumerSubscription:
         self.current = connection, subscription
         self._warn_settings(answer.meta.get("differing", {}))
         if self.ack_sender is not None:
+            self._take_attempts(answer.meta)
             self.ack_sender.nack_sender.store_id = store_id
             self.ack_sender.joined(_consumer_state_in(answer))
             self._link.add_session(self.ack_sender, asked_at)
@@ -229,6 +230,14 @@ class ConsumerSubscription:
         start_us = answer.meta.get("start_us")
         if self.solo_cursor is not None and self.solo_cursor.floor_us is None and isinstance(start_us, int):
             self.solo_cursor.begin_at(start_us)
+
+    def _take_attempts(self, meta: dict[str, Any]) -> None:
+        """Take how often, and after which delays, the group tries a message. It is for the program's eyes only."""
+        assert self.ack_sender is not None
+        max_attempts, delays_us = meta.get("max_attempts"), meta.get("retry_delays_us")
+        if type(max_attempts) is int and type(delays_us) is list and all(type(one) is int for one in delays_us):
+            failures = self.ack_sender.failures
+            failures.max_attempts, failures.retry_delays_us = max_attempts, delays_us
 
     async def _ask(self, connection: BrokerConnection, meta: dict[str, Any]) -> Answer:
         """Send SUBSCRIBE and return the answer. If this call is cancelled, an answer that still comes is undone."""

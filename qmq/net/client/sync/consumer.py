@@ -10,11 +10,11 @@ from types import TracebackType
 from typing import Any, Self, overload
 
 from qmq.durations import Duration
-from qmq.errors import Fenced, UsageError
+from qmq.errors import BadBatch, Fenced, UsageError
 from qmq.format.run import Run
 from qmq.net.client.cluster import Brokers
-from qmq.net.client.consumer.consumer import MessageFeed
-from qmq.net.client.consumer.message import Message, MessageBatch, each_message, messages_of
+from qmq.net.client.consumer.feed import MessageFeed
+from qmq.net.client.consumer.message import Message, MessageBatch, each_message, failure, messages_of
 from qmq.net.client.consumer.multi_broker import MultiBrokerPuller
 from qmq.net.client.consumer.pull import Puller
 from qmq.net.client.options import BATCH_BYTES, PULL_BYTES
@@ -85,22 +85,19 @@ class SyncMessage(Message):
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> bool:
-        """Acknowledge the message, or nack it after an exception. See ``Message.__aexit__``."""
+    ) -> None:
+        """Acknowledge the message, or nack it after an exception, which goes on. See ``Message.__aexit__``."""
+        in_flight = self._run.in_flight
         if error is None:
             self.ack()
-            return False
-        in_flight = self._run.in_flight
-        if in_flight is None:
-            return False
-        if not isinstance(error, Exception):
+        elif in_flight is not None and not isinstance(error, Exception):
             self._release()
-            return False
-        try:
-            self._wait(in_flight.owner.failed(in_flight, self._number, error, (self._run, self._index)))
-        except Fenced:  # the client is closed
-            in_flight.late("the failure", self._number, self._number + 1, self)
-        return True
+        elif in_flight is not None:
+            back = failure(self, error)
+            try:
+                self._wait(in_flight.owner.hand_back(in_flight, back))
+            except Fenced:  # the client is closed, or the message is no longer in flight
+                in_flight.late("the failure", self._number, self._number + 1, self)
 
 
 class SyncMessageBatch(MessageBatch):
@@ -163,15 +160,28 @@ class SyncConsumer:
         return self._puller.damaged
 
     @property
-    def on_error(self) -> Callable[[Exception], object] | None:
-        """A function that is called in the client's thread with each error that left a `with message` block, except
-        ``qmq.Retry``, and with a BadBatch for each part that ``damaged`` counts. Errors that it raises are logged.
+    def on_failed(self) -> Callable[[SyncMessage, BaseException], object] | None:
+        """A function that is called with each message that failed and the error, in the thread that handled it. See
+        ``Consumer.on_failed``.
         """
-        return self._puller.on_error
+        return self._puller.pullers[0].failures.on_failed
 
-    @on_error.setter
-    def on_error(self, call: Callable[[Exception], object] | None) -> None:
-        self._puller.on_error = call
+    @on_failed.setter
+    def on_failed(self, call: Callable[[SyncMessage, BaseException], object] | None) -> None:
+        for puller in self._puller.pullers:
+            puller.failures.on_failed = call
+
+    @property
+    def on_unreadable(self) -> Callable[[BadBatch], object] | None:
+        """A function that is called with each unreadable piece, in the client's thread. See
+        ``Consumer.on_unreadable``.
+        """
+        return self._puller.pullers[0].on_unreadable
+
+    @on_unreadable.setter
+    def on_unreadable(self, call: Callable[[BadBatch], object] | None) -> None:
+        for puller in self._puller.pullers:
+            puller.on_unreadable = call
 
     def __enter__(self) -> Self:
         """Subscribe; wait while no broker can be reached. Raises the error with which the broker refuses it."""
@@ -217,6 +227,11 @@ class SyncConsumer:
         thread = self._current_thread()
         if thread is not self._thread:
             puller = self._make(thread.parts.brokers)
-            puller.on_error = self._puller.on_error
+            _share_calls(self._puller, puller)
             thread.run(puller.enter(), lambda _: puller.leave_now())
             self._thread, self._puller, self._feed = thread, puller, MessageFeed(puller, SyncMessage)
+
+
+def _share_calls(before: Puller | MultiBrokerPuller, after: Puller | MultiBrokerPuller) -> None:
+    for old, new in zip(before.pullers, after.pullers, strict=True):
+        new.on_unreadable, new.failures.on_failed = old.on_unreadable, old.failures.on_failed

@@ -10,7 +10,7 @@ import pytest
 import qmq
 from qmq.format.pieces import read_answer
 from qmq.format.run import Run
-from qmq.net.client.consumer.consumer import MAX_PREFETCH, MessageFeed
+from qmq.net.client.consumer.feed import MAX_PREFETCH, MessageFeed
 from qmq.net.client.consumer.message import Message
 from qmq.net.client.consumer.pull import Puller
 from tests.broker_process import broker_process, running_broker

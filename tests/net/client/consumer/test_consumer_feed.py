@@ -9,9 +9,9 @@ from contextlib import asynccontextmanager
 import pytest
 
 from qmq.errors import Fenced
-from qmq.net.client.consumer import consumer as feed_module
+from qmq.net.client.consumer import feed as feed_module
 from qmq.net.client.consumer import pull as pulling_module
-from qmq.net.client.consumer.consumer import Prefetch
+from qmq.net.client.consumer.feed import Prefetch
 from qmq.net.protocol.frames import FrameKind
 from qmq.net.protocol.types import Disposition
 from tests.net.client.consumer.test_pull import Subscribed, batch, bodies, subscribed

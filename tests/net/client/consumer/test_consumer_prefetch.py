@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import pytest
 
-from qmq.net.client.consumer.consumer import MAX_PREFETCH, PREFETCH_SECONDS, Prefetch
+from qmq.net.client.consumer.feed import MAX_PREFETCH, PREFETCH_SECONDS, Prefetch
 
 TASKS = 10_000
 CONSUMERS = 10

@@ -89,7 +89,7 @@ async def test_a_message_damaged_on_the_way_is_pulled_again() -> None:
 async def test_a_message_bad_on_disk_is_counted_and_reported(caplog: pytest.LogCaptureFixture) -> None:
     told = list[QmqError]()
     async with subscribed(group="g") as s:
-        s.consumer.on_error = told.append
+        s.consumer.on_unreadable = told.append
         with caplog.at_level(logging.WARNING, "qmq.client"):
             pulling = asyncio.ensure_future(s.consumer.pull())
             rotten = [last_flipped(batch(b"rotten", at=at)) for at in (1, 2)]
@@ -155,7 +155,7 @@ async def test_a_message_that_only_this_client_cannot_read_is_failed() -> None:
     """Otherwise the same message would come for ever; another consumer may read it, or it becomes a dead letter."""
     told = list[QmqError]()
     async with subscribed(group="g") as s:
-        s.consumer.on_error = told.append
+        s.consumer.on_unreadable = told.append
         pulling = asyncio.ensure_future(s.consumer.pull())
         request = await pulled(s.peer, checks=False)
         for _ in range(3):
@@ -187,12 +187,12 @@ async def test_leaving_waits_for_no_report() -> None:
             await pulling
 
 
-async def test_an_on_error_that_fails_stops_nothing(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_on_unreadable_that_fails_stops_nothing(caplog: pytest.LogCaptureFixture) -> None:
     def fail(error: QmqError) -> None:
         raise RuntimeError("not my day")
 
     async with subscribed(group="g") as s:
-        s.consumer.on_error = fail
+        s.consumer.on_unreadable = fail
         pulling = asyncio.ensure_future(s.consumer.pull())
         request = await pulled(s.peer, checks=False)
         s.peer.messages(request, last_flipped(batch(b"1")), batch(b"2", at=1), count=2)
@@ -266,7 +266,7 @@ async def test_at_most_once_the_rest_is_accepted_and_the_pull_is_not_repeated() 
     told = list[QmqError]()
     async with subscribed(group="g", mode="at_most_once") as s:
         s.peer.numbers = False
-        s.consumer.on_error = told.append
+        s.consumer.on_unreadable = told.append
         pulling = asyncio.ensure_future(s.consumer.pull())
         request = await pulled(s.peer, checks=False)
         s.peer.messages(request, batch(b"0"), header_flipped(batch(b"1", at=1)), last_flipped(batch(b"2", at=2)))

@@ -226,7 +226,7 @@ def test_states_of_other_epochs_generations_and_times_differ() -> None:
         assert not PLACE.is_that_of(PLACE._replace(**{field: 99}))
 
 
-@pytest.mark.parametrize("delay", [-1, "1", True, float("nan"), 3 * 366 * 86_400])
+@pytest.mark.parametrize("delay", [-1, "1x", True, float("nan"), 3 * 366 * 86_400])
 def test_bad_delays_are_refused(delay: Any) -> None:
     with pytest.raises(InvalidOption, match="delay"):
         check_delay(delay)

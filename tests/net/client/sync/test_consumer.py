@@ -31,7 +31,7 @@ def test_the_dispositions_are_plain_calls_and_done_when_they_return(broker: Brok
         client.send_many("dispositions", [b"failed", b"nacked", b"rejected", b"released", b"acked"])
         with client.subscribe("dispositions", group="judges", consumer="judge") as consumer:
             failed, nacked, rejected, released, acked = consumer.pull(5, min_count=5, timeout=30)
-            with failed:
+            with pytest.raises(ValueError, match="room"), failed:
                 raise ValueError("no such room")
             nacked.nack(delay=60.0, reason="later")
             rejected.reject("bad address")
@@ -62,7 +62,7 @@ def test_a_batch_has_messages_without_asyncio(broker: BrokerProcess) -> None:
             batch[0].nack(reason="later")
             batch[1].reject("bad address")
             batch[2].release()
-            with batch[3]:
+            with pytest.raises(ValueError, match="room"), batch[3]:
                 raise ValueError("no such room")
             for message in batch[4:]:
                 message.ack()
@@ -133,5 +133,5 @@ def test_dispositions_after_the_client_is_closed(broker: BrokerProcess) -> None:
     messages[1].release()
     with pytest.raises(Fenced, match="closed"):
         messages[1].nack()
-    with messages[1]:
+    with pytest.raises(ValueError, match="room"), messages[1]:
         raise ValueError("no such room")

@@ -1,0 +1,196 @@
+"""The messages that a loop has taken from the broker and not reached, and how many it takes at a time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterator
+from itertools import chain, repeat
+from operator import length_hint
+from typing import Any, Final, Generic
+
+from qmq.durations import Duration
+from qmq.format.run import Run
+from qmq.net.client.consumer.message import M, delivery_sequences_of
+from qmq.net.client.consumer.multi_broker import MultiBrokerPuller
+from qmq.net.client.consumer.pull import Puller, release
+
+#: Seconds after which a loop that reaches no message releases those it holds: its handler may take forever.
+STUCK_AFTER: Final = 1.0
+
+#: Seconds of work that a loop takes at a time.
+PREFETCH_SECONDS: Final = 0.1
+#: A solo consumer takes no messages from others, so it begins with more than one.
+FIRST_SOLO_PREFETCH: Final = 16
+MAX_PREFETCH: Final = 32_768
+
+
+class Prefetch:
+    """Decides how many messages one loop takes from the broker at a time. No I/O; time is an argument.
+
+    Messages that one consumer of a group has received are not available to the others. So the loop takes about as many
+    as it handles in PREFETCH_SECONDS at the rate of the messages before, and at least one: a slow consumer leaves none
+    waiting, and a fast one seldom pulls.
+    """
+
+    def __init__(self, is_solo: bool) -> None:
+        self._count = FIRST_SOLO_PREFETCH if is_solo else 1
+        self._last_count = 0
+        self._last_at = 0.0
+
+    def wanted(self, now: float) -> int:
+        """Return how many messages to take next, from the time that the last ones took."""
+        if not self._last_count:
+            return self._count
+        took = now - self._last_at
+        fits = max(int(self._last_count * PREFETCH_SECONDS / took), 1) if took > 0 else MAX_PREFETCH
+        if fits < self._count:
+            self._count = fits
+        elif self._last_count > self._count // 2:  # a batch comes as a whole, so the count is rarely the one asked for
+            self._count = min(2 * self._count, fits, MAX_PREFETCH)
+        return self._count
+
+    def record(self, count: int, now: float) -> None:
+        """Record that *count* messages were received at *now*."""
+        self._last_count, self._last_at = count, now
+
+
+class MessageFeed(Generic[M]):
+    """Holds the messages that a loop has taken from the broker and has not reached yet."""
+
+    def __init__(self, puller: Puller | MultiBrokerPuller, kind: type[M]) -> None:
+        #: The next messages. Messages that are removed from the feed do not come out of it.
+        self.ready: Iterator[M] = iter(())
+        self._puller = puller
+        self._kind = kind
+        self._prefetch = Prefetch(puller.is_solo)
+        self._runs: deque[Run] = deque()
+        # The run that is handed out, and an iterator over its next messages. A loop in another thread may advance it.
+        self._current: tuple[Run | None, Iterator[int]] = None, iter(())
+        self._timer: asyncio.TimerHandle | None = None
+        #: Logs failures of messages that no nack tells a broker of.
+        self.failures = puller.pullers[0].failures
+        #: Whether ``stop`` was called: no more messages are taken.
+        self.stopped = False
+        #: Functions to call when the feed stops, and when messages of the program are no longer in flight.
+        self.on_stop: list[Callable[[], object]] = []
+        self.on_dropped: list[Callable[[], object]] = []
+        self._waiting: set[asyncio.Task[Any]] = set()  # tasks that wait for messages
+        self._ended: set[asyncio.Task[Any]] = set()  # those of them that ``stop`` has cancelled
+        for ack_sender in puller.ack_senders:
+            ack_sender.on_dropped.append(self._drop)
+
+    async def refill(self) -> None:
+        """Wait for the next messages and put them into ``ready``: fewer when the last ones took long to handle, and
+        none once the feed stops.
+        """
+        loop = asyncio.get_running_loop()
+        runs = await self._until_stopped(self._puller.pull(self._prefetch.wanted(loop.time()), 1, None))
+        self._prefetch.record(sum(run.count for run in runs), loop.time())
+        self._runs += runs
+        self.ready = chain.from_iterable(self._views())
+        if self._timer is None and not self._puller.is_solo:
+            self._watch(loop)
+
+    async def pull(self, max_count: int, min_count: int, timeout: Duration | None, max_bytes: int) -> list[Run]:
+        """Pull as ``Puller.pull`` does, and return the messages that the loop has not reached first."""
+        left = self.take_rest()
+        if left:
+            self._puller.put_back(left)
+        return await self._until_stopped(self._puller.pull(max_count, min_count, timeout, max_bytes))
+
+    async def _until_stopped(self, pulling: Coroutine[Any, Any, list[Run]]) -> list[Run]:
+        """Return what *pulling* returns; nothing once the feed stops.
+
+        ``stop`` cancels the pull as a program would, which loses no message, and the cancellation ends here.
+        """
+        if self.stopped:
+            pulling.close()
+            await asyncio.sleep(0)  # a loop over pulls must not keep the event loop
+            return []
+        task = asyncio.current_task()
+        assert task is not None
+        others = task.cancelling()
+        self._waiting.add(task)
+        try:
+            return await pulling
+        except asyncio.CancelledError:
+            if task in self._ended and task.cancelling() == others + 1:
+                return []
+            raise
+        finally:
+            self._waiting.discard(task)
+            if task in self._ended:
+                self._ended.discard(task)
+                task.uncancel()
+
+    def stop(self) -> None:
+        """Take no more messages, release those that the loop has not reached, and end the pulls that wait.
+
+        Messages that no other consumer would get are not released: of an at_most_once group the loop gives them first.
+        """
+        if self.stopped:
+            return
+        self.stopped = True
+        if not self._puller.is_solo:
+            release([run for run in self.take_rest() if run.in_flight.fenced is None])
+        elif not self._puller.is_at_most_once:
+            self.take_rest()
+        for call in tuple(self.on_stop):
+            call()
+        for task in self._waiting:
+            self._ended.add(task)
+            task.cancel()
+
+    @property
+    def has_ready(self) -> bool:
+        """Whether the loop has messages to reach."""
+        return self._left() > 0
+
+    async def leave(self, error: BaseException | None) -> None:
+        """Have the puller leave. An Exception as *error* fails the messages given out without a disposition."""
+        if isinstance(error, Exception) and not self._puller.is_solo:
+            release(self.take_rest())
+        await self._puller.leave(error)
+
+    def take_rest(self) -> list[Run]:
+        """Return the messages that the loop has not reached, and remove them from it."""
+        run, coming = self._current
+        left = list(coming)
+        rest = []
+        if run is not None and left:
+            rest.append(run.slice(left[0] - run.delivery_sequence, run.count))
+        while self._runs:
+            rest.append(self._runs.popleft())
+        return rest
+
+    def _views(self) -> Iterator[Iterator[M]]:
+        while self._runs:
+            run = self._runs.popleft()
+            if run.in_flight is not None and run.in_flight.fenced is not None:
+                continue
+            coming = iter(delivery_sequences_of(run))
+            self._current = run, coming
+            yield map(self._kind, repeat(run), coming, run.bodies())
+
+    def _drop(self) -> None:
+        """Remove the messages of the current run from the loop if they are no longer in flight."""
+        run, coming = self._current
+        if run is not None and run.in_flight.fenced is not None:
+            deque(coming, maxlen=0)
+        for call in tuple(self.on_dropped):
+            call()
+
+    def _left(self) -> int:
+        return length_hint(self._current[1]) + sum(run.count for run in list(self._runs))
+
+    def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
+        left = self._left()
+        self._timer = loop.call_later(STUCK_AFTER, self._look, loop, left) if left else None
+
+    def _look(self, loop: asyncio.AbstractEventLoop, before: int) -> None:
+        """Release the messages that the loop has not reached, if it has reached none since the last look."""
+        self._timer = None
+        if self._left() == before:
+            release([run for run in self.take_rest() if run.in_flight.fenced is None])
+        self._watch(loop)
