@@ -18,6 +18,7 @@ from qmq.format.build import (
     MessageHeader,
     RunContent,
     build_batch,
+    build_single,
     fold_of,
     little,
     make_header,
@@ -28,6 +29,17 @@ from qmq.format.layout import HAS_KEY_HASH, HAS_TAGS, MAX_HEADER_BYTES, MAX_RUNS
 from tests.format.contents import CREATED_US, PRODUCER, Contents, batch_of, contents, plain, rich, texts
 
 BOTH_ROADS = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@given(st.text(min_size=1, max_size=40), st.binary(max_size=100), st.integers(0, 2**62), st.integers(0, 2**62))
+def test_a_single_message_is_built_as_any_batch(subject: str, body: bytes, created_at_us: int, sequence: int) -> None:
+    parts = build_batch(
+        [RunContent(subject, [body], None)],
+        created_at_us=created_at_us,
+        producer_id=PRODUCER,
+        producer_sequence=sequence,
+    )
+    assert b"".join(build_single(subject, body, created_at_us, PRODUCER, sequence)) == b"".join(parts)
 
 
 def by_the_page(runs: Contents) -> bytes:

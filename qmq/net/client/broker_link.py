@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from importlib import metadata
 from itertools import islice
@@ -19,6 +18,7 @@ from qmq.net.client.connection import ANSWER_TIMEOUT, Answer, BrokerConnection, 
 from qmq.net.client.heartbeat import HeartbeatSender
 from qmq.net.client.options import ClientOptions, producer_id_of
 from qmq.net.client.producer.accumulator import SendLimits
+from qmq.net.client.producer.receipts import Receipt
 from qmq.net.client.producer.window import SendWindow
 from qmq.net.protocol import frames
 from qmq.net.protocol.frames import FrameKind
@@ -41,7 +41,6 @@ DEPARTURES_AT_ONCE: Final = 100
 #: This many invalid welcomes in a row end a link: a single one may have been damaged on the way.
 _MAX_INVALID_WELCOMES: Final = 3
 _TICK: Final = 1.0
-_FIRST: Final = struct.Struct("<Q")
 
 
 @cache
@@ -315,6 +314,22 @@ class Link:
             self._loop.call_soon(self._turn)  # raises in a wrong thread, where asyncio is in its debug mode
             self._turn_wanted = True
 
+    def send_now(self, subject: str, body: bytes) -> asyncio.Future[Receipt] | None:
+        """Write a plain message of the usual durability, and return the future of its receipt; None if it has to queue,
+        as others are queued or on their way.
+        """
+        connection, sending, loop = self.connection, self._sending, self._loop
+        if connection is None or connection.closed or not connection.writable or loop is None or loop.get_debug():
+            return None  # in its debug mode asyncio looks for wrong threads when the send queues
+        waiter: asyncio.Future[Receipt] = loop.create_future()
+        request = connection.next_request()
+        batch = sending.single(request, subject, body, waiter, loop.time(), time.time_ns() // 1_000)
+        if batch is None:
+            return None
+        assert batch.buffers is not None
+        connection.send_batch(request, batch.buffers, batch.flush)
+        return waiter
+
     def _turn(self) -> None:
         """Write one batch. The next one goes in another turn, so that the broker works while it is built."""
         self._turn_wanted = False
@@ -359,17 +374,11 @@ class Link:
 
     # --- called by the connection ------------------------------------------------------------------------------------
 
-    def batch_stored(self, request: int, payload: memoryview) -> None:
-        """Hand in a SENT frame: the broker has stored the batch of that request."""
+    def batch_stored(
+        self, request: int, position: int, stored_at_us: int, partition: int, store_id: bytes, firsts: Sequence[int]
+    ) -> None:
+        """Hand in the fields of SENT: the broker has stored the batch of that request."""
         assert self._loop is not None
-        try:
-            position, stored_at_us, partition, store_id, runs = frames.SENT.unpack_from(payload)
-            if runs == 1:
-                firsts = _FIRST.unpack_from(payload, frames.SENT.size)
-            else:
-                firsts = struct.unpack_from(f"<{runs}Q", payload, frames.SENT.size)
-        except struct.error:
-            raise ProtocolError(f"SENT has a payload of {len(payload)} bytes: some are missing") from None
         self._sending.stored(request, position, stored_at_us, partition, store_id, firsts, self._loop.time())
         self._batch_ended()
 
@@ -382,7 +391,7 @@ class Link:
 
     def _batch_ended(self) -> None:
         self._owner.batch_ended()
-        if self._sending.has_waiting():
+        if not self._turn_wanted and self._sending.has_waiting():
             self.want_turn()
 
     def writable(self) -> None:

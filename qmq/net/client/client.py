@@ -154,19 +154,27 @@ class Client:
 
         It is delivered *delay* seconds after it was stored, or at *deliver_at* (seconds since 1970, or an aware
         datetime): at most 731 days (two years) ahead, and never early by the broker's clock. *expires_in* after it was
-        stored, or fell due, it becomes a dead letter of groups to which it was not handed out. Concurrent sends go
-        as one batch. Raises InvalidName, InvalidOption, MessageTooLarge, TypeError before it is sent; SendFailed if it
-        was not stored; SendUnknown if it may be stored or not. A send that is cancelled may still be stored.
+        stored, or fell due, it becomes a dead letter of groups to which it was not handed out. A send is written at
+        once while nothing is on its way; concurrent sends go as one batch. Raises InvalidName, InvalidOption,
+        MessageTooLarge, TypeError before it is sent; SendFailed if it was not stored; SendUnknown if it may be stored
+        or not. A send that is cancelled may still be stored.
         """
         due = deliver_at_of(delay, deliver_at) if delay is not None or deliver_at is not None else 0
         plain = key is None and not tags and not properties and not due and expires_in is None
-        header = NO_HEADER if plain else make_header(key, tags, properties, due, expire_at_of(expires_in))
+        if plain and durability is None and not self._accumulator.unfinished and type(body) is bytes:
+            alone = self._brokers.send_now(subject, body)
+            if alone is not None:
+                return await alone
+        header = NO_HEADER
+        if not plain:
+            expire_at = 0 if expires_in is None else expire_at_of(expires_in)
+            header = make_header(key, tags, properties, due, expire_at)
         flush = self._flush if durability is None else is_flush(durability)
         body = body_of(body)
         loop = self._brokers.ready()
         future: asyncio.Future[Receipt] = loop.create_future()
-        self._accumulator.add(subject, body, header, flush, future, loop.time())
-        self._brokers.want_turn()
+        if self._accumulator.add(subject, body, header, flush, future, loop.time()):
+            self._brokers.want_turn()
         return await future
 
     async def send_many(
@@ -229,7 +237,10 @@ class Client:
                 return ticket
         flush = self._flush if durability is None else is_flush(durability)
         body = body_of(body)
-        header = make_header(key, tags, properties, deliver_at_of(delay, deliver_at), expire_at_of(expires_in))
+        due = deliver_at_of(delay, deliver_at) if delay is not None or deliver_at is not None else 0
+        header = make_header(key, tags, properties, due, 0 if expires_in is None else expire_at_of(expires_in))
+        if ticket := self._accumulator.append_nowait(subject, body, header, flush):
+            return ticket
         loop = self._brokers.ready()
         self._accumulator.check_nowait(subject, len(body), len(header.packed))
         ticket = self._accumulator.add_nowait(subject, body, header, flush, loop.time())

@@ -23,6 +23,7 @@ from qmq.net.client.failover.handover import HandoverClient
 from qmq.net.client.options import ClientOptions, producer_id_of
 from qmq.net.client.producer.accumulator import Accumulator
 from qmq.net.client.producer.outcomes import Outcomes
+from qmq.net.client.producer.receipts import Receipt
 from qmq.net.client.producer.window import SendWindow
 from qmq.net.protocol.frames import FrameKind
 
@@ -202,6 +203,10 @@ class Brokers:
     def want_turn(self) -> None:
         """Look for a batch to send in the next turn of the loop."""
         self._active.want_turn()
+
+    def send_now(self, subject: str, body: bytes) -> asyncio.Future[Receipt] | None:
+        """Write a plain message of the usual durability at once; None if it has to queue."""
+        return self._active.send_now(subject, body)
 
     async def batch_end(self) -> None:
         """Wait until any batch is stored or has failed."""

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import struct
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple, Protocol, cast
 
 import numpy as np
@@ -63,9 +64,11 @@ CLOSE_TIMEOUT: Final = 1.0
 #: The largest frame before WELCOME has said how large frames may be.
 _MAX_WELCOME_BYTES: Final = 64 << 10
 #: As plain numbers: looking up a member of an enum costs more.
-_PULL, _ACK, _SENT, _MESSAGES, _ERROR = map(
-    int, (FrameKind.PULL, FrameKind.ACK, FrameKind.SENT, FrameKind.MESSAGES, FrameKind.ERROR)
+_SEND, _PULL, _ACK, _SENT, _MESSAGES, _ERROR = map(
+    int, (FrameKind.SEND, FrameKind.PULL, FrameKind.ACK, FrameKind.SENT, FrameKind.MESSAGES, FrameKind.ERROR)
 )
+#: A whole SENT frame of a batch with one run.
+_SENT_ONE: Final = struct.Struct("<IBBHQQQH6sIQ")
 _MAX_EXTRA_BYTES: Final = 1 << 20  # the size of an answer beside the messages in it
 
 
@@ -104,8 +107,10 @@ class Welcome(NamedTuple):
 class ConnectionOwner(Protocol):
     """The owner of a connection, and the calls by which it learns what happens there."""
 
-    def batch_stored(self, request: int, payload: memoryview) -> None:
-        """Take a SENT frame; the view is valid during the call only."""
+    def batch_stored(
+        self, request: int, position: int, stored_at_us: int, partition: int, store_id: bytes, firsts: Sequence[int]
+    ) -> None:
+        """Take the fields of a SENT frame; *firsts* are the first sequences of the runs."""
 
     def batch_refused(self, request: int, error: QmqError) -> None:
         """Take the error with which the broker refused a batch."""
@@ -120,7 +125,9 @@ class ConnectionOwner(Protocol):
 class RequestsOnly:
     """The owner of a connection that has requests only: their callbacks learn all that happens."""
 
-    def batch_stored(self, request: int, payload: memoryview) -> None:
+    def batch_stored(
+        self, request: int, position: int, stored_at_us: int, partition: int, store_id: bytes, firsts: Sequence[int]
+    ) -> None:
         """Never called, as no batch is sent."""
 
     def batch_refused(self, request: int, error: QmqError) -> None:
@@ -235,10 +242,10 @@ class BrokerConnection(asyncio.BufferedProtocol):
         if not self.closed:
             self._write(frames.encode_frame(kind, self.next_request(), b"", len(payload)) + payload)
 
-    def send_batch(self, request: int, buffers: list[bytes], flush: bool) -> None:
+    def send_batch(self, request: int, buffers: Sequence[bytes], flush: bool) -> None:
         """Write a SEND frame; its answer goes to the owner."""
         size = sum(map(len, buffers))
-        head = FRAME.pack(FRAME_SIZE + size, FrameKind.SEND, frames.FLUSH if flush else 0, 0, request)
+        head = FRAME.pack(FRAME_SIZE + size, _SEND, frames.FLUSH if flush else 0, 0, request)
         assert self._transport is not None
         if size <= SMALL_BYTES:
             self._transport.write(b"".join((head, *buffers)))
@@ -318,6 +325,12 @@ class BrokerConnection(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         try:
+            if nbytes == _SENT_ONE.size and not self._filled and self._large is None:
+                found = _SENT_ONE.unpack_from(self._buffer)
+                size, kind, _, meta_size, request, position, stored_at_us, partition, store_id, runs, first = found
+                if kind == _SENT and size == nbytes and runs == 1 and not meta_size:  # the answer to a send alone
+                    self._owner.batch_stored(request, position, stored_at_us, partition, store_id, (first,))
+                    return
             if self._large is not None:
                 self._large_filled += nbytes
                 if self._large_filled == len(self._large):
@@ -378,7 +391,7 @@ class BrokerConnection(asyncio.BufferedProtocol):
         if kind == _MESSAGES:
             self._take_messages(request, meta, payload, keeps)
         elif kind == _SENT:
-            self._owner.batch_stored(request, payload)
+            self._take_sent(request, payload)
         elif kind == _ERROR:
             self._take_error(Frame(kind, 0, request, meta, payload))
         else:
@@ -388,6 +401,15 @@ class BrokerConnection(asyncio.BufferedProtocol):
             answer = Answer(kind, frames.unpack_meta(meta), payload if keeps else memoryview(bytes(payload)))
             del self._asked[request]
             asked.callback(answer)
+
+    def _take_sent(self, request: int, payload: memoryview) -> None:
+        """Hand an answer to a batch to the owner."""
+        try:
+            position, stored_at_us, partition, store_id, runs = frames.SENT.unpack_from(payload)
+            firsts = struct.unpack_from(f"<{runs}Q", payload, frames.SENT.size)
+        except struct.error:
+            raise ProtocolError(f"SENT has a payload of {len(payload)} bytes: some are missing") from None
+        self._owner.batch_stored(request, position, stored_at_us, partition, store_id, firsts)
 
     def _take_messages(self, request: int, meta: memoryview, payload: memoryview, keeps: bool) -> None:
         """Hand an answer to a pull to the puller. The ACKs that it answers, too, are confirmed before."""

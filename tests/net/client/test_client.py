@@ -72,6 +72,42 @@ async def test_sends_in_flight_together_go_as_one_batch() -> None:
         assert many[0].id.startswith(STORE.hex())
 
 
+async def test_a_send_while_nothing_is_on_its_way_is_written_at_once() -> None:
+    """The others of the same turn go as one batch."""
+    async with scripted_broker() as broker, qmq.connect(broker.url, durability="append") as client:
+        first = asyncio.ensure_future(client.send("a", b"0"))
+        peer = await broker.peer()
+        peer.stored((await peer.batch())[0])
+        await first
+        sending = asyncio.gather(*(client.send("a", b"%d" % number) for number in range(1, 10)))
+        frame, _ = await peer.batch(flush=False)
+        assert [message.body for message in messages_in(frame)] == [b"1"]
+        others, _ = await peer.batch()
+        assert [message.body for message in messages_in(others)] == [b"%d" % number for number in range(2, 10)]
+        peer.stored(frame, position=500, first_sequence=10)
+        peer.stored(others, position=900, first_sequence=11)
+        receipts = await sending
+        assert [receipt.sequence for receipt in receipts] == list(range(10, 19))
+        assert [receipt.id[-16:] for receipt in receipts[:2]] == [f"{at:016x}" for at in (500, 900)]
+
+
+async def test_a_send_that_was_written_at_once_is_sent_again_on_the_next_connection() -> None:
+    async with scripted_broker() as broker, qmq.connect(broker.url) as client:
+        first = asyncio.ensure_future(client.send("a", b"0"))
+        peer = await broker.peer()
+        peer.stored((await peer.batch())[0])
+        await first
+        sending = asyncio.ensure_future(client.send("a", b"1"))
+        frame, _ = await peer.batch(flush=True)
+        before = bytes(frame.payload)
+        peer.drop()
+        peer = await broker.peer()
+        frame, _ = await peer.batch(flush=True)
+        assert bytes(frame.payload) == before
+        peer.stored(frame, first_sequence=7)
+        assert (await sending).sequence == 7
+
+
 async def test_everything_of_a_message_travels() -> None:
     async with scripted_broker() as broker, qmq.connect(broker.url) as client:
         sending = asyncio.ensure_future(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import struct
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any, Final
 
 import pytest
@@ -27,8 +29,10 @@ class Owner:
     def __init__(self) -> None:
         self.told: list[Any] = []
 
-    def batch_stored(self, request: int, payload: memoryview) -> None:
-        self.told.append(("stored", request, bytes(payload)))
+    def batch_stored(
+        self, request: int, position: int, stored_at_us: int, partition: int, store_id: bytes, firsts: Sequence[int]
+    ) -> None:
+        self.told.append(("stored", request, position, stored_at_us, partition, store_id, tuple(firsts)))
 
     def batch_refused(self, request: int, error: QmqError) -> None:
         self.told.append(("refused", request, type(error)))
@@ -200,15 +204,18 @@ def test_a_large_answer_to_a_pull_is_read_while_it_comes(held: Held) -> None:
     assert ([run.count for run in runs], damaged) == ([2, 2], [])
 
 
-def test_batches_and_their_answers_go_to_the_owner(held: Held) -> None:
+@pytest.mark.parametrize("chunk", [5, 1 << 30])
+def test_batches_and_their_answers_go_to_the_owner(held: Held, chunk: int) -> None:
     for size, flush in ((10, True), (SMALL_BYTES * 2, False)):
         request = held.connection.next_request()
         held.connection.send_batch(request, [b"h" * 5, b"d" * size], flush)
         (frame,) = held.transport.frames()
         assert (frame.kind, frame.flags, frame.request) == (FrameKind.SEND, frames.FLUSH if flush else 0, request)
         assert frame.payload == b"h" * 5 + b"d" * size
-        held.receive(answer(FrameKind.SENT, request, b"where"))
-        assert held.owner.told.pop() == ("stored", request, b"where")
+        for firsts in ((5,), (), (5, 2**64 - 1)):
+            sent = frames.SENT.pack(4_096, 77, 3, STORE, len(firsts)) + struct.pack(f"<{len(firsts)}Q", *firsts)
+            held.receive(answer(FrameKind.SENT, request, sent), chunk)
+            assert held.owner.told.pop() == ("stored", request, 4_096, 77, 3, STORE, firsts)
     held.receive(frames.encode_error(9, StorageFull("full")))
     assert held.owner.told == [("refused", 9, StorageFull)]
 
@@ -239,6 +246,8 @@ def test_an_error_of_the_connection_ends_it_with_that_error(held: Held) -> None:
         frames.FRAME.pack(1 << 20, FrameKind.MESSAGES, 0, 0, FIRST),
         frames.FRAME.pack(20, FrameKind.MESSAGES, 0, 4, FIRST) + b"\xc1\xc1\xc1\xc1",
         frames.FRAME.pack(20, FrameKind.ERROR, 0, 4, FIRST) + b"\xc1\xc1\xc1\xc1",
+        answer(FrameKind.SENT, FIRST, b"where"),
+        answer(FrameKind.SENT, FIRST, frames.SENT.pack(0, 0, 0, STORE, 2) + bytes(8)),
     ],
 )
 def test_nonsense_ends_the_connection(held: Held, nonsense: bytes) -> None:

@@ -68,6 +68,9 @@ class Accumulator:
         # The short cut of add_single: the runs of the open batch, and the tickets of its single messages.
         self._single_runs: dict[str, OutgoingRun | bytes | None] | None = None
         self._single_tickets: dict[str, int] = {}
+        # The short cut of _append: the runs of the open batch of the usual durability, and its waiters.
+        self._open_runs: dict[str, OutgoingRun | bytes | None] = {}
+        self._open_waiters: list[tuple[OutgoingRun, int, int, Waiter]] = []
         #: Batches that have not ended, oldest first.
         self.unfinished: dict[OutgoingBatch, None] = {}
         self._flush = flush
@@ -122,19 +125,74 @@ class Accumulator:
                 "call drain() between calls of send_nowait"
             )
 
-    def add(self, subject: str, body: bytes, header: MessageHeader, flush: bool, waiter: Waiter, now: float) -> None:
-        """Add a message with a waiter. Raises InvalidName, MessageTooLarge."""
+    def add(self, subject: str, body: bytes, header: MessageHeader, flush: bool, waiter: Waiter, now: float) -> bool:
+        """Add a message with a waiter; return whether a turn of the link has to look for a batch. Raises InvalidName,
+        MessageTooLarge.
+        """
+        run = self._append(subject, body, header, flush)
+        if run is not None:
+            self._open_waiters.append((run, len(run.bodies) - 1, 0, waiter))
+            return False
         self.check(subject, len(body), len(header.packed))
         batch, run = self._place(subject, body, header, flush, now)
         batch.waiters.append((run, len(run.bodies) - 1, 0, waiter))
+        return True
+
+    def append_nowait(self, subject: str, body: bytes, header: MessageHeader, flush: bool) -> int:
+        """Append a message without a waiter to the open run of its subject; return its ticket. 0: there is no such run,
+        or no room in it.
+        """
+        run = self._append(subject, body, header, flush)
+        if run is None:
+            return 0
+        self.ticket = ticket = self.ticket + 1
+        tickets = run.tickets
+        if tickets is not None:
+            tickets.append(ticket)
+        else:
+            self._add_ticket(run, ticket)
+        return ticket
+
+    def _add_ticket(self, run: OutgoingRun, ticket: int) -> None:
+        """Give the last message a ticket. The second one opens the short cut of plain messages."""
+        run.add_ticket(ticket)
+        if run.headers is None and run.tickets is not None and self._may_cut_short:
+            self.plain[run.subject] = run.bodies, run.tickets
+
+    def _append(self, subject: str, body: bytes, header: MessageHeader, flush: bool) -> OutgoingRun | None:
+        """Append a message to the run of its subject in the open batch of the usual durability, if it is there and has
+        room, so that the message needs no check; return the run.
+        """
+        run = self._open_runs.get(subject)
+        room = self.room - len(body) - len(header.packed) - MESSAGE_OVERHEAD
+        if type(run) is not OutgoingRun or room < 0 or flush != self._flush or header.deliver_at or header.expire_at:
+            return None
+        self.room = room
+        if header is not NO_HEADER or run.headers is not None:
+            if run.headers is None:
+                run.headers = [NO_HEADER] * len(run.bodies)
+                self.plain.pop(subject, None)
+            run.headers.append(header)
+        run.bodies.append(body)
+        return run
+
+    def take_single(self, subject: str, body: bytes, waiter: Waiter, now: float) -> OutgoingBatch | None:
+        """Return a batch of one plain message of the usual durability; None if it has to queue or to be checked."""
+        if self.unfinished or self._linger or subject not in self._checked or len(body) > self._free_bytes:
+            return None
+        batch = OutgoingBatch(self._flush, now)
+        self._queued_bytes += batch.add_single(subject, body, waiter)
+        self.unfinished[batch] = None
+        return batch
 
     def add_nowait(self, subject: str, body: bytes, header: MessageHeader, flush: bool, now: float) -> int:
         """Add a checked message without a waiter; return its ticket."""
         _, run = self._place(subject, body, header, flush, now)
         self.ticket = ticket = self.ticket + 1
-        run.add_ticket(ticket)
-        if run.headers is None and run.tickets is not None and flush == self._flush and self._may_cut_short:
-            self.plain[subject] = run.bodies, run.tickets
+        if flush == self._flush and not header.deliver_at and not header.expire_at:
+            self._add_ticket(run, ticket)
+        else:
+            run.add_ticket(ticket)
         return ticket
 
     def add_single(self, subject: str, body: bytes) -> int:
@@ -246,6 +304,8 @@ class Accumulator:
         if batch is None:
             batch = self._open[kind] = OutgoingBatch(kind.flush, now)
             self.unfinished[batch] = None
+            if kind == self._usual and self._may_cut_short:
+                self._open_runs, self._open_waiters = batch.runs, batch.waiters
             self._open_single()
         run = batch.runs[subject] = OutgoingRun(subject)
         batch.size += RUN_OVERHEAD + len(subject)
@@ -311,9 +371,11 @@ class Accumulator:
 
     def ended(self, batch: OutgoingBatch) -> None:
         """Forget a batch that is stored or has failed."""
-        self._settle()
+        if self._open:
+            self._settle()
         self._queued_bytes -= batch.size - BATCH_OVERHEAD
-        self._measure_room()
+        if self._open:
+            self._measure_room()
         del self.unfinished[batch]
 
     def replaced(self, batch: OutgoingBatch, parts: Sequence[OutgoingBatch]) -> None:
@@ -353,6 +415,7 @@ class Accumulator:
     def _close_short_cut(self) -> None:
         self.plain = {}
         self.room = self._room_before = 0
+        self._open_runs, self._open_waiters = {}, []
         self._single_runs = None
 
 

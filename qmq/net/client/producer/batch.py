@@ -12,7 +12,7 @@ import numpy.typing as npt
 from crc32c import crc32c
 
 from qmq.errors import QmqError, SendFailed, SendFailure, SendUnknown
-from qmq.format.build import NO_HEADER, MessageHeader, build_flat
+from qmq.format.build import NO_HEADER, MessageHeader, build_flat, build_single
 from qmq.format.layout import (
     BATCH_HEADER_SIZE,
     BATCH_PREFIX_SIZE,
@@ -22,6 +22,7 @@ from qmq.format.layout import (
     RUN_SIZE,
 )
 from qmq.net.client.producer.receipts import Receipt, Receipts, StoredSpan
+from qmq.net.protocol.frames import made
 
 #: Most bytes of a message in a batch beside header and body: length, header size, crc, tags, key hash.
 MESSAGE_OVERHEAD: Final = 22
@@ -29,6 +30,8 @@ MESSAGE_OVERHEAD: Final = 22
 DELAYED_OVERHEAD: Final = 8
 #: Bytes of a run beside its messages and its subject's name: its record, and the size of the name in the table.
 RUN_OVERHEAD: Final = RUN_SIZE + 5
+#: Bytes of a run of one plain message beside its body and its subject's name.
+_SINGLE_OVERHEAD: Final = MESSAGE_OVERHEAD + RUN_OVERHEAD
 #: Bytes of a batch beside its runs.
 BATCH_OVERHEAD: Final = BATCH_HEADER_SIZE + 16
 
@@ -129,25 +132,19 @@ class OutgoingRun:
 class OutgoingBatch:
     """A batch that collects messages, is sealed, built, written (once or several times), and ends stored or failed."""
 
-    __slots__ = (
-        "answer_lost",
-        "buffers",
-        "count",
-        "first_written_at",
-        "flush",
-        "is_doubted",
-        "last_error",
-        "maybe_duplicate",
-        "opened_at",
-        "producer_sequence",
-        "runs",
-        "singles",
-        "size",
-        "store_id",
-        "unknown_since",
-        "waiters",
-        "written_at",
-    )
+    buffers: Sequence[bytes] | None = None
+    count = 0
+    producer_sequence = 0
+    first_written_at = 0.0
+    written_at = 0.0  # the last time
+    store_id = b""  # the store that it was last written to
+    answer_lost = False  # it was written to that store without an answer
+    unknown_since = 0.0
+    #: Another store, from which it has moved, may have it, too.
+    maybe_duplicate = False
+    #: The broker refused it as a bad batch; the first time the bytes may have been damaged on the way.
+    is_doubted = False
+    last_error: QmqError | None = None
 
     def __init__(self, flush: bool, opened_at: float) -> None:
         self.flush = flush
@@ -158,19 +155,23 @@ class OutgoingBatch:
         self.singles: dict[str, int] = {}  # tickets of single messages by subject
         self.size = BATCH_OVERHEAD  # counts against limits; never below the size of the built batch
         self.waiters: list[tuple[OutgoingRun, int, int, Waiter]] = []  # run, first index, count (0: one send), waiter
-        self.buffers: list[bytes] | None = None
-        self.count = 0
-        self.producer_sequence = 0
-        self.first_written_at = 0.0
-        self.written_at = 0.0  # the last time
-        self.store_id = b""  # the store that it was last written to
-        self.answer_lost = False  # it was written to that store without an answer
-        self.unknown_since = 0.0
-        #: Another store, from which it has moved, may have it, too.
-        self.maybe_duplicate = False
-        #: The broker refused it as a bad batch; the first time the bytes may have been damaged on the way.
-        self.is_doubted = False
-        self.last_error: QmqError | None = None
+
+    def add_single(self, subject: str, body: bytes, waiter: Waiter) -> int:
+        """Put the only message, which has a waiter, into the batch; return its size in the batch."""
+        run = self.runs[subject] = OutgoingRun(subject)
+        run.bodies = [body]
+        self.waiters.append((run, 0, 0, waiter))
+        size = _SINGLE_OVERHEAD + len(body) + len(subject)
+        self.size += size
+        return size
+
+    def build_single(self, created_at_us: int, producer_id: bytes, producer_sequence: int) -> None:
+        """As ``build``, for the only message of a batch that has a waiter and no header."""
+        run = self.waiters[0][0]
+        self.buffers = build_single(run.subject, run.bodies[0], created_at_us, producer_id, producer_sequence)
+        run.bodies = []
+        self.count = run.count = 1
+        self.producer_sequence = producer_sequence
 
     def run_of(self, subject: str) -> OutgoingRun | None:
         """Return the run of *subject* for more messages; None if there is none."""
@@ -238,14 +239,23 @@ class OutgoingBatch:
         head[_SEQUENCE_OFFSET : _SEQUENCE_OFFSET + 8] = producer_sequence.to_bytes(8, "little")
         crc = crc32c(head[BATCH_HEADER_SIZE:], crc32c(head[:BATCH_PREFIX_SIZE]))
         head[HEADER_CRC_OFFSET : HEADER_CRC_OFFSET + 4] = crc.to_bytes(4, "little")
-        self.buffers[0] = bytes(head)
+        self.buffers = [bytes(head), *self.buffers[1:]]
         self.producer_sequence = producer_sequence
 
     def stored(
         self, position: int, stored_at_us: int, partition: int, store_id: bytes, first_sequences: Sequence[int]
     ) -> None:
         """Wake the waiters with their receipts."""
-        if not self.waiters:
+        waiters = self.waiters
+        if not waiters:
+            return
+        if self.count == 1 and partition < DELAY_PARTITION:  # the common case of a send that is alone
+            only, _, many, waiter = waiters[0]
+            if not waiter.done():
+                (first,) = first_sequences
+                sequence = None if first == NO_SEQUENCE else first
+                fields = only.subject, 1, store_id, partition, position, sequence, stored_at_us, self.maybe_duplicate
+                waiter.set_result(made(StoredSpan, fields) if many else Receipt(made(StoredSpan, fields)))
             return
         spans: dict[OutgoingRun, StoredSpan] = {}
         is_delayed = partition >= DELAY_PARTITION
@@ -258,7 +268,7 @@ class OutgoingBatch:
                 position += run.count
             else:
                 position += 1
-        for run, index, count, waiter in self.waiters:
+        for run, index, count, waiter in waiters:
             if waiter.done():
                 continue
             span = spans[run]

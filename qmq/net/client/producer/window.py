@@ -27,7 +27,7 @@ from qmq.errors import (
 )
 from qmq.net.client.backoff import Backoff
 from qmq.net.client.producer.accumulator import Accumulator, SendLimits
-from qmq.net.client.producer.batch import OutgoingBatch
+from qmq.net.client.producer.batch import OutgoingBatch, Waiter
 from qmq.net.client.producer.halving import halves_of
 from qmq.net.client.producer.outcomes import Outcomes
 
@@ -167,10 +167,31 @@ class SendWindow:
             batch.build(wall_us, self._outcomes.producer_id, self._outcomes.next_sequence)
             self._outcomes.take_numbers(batch.count)
             batch.first_written_at = now
+        self._begin(batch, request, now)
+        return batch
+
+    def single(
+        self, request: int, subject: str, body: bytes, waiter: Waiter, now: float, wall_us: int
+    ) -> OutgoingBatch | None:
+        """Return a built batch of one plain message of the usual durability, to write now as *request*; None if it has
+        to queue, as others are queued or in flight, or as it has to be checked.
+        """
+        if self._given_up or not self.takes_new:
+            return None
+        batch = self._accumulator.take_single(subject, body, waiter, now)
+        if batch is not None:
+            outcomes = self._outcomes
+            batch.build_single(wall_us, outcomes.producer_id, outcomes.next_sequence)
+            outcomes.next_sequence += 1
+            batch.first_written_at = now
+            self._begin(batch, request, now)
+        return batch
+
+    def _begin(self, batch: OutgoingBatch, request: int, now: float) -> None:
+        """Put a built batch in flight as *request*."""
         batch.written_at = now
         batch.store_id = self._store_id
         self._in_flight[request] = batch
-        return batch
 
     def _take_new_batch(self, now: float) -> OutgoingBatch | None:
         if len(self._in_flight) >= AT_ONCE and not self._accumulator.has_sealed():
@@ -220,9 +241,11 @@ class SendWindow:
             raise ProtocolError(f"SENT for a batch of {len(batch.runs)} runs has {len(first_sequences)} sequences")
         del self._in_flight[request]
         self._progress_at = self._outcomes.progress_at = now
-        self._backoff.reset()
+        if self._backoff.tries:
+            self._backoff.reset()
         batch.stored(position, stored_at_us, partition, store_id, first_sequences)
-        self._careful.discard(batch)
+        if self._careful:
+            self._careful.discard(batch)
         self._outcomes.ended(batch)
 
     def refused(self, request: int, error: QmqError, now: float) -> None:

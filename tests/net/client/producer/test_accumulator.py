@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from itertools import repeat
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qmq.errors import InvalidName, MessageTooLarge, QueueFull
+from qmq.errors import ConnectionLost, InvalidName, MessageTooLarge, QueueFull
 from qmq.format.batch import BatchLimits, check_batch
 from qmq.format.build import NO_HEADER, make_header
+from qmq.format.pieces import stored_runs
 from qmq.net.client.producer.accumulator import BATCH_BYTES, Accumulator, SendLimits
-from qmq.net.client.producer.batch import MESSAGE_OVERHEAD, OutgoingBatch
+from qmq.net.client.producer.batch import BATCH_OVERHEAD, MESSAGE_OVERHEAD, OutgoingBatch
 from tests.net.client.producer.test_batch import Waiting
 
 
@@ -20,19 +23,24 @@ def accumulator(linger: float = 0.0, max_queued_bytes: int = 64 << 20, limits: S
     return made
 
 
-def nowait(into: Accumulator, subject: str, body: bytes, flush: bool = True, now: float = 0.0) -> int:
+def nowait(
+    into: Accumulator, subject: str, body: bytes, flush: bool = True, now: float = 0.0, key: str | None = None
+) -> int:
     """Do as Client.send_nowait, with its short cuts."""
-    place = into.plain.get(subject)
+    header = make_header(key)
+    place = into.plain.get(subject) if key is None else None
     if place is not None and flush and into.room >= len(body) + MESSAGE_OVERHEAD:
         into.room -= len(body) + MESSAGE_OVERHEAD
         place[0].append(body)
         into.ticket += 1
         place[1].append(into.ticket)
         return into.ticket
-    if place is None and flush and (ticket := into.add_single(subject, body)):
+    if place is None and flush and key is None and (ticket := into.add_single(subject, body)):
         return ticket
-    into.check_nowait(subject, len(body), 0)
-    return into.add_nowait(subject, body, NO_HEADER, flush, now)
+    if ticket := into.append_nowait(subject, body, header, flush):
+        return ticket
+    into.check_nowait(subject, len(body), len(header.packed))
+    return into.add_nowait(subject, body, header, flush, now)
 
 
 def contents(batch: OutgoingBatch) -> dict[str, list[bytes]]:
@@ -223,6 +231,58 @@ def test_a_second_message_that_does_not_fit_goes_another_way() -> None:
     assert not g.add_single("b", bytes(BATCH_BYTES - 200))
     assert nowait(g, "b", bytes(BATCH_BYTES - 200)) == 3
     assert [len(contents(batch)["b"][0]) for batch in all_batches(g)] == [1, BATCH_BYTES - 200]
+
+
+@given(st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from([None, None, "k", "l"]), st.booleans()), max_size=20))
+def test_each_message_keeps_its_own_header(sends: list[tuple[str, str | None, bool]]) -> None:
+    """Some are sent by send, some by send_nowait, with keys and without, by all short cuts."""
+    g, waiters, tickets = accumulator(), list[Waiting](), list[int]()
+    for number, (subject, key, awaited) in enumerate(sends):
+        if awaited:
+            waiters.append(Waiting())
+            g.add(subject, b"%d" % number, make_header(key), True, waiters[-1], 0.0)
+        else:
+            tickets.append(nowait(g, subject, b"%d" % number, key=key))
+    assert tickets == list(range(1, len(tickets) + 1))
+    found = []
+    for batch in all_batches(g):
+        batch.build(1, bytes(16), 0)
+        assert batch.buffers is not None
+        view = memoryview(b"".join(batch.buffers))
+        for run in stored_runs(view, check_batch(view, BatchLimits()).header):
+            keys = [run.header(index).get("k", [None])[0] for index in range(run.count)]
+            found += zip(run.bodies(), keys, repeat(run.subject), strict=False)
+        failures = batch.failed(ConnectionLost("gone"), False)
+        assert sorted(failure.ticket for failure in failures) == tickets
+        g.ended(batch)
+    assert sorted(found) == sorted((b"%d" % n, key, subject) for n, (subject, key, _) in enumerate(sends))
+    for subject in "ab":
+        order = [int(body) for body, _, of in found if of == subject]
+        assert order == sorted(order)
+    assert all(waiting.error is not None for waiting in waiters)
+    assert (g.queued_bytes, g.unfinished) == (0, {})
+
+
+def test_a_message_that_is_alone_is_taken_at_once() -> None:
+    g, waiting = accumulator(), Waiting()
+    assert g.take_single("a", b"1", waiting, 0.0) is None, "its subject was not checked"
+    g.check("a", 1, 0)
+    batch = g.take_single("a", b"1", waiting, 7.0)
+    assert batch is not None
+    assert (contents(batch), batch.opened_at, batch.flush) == ({"a": [b"1"]}, 7.0, True)
+    assert g.queued_bytes == batch.size - BATCH_OVERHEAD
+    assert g.take_single("a", b"2", waiting, 7.0) is None, "another one has not ended"
+    g.ended(batch)
+    assert g.queued_bytes == 0
+    nowait(g, "a", b"3")
+    assert g.take_single("a", b"4", waiting, 7.0) is None, "another one is queued"
+    most = SendLimits().max_message_bytes
+    for g in (accumulator(linger=0.1), accumulator(limits=SendLimits(max_message_bytes=10))):
+        g.check("a", 1, 0)
+        assert g.take_single("a", bytes(11), waiting, 7.0) is None
+    g = accumulator()
+    g.check("a", 1, 0)
+    assert g.take_single("a", bytes(most), waiting, 7.0) is None
 
 
 def test_the_queue_is_bounded_and_takes_more_once_batches_end() -> None:
