@@ -13,6 +13,7 @@ from qmq.durations import Duration
 from qmq.format.run import Run
 from qmq.net.client.consumer.message import M, delivery_sequences_of
 from qmq.net.client.consumer.multi_broker import MultiBrokerPuller
+from qmq.net.client.consumer.nacks import FailureLog
 from qmq.net.client.consumer.pull import Puller, release
 
 #: Seconds after which a loop that reaches no message releases those it holds: its handler may take forever.
@@ -68,8 +69,6 @@ class MessageFeed(Generic[M]):
         # The run that is handed out, and an iterator over its next messages. A loop in another thread may advance it.
         self._current: tuple[Run | None, Iterator[int]] = None, iter(())
         self._timer: asyncio.TimerHandle | None = None
-        #: Logs failures of messages that no nack tells a broker of.
-        self.failures = puller.pullers[0].failures
         #: Whether ``stop`` was called: no more messages are taken.
         self.stopped = False
         #: Functions to call when the feed stops, and when messages of the program are no longer in flight.
@@ -141,6 +140,11 @@ class MessageFeed(Generic[M]):
         for task in self._waiting:
             self._ended.add(task)
             task.cancel()
+
+    @property
+    def failures(self) -> FailureLog:
+        """The log of failures that no nack tells a broker of."""
+        return self._puller.pullers[0].failures
 
     @property
     def has_ready(self) -> bool:
