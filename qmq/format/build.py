@@ -125,6 +125,33 @@ def _key_part(key: str) -> tuple[bytes, int]:
     return _SHORT_KEYS[len(raw) - 1] + raw if 0 < len(raw) < 256 else _KEYS + _PACK((key,)), hash_bytes(raw)
 
 
+def headers_of(
+    keys: Sequence[str | None],
+    count: int,
+    shared: MessageHeader,
+    tags: Sequence[str] | None,
+    properties: dict[str, str] | None,
+) -> list[MessageHeader]:
+    """Return the headers of *count* messages with these keys; *shared* is the header without a key.
+
+    Tags and properties are packed once. Raises InvalidOption, also for another count of keys, and MessageTooLarge.
+    """
+    if isinstance(keys, str | bytes) or len(keys) != count:
+        raise InvalidOption(f"keys must be a list of {count} keys, one for each body, not {keys!r:.80}")
+    rest, bits, deliver_at, expire_at = shared.packed[1:], shared.tags, shared.deliver_at, shared.expire_at
+    room = MAX_HEADER_BYTES - len(shared.packed) - len(_KEYS) - 16
+    front = _MAP[1 + bool(tags) + bool(properties)]
+    headers = []
+    for key in keys:
+        if type(key) is str and key.isascii() and 0 < len(key) < min(256, room):  # the common case
+            raw = key.encode()
+            packed = front + _SHORT_KEYS[len(raw) - 1] + raw + rest
+            headers.append(MessageHeader(packed, bits, hash_bytes(raw), deliver_at, expire_at))
+        else:
+            headers.append(shared if key is None else make_header(key, tags, properties, deliver_at, expire_at))
+    return headers
+
+
 def _tuple_of(tags: Sequence[str]) -> tuple[str, ...]:
     if isinstance(tags, str):
         raise TypeError

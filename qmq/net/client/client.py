@@ -16,8 +16,8 @@ from typing import Any, Final, Literal, NamedTuple, Self, Unpack
 import msgpack
 
 from qmq.durations import Duration
-from qmq.errors import ConnectionLost, InvalidOption, QmqError
-from qmq.format.build import NO_HEADER, make_header
+from qmq.errors import ConnectionLost, InvalidOption, QmqError, UsageError
+from qmq.format.build import NO_HEADER, headers_of, make_header
 from qmq.format.ids import MessageId
 from qmq.names import check_prefix
 from qmq.net.client.admin.admin import Admin, Listing
@@ -28,6 +28,7 @@ from qmq.net.client.consumer.consumer import Consumer
 from qmq.net.client.consumer.multi_broker import make_puller
 from qmq.net.client.group_settings import GroupSettings, terms_of
 from qmq.net.client.options import (
+    NO_JSON,
     Body,
     ClientOptions,
     Durability,
@@ -36,6 +37,7 @@ from qmq.net.client.options import (
     deliver_at_of,
     expire_at_of,
     is_flush,
+    json_body_of,
     producer_id_of,
 )
 from qmq.net.client.producer.accumulator import Accumulator
@@ -140,8 +142,9 @@ class Client:
     async def send(
         self,
         subject: str,
-        body: Body,
+        body: Body | None = None,
         *,
+        json: Any = NO_JSON,
         key: str | None = None,
         tags: Sequence[str] | None = None,
         properties: dict[str, str] | None = None,
@@ -152,13 +155,22 @@ class Client:
     ) -> Receipt:
         """Send one message; return its receipt once it is stored.
 
-        It is delivered *delay* seconds after it was stored, or at *deliver_at* (seconds since 1970, or an aware
-        datetime): at most 731 days (two years) ahead, and never early by the broker's clock. *expires_in* after it was
-        stored, or fell due, it becomes a dead letter of groups to which it was not handed out. A send is written at
-        once while nothing is on its way; concurrent sends go as one batch. Raises InvalidName, InvalidOption,
-        MessageTooLarge, TypeError before it is sent; SendFailed if it was not stored; SendUnknown if it may be stored
-        or not. A send that is cancelled may still be stored.
+            await client.send("shop.order.created", json={"id": "order-4421"}, key="order-4421")
+            await client.send("shop.reminder", b"...", delay="2h", expires_in="1d")
+
+        Its body is *body*, or the value *json* as JSON with the property content-type: application/json, which
+        ``Message.json`` reads. It is delivered *delay* after it was stored, or at *deliver_at* (seconds since 1970, or
+        an aware datetime): at most 731 days (two years) ahead, and never early by the broker's clock. *expires_in*
+        after it was stored, or fell due, it becomes a dead letter of groups to which it was not handed out.
+
+        A send is written at once while nothing is on its way; concurrent sends go as one batch. Raises UsageError,
+        InvalidName, InvalidOption, MessageTooLarge, TypeError before it is sent; SendFailed if it was not stored;
+        SendUnknown if it may be stored or not. A send that is cancelled may still be stored.
         """
+        if body is None:
+            body, properties = json_body_of(json, properties)
+        elif json is not NO_JSON:
+            raise UsageError("give either a body or json, not both")
         due = deliver_at_of(delay, deliver_at) if delay is not None or deliver_at is not None else 0
         plain = key is None and not tags and not properties and not due and expires_in is None
         if plain and durability is None and not self._accumulator.unfinished and type(body) is bytes:
@@ -182,6 +194,9 @@ class Client:
         subject: str,
         bodies: Sequence[Body],
         *,
+        keys: Sequence[str | None] | None = None,
+        tags: Sequence[str] | None = None,
+        properties: dict[str, str] | None = None,
         delay: Duration | None = None,
         deliver_at: float | datetime | None = None,
         expires_in: Duration | None = None,
@@ -189,25 +204,31 @@ class Client:
     ) -> Receipts:
         """Send messages of one subject; return their receipts once all are stored.
 
-        They go as one batch, or as several if they are too large for one; each batch is stored as a whole or not at
-        all. Raises as ``send``; ``failures`` of SendFailed name the messages by index.
+            await client.send_many("shop.order.created", [b"1", b"2"], keys=["order-1", "order-2"], tags=["eu"])
+
+        *keys* has one key, or None, for each body; *tags* and *properties* are those of all. The messages go as one
+        batch, or as several if they are too large for one; each batch is stored as a whole or not at all. Raises as
+        ``send``; ``failures`` of SendFailed name the messages by index.
         """
         flush = self._flush if durability is None else is_flush(durability)
-        header = make_header(None, None, None, deliver_at_of(delay, deliver_at), expire_at_of(expires_in))
         packed = bodies_of(bodies)
+        times = deliver_at_of(delay, deliver_at), expire_at_of(expires_in)
+        header = make_header(None, tags, properties, *times)
+        headers = None if keys is None else headers_of(keys, len(packed), header, tags, properties)
         loop = self._brokers.ready()
         if not packed:
             return Receipts(())
         future: asyncio.Future[Receipts] = loop.create_future()
-        self._accumulator.add_many(subject, packed, flush, future, loop.time(), header)
+        self._accumulator.add_many(subject, packed, flush, future, loop.time(), header, headers)
         self._brokers.want_turn()
         return await future
 
     def send_nowait(
         self,
         subject: str,
-        body: Body,
+        body: Body | None = None,
         *,
+        json: Any = NO_JSON,
         key: str | None = None,
         tags: Sequence[str] | None = None,
         properties: dict[str, str] | None = None,
@@ -220,6 +241,10 @@ class Client:
 
         Raises QueueFull if ``max_queued_bytes`` are queued, or the errors that ``send`` raises before it sends.
         """
+        if body is None:
+            body, properties = json_body_of(json, properties)
+        elif json is not NO_JSON:
+            raise UsageError("give either a body or json, not both")
         plain = key is None and tags is None and properties is None and durability is None
         if plain and delay is None and deliver_at is None and expires_in is None and type(body) is bytes:
             accumulator = self._accumulator

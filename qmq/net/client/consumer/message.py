@@ -24,6 +24,7 @@ from qmq.format.layout import HAS_CREATED_AT, HAS_ORIGIN_ID, MESSAGE_ID, RUN_REP
 from qmq.format.run import Run
 from qmq.net.client.consumer.in_flight import PendingDisposition, check_delay, check_reason, reason_of
 from qmq.net.client.consumer.nacks import FailureLog, delay_of
+from qmq.net.client.options import json_of
 from qmq.net.client.producer.receipts import utc_from_us
 from qmq.net.protocol.types import Disposition
 
@@ -97,6 +98,19 @@ class Message:
     def properties(self) -> dict[str, str]:
         """The properties it was sent with, as a new dict."""
         return dict(self._run.header(self._index).get("p", ()))
+
+    def json(self) -> Any:
+        """Return the value that the body has as JSON. Raises ValueError if the body is no JSON.
+
+            order = message.json()
+            print(order["id"])
+
+        With the extra ``qmq[json]`` (msgspec) it is several times as fast, with the same results.
+        """
+        try:
+            return json_of(self.body)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"the body of message {self.id} is no JSON: {error}") from error
 
     @property
     def attempt(self) -> int:

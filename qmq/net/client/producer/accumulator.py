@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from qmq.errors import MessageTooLarge, QueueFull
 from qmq.format.build import NO_HEADER, MessageHeader
@@ -232,20 +233,30 @@ class Accumulator:
 
     def add_many(
         self, subject: str, bodies: Sequence[bytes], flush: bool, waiter: Waiter, now: float,
-        header: MessageHeader = NO_HEADER,
+        header: MessageHeader = NO_HEADER, headers: Sequence[MessageHeader] | None = None,
     ) -> None:  # fmt: skip
-        """Add the bodies (at least one) to as few batches as their size allows. Raises as ``add``."""
+        """Add the bodies (at least one) to as few batches as their size allows. *headers*: one for each body, with the
+        times of *header*; without them *header* is that of all. Raises as ``add``.
+        """
         start, count = 0, len(bodies)
         sizes = np.fromiter(map(len, bodies), np.int64, count)
+        known = sizes.astype("<u4")
+        if headers is None:
+            sizes += len(header.packed)
+        else:
+            sizes += np.fromiter((len(one.packed) for one in headers), np.int64, count)
         total = int(sizes.sum())
         self.check(subject, total if total <= self._limits.max_message_bytes else int(sizes.max()), 0)
-        known = sizes.astype("<u4")
         self._settle()
+        if headers is not None or header is not NO_HEADER:
+            self.plain.pop(subject, None)
         many = ManyWaiter(waiter)
         step = max(1, self._batch_bytes // (total // count + MESSAGE_OVERHEAD))  # the count that fits on average
         while start < count:
-            part = bodies if count <= step else bodies[start : start + step]
-            start += self._place_some(subject, part, known[start : start + step], flush, many, now, header)
+            some = slice(start, start + step)
+            part = bodies if count <= step else bodies[some]
+            own = None if headers is None else headers[some]
+            start += self._place_some(subject, part, known[some], sizes[some], flush, many, now, header, own)
         many.seal()
 
     def _place(
@@ -270,17 +281,20 @@ class Accumulator:
         return batch, run
 
     def _place_some(
-        self, subject: str, bodies: Sequence[bytes], sizes: Sizes, flush: bool, many: ManyWaiter, now: float,
-        header: MessageHeader,
+        self, subject: str, bodies: Sequence[bytes], sizes: Sizes, sizes_with_headers: npt.NDArray[np.int64],
+        flush: bool, many: ManyWaiter, now: float, header: MessageHeader, headers: Sequence[MessageHeader] | None,
     ) -> int:  # fmt: skip
         """Add as many of the bodies as fit (at least one) to an open batch; return their count."""
         overhead = MESSAGE_OVERHEAD + _more_of(header)
-        size = int(sizes.sum(dtype=np.int64)) + overhead * len(bodies)
+        size = int(sizes_with_headers.sum()) + overhead * len(bodies)
         if size > self._batch_bytes and len(bodies) > 1:  # larger than the average: halve until they fit
             half = len(bodies) // 2
-            return self._place_some(subject, bodies[:half], sizes[:half], flush, many, now, header)
+            own = None if headers is None else headers[:half]
+            return self._place_some(
+                subject, bodies[:half], sizes[:half], sizes_with_headers[:half], flush, many, now, header, own
+            )
         batch, run = self._open_for(subject, size, _kind_of(flush, header), now)
-        index = run.extend(bodies, header, sizes)
+        index = run.extend(bodies, header, sizes, headers)
         batch.waiters.append((run, index, len(bodies), many.part(len(bodies))))
         batch.size += size
         self._queued_bytes += size

@@ -75,13 +75,21 @@ class OutgoingRun:
             self.headers = [*repeat(NO_HEADER, len(self.bodies)), header]
         self.bodies.append(body)
 
-    def extend(self, bodies: Sequence[bytes], header: MessageHeader = NO_HEADER, sizes: Sizes | None = None) -> int:
-        """Add messages with the same header; return the index of the first. *sizes*: those of the bodies, if known."""
+    def extend(
+        self,
+        bodies: Sequence[bytes],
+        header: MessageHeader = NO_HEADER,
+        sizes: Sizes | None = None,
+        headers: Sequence[MessageHeader] | None = None,
+    ) -> int:
+        """Add messages with the same header, or each with its own of *headers*; return the index of the first. *sizes*:
+        those of the bodies, if known.
+        """
         index = len(self.bodies)
-        if self.headers is None and header is not NO_HEADER:
+        if self.headers is None and (headers is not None or header is not NO_HEADER):
             self.headers = [NO_HEADER] * index
         if self.headers is not None:
-            self.headers += [header] * len(bodies)
+            self.headers += [header] * len(bodies) if headers is None else headers
         self.bodies += bodies
         if sizes is not None:
             if self.sizes is None:

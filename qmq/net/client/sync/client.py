@@ -18,7 +18,16 @@ from qmq.net.client.admin.results import SubjectInfo
 from qmq.net.client.client import list_subjects
 from qmq.net.client.consumer.multi_broker import make_puller
 from qmq.net.client.group_settings import GroupSettings, terms_of
-from qmq.net.client.options import Body, ClientOptions, Durability, body_of, deliver_at_of, expire_at_of
+from qmq.net.client.options import (
+    NO_JSON,
+    Body,
+    ClientOptions,
+    Durability,
+    body_of,
+    deliver_at_of,
+    expire_at_of,
+    json_body_of,
+)
 from qmq.net.client.producer.receipts import Receipt, Receipts
 from qmq.net.client.sync.admin import SyncAdmin
 from qmq.net.client.sync.consumer import SyncConsumer
@@ -97,8 +106,9 @@ class SyncClient:
     def send(
         self,
         subject: str,
-        body: Body,
+        body: Body | None = None,
         *,
+        json: Any = NO_JSON,
         key: str | None = None,
         tags: Sequence[str] | None = None,
         properties: dict[str, str] | None = None,
@@ -113,6 +123,7 @@ class SyncClient:
             thread.client.send(
                 subject,
                 body,
+                json=json,
                 key=key,
                 tags=tags,
                 properties=properties,
@@ -128,6 +139,9 @@ class SyncClient:
         subject: str,
         bodies: Sequence[Body],
         *,
+        keys: Sequence[str | None] | None = None,
+        tags: Sequence[str] | None = None,
+        properties: dict[str, str] | None = None,
         delay: Duration | None = None,
         deliver_at: float | datetime | None = None,
         expires_in: Duration | None = None,
@@ -137,15 +151,24 @@ class SyncClient:
         thread = self._current_thread()
         return thread.run(
             thread.client.send_many(
-                subject, bodies, delay=delay, deliver_at=deliver_at, expires_in=expires_in, durability=durability
+                subject,
+                bodies,
+                keys=keys,
+                tags=tags,
+                properties=properties,
+                delay=delay,
+                deliver_at=deliver_at,
+                expires_in=expires_in,
+                durability=durability,
             )
         )
 
     def send_nowait(
         self,
         subject: str,
-        body: Body,
+        body: Body | None = None,
         *,
+        json: Any = NO_JSON,
         key: str | None = None,
         tags: Sequence[str] | None = None,
         properties: dict[str, str] | None = None,
@@ -155,6 +178,10 @@ class SyncClient:
         durability: Durability | None = None,
     ) -> int:
         """Queue one message; return its ticket. Raises as ``Client.send_nowait``."""
+        if body is None:
+            body, properties = json_body_of(json, properties)
+        elif json is not NO_JSON:
+            raise UsageError("give either a body or json, not both")
         header = make_header(key, tags, properties, deliver_at_of(delay, deliver_at), expire_at_of(expires_in))
         return self._current_thread().queue(subject, body_of(body), header, durability)
 
