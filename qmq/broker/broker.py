@@ -72,6 +72,7 @@ from qmq.broker.publish.dedup import ProducerClaims, Producers
 from qmq.broker.publish.publish import Intake
 from qmq.broker.publish.roll import SegmentRoll
 from qmq.broker.retention.retention import Dropped, Retention, UnreceiptedSegment
+from qmq.broker.short_way import ShortWay
 from qmq.broker.startup.checkpoint import rejecting_bad_state
 from qmq.broker.startup.replay import GroupReplay
 from qmq.broker.transfer.handover import Handovers
@@ -329,6 +330,10 @@ class Broker:
                 self._segment_roll, self._damages,
             )
         )  # fmt: skip
+        #: The short way for single messages; None where the store has several partitions.
+        self.short_way: ShortWay | None = None
+        if len(store.partitions) == 1:
+            self.short_way = ShortWay(store, limits, self._intake, self._delivery, self._records, self._effects)
         self._producers_packed = b""
         self._producers_packed_us = now.monotonic_us - _PRODUCERS_EVERY_US
         self._producers_upto: list[int] = []
@@ -410,6 +415,8 @@ class Broker:
         """Refuse sends and pulls from now on, waiting pulls too."""
         stopping = BrokerStopping("the broker is shutting down; connect again in a moment, or to another broker")
         self._dispatch.stopping = stopping
+        if self.short_way is not None:
+            self.short_way.close()
         self._delivery.refuse_waiting_pulls(stopping)
         self._records.hurry()
         self._delivery.at_most_once.stop(self._delivery.subscriptions.groups.values())

@@ -32,7 +32,9 @@ from qmq.format.layout import (
     FIXED_COLUMN_BYTES,
     HAS_DELIVER_AT,
     HAS_EXPIRE_AT,
+    HAS_KEY_HASH,
     HAS_ORIGIN_ID,
+    HAS_TAGS,
     KNOWN_FLAGS,
     MARK_SIZE,
     MAX_RUNS,
@@ -66,6 +68,8 @@ _FIRST_SEQUENCE: Final = struct.Struct("<Q")
 #: The length and header size of a single message.
 _FIRST_COLUMNS: Final = struct.Struct("<IH")
 _NO_MARK: Final = bytes(MARK_SIZE)
+#: Makes a NamedTuple in half the time of a call of its class.
+made: Final = tuple.__new__
 
 Runs = npt.NDArray[np.void]
 RunRecord = tuple[int, int, int, int, int, int, int, int, int]  # in the order of layout.RUN
@@ -128,6 +132,11 @@ class BatchLimits(NamedTuple):
 def parse_header(view: memoryview | bytes, offset: int = 0) -> Header:
     """Return the header at *offset*, unchecked. The view must hold 96 bytes from there."""
     return tuple.__new__(Header, BATCH_HEADER.unpack_from(view, offset))  # as _make, in half the time
+
+
+def mark_maker(secret: bytes) -> Any:
+    """Return the keyed hash that makes marks, without input: copying it costs less than to make one."""
+    return blake2b(digest_size=MARK_SIZE, key=secret)
 
 
 def mark_of(secret: bytes, position: int, header_crc: int) -> bytes:
@@ -196,23 +205,26 @@ def _check_run(view: memoryview, data: memoryview, header: Header, limits: Batch
         raise BadBatch(f"run 0 does not add up: {count} messages of {header.messages} in {size} bytes")
     if crc != header.data_crc:
         raise BadBatch("the checksum of run 0 is wrong")
-    if count == 1:
-        total, header_size = _FIRST_COLUMNS.unpack_from(data)
-        longest, fits = total, header_size <= total
-    elif count < FEW:
-        lengths = struct.unpack_from(f"<{count}I", data)
-        header_sizes = struct.unpack_from(f"<{count}H", data, 4 * count)
-        total, longest = sum(lengths), max(lengths)
-        fits = all(map(int.__le__, header_sizes, lengths))
-    else:
-        column = np.frombuffer(data, "<u4", count)
-        total, longest = int(column.sum(dtype=np.uint64)), int(column.max())
-        fits = not (np.frombuffer(data, "<u2", count, 4 * count) > column).any()
+    total, longest, fits = _lengths(data, count)
     if total != size - column_bytes or not fits:
         raise BadBatch(f"the lengths of run 0 sum to {total}, its payload has {size - column_bytes} bytes")
     if longest > limits.max_message_bytes:
         raise _too_large(longest, limits)
     return run
+
+
+def _lengths(data: memoryview, count: int) -> tuple[int, int, bool]:
+    """Return the sum and the maximum of the lengths of a run's messages, and whether each header fits its message."""
+    if count == 1:
+        total, header_size = _FIRST_COLUMNS.unpack_from(data)
+        return total, total, header_size <= total
+    if count < FEW:
+        lengths = struct.unpack_from(f"<{count}I", data)
+        header_sizes = struct.unpack_from(f"<{count}H", data, 4 * count)
+        return sum(lengths), max(lengths), all(map(int.__le__, header_sizes, lengths))
+    column = np.frombuffer(data, "<u4", count)
+    fits = not (np.frombuffer(data, "<u2", count, 4 * count) > column).any()
+    return int(column.sum(dtype=np.uint64)), int(column.max()), fits
 
 
 def _check_runs(view: memoryview, data: memoryview, header: Header, limits: BatchLimits) -> Runs:
@@ -270,6 +282,93 @@ def _too_large(longest: int, limits: BatchLimits) -> MessageTooLarge:
         f"a message of {longest} bytes (header and body) is over the broker's max_message_bytes of "
         f"{limits.max_message_bytes}; send it in parts or raise the limit"
     )
+
+
+#: A batch of one run as a client sends it: magic to flags, size, table size, messages, runs, created at, producer,
+#: producer sequence, data crc, header crc, mark; subject to reserved of the run, its count, offset, size, crc.
+_PLAIN: Final = struct.Struct("<QIIII16xQ8x16sQIIQQIIII8x")
+PLAIN_SIZE: Final = BATCH_HEADER_SIZE + RUN_SIZE
+assert _PLAIN.size == PLAIN_SIZE
+#: The bytes that a message takes in columns, by magic to flags: batches with other columns are not plain.
+_PLAIN_COLUMNS: Final = {
+    BATCH_MAGIC | BATCH_VERSION << 32 | flags << 48: COLUMN_BYTES[flags]
+    for flags in (0, HAS_TAGS, HAS_KEY_HASH, HAS_TAGS | HAS_KEY_HASH)
+}
+
+
+class PlainBatch(NamedTuple):
+    """A checked batch of one run without times. The check leaves its table to the caller, who knows it already."""
+
+    table: bytes
+    messages: int
+    created_at_us: int
+    producer_id: bytes
+    producer_sequence: int
+    data_crc: int
+    flags: int
+    run_size: int
+
+
+def check_plain(view: memoryview, size: int, max_message_bytes: int) -> PlainBatch | None:
+    """Check a batch of one run as a client sent it: *view* is exactly the batch, of *size* bytes, at least PLAIN_SIZE.
+
+    Return None where it is not plain or has a fault; then ``check_batch`` says which. A batch whose table is known to
+    be valid passes only if ``check_batch`` takes it.
+    """
+    (
+        head, batch_size, table_size, messages, runs, created_at_us, producer_id, sequence, data_crc, header_crc, mark,
+        run_head, count, offset, run_size, run_crc,
+    ) = _PLAIN.unpack_from(view)  # fmt: skip
+    columns = _PLAIN_COLUMNS.get(head)
+    if (
+        columns is None or batch_size != size or runs != 1 or mark or run_head or offset or count != messages
+        or PLAIN_SIZE + table_size + run_size != size or run_crc != data_crc
+        or sequence + messages > PRODUCER_SEQUENCE_END or created_at_us >= CREATED_AT_END_US
+    ):  # fmt: skip
+        return None
+    data = view[size - run_size :]
+    if (
+        crc32c(view[BATCH_HEADER_SIZE : size - run_size], crc32c(view[:BATCH_PREFIX_SIZE])) != header_crc
+        or crc32c(data) != data_crc
+    ):
+        return None
+    if count == 1:
+        if run_size < columns:
+            return None
+        length, header_size = _FIRST_COLUMNS.unpack_from(data)
+        if length != run_size - columns or header_size > length or length > max_message_bytes:
+            return None
+    elif not _fits_columns(data, count, run_size, columns, max_message_bytes):
+        return None
+    return made(
+        PlainBatch,
+        (
+            bytes(view[PLAIN_SIZE : size - run_size]), messages, created_at_us, producer_id, sequence, data_crc,
+            head >> 48, run_size,
+        ),
+    )  # fmt: skip
+
+
+def _fits_columns(data: memoryview, count: int, size: int, columns: int, max_message_bytes: int) -> bool:
+    """Return whether the lengths of the messages of a run fit its size and the limit."""
+    if not count or count * columns > size:
+        return False
+    total, longest, fits = _lengths(data, count)
+    return fits and total == size - count * columns and longest <= max_message_bytes
+
+
+def stamp_plain(
+    view: memoryview, size: int, batch: PlainBatch, position: int, stored_at_us: int, partition: int, store_id: bytes,
+    mark: Any, first_sequence: int,
+) -> None:  # fmt: skip
+    """Write the stamp into a plain batch, as ``stamp``. *mark* is a keyed blake2b without input (``mark_maker``)."""
+    STAMP_POSITION.pack_into(view, STAMP_POSITION_OFFSET, position, stored_at_us)
+    STAMP_STORE.pack_into(view, STAMP_STORE_OFFSET, partition, store_id)
+    _FIRST_SEQUENCE.pack_into(view, BATCH_HEADER_SIZE + RUN_FIRST_SEQUENCE_OFFSET, first_sequence)
+    crc = crc32c(view[BATCH_HEADER_SIZE : size - batch.run_size], crc32c(view[:BATCH_PREFIX_SIZE]))
+    digest = mark.copy()
+    digest.update(_MARK_INPUT.pack(position, crc))
+    STAMP_SEAL.pack_into(view, STAMP_SEAL_OFFSET, crc, digest.digest())
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -179,7 +179,7 @@ class Partition:
         """
         if not self.staged_rows:
             return
-        log, consumer, index, shared = self.message_log, self.consumer_log, self.index, self.shared
+        log, consumer, shared = self.message_log, self.consumer_log, self.shared
         try:
             if consumer.buffer_row != self.written_rows:
                 self._write_rows()
@@ -190,20 +190,41 @@ class Partition:
             raise
         for rows in self.staged_rows:
             if type(rows) is tuple:
-                position, stored_at_us = rows[1], rows[2]
-                consumer.append(rows)
+                self._add(rows, rows[1], rows[2])
             elif type(rows) is int:
                 consumer.roll(rows)
-                shared.unsealed.append((index, rows))
-                self.index = index = SegmentIndex(shared.disk, log.directory, log.owner, rows)
-                continue
+                shared.unsealed.append((self.index, rows))
+                self.index = SegmentIndex(shared.disk, log.directory, log.owner, rows)
             else:
                 _, position, stored_at_us, *_ = ENTRY.unpack_from(rows)  # type: ignore[arg-type]  # an array is a buffer
-                consumer.append(rows)  # type: ignore[arg-type]  # type() does not narrow it
-            index.append(position, stored_at_us)
-            if stored_at_us > shared.last_stored_at_us:  # partitions are not written in the order of their stamps
-                shared.last_stored_at_us = stored_at_us
+                self._add(rows, position, stored_at_us)  # type: ignore[arg-type]  # type() does not narrow it
         self.staged_rows.clear()
+
+    def write_one(self, batch: Buffer, row: EntryRow) -> bool:
+        """Store a stamped batch of one run at the end of the log, at once. It is readable after ``publish``.
+
+        Return False, with nothing changed, where that is not simple: something is staged, the batch does not fit the
+        segment, rows or space have to be looked after, or the write fails. ``stage`` and ``write`` do it then.
+        """
+        log, size = self.message_log, row[10]
+        if (
+            self.staged_rows
+            or log.staged_end + size > log.limit
+            or self.consumer_log.buffer_row != self.written_rows
+            or not self.room.take_known(size)
+            or not log.write_one(batch, size)
+        ):
+            return False
+        self._add(row, row[1], row[2])
+        return True
+
+    def _add(self, rows: EntryRow | Rows, position: int, stored_at_us: int) -> None:
+        """Note that a batch is written: its rows, its place in the sparse index, its stamp."""
+        self.consumer_log.append(rows)
+        self.index.append(position, stored_at_us)
+        shared = self.shared
+        if stored_at_us > shared.last_stored_at_us:  # partitions are not written in the order of their stamps
+            shared.last_stored_at_us = stored_at_us
 
     def _write_rows(self) -> None:
         """Write waiting rows: memory would grow if batches were taken while the disk refuses rows."""

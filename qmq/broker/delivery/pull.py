@@ -31,7 +31,7 @@ class Delivery:
         self._store = store
         self._limits = limits
         self._effects = effects
-        self._waiting_pulls = WaitingPulls()
+        self.waiting = WaitingPulls()
         self._reads = ReadWaits(effects)
         self._on_disk = on_disk
         self.arrivals = Arrivals(store)
@@ -39,7 +39,7 @@ class Delivery:
         self.at_most_once = AtMostOnce(store)
         self.tracker = DeliveryTracker(store, limits.session_timeout_ms * 1_000, self._wake, visible)
         self._server = PullServer(
-            store, limits, effects, visible, self._waiting_pulls, self._reads, self.arrivals, self.tracker,
+            store, limits, effects, visible, self.waiting, self._reads, self.arrivals, self.tracker,
             self.at_most_once, on_disk,
         )  # fmt: skip
         self.subscriptions = Subscriptions(store, limits, effects, self.arrivals, self.tracker, self.durable)
@@ -79,28 +79,26 @@ class Delivery:
         self.subscriptions.leave(subscription)
 
     def _answer_waiting_pulls(self, subscription: Subscription) -> None:
-        for waiting in self._waiting_pulls.of_subscription(subscription):
+        for waiting in self.waiting.of_subscription(subscription):
             self._server.answer_empty(waiting)
 
     def set_follows(self, group: Group, prefixes: Sequence[str], begin: Begin) -> None:
         """Have a group follow exactly *prefixes*. Waiting pulls wait for that, or are refused."""
-        several = [
-            waiting for one in self.subscriptions.of(group) for waiting in self._waiting_pulls.of_subscription(one)
-        ]
+        several = [waiting for one in self.subscriptions.of(group) for waiting in self.waiting.of_subscription(one)]
         for waiting in several:
-            self._waiting_pulls.detach(waiting)
+            self.waiting.detach(waiting)
         self.subscriptions.set_follows(group, prefixes, begin)
         for waiting in several:
             if waiting.subscription.filters:
-                self._waiting_pulls.attach(waiting)
+                self.waiting.attach(waiting)
             else:
                 self._server.refuse(waiting, follows_none(group, waiting.subscription.asked))
         self.arrivals.make_ready(subject_filter for subject_filter in group.filters.values() if subject_filter.waiting)
 
     def disconnected(self, connection: int) -> None:
         """Remove the pulls and subscriptions of a closed connection."""
-        for waiting in self._waiting_pulls.of(connection):
-            self._waiting_pulls.remove(waiting)
+        for waiting in self.waiting.of(connection):
+            self.waiting.remove(waiting)
         self.subscriptions.disconnected(connection)
         self._reads.disconnected(connection)
 
@@ -116,32 +114,33 @@ class Delivery:
             )
         if not subscription.filters:
             raise follows_none(subscription.group, subscription.asked)
-        if self._waiting_pulls.get(pull.connection, pull.request) is not None:
+        if self.waiting.get(pull.connection, pull.request) is not None:
             raise InvalidOption(f"a pull with request number {pull.request} waits already; use a new number")
         waiting = Waiting(pull, subscription, now_us + pull.timeout_ms * 1_000)
         if self._server.serve(waiting, final=not pull.timeout_ms) is None:
             return
-        if self._waiting_pulls.count_of(pull.connection) >= self._limits.max_waiting_pulls:
+        if self.waiting.count_of(pull.connection) >= self._limits.max_waiting_pulls:
             raise Overloaded(
                 f"{self._limits.max_waiting_pulls} pulls of this connection wait, the most it may have; "
                 "wait for an answer, or use another connection"
             )
-        self._waiting_pulls.add(waiting)
+        self.waiting.add(waiting)
+        subscription.note_plain(self._store)
 
     def withdraw(self, command: Withdraw) -> None:
         """Answer a waiting pull with no messages; one that was answered already needs nothing."""
-        waiting = self._waiting_pulls.get(command.connection, command.pull_request)
+        waiting = self.waiting.get(command.connection, command.pull_request)
         if waiting is not None:
             self._server.answer_empty(waiting)
 
     def refuse_waiting_pulls(self, error: QmqError) -> None:
         """Answer every waiting pull with an error, since the broker stops."""
-        for waiting in self._waiting_pulls.all():
+        for waiting in self.waiting.all():
             self._server.refuse(waiting, error)
 
     def waiting_pulls(self) -> int:
         """Return how many pulls wait."""
-        return self._waiting_pulls.count
+        return self.waiting.count
 
     def take_damaged(self) -> list[QmqError]:
         """Return the failed reads since the last call."""
@@ -168,7 +167,7 @@ class Delivery:
 
     def _wake_own(self, subscription: Subscription) -> None:
         """Look again at the waiting pulls of a consumer that has room for more messages."""
-        if subscription.connection in self._waiting_pulls:
+        if subscription.connection in self.waiting:
             self.arrivals.make_ready(subscription.filters)
 
     # --- reads -------------------------------------------------------------------------------------------------------
@@ -199,12 +198,12 @@ class Delivery:
 
     def refuse_pulls(self, subscription: Subscription, error: QmqError) -> None:
         """Answer every waiting pull of a subscription with an error."""
-        for waiting in self._waiting_pulls.of_subscription(subscription):
+        for waiting in self.waiting.of_subscription(subscription):
             self._server.refuse(waiting, error)
 
     def _serve_overdue(self) -> None:
         """Answer pulls past their deadline that wait for no read any more."""
-        overdue, self._waiting_pulls.overdue = self._waiting_pulls.overdue, []
+        overdue, self.waiting.overdue = self.waiting.overdue, []
         for waiting in overdue:
             if not waiting.done:
                 self._serve_last(waiting)
@@ -212,19 +211,19 @@ class Delivery:
     def _serve_last(self, waiting: Waiting) -> None:
         """Answer a pull past its deadline, or keep it until a read ends."""
         if self._server.serve(waiting, final=True) is not None:
-            self._waiting_pulls.overdue.append(waiting)
+            self.waiting.overdue.append(waiting)
 
     # --- arrivals and time -------------------------------------------------------------------------------------------
 
     def turn(self) -> None:
         """Serve the waiting pulls that messages visible since the last turn are for."""
-        self.arrivals.look(bool(self._waiting_pulls.count))
+        self.arrivals.look(bool(self.waiting.count))
         if self.arrivals.ready:
             ready, self.arrivals.ready = self.arrivals.ready, {}
             for subject_filter in ready.values():
                 self._serve_waiting(subject_filter)
                 subject_filter.arrived.clear()
-        if self._waiting_pulls.overdue:
+        if self.waiting.overdue:
             self._serve_overdue()
 
     def unfinished(self) -> bool:
@@ -254,12 +253,12 @@ class Delivery:
 
     def tick(self, now_us: int) -> None:
         """Answer the waiting pulls whose deadline has come."""
-        for waiting in self._waiting_pulls.due(now_us):
+        for waiting in self.waiting.due(now_us):
             self._serve_last(waiting)
 
     def next_deadline_us(self) -> int | None:
         """Return when ``tick`` has work next; None for never."""
-        return self._waiting_pulls.next_deadline_us()
+        return self.waiting.next_deadline_us()
 
 
 def _longest_first(waiting: OrderedDict[int, Waiting]) -> Iterator[Waiting]:

@@ -51,7 +51,7 @@ class Subscriptions:
         #: The number of member groups of each broadcast group.
         self.broadcasts: Counter[str] = Counter()
         self._numbers = itertools.count(1)
-        self._by_number: dict[tuple[int, int], Subscription] = {}
+        self.by_number: dict[tuple[int, int], Subscription] = {}
         self._by_connection: dict[int, set[int]] = {}
         self._by_name: dict[tuple[int, str, str, bytes], Subscription] = {}
 
@@ -92,7 +92,7 @@ class Subscriptions:
         number = next(self._numbers)
         mine.add(number)
         subscription = Subscription(number, command.connection, command.consumer, group, filters, asked)
-        self._by_number[command.connection, number] = subscription
+        self.by_number[command.connection, number] = subscription
         if command.group is not None and command.nonce:
             subscription.name = command.connection, command.group, command.consumer, command.nonce
             self._by_name[subscription.name] = subscription
@@ -151,7 +151,7 @@ class Subscriptions:
                 group.filters.get(prefix) or self._follow(group, prefix, begin)
                 for prefix in group.within(subscription.asked)
             ]
-            subscription.share = None
+            subscription.share, subscription.plain_at = None, -1
 
     def check_follows(self, group: Group, prefixes: Sequence[str]) -> None:
         """Raise InvalidOption where the group may not follow *prefixes*."""
@@ -204,11 +204,11 @@ class Subscriptions:
 
     def of(self, group: Group) -> list[Subscription]:
         """Return the subscriptions of a group."""
-        return [subscription for subscription in self._by_number.values() if subscription.group is group]
+        return [subscription for subscription in self.by_number.values() if subscription.group is group]
 
     def solo(self) -> list[Group]:
         """Return the groups of solo consumers."""
-        return [subscription.group for subscription in self._by_number.values() if subscription.group.name is None]
+        return [subscription.group for subscription in self.by_number.values() if subscription.group.name is None]
 
     def forget(self, group: Group) -> None:
         """Remove a deleted group; its subscriptions get errors from now on."""
@@ -225,7 +225,7 @@ class Subscriptions:
 
     def known(self, connection: int, number: int) -> Subscription:
         """Return a subscription, also of a deleted group. Raises UnknownSubscription."""
-        subscription = self._by_number.get((connection, number))
+        subscription = self.by_number.get((connection, number))
         if subscription is None:
             raise UnknownSubscription(f"this connection has no subscription {number}; subscribe first")
         return subscription
@@ -240,7 +240,7 @@ class Subscriptions:
 
     def leave(self, subscription: Subscription) -> None:
         """Remove a subscription."""
-        del self._by_number[subscription.connection, subscription.number]
+        del self.by_number[subscription.connection, subscription.number]
         self._by_connection[subscription.connection].discard(subscription.number)
         if subscription.name is not None and self._by_name.get(subscription.name) is subscription:
             del self._by_name[subscription.name]
@@ -252,7 +252,7 @@ class Subscriptions:
     def disconnected(self, connection: int) -> None:
         """Remove all subscriptions of a connection."""
         for number in list(self._by_connection.get(connection, ())):
-            self.leave(self._by_number[connection, number])
+            self.leave(self.by_number[connection, number])
         self._by_connection.pop(connection, None)
 
     def packed(self, visible: list[int]) -> dict[str, Any]:

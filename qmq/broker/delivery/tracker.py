@@ -203,7 +203,6 @@ class DeliveryTracker:
         """Record a pull of new messages; return the interval of their delivery sequences."""
         ledger, member = ledger_and_member(subscription)
         ranges = ranges_of(self._store, parts, subscription.filters)
-        ledger.was_again = False
         start = member.in_flight.next_sequence
         while len(ranges) > MOST_RANGES_A_RECORD:
             ledger.pulled(member, ranges[:MOST_RANGES_A_RECORD], 0, self.now.wall_us, [])

@@ -137,6 +137,16 @@ class Arrivals:
         """Have these filters served at the end of the turn."""
         self.ready.update((id(subject_filter), subject_filter) for subject_filter in filters)
 
+    def see(self, row: int, entry: EntryRow) -> list[SubjectFilter]:
+        """Note that a row of the only partition became visible; return the filters that take its subject.
+
+        Return none where rows before it have not been seen yet: ``look`` sees them all.
+        """
+        if self._seen[0] != row:
+            return []
+        self._seen[0] = row + 1
+        return self._watching(entry[3])
+
     def look(self, anyone_waits: bool) -> None:
         """Make ready the filters of rows that became visible since the last call, if *anyone_waits*."""
         for partition, part in enumerate(self._store.partitions):
@@ -167,9 +177,13 @@ class Arrivals:
         """Make ready the filters of one row. Exact filters get the row itself, which saves a lookup."""
         for subject_filter in self._watching(entry[3]):
             if subject_filter.waiting:
-                self.ready[id(subject_filter)] = subject_filter
-                if subject_filter.exact:
-                    subject_filter.arrived.append((partition, entry))
+                self.wake(subject_filter, partition, entry)
+
+    def wake(self, subject_filter: SubjectFilter, partition: int, entry: EntryRow) -> None:
+        """Make ready a filter that takes a row."""
+        self.ready[id(subject_filter)] = subject_filter
+        if subject_filter.exact:
+            subject_filter.arrived.append((partition, entry))
 
     def _watching(self, number: int) -> list[SubjectFilter]:
         """Return the filters that take a subject: the exact one, its prefixes, and the empty prefix."""

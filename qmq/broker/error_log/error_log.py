@@ -286,6 +286,11 @@ class Retries:
         return bool(self._quarantined)
 
     @property
+    def is_blank(self) -> bool:
+        """Whether there is no retry, and nothing is left in the schedule of retries that were taken or replaced."""
+        return self.is_empty and not len(self._schedule) and not self._void.size
+
+    @property
     def is_empty(self) -> bool:
         """Whether there is no retry, due or not."""
         return not self.count and not self._due and not self._quarantined

@@ -144,6 +144,27 @@ class SubjectFilter:
         number = self.subject(store)
         return number is not None and bool(self.group.cursors.upto(number + 1)[number] < store.subjects.ends[number])
 
+    def is_next(self, number: int, first: int, row: int) -> bool:
+        """Return whether a run that it takes, from sequence *first* of a subject on, in that row of the only partition,
+        is the next to hand out: all before is handed out, and no start has to be asked.
+        """
+        cursor = int(self.group.cursors.upto(number + 1)[number])
+        if self.exact:
+            return first == cursor != 0
+        return first >= cursor != 0 and self.row_cursors[0] == row
+
+    def move(self, number: int, cursor: int, row: int) -> None:
+        """Move behind messages that are handed out: the cursor of their subject, and the row to read next from the only
+        partition.
+        """
+        group = self.group
+        group.cursors.upto(0)[number] = cursor
+        if self.exact:
+            self.passed = row
+        else:
+            self.row_cursors[0] = row
+        group.dirty = True
+
     def subject(self, store: Store) -> int | None:
         """Return the number of the exact subject, or None before its first message."""
         if self.number is None:
@@ -383,7 +404,7 @@ class Subscription:
     """One consumer of a group, or a solo consumer, on one connection."""
 
     __slots__ = (
-        "asked", "connection", "consumer", "filters", "group", "epoch", "member", "name", "number", "share",
+        "asked", "connection", "consumer", "filters", "group", "epoch", "member", "name", "number", "plain_at", "share",
         "turn",
     )  # fmt: skip
 
@@ -406,6 +427,29 @@ class Subscription:
         self.epoch = 0
         #: The part of the group's retries that it may have; None until a pull needs it.
         self.share: Share | None = None
+        #: The version of the group's ledger at which its next pull was known to be plain; -1: never.
+        self.plain_at = -1
+
+    def note_plain(self, store: Store) -> None:
+        """Note whether the consumer may get the next messages without a further question, until its group changes.
+
+        It follows one prefix or subject, the store has one partition, and the group has no retries and no settings that
+        choose among messages or limit their time.
+        """
+        ledger, member = self.group.ledger, self.member
+        if (
+            ledger is not None
+            and member is not None
+            and member.is_there
+            and member.epoch == self.epoch
+            and not member.quarantined
+            and len(self.filters) == 1
+            and len(store.partitions) == 1
+            and ledger.is_plain
+        ):
+            self.plain_at = ledger.version
+        else:
+            self.plain_at = -1
 
     def in_turn(self) -> Iterator[SubjectFilter]:
         """Return the filters, beginning with the one that the next pull begins with."""

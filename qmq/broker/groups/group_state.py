@@ -159,6 +159,8 @@ class Ledger:
         #: The last answer to a pull had retries.
         self.was_again = False
         self._write = record
+        #: Counts the changes of consumers, retries and settings, but not pulls of new messages and acks.
+        self.version = 0
         self._changed = True  # since the last packed_bytes
         self._bytes = b""
 
@@ -267,6 +269,7 @@ class Ledger:
         self, member: Member, ranges: list[MessageRange], size: int, now_us: int, where: list[Any]
     ) -> InFlightPull:
         """Put new messages in flight. *where* is how far the group has come by that: [prefix, positions] each."""
+        self.was_again = False
         said = [member.number, member.in_flight.next_sequence, size, now_us, where, flat(ranges)]
         self._record(_PULL, self._packed(said))
         member.pulled_us = now_us
@@ -283,6 +286,7 @@ class Ledger:
 
     def pulled_again(self, member: Member, taken: list[Taken], size: int, now_us: int) -> InFlightPull:
         """Put retries in flight."""
+        self.version += 1
         quarantined = taken[0].retry.quarantined
         which = [[one.retry.number, *one.in_flight.flat()] for one in taken]
         self._record(
@@ -398,12 +402,14 @@ class Ledger:
 
     def skip_sequences(self, count: int) -> None:
         """Skip *count* delivery sequences of each consumer, which may have seen them in lost records."""
+        self.version += 1
         self._changed = True
         for member in self.members.values():
             member.in_flight.skip_to(member.in_flight.next_sequence + count)
 
     def drop_in_flight(self, now_us: int, *, clear_retries: bool) -> None:
         """Drop all messages in flight, and with *clear_retries* all retries: the group is sought elsewhere."""
+        self.version += 1
         self._changed = True
         for member in list(self.members.values()):
             self._leave(member.number, LeaveReason.CLOSED, now_us)
@@ -455,7 +461,15 @@ class Ledger:
         packed: bytes = _pack([self.number, *fields])
         return packed
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether consumers get all new messages, in order, and nothing else."""
+        settings = self.settings
+        chooses = settings.tags or settings.expire_after_us or settings.ack_deadline_us
+        return not chooses and self.retries.is_blank
+
     def _do(self, kind: RecordKind, fields: list[Any]) -> None:
+        self.version += 1
         numbers = [self._consumers.next_number, self.retries.next_number, self.dead.next_number]
         self._record(kind, self._packed([numbers, *fields]))
         self._apply(kind, fields)
@@ -466,6 +480,7 @@ class Ledger:
 
     def replay(self, kind: int, fields: list[Any]) -> bool:
         """Apply a record; return False if it is of a consumer whose join is lost."""
+        self.version += 1
         self._changed = True
         if kind in (RecordKind.PULL, RecordKind.AGAIN, RecordKind.ACK):
             return self._follow(kind, fields)

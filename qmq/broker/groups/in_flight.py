@@ -118,16 +118,21 @@ class InFlight:
         self._pulled += pull.total
         return pull
 
+    def is_next(self, start: int, end: int) -> bool:
+        """Return whether [start, end) begins at the ack floor and is in flight, and nothing above the floor is handled:
+        to ack it moves the floor, and no more.
+        """
+        return start == self.ack_floor and start < end <= self.next_sequence and not self._handled.size
+
     def ack(self, intervals: Sequence[int]) -> tuple[int, int]:
         """Ack messages [start, end), ...; return how many are newly acked, and how many are refused.
 
         Refused are messages that were handed back before, or never pulled. To ack twice is no error.
         """
-        if len(intervals) == 2 and not self._handled.size and intervals[0] == self.ack_floor:
-            start, end = intervals  # one after another, as most are
-            if start < end <= self.next_sequence:
-                self._pass(end)
-                return end - start, 0
+        if len(intervals) == 2 and self.is_next(*intervals):  # one after another, as most are
+            start, end = intervals
+            self._pass(end)
+            return end - start, 0
         new = refused = 0
         for start, end in zip(intervals[::2], intervals[1::2], strict=True):
             if self.holds(start, end):

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from qmq.broker.groups.group import Group, SubjectFilter
 from qmq.broker.journal.record_types import MessageRange
 from qmq.errors import StorageError
-from qmq.format.batch import EntryRow
+from qmq.format.batch import EntryRow, made
 from qmq.storage.store import NotAtHand, Store
 
 #: ``MessageRange.log`` is a subject's number below this, and a partition from here on.
@@ -87,6 +87,13 @@ def ranges_of(store: Store, parts: Parts, filters: Sequence[SubjectFilter]) -> l
         found += more
         expected = behind
     return found
+
+
+def range_of_run(store: Store, partition: int, entry: EntryRow, subject_filter: SubjectFilter) -> MessageRange:
+    """Return the range that ``ranges_of`` gives for one whole run that a single filter takes."""
+    if subject_filter.exact and entry[3] < store.checkpoints.subjects_claimed:
+        return made(MessageRange, (entry[3], entry[0], 0, 0, entry[4], 0))
+    return made(MessageRange, (PARTITIONS + partition, entry[1], entry[5], 0, entry[4], entry[1]))
 
 
 def _range_of(part: Some) -> MessageRange:

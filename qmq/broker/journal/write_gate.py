@@ -50,6 +50,15 @@ class WriteGate:
             self._later_us = now_us + LATER_US
         self._later.setdefault(answer.connection, []).append(answer)
 
+    def is_clear(self, now_us: int) -> bool:
+        """Return whether nothing has to be written or answered before what is next."""
+        return not self._withheld and not self._store.groups.broken and (not self._later or now_us < self._later_us)
+
+    def take_later(self, handed: list[PulledMessages]) -> list[Acked]:
+        """Take out the answers that go with messages to their connections."""
+        later = self._later
+        return [answer for one in handed for answer in later.pop(one.connection, ())] if later else []
+
     def hurry(self) -> None:
         """Send the answers that may wait with the next write."""
         self._later_us = 0

@@ -75,6 +75,11 @@ class Producers:
     def __len__(self) -> int:
         return len(self._producers)
 
+    def is_next(self, producer_id: bytes, first: int) -> bool:
+        """Return whether a batch is of a known producer and behind all its batches: ``lookup`` returns None for it."""
+        producer = self._producers.get(producer_id)
+        return producer is not None and first >= producer.next_sequence
+
     def lookup(self, producer_id: bytes, first: int, messages: int, data_crc: int) -> RememberedBatch | None:
         """Return where a batch is stored already; None when it is new.
 

@@ -8,7 +8,7 @@ becomes visible in order.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -32,15 +32,22 @@ from qmq.broker.publish.staging import (
 from qmq.errors import QmqError, StorageError, SyncFailed
 from qmq.format.batch import (
     ANY_MESSAGE_BYTES,
+    PLAIN_SIZE,
     BatchLimits,
     CheckedBatch,
+    EntryRow,
+    Header,
     check_batch,
+    check_plain,
     entries_of,
+    entry_flags,
     entry_of,
+    mark_maker,
     stamp,
+    stamp_plain,
     with_ahead,
 )
-from qmq.format.layout import HANDED_FLAGS, HAS_DELIVER_AT, RUN_REPLAYED
+from qmq.format.layout import BATCH_HEADER_SIZE, HANDED_FLAGS, HAS_DELIVER_AT, RUN_REPLAYED, RUN_SIZE
 from qmq.format.private import PRIVATE
 from qmq.names import check_subject
 from qmq.storage.store import Store
@@ -64,6 +71,7 @@ class Intake:
         self.delay_log: DelayLog | None = None
         self._avoided: frozenset[int] = frozenset()
         self._numbering = SubjectNumbering(store)
+        self._mark = mark_maker(store.secret)
         self.replies = SendReplies(producers, effects, self._partition, self._all)
         self._repeats: list[Repeat] = []
         self._last_positions: dict[
@@ -102,6 +110,8 @@ class Intake:
             numbers = self.delay_log.numbers_of(batch)
         else:
             numbers = self._numbering.of(batch) if command.numbers is None else command.numbers
+            if batch.run is not None and not command.copy:
+                self._numbering.know(view, header, numbers)
             partition = self._choose(numbers)
             if len(self._partitions) > 1:
                 self._write_before(partition, numbers)
@@ -135,6 +145,48 @@ class Intake:
         view, batch = self._timed(memoryview(buffer), batch, now)
         position = self._placed(partition, batch.header.size)
         self._stage(view, batch, partition, position, numbers, now, None, own, True, answer)
+
+    def take_one(
+        self, connection: int, request: int, view: memoryview, size: int, flush: bool, now: Now
+    ) -> EntryRow | None:  # fmt: skip
+        """Check, stamp and store one plain batch, of *size* bytes, at once, and publish it; return its row. Only for
+        a store with one partition.
+
+        Return None, with nothing changed, where that is not simple. With *flush*, the answer follows the next sync.
+        """
+        partition = self._partitions[0]
+        if partition.staged or partition.broken is not None or self._repeats or self._refusals:
+            return None
+        batch = check_plain(view, size, self._limits.max_message_bytes)
+        if batch is None:
+            return None
+        number = self._numbering.by_table.get(batch.table)
+        if number is None or not self._producers.is_next(batch.producer_id, batch.producer_sequence):
+            return None
+        stored_at_us = max(now.wall_us, self._stamp_us + 1)
+        position, ends, store = partition.end(), self._store.subjects.ends, self._store
+        first, messages = int(ends[number]), batch.messages
+        before = bytes(view[:PLAIN_SIZE])
+        stamp_plain(view, size, batch, position, stored_at_us, 0, store.store_id, self._mark, first)
+        row = (
+            first, position, stored_at_us, number, messages, 0, 0, 1, entry_flags(0, batch.flags), batch.run_size, size
+        )  # fmt: skip
+        if not partition.stored.write_one(view, row):
+            view[:PLAIN_SIZE] = before
+            return None
+        self._stamp_us = stored_at_us
+        ends[number] = first + messages
+        self._producers.remember(
+            batch.producer_id, batch.producer_sequence, messages, batch.data_crc, 0, position, now.monotonic_us
+        )
+        if flush:
+            end = position + size
+            partition.hide(Barrier(position, end, True, ()))
+            self.replies.wait(partition, end, Sent(connection, request, position, stored_at_us, 0, first))
+            self.replies.want_sync(partition)
+        else:
+            self._visibility.publish_one(partition)
+        return row
 
     def _timed(self, view: memoryview, batch: CheckedBatch, now: Now) -> tuple[memoryview, CheckedBatch]:
         """Return the batch, with a field that says how far its stamp will be ahead of the wall clock where that
@@ -433,11 +485,18 @@ def _each(numbers: int | Numbers) -> list[int]:
     return [numbers] if isinstance(numbers, int) else numbers.tolist()
 
 
+#: Tables that are remembered, and the bytes of the largest: an untrusted client must not fill the memory.
+_KNOWN_TABLES: Final = 16_384
+_KNOWN_TABLE_BYTES: Final = 128
+
+
 class SubjectNumbering:
     """The numbers of the subjects of batches, in one store."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
+        #: The number of a subject by the table of a batch that names it alone, for small tables that were checked.
+        self.by_table: dict[bytes, int] = {}
 
     def of(self, batch: CheckedBatch, *, forced: bool = False) -> int | Numbers:
         """Return the subject number of each run; register new subjects, with *forced* also beyond the limit.
@@ -463,6 +522,14 @@ class SubjectNumbering:
             ]
         by_run: Numbers = np.array(known, np.int64)[batch.runs["subject"]]
         return by_run
+
+    def know(self, view: memoryview, header: Header, number: int | Numbers) -> None:
+        """Remember the table of a batch of one run that a client sent, and that names the subject of that number."""
+        assert isinstance(number, int)
+        if header.table_size <= _KNOWN_TABLE_BYTES:
+            if len(self.by_table) >= _KNOWN_TABLES:
+                self.by_table.clear()
+            self.by_table[bytes(view[BATCH_HEADER_SIZE + RUN_SIZE : header.data_start])] = number
 
     def _add(self, name: str, forced: bool) -> int:
         """Register a subject, unless it is known: a table may name it twice."""

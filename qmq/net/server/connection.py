@@ -31,6 +31,8 @@ LINGER_S: Final = 1.0
 #: The first read of a connection, and the first after an invalid frame, is this small; each further one is twice as
 #: large. Reads shrink again beyond _MANY frames, or other connections would wait for them.
 _LITTLE: Final = 4 << 10
+#: Larger reads are not looked at for simple frames: a turn writes many batches with one call.
+MOST_BYTES: Final = 32 << 10
 #: Seconds that a read costs outside of get_buffer, buffer_updated and the time between them.
 READ_S: Final = 10e-6
 _MANY: Final = 512
@@ -49,6 +51,9 @@ class Hub(Protocol):
 
     def admit(self, connection: ClientConnection) -> None:
         """Register a connection that was made. Raises QmqError to turn it away."""
+
+    def small_frames(self, connection: ClientConnection, size: int) -> int:
+        """Handle the simple frames at the start of a read of *size* bytes; return how many bytes they are."""
 
     def frames_begin(self) -> None:
         """Prepare for frames that were received together."""
@@ -91,14 +96,14 @@ class ClientConnection(asyncio.BufferedProtocol):
     """One client's socket. ``number`` is the broker's name for it."""
 
     __slots__ = (
-        "_began", "_costs_s", "_hub", "_most", "_unsent", "_stops", "_transport", "_partial_frame", "_unread", "acked",
+        "_began", "_costs_s", "_hub", "_most", "_unsent", "_stops", "_transport", "partial_frame", "_unread", "acked",
         "answers", "app", "client", "ended", "greeted", "in_flight", "listings", "name", "number",
         "opened_us", "peer", "deferred", "pulls", "sends", "took_s",
     )  # fmt: skip
 
     def __init__(self, hub: Hub, number: int) -> None:
         self._hub = hub
-        self._partial_frame = PartialFrame(lambda size: hub.buffered(self, size))
+        self.partial_frame = PartialFrame(lambda size: hub.buffered(self, size))
         self._stops = 0
         self._most = _LITTLE
         self._unread = False  # the system has not taken all of the answers
@@ -143,12 +148,18 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def get_buffer(self, sizehint: int) -> memoryview:
         self._began = self._hub.timer()
-        return self._hub.receive_buffer.room(self._partial_frame)[: self._most]
+        return self._hub.receive_buffer.room(self.partial_frame)[: self._most]
 
     def buffer_updated(self, nbytes: int) -> None:
         if self.ended:
             return  # it lingers: further bytes are ignored
-        view = self._hub.receive_buffer.received(self._partial_frame, nbytes)
+        hub = self._hub
+        if nbytes <= MOST_BYTES and nbytes < self._most and self.greeted:
+            done = hub.small_frames(self, nbytes)
+            if done == nbytes or self.ended:
+                return
+            nbytes -= done
+        view = hub.receive_buffer.received(self.partial_frame, nbytes)
         if view is not None:
             self._take(view, nbytes)
         else:
@@ -181,13 +192,13 @@ class ClientConnection(asyncio.BufferedProtocol):
         if used:
             self.took_s, self._costs_s = self._costs_s, 0.0
         # Also when the connection has ended: frames that were taken stay in the buffer until the end of the turn.
-        hub.receive_buffer.consume(self._partial_frame, used)
+        hub.receive_buffer.consume(self.partial_frame, used)
         if frames > _MANY and self._most > _LITTLE:
             self._most >>= 1
         elif nbytes == self._most < RECEIVE_BUFFER_BYTES and frames < _MANY // 2:
             self._most <<= 1
         if self.ended:
-            hub.receive_buffer.forget(self._partial_frame)
+            hub.receive_buffer.forget(self.partial_frame)
         if used or self.ended:
             hub.frames_end()
         else:
@@ -201,8 +212,8 @@ class ClientConnection(asyncio.BufferedProtocol):
         return False  # a client that sends no more reads no more: the transport closes
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        self._hub.receive_buffer.forget(self._partial_frame)
-        self._partial_frame = PartialFrame()  # the old one refers to this connection, which would be a cycle
+        self._hub.receive_buffer.forget(self.partial_frame)
+        self.partial_frame = PartialFrame()  # the old one refers to this connection, which would be a cycle
         if not self.ended:
             self.ended = True
             self._hub.leave(self)
@@ -247,6 +258,11 @@ class ClientConnection(asyncio.BufferedProtocol):
     def read_little(self) -> None:
         """Read in small parts until many frames were valid."""
         self._most = _LITTLE
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether answers of it have to be written, or requests of it handled, before any new ones."""
+        return bool(self.answers or self.deferred or self._unsent.size)
 
     def slow(self) -> bool:
         """Return whether reading is paused because the client does not read its answers."""
@@ -328,7 +344,7 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def forget_frame(self) -> None:
         """Drop the bytes of an incomplete frame. Not to be called while frames are being taken."""
-        self._hub.receive_buffer.forget(self._partial_frame)
+        self._hub.receive_buffer.forget(self.partial_frame)
 
     def abort(self) -> None:
         """Close at once."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple, Protocol
 
-from qmq.broker.ports.commands import Command, Now
-from qmq.broker.ports.effects import Effect, SyncWanted
+from qmq.broker.ports.commands import Command, Now, Pull
+from qmq.broker.ports.effects import Acked, Effect, PulledMessages, Sent, SyncWanted
 from qmq.errors import BrokerStopping, InternalError
 from qmq.net.protocol import frames
 
@@ -14,9 +14,27 @@ _NOT_ANNOUNCED: Final = (
 )  # fmt: skip
 
 
+#: The answer to a sender, the messages for pulls that waited, and the answers to acks that go with them.
+Answers = tuple[Sent | None, list[PulledMessages], list[Acked]]
+
+
+class ShortWay(Protocol):
+    """The short way for single messages as the server sees it: qmq.broker.short_way.ShortWay."""
+
+    def send(
+        self, connection: int, request: int, batch: memoryview, size: int, flush: bool, now: Now
+    ) -> Answers | None: ...
+    def ack(self, connection: int, request: int, number: int, start: int, end: int, now: Now) -> bool: ...
+    def wait(self, pull: Pull, now: Now) -> bool: ...
+    @property
+    def is_unfinished(self) -> bool: ...
+
+
 class BrokerRules(Protocol):
     """The broker as the server sees it: qmq.broker.broker.Broker."""
 
+    @property
+    def short_way(self) -> ShortWay | None: ...
     def handle(self, command: Command, now: Now) -> None: ...
     def turn(self, now: Now) -> None: ...
     def tick(self, now: Now) -> int | None: ...

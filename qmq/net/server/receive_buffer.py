@@ -74,6 +74,19 @@ class ReceiveBuffer:
                 self._owner, partial_frame.part = partial_frame, b""
         return self._bytes[self._tail :]
 
+    def peek(self, partial_frame: PartialFrame, count: int) -> memoryview | None:
+        """Return the *count* bytes in the last ``room``, without taking them; None where an incomplete frame is before
+        them.
+        """
+        if self._owner is not None or partial_frame.whole is not None:
+            return None
+        return self._bytes[self._tail : self._tail + count]
+
+    def drop_front(self, done: int, count: int) -> None:
+        """Forget the first *done* of the *count* bytes in the last ``room``: the rest moves to its start."""
+        tail = self._tail
+        self._bytes[tail : tail + count - done] = bytes(self._bytes[tail + done : tail + count])
+
     def received(self, partial_frame: PartialFrame, count: int) -> memoryview | None:
         """Take *count* bytes in the last ``room``; return the bytes from the connection's next frame on.
 

@@ -22,6 +22,7 @@ from qmq.net.protocol.frames import FrameKind
 from qmq.net.protocol.messages import encode_messages
 from qmq.net.server.admission import ANSWER_S, Admission, Throttle
 from qmq.net.server.connection import ClientConnection
+from qmq.net.server.options import Answers
 
 #: A whole SENT frame of a batch with one run: the most frequent answer.
 _SENT_ONE: Final = struct.Struct("<IBBHQQQH6sIQ")
@@ -209,6 +210,17 @@ class ReplyWriter:
                 self._carry_out[type(effect)](effect)
             except Exception:
                 log.exception("could not carry out %s", type(effect).__name__)
+
+    def answer_at_once(self, answers: Answers) -> None:
+        """Write the answers that the short way gives."""
+        sent_, handed, acks = answers
+        if sent_ is not None:
+            self._sent(sent_)
+        for ack in acks:
+            self._acked(ack)
+        for one in handed:
+            self._messages(one)
+        self.write()
 
     def put(self, connection: ClientConnection, answer: bytes) -> None:
         """Write *answer* at the end of the turn."""

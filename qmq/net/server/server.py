@@ -27,6 +27,7 @@ from qmq.net.server.options import BrokerRules, ClientInfo, ServerOptions, inter
 from qmq.net.server.receive_buffer import ReceiveBuffer
 from qmq.net.server.replies import DiskWork, ReplyWriter
 from qmq.net.server.requests import decode_hello, decode_request
+from qmq.net.server.small_frames import SmallFrames
 from qmq.net.server.timeouts import ConnectionTimeouts
 from qmq.net.server.write_queue import WriteQueue
 
@@ -96,6 +97,9 @@ class Server:
         self._throttle = Throttle(self._loop)
         self._replies = ReplyWriter(options.store_id, self._admission, self._throttle, work)
         self._connections = self._replies.connections  # those that the broker knows
+        self._small_frames: SmallFrames | None = None
+        if broker.short_way is not None:
+            self._small_frames = SmallFrames(broker.short_way, self._replies, self._admission, self._max_requests)
         self._senders: set[ClientConnection] = set()  # connections that sent batches in this turn
         self._time = now()
         self._due = False  # a turn is scheduled
@@ -125,8 +129,11 @@ class Server:
         for sock in sockets:
             sock.listen(_BACKLOG)  # here, because the loop would hide that another process listens there by now
         for sock in sockets:
-            served, slowly = lambda: self._served, lambda: self._throttle.much
+            served, slowly = self._frames_served, lambda: self._throttle.much
             self._acceptors.append(Acceptor(self._loop, sock, self.connection, served, slowly))
+
+    def _frames_served(self) -> int:
+        return self._served + (0 if self._small_frames is None else self._small_frames.served)
 
     def submit(
         self,
@@ -263,6 +270,32 @@ class Server:
         self._connections[connection.number] = connection
         self._silent.add(connection)
         log.debug("connection %d of %s opened", connection.number, connection.peer)
+
+    def small_frames(self, connection: ClientConnection, size: int) -> int:
+        """Handle the simple frames at the start of a read, before any turn; return how many bytes they are."""
+        small = self._small_frames
+        if small is None or self._due or self._running or connection.is_behind or self._admission.crowded:
+            return 0
+        buffer = self.receive_buffer
+        view = buffer.peek(connection.partial_frame, size)
+        if view is None:
+            return 0
+        now = self._now()
+        try:
+            done = small.take(connection, view, size, now)
+        except Exception:
+            log.exception("the broker failed to handle a small frame of %s", connection.peer)
+            connection.end(internal_error())
+            self._turn_soon()
+            return size
+        if done:
+            if done < size:
+                buffer.drop_front(done, size)
+            if now.monotonic_us >= self._tick_us or small.is_unfinished:
+                self._turn_soon()
+            elif self._timer is None or self._timer_us > self._tick_us:
+                self._arm(self._tick_us, now)
+        return done
 
     def frames_begin(self) -> None:
         """Read the clock once for all frames that were received together."""

@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 
 from qmq.errors import BadBytes, StorageError, StorageFailed, SyncFailed
 from qmq.format.layout import BATCH_HEADER_SIZE, SEGMENT_HEADER_SIZE
-from qmq.storage.disk.disk import Buffer, Disk, failure, read_fully
+from qmq.storage.disk.disk import Buffer, Disk, failure, read_fully, write_fully
 from qmq.storage.message_log.bad_ranges import KnownBad, UnreadableRanges
 from qmq.storage.message_log.cold_reads import Residence
 from qmq.storage.message_log.segment import FileOffset, Segment, SegmentOwner, segment_path
@@ -168,10 +168,31 @@ class MessageLog:
             self._clean_up(failed)
             self.check()
             raise failed from error
-        self.end = self._start = self.staged_end
+        self._written(self.staged_end)
         self.staged.clear()
         if self._ahead:
             self._commit_roll()
+
+    def write_one(self, batch: Buffer, size: int) -> bool:
+        """Write one batch at ``end``, while nothing is staged and it ends at or before ``limit``.
+
+        Return False where that is not simple, or the write fails: nothing is stored then, and ``write`` tells why.
+        """
+        if self.broken is not None or self._is_dirty:
+            return False
+        segment, position = self.current, self.end
+        try:
+            if self._disk.pwritev(segment.fd, (batch,), position - segment.base) != size:
+                write_fully(self._disk, segment.fd, [batch], position - segment.base)
+        except OSError as error:
+            self._clean_up(failure(error, "write", segment.path, position))
+            return False
+        self._written(position + size)
+        return True
+
+    def _written(self, end: int) -> None:
+        """Note that everything before *end* is written and nothing is staged behind it."""
+        self.end = self._start = self.staged_end = end
 
     def _clean_up(self, failed: StorageError) -> None:
         """Remove what a failed write left behind the end: whole batches in it would come back after a restart."""

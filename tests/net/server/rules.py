@@ -36,6 +36,8 @@ OPTIONS = ServerOptions(
 class StandIn:
     """Answers each SEND with SENT at the end of its turn, and other commands by ``answer``."""
 
+    short_way = None
+
     def __init__(self) -> None:
         self.commands: list[Command] = []
         self.turns: list[int] = []  # batches by turn
