@@ -214,10 +214,10 @@ class ReplyWriter:
     def answer_at_once(self, answers: Answers) -> None:
         """Write the answers that the short way gives."""
         sent_, handed, acks = answers
-        if sent_ is not None:
-            self._sent(sent_)
         for ack in acks:
             self._acked(ack)
+        if sent_ is not None:
+            self._sent(sent_)
         for one in handed:
             self._messages(one)
         self.write()

@@ -1,0 +1,441 @@
+"""The short way against the general way: the same random histories of frames, byte for byte.
+
+Two servers get the same reads at the same times; one of them has no short way. Every operation on disk must be the
+same, in the same order, and every answer the same, after the same operations. So a kill or a loss of power finds the
+same files at every moment, and no answer leaves earlier than before.
+"""
+
+from __future__ import annotations
+
+import errno
+import random
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.bare_server import START_US, BareServer
+from qmq.broker.ports.limits import BrokerLimits
+from qmq.format.build import RunContent, build_batch, make_header
+from qmq.net.protocol import frames
+from qmq.net.protocol.frames import Frame, FrameKind, decode_error, encode_frame, pack_numbers
+from qmq.net.protocol.types import Disposition
+from qmq.storage.store import Store, StoreOptions
+from tests.fake_disk import Killed, Operation
+from tests.sim.disk import SimulatedDisk
+
+ROOT = Path("/data")
+SUBJECTS = ("orders.created", "orders.paid", "stock", "~odd")
+LIMITS = BrokerLimits(max_message_bytes=2_000, max_pull_count=6, max_pull_bytes=3_000, producer_window=4)
+
+
+class Side:
+    """One of the two servers, with what it did: operations on disk, and bytes that it wrote to connections."""
+
+    def __init__(self, disk: SimulatedDisk, options: StoreOptions, *, takes_short_way: bool) -> None:
+        self.disk = disk
+        self.events: list[Any] = []
+        self.takes_short_way, self.options = takes_short_way, options
+        self.open()
+
+    def open(self) -> None:
+        """Start, with clients that connect."""
+        self.disk.before = self._note
+        self.server = BareServer(ROOT, self.disk, LIMITS, self.options, takes_short_way=self.takes_short_way)
+        self.connections = [self.server.connect() for _ in range(3)]
+
+    def _note(self, operation: Operation) -> None:
+        self.events.append(operation)
+
+    def taken(self) -> list[tuple[int, tuple[Any, ...]]]:
+        """Return the frames that each connection was written since the last call. Answers to different requests may
+        come in any order.
+        """
+        found = []
+        for number, connection in enumerate(self.connections):
+            found += sorted((number, (*one[:3], bytes(one[3]), bytes(one[4]))) for one in connection.read())
+        return found
+
+    def done(self) -> list[tuple[Any, ...]]:
+        """Return the operations on disk since the last call."""
+        events, self.events = self.events, []
+        return [(one.kind, one.path, [_plain(value) for value in one.arguments]) for one in events]
+
+    @property
+    def short_frames(self) -> int:
+        small = self.server.server._small_frames
+        return 0 if small is None else small.served
+
+
+class History:
+    """One random history of both sides. *chance* decides; the state of the clients follows the answers."""
+
+    def __init__(self, seed: int) -> None:
+        self.chance = random.Random(seed)
+        options = StoreOptions(segment_bytes=self.chance.choice((24 << 10, 1 << 20)), max_frame_bytes=20 << 10)
+        disk = SimulatedDisk(seed)
+        Store.open(ROOT, options, disk, START_US).close(clean=True)  # one identity and one secret for both
+        self.sides = [Side(disk.clone(seed), options, takes_short_way=takes) for takes in (True, False)]
+        self.seen = Counter[str]()
+        self.short_frames = 0
+        self.is_faulty = False  # writes fail, so the short way's is tried again the general way
+        self.produced = Counter[int]()
+        self._begin()
+
+    def _begin(self) -> None:
+        self.lost = set[int]()  # connections that the server has ended
+        self.request = 1
+        self.sent: list[tuple[int, bytes]] = []
+        #: by (connection, subscription): the next delivery sequence, those in flight, and waiting pulls
+        self.next: dict[tuple[int, int], int] = {}
+        self.in_flight: dict[tuple[int, int], list[int]] = {}
+        self.pulls: dict[tuple[int, int], tuple[int, int]] = {}  # by (connection, request)
+        self.subscribing: dict[tuple[int, int], str] = {}
+
+    # --- what happens on both sides ----------------------------------------------------------------------------------
+
+    def write(self, connection: int, *several: bytes) -> None:
+        """Have both servers read these frames at once."""
+        for side in self.sides:
+            side.connections[connection].write(b"".join(several))
+            side.server.settle()
+        self.compare()
+
+    def advance(self, microseconds: int) -> None:
+        """Let time pass on both."""
+        for side in self.sides:
+            side.server.advance(microseconds)
+            side.server.settle()
+        self.compare()
+
+    def compare(self) -> None:
+        """All that was done and answered since the last time is the same on both sides."""
+        short, general = (side.taken() for side in self.sides)
+        assert short == general, self.seen
+        short_did, general_did = (side.done() for side in self.sides)
+        assert short_did == general_did or self.is_faulty, self.seen
+        for connection, (*head, meta, payload) in short:
+            self._answered(connection, Frame(*head, memoryview(meta), memoryview(payload)))
+
+    def _answered(self, connection: int, frame: Frame) -> None:
+        self.seen[FrameKind(frame.kind).name] += 1
+        if frame.kind == FrameKind.ERROR:
+            code = decode_error(frame).code
+            self.seen[code] += 1
+            if not frame.request:
+                self.lost.add(connection)
+            elif code == "fenced":
+                self._forget(lambda key: key[0] == connection)
+        if frame.kind == FrameKind.SUBSCRIBED:
+            fields = frames.unpack_meta(frame.meta)
+            key = connection, fields["subscription"]
+            state = fields.get("consumer_state")
+            self.next[key], self.in_flight[key] = state[3] if state else 0, []
+        elif frame.kind == FrameKind.MESSAGES:
+            key = self.pulls.pop((connection, frame.request), (connection, 0))
+            ranges = frames.unpack_meta(frame.meta).get("ranges", ())
+            for first, count, _ in zip(ranges[::3], ranges[1::3], ranges[2::3], strict=True):
+                self.in_flight.setdefault(key, []).extend(range(first, first + count))
+                self.next[key] = max(self.next.get(key, 0), first + count)
+
+    # --- frames ------------------------------------------------------------------------------------------------------
+
+    def number(self) -> int:
+        self.request += 1
+        return self.request
+
+    def send(self, connection: int) -> bytes:
+        """Return a SEND; now and then a repeat, a wrong or a rare one."""
+        chance = self.chance
+        if self.sent and chance.random() < 0.08:
+            flags, batch = chance.choice(self.sent)
+            return encode_frame(FrameKind.SEND, self.number(), b"", len(batch), flags) + batch
+        producer = chance.choice((connection, connection, 9))
+        subjects = [chance.choice(SUBJECTS[:3])] if chance.random() < 0.95 else list(SUBJECTS[:2])
+        count = chance.choice((1, 1, 1, 1, 2, 3, 20))
+        size = chance.choice((0, 5, 90, 90, 700, 2_100 if chance.random() < 0.1 else 30))
+        options: list[dict[str, Any]] = [{}] * 6 + [{"key": "k"}, {"tags": ("red",)}]
+        rare = chance.random()
+        header = make_header(**chance.choice(options)) if rare > 0.2 else None
+        if rare < 0.02:
+            header = make_header(expire_at=1)
+        bodies = [bytes([chance.randrange(256)]) * size for _ in range(count)]
+        parts = build_batch(
+            [RunContent(one, bodies, None if header is None else [header] * count) for one in subjects],
+            created_at_us=self.request,
+            producer_id=bytes([producer]) * 16,
+            producer_sequence=self.produced[producer] + (0 if chance.random() > 0.03 else 5),
+        )
+        batch = b"".join(parts)
+        if chance.random() < 0.03:
+            at = chance.randrange(len(batch))
+            batch = batch[:at] + bytes([batch[at] ^ 1 << chance.randrange(8)]) + batch[at + 1 :]
+        else:
+            self.produced[producer] += count * len(subjects)
+        flags = frames.FLUSH if chance.random() < 0.15 else 0
+        self.sent = [*self.sent[-5:], (flags, batch)]
+        return encode_frame(FrameKind.SEND, self.number(), b"", len(batch), flags) + batch
+
+    def subscribe(self, connection: int) -> bytes:
+        chance = self.chance
+        settings: dict[str, Any] = {}
+        group = chance.choice(("g", "g", "g", "h", "t"))
+        if group == "t":
+            settings = chance.choice(({"tags": ["red"]}, {"expire_after_us": 50_000}, {"ack_deadline_us": 40_000}))
+        if group == "h":
+            settings = {"max_unacked": 4}
+        fields = {
+            "group": group if chance.random() < 0.9 else None,
+            "prefixes": chance.choice((["orders.created"], ["orders."], [""], ["orders.paid", "stock"])),
+            "consumer": f"c{connection}" if chance.random() < 0.8 else "shared",
+            "nonce": bytes([connection]),
+            "client": bytes([connection]),
+            "settings": settings,
+        }
+        if fields["group"] is None:
+            fields["consumer"] = ""
+        request = self.number()
+        return encode_frame(FrameKind.SUBSCRIBE, request, frames.pack_meta(fields))
+
+    def pull(self, connection: int, subscription: int) -> bytes:
+        chance, key = self.chance, (connection, subscription)
+        expected = self.next.get(key, 0) if chance.random() < 0.9 else frames.NOT_EXPECTED
+        if chance.random() < 0.03:
+            expected = chance.randrange(5)
+        request = self.number()
+        self.pulls[connection, request] = key
+        most = chance.choice((1_000, 1_000, 1_000, 2, 1))
+        fields = most, chance.choice((1, 1, 1, 1, 0, 2)), chance.choice((1 << 20, 1 << 20, 300)), 20_000
+        if chance.random() < 0.1:
+            fields = *fields[:3], chance.choice((0, 1, 30))
+        payload = frames.PULL.pack(subscription, *fields, expected)
+        flags = frames.CHECK if chance.random() < 0.04 else 0
+        return encode_frame(FrameKind.PULL, request, b"", len(payload), flags) + payload
+
+    def ack(self, connection: int, subscription: int) -> bytes | None:
+        chance, waiting = self.chance, self.in_flight.get((connection, subscription))
+        if not waiting:
+            return None
+        count = len(waiting) if chance.random() < 0.8 else chance.randrange(1, len(waiting) + 1)
+        if chance.random() < 0.06 and len(waiting) > 1:
+            numbers = [waiting.pop()]
+        else:
+            numbers, waiting[:count] = waiting[:count], []
+        start, end = numbers[0], numbers[-1] + 1
+        if chance.random() < 0.03:
+            end += 3  # some were never pulled
+        packed, crc = pack_numbers([start, end])
+        if chance.random() < 0.01:
+            crc ^= 1
+        payload = frames.ACK.pack(subscription, crc) + packed
+        flags = frames.MAY_WAIT if chance.random() < 0.9 else 0
+        return encode_frame(FrameKind.ACK, self.number(), b"", len(payload), flags) + payload
+
+    def hand_back(self, connection: int, subscription: int) -> bytes | None:
+        waiting = self.in_flight.get((connection, subscription))
+        if not waiting:
+            return None
+        number = waiting.pop(self.chance.randrange(len(waiting)))
+        disposition = self.chance.choice((Disposition.NACK, Disposition.RELEASE, Disposition.REJECT))
+        rows = frames.BACK.pack(number, number + 1, self.chance.choice((0, 5_000)), disposition, 0)
+        payload = frames.HAND_BACK.pack(subscription, frames.crc32c(rows)) + rows
+        meta = frames.pack_meta({"reasons": ["odd"]})
+        return encode_frame(FrameKind.HAND_BACK, self.number(), meta, len(payload)) + payload
+
+    def simple(self, kind: FrameKind, struct_: Any, *fields: int) -> bytes:
+        payload = struct_.pack(*fields)
+        return encode_frame(kind, self.number(), b"", len(payload)) + payload
+
+    def administer(self) -> bytes:
+        fields = self.chance.choice(
+            (
+                {"action": "seek", "group": "g", "to": "first"},
+                {"action": "set", "group": "h", "settings": {"max_unacked": 3}},
+                {"action": "set", "group": "g", "settings": {"tags": self.chance.choice(([], ["red"]))}},
+                {"action": "delete", "group": "h"},
+            )
+        )
+        payload = frames.pack_meta(dict(fields))
+        return encode_frame(FrameKind.ADMINISTER, self.number(), payload)
+
+    # --- steps -------------------------------------------------------------------------------------------------------
+
+    def step(self) -> None:
+        """Do one thing on both sides."""
+        chance = self.chance
+        self.advance(chance.choice((3, 50, 200, 900)) if chance.random() < 0.9 else chance.choice((6_000, 25_000)))
+        connection = chance.randrange(3)
+        if connection in self.lost:
+            self.reconnect(connection)
+        mine = [number for owner, number in self.next if owner == connection]
+        kind = chance.random()
+        if not mine and kind < 0.3:
+            self.write(connection, self.subscribe(connection))
+        elif kind < 0.45:
+            self.write(connection, self.send(connection))
+        elif kind < 0.9 and mine:
+            number = chance.choice(mine)
+            ack = self.ack(connection, number) if chance.random() < 0.9 else None
+            waits = any(key == (connection, number) for key in self.pulls.values())
+            pull = b"" if waits and chance.random() < 0.9 else self.pull(connection, number)
+            several = [one for one in (ack, pull) if one]
+            if several:
+                self.write(connection, *several)
+        else:
+            self._rarely(connection, mine)
+
+    def _rarely(self, connection: int, mine: list[int]) -> None:
+        chance, kind = self.chance, self.chance.random()
+        back = self.hand_back(connection, chance.choice(mine)) if mine else None
+        if kind < 0.3 and back is not None:
+            self.write(connection, back)
+        elif kind < 0.4 and self.pulls:
+            (owner, request), _ = chance.choice(list(self.pulls.items()))
+            self.write(owner, self.simple(FrameKind.WITHDRAW, frames.WITHDRAW, request))
+        elif kind < 0.45 and mine:
+            number = chance.choice(mine)
+            self.write(connection, self.simple(FrameKind.UNSUBSCRIBE, frames.UNSUBSCRIBE, number))
+            self._forget(lambda key: key == (connection, number))
+        elif kind < 0.6:
+            self.write(connection, self.subscribe(connection))
+        elif kind < 0.64:
+            self.write(connection, self.administer())
+        elif kind < 0.68:
+            self.reconnect(connection)
+        elif kind < 0.74:
+            self.checkpoint()
+        elif kind < 0.76:
+            self.advance(31_000_000)
+
+    def _forget(self, is_gone: Callable[[tuple[int, int]], bool]) -> None:
+        for known in (self.next, self.in_flight):
+            for key in [key for key in known if is_gone(key)]:
+                del known[key]  # type: ignore[attr-defined]
+
+    def reconnect(self, connection: int) -> None:
+        for side in self.sides:
+            side.connections[connection].protocol.connection_lost(None)
+            side.server.settle()
+            side.connections[connection] = side.server.connect()
+        self.lost.discard(connection)
+        self._forget(lambda key: key[0] == connection)
+        self.pulls = {key: value for key, value in self.pulls.items() if key[0] != connection}
+        self.compare()
+
+    def checkpoint(self) -> None:
+        for side in self.sides:
+            side.disk.before = None  # the order of its files does not matter
+            server = side.server
+            checkpoint = server.store.begin_checkpoint(server.broker.checkpoint_state(server.now))
+            checkpoint.write()
+            server.store.finish_checkpoint(checkpoint)
+            side.disk.before = side._note
+        assert contents(self.sides[0].disk) == contents(self.sides[1].disk)
+
+    def restart(self, *, power: bool = False) -> None:
+        """Kill both, maybe with a loss of power, and start again on what is there."""
+        self.short_frames += self.sides[0].short_frames
+        fate = self.chance.random()
+        for side in self.sides:
+            side.disk.chance.seed(fate)
+            side.disk.stop(power=power)
+        assert contents(self.sides[0].disk) == contents(self.sides[1].disk)
+        for side in self.sides:
+            side.disk.kill_at(1 << 40)
+            side.open()
+        assert contents(self.sides[0].disk) == contents(self.sides[1].disk)
+        self.compare()
+        self._begin()
+
+    def crash(self) -> None:
+        """Kill both at the same operation on disk while they handle the same frames, and start again."""
+        chance, connection = self.chance, self.chance.randrange(3)
+        mine = [number for owner, number in self.next if owner == connection]
+        several = [self.send(connection)]
+        if mine and chance.random() < 0.5:
+            number = chance.choice(mine)
+            ack = self.ack(connection, number)
+            several = [one for one in (ack, self.pull(connection, number)) if one]
+        at, power = chance.choice((0, 0, 1, 1, 2, 5)), chance.random() < 0.5
+        for side in self.sides:
+            side.disk.chance.seed(at)
+            side.disk.kill_at(at)
+            with suppress(Killed):
+                side.connections[connection].write(b"".join(several))
+                side.server.settle()
+                side.server.advance(30_000)
+                side.server.settle()
+        short, general = (side.taken() for side in self.sides)
+        early = [answer for answer in short if answer not in general]
+        assert [answer for answer in short if answer in general] == general
+        assert all(answer[0] == FrameKind.SENT for _, answer in early)  # it does not wait for the record of a pull
+        self.restart(power=power)
+
+    def fail(self) -> None:
+        """Let writes of both fail for some steps."""
+        chance = self.chance
+        code, part = chance.choice((errno.ENOSPC, errno.EIO)), chance.choice(("", "/pulls/", "/partition"))
+        self.is_faulty = True
+        for side in self.sides:
+            side.disk.fail_always("pwritev", code, part)
+        for _ in range(chance.choice((1, 3, 10))):
+            self.step()
+        for side in self.sides:
+            side.disk.heal()
+        self.advance(300_000)
+        self.is_faulty = False
+
+
+def _plain(value: object) -> object:
+    return [bytes(one) for one in value] if isinstance(value, list | tuple) else value
+
+
+def contents(disk: SimulatedDisk) -> dict[str, bytes]:
+    """Return the bytes of all files by path."""
+    found = {}
+    for directory, names in disk.files.directories.items():
+        for name in names.names:
+            path = Path("/", directory, name)
+            if names.names[name] is not None:
+                fd = disk.files.open(path, 0)
+                found[str(path)] = disk.files.pread(fd, disk.files.size(fd), 0)
+                disk.files.close(fd)
+    return found
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_both_ways_do_the_same(seed: int) -> None:
+    history = History(seed)
+    for number in range(400):
+        history.step()
+        if number % 150 == 149:
+            history.checkpoint()
+            history.restart()
+    history.advance(1_000_000)
+    history.checkpoint()
+    history.restart()
+    assert history.short_frames > 20, history.seen
+
+
+@pytest.mark.parametrize("seed", range(100, 108))
+def test_a_kill_or_a_loss_of_power_finds_the_same_on_both_ways(seed: int) -> None:
+    history = History(seed)
+    for _ in range(12):
+        for _ in range(history.chance.randrange(40)):
+            history.step()
+        history.crash()
+    assert history.short_frames > 20, history.seen
+
+
+@pytest.mark.parametrize("seed", range(200, 206))
+def test_both_ways_answer_the_same_while_writes_fail(seed: int) -> None:
+    history = History(seed)
+    for _ in range(8):
+        for _ in range(20):
+            history.step()
+        history.fail()
+    history.restart()
+    assert history.short_frames > 20, history.seen
