@@ -18,7 +18,7 @@ _NOT_ANNOUNCED: Final = (
 Answers = tuple[Sent | None, list[PulledMessages], list[Acked]]
 
 
-class ShortWay(Protocol):
+class ShortRules(Protocol):
     """The short way for single messages as the server sees it: qmq.broker.short_way.ShortWay."""
 
     def send(
@@ -34,7 +34,7 @@ class BrokerRules(Protocol):
     """The broker as the server sees it: qmq.broker.broker.Broker."""
 
     @property
-    def short_way(self) -> ShortWay | None: ...
+    def short_way(self) -> ShortRules | None: ...
     def handle(self, command: Command, now: Now) -> None: ...
     def turn(self, now: Now) -> None: ...
     def tick(self, now: Now) -> int | None: ...

@@ -13,7 +13,7 @@ from qmq.net.protocol import frames
 from qmq.net.protocol.frames import FRAME_SIZE, FrameKind, made
 from qmq.net.server.admission import Admission
 from qmq.net.server.connection import ClientConnection
-from qmq.net.server.options import ShortWay
+from qmq.net.server.options import ShortRules
 from qmq.net.server.replies import ReplyWriter
 
 #: Size, kind with flags and the size of meta, request.
@@ -33,7 +33,7 @@ _PULL_SIZE: Final = FRAME_SIZE + frames.PULL.size
 class SmallFrames:
     """Takes frames the short way, and writes their answers."""
 
-    def __init__(self, rules: ShortWay, replies: ReplyWriter, admission: Admission, max_requests: int) -> None:
+    def __init__(self, rules: ShortRules, replies: ReplyWriter, admission: Admission, max_requests: int) -> None:
         self._rules = rules
         self._replies = replies
         self._admission = admission
