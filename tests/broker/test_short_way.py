@@ -22,6 +22,7 @@ from qmq.broker.ports.limits import BrokerLimits
 from qmq.format.build import RunContent, build_batch, make_header
 from qmq.net.protocol import frames
 from qmq.net.protocol.frames import Frame, FrameKind, decode_error, encode_frame, pack_numbers
+from qmq.net.protocol.messages import decode_head
 from qmq.net.protocol.types import Disposition
 from qmq.storage.store import Store, StoreOptions
 from tests.fake_disk import Killed, Operation
@@ -136,7 +137,7 @@ class History:
             self.next[key], self.in_flight[key] = state[3] if state else 0, []
         elif frame.kind == FrameKind.MESSAGES:
             key = self.pulls.pop((connection, frame.request), (connection, 0))
-            ranges = frames.unpack_meta(frame.meta).get("ranges", ())
+            ranges = decode_head(frame.meta).ranges
             for first, count, _ in zip(ranges[::3], ranges[1::3], ranges[2::3], strict=True):
                 self.in_flight.setdefault(key, []).extend(range(first, first + count))
                 self.next[key] = max(self.next.get(key, 0), first + count)
