@@ -12,7 +12,7 @@ from qmq.broker.delivery.pull import Delivery
 from qmq.broker.error_log.error_log import unpacked
 from qmq.broker.groups.group import Group, resolve_start
 from qmq.broker.groups.group_state import Ledger
-from qmq.broker.groups.lag import oldest_us, ready
+from qmq.broker.groups.lag import oldest_us, ready, waiting
 from qmq.broker.groups.message_ranges import Some, parts_of
 from qmq.broker.groups.settings import ResolvedSettings, members_of, settings_of, unknown_group
 from qmq.broker.ports.commands import Now
@@ -28,7 +28,7 @@ from qmq.net.protocol.types import BROADCAST
 from qmq.storage.store import NotAtHand, Store
 
 #: Actions that change nothing. The changes of all others are on disk before the answer.
-LOOKS: Final = frozenset({"groups", "consumers", "dead_letters"})
+LOOKS: Final = frozenset({"groups", "consumers", "waiting", "dead_letters"})
 #: Actions on dead letters, which are done over several turns.
 LETTERS: Final = frozenset({"redrive", "delete_dead"})
 #: Rows of one answer.
@@ -51,6 +51,7 @@ class AdminCommands:
         self._actions: dict[str, Callable[[Fields, Now], Fields]] = {
             "groups": self._groups,
             "consumers": self._consumers,
+            "waiting": self._waiting,
             "set_group": self._set_group,
             "seek_group": self._seek_group,
             "delete_group": self._delete_group,
@@ -139,6 +140,10 @@ class AdminCommands:
             for member in left[:MOST_ROWS]
         ]
         return {"rows": rows, "after": left[MOST_ROWS - 1].name if len(left) > MOST_ROWS else None}
+
+    def _waiting(self, fields: Fields, now: Now) -> Fields:
+        rows, after = waiting(self._store, self._group(fields)[0], _whole(fields, "after", 0), MOST_ROWS)
+        return {"rows": [row._asdict() for row in rows], "after": after}
 
     # --- changes -----------------------------------------------------------------------------------------------------
 

@@ -98,6 +98,26 @@ def test_the_oldest_is_that_of_what_is_ready(tmp_path: Path) -> None:
     assert group_row(driven)["oldest_us"] is None
 
 
+@pytest.mark.parametrize("prefixes", [("a.",), ("a.0", "a.")])
+def test_subjects_with_messages_that_wait_are_listed(tmp_path: Path, prefixes: tuple[str, ...]) -> None:
+    """It says from which sequence on no consumer had a message, and changes nothing."""
+    driven = filled(tmp_path)  # a.0 has four messages, a.1 and a.2 three each
+    consumer = Consumer(driven, "one", *prefixes)
+    consumer.pull(5)
+    before = group_row(driven)
+    found = ask(driven, "waiting", group="g")
+    assert found["after"] is None
+    rows = {row["subject"]: (row["start"], row["end"]) for row in found["rows"]}
+    assert {subject for subject in rows if not subject.startswith("a.")} == set()
+    assert sum(end - start for start, end in rows.values()) == 5 == before["ready"]
+    assert {end for _, end in rows.values()} <= {3, 4}
+    assert group_row(driven) == before
+    consumer.pull(10)
+    assert ask(driven, "waiting", group="g") == {"rows": [], "after": None}
+    with pytest.raises(UnknownGroup):
+        ask(driven, "waiting", group="other")
+
+
 def test_consumers_are_listed_by_name_with_what_they_hold(tmp_path: Path) -> None:
     driven = filled(tmp_path)
     two, one = Consumer(driven, "two", "a."), Consumer(driven, "one", "a.", connection=2)

@@ -4,6 +4,7 @@ messages.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -27,8 +28,37 @@ class Ready(NamedTuple):
     exact: bool
 
 
+class SubjectLag(NamedTuple):
+    """A subject whose messages with sequences from ``start`` up to ``end`` no consumer of a group had yet."""
+
+    subject: str
+    start: int
+    end: int
+
+
 def ready(store: Store, group: Group) -> Ready:
     """Count the messages that no consumer of the group had yet. Gaps in sequences do not count."""
+    starts, ends, exact = _starts(store, group)
+    return Ready(store.subjects.messages_between(starts, ends), exact)
+
+
+def waiting(store: Store, group: Group, after: int, most: int) -> tuple[list[SubjectLag], int | None]:
+    """Return subjects with messages that no consumer of the group had yet, from number *after* on, and the number to
+    go on from (None: there are no more).
+    """
+    starts, ends, _ = _starts(store, group)
+    numbers = np.flatnonzero(starts[after:] < ends[after:]) + after
+    rows = list[SubjectLag]()
+    for number in numbers[:most].tolist():
+        with suppress(StorageError):  # its name is damaged
+            rows.append(SubjectLag(store.subjects.name(number), int(starts[number]), int(ends[number])))
+    return rows, int(numbers[most]) if len(numbers) > most else None
+
+
+def _starts(store: Store, group: Group) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], bool]:
+    """Return the sequence of each subject from which on no consumer of the group had a message, the sequence behind its
+    last one, and whether all of the former are known.
+    """
     count = store.subjects.count
     firsts, ends = store.subjects.firsts[:count].astype(np.int64), store.subjects.ends[:count].astype(np.int64)
     nexts, exact = np.full(count, np.iinfo(np.int64).max), True
@@ -38,7 +68,7 @@ def ready(store: Store, group: Group) -> Ready:
             cursors, all_known = _cursors(store, group, subject_filter, numbers, ends)
             nexts[numbers] = np.minimum(nexts[numbers], cursors)
             exact = exact and all_known
-    return Ready(store.subjects.messages_between(np.maximum(nexts, firsts), ends), exact)
+    return np.maximum(nexts, firsts), ends, exact
 
 
 def _followed(store: Store, subject_filter: SubjectFilter) -> npt.NDArray[np.int64]:
