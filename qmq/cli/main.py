@@ -8,10 +8,13 @@ with ending_at_once():  # this is the first module of QMQ that a command imports
     import errno
     import importlib
     import sys
+    from collections.abc import Mapping
     from typing import Any, Final, NamedTuple
 
     import click
 
+    from qmq.cli.common.command_group import CommandGroup
+    from qmq.cli.common.connect import leading_options
     from qmq.cli.common.errors import EXIT_FAILED, CommandFailed, ending_with_exit_code
     from qmq.cli.common.standard_streams import end_streams, failure_of, prepare_streams
 
@@ -29,22 +32,48 @@ COMMANDS: Final = {
     "serve": Command("operate", "Run a broker on a data directory."),
     "config": Command("operate", "Show every setting of serve, its default and what it does."),
     "ping": Command("manage", "Check that a broker answers."),
-    "produce": Command("messages", "Send the lines of stdin as messages."),
-    "consume": Command("messages", "Print messages as they arrive."),
+    "info": Command("manage", "Show version, settings, disks and connections of a broker."),
+    "doctor": Command("manage", "Say what is wrong, and what to do."),
+    "produce": Command("messages", "Send a message, or each line of stdin as one."),
+    "consume": Command("messages", "Print messages as they arrive, and acknowledge them."),
+    "peek": Command("messages", "Look at messages, and change nothing."),
     "cancel": Command("messages", "Cancel a delayed message."),
-    "subjects": Command("manage", "List subjects and how many messages each has."),
-    "groups": Command("manage", "List groups; change, seek and delete one."),
+    "subjects": Command("manage", "List subjects, or show one."),
+    "groups": Command("manage", "List groups; show, change, seek and delete one."),
     "consumers": Command("manage", "List the consumers of a group."),
-    "dead-letters": Command("manage", "List, redrive and delete dead letters."),
+    "dead-letters": Command("manage", "List, show, redrive and delete dead letters."),
     "verify": Command("operate", "Check every file of a data directory."),
     "repair": Command("operate", "Rebuild the derived files of a data directory."),
     "archive": Command("operate", "Copy sealed segments of a data directory to an archive."),
     "restore": Command("operate", "Send messages of an archive to a broker."),
     "bench": Command("operate", "Measure the speed of QMQ on this machine."),
+    "completion": Command("manage", "Print what a shell needs to complete commands and names."),
+}
+
+#: Words that other programs use for these commands.
+_OTHER_WORDS: Final = {
+    "check": "doctor",
+    "dlq": "dead-letters",
+    "health": "ping",
+    "publish": "produce",
+    "pub": "produce",
+    "queues": "groups",
+    "receive": "consume",
+    "run": "serve",
+    "send": "produce",
+    "server": "serve",
+    "settings": "config",
+    "start": "serve",
+    "status": "info",
+    "sub": "consume",
+    "subscribe": "consume",
+    "tail": "consume",
+    "topics": "subjects",
+    "view": "peek",
 }
 
 
-class LazyGroup(click.Group):
+class LazyGroup(CommandGroup):
     """A group of commands that imports each when it is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -60,6 +89,9 @@ class LazyGroup(click.Group):
             command = getattr(importlib.import_module(f"qmq.cli.{COMMANDS[cmd_name].folder}.{name}"), name)
         assert isinstance(command, click.Command), cmd_name
         return command
+
+    def other_words(self) -> Mapping[str, str]:
+        return _OTHER_WORDS
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
@@ -102,9 +134,15 @@ def _print_error(what: click.ClickException | str, exit_code: int) -> int:
 
 
 @click.command(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@leading_options
 @click.version_option(package_name="qmq", message="qmq %(version)s")
-def cli() -> None:
+def cli(server: str | None) -> None:
     """QMQ, a message broker: append-only files, pull, and no partition tied to a consumer.
 
-    `qmq serve` starts a broker; `qmq produce` and `qmq consume` talk to it.
+    \b
+    Examples:
+      qmq serve                                     start a broker in ./qmq-data
+      qmq produce shop.order.paid '{"id": 4421}'    send a message
+      qmq consume shop. --group billing             receive messages
+      qmq --profile prod groups                     at another broker
     """

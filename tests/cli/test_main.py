@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import re
 import signal
 import subprocess
 import sys
 import types
+from collections.abc import Iterator
 
 import click
 import pytest
@@ -39,6 +41,41 @@ def test_every_command_is_there_and_says_in_the_list_what_its_own_help_says(name
     assert shown.exit_code == 0
     assert shown.output.startswith(f"Usage: cli {name}")
     assert command.get_short_help_str(limit=200) == COMMANDS[name].help
+
+
+def leaves(name: str, command: click.Command) -> Iterator[tuple[str, click.Command]]:
+    yield name, command
+    if isinstance(command, click.Group):
+        for inner, one in command.commands.items():
+            yield from leaves(f"{name} {inner}", one)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_help_of_each_command_has_an_example(name: str) -> None:
+    python_name = name.replace("-", "_")
+    command = getattr(importlib.import_module(f"qmq.cli.{COMMANDS[name].folder}.{python_name}"), python_name)
+    for path, _ in leaves(name, command):
+        shown = CliRunner().invoke(cli, [*path.split(), "--help"]).output
+        assert re.search(rf"^  Examples?:$\n    .*qmq {path.split()[0]}\b", shown, re.MULTILINE), path
+        assert max(map(len, shown.splitlines())) <= 80, path
+
+
+@pytest.mark.parametrize(
+    ("call", "meant"),
+    [
+        (["grups"], "groups"),
+        (["publish"], "produce"),
+        (["dead"], "dead-letters"),
+        (["groups", "shw"], "groups show"),
+        (["dead-letters", "rederive", "g"], "dead-letters redrive"),
+        (["groups", "show", "g", "--jsn"], None),
+    ],
+)
+def test_a_mistyped_command_is_suggested(call: list[str], meant: str | None) -> None:
+    done = CliRunner().invoke(cli, call, prog_name="qmq")
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert (f"did you mean `qmq {meant}`?" if meant else "Did you mean '--json'?") in done.stderr
+    assert "did you mean" not in CliRunner().invoke(cli, ["zzzzzz"]).stderr.lower()
 
 
 def test_help_lists_all_commands() -> None:

@@ -21,12 +21,20 @@ def number(count: int, what: str = "", several: str = "") -> str:
     return f"{count / 1e6:.1f} M" if count < 1_000_000_000 else f"{count // 1_000_000:,} M"
 
 
+def size(count: int) -> str:
+    """Format a count of bytes: "512 bytes", "1.5 MiB", "12.3 GiB"."""
+    for unit, least in (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if count >= least:
+            return f"{count / least:,.1f} {unit}"
+    return f"{count} bytes"
+
+
 def age(seconds: float) -> str:
-    """Format a duration: "12 s", "5 min", "3 h", "20 d"."""
-    for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60)):
+    """Format about how long something takes or has lasted, in the units that options take: "12s", "5m", "3h", "20d"."""
+    for unit, size in (("d", 86_400), ("h", 3_600), ("m", 60)):
         if seconds >= 2 * size:
-            return f"{int(seconds // size)} {unit}"
-    return f"{max(seconds, 0.0):.0f} s"
+            return f"{int(seconds // size)}{unit}"
+    return f"{max(seconds, 0.0):.0f}s"
 
 
 def age_of(time: datetime | None) -> str:

@@ -7,11 +7,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Final, Self
+from typing import TYPE_CHECKING, Final, Self
 
-from rich.console import Console
-from rich.live import Live
-from rich.text import Text
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.live import Live
 
 _EVERY_S: Final = 0.1
 
@@ -25,6 +25,9 @@ class Counting:
         self._started = self._next = clock()
         self._live: Live | None = None
         if shown if shown is not None else sys.stderr.isatty():
+            from rich.console import Console
+            from rich.live import Live
+
             self._live = Live(console=Console(stderr=True, force_terminal=True), transient=True, auto_refresh=False)
 
     def __enter__(self) -> Self:
@@ -44,6 +47,8 @@ class Counting:
             return
         now = self._clock()
         if now >= self._next:
+            from rich.text import Text
+
             self._next = now + _EVERY_S
             self._live.update(Text(self.line(count, now)), refresh=True)
 
@@ -59,10 +64,10 @@ def reading_bar(console: Console | None = None) -> Iterator[Callable[[int, int],
 
     Yields a function that takes the bytes read so far and in all; None if stderr is no terminal.
     """
-    console = console if console is not None else Console(stderr=True)
-    if not console.is_terminal:
+    if not (sys.stderr.isatty() if console is None else console.is_terminal):
         yield None
         return
+    from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
     columns = (
@@ -72,6 +77,6 @@ def reading_bar(console: Console | None = None) -> Iterator[Callable[[int, int],
         TransferSpeedColumn(),
         TimeRemainingColumn(compact=True),
     )
-    with Progress(*columns, console=console, transient=True) as progress:
+    with Progress(*columns, console=console or Console(stderr=True), transient=True) as progress:
         task = progress.add_task("reading", total=None)
         yield lambda done, total: progress.update(task, completed=done, total=total)

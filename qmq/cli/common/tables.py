@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
+from rich.box import HORIZONTALS
 from rich.cells import cell_len
 from rich.console import Console
 from rich.measure import Measurement
@@ -15,6 +16,34 @@ from rich.text import Text
 #: The least width of a column that folds. It is wider if one of its numbers is, since a number must not be broken.
 _FOLDED_WIDTH: Final = 13
 _NUMBER: Final = re.compile(r"\b\d[\d,.]{0,30}\b", re.ASCII)
+
+
+#: From this width on, a row of most tables is one line.
+WIDE: Final = 120
+
+
+def table_of(first: str, numbers: Sequence[str] = ()) -> Table:
+    """Return a table without rows: a column of names, then columns of numbers."""
+    table = Table(box=HORIZONTALS, pad_edge=False, collapse_padding=True)
+    table.add_column(first, overflow="fold", min_width=_FOLDED_WIDTH)
+    for name in numbers:
+        table.add_column(name, justify="right", no_wrap=True)
+    return table
+
+
+def print_pairs(pairs: Sequence[tuple[str, str]], console: Console | None = None) -> None:
+    """Print names and texts in two columns; long texts fold."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold", min_width=_FOLDED_WIDTH)
+    for name, text in pairs:
+        table.add_row(name, text)
+    print_table(table, console)
+
+
+def alarming(text: str, is_bad: object, colour: str = "red") -> str:
+    """Return a cell, in *colour* if a person must act on it."""
+    return f"[{colour}]{text}[/]" if is_bad else text
 
 
 def print_table(table: Table, console: Console | None = None) -> None:

@@ -3,33 +3,49 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Final
 
 import click
 
 from qmq import connect
+from qmq.cli.common.completion import complete_groups
 from qmq.cli.common.connect import admin_options, run
-from qmq.cli.common.formatting import age, age_of, iso, number
-from qmq.cli.common.listing import are_several, end_if_incomplete, in_cell, show, table_of
+from qmq.cli.common.formatting import age, age_of, number
+from qmq.cli.common.listing import Fields, are_several, end_if_incomplete, in_cell, output_options, show
 from qmq.names import check_group_or_member
-from qmq.net.client.admin.results import ConsumerInfo
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from qmq import ConsumerInfo
+
+FIELDS: Final[Fields[ConsumerInfo]] = {
+    "consumer": lambda info: info.name,
+    "online": lambda info: info.online,
+    "in_flight": lambda info: info.in_flight,
+    "in_flight_since": lambda info: info.in_flight_since,
+    "last_pull": lambda info: info.last_pull,
+    "silent": lambda info: round(info.silent, 3),
+    "stalled": lambda info: round(info.stalled, 3),
+    "epoch": lambda info: info.epoch,
+    "broker": lambda info: info.broker,
+}
+#: An event loop that was blocked for longer, in seconds, delays acks and heartbeats.
+_BLOCKED_S: Final = 1.0
+
 
 @click.command(short_help="List the consumers of a group.")
-@click.argument("group")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line.")
+@click.argument("group", shell_complete=complete_groups)
+@output_options
 @admin_options
-def consumers(group: str, as_json: bool, server: str, timeout: float) -> None:
+def consumers(group: str, as_json: bool, header: bool, server: str, timeout: float) -> None:
     """List the consumers of GROUP, or of one member of a broadcast group, GROUP@CONSUMER: how many messages each has in
-    flight, and when the broker last heard from it.
+    flight and since when the oldest of them, when it last got messages, when the broker last heard from it, and for
+    how long its event loop had been blocked then (silent and stalled, in seconds, in a pipe and in JSON).
 
-    On a terminal this is a table. In a pipe it is a line for each, with tabs between id, online or offline,
-    messages in flight, since when the oldest of them, time of the last pull that got messages, seconds since it was
-    last heard from, and for how many seconds its event loop had been blocked then.
+    \b
+    Example:
+      qmq consumers billing
     """
     check_group_or_member(group)
 
@@ -38,31 +54,29 @@ def consumers(group: str, as_json: bool, server: str, timeout: float) -> None:
             return await client.admin.consumers(group), not client.admin.missed
 
     found, is_whole = run(load())
-    show(found, "," in server, _object if as_json else None, _fields, _table)
+    none, caption = f"{group} has no consumers now", number(len(found), "consumer")
+    show(found, FIELDS, _table, as_json=as_json, header=header, none=none, caption=caption)
     end_if_incomplete(is_whole)
 
 
-def _object(info: ConsumerInfo) -> dict[str, Any]:
-    fields = asdict(info)
-    times = {"in_flight_since": iso(info.in_flight_since), "last_pull": iso(info.last_pull)}
-    return {"consumer": fields.pop("name"), **fields, **times}
+def _table(found: Sequence[ConsumerInfo], width: int) -> Table:
+    from qmq.cli.common.tables import WIDE, alarming, table_of
 
-
-def _fields(info: ConsumerInfo) -> Sequence[object]:
-    times = iso(info.in_flight_since), iso(info.last_pull)
-    return info.name, _state(info), info.in_flight, *times, f"{info.silent:.1f}", f"{info.stalled:.1f}"
-
-
-def _state(info: ConsumerInfo) -> str:
-    return "online" if info.online else "offline"
-
-
-def _table(found: Sequence[ConsumerInfo]) -> Table:
-    columns = ("state", "in\nflight", "oldest", "last\npull", "last\nheard", "loop\nblocked")
-    table = table_of("consumer", columns, number(len(found), "consumer"))
-    several = are_several(found)
+    is_wide, several = width >= WIDE, are_several(found)
+    names = ("state", "in flight", "oldest", "last pull", "last heard", "loop blocked")
+    table = table_of("consumer", [name if is_wide else name.replace(" ", "\n") for name in names])
+    if is_wide and several:
+        table.add_column("broker", no_wrap=True)
     for info in found:
-        counts = number(info.in_flight), age_of(info.in_flight_since), age_of(info.last_pull)
-        name = f"[bold]{info.name}[/]{in_cell(info, several)}"
-        table.add_row(name, _state(info), *counts, age(info.silent), f"{info.stalled:.1f} s")
+        lost = not info.online and info.in_flight
+        cells = [
+            f"[bold]{info.name}[/]" + ("" if is_wide else in_cell(info, several)),
+            alarming("online" if info.online else "offline", lost, "yellow"),
+            alarming(number(info.in_flight), lost, "yellow"),
+            age_of(info.in_flight_since),
+            age_of(info.last_pull),
+            age(info.silent),
+            alarming(f"{info.stalled:.1f}s", info.stalled >= _BLOCKED_S, "yellow"),
+        ]
+        table.add_row(*cells, *([info.broker] if is_wide and several else []))
     return table

@@ -1,71 +1,157 @@
-"""``qmq groups``: list groups, change their settings, seek and delete them."""
+"""``qmq groups``: list and show groups, change their settings, seek and delete them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from qmq import connect
-from qmq.cli.common.arguments import number_of, text_of, whole_number_of
+from qmq.cli.common.arguments import duration_of, start_of, text_of, whole_number_of
+from qmq.cli.common.command_group import CommandGroup
+from qmq.cli.common.completion import complete_groups
 from qmq.cli.common.confirm import confirm, yes_option
 from qmq.cli.common.connect import admin_options, run
 from qmq.cli.common.formatting import age_of, iso, number
-from qmq.cli.common.listing import are_several, end_if_incomplete, in_cell, show, table_of
-from qmq.cli.messages.consume import start_of
+from qmq.cli.common.listing import (
+    Fields,
+    are_several,
+    end_if_incomplete,
+    in_cell,
+    json_option,
+    output_options,
+    print_object,
+    show,
+    show_details,
+)
+from qmq.durations import duration_text
 from qmq.errors import InvalidOption
 from qmq.names import check_group_or_member
 from qmq.net.client.admin.admin import checked_follows
-from qmq.net.client.admin.results import GroupInfo
 from qmq.net.client.group_settings import check_setting, packed_settings
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-_json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line.")
+    from qmq import GroupInfo
+
+FIELDS: Final[Fields[GroupInfo]] = {
+    "group": lambda info: info.name,
+    "mode": lambda info: info.mode,
+    "follows": lambda info: info.follows,
+    "consumers": lambda info: info.consumers,
+    "ready": lambda info: info.ready,
+    "ready_exact": lambda info: info.ready_exact,
+    "oldest": lambda info: info.oldest,
+    "in_flight": lambda info: info.in_flight,
+    "in_retry": lambda info: info.in_retry,
+    "dead": lambda info: info.dead,
+    "skipped": lambda info: info.skipped,
+    "filtered": lambda info: info.filtered,
+    "delayed": lambda info: info.delayed,
+    "broker": lambda info: info.broker,
+}
+NESTED: Final[Fields[GroupInfo]] = {"settings": lambda info: info.settings}
+
+#: Columns of a table that are left out where all are 0.
+_RARE: Final = ("skipped", "filtered", "delayed")
+#: The characters that a wide table leaves for names, of which prefixes may have the rest of the line.
+_NAME_WIDTH: Final = 24
 
 
-@click.group(invoke_without_command=True, short_help="List groups; change, seek and delete one.")
-@click.pass_context
-@_json_option
+@click.group(cls=CommandGroup, lists="without arguments", short_help="List groups; show, change, seek and delete one.")
+@output_options
 @admin_options
-def groups(context: click.Context, as_json: bool, server: str, timeout: float) -> None:
-    """List the groups: what each follows, how many of its consumers are online, and the state of its messages.
+def groups(as_json: bool, header: bool, server: str, timeout: float) -> None:
+    """List groups, or show, change, seek and delete one. Without a command it lists them all.
 
-    On a terminal this is a table. In a pipe it is a line for each, with tabs between name, mode, what it follows,
-    consumers online, messages ready (~: or more), in flight, in retry (to be delivered again), dead, skipped, filtered
-    and delayed, and when the oldest ready message was stored.
+    \b
+    Examples:
+      qmq groups                               list them
+      qmq groups show billing                  all about one, with its settings
+      qmq groups set billing max_attempts=5    change a setting
+      qmq groups seek billing --to 2h          get again what came in 2 hours
     """
-    if context.invoked_subcommand is None:
-        _list(as_json, server, timeout)
 
 
 @groups.command("list", short_help="List the groups.")
-@_json_option
+@output_options
 @admin_options
-def list_groups(as_json: bool, server: str, timeout: float) -> None:
-    """List the groups: what each follows, how many of its consumers are online, and the state of its messages.
+def list_groups(as_json: bool, header: bool, server: str, timeout: float) -> None:
+    """List the groups: the prefixes that each follows, how many of its consumers are online, and the state of its
+    messages: ready (~: or more), in flight, in retry (to be delivered again) and dead; where there are any, also
+    skipped (dropped by retention before the group took them), filtered (without its tags) and delayed.
 
-    On a terminal this is a table. In a pipe it is a line for each, with tabs between name, mode, what it follows,
-    consumers online, messages ready (~: or more), in flight, in retry (to be delivered again), dead, skipped, filtered
-    and delayed, and when the oldest ready message was stored.
+    \b
+    Examples:
+      qmq groups
+      qmq groups --json | jq 'select(.dead > 0) | .group'
+      qmq groups --header | column -t
     """
-    _list(as_json, server, timeout)
+
+    async def load() -> tuple[list[GroupInfo], bool]:
+        async with connect(server, admin_timeout=timeout) as client:
+            return await client.admin.groups(), not client.admin.missed
+
+    found, is_whole = run(load())
+    none = "no groups; a consumer makes one, such as `qmq consume PREFIX --group NAME`"
+    caption = number(len(found), "group")
+    show(found, FIELDS, _table, as_json=as_json, header=header, none=none, caption=caption, nested=NESTED)
+    end_if_incomplete(is_whole)
+
+
+@groups.command("show", short_help="Show all about a group.")
+@click.argument("group", shell_complete=complete_groups)
+@json_option
+@admin_options
+def show_group(group: str, as_json: bool, server: str, timeout: float) -> None:
+    """Show GROUP: all that it follows, the state of its messages, and its settings. Of a broadcast group it shows each
+    member.
+
+    \b
+    Example:
+      qmq groups show billing
+    """
+    check_group_or_member(group)
+
+    async def load() -> tuple[list[GroupInfo], bool]:
+        async with connect(server, admin_timeout=timeout) as client:
+            return await client.admin.groups(group), not client.admin.missed
+
+    found, is_whole = run(load())
+    show_details(found, FIELDS, _pairs, as_json=as_json, nested=NESTED)
+    end_if_incomplete(is_whole)
 
 
 @groups.command("set", short_help="Change settings of a group.")
-@click.argument("group")
+@click.argument("group", shell_complete=complete_groups)
 @click.argument("settings", nargs=-1, required=True, metavar="KEY=VALUE...")
+@json_option
 @admin_options
-def set_group(group: str, settings: tuple[str, ...], server: str, timeout: float) -> None:
-    """Change settings of GROUP: max_attempts, retry_delays (seconds, comma separated), expire_after, ack_deadline
-    (seconds, 0: never), max_session_expiries, max_unacked, max_unacked_bytes, tags (comma separated; none: all), and
-    follows: the prefixes and subjects that it takes from now on and no others (comma separated; none: everything).
+def set_group(group: str, settings: tuple[str, ...], as_json: bool, server: str, timeout: float) -> None:
+    """Change settings of GROUP, and print all of them. Durations are texts such as 30s, 5m or 1h 30m, or numbers of
+    seconds.
+
+    \b
+    max_attempts          how often a message is delivered at most
+    retry_delays          the pauses before the next attempts: 1s,10s,5m
+    expire_after          a message that waits longer is dead; 0: never
+    ack_deadline          how long a consumer may keep a message; 0: no limit
+    max_session_expiries  how many consumers may be lost with a message
+    max_unacked           messages that a consumer has in flight at most
+    max_unacked_bytes     and bytes
+    tags                  only messages with one of these: a,b; none: all
+    follows               the prefixes and subjects that it takes from now on,
+                          and no others: shop.order.,shop.mail; none: everything
 
     Until follows= is set, a group follows all that its consumers have asked for. Then it no longer gets what is ready
     under other prefixes; what is in flight may still be acknowledged, and else becomes a dead letter.
+
+    \b
+    Examples:
+      qmq groups set billing max_attempts=5 retry_delays=1s,10s,5m
+      qmq groups set billing follows=shop.order.,shop.mail
     """
     given = dict(setting_of(text) for text in settings)
     # Raises if a value is wrong, before a connection is made.
@@ -78,21 +164,31 @@ def set_group(group: str, settings: tuple[str, ...], server: str, timeout: float
         async with connect(server, admin_timeout=timeout) as client:
             return await client.admin.set_group(group, **given)
 
-    for name, value in run(change()).items():
+    changed = run(change())
+    if as_json:
+        print_object({"group": group, **changed})
+        return
+    for name, value in changed.items():
         click.echo(f"{name}={shown_value(value)}")
 
 
 @groups.command("seek", short_help="Move the cursors of a group.")
-@click.argument("group")
+@click.argument("group", shell_complete=complete_groups)
 @click.option("--to", required=True, metavar="first|new|TIME|SEQ", help="Where the group continues.")
 @click.option("--clear-retries", is_flag=True, help="Also drop the retries of the group.")
 @yes_option
+@json_option
 @admin_options
-def seek(group: str, to: str, clear_retries: bool, yes: bool, server: str, timeout: float) -> None:
+def seek(group: str, to: str, clear_retries: bool, yes: bool, as_json: bool, server: str, timeout: float) -> None:
     """Let GROUP continue at the first message stored, with new messages only, at a time or at a sequence.
 
     Messages in flight are dropped; later acknowledgements of them are refused. The group may get acknowledged messages
     again, or skip messages that nobody got, so it asks on a terminal; without one it needs --yes.
+
+    \b
+    Examples:
+      qmq groups seek billing --to first
+      qmq groups seek billing --to 2026-01-31T12:00:00Z --yes
     """
     begin = start_of(to, "--to")
     assert begin is not None
@@ -105,17 +201,25 @@ def seek(group: str, to: str, clear_retries: bool, yes: bool, server: str, timeo
     does = f"let {group} continue at {to}" + (" and drop its retries" if clear_retries else "")
     confirm(yes, f"this will {does}", lambda: f"{does}? It has {run(_contents(group, server, timeout))}.")
     run(change())
-    click.echo(f"{group} continues at {to}")
+    if as_json:
+        print_object({"group": group, "continues_at": to})
+    else:
+        click.echo(f"{group} continues at {to}")
 
 
 @groups.command("delete", short_help="Delete a group.")
-@click.argument("group")
+@click.argument("group", shell_complete=complete_groups)
 @yes_option
+@json_option
 @admin_options
-def delete(group: str, yes: bool, server: str, timeout: float) -> None:
+def delete(group: str, yes: bool, as_json: bool, server: str, timeout: float) -> None:
     """Delete GROUP, with its cursors, messages in flight, retries and dead letters.
 
     It asks on a terminal; without one it needs --yes.
+
+    \b
+    Example:
+      qmq groups delete billing-test
     """
     check_group_or_member(group)
 
@@ -126,7 +230,10 @@ def delete(group: str, yes: bool, server: str, timeout: float) -> None:
     does = f"delete group {group}"
     confirm(yes, f"this will {does}", lambda: f"{does}? It has {run(_contents(group, server, timeout))}.")
     run(change())
-    click.echo(f"{group} is deleted")
+    if as_json:
+        print_object({"group": group, "deleted": True})
+    else:
+        click.echo(f"{group} is deleted")
 
 
 async def _contents(group: str, server: str, timeout: float) -> str:
@@ -152,43 +259,21 @@ def setting_of(text: str) -> tuple[str, Any]:
     check_setting(name)
     if name == "tags":
         return name, text_of(value).split(",") if value else []
+    if name == "retry_delays":
+        return name, [duration_of(name, part) for part in value.split(",")]
+    if name in ("expire_after", "ack_deadline"):
+        return name, duration_of(name, value)
     try:
-        if name == "retry_delays":
-            return name, [number_of(part) for part in value.split(",")]
-        return name, number_of(value) if name in ("expire_after", "ack_deadline") else whole_number_of(value)
+        return name, whole_number_of(value)
     except ValueError:
-        kind = "whole number" if name.startswith("max_") and name != "ack_deadline" else "number of seconds"
-        raise InvalidOption(f"{name}: {value!r:.80} is not a {kind}") from None
+        raise InvalidOption(f"{name}: {value!r:.80} is not a whole number") from None
 
 
 def shown_value(value: object) -> str:
     """Return a setting in the form that ``groups set`` takes."""
     if isinstance(value, list):
         return ",".join(map(shown_value, value))
-    return f"{value:.15g}" if isinstance(value, float) else str(value)
-
-
-def _list(as_json: bool, server: str, timeout: float) -> None:
-    async def load() -> tuple[list[GroupInfo], bool]:
-        async with connect(server, admin_timeout=timeout) as client:
-            return await client.admin.groups(), not client.admin.missed
-
-    found, is_whole = run(load())
-    show(found, "," in server, _object if as_json else None, _fields, _table)
-    end_if_incomplete(is_whole)
-
-
-def _object(info: GroupInfo) -> dict[str, Any]:
-    fields = asdict(info)
-    return {"group": fields.pop("name"), **fields, "oldest": iso(info.oldest)}
-
-
-def _fields(info: GroupInfo) -> Sequence[object]:
-    counts = info.in_flight, info.in_retry, info.dead, info.skipped, info.filtered, info.delayed
-    return (
-        info.name, info.mode, ",".join(info.follows), info.consumers, f"{_about(info)}{info.ready}", *counts,
-        iso(info.oldest),
-    )  # fmt: skip
+    return duration_text(value) if value and isinstance(value, float) else f"{value:g}" if value == 0 else str(value)
 
 
 def _about(info: GroupInfo) -> str:
@@ -196,15 +281,79 @@ def _about(info: GroupInfo) -> str:
     return "" if info.ready_exact else "~"
 
 
-def _table(found: Sequence[GroupInfo]) -> Table:
-    rare = [name for name in ("skipped", "filtered", "delayed") if any(getattr(info, name) for info in found)]
-    columns = ("online", "ready", "oldest", "in\nflight", "in\nretry", "dead", *rare)
-    table = table_of("group\n  (mode)\n  follows", columns, number(len(found), "group"))
-    several = are_several(found)
+def _pairs(info: GroupInfo) -> list[tuple[str, str]]:
+    from qmq.cli.common.tables import alarming
+
+    ready = f"{_about(info)}{info.ready:,}"
+    if info.oldest is not None:
+        ready += f", the oldest stored {age_of(info.oldest)} ago, at {iso(info.oldest)}"
+    idle = not info.consumers and info.ready
+    dead = f"{info.dead:,}" + (f"; see `qmq dead-letters list {info.name}`" if info.dead else "")
+    online = f"{info.consumers:,} online" + ("; nobody takes what is ready" if idle else "")
+    pairs = [
+        ("group", f"[bold]{info.name}[/]"),
+        ("broker", info.broker),
+        ("mode", info.mode),
+        ("follows", ", ".join(prefix or "(everything)" for prefix in info.follows)),
+        ("consumers", alarming(online, idle, "yellow")),
+        ("ready", ready),
+        ("in flight", f"{info.in_flight:,}"),
+        ("in retry", f"{info.in_retry:,}"),
+        ("dead", alarming(dead, info.dead)),
+        ("skipped", alarming(f"{info.skipped:,}", info.skipped, "yellow")),
+        ("filtered", f"{info.filtered:,}"),
+        ("delayed", f"{info.delayed:,}"),
+    ]
+    return pairs + [(name, shown_value(value)) for name, value in info.settings.items()]
+
+
+def _table(found: Sequence[GroupInfo], width: int) -> Table:
+    from qmq.cli.common.tables import WIDE, alarming, table_of
+
+    is_wide, several = width >= WIDE, are_several(found)
+    rare = [name for name in _RARE if any(getattr(info, name) for info in found)]
+    modes = is_wide and any(info.mode != "reliable" for info in found)
+    names = ("online", "ready", "oldest", "in flight", "in retry", "dead", *rare)
+    names = names if is_wide else tuple(name.replace(" ", "\n") for name in names)
+    table = table_of("group" if is_wide else "group\n  (mode)\n  follows")
+    if not is_wide:
+        table.columns[0].min_width = len("  (at_most_once)")
+    if modes:
+        table.add_column("mode", no_wrap=True)
+    used = sum(len(name) + 3 for name in names) + 15 * modes + 18 * several
+    room = max(width - used - _NAME_WIDTH, _NAME_WIDTH)
+    if is_wide:
+        table.add_column("follows", no_wrap=all(len(_some(info.follows, room)) <= room for info in found))
+    for name in names:
+        table.add_column(name, justify="right", no_wrap=True)
+    if is_wide and several:
+        table.add_column("broker", no_wrap=True)
     for info in found:
-        follows = "".join(f"\n  {prefix or '(all)'}" for prefix in info.follows)
-        counts = (info.in_flight, info.in_retry, info.dead, *(getattr(info, name) for name in rare))
-        ready = _about(info) + number(info.ready), age_of(info.oldest)
-        row = [number(info.consumers), *ready, *map(number, counts)]
-        table.add_row(f"[bold]{info.name}[/]\n  ({info.mode}){follows}{in_cell(info, several)}", *row)
+        idle = not info.consumers and info.ready
+        cells = [
+            alarming(number(info.consumers), idle, "yellow"),
+            alarming(_about(info) + number(info.ready), idle, "yellow"),
+            age_of(info.oldest),
+            number(info.in_flight),
+            number(info.in_retry),
+            alarming(number(info.dead), info.dead),
+            *(alarming(number(getattr(info, name)), name == "skipped" and info.skipped, "yellow") for name in rare),
+        ]
+        if is_wide:
+            first = [f"[bold]{info.name}[/]", *([info.mode] if modes else []), _some(info.follows, room)]
+            table.add_row(*first, *cells, *([info.broker] if several else []))
+        else:
+            follows = "".join(f"\n  {prefix or '(everything)'}" for prefix in info.follows)
+            table.add_row(f"[bold]{info.name}[/]\n  ({info.mode}){follows}{in_cell(info, several)}", *cells)
     return table
+
+
+def _some(follows: Sequence[str], room: int) -> str:
+    """Return the prefixes that fit into so many characters, but at least one, and the count of the others."""
+    names = [prefix or "(everything)" for prefix in follows]
+    for count in range(len(names), 1, -1):
+        left = len(names) - count
+        text = ", ".join(names[:count]) + (f", {left:,} more" if left else "")
+        if len(text) <= room:
+            return text
+    return f"{names[0]}, {len(names) - 1:,} more" if len(names) > 1 else names[0]

@@ -24,7 +24,7 @@ _PAUSE: Final = 0.1
 
 
 @click.command(short_help="Check that a broker answers.")
-@click.option("--wait", metavar="S", type=Seconds(), default=0.0, help="Keep trying for S seconds.")
+@click.option("--wait", metavar="S", type=Seconds(), default=0.0, help="Keep trying for so long: 30s.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object a broker.")
 @server_option
 @click.pass_context
@@ -33,6 +33,11 @@ def ping(context: click.Context, wait: float, as_json: bool, server: str) -> Non
 
     Ends with 1, and says why, if a broker does not answer within 5 s; with --wait, if it still does not after S
     seconds.
+
+    \b
+    Examples:
+      qmq ping
+      qmq ping --wait 30s && qmq produce shop.order.paid '{"id": 4421}'
     """
     addresses = parse_url(server)
     found = _all(addresses, wait)

@@ -1,39 +1,123 @@
-"""``qmq subjects``: list subjects."""
+"""``qmq subjects``: list and show subjects."""
 
 from __future__ import annotations
 
-import json
-import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
 
 import click
 
 from qmq import connect
+from qmq.cli.common.command_group import CommandGroup
+from qmq.cli.common.completion import complete_prefixes, complete_subjects
 from qmq.cli.common.connect import admin_options, run
-from qmq.cli.common.formatting import number
-from qmq.cli.common.listing import are_several, end_if_incomplete, in_cell, in_line
-from qmq.names import check_prefix
-from qmq.net.client.admin.results import SubjectInfo
+from qmq.cli.common.formatting import age_of, iso, number
+from qmq.cli.common.listing import (
+    Fields,
+    RowWriter,
+    are_several,
+    end_if_incomplete,
+    in_cell,
+    is_for_people,
+    json_option,
+    output_options,
+    show,
+    show_details,
+)
+from qmq.cli.messages.stored import SubjectEnds, ends_of
+from qmq.errors import InvalidOption
+from qmq.names import check_prefix, check_subject
 
-#: The most rows of a table; programs use --json.
-_MOST_ROWS = 1_000
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from qmq import SubjectInfo
+
+FIELDS: Final[Fields[SubjectInfo]] = {
+    "subject": lambda info: info.name,
+    "messages": lambda info: info.messages,
+    "first_sequence": lambda info: info.first_sequence,
+    "next_sequence": lambda info: info.next_sequence,
+    "delayed": lambda info: info.delayed,
+    "broker": lambda info: info.broker,
+}
+_DETAILS: Final[Fields[SubjectEnds]] = {
+    "subject": lambda ends: ends.info.name,
+    "messages": lambda ends: ends.info.messages,
+    "first_sequence": lambda ends: ends.info.first_sequence,
+    "next_sequence": lambda ends: ends.info.next_sequence,
+    "delayed": lambda ends: ends.info.delayed,
+    "first_stored_at": lambda ends: ends.first_stored_at,
+    "last_stored_at": lambda ends: ends.last_stored_at,
+    "groups": lambda ends: ends.groups,
+    "broker": lambda ends: ends.info.broker,
+}
 
 
-@click.command(short_help="List subjects and how many messages each has.")
-@click.argument("prefix", default="")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line.")
+@click.group(cls=CommandGroup, lists="any argument", short_help="List subjects, or show one.")
+@output_options
 @admin_options
-def subjects(prefix: str, as_json: bool, server: str, timeout: float) -> None:
-    """List the subjects of PREFIX (without one, all) and how many stored messages each has.
+def subjects(as_json: bool, header: bool, server: str, timeout: float) -> None:
+    """List subjects, or show one. `qmq subjects PREFIX` is short for `qmq subjects list PREFIX`.
 
-    On a terminal this is a table, by name. In a pipe it is a line for each, in the order of creation, with tabs between
-    name, messages, first sequence, next sequence and the number of delayed messages.
+    \b
+    Examples:
+      qmq subjects                       list all
+      qmq subjects shop.order.           those that begin so
+      qmq subjects show shop.order.paid  all about one, and who follows it
+    """
+
+
+@subjects.command("list", short_help="List subjects and how many messages each has.")
+@click.argument("prefix", default="", shell_complete=complete_prefixes)
+@output_options
+@admin_options
+def list_subjects(prefix: str, as_json: bool, header: bool, server: str, timeout: float) -> None:
+    """List the subjects of PREFIX (without one, all): how many stored messages each has, their first sequence, the
+    sequence of the next one, and how many are delayed.
+
+    On a terminal the table goes by name. In a pipe the lines come in the order in which the subjects were created.
+
+    \b
+    Examples:
+      qmq subjects shop.
+      qmq subjects --json | jq .subject
     """
     check_prefix(prefix)
-    if not as_json and sys.stdout.isatty():
+    if is_for_people(as_json):
         found, is_whole = run(_all(server, timeout, prefix))
-        _print_table(found)
+        none = f"no subject begins with {prefix}" if prefix else "no subjects; the first message of one makes it"
+        found.sort(key=lambda info: (info.name, info.broker))
+        caption = f"{number(len(found), 'subject')}, {number(sum(info.messages for info in found), 'message')}"
+        show(found, FIELDS, _table, as_json=False, header=False, none=none, caption=caption)
     else:
-        is_whole = run(_print_lines(server, timeout, prefix, as_json))
+        is_whole = run(_print(server, timeout, prefix, RowWriter(FIELDS, as_json, header)))
+    end_if_incomplete(is_whole)
+
+
+@subjects.command("show", short_help="Show all about a subject.")
+@click.argument("subject", shell_complete=complete_subjects)
+@json_option
+@admin_options
+def show_subject(subject: str, as_json: bool, server: str, timeout: float) -> None:
+    """Show SUBJECT: its messages, when the first and the last of them were stored, and the groups that follow it.
+
+    \b
+    Example:
+      qmq subjects show shop.order.paid
+    """
+    check_subject(subject)
+
+    async def load() -> tuple[list[SubjectEnds], bool]:
+        async with connect(server, admin_timeout=timeout) as client:
+            groups = await client.admin.groups()
+            found = [await ends_of(info, groups) async for info in client.subjects(subject)]
+            return found, not client.admin.missed
+
+    found, is_whole = run(load())
+    if not found:
+        raise InvalidOption(f"there is no subject {subject!r}; `qmq subjects` lists those there are")
+    show_details(found, _DETAILS, _pairs, as_json=as_json)
     end_if_incomplete(is_whole)
 
 
@@ -42,46 +126,40 @@ async def _all(server: str, timeout: float, prefix: str) -> tuple[list[SubjectIn
         return [info async for info in client.subjects(prefix)], not client.admin.missed
 
 
-async def _print_lines(server: str, timeout: float, prefix: str, as_json: bool) -> bool:
+async def _print(server: str, timeout: float, prefix: str, writer: RowWriter[SubjectInfo]) -> bool:
     async with connect(server, admin_timeout=timeout) as client:
-        several = "," in server
         async for info in client.subjects(prefix):
-            click.echo(_json_line(info) if as_json else _tab_line(info) + in_line(info, several))
+            writer.write(info)
         return not client.admin.missed
 
 
-def _json_line(info: SubjectInfo) -> str:
-    return json.dumps(
-        {
-            "subject": info.name,
-            "messages": info.messages,
-            "first_sequence": info.first_sequence,
-            "next_sequence": info.next_sequence,
-            "delayed": info.delayed,
-            "broker": info.broker,
-        }
+def _pairs(ends: SubjectEnds) -> list[tuple[str, str]]:
+    info = ends.info
+    first, last = (
+        f"stored {age_of(time)} ago, at {iso(time)}" if time is not None else ""
+        for time in (ends.first_stored_at, ends.last_stored_at)
     )
+    return [
+        ("subject", f"[bold]{info.name}[/]"),
+        ("broker", info.broker),
+        ("messages", f"{info.messages:,}"),
+        ("first", f"sequence {info.first_sequence:,}, {first}" if first else "none"),
+        ("last", f"sequence {info.next_sequence - 1:,}, {last}" if last else "none"),
+        ("delayed", f"{info.delayed:,}"),
+        ("groups", ", ".join(ends.groups) or "[yellow]no group follows it[/]"),
+    ]
 
 
-def _tab_line(info: SubjectInfo) -> str:
-    return f"{info.name}\t{info.messages}\t{info.first_sequence}\t{info.next_sequence}\t{info.delayed}"
+def _table(found: Sequence[SubjectInfo], width: int) -> Table:
+    from qmq.cli.common.tables import WIDE, table_of
 
-
-def _print_table(found: list[SubjectInfo]) -> None:
-    from rich.table import Table
-
-    from qmq.cli.common.tables import print_table
-
-    shown = sorted(found, key=lambda info: (info.name, info.broker))[:_MOST_ROWS]
-    caption = f"{number(len(found), 'subject')}, {number(sum(info.messages for info in found), 'message')}"
-    if len(shown) < len(found):
-        caption += f"; the first {len(shown):,} are shown, --json lists all"
-    table = Table(caption=caption, caption_justify="left")
-    table.add_column("subject", style="bold", overflow="fold")
-    for name in ("messages", "first sequence", "next sequence", "delayed"):
-        table.add_column(name, justify="right", no_wrap=True)
-    several = are_several(found)
-    for info in shown:
+    is_wide, several = width >= WIDE, are_several(found)
+    names = ("messages", "first sequence", "next sequence", "delayed")
+    table = table_of("subject", [name if is_wide else name.replace(" ", "\n") for name in names])
+    if is_wide and several:
+        table.add_column("broker", no_wrap=True)
+    for info in found:
         counts = info.messages, info.first_sequence, info.next_sequence, info.delayed
-        table.add_row(info.name + in_cell(info, several), *(f"{count:,}" for count in counts))
-    print_table(table)
+        name = f"[bold]{info.name}[/]" + ("" if is_wide else in_cell(info, several))
+        table.add_row(name, *(f"{count:,}" for count in counts), *([info.broker] if is_wide and several else []))
+    return table

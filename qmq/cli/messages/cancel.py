@@ -18,6 +18,10 @@ def cancel(context: click.Context, message_id: str, server: str, timeout: float)
     """Cancel the delayed message with this ID, which the receipt of the send has: it will never be delivered.
 
     Ends with 1 if the message has been delivered, or if the broker has no such delayed message.
+
+    \b
+    Example:
+      id=$(qmq produce shop.reminder hello --delay 2h --ids) && qmq cancel $id
     """
     MessageId.parse(message_id)
 

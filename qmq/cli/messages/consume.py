@@ -3,41 +3,37 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import json
 import sys
 from collections.abc import Callable, Iterable
-from datetime import datetime
-from functools import lru_cache
-from typing import BinaryIO, Final, Literal
+from typing import BinaryIO, Final
 
 import click
 
 from qmq import connect
-from qmq.cli.common.arguments import Seconds, text_of
+from qmq.cli.common.arguments import Seconds, start_of, text_of
+from qmq.cli.common.completion import complete_groups, complete_prefixes
 from qmq.cli.common.connect import run, server_option
-from qmq.cli.common.formatting import iso
 from qmq.cli.common.progress import Counting
-from qmq.errors import InvalidOption
+from qmq.cli.messages.message_text import json_lines, raw_lines
 from qmq.names import check_consumer, check_group, check_prefix
 from qmq.net.client.client import Client
 from qmq.net.client.consumer.consumer import Consumer
-from qmq.net.client.consumer.message import Message, MessageBatch
-from qmq.net.client.producer.receipts import utc_from_us
+from qmq.net.client.consumer.message import MessageBatch
 from qmq.net.protocol.types import Mode
 
 #: The most messages of one pull: few on a terminal, where somebody reads them as they arrive.
 _AT_ONCE: Final = 10_000
 _AT_ONCE_TERMINAL: Final = 100
 
-_ENCODE: Final = json.JSONEncoder(ensure_ascii=False).encode
 
-Start = Literal["first", "new"] | datetime | int | None
-
-
-@click.command(short_help="Print messages as they arrive.")
-@click.argument("prefix")
-@click.option("--group", metavar="G", help="Share the messages with the other consumers of this group.")
+@click.command(short_help="Print messages as they arrive, and acknowledge them.")
+@click.argument("prefix", shell_complete=complete_prefixes)
+@click.option(
+    "--group",
+    metavar="G",
+    shell_complete=complete_groups,
+    help="Share the messages with the other consumers of this group.",
+)
 @click.option("--solo", is_flag=True, help="Consume without a group: all messages, and no state in the broker.")
 @click.option("--consumer", metavar="ID", help="This consumer's id.  [default: from host and process]")
 @click.option("--count", metavar="N", type=click.IntRange(min=0), help="End after N messages; take no more.")
@@ -46,16 +42,9 @@ Start = Literal["first", "new"] | datetime | int | None
     "--start",
     metavar="first|new|TIME|SEQ",
     help="Where a new group or a solo consumer begins: at the first message stored, with new messages, at a time such "
-    "as 2026-01-31T12:00:00Z, or at a sequence.  [default: first for a group, new for --solo]",
+    "as 2026-01-31T12:00:00Z or 2h (ago), or at a sequence.  [default: first for a group, new for --solo]",
 )
-@click.option(
-    "--format",
-    "form",
-    type=click.Choice(["raw", "json"]),
-    default="raw",
-    show_default=True,
-    help="raw: a body a line; json: all fields of a message as an object a line.",
-)
+@click.option("--json", "as_json", is_flag=True, help="Print all fields of a message as one JSON object a line.")
 @click.option("--at-most-once", is_flag=True, help="Create the group as one that gets each message once, or never.")
 @click.option("--broadcast", is_flag=True, help="Create the group as one whose consumer ids each get every message.")
 @click.option("--tag", "tags", metavar="T", multiple=True, help="In a new group: only messages with one of these tags.")
@@ -73,7 +62,7 @@ def consume(
     count: int | None,
     timeout: float | None,
     start: str | None,
-    form: str,
+    as_json: bool,
     at_most_once: bool,
     broadcast: bool,
     tags: tuple[str, ...],
@@ -82,7 +71,13 @@ def consume(
 ) -> None:
     """Print the messages of PREFIX as they arrive: "a.b." takes each subject that begins so, "a.b" that one, "" all.
 
-    Runs until Ctrl-C, --count or --timeout ends it.
+    Runs until Ctrl-C, --count or --timeout ends it. It acknowledges what it has printed; `qmq peek` only looks.
+
+    \b
+    Examples:
+      qmq consume shop.order. --group billing
+      qmq consume shop.order. --solo --start 2h --json | jq .body
+      qmq consume "" --solo --count 10 --timeout 5s
     """
     if (group is None) is not solo:
         raise click.UsageError("give either --group G or --solo")
@@ -101,9 +96,9 @@ def consume(
         check_group(group)
     if consumer is not None:
         check_consumer(consumer)
-    begin = start_of(start)
+    begin = None if start is None else start_of(start, "--start")
     wanted = [text_of(tag) for tag in tags]
-    lines = raw_lines if form == "raw" else json_lines
+    lines = json_lines if as_json else raw_lines
     printer = Printer(sys.stdout.buffer, lines, count, timeout, acknowledges=not no_ack)
     mode: Mode = "at_most_once" if at_most_once else "broadcast" if broadcast else "reliable"
 
@@ -113,23 +108,6 @@ def consume(
         )
 
     run(printer.run(server, subscribed))
-
-
-def start_of(text: str | None, option: str = "--start") -> Start:
-    """Return where to begin, as --start or a similar option says it. Raises InvalidOption."""
-    if text is None or text == "first" or text == "new":
-        return text  # type: ignore[return-value]  # equal to one of the literals
-    if text.isascii() and text.isdigit() and len(text) < 20:
-        return int(text)
-    try:
-        time = datetime.fromisoformat(text)
-    except ValueError:
-        time = None
-    if time is None or time.tzinfo is None:
-        raise InvalidOption(
-            f"{option} {text!r:.80} is not first, new, a sequence, or a time with its zone such as 2026-01-31T12:00:00Z"
-        )
-    return time
 
 
 class Printer:
@@ -193,42 +171,3 @@ class Printer:
         self._printed += len(batch)
         if self._left is not None:
             self._left -= len(batch)
-
-
-def raw_lines(batch: MessageBatch) -> Iterable[bytes]:
-    """Return the bodies, each followed by a newline."""
-    return (b"\n".join(batch.bodies), b"\n")
-
-
-def json_lines(batch: MessageBatch) -> Iterable[bytes]:
-    """Return the messages as JSON objects, one a line."""
-    return [json_line(message) for message in batch]
-
-
-def json_line(message: Message) -> bytes:
-    """Return all fields of a message; the body as text if it is UTF-8, else in base64."""
-    fields: dict[str, object] = {
-        "id": message.id,
-        "subject": message.subject,
-        "sequence": message.sequence,
-        "key": message.key,
-        "tags": message.tags,
-        "properties": message.properties,
-        "attempt": message.attempt,
-        "created_at": iso_time(message.created_at_us),
-        "stored_at": iso_time(message.stored_at_us),
-    }
-    if message.replayed:
-        fields["replayed"] = True
-    body = message.body
-    try:
-        fields["body"] = body.decode()
-    except UnicodeDecodeError:
-        fields["body_base64"] = base64.b64encode(body).decode("ascii")
-    return _ENCODE(fields).encode() + b"\n"
-
-
-@lru_cache(maxsize=64)  # the messages of a batch share their times
-def iso_time(time_us: int) -> str:
-    """Format microseconds since 1970 as ISO 8601 in UTC."""
-    return iso(utc_from_us(time_us))

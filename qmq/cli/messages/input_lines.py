@@ -1,4 +1,4 @@
-"""Make messages of the lines of stdin: plain lines, or JSON objects as ``qmq consume --format json`` prints them."""
+"""Make messages of the lines of stdin: plain lines, or JSON objects as ``qmq consume --json`` prints them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``qmq produce``: send the lines of stdin as messages."""
+"""``qmq produce``: send a message, or the lines of stdin as messages."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ import threading
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterable
+from datetime import datetime
 from io import UnsupportedOperation
-from typing import BinaryIO, Final
+from typing import BinaryIO, Final, TypedDict
 
 import click
 
-from qmq import connect
+from qmq import Receipt, connect
 from qmq.cli.common.arguments import Seconds, text_of
+from qmq.cli.common.completion import complete_subjects
 from qmq.cli.common.connect import run, server_option
 from qmq.cli.common.errors import EXIT_FAILED
 from qmq.cli.common.formatting import number
@@ -28,6 +30,8 @@ from qmq.names import check_subject
 from qmq.net.client.client import Client
 from qmq.net.client.options import Durability, deliver_at_of, expire_at_of
 
+#: The most messages in flight whose ids are printed.
+_IDS_AT_ONCE: Final = 1_000
 _CHUNK_BYTES: Final = 256 << 10
 #: The most failed lines that are named; more are only counted.
 _MOST_NAMED: Final = 20
@@ -37,17 +41,18 @@ _SETTLE_EVERY: Final = 1 << 17
 _LAST_FLUSH_S: Final = 2.0
 
 
-@click.command(short_help="Send the lines of stdin as messages.")
-@click.argument("subject", required=False)
+@click.command(short_help="Send a message, or each line of stdin as one.")
+@click.argument("subject", required=False, shell_complete=complete_subjects)
+@click.argument("body", required=False)
 @click.option("--key", metavar="K", help="The key of each message.")
 @click.option("--property", "pairs", metavar="NAME=VALUE", multiple=True, help="A property; may be repeated.")
 @click.option("--tag", "tags", metavar="T", multiple=True, help="A tag; may be repeated.")
-@click.option("--delay", type=Seconds(signed=True), metavar="S", help="Deliver each message S seconds later.")
+@click.option("--delay", type=Seconds(signed=True), metavar="S", help="Deliver each message later: 30m, 2h.")
 @click.option(
     "--expires-in",
     type=Seconds(signed=True),
     metavar="S",
-    help="Deliver no message later than S seconds after it was stored.",
+    help="Deliver no message that was stored longer ago: 2h, 7d.",
 )
 @click.option(
     "--durability",
@@ -57,11 +62,13 @@ _LAST_FLUSH_S: Final = 2.0
     help="Acknowledge when it is on disk (flush), or written (append).",
 )
 @click.option("--json", "as_json", is_flag=True, help="Take each line as a JSON object, see above.")
+@click.option("--ids", is_flag=True, help="Print the id of each stored message, one a line, and not their count.")
 @server_option
 @click.pass_context
 def produce(
     context: click.Context,
     subject: str | None,
+    body: str | None,
     key: str | None,
     pairs: tuple[str, ...],
     tags: tuple[str, ...],
@@ -69,15 +76,22 @@ def produce(
     expires_in: float | None,
     durability: Durability,
     as_json: bool,
+    ids: bool,
     server: str,
 ) -> None:
-    """Send each line of stdin as a message to SUBJECT, and print how many were acknowledged.
+    """Send BODY as a message to SUBJECT; without BODY each line of stdin. Print how many were acknowledged.
 
     With --json a line is an object with body or body_base64 and, optionally, subject, key, tags, properties, expires_in
-    and delay (seconds) or deliver_at (a time such as 2027-01-31T12:00:00Z, or seconds since 1970), which override the
-    options; blank lines are ignored. It takes what `qmq consume --format json` prints.
+    and delay (seconds, or a text such as 30m) or deliver_at (a time such as 2027-01-31T12:00:00Z, or seconds since
+    1970), which override the options; blank lines are ignored. It takes what `qmq consume --json` prints.
 
     Ends with 1, and names the lines, if some were not acknowledged.
+
+    \b
+    Examples:
+      qmq produce shop.order.paid '{"id": 4421}' --key order-4421
+      qmq produce shop.mail --delay 30m < mails.txt
+      qmq consume shop. --solo --start first --json | qmq produce copy.shop --json
     """
     if subject is not None:
         check_subject(subject)
@@ -86,11 +100,19 @@ def produce(
     deliver_at_of(delay, None)
     expire_at_of(expires_in)
     words = [text_of(tag) for tag in tags]
+    if body is not None and as_json:
+        raise click.UsageError("give either a BODY or --json, which takes the lines of stdin")
     properties = dict(map(_pair, pairs))
     key = None if key is None else text_of(key)
     defaults = Draft(subject or "", b"", key, words or None, properties or None, delay, None, expires_in)
     make_header(key, words, properties)  # raises if an option is wrong, before a connection is made
-    production = Production(defaults, as_json)
+    if body is not None:
+        sent = run(_send_one(server, durability, defaults._replace(body=os.fsencode(body))))
+        click.echo(sent if ids else "1 acknowledged")
+        return
+    if sys.stdin.isatty():
+        click.echo("qmq: each line is a message; Ctrl-D ends the input", err=True)
+    production = (IdProduction if ids else Production)(defaults, as_json)
     try:
         run(production.run(server, durability, sys.stdin.buffer))
     finally:
@@ -167,28 +189,19 @@ class Production:
                 return False
         return True
 
-    def _queue(self, client: Client, line: bytes | MessageTooLarge) -> int:
+    def _draft(self, line: bytes | MessageTooLarge) -> Draft:
         if isinstance(line, MessageTooLarge):
             raise line
         if not self._as_json:
-            return self._send_draft(client, self._defaults, line)
+            return self._defaults._replace(body=line)
         draft = draft_of(line, self._defaults)
         if not draft.subject:
             raise InvalidOption("neither the line nor the command names a subject")
-        return self._send_draft(client, draft, draft.body)
+        return draft
 
-    def _send_draft(self, client: Client, draft: Draft, body: bytes) -> int:
-        subject, _, key, tags, properties, delay, deliver_at, expires_in = draft
-        return client.send_nowait(
-            subject,
-            body,
-            key=key,
-            tags=tags,
-            properties=properties,
-            delay=delay,
-            deliver_at=deliver_at,
-            expires_in=expires_in,
-        )
+    def _queue(self, client: Client, line: bytes | MessageTooLarge) -> int:
+        draft = self._draft(line)
+        return client.send_nowait(draft.subject, draft.body, **_options(draft))
 
     def _note(self, ticket: int) -> None:
         self._queued += 1
@@ -227,7 +240,77 @@ class Production:
         if self._queued > self._settled:
             unanswered = number(self._queued - self._settled, "more message")
             click.echo(f"qmq: {unanswered} sent, but not answered in time", err=True)
+        self._end()
+
+    def _end(self) -> None:
         click.echo(f"{self._settled - self._refused} acknowledged")
+
+
+class IdProduction(Production):
+    """A run of the command that prints the id of each stored message, in the order of the lines."""
+
+    def __init__(self, defaults: Draft, as_json: bool) -> None:
+        super().__init__(defaults, as_json)
+        self._sends: list[tuple[int, asyncio.Future[Receipt]]] = []
+
+    async def _send(self, client: Client, lines: Iterable[bytes | MessageTooLarge]) -> bool:
+        for line in lines:
+            if self._as_json and isinstance(line, bytes) and not line.strip():
+                continue
+            try:
+                draft = self._draft(line)
+            except QmqError as error:
+                self._fail(self._lines.number, error)
+                continue
+            send = client.send(draft.subject, draft.body, **_options(draft))
+            self._sends.append((self._lines.number, asyncio.ensure_future(send)))
+            self._queued += 1
+            if len(self._sends) >= _IDS_AT_ONCE and not await self._settle(client):
+                return False
+        return True
+
+    async def _settle(self, client: Client) -> bool:
+        sends, self._sends = self._sends, []
+        for line, send in sends:
+            try:
+                click.echo((await send).id)
+            except QmqError as error:
+                self._refused += 1
+                self._fail(line, error)
+            self._settled += 1
+        return not self._refused
+
+    def _end(self) -> None:
+        pass  # the ids are printed already
+
+
+async def _send_one(server: str, durability: Durability, draft: Draft) -> str:
+    """Send one message, and return its id."""
+    async with connect(server, durability=durability) as client:
+        return (await client.send(draft.subject, draft.body, **_options(draft))).id
+
+
+def _options(draft: Draft) -> SendOptions:
+    """Return the options with which a message is sent."""
+    return {
+        "key": draft.key,
+        "tags": draft.tags,
+        "properties": draft.properties,
+        "delay": draft.delay,
+        "deliver_at": draft.deliver_at,
+        "expires_in": draft.expires_in,
+    }
+
+
+class SendOptions(TypedDict):
+    """The options with which a message of the command is sent."""
+
+    key: str | None
+    tags: list[str] | None
+    properties: dict[str, str] | None
+    delay: float | None
+    deliver_at: float | datetime | None
+    expires_in: float | None
 
 
 class InputSource:

@@ -11,7 +11,7 @@ from qmq.cli.common.formatting import age, age_of, iso, number
 
 @pytest.mark.parametrize(
     ("seconds", "shown"),
-    [(-3, "0 s"), (0.4, "0 s"), (119, "119 s"), (120, "2 min"), (7_199, "119 min"), (7_200, "2 h"), (172_800, "2 d")],
+    [(-3, "0s"), (0.4, "0s"), (119, "119s"), (120, "2m"), (7_199, "119m"), (7_200, "2h"), (172_800, "2d")],
 )
 def test_an_age_is_a_number_and_a_unit(seconds: float, shown: str) -> None:
     assert age(seconds) == shown
@@ -32,6 +32,6 @@ def test_things_are_counted_in_their_number() -> None:
 
 def test_times_are_ages_and_texts() -> None:
     assert age_of(None) == ""
-    assert age_of(datetime.now(UTC) - timedelta(hours=5, minutes=1)) == "5 h"
+    assert age_of(datetime.now(UTC) - timedelta(hours=5, minutes=1)) == "5h"
     assert iso(None) is None
     assert iso(datetime(2026, 1, 31, 12, tzinfo=UTC)) == "2026-01-31T12:00:00.000000Z"

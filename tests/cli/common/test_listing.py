@@ -1,13 +1,18 @@
-"""qmq/cli/common/listing.py: lists of several brokers name the broker of each row."""
+"""qmq/cli/common/listing.py: lines and JSON have the same fields, and each row names its broker."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import ExitStack
+from datetime import UTC, datetime
 
 import pytest
+from rich.console import Console
 
 import qmq
+from qmq.cli.common.listing import Fields, RowWriter
+from qmq.cli.common.tables import print_table
 from qmq.cli.manage import subjects
 from tests.broker_process import BrokerProcess, broker_process
 from tests.cli import commands
@@ -30,21 +35,48 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             yield url
 
 
-@pytest.mark.parametrize("command", [("groups",), ("consumers", "g"), ("subjects",), ("dead-letters", "list", "g")])
+LISTS = [("groups",), ("consumers", "g"), ("subjects",), ("dead-letters", "list", "g")]
+
+
+@pytest.mark.parametrize("command", LISTS)
 def test_a_line_ends_with_its_broker(url: str, command: tuple[str, ...]) -> None:
     addresses = [one.removeprefix("qmq://") for one in url.split(",")]
     shown = commands.qmq(*command, server=url).stdout.splitlines()
     assert [line.split("\t")[-1] for line in shown] == addresses
     alone = commands.qmq(*command, server=url.split(",")[0]).stdout.splitlines()
-    assert len(alone) == 1
+    assert [line.split("\t")[-1] for line in alone] == addresses[:1]
 
 
-def test_tables_say_it_too(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("command", LISTS)
+def test_a_line_has_the_fields_of_the_object_under_their_names(url: str, command: tuple[str, ...]) -> None:
+    header, *lines = commands.qmq(*command, "--header", server=url).stdout.splitlines()
+    rows = [json.loads(line) for line in commands.qmq(*command, "--json", server=url).stdout.splitlines()]
+    assert len(lines) == len(rows) == 2
+    for line, row in zip(lines, rows, strict=True):
+        fields = {name: value for name, value in row.items() if not isinstance(value, dict)}
+        assert header.split("\t") == list(fields)
+        assert len(line.split("\t")) == len(fields)
+
+
+def test_values_of_a_line_are_plain(capsys: pytest.CaptureFixture[str]) -> None:
+    values = [None, True, False, 1, ["a", "b"], "tab\tand\nline", datetime(2026, 1, 31, 12, tzinfo=UTC)]
+    fields: Fields[int] = {str(index): lambda _, value=value: value for index, value in enumerate(values)}  # type: ignore[misc]
+    RowWriter(fields, False, True).write(0)
+    header, line = capsys.readouterr().out.splitlines()
+    assert header.split("\t") == ["0", "1", "2", "3", "4", "5", "6"]
+    assert line.split("\t") == ["", "true", "false", "1", "a,b", r"tab\tand\nline", "2026-01-31T12:00:00.000000Z"]
+    RowWriter(fields, True, True).write(0)
+    (line,) = capsys.readouterr().out.splitlines()
+    assert json.loads(line)["6"] == "2026-01-31T12:00:00.000000Z"
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_tables_say_it_too(url: str, capsys: pytest.CaptureFixture[str], width: int) -> None:
     addresses = [one.removeprefix("qmq://") for one in url.split(",")]
     with qmq.connect_sync(url) as client:
         found = list(client.subjects())
-    subjects._print_table(found)
+    print_table(subjects._table(found, width), Console(width=width))
     shown = capsys.readouterr().out
-    assert all(f"at {address}" in shown for address in addresses)
-    subjects._print_table(found[:1])
-    assert "at 127" not in capsys.readouterr().out
+    assert all(address in shown for address in addresses)
+    print_table(subjects._table(found[:1], width), Console(width=width))
+    assert "127" not in capsys.readouterr().out

@@ -7,8 +7,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from qmq.cli.manage.subjects import _print_table
-from qmq.net.client.admin.results import SubjectInfo
 from tests.broker_process import BrokerProcess, broker_process
 from tests.cli.commands import qmq
 
@@ -25,11 +23,17 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
 
 def test_lines_with_tabs(broker: BrokerProcess) -> None:
     shown = qmq("subjects", "b.", server=broker.url)
-    assert (shown.exit_code, shown.stdout, shown.stderr) == (0, "b.two\t2\t0\t2\t0\nb.one\t1\t0\t1\t0\n", "")
+    at = broker.url.removeprefix("qmq://")
+    lines = f"b.two\t2\t0\t2\t0\t{at}\nb.one\t1\t0\t1\t0\t{at}\n"
+    assert (shown.exit_code, shown.stdout, shown.stderr) == (0, lines, "")
+    assert qmq("subjects", "list", "b.", server=broker.url).stdout == lines
+    header = "subject\tmessages\tfirst_sequence\tnext_sequence\tdelayed\tbroker\n"
+    assert qmq("subjects", "--header", "b.", server=broker.url).stdout == header + lines
+    assert qmq("subjects", "b.", "--header", server=broker.url).stdout == header + lines
 
 
 def test_an_exact_name_is_that_subject(broker: BrokerProcess) -> None:
-    assert qmq("subjects", "bb", server=broker.url).stdout == "bb\t1\t0\t1\t0\n"
+    assert qmq("subjects", "bb", server=broker.url).stdout.startswith("bb\t1\t0\t1\t0\t127.")
     assert qmq("subjects", "b", server=broker.url).stdout == ""
 
 
@@ -45,23 +49,8 @@ def test_json_lists_all_over_several_pages(broker: BrokerProcess) -> None:
 def test_what_is_delayed_is_shown_of_its_subject(broker: BrokerProcess) -> None:
     assert qmq("produce", "late.a", "--delay", "3600", stdin=b"x\ny\n", server=broker.url).exit_code == 0
     assert qmq("produce", "late.b", stdin=b"x\n", server=broker.url).exit_code == 0
-    assert qmq("subjects", "late.", server=broker.url).stdout == "late.a\t0\t0\t0\t2\nlate.b\t1\t0\t1\t0\n"
-
-
-def test_a_table_goes_by_name_and_says_when_it_is_cut(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("qmq.cli.manage.subjects._MOST_ROWS", 20)
-    _print_table([SubjectInfo(f"s.{number}", 0, 2_000, 2_000, 0, "here") for number in range(19, -1, -1)])
-    whole = capsys.readouterr().out
-    assert whole.index(" s.0 ") < whole.index(" s.1 ") < whole.index(" s.19 ") < whole.index(" s.2 ")
-    assert "20 subjects, 40,000 messages" in whole
-    assert "--json" not in whole
-    _print_table([SubjectInfo(f"s.{number}", 0, 5, 5, 0, "here") for number in range(21)])
-    cut = capsys.readouterr().out
-    assert "the first 20 are shown, --json lists all" in " ".join(cut.split())
-    assert " s.8 " in cut
-    assert " s.9 " not in cut
+    lines = qmq("subjects", "late.", server=broker.url).stdout.splitlines()
+    assert [line.rpartition("\t")[0] for line in lines] == ["late.a\t0\t0\t0\t2", "late.b\t1\t0\t1\t0"]
 
 
 @pytest.mark.parametrize("prefix", ["..", "a b", "a" * 201, "/"])
@@ -69,6 +58,21 @@ def test_a_bad_prefix_ends_with_2(prefix: str) -> None:
     done = qmq("subjects", prefix)
     assert (done.exit_code, done.stdout) == (2, "")
     assert "prefix" in done.stderr
+
+
+def test_one_is_shown_with_the_groups_that_follow_it(broker: BrokerProcess) -> None:
+    assert qmq("consume", "shown.", "--group", "reader", "--timeout", "0", server=broker.url).exit_code == 0
+    assert qmq("produce", "shown.a", stdin=b"x\ny\n", server=broker.url).exit_code == 0
+    (line,) = qmq("subjects", "show", "shown.a", "--json", server=broker.url).stdout.splitlines()
+    row = json.loads(line)
+    assert (row["subject"], row["messages"], row["next_sequence"], row["groups"]) == ("shown.a", 2, 2, ["reader"])
+    assert row["first_stored_at"] <= row["last_stored_at"]
+    assert row["last_stored_at"].endswith("Z")
+    lines = dict(line.split("\t") for line in qmq("subjects", "show", "shown.a", server=broker.url).stdout.splitlines())
+    assert (lines["subject"], lines["groups"]) == ("shown.a", "reader")
+    unknown = qmq("subjects", "show", "shown.b", server=broker.url)
+    assert (unknown.exit_code, unknown.stdout) == (2, "")
+    assert "there is no subject 'shown.b'" in unknown.stderr
 
 
 def test_no_broker() -> None:

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from qmq.cli.messages.consume import start_of
+from qmq.cli.common.arguments import start_of
 from qmq.errors import InvalidOption
 from tests.broker_process import BrokerProcess, broker_process
 from tests.cli.commands import qmq, qmq_process
@@ -40,7 +40,7 @@ def test_raw_is_the_body_and_a_newline(broker: BrokerProcess) -> None:
 def test_json_has_every_field(broker: BrokerProcess) -> None:
     line = '{"body": "h\u00e9\\n", "key": "k", "tags": ["t"], "properties": {"p": "v"}}\n{"body_base64": "/w=="}\n'
     qmq("produce", "json.a", "--json", stdin=line.encode(), server=broker.url)
-    shown = qmq("consume", "json.a", "--group", "g", "--count", "2", "--format", "json", server=broker.url)
+    shown = qmq("consume", "json.a", "--group", "g", "--count", "2", "--json", server=broker.url)
     first, second = (json.loads(line) for line in shown.stdout_bytes.splitlines())
     assert list(first) == [
         "id", "subject", "sequence", "key", "tags", "properties", "attempt", "created_at", "stored_at", "body",
@@ -92,7 +92,7 @@ def test_a_group_shares_and_each_solo_sees_all(broker: BrokerProcess) -> None:
 
 def test_where_it_starts(broker: BrokerProcess) -> None:
     send(broker, "start", *numbers(3))
-    shown = qmq("consume", "start", "--group", "g", "--count", "3", "--format", "json", server=broker.url)
+    shown = qmq("consume", "start", "--group", "g", "--count", "3", "--json", server=broker.url)
     between = json.loads(shown.stdout.splitlines()[-1])["stored_at"]
     send(broker, "start", b"3", b"4")
 
@@ -110,7 +110,7 @@ def test_where_it_starts(broker: BrokerProcess) -> None:
 @pytest.mark.parametrize("text", ["now", "-1", "2026-01-31", "2026-01-31T12:00:00", "1e3", "\u0661", ""])
 def test_a_start_that_is_none(text: str) -> None:
     with pytest.raises(InvalidOption, match="is not first, new"):
-        start_of(text)
+        start_of(text, "--start")
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_a_start_that_is_none(text: str) -> None:
         (["a", "--solo", "--start", "never"], "is not first, new"),
         (["a", "--solo", "--count", "-1"], "--count"),
         (["a", "--solo", "--timeout", "-1"], "--timeout"),
-        (["a", "--solo", "--format", "xml"], "--format"),
+        (["a", "--solo", "--format", "json"], "--format"),
         (["a", "--solo", "--at-most-once"], "--group"),
         (["a", "--group", "g", "--at-most-once", "--broadcast"], "neither --broadcast"),
         (["a", "--group", "g", "--at-most-once", "--no-ack"], "--no-ack"),
@@ -158,7 +158,7 @@ def test_looking_changes_nothing(broker: BrokerProcess) -> None:
     assert (other.exit_code != 0, other.stdout) == (True, "")
     assert "does not follow 'looked.b', only 'looked.a'" in other.stderr
     assert '"follows": ["looked.a"]' in qmq("groups", "--json", server=broker.url).stdout
-    shown = qmq("consume", "looked.a", "--group", "looked-at", "--count", "3", "--format", "json", server=broker.url)
+    shown = qmq("consume", "looked.a", "--group", "looked-at", "--count", "3", "--json", server=broker.url)
     assert [json.loads(line)["attempt"] for line in shown.stdout.splitlines()] == [1, 1, 1]
 
 

@@ -23,7 +23,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
 
 
 def stored(url: str, prefix: str) -> list[dict[str, object]]:
-    shown = qmq("consume", prefix, "--solo", "--start", "first", "--timeout", "0", "--format", "json", server=url)
+    shown = qmq("consume", prefix, "--solo", "--start", "first", "--timeout", "0", "--json", server=url)
     assert shown.exit_code == 0, shown.stderr
     return [json.loads(line) for line in shown.stdout.splitlines()]
 
@@ -99,7 +99,7 @@ def test_not_every_one_of_many_failures_is_named(broker: BrokerProcess) -> None:
 def test_what_consume_prints_can_be_sent_again(broker: BrokerProcess) -> None:
     lines = b'{"body": "x", "key": "k", "tags": ["t"], "properties": {"p": "v"}}\n{"body_base64": "/w=="}\n'
     assert qmq("produce", "again.a", "--json", stdin=lines, server=broker.url).exit_code == 0
-    shown = qmq("consume", "again.a", "--group", "g", "--count", "2", "--format", "json", server=broker.url)
+    shown = qmq("consume", "again.a", "--group", "g", "--count", "2", "--json", server=broker.url)
     done = qmq("produce", "--json", stdin=shown.stdout_bytes, server=broker.url)
     assert (done.exit_code, done.stdout) == (0, "2 acknowledged\n")
     found = stored(broker.url, "again.a")
@@ -193,3 +193,37 @@ def test_what_was_sent_before_stdin_failed_is_counted(broker: BrokerProcess, mon
     done = qmq("produce", "broken.a", server=broker.url)
     assert (done.exit_code, done.stdout) == (2, "2 acknowledged\n")
     assert done.stderr == "qmq: stdin cannot be read: Input/output error\n"
+
+
+def test_a_body_on_the_command_line_is_a_message(broker: BrokerProcess) -> None:
+    done = qmq("produce", "one.a", '{"id": 4421}\nsecond line', "--key", "order-4421", server=broker.url)
+    assert (done.exit_code, done.stdout, done.stderr) == (0, "1 acknowledged\n", "")
+    (row,) = stored(broker.url, "one.a")
+    assert (row["body"], row["key"]) == ('{"id": 4421}\nsecond line', "order-4421")
+    both = qmq("produce", "one.a", "x", "--json", server=broker.url)
+    assert (both.exit_code, "either a BODY or --json" in both.stderr) == (2, True)
+
+
+def test_ids_are_printed_in_the_order_of_the_lines(broker: BrokerProcess) -> None:
+    done = qmq(
+        "produce", "ids.a", "--ids", stdin=b"".join(b"%d\n" % number for number in range(2_500)), server=broker.url
+    )
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == [row["id"] for row in stored(broker.url, "ids.a")]
+    one = qmq("produce", "ids.b", "x", "--ids", server=broker.url)
+    assert one.stdout.splitlines() == [row["id"] for row in stored(broker.url, "ids.b")]
+
+
+def test_lines_without_an_id_are_named(broker: BrokerProcess) -> None:
+    lines = b'{"subject": "ids.c", "body": "x"}\n\n{"body": 3}\n{"subject": "ids.c", "body": "y"}\n'
+    done = qmq("produce", "--json", "--ids", stdin=lines, server=broker.url)
+    assert done.exit_code == 1
+    assert done.stdout.splitlines() == [row["id"] for row in stored(broker.url, "ids.c")]
+    assert done.stderr.startswith("qmq: line 3: ")
+
+
+def test_a_delay_is_a_text(broker: BrokerProcess) -> None:
+    assert qmq("produce", "texts.a", "x", "--delay", "1h 30m", "--expires-in", "2d", server=broker.url).exit_code == 0
+    assert '"delayed": 1' in qmq("subjects", "texts.a", "--json", server=broker.url).stdout
+    wrong = qmq("produce", "texts.a", "x", "--delay", "soon", server=broker.url)
+    assert (wrong.exit_code, "'soon' is no duration" in wrong.stderr) == (2, True)

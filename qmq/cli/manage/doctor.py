@@ -1,0 +1,183 @@
+"""``qmq doctor``: what is wrong, and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from importlib import metadata
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import click
+from click.exceptions import Exit
+
+from qmq import connect
+from qmq.cli.common.connect import admin_options, run
+from qmq.cli.common.errors import EXIT_FAILED
+from qmq.cli.common.formatting import age, age_of, number, visible
+from qmq.cli.common.listing import Fields, output_options, show
+from qmq.errors import QmqError
+from qmq.net.client.address import parse_url
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from qmq import BrokerInfo, ConsumerInfo, GroupInfo, SubjectInfo
+
+#: Messages that wait for longer are a problem.
+_LATE: Final = timedelta(hours=1)
+#: Messages that nobody takes for longer are one.
+_IDLE: Final = timedelta(minutes=1)
+#: Clocks that differ by more, in seconds, are one: delays and expiry go by the broker's clock.
+_SKEW_S: Final = 5.0
+#: An event loop that was blocked for longer, in seconds, delays heartbeats and acks.
+_BLOCKED_S: Final = 1.0
+#: The most subjects, and groups with messages in flight, that are looked at.
+_MOST: Final = 1_000
+
+
+class Ailment(NamedTuple):
+    """Something that is wrong: ``level`` is "error" if messages or service suffer now, else "warning"."""
+
+    level: str
+    code: str
+    broker: str
+    message: str
+
+
+FIELDS: Final[Fields[Ailment]] = {
+    "level": lambda found: found.level,
+    "code": lambda found: found.code,
+    "broker": lambda found: found.broker,
+    "message": lambda found: found.message,
+}
+
+
+@click.command(short_help="Say what is wrong, and what to do.")
+@output_options
+@admin_options
+def doctor(as_json: bool, header: bool, server: str, timeout: float) -> None:
+    """Say what is wrong with brokers, groups and consumers, and what to do about it.
+
+    It asks each broker for its problems (disks, damaged files, checkpoints, an open address), compares versions and
+    clocks, and looks for dead letters, groups that nobody serves, messages that wait for long, consumers whose event
+    loop is blocked, and names that are probably mistyped. Ends with 1 if there is an error; warnings end with 0.
+
+    \b
+    Examples:
+      qmq doctor
+      qmq doctor --json | jq -r .message
+    """
+    found: list[Ailment] = []
+    for address in parse_url(server):
+        try:
+            found += run(_examine(f"qmq://{address}", timeout))
+        except QmqError as error:
+            text = f"{error}; see whether `qmq serve` runs there, and its log"
+            found.append(Ailment("error", "not_reached", str(address), " ".join(text.split())))
+    found.sort(key=lambda one: one.level != "error")
+    caption = f"{number(_errors(found), 'error')}, {number(len(found) - _errors(found), 'warning')}"
+    show(found, FIELDS, _table, as_json=as_json, header=header, none=f"nothing is wrong at {server}", caption=caption)
+    if _errors(found):
+        raise Exit(EXIT_FAILED)
+
+
+def _errors(found: Sequence[Ailment]) -> int:
+    return sum(one.level == "error" for one in found)
+
+
+async def _examine(url: str, timeout: float) -> list[Ailment]:
+    """Return what is wrong at one broker. Raises QmqError if it does not answer."""
+    async with connect(url, admin_timeout=timeout) as client:
+        (info,) = await client.admin.info()
+        groups = await client.admin.groups()
+        subjects: list[SubjectInfo] = []
+        async for subject in client.subjects():
+            subjects.append(subject)
+            if len(subjects) >= _MOST:
+                break
+        consumers: list[tuple[str, ConsumerInfo]] = []
+        for group in [group.name for group in groups if group.in_flight][:_MOST]:
+            consumers += [(group, consumer) for consumer in await client.admin.consumers(group)]
+    found = [*_of_broker(info, datetime.now(UTC)), *_of_groups(groups, datetime.now(UTC)), *_of_consumers(consumers)]
+    if len(subjects) < _MOST:
+        found += _of_names(groups, subjects)
+    return [Ailment(level, code, info.broker, message) for level, code, message in found]
+
+
+_Found = tuple[str, str, str]
+
+
+def _of_broker(info: BrokerInfo, now: datetime) -> Iterator[_Found]:
+    yield from ((problem.level, problem.code, problem.message) for problem in info.problems)
+    mine = metadata.version("qmq")
+    if info.version != mine:
+        yield "warning", "other_version", f"the broker is qmq {info.version} and this command {mine}: update the older"
+    ahead = (info.started_at + timedelta(seconds=info.uptime) - now).total_seconds()
+    if abs(ahead) > _SKEW_S:
+        text = f"the broker's clock is {age(abs(ahead))} {'ahead of' if ahead > 0 else 'behind'} this machine's"
+        yield "warning", "clock", f"{text}: delays and times of messages go by it; set the time of both (NTP)"
+
+
+def _of_groups(groups: Iterable[GroupInfo], now: datetime) -> Iterator[_Found]:
+    for group in groups:
+        name, waits = group.name, now - group.oldest if group.oldest is not None else timedelta()
+        if group.dead:
+            text = f"group {name} has {number(group.dead, 'dead letter')}: see `qmq dead-letters list {name}`, mend"
+            yield "warning", "dead_letters", f"{text} the cause, then `qmq dead-letters redrive {name} --all`"
+        if group.ready and not group.consumers and waits > _IDLE:
+            text = (
+                f"group {name} has {number(group.ready, 'message')} ready, for {age_of(group.oldest)}, and no consumer"
+            )
+            yield "warning", "nobody", f"{text}: start one, or `qmq groups delete {name}` if it is not needed"
+        elif group.ready and waits > _LATE:
+            text = f"group {name} lags: {number(group.ready, 'message')} ready, the oldest for {age_of(group.oldest)}"
+            yield "warning", "lag", f"{text}: add consumers, or see with `qmq consumers {name}` what holds them up"
+        if group.skipped:
+            text = (
+                f"group {name} missed {number(group.skipped, 'message')}, which retention dropped before it took them"
+            )
+            yield "warning", "skipped", f"{text}: raise retention_ms, or have it keep up"
+
+
+def _of_consumers(consumers: Iterable[tuple[str, ConsumerInfo]]) -> Iterator[_Found]:
+    for group, consumer in consumers:
+        if consumer.stalled >= _BLOCKED_S:
+            text = f"the event loop of {consumer.name} in group {group} was blocked for {age(consumer.stalled)}"
+            yield "warning", "blocked", f"{text}: run long work in a thread (asyncio.to_thread) or process"
+
+
+def _of_names(groups: Iterable[GroupInfo], subjects: Sequence[SubjectInfo]) -> Iterator[_Found]:
+    names = {subject.name for subject in subjects}
+    for group in groups:
+        for prefix in group.follows:
+            if prefix.endswith(".") and not any(name.startswith(prefix) for name in names):
+                beside = prefix[:-1] in names
+                hint = f"there is a subject {prefix[:-1]!r}, which it does not take" if beside else "is it mistyped?"
+                yield (
+                    "warning",
+                    "no_subject",
+                    f"group {group.name} follows {prefix!r}, and no subject begins so: {hint}",
+                )
+            elif prefix and not prefix.endswith(".") and prefix not in names:
+                some = any(name.startswith(f"{prefix}.") for name in names)
+                hint = f"subjects begin with {prefix + '.'!r}, which it does not take" if some else "is it mistyped?"
+                yield (
+                    "warning",
+                    "no_subject",
+                    f"group {group.name} follows the subject {prefix!r}, which is not there: {hint}",
+                )
+
+
+def _table(found: Sequence[Ailment], width: int) -> Table:
+    from rich.markup import escape
+
+    from qmq.cli.common.tables import alarming, table_of
+
+    several = len({one.broker for one in found}) > 1
+    table = table_of("what is wrong, and what to do")
+    table.columns[0].min_width = 40
+    for one in found:
+        colour = "red" if one.level == "error" else "yellow"
+        place = f" (at {one.broker})" if several else ""
+        table.add_row(f"{alarming(one.level, True, colour)}: {escape(visible(one.message))}{place}")
+    return table

@@ -1,0 +1,123 @@
+"""Print messages: bodies, JSON objects, lines of fields with tabs, and blocks that people read."""
+
+from __future__ import annotations
+
+import base64
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from typing import Final
+
+import click
+
+from qmq import Message, MessageBatch
+from qmq.cli.common.formatting import age_of, iso, number, visible
+from qmq.cli.common.listing import Fields, RowWriter, is_for_people
+from qmq.net.client.producer.receipts import utc_from_us
+
+_ENCODE: Final = json.JSONEncoder(ensure_ascii=False).encode
+#: The most characters of a body on a terminal.
+_MOST_SHOWN: Final = 2_000
+
+FIELDS: Final[Fields[Message]] = {
+    "id": lambda message: message.id,
+    "subject": lambda message: message.subject,
+    "sequence": lambda message: message.sequence,
+    "key": lambda message: message.key,
+    "tags": lambda message: message.tags,
+    "attempt": lambda message: message.attempt,
+    "stored_at": lambda message: message.stored_at,
+    "body": lambda message: text_or_base64(message.body),
+}
+
+
+def show_messages(messages: Sequence[Message], as_json: bool, header: bool, none: str) -> None:
+    """Print messages in the form that was asked for; *none* on a terminal if there are none."""
+    if as_json:
+        for message in messages:
+            sys.stdout.buffer.write(json_line(message))
+        sys.stdout.buffer.flush()
+    elif not is_for_people(as_json):
+        writer = RowWriter(FIELDS, False, header)
+        for message in messages:
+            writer.write(message)
+    elif not messages:
+        click.echo(none)
+    else:
+        for message in messages:
+            click.echo(block(message))
+
+
+def block(message: Message) -> str:
+    """Return a message as people read it, in several lines."""
+    head = click.style(f"{message.subject} #{message.sequence}", bold=True)
+    parts = [f"id {message.id}", f"stored {age_of(message.stored_at)} ago, at {iso(message.stored_at)}"]
+    if message.attempt > 1:
+        parts.append(f"attempt {message.attempt}")
+    lines = [head, *(f"  {part}" for part in parts)]
+    if message.key is not None:
+        lines.append(f"  key {visible(message.key)}")
+    if message.tags:
+        lines.append(f"  tags {visible(', '.join(message.tags))}")
+    lines += [f"  {visible(name)} = {visible(value)}" for name, value in message.properties.items()]
+    return "\n".join([*lines, *(f"  {line}" for line in shown_body(message.body)), ""])
+
+
+def shown_body(body: bytes) -> list[str]:
+    """Return a body as lines for a terminal; a long one ends with the count of what is left out."""
+    try:
+        text = body.decode()
+    except UnicodeDecodeError:
+        return [f"{number(len(body), 'byte')} that are no text; --json prints them in base64"]
+    lines = [visible(line) for line in text[:_MOST_SHOWN].split("\n")]
+    if len(text) > _MOST_SHOWN:
+        lines.append(f"... {number(len(text) - _MOST_SHOWN, 'more character')}; --json prints all")
+    return lines or ["(empty)"]
+
+
+def text_or_base64(body: bytes) -> str:
+    """Return a body as text, or in base64 if it is not UTF-8."""
+    try:
+        return body.decode()
+    except UnicodeDecodeError:
+        return base64.b64encode(body).decode("ascii")
+
+
+def raw_lines(batch: MessageBatch) -> Iterable[bytes]:
+    """Return the bodies, each followed by a newline."""
+    return (b"\n".join(batch.bodies), b"\n")
+
+
+def json_lines(batch: MessageBatch) -> Iterable[bytes]:
+    """Return the messages as JSON objects, one a line."""
+    return [json_line(message) for message in batch]
+
+
+def json_line(message: Message) -> bytes:
+    """Return all fields of a message; the body as text if it is UTF-8, else in base64."""
+    fields: dict[str, object] = {
+        "id": message.id,
+        "subject": message.subject,
+        "sequence": message.sequence,
+        "key": message.key,
+        "tags": message.tags,
+        "properties": message.properties,
+        "attempt": message.attempt,
+        "created_at": iso_time(message.created_at_us),
+        "stored_at": iso_time(message.stored_at_us),
+    }
+    if message.replayed:
+        fields["replayed"] = True
+    body = message.body
+    try:
+        fields["body"] = body.decode()
+    except UnicodeDecodeError:
+        fields["body_base64"] = base64.b64encode(body).decode("ascii")
+    return _ENCODE(fields).encode() + b"\n"
+
+
+@lru_cache(maxsize=64)  # the messages of a batch share their times
+def iso_time(time_us: int) -> str:
+    """Format microseconds since 1970 as ISO 8601 in UTC."""
+    return iso(utc_from_us(time_us))

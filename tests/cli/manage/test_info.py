@@ -1,0 +1,101 @@
+"""qmq/cli/manage/info.py and doctor.py: what a broker is, what is wrong, and what to do."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+import qmq
+from qmq.cli.manage import doctor
+from qmq.net.client.admin.results import ConsumerInfo, GroupInfo, SubjectInfo
+from tests.broker_process import BrokerProcess, broker_process
+from tests.cli.commands import qmq as run
+
+NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    with broker_process(tmp_path_factory.mktemp("info"), max_groups=17) as broker:
+        yield broker
+
+
+def test_a_broker_says_what_it_is(broker: BrokerProcess) -> None:
+    done = run("info", "--json", server=broker.url)
+    assert (done.exit_code, done.stderr) == (0, "")
+    (row,) = [json.loads(line) for line in done.stdout.splitlines()]
+    assert row["broker"] == broker.url.removeprefix("qmq://")
+    assert row["started_at"].endswith("Z")
+    assert row["settings"]["max_groups"] == 17
+    assert "max_groups" in row["changed_settings"]
+    assert row["disks"][0]["free_bytes"] > 0
+    assert row["connections"][0]["since"].endswith("Z")
+    lines = [line.split("\t") for line in run("info", server=broker.url).stdout.splitlines()]
+    assert ["max_groups", "17"] in lines
+    assert all(len(line) == 2 for line in lines)
+    assert {name for name, _ in lines} >= {"broker", "version", "store_id", "uptime", "disks", "connections"}
+
+
+def test_nothing_is_wrong_with_a_new_broker(broker: BrokerProcess) -> None:
+    done = run("doctor", server=broker.url)
+    wrong = [line for line in done.stdout.splitlines() if "\tdisk_" not in line]  # this machine's disk may be full
+    assert (wrong, done.stderr) == ([], "")
+
+
+def test_a_broker_that_is_away_is_an_error(broker: BrokerProcess) -> None:
+    done = run("doctor", "--json", server=f"{broker.url},qmq://127.0.0.1:1")
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert done.exit_code == 1
+    assert (rows[0]["level"], rows[0]["code"], rows[0]["broker"]) == ("error", "not_reached", "127.0.0.1:1")
+    assert "qmq serve" in rows[0]["message"]
+
+
+def test_dead_letters_and_mistyped_names_are_found(broker: BrokerProcess) -> None:
+    with qmq.connect_sync(broker.url) as client:
+        client.send("shop", b"x")
+        with client.subscribe("shop", "shop.", "shpo", group="mistyped") as consumer:
+            consumer.pull()[0].reject("no")
+            consumer.flush()
+        found = [line.split("\t") for line in run("doctor", "--header", server=broker.url).stdout.splitlines()]
+        client.admin.delete_group("mistyped")
+    assert found[0] == ["level", "code", "broker", "message"]
+    messages = {(code, message) for _, code, _, message in found if not code.startswith("disk")}
+    texts = " ".join(message for _, message in messages)
+    assert [code for code, _ in sorted(messages)] == ["code", "dead_letters", "no_subject", "no_subject"]
+    assert "`qmq dead-letters redrive mistyped --all`" in texts
+    assert "follows 'shop.', and no subject begins so: there is a subject 'shop', which it does not take" in texts
+    assert "follows the subject 'shpo', which is not there: is it mistyped?" in texts
+
+
+def group(name: str = "g", **changed: object) -> GroupInfo:
+    fields = {"consumers": 1, "ready": 0, "oldest": None, "in_flight": 0, "in_retry": 0, "dead": 0, "skipped": 0}
+    return GroupInfo(name=name, mode="reliable", follows=["a."], settings={}, **{**fields, **changed})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("changed", "codes"),
+    [
+        ({}, []),
+        ({"ready": 5, "oldest": NOW - timedelta(seconds=30), "consumers": 0}, []),
+        ({"ready": 5, "oldest": NOW - timedelta(minutes=2), "consumers": 0}, ["nobody"]),
+        ({"ready": 5, "oldest": NOW - timedelta(minutes=59)}, []),
+        ({"ready": 5, "oldest": NOW - timedelta(minutes=61)}, ["lag"]),
+        ({"dead": 1, "skipped": 2}, ["dead_letters", "skipped"]),
+    ],
+)
+def test_what_is_wrong_with_a_group(changed: dict[str, object], codes: list[str]) -> None:
+    assert [code for _, code, _ in doctor._of_groups([group(**changed)], NOW)] == codes
+
+
+def test_a_blocked_loop_is_named() -> None:
+    slow = ConsumerInfo("c", 1, True, 1, NOW, NOW, 0.0, 2.5)
+    assert [code for _, code, _ in doctor._of_consumers([("g", slow)])] == ["blocked"]
+
+
+def test_a_prefix_without_subjects_is_named() -> None:
+    subjects = [SubjectInfo("a.b", 0, 1, 1, 0, "here")]
+    assert list(doctor._of_names([group()], subjects)) == []
+    assert [code for _, code, _ in doctor._of_names([group()], [])] == ["no_subject"]

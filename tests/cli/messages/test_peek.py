@@ -1,0 +1,93 @@
+"""qmq/cli/messages/peek.py: messages are looked at, and nothing changes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import qmq
+from tests.broker_process import BrokerProcess, broker_process
+from tests.cli.commands import qmq as run
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    with broker_process(tmp_path_factory.mktemp("peek")) as broker:
+        with qmq.connect_sync(broker.url) as client:
+            for number in range(12):
+                client.send(
+                    f"shop.{'ab'[number % 2]}", b"%d" % number, key=f"k-{number}", tags=["vip"] * (number == 11)
+                )
+            client.send("bytes", b"\xff")
+            client.send("late", b"x", delay=3_600)
+        yield broker
+
+
+def bodies(*arguments: str, server: str) -> list[str]:
+    shown = run("peek", *arguments, "--json", server=server)
+    assert (shown.exit_code, shown.stderr) == (0, ""), shown.stderr
+    return [json.loads(line).get("body") for line in shown.stdout.splitlines()]
+
+
+def test_the_last_messages_in_the_order_in_which_they_were_stored(broker: BrokerProcess) -> None:
+    assert bodies("shop.", server=broker.url) == [str(number) for number in range(2, 12)]
+    assert bodies("shop.a", server=broker.url) == ["0", "2", "4", "6", "8", "10"]
+    assert bodies("shop.", "--last", "3", server=broker.url) == ["9", "10", "11"]
+    assert bodies("shop.", "--first", "3", server=broker.url) == ["0", "1", "2"]
+    assert bodies("", "--last", "2", server=broker.url) == ["11", None]
+    assert bodies("late", server=broker.url) == bodies("unknown", server=broker.url) == []
+
+
+def test_lines_have_the_fields_of_a_message(broker: BrokerProcess) -> None:
+    shown = run("peek", "shop.b", "--last", "1", "--header", server=broker.url)
+    header, line = (one.split("\t") for one in shown.stdout.splitlines())
+    row = dict(zip(header, line, strict=True))
+    wanted = {"subject": "shop.b", "sequence": "5", "key": "k-11", "tags": "vip", "attempt": "1", "body": "11"}
+    assert row | wanted == row
+    assert run("peek", "bytes", server=broker.url).stdout.endswith("\t/w==\n")
+
+
+@pytest.mark.parametrize("mode", ["reliable", "at_most_once", "broadcast"])
+def test_what_a_group_gets_next_is_shown_and_stays(broker: BrokerProcess, mode: Any) -> None:
+    group, settings = f"peeked-{mode}", {"start": "first"}
+    with qmq.connect_sync(broker.url) as client:
+        with client.subscribe("shop.", group=group, consumer="c", mode=mode, **settings) as consumer:  # type: ignore[arg-type]
+            taken = consumer.pull(max_count=4, min_count=4, timeout=60)
+            if mode != "at_most_once":
+                for message in taken:
+                    message.ack()
+                consumer.flush()
+        before = client.admin.groups(group)
+        left = [str(number) for number in range(12) if str(number).encode() not in {one.body for one in taken}]
+        assert sorted(bodies("--group", group, server=broker.url)) == sorted(left)
+        assert len(bodies("--group", group, "--first", "3", server=broker.url)) == 3
+        assert bodies("--group", group, "--last", "2", server=broker.url) == ["10", "11"]
+        assert client.admin.groups(group) == before
+        assert {one.name for one in client.admin.consumers(group)} <= {"c"}
+
+
+def test_a_group_with_tags_is_shown_what_has_them(broker: BrokerProcess) -> None:
+    with qmq.connect_sync(broker.url) as client, client.subscribe("shop.", group="vips", tags=["vip"]):
+        pass
+    assert bodies("--group", "vips", server=broker.url) == ["11"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says", "exit_code"),
+    [
+        ([], "either a SUBJECT or --group", 2),
+        (["a", "--group", "g"], "either a SUBJECT or --group", 2),
+        (["a", "--first", "1", "--last", "1"], "either --first or --last", 2),
+        (["a..b"], "not a valid name", 2),
+        (["a", "--last", "0"], "--last", 2),
+        (["--group", "nobody"], "there is no group 'nobody'", 1),
+        (["--group", "nobody", "--last", "1"], "there is no group 'nobody'", 1),
+    ],
+)
+def test_wrong_calls(broker: BrokerProcess, arguments: list[str], says: str, exit_code: int) -> None:
+    done = run("peek", *arguments, server=broker.url)
+    assert (done.exit_code, done.stdout) == (exit_code, "")
+    assert says in done.stderr
