@@ -49,6 +49,11 @@ def archive(source: Path, destination: str, form: str, seal: bool, server: str, 
     moment and repeated: it copies only what is missing, and a segment appears as a whole or not at all. Only one run at
     a time can write to DEST. Beside each segment whose copy was verified, a receipt is written. For DEST in HDFS: pip
     install 'qmq[hdfs]'.
+
+    \b
+    Examples:
+      qmq archive /var/lib/qmq --to /mnt/archive
+      qmq archive /var/lib/qmq --to /mnt/archive --as both --seal
     """
     done = tables = None
     if seal:

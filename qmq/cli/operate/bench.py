@@ -53,6 +53,11 @@ def bench(
 
     Starts a broker on a directory that is deleted afterwards, and load generators as processes of their own. Every
     number is taken once a round; the table shows the median and how far the rounds spread.
+
+    \b
+    Examples:
+      qmq bench --list
+      qmq bench --size full --goals
     """
     if as_list:
         for name, measurement in suite.MEASUREMENTS.items():

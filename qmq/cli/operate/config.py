@@ -17,6 +17,11 @@ def config(as_json: bool) -> None:
 
     On a terminal this is a table. In a pipe it is a settings file with every default: `qmq config > qmq.toml` makes one
     to edit for `qmq serve --config qmq.toml`.
+
+    \b
+    Examples:
+      qmq config
+      qmq config --json | jq 'select(.key == "retention_ms")'
     """
     settings = describe()
     if as_json:

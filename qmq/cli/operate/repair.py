@@ -7,21 +7,21 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from qmq.cli.common.errors import EXIT_FAILED
 from qmq.cli.common.formatting import number
 from qmq.cli.common.progress import reading_bar
-from qmq.cli.common.tables import print_table
 from qmq.cli.operate.verify import InUse, place_cells
 from qmq.errors import DirectoryInUse
 from qmq.storage.disk.disk import Disk
 from qmq.storage.verify.repair import Outcome, Repair, Treated
 from qmq.storage.verify.repair import repair as repair_directory
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 _COLOURS = {Outcome.LEFT: "red", Outcome.GIVEN_UP: "red"}
 
@@ -38,6 +38,10 @@ def repair(context: click.Context, directory: Path, as_json: bool) -> None:
     the message log is missing, nothing is changed: put it back, or let a broker start without it. Ends with 0 if
     everything is good afterwards; 1 if something bad remains or was lost, which is named; 2 if a broker is using the
     directory or it is no data directory.
+
+    \b
+    Example:
+      qmq repair /var/lib/qmq
     """
     try:
         with reading_bar() as progress:
@@ -47,6 +51,8 @@ def repair(context: click.Context, directory: Path, as_json: bool) -> None:
     if as_json:
         _print_json(done)
     elif sys.stdout.isatty():
+        from rich.console import Console
+
         _print_table(done, Console())
     else:
         for treated in done.treated:
@@ -80,6 +86,11 @@ def _print_json(done: Repair) -> None:
 
 
 def _print_table(done: Repair, console: Console) -> None:
+    from rich.markup import escape
+    from rich.table import Table
+
+    from qmq.cli.common.tables import print_table
+
     if done.treated:
         table = Table(title=f"Repaired in {done.directory}", title_justify="left")
         for column in ("", "file", "at byte", "what was wrong", "what to do"):
@@ -93,6 +104,8 @@ def _print_table(done: Repair, console: Console) -> None:
 
 
 def _cells(treated: Treated, directory: Path) -> list[str]:
+    from rich.markup import escape
+
     finding, outcome = treated
     return [
         f"[{_COLOURS.get(outcome, 'green')}]{outcome.value}[/]",

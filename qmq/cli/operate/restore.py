@@ -71,6 +71,11 @@ def restore(
     restores no message twice. Once it has finished, the same command restores only what was archived since. It asks on
     a terminal; without one it needs --yes. Ends with 1 if bytes of the archive are bad; everything readable is restored
     all the same.
+
+    \b
+    Examples:
+      qmq restore --from /mnt/archive --prefix shop. --since 2026-01-31T12:00:00Z
+      qmq restore --from /mnt/archive --group billing --yes
     """
     since_us = 0 if since is None else time_of(since, "--since")
     until_us = END_US if until is None else time_of(until, "--until")

@@ -40,6 +40,12 @@ def serve(
     When it is ready it prints one line on stdout; its log goes to stderr, with times in UTC. `qmq config` shows every
     setting. Environment variables such as QMQ_LISTEN and QMQ_DATA_DIR set them too, and override --config. At SIGHUP it
     reads the file of --config again, applies the settings that can change while it runs, and logs them.
+
+    \b
+    Examples:
+      qmq serve
+      qmq serve --data-dir /var/lib/qmq --listen 10.0.0.5:20881
+      qmq serve --config qmq.toml --set retention_ms=604800000
     """
     with noting_hangups() as hung_up:
         flags = {"data_dir": data_dir, "listen": listen, "log_level": log_level, "log_format": log_format}

@@ -5,20 +5,20 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from qmq.cli.common.errors import EXIT_FAILED, EXIT_USAGE, CommandFailed
 from qmq.cli.common.formatting import number
 from qmq.cli.common.progress import reading_bar
-from qmq.cli.common.tables import print_table
 from qmq.errors import DirectoryInUse
 from qmq.storage.disk.disk import Disk
 from qmq.storage.verify.verify import Finding, VerifyReport
 from qmq.storage.verify.verify import verify as verify_directory
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 class InUse(CommandFailed):
@@ -37,6 +37,10 @@ def verify(context: click.Context, directory: Path, as_json: bool) -> None:
     DIRECTORY belongs to a stopped or killed broker, or is a copy of that of a running one. Ends with 0 if everything is
     good, 1 if something is bad, 2 if a broker is using the directory. What a stop may leave behind, such as an
     unfinished tail, is reported as a note and is not bad.
+
+    \b
+    Example:
+      qmq verify /var/lib/qmq
     """
     try:
         with reading_bar() as progress:
@@ -46,6 +50,8 @@ def verify(context: click.Context, directory: Path, as_json: bool) -> None:
     if as_json:
         _print_json(report)
     elif sys.stdout.isatty():
+        from rich.console import Console
+
         _print_table(report, Console())
     else:
         for finding in report.findings:
@@ -74,6 +80,11 @@ def _print_json(report: VerifyReport) -> None:
 
 
 def _print_table(report: VerifyReport, console: Console) -> None:
+    from rich.markup import escape
+    from rich.table import Table
+
+    from qmq.cli.common.tables import print_table
+
     if report.findings:
         table = Table(title=f"Found in {report.directory}", title_justify="left")
         for column in ("", "file", "at byte", "what", "what to do"):
@@ -93,6 +104,8 @@ def _print_table(report: VerifyReport, console: Console) -> None:
 
 
 def _cells(finding: Finding, directory: Path) -> list[str]:
+    from rich.markup import escape
+
     colour = "red" if finding.severity == "fault" else "yellow"
     return [
         f"[{colour}]{finding.severity}[/]",
@@ -104,6 +117,8 @@ def _cells(finding: Finding, directory: Path) -> list[str]:
 
 def place_cells(finding: Finding, directory: Path) -> list[str]:
     """Return the file, relative to *directory*, and the position of a finding as cells of a table."""
+    from rich.markup import escape
+
     file = finding.file.relative_to(directory) if finding.file.is_relative_to(directory) else finding.file
     return [escape(str(file)), "" if finding.position is None else f"{finding.position:,}"]
 

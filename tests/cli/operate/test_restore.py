@@ -29,9 +29,7 @@ def test_restores_sums_up_and_does_it_once(tmp_path: Path) -> None:
         again = qmq("restore", "--from", f"file://{archive}", "--yes", server=broker.url)
         assert again.exit_code == 0
         assert f"{len(wanted):,} messages restored" in again.output
-        with qmq_process(
-            "consume", "", "--group", "g", "--count", "1", "--format", "json", "--server", broker.url
-        ) as shown:
+        with qmq_process("consume", "", "--group", "g", "--count", "1", "--json", "--server", broker.url) as shown:
             assert json.loads(shown.communicate(timeout=60)[0])["replayed"]
         assert broker.stop() == 0
     check_restored(wanted, tmp_path / "target")
