@@ -19,6 +19,9 @@ from tests.spark.session import running
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+#: For tests of the fixture that QMQ gives to others.
+pytest_plugins = ["pytester"]
+
 # A loaded machine may be slow without a fault: time per example is no disposition here.
 settings.register_profile("qmq", deadline=None, print_blob=True)
 settings.load_profile("qmq")

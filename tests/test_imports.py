@@ -100,6 +100,18 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "qmq.restore",
     ),
     "qmq_spark": (PUBLIC, "qmq.errors", "qmq.format", "qmq.archive", "qmq.intervals", "qmq_spark"),
+    "qmq.testing": (
+        "qmq.broker.ports.commands",
+        "qmq.daemon.main",
+        "qmq.durations",
+        "qmq.errors",
+        "qmq.format",
+        "qmq.names",
+        "qmq.net.client",
+        "qmq.net.protocol.types",
+        "qmq.settings",
+        "qmq.testing",
+    ),
     "qmq.bench": (PUBLIC, "qmq.bench", "qmq.errors", "qmq.format", "qmq.net"),
     "qmq.cli": (
         PUBLIC,

@@ -407,6 +407,16 @@ class Broker:
         )
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
+    def hear_of_connected(self, now: Now) -> None:
+        """Take all consumers that are connected for alive now, as if their clients' heartbeats had come."""
+        for member in self._delivery.subscriptions.connected():
+            member.seen_us = now.monotonic_us
+
+    def has_settled(self) -> bool:
+        """Return whether all messages that were stored are visible."""
+        partitions = enumerate(self._store.partitions)
+        return all(self._intake.visible(number) == part.message_log.end for number, part in partitions)
+
     def avoid(self, partitions: frozenset[int]) -> None:
         """Give these partitions no more batches until the next call, as long as there are others."""
         self._intake.avoid(partitions)

@@ -22,6 +22,7 @@ from qmq.broker.groups.group import (
     resolve_start,
     takes,
 )
+from qmq.broker.groups.member import Member
 from qmq.broker.groups.settings import ResolvedSettings, check_mode, differing, group_of, settings_of, unknown_group
 from qmq.broker.journal.durable_replies import Durable
 from qmq.broker.ports.commands import Subscribe
@@ -222,6 +223,10 @@ class Subscriptions:
             self.broadcasts[broadcast] -= 1
             if not self.broadcasts[broadcast]:
                 del self.broadcasts[broadcast]
+
+    def connected(self) -> list[Member]:
+        """Return the consumers of groups whose connections are open."""
+        return [one.member for one in self.by_number.values() if one.member is not None]
 
     def known(self, connection: int, number: int) -> Subscription:
         """Return a subscription, also of a deleted group. Raises UnknownSubscription."""

@@ -221,6 +221,15 @@ class Server:
         self._replies.carry_out(self._broker.take_effects())
         return deadline
 
+    def clock_moved(self) -> bool:
+        """Do what is due, as the clock was set; return whether more is due at once."""
+        if self._timer is not None:  # it waits for a time by the clock before
+            self._timer.cancel()
+            self._timer = None
+        self._tick_us = 0
+        self.turn()
+        return self._tick_us <= self._now().monotonic_us
+
     def stop_reading(self) -> None:
         """Accept no more connections and read no more requests; requests that were read are still answered."""
         self._stopping = True
