@@ -5,6 +5,7 @@ The broker cuts pieces (`StoredBatch`); a client reads an answer back into verif
 
 from __future__ import annotations
 
+import gc
 import struct
 from itertools import pairwise, repeat
 from typing import Any, Final, NamedTuple
@@ -19,6 +20,7 @@ from qmq.format.batch import (
     Header,
     Runs,
     clock_us_of,
+    gather_lengths,
     header_crc_of,
     parse_header,
     runs_of,
@@ -376,21 +378,21 @@ def _runs_of_batch(
     if ordinals is None:
         ordinals = np.cumsum(counts)
         ordinals -= counts
-    return list(
-        map(
-            Run,
-            repeat(header),
-            map(names.__getitem__, subjects.tolist()),
-            counts.tolist(),
-            records["lane"].tolist(),
-            records["flags"].tolist(),
-            records["first_sequence"].tolist(),
-            ordinals.tolist(),
-            repeat(data),
-            starts.tolist(),
-            ends.tolist(),
-        )
-    )
+    _, header_sizes = gather_lengths(data, starts, counts)
+    bare = not header_sizes.any()
+    columns = (counts, records["lane"], records["flags"], records["first_sequence"], ordinals)
+    fields = (
+        repeat(header), map(names.__getitem__, subjects.tolist()), *(column.tolist() for column in columns),
+        repeat(data), starts.tolist(), ends.tolist(), repeat(bare),
+    )  # fmt: skip
+    # All runs stay alive, so the collector would find nothing.
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        return list(map(Run, *fields))
+    finally:
+        if collects:
+            gc.enable()
 
 
 def _read_runs_piece(rest: memoryview, runs: list[Run], damaged: list[AnswerDamage]) -> int:

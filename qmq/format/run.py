@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable
 from io import BytesIO
 from itertools import accumulate
-from operator import add
+from operator import add, attrgetter
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -92,7 +93,7 @@ class Run:
     """
 
     __slots__ = (
-        "_bodies", "_decoded", "_headers", "_start", "_stop", "_view", "attempt", "count", "first_sequence",
+        "_bodies", "_decoded", "_headers", "_start", "_stop", "_view", "attempt", "bare", "count", "first_sequence",
         "in_flight", "lane", "lease", "ordinal", "origin", "delivery_sequence", "run_flags", "subject",
     )  # fmt: skip
 
@@ -108,8 +109,10 @@ class Run:
         view: memoryview,
         start: int,
         stop: int,
+        bare: bool = False,
     ) -> None:
-        """Columns and payload are bytes [start, stop) of *view*."""
+        """Columns and payload are bytes [start, stop) of *view*. *bare*: it is known that no message has a header."""
+        self.bare = bare
         self.origin = origin
         self.subject = subject
         self.count = count
@@ -309,6 +312,14 @@ class Run:
         return run
 
 
+_COUNT: Final = attrgetter("count")
+
+
+def messages_in(runs: Iterable[Run]) -> int:
+    """Return how many messages *runs* have."""
+    return sum(map(_COUNT, runs))
+
+
 #: The beginning of a header with only a short key: {"k": [str of up to 31 bytes]}; the key's size is added to the last
 #: byte.
 _KEY_ONLY: Final = b"\x81\xa1k\x91"
@@ -322,6 +333,8 @@ def undecodable(run: Run) -> list[int]:
 
     The fault is the sender's: the broker does not look into headers. Most headers are empty or only a short key.
     """
+    if run.bare:
+        return []
     if run.count == 1:
         size = run.first_header_size()
         return [] if not size or _is_decodable(bytes(run.payload[:size])) else [0]

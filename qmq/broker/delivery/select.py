@@ -179,7 +179,10 @@ class PullSelection:
                 self.full = True
 
     def _whole_batches(self, partition: int, row: int, limit: int) -> Rows:
-        """Return about *limit* rows from *row* on, up to the end of a batch, so that it can be sent as it lies."""
+        """Return about *limit* rows from *row* on, up to the end of a batch, so that it can be sent as it lies.
+
+        Of a batch with more rows than the answer may have messages, return no more than that tells.
+        """
         part = self._store.partitions[partition]
         rows = part.consumer_log.rows(row, limit)
         if not len(rows):
@@ -190,7 +193,8 @@ class PullSelection:
             return rows
         if run + 1 < len(rows):
             return rows[: len(rows) - run - 1]  # leave the last batch for the next chunk
-        return part.consumer_log.rows(row, len(rows) + runs - run - 1)
+        limit = max(len(rows), self._max_count - self.count + 1)
+        return part.consumer_log.rows(row, min(len(rows) + runs - run - 1, limit))
 
     def _take_exact(self, subject_filter: SubjectFilter) -> None:
         number = subject_filter.subject(self._store)

@@ -123,8 +123,11 @@ class SubjectFilter:
                 grown = np.zeros(max(count, 2 * len(self._matches)), np.bool_)
                 grown[: self._matched] = self._matches[: self._matched]
                 self._matches = grown
-            for number in store.subjects.under(self.prefix, self._matched, count):
-                self._matches[number] = not is_private(store.subjects.name(number))
+            numbers = np.array(store.subjects.under(self.prefix, self._matched, count), np.int64)
+            self._matches[numbers] = True
+            if store.subjects.has_private:
+                private = [number for number in numbers.tolist() if is_private(store.subjects.name(number))]
+                self._matches[private] = False
             self._matched = count
         return self._matches
 

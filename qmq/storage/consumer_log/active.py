@@ -50,7 +50,7 @@ class Journal:
 
     __slots__ = (
         "_disk", "_fd", "_mapped", "_resumed", "_view", "_waiting", "base", "buffer", "covered", "crc", "data",
-        "directory", "fill", "first_row", "flushed", "is_rotten", "owner", "recent", "residence", "sealed",
+        "directory", "fill", "first_row", "flushed", "is_rotten", "owner", "path", "recent", "residence", "sealed",
         "shelves", "sync", "sorted_count",
     )  # fmt: skip
 
@@ -62,6 +62,8 @@ class Journal:
         self.directory = directory
         self.owner = owner
         self.base = owner.base
+        #: The path of the file, which may not exist yet.
+        self.path = entries_path(directory, owner.base)
         self.first_row = owner.first_row
         #: Rows before the buffer, rows in the file, and the checksum of those in the file.
         self.sorted_count = self.flushed = self.crc = 0
@@ -87,11 +89,6 @@ class Journal:
         self._view.flags.writeable = False
         self.fill = 0
         self.recent = RecentIndex(self)
-
-    @property
-    def path(self) -> Path:
-        """The path of the file, which may not exist yet."""
-        return entries_path(self.directory, self.base)
 
     @property
     def count(self) -> int:

@@ -65,6 +65,8 @@ def need_rows(residence: Residence, path: Path, rows: Rows, first: int, stop: in
     if mapped is None or stop <= first:
         return
     offset, end = DERIVED_HEADER_SIZE + first * ENTRY_SIZE, DERIVED_HEADER_SIZE + stop * ENTRY_SIZE
+    if residence.holds(mapped, offset, end - offset):
+        return
     start = offset // _AROUND_BYTES * _AROUND_BYTES
     size = min(max(end - start, _AROUND_BYTES), DERIVED_HEADER_SIZE + len(rows) * ENTRY_SIZE - start)
     residence.require(mapped, offset, end - offset, FileRange(path, start, size))

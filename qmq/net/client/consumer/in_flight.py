@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, Protocol
 from qmq.durations import Duration
 from qmq.errors import Fenced, InvalidOption, ProtocolError
 from qmq.format.private import PRIVATE, origin_subject
-from qmq.format.run import Run
+from qmq.format.run import Run, messages_in
 from qmq.intervals import Intervals
 from qmq.net.client.options import delay_us_of
 from qmq.net.protocol.types import ConsumerState, Disposition
@@ -124,15 +124,20 @@ class InFlightWindow:
 
         Raises ProtocolError when they do not fit.
         """
-        if len(ranges) % 3 or sum(ranges[1::3]) != sum(run.count for run in runs):
+        if len(ranges) % 3 or sum(ranges[1::3]) != messages_in(runs):
             raise ProtocolError("the broker's answer has other messages than its ranges number")
         lease = Lease(self, ranges)
-        if len(ranges) == 3 and len(runs) == 1 and ranges[0] >= self.expected:  # the common case
-            if ranges[0] > self.expected:
-                self._done.add(self.expected, ranges[0])
-            self._assign(runs[0], ranges[0], ranges[2], lease)
-            self.expected = ranges[0] + ranges[1]
-            return [runs[0]]
+        if len(ranges) == 3 and ranges[0] >= self.expected:  # the common case
+            sequence, _, attempt = ranges
+            if sequence > self.expected:
+                self._done.add(self.expected, sequence)
+            for one in runs:
+                if one.subject[:1] == PRIVATE:
+                    one.subject = origin_subject(one.subject)
+                one.in_flight, one.delivery_sequence, one.attempt, one.lease = self, sequence, attempt, lease
+                sequence += one.count
+            self.expected = sequence
+            return list(runs)
         numbered = list[Run]()
         left = iter(runs)
         run, at = None, 0

@@ -21,7 +21,7 @@ import numpy as np
 from qmq.durations import Duration
 from qmq.errors import Fenced, QmqError, UsageError
 from qmq.format.layout import HAS_CREATED_AT, HAS_ORIGIN_ID, MESSAGE_ID, RUN_REPLAYED
-from qmq.format.run import Run
+from qmq.format.run import Run, messages_in
 from qmq.net.client.consumer.in_flight import PendingDisposition, check_delay, check_reason, reason_of
 from qmq.net.client.consumer.nacks import FailureLog, delay_of
 from qmq.net.client.options import json_of
@@ -321,7 +321,7 @@ class MessageBatch(Sequence[Message]):
     def __init__(self, runs: Sequence[Run]) -> None:
         self._runs = runs
         self._starts: list[int] = []  # made when a message is first accessed by its index
-        self._total = sum(run.count for run in runs)
+        self._total = messages_in(runs)
 
     def __len__(self) -> int:
         return self._total

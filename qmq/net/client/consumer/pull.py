@@ -22,7 +22,7 @@ from qmq.errors import (
     UnknownSubscription,
 )
 from qmq.format.pieces import AnswerDamage
-from qmq.format.run import Run
+from qmq.format.run import Run, messages_in
 from qmq.net.client.backoff import Backoff, RefusalLog
 from qmq.net.client.broker_link import Link
 from qmq.net.client.connection import Answer, BrokerConnection
@@ -51,7 +51,7 @@ class ReceivedRuns:
 
     def add(self, runs: Sequence[Run]) -> int:
         """Append *runs*; return how many messages they have."""
-        count = sum(run.count for run in runs)
+        count = messages_in(runs)
         self._runs.extend(runs)
         self.count += count
         return count
@@ -62,7 +62,7 @@ class ReceivedRuns:
             self._runs[0] = self._runs[0].slice(self._skip, self._runs[0].count)
             self._skip = 0
         self._runs.extendleft(reversed(runs))
-        self.count += sum(run.count for run in runs)
+        self.count += messages_in(runs)
 
     def take(self, max_count: int) -> list[Run]:
         """Remove and return up to *max_count* messages."""
@@ -455,7 +455,7 @@ class Puller:
             except ProtocolError as error:  # damaged on the way: pull the same again
                 self._doubt(error)
                 return False
-        whole = sum(run.count for run in runs)
+        whole = messages_in(runs)
         if answer.head.tags:
             runs = with_tags(runs, frozenset(answer.head.tags))
         self._doubts = 0
