@@ -39,7 +39,8 @@ class Client(NamedTuple):
     """A client library. ``package`` is its distribution, ``module`` the one of `bench.peers.clients` that drives it.
 
     ``paced`` are the ways to send on a schedule; the way to consume meanwhile is "paced" too. It is empty if the client
-    cannot do that or nobody would.
+    cannot do that or nobody would. ``keyed`` are ways to send with keys. ``limited`` are ways to consume "at most" so
+    many messages at once, ``spread`` those for one consumer of very many topics.
     """
 
     package: str
@@ -47,6 +48,13 @@ class Client(NamedTuple):
     sends: Mapping[str, Way]
     consumes: Mapping[str, Way]
     paced: Mapping[str, Way] = {}
+    keyed: Mapping[str, Way] = {}
+    limited: Mapping[str, Way] = {}
+    spread: Mapping[str, Way] = {}
+
+    def ways_by_work(self) -> list[tuple[str, Mapping[str, Way]]]:
+        """Return the works that have ways of their own, with these."""
+        return [*_ways_by_work(self), ("keys", self.keyed), ("limits", self.limited), ("subjects", self.spread)]
 
 
 class Tool(NamedTuple):
@@ -63,6 +71,16 @@ class Tool(NamedTuple):
     paced: Mapping[str, Way] = {}
     #: Whether its messages are only counted, since it makes its own bodies and comparing them would take too long.
     only_counts: bool = False
+
+    def ways_by_work(self) -> list[tuple[str, Mapping[str, Way]]]:
+        """Return the works that have ways of their own, with these."""
+        return _ways_by_work(self)
+
+
+def _ways_by_work(client: Client | Tool) -> list[tuple[str, Mapping[str, Way]]]:
+    return [
+        ("send", client.sends), ("consume", client.consumes), ("failing", client.consumes), ("latency", client.paced)
+    ]  # fmt: skip
 
 
 class Installed(NamedTuple):

@@ -175,12 +175,7 @@ def ways_of(peers: Sequence[Peer]) -> dict[str, str]:
         f"{peer.name}/{client.package}/{work}/{name}": way.says
         for peer in peers
         for client in peer.drivers
-        for work, ways in (
-            ("send", client.sends),
-            ("consume", client.consumes),
-            ("failing", client.consumes),
-            ("latency", client.paced),
-        )
+        for work, ways in client.ways_by_work()
         for name, way in ways.items()
     }
 

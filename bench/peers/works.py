@@ -12,13 +12,19 @@ from qmq.errors import InvalidOption
 
 
 class Work(NamedTuple):
-    """A work of a peer while it runs. ``both``: under both promises, else under the first that it keeps."""
+    """A work of a peer while it runs. ``both``: under both promises, else under the first that it keeps.
+
+    ``needs`` names the ways that a client must have for it.
+    """
 
     do: Callable[[Running], Iterator[Row]]
     both: bool
+    needs: str = ""
 
     def promises(self, peer: Peer) -> list[Promise]:
-        """Return the promises under which a peer does the work."""
+        """Return the promises under which a peer does the work; none if its clients have no way to do it."""
+        if self.needs and not any(getattr(client, self.needs) for client in peer.clients):
+            return []
         kept = [promise for promise in Promise if promise in peer.promises]
         return kept if self.both else kept[:1]
 
@@ -26,6 +32,8 @@ class Work(NamedTuple):
 #: ``send`` and ``consume`` are one run, since what was sent is checked by consuming it.
 WORKS: Final[dict[str, Work]] = {
     "move": Work(moving.move, both=True),
+    "keys": Work(moving.keys, both=False, needs="keyed"),
+    "limits": Work(moving.limits, both=False, needs="limited"),
     "latency": Work(timing.latency, both=True),
     "backlog": Work(waiting.backlog, both=False),
     "subjects": Work(crowds.subjects, both=False),

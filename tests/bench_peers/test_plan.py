@@ -46,6 +46,13 @@ def test_what_a_peer_lacks_is_not_tried(missing: Peer, monkeypatch: pytest.Monke
     assert [(step.peer.name, step.work) for step in done] == [("qmq", "failing"), ("qmq", "idle"), ("missing", "idle")]
 
 
+def test_a_work_for_which_no_client_has_a_way_is_not_tried(missing: Peer) -> None:
+    peers = [*registry.chosen(["kafka", "redis", "nats"]), missing]
+    done = list(steps(peers, ["keys", "limits"], 1))
+    assert {step.peer.name for step in done} == {"qmq", "kafka", "redis"}
+    assert all(step.promise is Promise.PAGE_CACHE for step in done)
+
+
 @pytest.mark.parametrize("peer", registry.PEERS.values(), ids=list(registry.PEERS))
 def test_a_peer_does_every_work_or_says_why_not(peer: Peer) -> None:
     assert set(peer.lacks) <= set(works.WORKS)
@@ -85,7 +92,8 @@ def test_every_way_is_held_against_one_of_qmq(peer: Peer) -> None:
     (ours,) = registry.PEERS["qmq"].clients
     for client in peer.clients:
         for ways, own in (
-            (client.sends, ours.sends), (client.consumes, ours.consumes), (client.paced, ours.paced)
+            (client.sends, ours.sends), (client.consumes, ours.consumes), (client.paced, ours.paced),
+            (client.keyed, ours.keyed), (client.limited, ours.limited), (client.spread, ours.spread),
         ):  # fmt: skip
             assert {way.like or name for name, way in ways.items()} <= set(own)
         assert bool(client.paced) == ("paced" in client.consumes)

@@ -77,6 +77,18 @@ async def test_messages_are_spread_over_topics_and_found_there(common: dict[str,
         await more_jobs.check_spread(no_gate, way="each", seed=2, places=[5], **options)
 
 
+@pytest.mark.parametrize("way", CLIENT.spread)
+async def test_one_consumer_takes_what_was_spread_over_topics(common: dict[str, Any], way: str) -> None:
+    options = {**common, "prefix": f"x.{secrets.token_hex(4)}", "count": 10, "size": 50}
+    await more_jobs.spread(no_gate, way="paced", seed=1, timeout_s=60.0, messages=11_000, **options)
+    came = await more_jobs.consume_spread(no_gate, way=way, messages=11_000, **options)
+    assert came["checked"]
+    assert came["messages"] == 11_010
+    other = next(name for name in CLIENT.spread if name != way)
+    with pytest.raises(BenchFailed, match="times more than it was sent"):
+        await more_jobs.consume_spread(no_gate, way=other, messages=11_000, **{**options, "size": 51})
+
+
 async def test_members_tell_when_each_message_came(common: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     options = {**common, "way": "paced", "topic": f"x.{secrets.token_hex(4)}"}
     sent = await jobs.paced(no_gate, size=50, rate=1_000, seconds=0.1, **options)

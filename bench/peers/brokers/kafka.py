@@ -66,6 +66,15 @@ class Kafka(Peer):
                 "linger 5": Way("produce, linger.ms=5", 0, "paced"),
                 "linger 0": Way("produce, linger.ms=0", 0, "paced"),
             },
+            keyed={"key": Way("produce with key, linger.ms=50, poll every 500", 400_000)},
+            limited={
+                f"at most {limit}": Way(f"consumer group, consume({limit}) and commit, bodies not touched", rate)
+                for limit, rate in (("5,000", 1_000_000), ("1,000", 900_000), ("100", 300_000))
+            },
+            spread={
+                f"at most {limit}": Way(f"consumer group of a pattern, consume({limit}), bodies touched, commit", 0)
+                for limit in ("5,000", "500")
+            },
         ),
         Client(
             "aiokafka",
@@ -79,6 +88,7 @@ class Kafka(Peer):
                 "bulk": Way("getmany of 10,000 and commit", 600_000),
                 "each": Way("async for, commit every 10,000", 100_000, "iterated"),
             },
+            keyed={"key and property": Way("await send_and_wait with key and header, 1,000 tasks", 20_000)},
         ),
     )
 

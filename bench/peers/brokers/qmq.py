@@ -42,6 +42,18 @@ class Qmq(Peer):
                 "failing": Way("pull of 10,000, one of ten nacked (durably) the first time", 0),
             },
             paced={"paced": Way("send_nowait", 0), "awaited": Way("await send, a task each", 0)},
+            keyed={
+                "key": Way("send_nowait with key, drain every 500", 300_000),
+                "key and property": Way("await send with key and property, 1,000 tasks", 60_000),
+            },
+            limited={
+                f"at most {limit}": Way(f"pull_batch of {limit}, batch.ack(), bodies not touched", rate)
+                for limit, rate in (("5,000", 2_000_000), ("1,000", 1_000_000), ("100", 100_000))
+            },
+            spread={
+                f"at most {limit}": Way(f"pull_batch of {limit} by prefix, batch.bodies, batch.ack()", 0)
+                for limit in ("5,000", "500")
+            },
         ),
     )
 

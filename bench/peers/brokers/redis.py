@@ -38,6 +38,18 @@ class Redis(Peer):
                 "paced": Way("XREADGROUP BLOCK, one XACK for all that came", 0),
             },
             paced={"paced": Way("what is due in one pipeline of XADD", 0)},
+            keyed={
+                "key": Way("pipelines of 500 XADD with a field for the key", 120_000),
+                "key and property": Way("redis.asyncio, await xadd with two more fields, 1,000 tasks", 10_000),
+            },
+            limited={
+                f"at most {limit}": Way(f"XREADGROUP COUNT {limit}, one XACK for all", rate)
+                for limit, rate in (("5,000", 220_000), ("1,000", 220_000), ("100", 100_000))
+            },
+            spread={
+                f"at most {limit}": Way(f"XREADGROUP over {limit} streams at a time, an XACK each, in a pipeline", 0)
+                for limit in ("5,000", "500")
+            },
         ),
     )
 

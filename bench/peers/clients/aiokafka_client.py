@@ -10,7 +10,7 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
 from bench.peers.peer import Target
-from bench.peers.workers.driving import AwaitedSender, Receiver, Sender
+from bench.peers.workers.driving import AwaitedSender, Receiver, Sender, portions
 
 _TAKE: Final = 10_000
 _BATCHES_IN_FLIGHT: Final = 16
@@ -88,6 +88,17 @@ class _Awaited(AwaitedSender):
         await self._producer.stop()
 
 
+class _Tasks(_Awaited):
+    """Awaits each message with key and header in a task of its own."""
+
+    async def one(self, topic: str, body: bytes) -> None:
+        await self._producer.send_and_wait(topic, body, key=b"order-1", partition=0, headers=[("price", b"125")])
+
+    async def run(self, topic: str, bodies: list[bytes], messages: int) -> None:
+        for part in portions(bodies, messages, self.in_flight):
+            await asyncio.gather(*[asyncio.ensure_future(self.one(topic, body)) for body in part])
+
+
 async def _producer(target: Target, topics: Sequence[str]) -> Any:
     producer = AIOKafkaProducer(
         bootstrap_servers=target.address,
@@ -104,7 +115,13 @@ async def _producer(target: Target, topics: Sequence[str]) -> Any:
 
 def sender(target: Target, way: str) -> Sender:
     """Return a sender for that way."""
-    return {"bulk": _Batches, "queued": _Producing, "awaited": _Awaited}[way](target)
+    kinds: dict[str, type[Sender]] = {
+        "bulk": _Batches,
+        "queued": _Producing,
+        "awaited": _Awaited,
+        "key and property": _Tasks,
+    }
+    return kinds[way](target)
 
 
 class _GetMany(Receiver):

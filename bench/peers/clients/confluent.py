@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import re
+import secrets
 import time
 from collections.abc import Sequence
 from typing import Any, Final
@@ -11,13 +13,14 @@ from confluent_kafka import AcknowledgeType, Consumer, KafkaException, Producer,
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic, ResourceType
 
 from bench.peers.peer import Target
-from bench.peers.workers.driving import FAILS_ONE_OF, Receiver, Sender
+from bench.peers.workers.driving import FAILS_ONE_OF, Receiver, Sender, limit_of
 from qmq.bench.values import BenchFailed
 
 _JOINING_S: Final = 30.0
 _CONSUME: Final = 10_000
 _COMMIT_EVERY_S: Final = 0.1
 _QUEUE: Final = 1_000_000
+_KEYS: Final = [b"order-%d" % number for number in range(1_000)]
 
 
 async def make_topics(target: Target, topics: Sequence[str]) -> None:
@@ -79,6 +82,16 @@ class _Produce(_Producing):
             produce(topic, body)
 
 
+class _ProduceWithKey(_Produce):
+    at_once = 500
+
+    async def put(self, topic: str, bodies: list[bytes]) -> None:
+        produce = self._producer.produce
+        self._room(len(bodies))
+        for body, key in zip(bodies, _KEYS, strict=False):
+            produce(topic, body, key)
+
+
 class _Paced(_Producing):
     def __init__(self, target: Target, linger_ms: float) -> None:
         super().__init__(target)
@@ -101,13 +114,15 @@ def sender(target: Target, way: str) -> Sender:
     """Return a sender for that way."""
     if way.startswith("linger"):
         return _Paced(target, float(way.split()[1]))
-    return {"bulk": _Producing, "queued": _Produce}[way](target)
+    kinds: dict[str, type[Sender]] = {"bulk": _Producing, "queued": _Produce, "key": _ProduceWithKey}
+    return kinds[way](target)
 
 
 class _Group(Receiver):
     """Consumes in a consumer group; assigned messages wait until the first ``take``."""
 
     blocks = True
+    limit = _CONSUME
 
     async def open(self) -> None:
         self._consumer = Consumer(
@@ -138,10 +153,10 @@ class _Group(Receiver):
         if self._held:
             self._consumer.resume(self._held)
             self._held = []
-        messages = self._consumer.consume(_CONSUME, 0.05)
+        messages = self._consumer.consume(self.limit, 0.05)
         deadline = time.monotonic() + self.silence_s
         while not messages and time.monotonic() < deadline:
-            messages = self._consumer.consume(_CONSUME, 0.05)
+            messages = self._consumer.consume(self.limit, 0.05)
         if messages:
             self._next = messages[-1].offset() + 1
             self._consumer.commit(asynchronous=True)
@@ -167,6 +182,16 @@ class _Group(Receiver):
 class _GroupBulk(_Group):
     async def take(self) -> int:
         return len(self._consume())
+
+
+class _Spread(_Group):
+    """Consumes all topics with a prefix in a consumer group."""
+
+    async def flush(self) -> None:
+        self._consumer.commit(asynchronous=False)
+
+    async def left(self) -> int:
+        return 0
 
 
 class _Arriving(_Group):
@@ -288,6 +313,10 @@ class _ShareFailing(_ShareEach):
 
 def receiver(target: Target, way: str, topic: str, group: str) -> Receiver:
     """Return a receiver for that way."""
+    if way.startswith("at most"):
+        limited = _GroupBulk(target, topic, group)
+        limited.limit = limit_of(way)
+        return limited
     kinds: dict[str, type[Receiver]] = {
         "bulk": _GroupBulk,
         "each": _Group,
@@ -297,3 +326,10 @@ def receiver(target: Target, way: str, topic: str, group: str) -> Receiver:
         "paced": _Arriving,
     }
     return kinds[way](target, topic, group)
+
+
+def spread_receiver(target: Target, way: str, prefix: str, topics: Sequence[str]) -> Receiver:
+    """Return a receiver of all topics with that prefix."""
+    spread = _Spread(target, f"^{re.escape(prefix)}[.].*", secrets.token_hex(4))
+    spread.limit = limit_of(way)
+    return spread

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Final, Literal, cast
 
 from bench.peers.peer import Promise, Target
-from bench.peers.workers.driving import FAILS_ONE_OF, AwaitedSender, Receiver, Sender
+from bench.peers.workers.driving import FAILS_ONE_OF, AwaitedSender, Receiver, Sender, limit_of, portions
 from qmq import Client, connect
 from qmq.net.client.consumer.consumer import Consumer
 
@@ -18,6 +18,9 @@ _WINDOW_BYTES: Final = 1 << 30
 _PULL: Final = 10_000
 _PULL_BATCH: Final = 50_000
 _HANDED_ON: Final = 1_000
+_DEFAULT_WINDOW: Final = 10_000
+_KEYS: Final = [f"order-{number}" for number in range(1_000)]
+_PROPERTIES: Final = {"price": "125"}
 
 
 async def make_topics(target: Target, topics: Sequence[str]) -> None:
@@ -40,6 +43,17 @@ class _Awaited(AwaitedSender):
         await self._client.__aexit__(None, None, None)
 
 
+class _Tasks(_Awaited):
+    """Awaits each message with key and property in a task of its own."""
+
+    async def one(self, topic: str, body: bytes) -> None:
+        await self._client.send(topic, body, key=_KEYS[0], properties=_PROPERTIES)
+
+    async def run(self, topic: str, bodies: list[bytes], messages: int) -> None:
+        for part in portions(bodies, messages, self.in_flight):
+            await asyncio.gather(*[asyncio.ensure_future(self.one(topic, body)) for body in part])
+
+
 class _Queued(Sender):
     async def open(self, topics: Sequence[str]) -> None:
         self._client = await _client(self.target).__aenter__()
@@ -54,6 +68,15 @@ class _Queued(Sender):
 
     async def close(self) -> None:
         await self._client.__aexit__(None, None, None)
+
+
+class _QueuedWithKey(_Queued):
+    at_once = 500
+
+    async def put(self, topic: str, bodies: list[bytes]) -> None:
+        for body, key in zip(bodies, _KEYS, strict=False):
+            self._client.send_nowait(topic, body, key=key)
+        await self._client.drain()
 
 
 class _Bulk(_Queued):
@@ -92,7 +115,14 @@ class _Paced(_Queued):
 
 def sender(target: Target, way: str) -> Sender:
     """Return a sender for that way."""
-    kinds: dict[str, type[Sender]] = {"bulk": _Bulk, "queued": _Queued, "awaited": _Awaited, "paced": _Paced}
+    kinds: dict[str, type[Sender]] = {
+        "bulk": _Bulk,
+        "queued": _Queued,
+        "awaited": _Awaited,
+        "paced": _Paced,
+        "key": _QueuedWithKey,
+        "key and property": _Tasks,
+    }
     return kinds[way](target)
 
 
@@ -154,6 +184,30 @@ class _PullBatch(_Group):
         return len(batch)
 
 
+class _Limited(_Group):
+    """Pulls batches with a limit and the default window; bodies are not touched."""
+
+    limit = 0
+
+    async def open(self) -> None:
+        await super().open()
+        await self._client.admin.set_group(self.group, max_unacked=_DEFAULT_WINDOW)
+
+    async def take(self) -> Sequence[bytes] | int:
+        batch = await self._consumer.pull_batch(self.limit, timeout=self.silence_s)
+        batch.ack()
+        return len(batch)
+
+
+class _Spread(_Limited):
+    """Pulls batches of all topics with a prefix, and touches bodies."""
+
+    async def take(self) -> Sequence[bytes]:
+        batch = await self._consumer.pull_batch(self.limit, timeout=self.silence_s)
+        batch.ack()
+        return batch.bodies
+
+
 class _Iterated(_Group):
     """Consumes by `async for`, and returns several messages at a time."""
 
@@ -173,6 +227,10 @@ class _Iterated(_Group):
 
 def receiver(target: Target, way: str, topic: str, group: str) -> Receiver:
     """Return a receiver for that way."""
+    if way.startswith("at most"):
+        limited = _Limited(target, topic, group)
+        limited.limit = limit_of(way)
+        return limited
     kinds: dict[str, type[Receiver]] = {
         "bulk": _PullBatch,
         "each": _Pull,
@@ -181,3 +239,10 @@ def receiver(target: Target, way: str, topic: str, group: str) -> Receiver:
         "paced": _Pull,
     }
     return kinds[way](target, topic, group)
+
+
+def spread_receiver(target: Target, way: str, prefix: str, topics: Sequence[str]) -> Receiver:
+    """Return a receiver of all topics with that prefix."""
+    spread = _Spread(target, prefix + ".", f"{prefix}-{limit_of(way)}")
+    spread.limit = limit_of(way)
+    return spread

@@ -34,7 +34,9 @@ _FLOWS_AFTER_S: Final = 6.0
 
 
 def subjects(running: Running) -> Iterator[Row]:
-    """Send each message to a random one of very many topics. Raises BenchFailed if these cannot be created in time."""
+    """Send each message to a random one of very many topics, and consume all of these with one consumer, where a client
+    can. Raises BenchFailed if they cannot be created in time.
+    """
     client = running.peer.clients[0]
     way = next(iter(client.paced))
     running.warm(client)
@@ -42,19 +44,23 @@ def subjects(running: Running) -> Iterator[Row]:
         prefix = running.topic("many")
         made_s = _made(running, client, prefix, count)
         rate = min(next(iter(client.sends.values())).rate, _SPREAD_RATE)
-        options = {
+        spread = {
             "prefix": prefix,
             "count": count,
             "size": _SIZE,
             "messages": running.amount.messages(rate, _SIZE),
-            "seed": _SEED,
         }
+        options = {**spread, "seed": _SEED}
         give_up_after = {"way": way, "timeout_s": running.amount.timeout_s}
         (sent,) = running.run(("spread", client, {**options, **give_up_after}))
         places = [number * count // min(count, _CHECKED) for number in range(min(count, _CHECKED))]
         running.run(("check_spread", client, {**options, "way": "each", "places": places}))
         name = f"{count:,} subjects"
         yield running.row("subjects", client, way, name, sent["messages"] / sent["seconds"], RATE)
+        for limited in client.spread:
+            (came,) = running.run(("consume_spread", client, {**spread, "way": limited}))
+            rate_out = came["messages"] / came["seconds"]
+            yield running.row("subjects", client, limited, f"{name}, consumed", rate_out, RATE)
         yield running.row("subjects", client, way, f"{name}, made in", made_s + sent["made_s"], "s")
         yield running.row("subjects", client, way, f"{name}, memory", running.server.memory().own, "bytes")
 

@@ -42,6 +42,33 @@ def move(running: Running) -> Iterator[Row]:
             yield Row("consume", loopback.NAME, loopback.CLIENT, loopback.WAY, promise, SIZES[size], copied, RATE)
 
 
+def keys(running: Running) -> Iterator[Row]:
+    """Measure every way to send with keys; every message is consumed and compared."""
+    size = min(running.amount.sizes)
+    for client in running.peer.clients:
+        for way, says in client.keyed.items():
+            topic, messages = running.topic("keys"), running.amount.messages(says.rate, size)
+            running.make(client, topic)
+            sent = running.send(client, way, topic, size, messages)
+            running.consume(client, "each", topic, size, messages)
+            yield running.row("keys", client, way, SIZES[size], sent, RATE)
+
+
+def limits(running: Running) -> Iterator[Row]:
+    """Measure every way to consume a few messages at a time, with the smaller bodies."""
+    for client in running.peer.clients:
+        if not client.limited:
+            continue
+        running.warm(client)
+        for size in sorted(running.amount.sizes)[:2]:
+            for way, says in client.limited.items():
+                topic, messages = running.topic("limits"), running.amount.messages(says.rate, size)
+                running.make(client, topic)
+                running.send(client, next(iter(client.sends)), topic, size, messages)
+                came = running.consume(client, way, topic, size, messages)
+                yield running.row("limits", client, way, SIZES[size], came, RATE)
+
+
 def _by_tool(running: Running, tool: Tool) -> Iterator[Row]:
     """Measure a broker's own load tool; the usual client consumes what it sends, and the other way round."""
     client, module = running.peer.clients[0], tools.module(tool.module)

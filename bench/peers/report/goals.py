@@ -118,7 +118,7 @@ def _of_few(found: Found) -> float | None:
     rates = {
         int(one["what"].removesuffix(" subjects").replace(",", "")): one["median"]
         for one in found["numbers"]
-        if (one["work"], one["peer"], one["unit"]) == ("subjects", OURS, "msg/s")
+        if (one["work"], one["peer"], one["unit"]) == ("subjects", OURS, "msg/s") and one["what"].endswith(" subjects")
     }
     most = max(rates, default=0)
     few = most // 100

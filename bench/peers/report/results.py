@@ -67,7 +67,7 @@ def rows_of(saved: Iterable[Mapping[str, Any]]) -> list[tuple[int, Row]]:
 
 
 def _likenesses(client: Client | Tool) -> Iterable[tuple[str, str]]:
-    for ways in (client.sends, client.consumes, client.paced):
+    for _, ways in client.ways_by_work():
         for name, way in ways.items():
             yield name, way.like or name
 

@@ -20,6 +20,8 @@ _KEPT_UP = 0.99
 _TITLES = {
     "send": "Send, acknowledged",
     "consume": "Consume and acknowledge",
+    "keys": "Send with keys, acknowledged",
+    "limits": "Consume a few at a time and acknowledge",
     "latency": "Latency at a fixed rate (p50 / p99 / p99.9)",
     "backlog": "Beside a backlog",
     "subjects": "Many subjects, topics, streams or queues",

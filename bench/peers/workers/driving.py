@@ -175,6 +175,11 @@ class Tags:
         return new
 
 
+def limit_of(way: str) -> int:
+    """Return the most messages at once of a way to consume, such as "at most 5,000"."""
+    return int(way.removeprefix("at most ").replace(",", ""))
+
+
 class Driver(Protocol):
     """The interface of a module of `bench.peers.clients`."""
 
@@ -187,6 +192,9 @@ class Driver(Protocol):
     def receiver(self, target: Target, way: str, topic: str, group: str) -> Receiver:
         """Return a receiver for that way, from the topic's first message on."""
 
+    def spread_receiver(self, target: Target, way: str, prefix: str, topics: Sequence[str]) -> Receiver:
+        """Return a receiver of all *topics*, whose names begin with *prefix*, if its `peer.Client` has ``spread``."""
+
 
 def driver(module: str) -> Driver:
     """Return the module of that name."""
@@ -195,10 +203,11 @@ def driver(module: str) -> Driver:
 
 
 def portions(bodies: list[bytes], messages: int, at_once: int) -> Iterator[list[bytes]]:
-    """Yield *bodies* over and over in lists of *at_once*, *messages* in all; each list starts with the first body."""
-    portion = (bodies * (at_once // len(bodies) + 1))[:at_once]
+    """Yield *bodies* over and over in lists of *at_once*, *messages* in all."""
+    twice = bodies * (at_once // len(bodies) + 2)
     for start in range(0, messages, at_once):
-        yield portion if messages - start >= at_once else portion[: messages - start]
+        first = start % len(bodies)
+        yield twice[first : first + min(at_once, messages - start)]
 
 
 def _ignore(_: int) -> None:

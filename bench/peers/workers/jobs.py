@@ -62,6 +62,14 @@ async def consume(
     """
     tally = Tally(size, messages, there, text)
     receiver = driver(module).receiver(target_of(target), way, topic, group)
+    found = await take_all(gate, receiver, tally, messages, there is None)
+    if way == "failing" and not receiver.refused:
+        raise BenchFailed("no message failed: send more")
+    return found
+
+
+async def take_all(gate: Gate, receiver: Receiver, tally: Tally, messages: int, is_all: bool) -> dict[str, Any]:
+    """Take and acknowledge *messages*, with *is_all* all that there are; the result is as that of `consume`."""
     await receiver.open()
     async with closing(receiver):
         gate()
@@ -80,9 +88,7 @@ async def consume(
             came += count
         await receiver.flush()
         seconds = time.perf_counter() - started
-        await _check_end(receiver, tally, touched, came, there is None)
-    if way == "failing" and not receiver.refused:
-        raise BenchFailed("no message failed: send more")
+        await _check_end(receiver, tally, touched, came, is_all)
     if came == early:
         raise BenchFailed("all messages came at once: nothing was timed; send more")
     return {"messages": came - early, "seconds": seconds, "checked": touched}

@@ -13,8 +13,8 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final
 
 from bench.peers.workers.driving import Receiver, closing, driver
-from bench.peers.workers.jobs import target_of
-from bench.peers.workers.tally import BODIES, bodies
+from bench.peers.workers.jobs import take_all, target_of
+from bench.peers.workers.tally import BODIES, Tally, bodies
 from qmq.bench.values import BenchFailed
 from qmq.bench.worker import Gate
 
@@ -139,6 +139,15 @@ async def check_spread(
     return {"messages": came}
 
 
+async def consume_spread(
+    gate: Gate, *, module: str, way: str, target: dict[str, Any], prefix: str, count: int, size: int, messages: int
+) -> dict[str, Any]:
+    """Take and acknowledge with one consumer all that `spread` sent, and compare it."""
+    total = count + messages
+    receiver = driver(module).spread_receiver(target_of(target), way, prefix, topics_of(prefix, count))
+    return await take_all(gate, receiver, Tally(size, total), total, True)
+
+
 async def member(
     gate: Gate, *, module: str, way: str, target: dict[str, Any], topic: str, group: str, seconds: float
 ) -> dict[str, Any]:
@@ -213,6 +222,7 @@ JOBS: Final[dict[str, Callable[..., Coroutine[Any, Any, dict[str, Any]]]]] = {
     "make_many": make_many,
     "spread": spread,
     "check_spread": check_spread,
+    "consume_spread": consume_spread,
     "member": member,
     "take_one": take_one,
     "idle": idle,

@@ -28,8 +28,12 @@ def common(server: Server) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("send", "consume"), [("bulk", "bulk"), ("queued", "each"), ("awaited", "iterated"), ("bulk", "failing")]
-)
+    ("send", "consume"),
+    [
+        ("bulk", "bulk"), ("queued", "each"), ("awaited", "iterated"), ("bulk", "failing"),
+        ("key", "each"), ("key and property", "at most 1,000"),
+    ],
+)  # fmt: skip
 async def test_what_is_sent_is_consumed(common: dict[str, Any], send: str, consume: str) -> None:
     sent = await jobs.send(no_gate, way=send, messages=3_000, **common)
     came = await jobs.consume(no_gate, way=consume, group=secrets.token_hex(4), messages=3_000, **common)
@@ -37,7 +41,7 @@ async def test_what_is_sent_is_consumed(common: dict[str, Any], send: str, consu
     assert sent["seconds"] > 0
     assert came["seconds"] > 0
     # What a batch holds is only counted; the bench reads it again.
-    assert came["checked"] == (consume != "bulk")
+    assert came["checked"] == (consume not in ("bulk", "at most 1,000"))
 
 
 @pytest.mark.parametrize(("sent", "size"), [(2_000, 100), (1_000, 101)])
@@ -77,6 +81,7 @@ async def test_a_sender_that_is_far_behind_gives_up(common: dict[str, Any], monk
 def test_portions_go_round() -> None:
     parts = list(portions([b"a", b"b"], 7, 4))
     assert parts == [[b"a", b"b", b"a", b"b"], [b"a", b"b", b"a"]]
+    assert list(portions([b"a", b"b", b"c"], 5, 2)) == [[b"a", b"b"], [b"c", b"a"], [b"b"]]
 
 
 async def test_a_consumer_that_is_to_fail_and_did_not_is_an_error(
