@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import qmq
+from qmq import testing
 from tests.broker_process import broker_process
 from tests.pages import Block, blocks, reader
 
@@ -21,12 +22,15 @@ SECTIONS = {
 CODE = "\n".join(block.text for block in blocks(PAGE))
 
 
+NAMES = [*qmq.__all__, *(f"testing.{name}" for name in testing.__all__)]
+
+
 def test_every_public_name_has_one_section() -> None:
-    assert sorted(SECTIONS) == sorted(qmq.__all__)
+    assert sorted(SECTIONS) == sorted(NAMES)
     assert len(re.findall("^### ", PAGE, re.MULTILINE)) == len(SECTIONS)
 
 
-@pytest.mark.parametrize("name", qmq.__all__)
+@pytest.mark.parametrize("name", NAMES)
 def test_every_public_name_has_its_description_and_an_example(name: str) -> None:
     section = SECTIONS[name]
     assert f"\n::: qmq.{name}\n" in section or name in ("Durability", "Duration")  # types with words of their own
