@@ -43,6 +43,19 @@ def test_every_command_is_there_and_says_in_the_list_what_its_own_help_says(name
     assert command.get_short_help_str(limit=200) == COMMANDS[name].help
 
 
+def test_commands_load_what_draws_and_what_connects_only_when_they_use_it() -> None:
+    """A completion loads the module of its command, and must be quick."""
+    names = ["manage.groups", "manage.subjects", "manage.consumers", "manage.dead_letters", "manage.ping",
+             "manage.info", "manage.doctor", "messages.peek"]  # fmt: skip
+    code = (
+        f"import sys, importlib\nfor name in {names}: importlib.import_module('qmq.cli.' + name)\nprint(*sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.split())
+    assert "qmq.cli.manage.groups" in loaded
+    assert loaded & {"asyncio", "numpy", "pydantic", "rich", "uvloop"} == set()
+
+
 def leaves(name: str, command: click.Command) -> Iterator[tuple[str, click.Command]]:
     yield name, command
     if isinstance(command, click.Group):

@@ -19,14 +19,17 @@ def can_ask() -> bool:
     return sys.stdin.isatty() and sys.stderr.isatty()
 
 
-def confirm(yes: bool, what: str, question: Callable[[], str]) -> None:
+def confirm(yes: bool, what: str, question: Callable[[], str], *, only_on_terminal: bool = False) -> None:
     """Return if the user agrees, by --yes or by answering the *question*; else end the command.
 
-    *what* says what the command would do, as in "this deletes dead letters". Raises InvalidOption without a terminal.
+    *what* says what the command would do, as in "this deletes dead letters". Without a terminal it raises
+    InvalidOption, or returns if it is to ask *only_on_terminal*.
     """
     if yes:
         return
     if not can_ask():
+        if only_on_terminal:
+            return
         raise InvalidOption(f"{what}, and there is no terminal to ask on: add --yes to do it")
     asked = question()
     try:

@@ -56,7 +56,7 @@ def are_several(rows: Sequence[FromBroker]) -> bool:
 
 def in_cell(row: FromBroker, shown: bool) -> str:
     """Return the line that names the broker in a cell of a table."""
-    return f"\n  at {row.broker}" if shown else ""
+    return f"\n  {row.broker}" if shown else ""
 
 
 def is_for_people(as_json: bool) -> bool:

@@ -10,7 +10,7 @@ import click
 from qmq import connect
 from qmq.cli.common.command_group import CommandGroup
 from qmq.cli.common.completion import complete_groups
-from qmq.cli.common.confirm import can_ask, confirm, yes_option
+from qmq.cli.common.confirm import confirm, yes_option
 from qmq.cli.common.connect import admin_options, run
 from qmq.cli.common.formatting import age_of, iso, number, visible
 from qmq.cli.common.listing import (
@@ -236,8 +236,9 @@ def _changed(
     if every:
         does = f"this {action}s all dead letters of {group}"
         confirm(yes, does, lambda: f"{action} {number(run(count()), 'dead letter')} of {group}?")
-    elif can_ask():  # without a terminal, named ids are enough
-        confirm(yes, "", lambda: f"{action} {number(len(ids), 'dead letter')} of {group}?")
+    else:  # without a terminal, named ids are enough
+        does = f"this {action}s {number(len(ids), 'dead letter')} of {group}"
+        confirm(yes, does, lambda: f"{action} {number(len(ids), 'dead letter')} of {group}?", only_on_terminal=True)
     return run(change())
 
 
@@ -282,7 +283,8 @@ def _table(found: Sequence[DeadLetter], width: int) -> Table:
     table.add_column("reason", overflow="fold")
     for letter in found:
         name, subject = f"[bold]{letter.id or '(unreadable)'}[/]", letter.subject or ""
-        first = [name, subject] if is_wide else [f"{name}\n  {subject}{in_cell(letter, several)}"]
+        below = f"\n  {subject}" if subject else ""
+        first = [name, subject] if is_wide else [f"{name}{below}{in_cell(letter, several)}"]
         counts: list[Any] = [age_of(letter.died_at), str(letter.attempts), str(letter.session_expiries)]
         broker = [letter.broker] if is_wide and several else []
         table.add_row(*first, *counts, *broker, escape(visible(letter.reason)))

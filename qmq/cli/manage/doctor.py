@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from importlib import metadata
@@ -14,7 +15,7 @@ from qmq import connect
 from qmq.cli.common.connect import admin_options, run
 from qmq.cli.common.errors import EXIT_FAILED
 from qmq.cli.common.formatting import age, age_of, number, visible
-from qmq.cli.common.listing import Fields, output_options, show
+from qmq.cli.common.listing import Fields, is_for_people, output_options, show
 from qmq.errors import QmqError
 from qmq.net.client.address import parse_url
 
@@ -31,6 +32,8 @@ _IDLE: Final = timedelta(minutes=1)
 _SKEW_S: Final = 5.0
 #: An event loop that was blocked for longer, in seconds, delays heartbeats and acks.
 _BLOCKED_S: Final = 1.0
+#: The most of one kind that are shown on a terminal.
+_MOST_SHOWN: Final = 10
 #: The most subjects, and groups with messages in flight, that are looked at.
 _MOST: Final = 1_000
 
@@ -75,14 +78,28 @@ def doctor(as_json: bool, header: bool, server: str, timeout: float) -> None:
             text = f"{error}; see whether `qmq serve` runs there, and its log"
             found.append(Ailment("error", "not_reached", str(address), " ".join(text.split())))
     found.sort(key=lambda one: one.level != "error")
-    caption = f"{number(_errors(found), 'error')}, {number(len(found) - _errors(found), 'warning')}"
+    errors = sum(one.level == "error" for one in found)
+    caption = f"{number(errors, 'error')}, {number(len(found) - errors, 'warning')}"
+    if is_for_people(as_json):
+        found = _shortened(found)
     show(found, FIELDS, _table, as_json=as_json, header=header, none=f"nothing is wrong at {server}", caption=caption)
-    if _errors(found):
+    if errors:
         raise Exit(EXIT_FAILED)
 
 
-def _errors(found: Sequence[Ailment]) -> int:
-    return sum(one.level == "error" for one in found)
+def _shortened(found: Sequence[Ailment]) -> list[Ailment]:
+    """Return what a person reads: some of each kind, and how many more there are."""
+    counts, shown = Counter((one.level, one.code) for one in found), list[Ailment]()
+    seen = Counter[tuple[str, str]]()
+    for one in found:
+        kind = one.level, one.code
+        seen[kind] += 1
+        if seen[kind] <= _MOST_SHOWN:
+            shown.append(one)
+        elif seen[kind] == counts[kind]:
+            more = f"{counts[kind] - _MOST_SHOWN:,} more of this kind ({one.code}); `qmq doctor --json` lists all"
+            shown.append(one._replace(message=more))
+    return shown
 
 
 async def _examine(url: str, timeout: float) -> list[Ailment]:

@@ -28,8 +28,6 @@ from qmq.cli.common.listing import (
 from qmq.durations import duration_text
 from qmq.errors import InvalidOption
 from qmq.names import check_group_or_member
-from qmq.net.client.admin.admin import checked_follows
-from qmq.net.client.group_settings import check_setting, packed_settings
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -153,6 +151,9 @@ def set_group(group: str, settings: tuple[str, ...], as_json: bool, server: str,
       qmq groups set billing max_attempts=5 retry_delays=1s,10s,5m
       qmq groups set billing follows=shop.order.,shop.mail
     """
+    from qmq.net.client.admin.admin import checked_follows
+    from qmq.net.client.group_settings import packed_settings
+
     given = dict(setting_of(text) for text in settings)
     # Raises if a value is wrong, before a connection is made.
     packed_settings({name: value for name, value in given.items() if name != "follows"})
@@ -251,6 +252,8 @@ async def _contents(group: str, server: str, timeout: float) -> str:
 
 def setting_of(text: str) -> tuple[str, Any]:
     """Return the setting that KEY=VALUE says. Raises InvalidOption."""
+    from qmq.net.client.group_settings import check_setting
+
     name, equals, value = text.partition("=")
     if not equals:
         raise InvalidOption(f"{text!r} is not KEY=VALUE")
@@ -314,13 +317,16 @@ def _table(found: Sequence[GroupInfo], width: int) -> Table:
     rare = [name for name in _RARE if any(getattr(info, name) for info in found)]
     modes = is_wide and any(info.mode != "reliable" for info in found)
     names = ("online", "ready", "oldest", "in flight", "in retry", "dead", *rare)
-    names = names if is_wide else tuple(name.replace(" ", "\n") for name in names)
+    taken = 15 * modes + 18 * several
+    is_tight = width - taken - sum(len(name) + 2 for name in names) < 2 * _NAME_WIDTH
+    names = tuple(name.replace(" ", "\n") for name in names) if is_tight or not is_wide else names
     table = table_of("group" if is_wide else "group\n  (mode)\n  follows")
     if not is_wide:
-        table.columns[0].min_width = len("  (at_most_once)")
+        brokers = [info.broker for info in found] if several else []
+        table.columns[0].min_width = max(map(len, ["(at_most_once)", *brokers])) + 2
     if modes:
         table.add_column("mode", no_wrap=True)
-    used = sum(len(name) + 3 for name in names) + 15 * modes + 18 * several
+    used = sum(max(map(len, name.split("\n"))) + 3 for name in names) + taken
     room = max(width - used - _NAME_WIDTH, _NAME_WIDTH)
     if is_wide:
         table.add_column("follows", no_wrap=all(len(_some(info.follows, room)) <= room for info in found))

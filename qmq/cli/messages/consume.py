@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable, Iterable
-from typing import BinaryIO, Final
+from typing import TYPE_CHECKING, BinaryIO, Final
 
 import click
 
@@ -16,10 +16,10 @@ from qmq.cli.common.connect import run, server_option
 from qmq.cli.common.progress import Counting
 from qmq.cli.messages.message_text import json_lines, raw_lines
 from qmq.names import check_consumer, check_group, check_prefix
-from qmq.net.client.client import Client
-from qmq.net.client.consumer.consumer import Consumer
-from qmq.net.client.consumer.message import MessageBatch
-from qmq.net.protocol.types import Mode
+
+if TYPE_CHECKING:
+    from qmq import Client, Consumer, MessageBatch
+    from qmq.net.protocol.types import Mode
 
 #: The most messages of one pull: few on a terminal, where somebody reads them as they arrive.
 _AT_ONCE: Final = 10_000

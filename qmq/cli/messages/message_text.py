@@ -7,14 +7,15 @@ import json
 import sys
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
-from qmq import Message, MessageBatch
 from qmq.cli.common.formatting import age_of, iso, number, visible
 from qmq.cli.common.listing import Fields, RowWriter, is_for_people
-from qmq.net.client.producer.receipts import utc_from_us
+
+if TYPE_CHECKING:
+    from qmq import Message, MessageBatch
 
 _ENCODE: Final = json.JSONEncoder(ensure_ascii=False).encode
 #: The most characters of a body on a terminal.
@@ -120,4 +121,6 @@ def json_line(message: Message) -> bytes:
 @lru_cache(maxsize=64)  # the messages of a batch share their times
 def iso_time(time_us: int) -> str:
     """Format microseconds since 1970 as ISO 8601 in UTC."""
+    from qmq.net.client.producer.receipts import utc_from_us
+
     return iso(utc_from_us(time_us))

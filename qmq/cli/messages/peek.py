@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from operator import attrgetter
+from typing import TYPE_CHECKING
 
 import click
 
-from qmq import Message, connect
+from qmq import connect
 from qmq.cli.common.completion import complete_groups, complete_prefixes
 from qmq.cli.common.connect import admin_options, run
 from qmq.cli.common.formatting import number
@@ -15,6 +16,9 @@ from qmq.cli.messages.message_text import show_messages
 from qmq.cli.messages.stored import stored_messages, waiting_spans
 from qmq.errors import InvalidOption
 from qmq.names import check_group_or_member, check_prefix
+
+if TYPE_CHECKING:
+    from qmq import Message
 
 _DEFAULT = 10
 #: The most subjects whose last messages are read.

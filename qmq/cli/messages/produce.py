@@ -12,11 +12,11 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from datetime import datetime
 from io import UnsupportedOperation
-from typing import BinaryIO, Final, TypedDict
+from typing import TYPE_CHECKING, BinaryIO, Final, TypedDict
 
 import click
 
-from qmq import Receipt, connect
+from qmq import connect
 from qmq.cli.common.arguments import Seconds, text_of
 from qmq.cli.common.completion import complete_subjects
 from qmq.cli.common.connect import run, server_option
@@ -25,10 +25,10 @@ from qmq.cli.common.formatting import number
 from qmq.cli.common.progress import Counting
 from qmq.cli.messages.input_lines import Draft, Lines, draft_of
 from qmq.errors import InvalidOption, MessageTooLarge, QmqError, QueueFull, SendFailed
-from qmq.format.build import make_header
 from qmq.names import check_subject
-from qmq.net.client.client import Client
-from qmq.net.client.options import Durability, deliver_at_of, expire_at_of
+
+if TYPE_CHECKING:
+    from qmq import Client, Durability, Receipt
 
 #: The most messages in flight whose ids are printed.
 _IDS_AT_ONCE: Final = 1_000
@@ -93,6 +93,9 @@ def produce(
       qmq produce shop.mail --delay 30m < mails.txt
       qmq consume shop. --solo --start first --json | qmq produce copy.shop --json
     """
+    from qmq.format.build import make_header
+    from qmq.net.client.options import deliver_at_of, expire_at_of
+
     if subject is not None:
         check_subject(subject)
     elif not as_json:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgpack
 
-from qmq import GroupInfo, Message, SubjectInfo, connect
+from qmq import connect
 from qmq.errors import UnknownGroup
 from qmq.net.client.address import parse_url
 from qmq.net.client.blocking import answering_within
 from qmq.net.protocol.frames import FrameKind, pack_meta
+
+if TYPE_CHECKING:
+    from qmq import GroupInfo, Message, SubjectInfo
 
 #: How long to wait, in seconds, for messages that are stored.
 _TIMEOUT_S: Final = 5.0

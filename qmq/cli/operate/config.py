@@ -44,20 +44,26 @@ def _toml_lines(settings: list[SettingDescription]) -> list[str]:
 
 
 def _print_table(settings: list[SettingDescription]) -> None:
-    from rich.table import Table
+    from rich.console import Console
+    from rich.markup import escape
 
-    from qmq.cli.common.tables import print_table
+    from qmq.cli.common.tables import WIDE, print_table, table_of
 
-    table = Table(
-        caption="Change one with --set key=value, or several with --config FILE.toml.", caption_justify="left"
-    )
-    table.add_column("key", style="bold", no_wrap=True)
-    table.add_column("default", justify="right", no_wrap=True)
-    table.add_column("what it does")
-    table.add_column("allowed", style="dim")
+    console = Console()
+    is_wide = console.width >= WIDE
+    table = table_of("setting" if is_wide else "setting\n  default")
+    table.columns[0].no_wrap = True
+    if is_wide:
+        table.add_column("default", justify="right", no_wrap=True)
+    table.add_column("what it does" if is_wide else "what it does\nallowed", overflow="fold")
+    if is_wide:
+        table.add_column("allowed", overflow="fold")
     for setting in settings:
-        table.add_row(setting.key, _shown_default(setting), setting.description, _shown_range(setting))
-    print_table(table)
+        name, default = f"[bold]{setting.key}[/]", escape(_shown_default(setting))
+        does, allowed = escape(setting.description), f"[dim]{escape(_shown_range(setting))}[/]"
+        table.add_row(*([name, default, does, allowed] if is_wide else [f"{name}\n  {default}", f"{does}\n{allowed}"]))
+    print_table(table, console)
+    click.echo("Change one with --set key=value, or several with --config FILE.toml.")
 
 
 def _shown_default(setting: SettingDescription) -> str:

@@ -139,13 +139,26 @@ def test_a_list_of_ids_that_came_out_empty_is_not_all(
 
 
 @pytest.mark.parametrize("action", ["redrive", "delete"])
-def test_ids_that_were_named_need_no_question(
+def test_ids_that_were_named_need_no_question_in_a_script(
     broker: BrokerProcess, client: qmq.SyncClient, group: str, action: str
 ) -> None:
     letters = list(client.admin.dead_letters(group))
     done = run("dead-letters", action, group, str(letters[0].id), server=broker.url)
     assert (done.exit_code, done.stdout) == (0, "1 redriven\n" if action == "redrive" else "1 deleted\n")
     assert state(client, group) == (0, int(action == "redrive"), 2)
+
+
+@pytest.mark.parametrize("action", ["redrive", "delete"])
+@pytest.mark.parametrize(("answer", "left"), [(b"n\n", 3), (b"y\n", 2)])
+def test_ids_that_were_named_are_asked_for_on_a_terminal(
+    broker: BrokerProcess, client: qmq.SyncClient, group: str, terminal: None, action: str, answer: bytes, left: int
+) -> None:
+    letters = list(client.admin.dead_letters(group))
+    done = run("dead-letters", action, group, str(letters[0].id), stdin=answer, server=broker.url)
+    assert f"{action} 1 dead letter of {group}? [y/N]" in done.stderr
+    state_now = state(client, group)
+    assert state_now is not None
+    assert state_now[2] == left
 
 
 def test_the_name_of_a_broadcast_stands_for_its_members(

@@ -1,0 +1,125 @@
+"""The tables of the command line at 80, 120 and 200 columns, as files that show the rows: tests/cli/common/layouts.
+
+`python -m tests.cli.common.test_layouts` writes them; look at each one that changes.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Final
+
+import pytest
+from rich.console import Console
+from rich.table import Table
+
+from qmq.cli.common.tables import print_pairs, print_table
+from qmq.cli.manage import consumers, dead_letters, doctor, groups, subjects
+from qmq.net.client.admin.results import ConsumerInfo, DeadLetter, GroupInfo, SubjectInfo
+
+HERE: Final = Path(__file__).parent / "layouts"
+WIDTHS: Final = (80, 120, 200)
+
+AGO: Final = datetime.now(UTC) - timedelta(days=3, hours=1)
+LONG: Final = ("a-name-of-200-characters." * 8)[:199]
+MANY: Final = 12_345_678
+REASON: Final = "TimeoutError: https://bank.example/charge [POST]: \x1b[31mno answer"
+
+
+def group(name: str, **changed: object) -> GroupInfo:
+    fields: dict[str, object] = {
+        "mode": "reliable", "follows": ["shop.order."], "consumers": 2, "ready": 0, "oldest": None, "in_flight": 0,
+        "in_retry": 0, "dead": 0, "skipped": 0, "broker": "10.0.0.1:20881",
+        "settings": {"max_attempts": 16, "retry_delays": [1.0, 10.0, 300.0], "ack_deadline": 5_400.0, "tags": []},
+    }  # fmt: skip
+    return GroupInfo(name=name, **{**fields, **changed})  # type: ignore[arg-type]
+
+
+GROUPS: Final = [
+    group("billing", consumers=12, ready=MANY, oldest=AGO, in_flight=999_999, in_retry=17, dead=3),
+    group(
+        "analytics", follows=["shop.order.", "shop.mail.", "hotel.booking.", "hotel.room."], ready=5, ready_exact=False
+    ),
+    group("nobody", consumers=0, ready=42, oldest=AGO, follows=[""]),
+    group(LONG, follows=[LONG]),
+]
+TWO_BROKERS: Final = [
+    group("cache@web-1", mode="broadcast", delayed=1),
+    group("once", mode="at_most_once", skipped=7, broker="10.0.0.2:20881"),
+]
+CONSUMERS: Final = [
+    ConsumerInfo("billing-1", 1, True, MANY, AGO, AGO, 3.2, 12.5),
+    ConsumerInfo("a-host-with-a-long-name-4711-1a2b3c4d", 1, False, 4, AGO, None, 99_999, 0.0),
+    ConsumerInfo(LONG, 1, True, 0, None, None, 0.1, 0.0),
+]
+SUBJECTS: Final = [
+    SubjectInfo("shop.order.paid", 1_000_000, 2_000_000, 999_999, 12, "a:1"),
+    SubjectInfo(LONG, 0, 1, 1, 0, "a:1"),
+]
+LETTERS: Final = [
+    DeadLetter(1, "7f00000155790000056cf2f2c7008040", "shop.order.paid", 1, 16, 0, REASON, AGO, "a:1"),
+    DeadLetter(2, None, None, None, 1, 3, "unreadable", AGO, "a:1"),
+    DeadLetter(3, "7f00000155790000056cf2f2c7008041", LONG, 1, 16, 0, REASON, AGO, "a:1"),
+]
+AILMENTS: Final = [
+    doctor.Ailment(
+        "error", "disk_full", "a:1", "the disk of /var/lib/qmq is full: sends are refused until you free some"
+    ),
+    doctor.Ailment(
+        "warning", "dead_letters", "a:1", "group billing has 3 dead letters: see `qmq dead-letters list billing`"
+    ),
+]
+
+#: What draws each file, for a console of some width.
+LAYOUTS: Final[dict[str, Callable[[int], Table] | list[tuple[str, str]]]] = {
+    "groups": lambda width: groups._table(GROUPS, width),
+    "groups-of-two-brokers": lambda width: groups._table(TWO_BROKERS, width),
+    "group": groups._pairs(GROUPS[0]),
+    "consumers": lambda width: consumers._table(CONSUMERS, width),
+    "subjects": lambda width: subjects._table(SUBJECTS, width),
+    "dead-letters": lambda width: dead_letters._table(LETTERS, width),
+    "doctor": lambda width: doctor._table(AILMENTS, width),
+}
+
+
+def drawn(name: str, width: int) -> str:
+    """Return a layout as lines without the spaces at their ends."""
+    console, layout = Console(width=width, file=io.StringIO(), color_system=None), LAYOUTS[name]
+    if isinstance(layout, list):
+        stable = [(one, text.split(", at 2")[0]) for one, text in layout]  # without a time that changes
+        print_pairs(stable, console)
+    else:
+        print_table(layout(width), console)
+    assert isinstance(console.file, io.StringIO)
+    return "".join(f"{line.rstrip()}\n" for line in console.file.getvalue().splitlines())
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_table_looks_as_it_did_when_somebody_looked(name: str, width: int) -> None:
+    assert drawn(name, width) == (HERE / f"{name}-{width}.txt").read_text("utf-8")
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_it_fits_the_terminal_and_nothing_is_cut(name: str, width: int) -> None:
+    text = drawn(name, width)
+    assert max(map(len, text.splitlines())) <= width
+    assert "\u2026" not in text
+    assert "\x1b" not in text
+
+
+@pytest.mark.parametrize("width", [120, 200])
+def test_a_group_is_one_line_where_there_is_room(width: int) -> None:
+    lines = drawn("groups", width).splitlines()
+    assert [line.split()[0] for line in lines[3:6]] == ["billing", "analytics", "nobody"]
+    lines = drawn("groups-of-two-brokers", width).splitlines()
+    assert [line.split()[0] for line in lines[-3:-1]] == ["cache@web-1", "once"]
+
+
+if __name__ == "__main__":
+    for one in LAYOUTS:
+        for columns in WIDTHS:
+            (HERE / f"{one}-{columns}.txt").write_text(drawn(one, columns), "utf-8")
