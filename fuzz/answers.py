@@ -12,7 +12,7 @@ from fuzz.target import Picks
 from qmq.errors import BadBatch
 from qmq.format.batch import parse_header
 from qmq.format.layout import BATCH_HEADER_SIZE, PIECE_CRC_OFFSET, PIECE_HEADER, PIECE_HEADER_SIZE, RUN_SIZE
-from qmq.format.pieces import piece_of_run, read_answer
+from qmq.format.pieces import piece_of_run, read_answer, read_single
 from qmq.format.run import PieceHeader, Run
 from tests.format.contents import reseal, stored
 
@@ -71,7 +71,13 @@ class Answers:
             if how & 8:
                 part = part[: picks.below(len(part) + 1)]
             answer += part
+        single = read_single(memoryview(answer))
         runs, damaged = read_answer(memoryview(answer))
+        if single is not None:
+            assert not damaged
+            assert [(run.origin, run.subject, run.bodies()) for run in runs] == [
+                (single.origin, single.subject, single.bodies())
+            ]
         assert not (runs and not answer)
         for run in runs:
             read_to_the_end(run)

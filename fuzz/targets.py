@@ -7,6 +7,7 @@ from typing import Final, NamedTuple
 
 from fuzz.answers import Answers
 from fuzz.batches import Batches
+from fuzz.client import Clients
 from fuzz.files import Files
 from fuzz.groups import Groups
 from fuzz.kept import Spools, States
@@ -25,9 +26,10 @@ class Share(NamedTuple):
 
 
 TARGETS: Final[dict[str, Share]] = {
-    "wire": Share(Wires, 730, 400),
+    "wire": Share(Wires, 700, 400),
     "batches": Share(Batches, 130, 200),
     "answers": Share(Answers, 19, 200),
+    "client": Share(Clients, 30, 400),
     "tables": Share(Tables, 100, 2_000),
     "files": Share(Files, 1, 120),
     "groups": Share(Groups, 1, 120),

@@ -49,6 +49,15 @@ class Intervals:
         self.size += new
         return new
 
+    def remove_only(self, start: int, end: int) -> bool:
+        """Remove [start, end) if the set is exactly that; return whether it was."""
+        if self._starts != [start] or self._ends != [end]:
+            return False
+        self._starts.clear()
+        self._ends.clear()
+        self.size = 0
+        return True
+
     def missing(self, start: int, end: int, most: int | None = None) -> list[tuple[int, int]]:
         """Return the intervals of [start, end) that are not in the set; with *most* the first *most*, or one more."""
         found: list[tuple[int, int]] = []

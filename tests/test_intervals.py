@@ -12,6 +12,17 @@ from qmq.intervals import Intervals
 PAIRS = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), max_size=30)
 
 
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=2), st.integers(0, 9), st.integers(0, 9))
+def test_only_an_interval_that_is_the_whole_set_is_removed(pairs: list[tuple[int, int]], start: int, end: int) -> None:
+    intervals = Intervals()
+    for first, last in [*pairs, (start, end)]:
+        intervals.add(first, last)
+    before = list(intervals)
+    assert intervals.remove_only(start, end) == (before == [(start, end)])
+    assert list(intervals) == ([] if before == [(start, end)] else before)
+    assert intervals.size == sum(last - first for first, last in intervals)
+
+
 @given(PAIRS, st.integers(0, 40), st.integers(0, 40))
 def test_they_are_a_set_of_numbers(pairs: list[tuple[int, int]], start: int, end: int) -> None:
     intervals, model = Intervals(), set[int]()

@@ -28,6 +28,7 @@ from qmq.format.batch import (
 )
 from qmq.format.hashing import checks_of
 from qmq.format.layout import (
+    BATCH_HEADER,
     BATCH_HEADER_SIZE,
     BATCH_MAGIC,
     BATCH_VERSION,
@@ -218,6 +219,8 @@ def piece_of_run(batch: memoryview, run_number: int, start: int, stop: int | Non
 # ---------------------------------------------------------------------------------------------------------------------
 # The client's side
 
+#: Where the table of a batch of one run begins.
+_SINGLE_START: Final = BATCH_HEADER_SIZE + RUN_SIZE
 _MAGICS: Final = tuple(struct.pack("<I", magic) for magic in (BATCH_MAGIC, PIECE_MAGIC, RUNS_MAGIC))
 _SIZE: Final = struct.Struct("<I")
 SIZE_OFFSET: Final = 8  # in batches and pieces
@@ -230,6 +233,38 @@ def read_answer(answer: memoryview) -> tuple[list[Run], list[AnswerDamage]]:
     damaged: list[AnswerDamage] = []
     read_from(answer, 0, runs, damaged)
     return runs, damaged
+
+
+def read_single(answer: memoryview) -> Run | None:
+    """Return the only message of an answer that is one sound batch of it, without a header; None: `read_answer` has to
+    look.
+    """
+    size = len(answer)
+    if size < _SINGLE_START:
+        return None
+    fields = BATCH_HEADER.unpack_from(answer)
+    magic, version, _, flags, batch_size, table_size, messages, runs, _, _, _, _, _, _, _, data_crc, crc, _ = fields
+    subject, lane, run_flags, _, count, offset, run_size, _, first_sequence = RUN.unpack_from(answer, BATCH_HEADER_SIZE)
+    start = _SINGLE_START + table_size
+    if (
+        not messages == runs == count == 1
+        or not batch_size == size == start + run_size
+        or magic != BATCH_MAGIC
+        or version != BATCH_VERSION
+        or flags >= len(COLUMN_BYTES)
+        or COLUMN_BYTES[flags] > run_size
+        or subject
+        or offset
+        or header_crc_of(answer, start) != crc
+        or crc32c(answer[start:]) != data_crc
+    ):
+        return None
+    try:
+        names = names_of(bytes(answer[_SINGLE_START:start]))
+    except BadBatch:
+        return None
+    run = Run(tuple.__new__(Header, fields), names[0], 1, lane, run_flags, first_sequence, 0, answer, start, size)
+    return None if run.first_header_size() else run
 
 
 def read_from(answer: memoryview, offset: int, runs: list[Run], damaged: list[AnswerDamage]) -> None:

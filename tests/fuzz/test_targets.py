@@ -18,6 +18,7 @@ MUTATIONS = {
     "wire": 2_500,
     "batches": 4_000,
     "answers": 2_000,
+    "client": 2_000,
     "tables": 5_000,
     "files": 60,
     "groups": 30,

@@ -229,8 +229,9 @@ class BrokerConnection(asyncio.BufferedProtocol):
         if self.closed:
             self._loop.call_soon(callback, self.end_error())
             return request
-        self._asked[request] = _Asked(kind, callback, due)
-        frame = frames.encode_frame(kind, request, meta, len(payload), flags) + payload
+        self._asked[request] = made(_Asked, (kind, callback, due))
+        size = len(meta)
+        frame = FRAME.pack(FRAME_SIZE + size + len(payload), kind, flags, size, request) + meta + payload
         if joins:
             self._unwritten += frame
         else:

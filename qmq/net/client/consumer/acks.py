@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from qmq.errors import Fenced, QmqError, UnknownSubscription
@@ -32,6 +33,9 @@ log = logging.getLogger("qmq.client")
 ACK_DELAY: Final = 0.05
 #: This many acks are sent at once.
 ACK_COUNT: Final = 1_000
+
+#: A plain integer: reading a member of an enum looks it up by name.
+_ACK: Final = int(FrameKind.ACK)
 
 Subscribed = tuple[BrokerConnection, int]
 
@@ -193,33 +197,31 @@ class AckSender:
         and its answer may confirm them.
         """
         connection, subscription = subscribed
-        in_flight = self.in_flight
-        while in_flight is not None and in_flight.fenced is None and (intervals := in_flight.take_acks()):
+        in_flight, more = self.in_flight, True
+        while more and in_flight is not None and in_flight.fenced is None and (intervals := in_flight.take_acks()):
+            more = len(intervals) == 2 * MAX_INTERVALS
             packed, crc = frames.pack_numbers(intervals)
             payload = frames.ACK.pack(subscription, crc) + packed
             flags = frames.MAY_WAIT if with_pull else 0
-            connection.ask(
-                FrameKind.ACK, self._confirmer(in_flight, intervals), payload=payload, flags=flags, joins=with_pull
-            )
+            answered = partial(self._answered, in_flight, intervals)
+            connection.ask(_ACK, answered, b"", payload, None, flags, with_pull)
 
-    def _confirmer(self, in_flight: InFlightWindow, intervals: list[int]) -> Callable[[Answer | QmqError], None]:
-        def answered(answer: Answer | QmqError) -> None:
-            if in_flight.fenced is not None:
-                return  # ``fence`` has counted them already
-            if isinstance(answer, Answer):
-                (refused,) = frames.ACKED.unpack(answer.payload)
-                in_flight.confirm(intervals, refused)
-            elif isinstance(answer, Fenced):
-                self.fence(answer)
-            elif type(answer) is UnknownSubscription or answer.retryable:
-                self._send_again()  # on the next connection, or when the disk has room
-            else:
-                in_flight.confirm(intervals, sum(intervals[1::2]) - sum(intervals[::2]))
-                log.warning("consumer %s: acks were refused: %s", self._consumer, answer)
-            if not self.unconfirmed:
-                self._wake_waiters()
-
-        return answered
+    def _answered(self, in_flight: InFlightWindow, intervals: list[int], answer: Answer | QmqError) -> None:
+        """Take the answer to acks."""
+        if in_flight.fenced is not None:
+            return  # ``fence`` has counted them already
+        if isinstance(answer, Answer):
+            (refused,) = frames.ACKED.unpack(answer.payload)
+            in_flight.confirm(intervals, refused)
+        elif isinstance(answer, Fenced):
+            self.fence(answer)
+        elif type(answer) is UnknownSubscription or answer.retryable:
+            self._send_again()  # on the next connection, or when the disk has room
+        else:
+            in_flight.confirm(intervals, sum(intervals[1::2]) - sum(intervals[::2]))
+            log.warning("consumer %s: acks were refused: %s", self._consumer, answer)
+        if self._waiters and not self.unconfirmed:
+            self._wake_waiters()
 
     def _send_again(self) -> None:
         assert self.in_flight is not None

@@ -69,6 +69,7 @@ class MessageFeed(Generic[M]):
         # The run that is handed out, and an iterator over its next messages. A loop in another thread may advance it.
         self._current: tuple[Run | None, Iterator[int]] = None, iter(())
         self._timer: asyncio.TimerHandle | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         #: Whether ``stop`` was called: no more messages are taken.
         self.stopped = False
         #: Functions to call when the feed stops, and when messages of the program are no longer in flight.
@@ -83,9 +84,11 @@ class MessageFeed(Generic[M]):
         """Wait for the next messages and put them into ``ready``: fewer when the last ones took long to handle, and
         none once the feed stops.
         """
-        loop = asyncio.get_running_loop()
+        loop = self._loop
+        if loop is None:  # to ask for it each time is a system call
+            loop = self._loop = asyncio.get_running_loop()
         runs = await self._until_stopped(self._puller.pull(self._prefetch.wanted(loop.time()), 1, None))
-        self._prefetch.record(sum(run.count for run in runs), loop.time())
+        self._prefetch.record(runs[0].count if len(runs) == 1 else sum(run.count for run in runs), loop.time())
         self._runs += runs
         self.ready = chain.from_iterable(self._views())
         if self._timer is None and not self._puller.is_solo:
@@ -107,7 +110,7 @@ class MessageFeed(Generic[M]):
             pulling.close()
             await asyncio.sleep(0)  # a loop over pulls must not keep the event loop
             return []
-        task = asyncio.current_task()
+        task = asyncio.current_task(self._loop)
         assert task is not None
         others = task.cancelling()
         self._waiting.add(task)

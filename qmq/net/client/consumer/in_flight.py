@@ -93,7 +93,8 @@ class Lease:
         self._ranges = ranges
 
     def __del__(self) -> None:
-        if not sys.is_finalizing():
+        first, count, _ = self._ranges[-3:]
+        if first + count > self._in_flight_window.floor and not sys.is_finalizing():
             self._in_flight_window.answer_dropped(self._ranges)
 
 
@@ -106,7 +107,8 @@ class InFlightWindow:
         self._pending = Intervals()  # acked by the program, not sent
         self._sent = Intervals()  # sent, not confirmed
         self._done = Intervals()  # messages above the floor with any disposition
-        self._floor = consumer_state.ack_floor
+        #: All messages below have a disposition. Other threads may read it.
+        self.floor = consumer_state.ack_floor
         #: The delivery sequence that the next pull expects.
         self.expected = consumer_state.ack_floor
         #: The delivery sequence after the last ack: an ack of exactly this message may just increment it.
@@ -124,20 +126,13 @@ class InFlightWindow:
 
         Raises ProtocolError when they do not fit.
         """
+        if self.number_range(runs, ranges):
+            return list(runs)
         if len(ranges) % 3 or sum(ranges[1::3]) != messages_in(runs):
             raise ProtocolError("the broker's answer has other messages than its ranges number")
+        if not ranges:
+            return []
         lease = Lease(self, ranges)
-        if len(ranges) == 3 and ranges[0] >= self.expected:  # the common case
-            sequence, _, attempt = ranges
-            if sequence > self.expected:
-                self._done.add(self.expected, sequence)
-            for one in runs:
-                if one.subject[:1] == PRIVATE:
-                    one.subject = origin_subject(one.subject)
-                one.in_flight, one.delivery_sequence, one.attempt, one.lease = self, sequence, attempt, lease
-                sequence += one.count
-            self.expected = sequence
-            return list(runs)
         numbered = list[Run]()
         left = iter(runs)
         run, at = None, 0
@@ -166,6 +161,22 @@ class InFlightWindow:
             self.expected = max(self.expected, end)
         return numbered
 
+    def number_range(self, runs: Sequence[Run], ranges: Sequence[int]) -> bool:
+        """As ``number``, for messages that one range numbers, the common case; return whether it does."""
+        if len(ranges) != 3 or ranges[0] < self.expected or ranges[1] != messages_in(runs):
+            return False
+        sequence, _, attempt = ranges
+        if sequence > self.expected:  # those in between have a disposition and do not come again
+            self._done.add(self.expected, sequence)
+        lease = Lease(self, ranges)
+        for run in runs:
+            if run.subject[:1] == PRIVATE:
+                run.subject = origin_subject(run.subject)
+            run.in_flight, run.delivery_sequence, run.attempt, run.lease = self, sequence, attempt, lease
+            sequence += run.count
+        self.expected = sequence
+        return True
+
     def _assign(self, run: Run, sequence: int, attempt: int, lease: Lease) -> None:
         if run.subject[:1] == PRIVATE:
             run.subject = origin_subject(run.subject)
@@ -175,14 +186,18 @@ class InFlightWindow:
 
     def ack(self, start: int, end: int) -> None:
         """Ack [start, end). Messages that have a disposition keep it."""
+        if start == self.floor and self.tail < 0 and self.fenced is None and not self._done.size:
+            self._streak, self.tail = start, end  # the first ack after others were sent, in order
+            self.owner.want_send()
+            return
         self._end_streak()
         if self.fenced is not None:
-            lost = sum(high - low for low, high in self._done.missing(max(start, self._floor), end))
+            lost = sum(high - low for low, high in self._done.missing(max(start, self.floor), end))
             self.late("ack()", start, end, f"{lost} messages")
             self.owner.refused += lost
             self._done.add(start, end)
             return
-        if end - start == 1 and start >= self._floor and start not in self._done:
+        if end - start == 1 and start >= self.floor and start not in self._done:
             self._streak, self.tail = start, end
         else:
             self._add(start, end)
@@ -196,32 +211,41 @@ class InFlightWindow:
             self._add(start, end)
 
     def _add(self, start: int, end: int) -> None:
-        for low, high in self._done.missing(max(start, self._floor), end):
-            self._done.add(low, high)
+        done = self._done
+        if start == self.floor and not done.size:
+            self.floor = end
+            self._pending.add(start, end)
+            return
+        for low, high in done.missing(max(start, self.floor), end):
+            done.add(low, high)
             self._pending.add(low, high)
+        floor = done.end_from(self.floor)
+        if floor > self.floor:
+            self.floor = floor  # first, for other threads that read
+            done.drop_below(floor)
 
     def is_open(self, sequence: int) -> bool:
         """Whether the message has no disposition."""
         self._end_streak()
-        return self.fenced is None and sequence >= self._floor and sequence not in self._done
+        return self.fenced is None and sequence >= self.floor and sequence not in self._done
 
     def open(self) -> list[tuple[int, int]]:
         """Return the ranges of messages that were received and have no disposition."""
         self._end_streak()
-        return [] if self.fenced is not None else self._done.missing(self._floor, self.expected)
+        return [] if self.fenced is not None else self._done.missing(self.floor, self.expected)
 
     def begin_disposition(self, start: int, end: int) -> None:
         """Mark [start, end) as disposed of. Raises Fenced if one has a disposition or is no longer in flight."""
         self._end_streak()
         if self.fenced is not None:
             raise Fenced(str(self.fenced))
-        if start < self._floor or self._done.overlaps(start, end):
+        if start < self.floor or self._done.overlaps(start, end):
             raise Fenced("this message has a disposition already")
         self._done.add(start, end)
 
     def late(self, call: str, start: int, end: int, shown: object) -> None:
         """[any thread] Log *call* if it came after the consumer's block and a message has no disposition."""
-        if self.owner.has_left and self._done.missing(max(start, self._floor), end):
+        if self.owner.has_left and self._done.missing(max(start, self.floor), end):
             self.owner.late(call, shown)
 
     def handed_over(self, start: int, end: int) -> None:
@@ -234,6 +258,12 @@ class InFlightWindow:
 
     def take_acks(self) -> list[int]:
         """Return the acks to send now, as start, end, start, end, ..."""
+        start, end = self._streak, self.tail
+        if start < end and start == self.floor and not (self._done.size or self._pending.size):  # all in order
+            self.tail = -1
+            self.floor = end
+            self._sent.add(start, end)
+            return [start, end]
         self._end_streak()
         if not self._pending.size:
             return []
@@ -248,8 +278,7 @@ class InFlightWindow:
     def confirm(self, intervals: Sequence[int], refused: int) -> None:
         """Record that the broker has confirmed *intervals*."""
         self.owner.refused += refused
-        if list(self._sent) == [tuple(intervals)]:  # the common case
-            self._sent = Intervals()
+        if len(intervals) == 2 and self._sent.remove_only(*intervals):  # the common case
             return
         unconfirmed = Intervals()
         confirmed = Intervals()
@@ -343,7 +372,7 @@ class InFlightWindow:
         """Return whether all messages certainly have a disposition. Reads only: a change under way may make it return
         False.
         """
-        floor, tail = self._floor, self.tail
+        floor, tail = self.floor, self.tail
         for first, count in zip(ranges[::3], ranges[1::3], strict=True):
             end = first + count
             in_streak = self._streak <= first and end <= tail
@@ -356,22 +385,13 @@ class InFlightWindow:
         if self.fenced is not None:
             return 0
         self._end_streak()
-        missing = [pair for low, high in sequence_ranges for pair in self._done.missing(max(low, self._floor), high)]
+        missing = [pair for low, high in sequence_ranges for pair in self._done.missing(max(low, self.floor), high)]
         return sum(high - low for low, high in missing)
 
     def _drop_below(self, ack_floor: int) -> None:
-        if ack_floor > self._floor:
-            self._floor = ack_floor
+        if ack_floor > self.floor:
+            self.floor = ack_floor
             self._done.drop_below(ack_floor)
-
-    def compact(self) -> None:
-        """Forget what lies below all open messages and unconfirmed acks."""
-        floor = self._done.end_from(self._floor)
-        for intervals in (self._pending, self._sent):
-            first: Any = next(iter(intervals), None)
-            if first is not None:
-                floor = min(floor, first[0])
-        self._drop_below(floor)
 
 
 def check_reason(reason: str) -> str:

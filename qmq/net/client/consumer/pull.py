@@ -21,7 +21,7 @@ from qmq.errors import (
     QmqError,
     UnknownSubscription,
 )
-from qmq.format.pieces import AnswerDamage
+from qmq.format.pieces import AnswerDamage, read_single
 from qmq.format.run import Run, messages_in
 from qmq.net.client.backoff import Backoff, RefusalLog
 from qmq.net.client.broker_link import Link
@@ -55,6 +55,11 @@ class ReceivedRuns:
         self._runs.extend(runs)
         self.count += count
         return count
+
+    def add_one(self, run: Run) -> None:
+        """Append *run*, of one message."""
+        self._runs.append(run)
+        self.count += 1
 
     def put_back(self, runs: Sequence[Run]) -> None:
         """Insert *runs* in front,; they were not handed out after all."""
@@ -157,6 +162,7 @@ class Puller:
         self._is_at_most_once = terms.mode == "at_most_once"
         self._warned_at = -_WARN_EVERY
         self._inside = False
+        self._loop: asyncio.AbstractEventLoop | None = None  # once it was entered
         self._backoff = Backoff()
         self._refusals = RefusalLog(f"consumer {self.id} cannot pull now")
         self._doubts = 0
@@ -211,6 +217,7 @@ class Puller:
         except BaseException:
             self.leave_now()
             raise
+        self._loop = asyncio.get_running_loop()
         self._inside = True
 
     async def leave(self, error: BaseException | None = None) -> None:
@@ -279,7 +286,10 @@ class Puller:
         Raises InvalidOption, and errors that a retry cannot mend.
         """
         timeout = check_pull(max_count, min_count, timeout)
-        deadline = None if timeout is None else asyncio.get_running_loop().time() + timeout
+        loop = self._loop
+        if loop is None:
+            raise self._subscription.not_subscribed()
+        deadline = None if timeout is None else loop.time() + timeout
         if self._lock.locked():
             try:
                 async with asyncio.timeout_at(deadline):
@@ -293,7 +303,7 @@ class Puller:
             self._unused = None
         try:
             self._max_bytes = max_bytes
-            return await self._pull_alone(max_count, min_count, deadline)
+            return await self._pull_alone(max_count, min_count, deadline, loop)
         finally:
             self._lock.release()
             if self._received.count or self._request.answer is not None:
@@ -325,24 +335,32 @@ class Puller:
                     self._accept(answer, runs)
         release(self._received.take(self._received.count))
 
-    async def _pull_alone(self, max_count: int, min_count: int, deadline: float | None) -> list[Run]:
-        clock = asyncio.get_running_loop().time
+    async def _pull_alone(
+        self, max_count: int, min_count: int, deadline: float | None, loop: asyncio.AbstractEventLoop
+    ) -> list[Run]:
+        clock, request = loop.time, self._request
         while True:
-            self._check_inside()
+            if not self._inside:
+                raise self._subscription.not_subscribed()
             asked_until = None
-            if not self._request.is_pending and self._request.answer is None:
+            if not request.is_pending and request.answer is None:
                 enough = self._received.count >= min_count
                 if enough and (self._received.count >= max_count or not self._capped):
                     break
-                subscribed = await self._subscription.subscribed_by(deadline)
-                if subscribed is None:
-                    break
+                subscribed = self._subscription.current
+                if subscribed is None or subscribed[0] is not self._link.connection:
+                    subscribed = await self._subscription.subscribed_by(deadline)
+                    if subscribed is None:
+                        break
                 # An earlier pull for fewer messages left enough, and there may be more: ask without waiting.
                 asked_until = self._ask(subscribed, max_count, min_count, clock() if enough else deadline, clock())
-            if self._request.answer is None and not await self._answered_by(deadline):
-                self._request.withdraw()
-                break
-            has_messages = await self._take_answer(deadline)
+            if request.answer is None:
+                await request.wait(None if deadline is None else deadline + GRACE, loop)
+                self._check_inside()
+                if request.answer is None:
+                    request.withdraw()
+                    break
+            has_messages = self._take_single() or await self._take_answer(deadline)
             if asked_until is None:
                 continue  # the answer is an earlier pull's: check whether it is enough
             now = clock()
@@ -399,11 +417,28 @@ class Puller:
         if not self._lock.locked():
             self._watch_unused()
 
-    async def _answered_by(self, deadline: float | None) -> bool:
-        """Wait for the answer to the pull; return False when *deadline* has passed by GRACE."""
-        await self._request.wait(None if deadline is None else deadline + GRACE)
-        self._check_inside()
-        return self._request.answer is not None
+    def _take_single(self) -> bool:
+        """Take an answer that brings a group one message without a header, as most do while messages come one by one;
+        return False and leave any other answer.
+        """
+        answer, in_flight = self._request.answer, self._request.in_flight
+        if type(answer) is not Answer or answer.begun is not None or answer.head.tags:
+            return False
+        if in_flight is None or in_flight.fenced is not None:
+            return False
+        run = read_single(answer.payload)
+        if run is None or not in_flight.number_range([run], answer.head.ranges):
+            return False
+        self._request.answer = None
+        if self._backoff.tries:
+            self._backoff.reset()
+        if self._sound:
+            self._sound.clear()
+        self._doubts = 0
+        self._checks = self._filtered = False
+        self._received.add_one(run)
+        self._full = self._capped = self._request.max_count == 1
+        return True
 
     async def _take_answer(self, deadline: float | None) -> bool:
         """Take the answer to the last pull; return False if it brings no messages. Raises errors that a retry cannot

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Final
 
 from qmq.errors import QmqError
 from qmq.net.client.connection import Answer, BrokerConnection
@@ -11,10 +12,13 @@ from qmq.net.client.consumer.in_flight import InFlightWindow
 from qmq.net.protocol import frames
 from qmq.net.protocol.frames import FrameKind
 
+#: A plain integer: reading a member of an enum looks it up by name.
+_PULL: Final = int(FrameKind.PULL)
+
 
 class PullRequest:
-    """Sends one PULL at a time and holds its answer. *answered* is called when an answer arrives, before waiters
-    resume.
+    """Sends one PULL at a time and holds its answer. *answered* is called when an answer arrives that nobody waits
+    for.
     """
 
     def __init__(self, answered: Callable[[], None]) -> None:
@@ -25,13 +29,10 @@ class PullRequest:
         self.in_flight: InFlightWindow | None = None
         self.max_count = 0
         self._answered = answered
-        self._pending: tuple[BrokerConnection, int] | None = None  # connection, request
+        #: Whether a pull has been sent and not answered.
+        self.is_pending = False
+        self._number = 0  # the request number of the last pull
         self._waiter: asyncio.Future[None] | None = None
-
-    @property
-    def is_pending(self) -> bool:
-        """Whether a pull has been sent and not answered."""
-        return self._pending is not None
 
     def send(
         self,
@@ -46,23 +47,24 @@ class PullRequest:
         dead.
         """
         self.connection, self.max_count, self.in_flight = connection, max_count, in_flight
-        request = connection.ask(FrameKind.PULL, self._answer_came, payload=pull, due=due, flags=flags)
-        self._pending = connection, request
+        self.is_pending = True
+        self._number = connection.ask(_PULL, self._answer_came, b"", pull, due, flags)
 
     def _answer_came(self, answer: Answer | QmqError) -> None:
-        self._pending = None
+        self.is_pending = False
         self.answer = answer
-        self._answered()
-        self.wake()
+        if self._waiter is None:
+            self._answered()
+        elif not self._waiter.done():
+            self._waiter.set_result(None)
 
     def wake(self) -> None:
         """Let ``wait`` return."""
         if self._waiter is not None:
             _wake(self._waiter)
 
-    async def wait(self, until: float | None) -> None:
+    async def wait(self, until: float | None, loop: asyncio.AbstractEventLoop) -> None:
         """Wait for the answer, at most until *until*. Cancelling the wait withdraws the pull."""
-        loop = asyncio.get_running_loop()
         self._waiter = waiter = loop.create_future()
         timer = None if until is None else loop.call_at(until, _wake, waiter)
         try:
@@ -77,9 +79,9 @@ class PullRequest:
 
     def withdraw(self) -> None:
         """Ask the broker to answer the pull now; the next pull gets what the answer brings."""
-        if self._pending is not None:
-            connection, request = self._pending
-            connection.tell(FrameKind.WITHDRAW, frames.WITHDRAW.pack(request))
+        if self.is_pending:
+            assert self.connection is not None
+            self.connection.tell(FrameKind.WITHDRAW, frames.WITHDRAW.pack(self._number))
 
     def take(self) -> Answer | QmqError:
         """Return the answer and clear it."""

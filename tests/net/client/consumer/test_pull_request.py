@@ -26,8 +26,15 @@ class Line:
         self.answered: Callable[[Answer | QmqError], None] | None = None
 
     def ask(
-        self, kind: int, callback: Callable[[Answer | QmqError], None], payload: bytes, due: float, flags: int
+        self,
+        kind: int,
+        callback: Callable[[Answer | QmqError], None],
+        meta: bytes,
+        payload: bytes,
+        due: float,
+        flags: int,
     ) -> int:
+        assert not meta
         self.asked.append((kind, payload, due, flags))
         self.answered = callback
         return 6
@@ -50,29 +57,30 @@ async def test_an_answer_waits_until_it_is_taken() -> None:
     line, calls = Line(), list[str]()
     made = asking(line, calls)
     assert (made.is_pending, made.max_count, line.asked) == (True, 10, [(FrameKind.PULL, b"pull", 5.0, frames.CHECK)])
-    waiting = asyncio.ensure_future(made.wait(None))
+    waiting = asyncio.ensure_future(made.wait(None, asyncio.get_running_loop()))
     await asyncio.sleep(0)
     line.answer(ANSWER)
     await waiting
-    assert (made.is_pending, calls, made.answer) == (False, ["answered"], ANSWER)
+    assert (made.is_pending, calls, made.answer) == (False, [], ANSWER)
     assert made.take() is ANSWER
     assert made.answer is None
     made.withdraw()
     assert line.told == []  # no pull is pending
 
 
-async def test_an_error_is_an_answer_too() -> None:
-    line = Line()
-    made = asking(line, [])
+async def test_an_answer_that_nobody_waits_for_is_told_of() -> None:
+    line, calls = Line(), list[str]()
+    made = asking(line, calls)
     line.answer(error := ConnectionLost("gone"))
+    assert calls == ["answered"]
     assert made.take() is error
 
 
 async def test_a_wait_ends_at_its_time_or_when_it_is_woken() -> None:
     made = asking(Line(), [])
-    await made.wait(asyncio.get_running_loop().time())
+    await made.wait(asyncio.get_running_loop().time(), asyncio.get_running_loop())
     assert (made.is_pending, made.answer) == (True, None)
-    waiting = asyncio.ensure_future(made.wait(None))
+    waiting = asyncio.ensure_future(made.wait(None, asyncio.get_running_loop()))
     await asyncio.sleep(0)
     made.wake()
     made.wake()
@@ -83,7 +91,7 @@ async def test_a_wait_ends_at_its_time_or_when_it_is_woken() -> None:
 
 async def test_a_cancelled_wait_withdraws_the_pull() -> None:
     line = Line()
-    waiting = asyncio.ensure_future(asking(line, []).wait(None))
+    waiting = asyncio.ensure_future(asking(line, []).wait(None, asyncio.get_running_loop()))
     await asyncio.sleep(0)
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
