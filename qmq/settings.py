@@ -1,8 +1,8 @@
 """The settings of ``qmq serve``: their defaults, bounds and descriptions, and how they are read.
 
 A key ends with its unit (``checkpoint_ms``, ``segment_bytes``). Keys that end with ``_bytes`` also take text such as
-``"256 MiB"``. Flags win over ``--set``, ``--set`` over the environment, the environment over the file, the file over
-the defaults.
+``"256 MiB"``, those that end with ``_ms`` text such as ``"7d"``. Flags win over ``--set``, ``--set`` over the
+environment, the environment over the file, the file over the defaults.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
+from qmq.durations import milliseconds_of
 from qmq.errors import InvalidOption
 
 KIB: Final = 1024
@@ -64,6 +65,12 @@ def _whole_number(value: object) -> object:
     raise ValueError("not a whole number")
 
 
+def _milliseconds(value: object) -> object:
+    if isinstance(value, str) and not value.strip().isdigit():
+        return milliseconds_of("the duration", value)
+    return _whole_number(value)
+
+
 def _size(value: object) -> object:
     if isinstance(value, str):
         match = _SIZE.fullmatch(value.strip())
@@ -94,7 +101,7 @@ def show_bytes(count: int) -> str:
 
 
 Count = Annotated[int, BeforeValidator(_whole_number)]
-Milliseconds = Annotated[int, BeforeValidator(_whole_number)]
+Milliseconds = Annotated[int, BeforeValidator(_milliseconds)]
 Bytes = Annotated[int, BeforeValidator(_size)]
 
 
@@ -172,10 +179,16 @@ class Settings(BaseModel):
 
     # retention
     retention_ms: Milliseconds = Field(
+        7 * 86_400_000,
+        ge=0,
+        le=100 * 365 * 86_400_000,
+        description="Age at which a segment goes once every group has taken its messages; 0: never.",
+    )
+    retention_max_ms: Milliseconds = Field(
         0,
         ge=0,
         le=100 * 365 * 86_400_000,
-        description="Time for which messages are kept; only whole segments are dropped. 0: for good.",
+        description="Age at which a segment goes even if groups have not taken its messages; 0: never.",
     )
     retention_bytes: Bytes = Field(
         0,
@@ -428,7 +441,7 @@ def _allowed(key: str, field: FieldInfo) -> str:
         case "bytes":
             return f"{show_bytes(least or 0)} to {show_bytes(most or 0)}, in bytes or as text such as '256 MiB'"
         case "ms":
-            return f"a whole number of milliseconds from {least} to {most}"
+            return f"a whole number of milliseconds from {least} to {most}, or a text such as '30s' or '7d'"
         case _ if least is not None:
             return f"a whole number from {least} to {most}"
     texts = {

@@ -474,9 +474,13 @@ class Broker:
             counters.skipped_messages += sum(one.skipped.values())
         return dropped
 
-    def set_retention(self, age_ms: int, size: int, *, needs_archive: bool) -> None:
+    def set_retention(self, age_ms: int, max_age_ms: int, size: int, *, needs_archive: bool) -> None:
         """Set by age and size how much retention keeps from now on."""
-        self._retention.configure(age_ms, size, needs_archive=needs_archive)
+        self._retention.configure(age_ms, max_age_ms, size, needs_archive=needs_archive)
+
+    def retention_holders(self) -> list[str]:
+        """Return the groups whose messages keep a segment that is old enough to go."""
+        return self._retention.holders()
 
     def take_unreceipted(self) -> list[UnreceiptedSegment]:
         """Return the segments that retention has long kept for want of an archive receipt, once each."""

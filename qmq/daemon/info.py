@@ -34,6 +34,8 @@ LITTLE_FREE: Final = 0.1
 #: State that was not saved for so long, and for so many intervals of checkpoints, is a problem.
 LATE_US: Final = 10_000_000
 LATE_INTERVALS: Final = 10
+#: Groups that a problem names.
+NAMED: Final = 10
 
 Fields = dict[str, Any]
 
@@ -59,6 +61,7 @@ class BrokerFacts(NamedTuple):
     broken_partitions: tuple[int, ...]
     checkpoint_age_us: int
     checkpoint_error: QmqError | None
+    retention_holders: tuple[str, ...]
 
 
 class FoundProblem(NamedTuple):
@@ -122,7 +125,7 @@ class DiskSurvey:
 
 def problems_of(facts: BrokerFacts) -> list[FoundProblem]:
     """Return the problems of a broker, the errors first."""
-    found = [*_disk_problems(facts), *_file_problems(facts), *_address_problems(facts)]
+    found = [*_disk_problems(facts), *_file_problems(facts), *_group_problems(facts), *_address_problems(facts)]
     return sorted(found, key=lambda problem: problem.level != "error")
 
 
@@ -154,6 +157,16 @@ def _file_problems(facts: BrokerFacts) -> Iterable[FoundProblem]:
     if bad := sum(facts.counters.damaged.values()) + facts.counters.holes_in_recovery:
         text = f"{bad} places in the files are damaged: run qmq verify, which names them, and see the broker's log"
         yield FoundProblem("damaged", "error", text)
+
+
+def _group_problems(facts: BrokerFacts) -> Iterable[FoundProblem]:
+    if facts.retention_holders:
+        names = ", ".join(facts.retention_holders[:NAMED])
+        text = (
+            f"messages older than retention_ms are kept, as groups have not taken them: {names}; start consumers, or "
+            "delete the groups, or set retention_max_ms"
+        )
+        yield FoundProblem("retention_waits", "warning", text)
 
 
 def _address_problems(facts: BrokerFacts) -> Iterable[FoundProblem]:

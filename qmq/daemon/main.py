@@ -147,7 +147,9 @@ class RunningBroker:
         self._checkpointer.set_interval(settings.checkpoint_ms)
         if any(key.startswith("retention_") for key in taken):
             needs_archive = settings.retention_needs_archive == "yes"
-            self.broker.set_retention(settings.retention_ms, settings.retention_bytes, needs_archive=needs_archive)
+            self.broker.set_retention(
+                settings.retention_ms, settings.retention_max_ms, settings.retention_bytes, needs_archive=needs_archive
+            )
         if taken.keys() & {"scrub_bytes_per_s", "scrub_round_ms"}:
             if self._scrubber is not None:
                 await self._scrubber.close()
@@ -234,7 +236,7 @@ class RunningBroker:
         checkpointer = self._checkpointer
         return BrokerFacts(
             self.settings, self.address[0], disks, self.counters, tuple(sorted(self._broken)), checkpointer.age_us(),
-            checkpointer.error,
+            checkpointer.error, tuple(self.broker.retention_holders()),
         )  # fmt: skip
 
     def _check(self, wanted: CheckWanted) -> None:
@@ -517,6 +519,7 @@ def _broker_limits(settings: Settings) -> BrokerLimits:
         session_timeout_ms=settings.session_timeout_ms,
         broadcast_ttl_ms=settings.broadcast_ttl_ms,
         retention_ms=settings.retention_ms,
+        retention_max_ms=settings.retention_max_ms,
         retention_bytes=settings.retention_bytes,
         retention_needs_archive=settings.retention_needs_archive == "yes",
     )

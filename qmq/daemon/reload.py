@@ -16,6 +16,7 @@ RELOADABLE: Final = frozenset(
         "scrub_bytes_per_s",
         "scrub_round_ms",
         "retention_ms",
+        "retention_max_ms",
         "retention_bytes",
         "retention_needs_archive",
     )

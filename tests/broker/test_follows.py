@@ -277,7 +277,7 @@ def test_there_is_a_most_of_what_a_group_follows_and_has_followed(tmp_path: Path
 @STOPS
 @pytest.mark.parametrize("again", ["", "a."])
 def test_where_the_group_left_it_may_be_gone_meanwhile(tmp_path: Path, stop: Any, again: str) -> None:
-    driven = driven_in(tmp_path, BrokerLimits(retention_ms=HOUR_MS, session_timeout_ms=100 * HOUR_MS))
+    driven = driven_in(tmp_path, BrokerLimits(retention_max_ms=HOUR_MS, session_timeout_ms=100 * HOUR_MS))
     consumer = Consumer(driven, "c", "")
     driven.send("b.x", b"held 1")
     driven.send("b.x", b"held 2")

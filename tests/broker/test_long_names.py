@@ -110,7 +110,7 @@ def test_an_answer_with_many_of_the_longest_names_has_no_more_bytes_than_asked_f
 @STOPS
 @MODES
 def test_what_is_carried_forward_lies_under_the_longest_name(tmp_path: Path, mode: str, own: str, stop: Any) -> None:
-    limits = BrokerLimits(retention_ms=HOUR_MS, session_timeout_ms=100 * HOUR_MS)
+    limits = BrokerLimits(retention_max_ms=HOUR_MS, session_timeout_ms=100 * HOUR_MS)
     driven = driven_in(tmp_path, limits)
     consumer = Consumer(driven, CONSUMER, group=GROUP, mode=mode)
     driven.send(LONG, b"held")

@@ -113,7 +113,7 @@ def test_one_that_was_handed_out_already_stays_with_who_holds_it(tmp_path: Path)
 
 
 def test_no_record_of_a_segment_that_goes_takes_messages_from_a_group_that_is_rewound(tmp_path: Path) -> None:
-    driven = driven_in(tmp_path, BrokerLimits(retention_ms=HOUR_MS, session_timeout_ms=100 * HOUR_MS))
+    driven = driven_in(tmp_path, BrokerLimits(retention_max_ms=HOUR_MS, session_timeout_ms=100 * HOUR_MS))
     send(driven, 30)
     consumer = Consumer(driven, "c")
     driven.checkpoint()

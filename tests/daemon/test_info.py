@@ -20,7 +20,7 @@ from tests.broker_process import running
 
 GIB = 1 << 30
 SOUND = BrokerFacts(
-    Settings(), "127.0.0.1", (DiskSpace("data", 100 * GIB, 50 * GIB, GIB),), Counters(), (), 900_000, None
+    Settings(), "127.0.0.1", (DiskSpace("data", 100 * GIB, 50 * GIB, GIB),), Counters(), (), 900_000, None, ()
 )
 
 
@@ -75,6 +75,7 @@ WRONG = {
     "checkpoint_failed": SOUND._replace(checkpoint_error=StorageFull("no room"), checkpoint_age_us=10**9),
     "checkpoint_late": SOUND._replace(checkpoint_age_us=10_000_001),
     "damaged": SOUND._replace(counters=Counters(holes_in_recovery=2)),
+    "retention_waits": SOUND._replace(retention_holders=("billing",)),
     "open_to_network": SOUND._replace(host="0.0.0.0"),
 }
 

@@ -19,6 +19,12 @@ OF_RETENTION: Final = (
         _RETENTION,
     ),
     Mutant(
+        "keep a segment that a group has not taken all of",
+        "Retention._take_group",
+        never("not dropping.must_go and group.name is not None and dropping.advance.missed(group)"),
+        _RETENTION,
+    ),
+    Mutant(
         "take a receipt only for all of a segment",
         "OldSegment.is_archived",
         always("receipt.covers(self._owner, *self.span)"),

@@ -14,6 +14,8 @@ from tests.fake_disk import Operation
 from tests.sim.consumption import GROUPS, LIMITS, Consumption
 from tests.sim.runs import run_one
 
+#: Seeds from this one on drop only segments whose messages every group has taken.
+ONLY_TAKEN = 100_000
 SMALL = {"segment_bytes": 2_600, "max_frame_bytes": 2_400, "reserve_bytes": 60_000}
 
 
@@ -23,7 +25,11 @@ class Retaining(Consumption):
     options = SMALL
 
     def __init__(self, seed: int) -> None:
-        self.limits = LIMITS._replace(retention_ms=(100, 1_000)[seed % 2], retention_bytes=(0, 20_000)[seed // 2 % 2])
+        age_ms, size = (100, 1_000)[seed % 2], (0, 20_000)[seed // 2 % 2]
+        if seed >= ONLY_TAKEN:
+            self.limits = LIMITS._replace(retention_ms=age_ms)
+        else:
+            self.limits = LIMITS._replace(retention_max_ms=age_ms, retention_bytes=size)
         self.ids: dict[str, int] = {}
         self.where: dict[int, tuple[int, int]] = {}
         #: What was gone when a group was made, or made again: it begins behind that.

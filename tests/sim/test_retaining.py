@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.sim.retaining import run
+from tests.sim.retaining import ONLY_TAKEN, run
 from tests.sim.runs import count_many, told
 
 pytestmark = pytest.mark.no_cover
@@ -39,3 +39,12 @@ def test_what_is_dropped_is_counted_and_all_else_is_handled_or_dead(first: int) 
     counts = count_many(run, first, EACH)
     print(told(counts))
     assert not [name for name in STRIKES if not counts[name]]
+
+
+def test_a_segment_waits_for_each_group_and_none_misses_anything() -> None:
+    counts = count_many(run, ONLY_TAKEN, EACH)
+    print(told(counts))
+    assert counts["segments dropped"]
+    assert counts["killed"]
+    assert counts["power lost"]
+    assert not counts["groups moved"]

@@ -6,7 +6,9 @@ from typing import NamedTuple
 
 
 class BrokerLimits(NamedTuple):
-    """The limits that the rules enforce. The defaults are those of ``qmq serve``; docs/OPERATIONS.md explains each."""
+    """The limits that the rules enforce; docs/OPERATIONS.md explains each. The defaults are those of ``qmq serve``, but
+    that nothing is dropped by age.
+    """
 
     max_message_bytes: int = 4 << 20
     max_groups: int = 10_000
@@ -21,5 +23,6 @@ class BrokerLimits(NamedTuple):
     session_timeout_ms: int = 30_000
     broadcast_ttl_ms: int = 7 * 86_400_000
     retention_ms: int = 0
+    retention_max_ms: int = 0
     retention_bytes: int = 0
     retention_needs_archive: bool = False

@@ -45,6 +45,21 @@ class GroupAdvance:
         group = subject_filter.group
         return int(group.cursors.upto(number + 1)[number]) or group.beginning(self._store, subject_filter, number)
 
+    def missed(self, group: Group) -> int:
+        """Return how many messages of the segment the group has not taken. Raises NotAtHand and StorageError."""
+        had = self._target.had
+        starts = had.ends.copy()  # the group misses each range of sequences from here on
+        for subject_filter in group.filters.values():
+            if subject_filter.exact:
+                number = subject_filter.subject(self._store)
+                first = None if number is None else self._next(subject_filter, number)
+                if first is not None:
+                    mine = had.subjects == number
+                    starts[mine] = np.minimum(starts[mine], np.clip(first, had.starts[mine], had.ends[mine]))
+            elif self._is_behind(subject_filter):
+                self._lower(subject_filter, starts)
+        return int((had.ends - starts).sum())
+
     def move(self, group: Group) -> int:
         """Move a group past the segment, record that, and return how many messages the group misses.
 

@@ -1,6 +1,7 @@
 """Drop the oldest sealed segments, by age and by size.
 
-One segment goes at a time. Once it is chosen, no group or consumer begins in it. Groups that are behind are moved past
+A segment that is old enough goes once every group has taken its messages; one beyond a hard limit goes in any case. One
+segment goes at a time. Once it is chosen, no group or consumer begins in it. Groups that are behind are moved past
 it, and the messages that they miss are counted. Messages that a group still refers to are carried forward. Then a
 checkpoint leaves the segment out of the log, and its files go once no checkpoint names it. Files are read in a thread,
 and everything else is done in small steps.
@@ -30,6 +31,8 @@ LOOK_NUMBER: Final = first_number(Asker.RETENTION)
 #: it, or its files cannot be read).
 _LOOK_US: Final = 1_000_000
 _AGAIN_US: Final = 10_000_000
+#: When to look again at a segment with messages that a group has not taken: each look reads all of its rows.
+_HELD_US: Final = 600_000_000
 #: After most of a segment was carried forward, dropping it has freed little: drop none by size for so long.
 _NO_SIZE_LIMIT_US: Final = 600_000_000
 #: Report a segment that waits for its receipt after so long, and again after as long.
@@ -60,8 +63,9 @@ class _StoredUntilRead:
 class _SegmentRead:
     """A read of the receipt and all rows of a segment that is to go."""
 
-    def __init__(self, old: OldSegment, *, needs_archive: bool) -> None:
+    def __init__(self, old: OldSegment, *, needs_archive: bool, must_go: bool) -> None:
         self.old = old
+        self.must_go = must_go
         self.partition = old.partition
         self._needs_archive = needs_archive
         self.may_go = False
@@ -78,13 +82,17 @@ class _SegmentRead:
 
 
 class _SegmentDrop:
-    """The segment that is about to go."""
+    """The segment that is about to go; *must_go*: whether groups have taken its messages or not."""
 
-    def __init__(self, old: OldSegment, target: SegmentTarget, advance: GroupAdvance, groups: list[Group]) -> None:
+    def __init__(
+        self, old: OldSegment, target: SegmentTarget, advance: GroupAdvance, groups: list[Group], *, must_go: bool
+    ) -> None:
+        self.must_go = must_go
+        self.is_chosen = False
         self.old = old
         self.target = target
         self.advance = advance
-        self.groups = groups
+        self.groups = groups  # to be looked at, then to be moved
         self.reads = set[object]()  # made for the next group
         self.carry_forward: CarryForward | None = None
         self.skipped: dict[str, int] = {}
@@ -144,7 +152,7 @@ class Retention:
         self, store: Store, limits: BrokerLimits, intake: Intake, delivery: Delivery, effects: list[Effect]
     ) -> None:
         self._store = store
-        self._age_us = self._bytes = 0
+        self._age_us = self._max_age_us = self._bytes = 0
         self._needs_archive = False
         self._intake = intake
         self._delivery = delivery
@@ -153,6 +161,8 @@ class Retention:
         self._reading: _StoredUntilRead | _SegmentRead | ColdRead | None = None
         self._put_off: dict[tuple[int, int], int] = {}  # look again then, by the monotonic clock
         self._dropping: _SegmentDrop | None = None
+        #: By partition and base: a group that has not taken all messages of a segment that is old enough.
+        self._holders: dict[tuple[int, int], str] = {}
         self._look_us = 0
         self._any_size_until_us = 0
         #: When to report that a segment waits for its receipt.
@@ -160,14 +170,19 @@ class Retention:
         #: Segments that have gone, and segments that wait for a receipt, not reported yet.
         self.dropped: list[Dropped] = []
         self.unreceipted: list[UnreceiptedSegment] = []
-        self.configure(limits.retention_ms, limits.retention_bytes, needs_archive=limits.retention_needs_archive)
+        self.configure(
+            limits.retention_ms, limits.retention_max_ms, limits.retention_bytes,
+            needs_archive=limits.retention_needs_archive,
+        )  # fmt: skip
 
-    def configure(self, age_ms: int, size: int, *, needs_archive: bool) -> None:
-        """Set how long messages are stored and how many bytes of them; 0 means without limit. The next tick applies
-        it.
+    def configure(self, age_ms: int, max_age_ms: int, size: int, *, needs_archive: bool) -> None:
+        """Set for how long messages are stored that every group has taken, for how long at most, and how many bytes of
+        them; 0 means without limit. The next tick applies it.
         """
-        self._age_us, self._bytes, self._needs_archive = age_ms * 1_000, size, needs_archive
+        self._age_us, self._max_age_us, self._bytes = age_ms * 1_000, max_age_ms * 1_000, size
+        self._needs_archive = needs_archive
         self._put_off.clear()
+        self._holders.clear()
         self._look_us = self._any_size_until_us = 0
 
     # --- steps --------------------------------------------------------------------------------------------------------
@@ -176,7 +191,7 @@ class Retention:
         """Take the next step."""
         if self._dropping is not None:
             self._go_on(self._dropping, now)
-        elif self._reading is None and (self._age_us or self._bytes) and now.monotonic_us >= self._look_us:
+        elif self._reading is None and self._has_limit() and now.monotonic_us >= self._look_us:
             self._look_us = now.monotonic_us + _LOOK_US
             self._look(now)
 
@@ -184,11 +199,18 @@ class Retention:
         """Return when ``tick`` has something to do."""
         dropping = self._dropping
         if dropping is None:
-            waits = self._reading is not None or not (self._age_us or self._bytes)
+            waits = self._reading is not None or not self._has_limit()
             return None if waits else max(now.monotonic_us, self._look_us)
         if dropping.is_ready or self._reading is not None:
             return None
         return now.monotonic_us if dropping.carry_forward is None else dropping.carry_forward.next_deadline_us(now)
+
+    def _has_limit(self) -> bool:
+        return bool(self._age_us or self._max_age_us or self._bytes)
+
+    def holders(self) -> list[str]:
+        """Return the groups for which a segment is kept that is old enough to go."""
+        return sorted(set(self._holders.values()))
 
     def _heads(self) -> list[tuple[int, int]]:
         """Return partition and base of each partition's first segment, where it may go."""
@@ -204,6 +226,7 @@ class Retention:
         self._stored_until = {head: self._stored_until[head] for head in heads if head in self._stored_until}
         self._put_off = {head: until for head, until in self._put_off.items() if head in heads}
         self._report_us = {head: at for head, at in self._report_us.items() if head in heads}
+        self._holders = {head: group for head, group in self._holders.items() if head in heads}
         unknown = [head for head in heads if head not in self._stored_until]
         if unknown:
             self._read(
@@ -213,11 +236,15 @@ class Retention:
         excess = self._size() - self._bytes if self._bytes and now.monotonic_us >= self._any_size_until_us else 0
         ordered = sorted(self._stored_until, key=self._stored_until.__getitem__)
         for head in ordered:
-            too_old = self._age_us and self._stored_until[head] + self._age_us <= now.wall_us
-            if (too_old or excess > 0) and now.monotonic_us >= self._put_off.get(head, 0):
+            age_us = now.wall_us - self._stored_until[head]
+            must_go = excess > 0 or 0 < self._max_age_us <= age_us
+            may_go = must_go or 0 < self._age_us <= age_us
+            if must_go and self._holders.pop(head, None) is not None:
+                del self._put_off[head]  # it does not wait for its groups any more
+            if may_go and now.monotonic_us >= self._put_off.get(head, 0):
                 partition, base = head
                 old = self._store.partitions[partition].old_segment(base)
-                self._read(_SegmentRead(old, needs_archive=self._needs_archive))
+                self._read(_SegmentRead(old, needs_archive=self._needs_archive, must_go=must_go))
                 return
 
     def _size(self) -> int:
@@ -263,23 +290,36 @@ class Retention:
     # --- a segment that goes ------------------------------------------------------------------------------------------
 
     def _begin(self, found: _SegmentRead) -> None:
-        """Choose the segment: no group or consumer begins in it from now on."""
+        """Begin to look whether all groups have taken its messages, unless it goes in any case."""
         old, had = found.old, found.had
         assert had is not None
-        partition, (base, end) = old.partition, old.span
+        target = SegmentTarget(old.partition, *old.span, had)
+        groups = [] if found.must_go else list(self._delivery.subscriptions.groups.values())
+        advance = GroupAdvance(self._store, target, found.rows)
+        self._dropping = _SegmentDrop(old, target, advance, groups, must_go=found.must_go)
+        if found.must_go:
+            self._choose(self._dropping)
+
+    def _choose(self, dropping: _SegmentDrop) -> None:
+        """Choose the segment: no group or consumer begins in it from now on."""
+        partition, base, _, had = dropping.target
         self._store.partitions[partition].leave(base, had)
-        target = SegmentTarget(partition, base, end, had)
-        groups = [*self._delivery.subscriptions.groups.values(), *self._delivery.subscriptions.solo()]
-        self._dropping = _SegmentDrop(old, target, GroupAdvance(self._store, target, found.rows), groups)
+        dropping.is_chosen = True
+        dropping.groups = [*self._delivery.subscriptions.groups.values(), *self._delivery.subscriptions.solo()]
 
     def _go_on(self, dropping: _SegmentDrop, now: Now) -> None:
         if self._reading is not None:
             return
+        if not dropping.groups and not dropping.is_chosen:
+            self._choose(dropping)
         if dropping.groups:
             try:
-                self._move_some(dropping)
+                holder = self._take_groups(dropping)
             except StorageError:
                 self._give_up(now)
+                return
+            if holder is not None:
+                self._hold(dropping, holder, now)
             return
         if dropping.carry_forward is None:
             target, store = dropping.target, self._store
@@ -292,25 +332,45 @@ class Retention:
             )
         dropping.is_ready = dropping.is_ready or dropping.carry_forward.tick(now)
 
-    def _move_some(self, dropping: _SegmentDrop) -> None:
-        """Move the next groups past the segment, until a read is needed. Raises StorageError."""
+    def _take_groups(self, dropping: _SegmentDrop) -> Group | None:
+        """Look at the next groups, or move them past the segment once it is chosen, until a read is needed. Return a
+        group that has not taken all messages, if the segment stays because of it. Raises StorageError.
+        """
         left = _FILTERS
         while dropping.groups and left > 0:
             group = dropping.groups[-1]
             try:
-                skipped = dropping.advance.move(group)
+                skipped = self._take_group(dropping, group)
             except NotAtHand as missing:
                 if missing.read.key not in dropping.reads and len(dropping.reads) < _MOST_READS:
                     dropping.reads.add(missing.read.key)
                     self._read(missing.read)
-                    return
+                    return None
                 with blocking_reads(self._store):
-                    skipped = dropping.advance.move(group)
+                    skipped = self._take_group(dropping, group)
+            if skipped is None:
+                return group
             if skipped and group.name is not None:
                 dropping.skipped[group.name] = skipped
             dropping.groups.pop()
             dropping.reads.clear()
             left -= 1 + len(group.filters)
+        return None
+
+    def _take_group(self, dropping: _SegmentDrop, group: Group) -> int | None:
+        """Look at a group, or move it; return how many messages it misses, None if the segment stays because of it.
+
+        Raises NotAtHand and StorageError.
+        """
+        if not dropping.must_go and group.name is not None and dropping.advance.missed(group):
+            return None  # also where a group has begun in it, or was moved back, since it was looked at
+        return dropping.advance.move(group) if dropping.is_chosen else 0
+
+    def _hold(self, dropping: _SegmentDrop, holder: Group, now: Now) -> None:
+        """Keep the segment, as a group has not taken all of its messages."""
+        head = dropping.target.partition, dropping.target.base
+        self._give_up(now)
+        self._holders[head], self._put_off[head] = str(holder.name), now.monotonic_us + _HELD_US
 
     def _give_up(self, now: Now) -> None:
         """Put the segment off: it cannot go now."""
@@ -330,6 +390,7 @@ class Retention:
             self._give_up(now)
             return
         self._dropping = None
+        self._holders.pop((partition, base), None)
         self._store.drop_segment(partition, base, had)
         messages = int((had.ends - had.starts).sum())
         until_us = self._stored_until.pop((partition, base), 0)

@@ -77,7 +77,7 @@ def test_filter(tmp_path: Path) -> None:
 
 
 def test_retention(tmp_path: Path) -> None:
-    driven = driven_in(tmp_path, BrokerLimits(retention_ms=60_000))
+    driven = driven_in(tmp_path, BrokerLimits(retention_max_ms=60_000))
     Consumer(driven, "one")
     send(driven, 10)
     assert set(states(driven)) == {MessageState.READY}

@@ -25,7 +25,7 @@ from tests.broker.test_admin import ask, group_row
 from tests.broker.test_consuming import Consumer, killed
 
 DAY_US = 24 * HOUR_MS * 1_000
-LIMITS = BrokerLimits(retention_ms=HOUR_MS, session_timeout_ms=100 * HOUR_MS)
+LIMITS = BrokerLimits(retention_max_ms=HOUR_MS, session_timeout_ms=100 * HOUR_MS)
 
 
 class One(NamedTuple):

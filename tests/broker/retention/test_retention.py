@@ -20,13 +20,13 @@ from qmq.format.layout import NO_SEQUENCE
 from qmq.storage.disk.disk import Disk
 from qmq.storage.message_log.archive_receipt import ArchiveReceipt, write_receipt
 from tests.broker.harness import Driven, bodies_of
-from tests.broker.test_admin import group_row
+from tests.broker.test_admin import ask, group_row
 from tests.broker.test_consuming import Consumer, killed
 from tests.fake_disk import FakeDisk
 
 SMALL = {"segment_bytes": 8 << 10, "max_frame_bytes": 4 << 10}
 HOUR_MS = 3_600_000
-BY_AGE = BrokerLimits(retention_ms=HOUR_MS, session_timeout_ms=10 * HOUR_MS)
+BY_AGE = BrokerLimits(retention_max_ms=HOUR_MS, session_timeout_ms=10 * HOUR_MS)
 
 
 def driven_in(path: Path, limits: BrokerLimits = BY_AGE, **options: Any) -> Driven:
@@ -98,10 +98,7 @@ def test_excess_segments_go_oldest_first(tmp_path: Path) -> None:
     send(driven, 60)
     gone = settle(driven)
     assert gone
-    sizes = (
-        sum(span.end - span.base for span in driven.store.partitions[0].message_log.sealed)
-        + driven.store.partitions[0].written_bytes()
-    )
+    sizes = driven.store.partitions[0].log_bytes()
     assert 30_000 - 8_192 <= sizes <= 30_000
     assert [one.base for one in gone] == sorted(one.base for one in gone)
     driven.close()
@@ -251,7 +248,7 @@ def test_a_segment_goes_later_after_a_disk_error(tmp_path: Path) -> None:
 
 
 def test_a_repeat_of_a_dropped_batch_is_answered_without_sequences(tmp_path: Path) -> None:
-    driven = driven_in(tmp_path, BrokerLimits(retention_ms=HOUR_MS, producer_ttl_ms=10 * HOUR_MS))
+    driven = driven_in(tmp_path, BrokerLimits(retention_max_ms=HOUR_MS, producer_ttl_ms=10 * HOUR_MS))
     first = driven.send_command({"a.0": [b"x"], "a.1": [b"y"]})
     again = first._replace(request=driven.request(), batch=memoryview(bytearray(first.batch)))
     (sent,) = driven.do(first)
@@ -296,4 +293,78 @@ def test_moving_groups_does_not_wait_for_the_disk(tmp_path: Path, follows: tuple
     gone = settle(driven)
     left = sum(unreceipted(driven, name)[2] for name in follows)
     assert sum(one.skipped.get("g", 0) for one in gone) == group_row(driven)["skipped"] == wanted - left > 0
+    driven.close()
+
+
+# --- what groups have not taken stays ---------------------------------------------------------------------------------
+
+ONCE_TAKEN = BrokerLimits(retention_ms=HOUR_MS, session_timeout_ms=100 * HOUR_MS)
+
+
+@pytest.mark.parametrize("prefix", ["a.", "a.0"])
+def test_a_segment_stays_until_its_last_message_is_taken(tmp_path: Path, prefix: str) -> None:
+    driven = driven_in(tmp_path, ONCE_TAKEN)
+    consumer = Consumer(driven, "c", prefix)
+    send(driven, 40)
+    driven.advance(2 * HOUR_MS)
+    before = segments(driven)
+    assert settle(driven) == []
+    assert driven.broker.retention_holders() == ["g"]
+    consumer.pull(40)
+    consumer.ack(*range(39))
+    driven.advance(HOUR_MS)
+    gone = settle(driven)
+    assert len(gone) >= 3
+    assert not any(one.skipped for one in gone)
+    assert sum(one.carried for one in gone) <= 1, "the message in flight is carried forward"
+    assert segments(driven) < before
+    assert driven.broker.retention_holders() == []
+    assert group_row(driven)["skipped"] == 0
+    driven.close()
+
+
+def test_messages_that_no_group_wants_go_by_age(tmp_path: Path) -> None:
+    driven = driven_in(tmp_path, ONCE_TAKEN)
+    consumer = Consumer(driven, "c", "b.")
+    send(driven, 40)
+    driven.advance(2 * HOUR_MS)
+    assert len(settle(driven)) >= 4
+    assert group_row(driven)["skipped"] == 0
+    assert consumer
+    driven.close()
+
+
+def test_a_group_that_was_deleted_keeps_nothing(tmp_path: Path) -> None:
+    driven = driven_in(tmp_path, ONCE_TAKEN)
+    Consumer(driven, "c")
+    send(driven, 40)
+    driven.advance(2 * HOUR_MS)
+    assert settle(driven) == []
+    ask(driven, "delete_group", group="g")
+    driven.advance(HOUR_MS)
+    assert len(settle(driven)) >= 4
+    driven.close()
+
+
+@pytest.mark.parametrize("limit", [{"retention_max_ms": 3 * HOUR_MS}, {"retention_bytes": 9_000}])
+def test_a_hard_limit_waits_for_no_group(tmp_path: Path, limit: dict[str, int]) -> None:
+    driven = driven_in(tmp_path, ONCE_TAKEN._replace(**limit))
+    Consumer(driven, "c")
+    send(driven, 40)
+    driven.advance(2 * HOUR_MS)
+    gone = settle(driven)
+    driven.advance(2 * HOUR_MS)
+    gone += settle(driven)
+    assert len(gone) >= 3
+    assert group_row(driven)["skipped"] == sum(one.skipped["g"] for one in gone) > 0
+    driven.close()
+
+
+def test_a_solo_consumer_keeps_nothing(tmp_path: Path) -> None:
+    driven = driven_in(tmp_path, ONCE_TAKEN)
+    subscription = driven.subscribe("a.", group=None, start="first")
+    send(driven, 40)
+    driven.advance(2 * HOUR_MS)
+    assert len(settle(driven)) >= 4
+    assert numbers(bodies_of(driven.pull(subscription)))[-1] == 39
     driven.close()

@@ -155,19 +155,19 @@ class Serving:
 def test_a_hangup_takes_what_it_can_of_the_file_again(tmp_path: Path) -> None:
     path = tmp_path / "qmq.toml"
     listen = 'listen = "127.0.0.1:0"\n'
-    path.write_text(f'{listen}log_level = "info"\nretention_ms = 5000\n')
+    path.write_text(f'{listen}log_level = "info"\nretention_max_ms = 5000\n')
     flags = ["--set", "scrub_round_ms=1000", "--data-dir", str(tmp_path / "data")]
     with qmq_process("serve", "--config", str(path), *flags) as process:
         serving = Serving(process)
         assert serving.hang_up() == ["INFO SIGHUP: nothing has changed that a running broker takes"]
-        path.write_text(f'{listen}log_level = "error"\nretention_ms = 0\nscrub_round_ms = 7\n')
-        assert serving.hang_up() == ["INFO SIGHUP: went on with log_level = error, retention_ms = 0"]
+        path.write_text(f'{listen}log_level = "error"\nretention_max_ms = 0\nscrub_round_ms = 7\n')
+        assert serving.hang_up() == ["INFO SIGHUP: went on with log_level = error, retention_max_ms = 0"]
         path.write_text(f'{listen}log_level = "info"\npartitions = 2\nmax_groups = 5\n')
         assert serving.hang_up(lines=2) == [
             "INFO SIGHUP: went on with log_level = info",
             "WARNING SIGHUP: partitions, max_groups changed, which needs a restart",
         ]
-        path.write_text(f'{listen}log_level = "loud"\nretention_ms = 7\n')
+        path.write_text(f'{listen}log_level = "loud"\nretention_max_ms = 7\n')
         (line,) = serving.hang_up()
         assert line.startswith("ERROR SIGHUP: the settings stay as they are: log_level = 'loud'")
         path.write_text("no toml")
