@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qmq.format.pieces import PartialAnswer, piece_of_run, read_answer
+from qmq.format.pieces import PartialAnswer, piece_of_run, read_answer, read_single
 from tests.format.contents import Contents, contents, expected, plain, received, rich, stored
 
 TWO: Contents = [plain("a", 3), rich("b", 20)]
@@ -62,3 +62,26 @@ def test_a_batch_is_verified_before_the_next_one_is_there() -> None:
     runs, damaged = arriving.all()
     assert damaged == []
     assert [run.count for run in runs] == [3, 20, 2]
+
+
+def test_a_message_that_comes_alone_is_read_like_in_any_answer() -> None:
+    answer = stored([plain("a", 1)])
+    single = read_single(answer)
+    assert single is not None
+    assert received([single]) == received(read_answer(answer)[0])
+    for others in ([plain("a", 2)], [rich("a", 1)], [plain("a", 1), plain("b", 1)]):
+        assert read_single(stored(others)) is None
+    assert read_single(memoryview(bytes(answer) * 2)) is None
+
+
+def test_no_flipped_bit_passes_in_a_message_that_comes_alone() -> None:
+    answer = bytes(stored([plain("a", 1)]))
+    for bit in range(8 * len(answer)):
+        flipped = bytearray(answer)
+        flipped[bit >> 3] ^= 1 << (bit & 7)
+        run, (runs, damaged) = read_single(memoryview(flipped)), read_answer(memoryview(flipped))
+        if run is not None:
+            assert not damaged
+            assert received([run]) == received(runs) == expected([plain("a", 1)])
+    for size in range(len(answer)):
+        assert read_single(memoryview(answer)[:size]) is None

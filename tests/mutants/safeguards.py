@@ -302,6 +302,24 @@ SAFEGUARDS: Final = (
         ("tests/net/client/consumer/test_ack_file_state_file.py",),
     ),
     Mutant(
+        "check the header of a message that comes alone",
+        "read_single",
+        never("header_crc_of(answer, start) != crc"),
+        ("tests/format/test_pieces_arriving.py",),
+    ),
+    Mutant(
+        "check the bytes of a message that comes alone",
+        "read_single",
+        never("crc32c(answer[start:]) != data_crc"),
+        ("tests/format/test_pieces_arriving.py",),
+    ),
+    Mutant(
+        "queue a send behind those that have no answer",
+        "Accumulator.take_single",
+        never("self.unfinished", at=1),
+        ("tests/net/client/producer/test_accumulator.py",),
+    ),
+    Mutant(
         "refuse acknowledgements of what is not held",
         "InFlightWindow.ack",
         never("self.fenced is not None"),

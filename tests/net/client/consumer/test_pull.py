@@ -14,13 +14,13 @@ import pytest
 import qmq
 from qmq.errors import (
     BrokerStopping,
-    ConnectionLost,
     GroupMismatch,
     InvalidName,
     InvalidOption,
     Overloaded,
     ProtocolError,
     UnknownSubscription,
+    UsageError,
 )
 from qmq.names import check_consumer
 from qmq.net.client.consumer import pull as pulling_module
@@ -593,7 +593,7 @@ async def test_a_closed_client_ends_its_pulls() -> None:
             await entering
             pulling = asyncio.ensure_future(consumer.pull())
             await peer.pulled()
-        with pytest.raises(ConnectionLost, match="closed"):
+        with pytest.raises(UsageError, match="closed"):
             await pulling
         await consumer.__aexit__(None, None, None)
 
