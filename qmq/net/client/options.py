@@ -168,12 +168,13 @@ def _json_decoder() -> Callable[[bytes], Any]:
     try:
         import msgspec  # type: ignore[import-not-found,unused-ignore]  # of the extra qmq[json]
     except ImportError:
-        return _decode_json
+        return decode_json
     decode: Callable[[bytes], Any] = msgspec.json.Decoder().decode
     return decode
 
 
-def _decode_json(body: bytes) -> Any:
+def decode_json(body: bytes) -> Any:
+    """Do as ``json_of``, by the standard library."""
     return json.loads(body.decode(), parse_constant=_refuse_constant)
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import qmq
 from qmq.format.build import headers_of, make_header
-from qmq.net.client.options import NO_JSON, json_body_of, json_of
+from qmq.net.client.options import NO_JSON, decode_json, json_body_of, json_of
 from tests.broker_process import running_broker
 
 
@@ -64,8 +64,15 @@ def test_a_value_that_json_cannot_say_is_refused(value: object) -> None:
 
 @pytest.mark.parametrize("body", [b"", b"{", b"NaN", b"[Infinity]", b"\xff", b'{"a":1}x'])
 def test_a_body_that_is_no_json_is_refused(body: bytes) -> None:
-    with pytest.raises(ValueError):  # noqa: PT011  # the words are those of the decoder
-        json_of(body)
+    for decode in (json_of, decode_json):
+        with pytest.raises(ValueError):  # noqa: PT011  # the words are those of the decoder
+            decode(body)
+
+
+@pytest.mark.parametrize("value", [ORDER, None, [], "ž", -1.5e300, 2**80, {"": {"a": [None, True]}}])
+def test_both_decoders_read_the_same(value: object) -> None:
+    body, _ = json_body_of(value, None)
+    assert json_of(body) == decode_json(body) == value
 
 
 async def test_a_message_has_one_body(tmp_path: Path) -> None:
