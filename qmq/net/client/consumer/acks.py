@@ -69,6 +69,7 @@ class AckSender:
         self._hurries = False
         self._sending: asyncio.Task[None] | None = None
         self._waiters: list[asyncio.Future[None]] = []
+        self._confirming: list[asyncio.Future[None]] = []  # woken by each answer to acks
         #: Sends the other dispositions.
         self.nack_sender = NackSender(consumer, subscribed)
         self._warned_of_dropped = False
@@ -151,6 +152,7 @@ class AckSender:
                 self._undecided.add(start, end)
         for call in self.on_dropped:
             call()
+        self._wake_confirming()
         if not self.unconfirmed:
             self._wake_waiters()
         elif self._waiters:
@@ -220,6 +222,8 @@ class AckSender:
         else:
             in_flight.confirm(intervals, sum(intervals[1::2]) - sum(intervals[::2]))
             log.warning("consumer %s: acks were refused: %s", self._consumer, answer)
+        if self._confirming:
+            self._wake_confirming()
         if self._waiters and not self.unconfirmed:
             self._wake_waiters()
 
@@ -227,7 +231,28 @@ class AckSender:
         assert self.in_flight is not None
         self.in_flight.rejoined(self.in_flight.consumer_state)
 
+    async def confirm(self, in_flight: InFlightWindow, start: int, end: int) -> None:
+        """Wait until the broker has the acks and releases of [start, end). Raises Fenced if it may refuse one."""
+        while in_flight.is_unconfirmed(start, end):
+            waiter = asyncio.get_running_loop().create_future()
+            self._confirming.append(waiter)
+            self._due()
+            await waiter
+        if in_flight.lost.overlaps(start, end):
+            raise Fenced(
+                f"the ack was refused: {in_flight.fenced or 'the message was no longer in flight'}; "
+                "the message is delivered again"
+            )
+        await self.nack_sender.confirm(in_flight, start, end)
+
+    def _wake_confirming(self) -> None:
+        waiters, self._confirming = self._confirming, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
     def _wake_waiters(self) -> None:
+        self._wake_confirming()
         waiters, self._waiters = self._waiters, []
         for waiter in waiters:
             if not waiter.done():
@@ -281,6 +306,11 @@ class AckSender:
             self.nack_sender.hand_back_soon(
                 in_flight, PendingDisposition(start, end, Disposition.NACK, delay_us, reason)
             )
+
+    @property
+    def hands_over(self) -> bool:
+        """Whether another broker takes whole messages that are nacked while this one is gone."""
+        return self.nack_sender.handover is not None
 
     @property
     def has_left(self) -> bool:

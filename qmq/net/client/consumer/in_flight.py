@@ -41,6 +41,10 @@ class DispositionOwner(Protocol):
     failures: Any
 
     @property
+    def hands_over(self) -> bool:
+        """Whether another broker takes whole messages that are nacked while this one is gone."""
+
+    @property
     def has_left(self) -> bool:
         """Whether the program has left the consumer's block."""
 
@@ -54,6 +58,9 @@ class DispositionOwner(Protocol):
 
     def release(self, in_flight: InFlightWindow, start: int, end: int) -> None:
         """Release messages in the background."""
+
+    async def confirm(self, in_flight: InFlightWindow, start: int, end: int) -> None:
+        """Wait until the broker has the acks and releases of [start, end). Raises Fenced."""
 
     def fail(self, in_flight: InFlightWindow, back: PendingDisposition) -> None:
         """Nack a message in the background, unless it has a disposition."""
@@ -116,6 +123,8 @@ class InFlightWindow:
         self._streak = 0
         #: Why no message is in flight any more: another subscriber took over, or the consumer expired.
         self.fenced: Fenced | None = None
+        #: Acks that the broker has refused, or may have.
+        self.lost = Intervals()
         self._handling: dict[Task, int] = {}  # how many messages each task works on
         self._stopped: set[Task] = set()  # tasks that ``fence`` has cancelled
 
@@ -196,6 +205,7 @@ class InFlightWindow:
             self.late("ack()", start, end, f"{lost} messages")
             self.owner.refused += lost
             self._done.add(start, end)
+            self.lost.add(start, end)
             return
         if end - start == 1 and start >= self.floor and start not in self._done:
             self._streak, self.tail = start, end
@@ -233,6 +243,13 @@ class InFlightWindow:
         """Return the ranges of messages that were received and have no disposition."""
         self._end_streak()
         return [] if self.fenced is not None else self._done.missing(self.floor, self.expected)
+
+    def open_within(self, start: int, end: int) -> list[tuple[int, int]]:
+        """Return the ranges of [start, end) that have no disposition. Raises Fenced if they are no longer in flight."""
+        self._end_streak()
+        if self.fenced is not None:
+            raise Fenced(str(self.fenced))
+        return self._done.missing(max(start, self.floor), end)
 
     def begin_disposition(self, start: int, end: int) -> None:
         """Mark [start, end) as disposed of. Raises Fenced if one has a disposition or is no longer in flight."""
@@ -278,6 +295,9 @@ class InFlightWindow:
     def confirm(self, intervals: Sequence[int], refused: int) -> None:
         """Record that the broker has confirmed *intervals*."""
         self.owner.refused += refused
+        if refused:
+            for start, end in zip(intervals[::2], intervals[1::2], strict=True):
+                self.lost.add(start, end)
         if len(intervals) == 2 and self._sent.remove_only(*intervals):  # the common case
             return
         unconfirmed = Intervals()
@@ -294,6 +314,11 @@ class InFlightWindow:
         """How many acks the broker has not confirmed."""
         self._end_streak()
         return self._pending.size + self._sent.size
+
+    def is_unconfirmed(self, start: int, end: int) -> bool:
+        """Whether the broker has not confirmed an ack of [start, end)."""
+        self._end_streak()
+        return self._pending.overlaps(start, end) or self._sent.overlaps(start, end)
 
     @property
     def pending(self) -> int:
@@ -328,6 +353,8 @@ class InFlightWindow:
             lost.add(start, end)
         self._pending, self._sent = Intervals(), Intervals()
         self.fenced = error
+        for start, end in lost:
+            self.lost.add(start, end)
         return lost
 
     def fence(self, error: Fenced) -> Intervals:

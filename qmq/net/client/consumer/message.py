@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import gc
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import suppress
 from datetime import datetime
 from itertools import chain, groupby, repeat
 from operator import itemgetter
@@ -29,7 +30,13 @@ from qmq.net.client.producer.receipts import utc_from_us
 from qmq.net.protocol.types import Disposition
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
     import pyarrow
+
+    from qmq.net.client.consumer.in_flight import InFlightWindow
+
+    #: A bool for each message.
+    Mask = npt.NDArray[np.bool_] | Sequence[bool]
 
 
 def with_tags(runs: list[Run], tags: frozenset[str]) -> list[Run]:
@@ -157,12 +164,16 @@ class Message:
 
     # --- dispositions -------------------------------------------------------------------------------------------------
 
-    def ack(self) -> None:
+    def ack(self) -> Awaitable[None]:
         """Ack the message: it is handled, and the group does not receive it again.
 
-        The ack is confirmed in the background; ``Consumer.flush`` waits for that. Does nothing for a solo consumer, or
-        when the message has a disposition. After the consumer's block it changes nothing, because the message was
-        released when the block ended; the first such call is logged.
+            message.ack()        # sent and confirmed in the background, with others
+            await message.ack()  # returns once the broker has it
+
+        ``Consumer.flush`` waits for all acks so far. Does nothing for a solo consumer, or when the message has a
+        disposition. After the consumer's block it changes nothing, because the message was released when the block
+        ended; the first such call is logged. Awaiting it raises Fenced if the broker refuses the ack, as the message
+        is no longer in flight.
         """
         in_flight = self._run.in_flight
         if in_flight is not None:
@@ -173,6 +184,13 @@ class Message:
                 if in_flight.fenced is not None:
                     in_flight.late("ack()", number, number + 1, self)
                 in_flight.ack(number, number + 1)
+        return self  # no object is made for programs that do not wait
+
+    def __await__(self) -> Generator[Any, None, None]:
+        """Wait until the broker has the ack or release of the message, as ``await message.ack()`` does."""
+        in_flight = self._run.in_flight
+        if in_flight is not None:
+            yield from in_flight.owner.confirm(in_flight, self._number, self._number + 1).__await__()
 
     async def nack(self, delay: Duration | None = None, reason: str = "") -> None:
         """Nack the message: it could not be handled, and the group receives it again after *delay* seconds.
@@ -188,15 +206,20 @@ class Message:
         """
         await self._hand_back(Disposition.REJECT, None, reason)
 
-    def release(self) -> None:
-        """Release the message unstarted: a consumer gets it at once, and no attempt is counted. After the consumer's
-        block it changes nothing, as ``ack``.
+    def release(self) -> Awaitable[None]:
+        """Release the message unstarted: a consumer gets it at once, and no attempt is counted.
+
+            message.release()        # in the background
+            await message.release()  # returns once the broker has it
+
+        After the consumer's block it changes nothing, as ``ack``.
         """
         in_flight = self._run.in_flight
         if in_flight is not None:
             if in_flight.fenced is not None:
                 in_flight.late("release()", self._number, self._number + 1, self)
             in_flight.owner.release(in_flight, self._number, self._number + 1)
+        return self
 
     async def _hand_back(self, disposition: Disposition, delay: Duration | None, reason: str) -> None:
         in_flight = self._run.in_flight
@@ -259,13 +282,31 @@ def failure(message: Message, error: BaseException) -> PendingDisposition:
     return PendingDisposition(message._number, message._number + 1, Disposition.NACK, delay_us, reason_of(error), whole)
 
 
-def fail(message: Message, error: BaseException, failures: FailureLog) -> None:
-    """Log that *error* ended the handler of *message*; nack it in the background if it is of a group."""
+def fail(
+    message: Message,
+    error: BaseException,
+    failures: FailureLog,
+    call: Callable[[Callable[[], None]], object] = lambda function: function(),
+) -> None:
+    """Log that *error* ended the handler of *message*; nack it in the background if it is of a group. *call* calls a
+    function in the client's loop: at once by default.
+    """
     in_flight = message._run.in_flight
     if in_flight is None:
         failures.add(message, error, None)
     else:
-        in_flight.owner.fail(in_flight, failure(message, error))
+        back = failure(message, error)
+        call(lambda: in_flight.owner.fail(in_flight, back))
+
+
+def fail_batch(messages: Iterable[Message], error: Exception) -> tuple[int | None, str]:
+    """[any thread] Log that *error* ended the block of a batch, in which *messages* had no disposition; return delay
+    and reason of the nacks to send.
+    """
+    delay_us, cause = delay_of(error)
+    for number, message in enumerate(messages):
+        message._run.in_flight.owner.failures.add(message, cause, delay_us, traceback=number == 0)
+    return delay_us, reason_of(cause)
 
 
 async def _go_on(task: asyncio.Task[Any], error: BaseException | None) -> bool:
@@ -329,10 +370,14 @@ class MessageBatch(Sequence[Message]):
     @overload
     def __getitem__(self, index: int) -> Message: ...
     @overload
-    def __getitem__(self, index: slice) -> list[Message]: ...
-    def __getitem__(self, index: int | slice) -> Message | list[Message]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(self._total))]
+    def __getitem__(self, index: slice | Mask) -> Self: ...
+    def __getitem__(self, index: int | slice | Mask) -> Message | Self:
+        """Return one message, or the batch of those that a slice or a mask (a bool for each message) selects.
+
+        batch[0], batch[-10:], batch[amounts > 100]
+        """
+        if not isinstance(index, int):
+            return type(self)(self._selected(index))
         if index < 0:
             index += self._total
         if not 0 <= index < self._total:
@@ -344,20 +389,159 @@ class MessageBatch(Sequence[Message]):
         run, index = self._runs[number], index - self._starts[number]
         return self._kind(run, run.delivery_sequence + index, run.body(index))
 
+    def _selected(self, index: slice | Mask) -> list[Run]:
+        """Return the messages of a slice or mask, cut out of the runs. Raises TypeError and ValueError."""
+        if isinstance(index, slice):
+            numbers = np.arange(self._total)[index]
+        else:
+            mask = np.asarray(index)
+            if mask.dtype != np.bool_:
+                raise TypeError(f"a batch takes a number, a slice or a mask of bools, not {index!r:.80}")
+            if mask.shape != (self._total,):
+                raise ValueError(f"a mask of this batch has {self._total} bools, not {mask.shape}")
+            numbers = np.flatnonzero(mask)
+        if not len(numbers):
+            return []
+        counts = np.array([run.count for run in self._runs], np.int64)
+        ends = np.cumsum(counts)
+        runs = np.searchsorted(ends, numbers, side="right")
+        # A part is cut where the numbers do not go on by one, or the run changes.
+        cuts = np.flatnonzero((np.diff(numbers) != 1) | (np.diff(runs) != 0)) + 1
+        selected = []
+        for first, last in zip((0, *cuts.tolist()), (*(cuts - 1).tolist(), len(numbers) - 1), strict=True):
+            run = self._runs[runs[first]]
+            start = int(numbers[first] - ends[runs[first]] + run.count)
+            stop = start + int(last - first) + 1
+            selected.append(run if stop - start == run.count else run.slice(start, stop))
+        return selected
+
     def __iter__(self) -> Iterator[Message]:
         return each_message(self._runs, self._kind)
 
-    def ack(self) -> None:
-        """Ack all messages, as ``Message.ack``."""
+    # --- dispositions -------------------------------------------------------------------------------------------------
+
+    def ack(self) -> Awaitable[None]:
+        """Ack all messages that have no disposition, as ``Message.ack``; it may be awaited.
+
+        batch = await consumer.pull_batch()
+        batch[batch_is_good].ack()
+        """
+        for in_flight, start, end in self._ranges():
+            in_flight.ack(start, end)
+        return self
+
+    async def nack(self, delay: Duration | None = None, reason: str = "") -> None:
+        """Nack all messages that have no disposition, as ``Message.nack``.
+
+        await batch.nack("5m", "the warehouse is closed")
+        """
+        await self._hand_back(Disposition.NACK, check_delay(delay), check_reason(reason))
+
+    async def reject(self, reason: str) -> None:
+        """Reject all messages that have no disposition, as ``Message.reject``.
+
+        await batch[unreadable].reject("no such customer")
+        """
+        await self._hand_back(Disposition.REJECT, None, check_reason(reason))
+
+    def release(self) -> Awaitable[None]:
+        """Release all messages that have no disposition, as ``Message.release``; it may be awaited.
+
+        batch[1000:].release()
+        """
+        for in_flight, start, end in self._ranges():
+            if in_flight.fenced is not None:
+                in_flight.late("release()", start, end, f"{end - start} messages")
+                continue
+            for low, high in in_flight.open_within(start, end):
+                in_flight.owner.release(in_flight, low, high)
+        return self
+
+    def __await__(self) -> Generator[Any, None, None]:
+        """Wait until the broker has the acks and releases of the batch, as ``await batch.ack()`` does."""
+        for in_flight, start, end in self._ranges():
+            yield from in_flight.owner.confirm(in_flight, start, end).__await__()
+
+    async def __aenter__(self) -> Self:
+        task = asyncio.current_task()
+        assert task is not None
+        for in_flight in self._windows():
+            in_flight.begin(task)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
+        """Ack all messages that have no disposition; after an Exception nack them, and let it go on.
+
+            async with batch:
+                store(batch.to_arrow())
+
+        As with ``async with message``, ``qmq.Retry`` picks the delay, and a cancellation releases the messages.
+        """
+        task = asyncio.current_task()
+        assert task is not None
+        stopped = [in_flight.end(task) for in_flight in self._windows()]
+        if any(stopped):
+            return await _go_on(task, error)
+        if error is None:
+            self.ack()
+        elif not isinstance(error, Exception):
+            self.release()
+        elif self._windows():
+            delay_us, reason = fail_batch(self._open_messages(), error)
+            with suppress(Fenced):
+                await self._hand_back(Disposition.NACK, delay_us, reason)
+        return False
+
+    async def _hand_back(self, disposition: Disposition, delay_us: int | None, reason: str) -> None:
+        if self._total and not self._windows():
+            raise UsageError("messages of solo consumers and of at_most_once groups cannot be nacked or rejected")
+        parts = self._open_parts(disposition, delay_us, reason)
+        await asyncio.gather(*(in_flight.owner.hand_back(in_flight, back) for in_flight, back in parts))
+
+    def _open_parts(
+        self, disposition: Disposition, delay_us: int | None, reason: str
+    ) -> Iterator[tuple[InFlightWindow, PendingDisposition]]:
+        """Yield what to send for the messages without a disposition: ranges, or where another broker may have to take
+        them, message by message.
+        """
+        for run in self._runs:
+            first = run.delivery_sequence
+            for low, high in run.in_flight.open_within(first, first + run.count):
+                if run.in_flight.owner.hands_over:
+                    for number in range(low, high):
+                        whole = run, number - first
+                        yield (
+                            run.in_flight,
+                            PendingDisposition(number, number + 1, disposition, delay_us, reason, whole),
+                        )
+                else:
+                    yield run.in_flight, PendingDisposition(low, high, disposition, delay_us, reason)
+
+    def _open_messages(self) -> list[Message]:
+        return [
+            message
+            for message in self
+            if message._run.in_flight is not None and message._run.in_flight.is_open(message._number)
+        ]
+
+    def _windows(self) -> list[InFlightWindow]:
+        return list({id(run.in_flight): run.in_flight for run in self._runs if run.in_flight is not None}.values())
+
+    def _ranges(self) -> Iterator[tuple[InFlightWindow, int, int]]:
+        """Yield the delivery sequences of the batch; those of consecutive runs as one range."""
         in_flight, start, end = None, 0, 0
-        for run in self._runs:  # consecutive runs are acked as one range
+        for run in self._runs:
             if run.in_flight is not in_flight or run.delivery_sequence != end:
                 if in_flight is not None:
-                    in_flight.ack(start, end)
+                    yield in_flight, start, end
                 in_flight, start = run.in_flight, run.delivery_sequence
             end = run.delivery_sequence + run.count
         if in_flight is not None:
-            in_flight.ack(start, end)
+            yield in_flight, start, end
+
+    # --- columns ------------------------------------------------------------------------------------------------------
 
     @property
     def subjects(self) -> list[str]:

@@ -83,6 +83,16 @@ class NackSender:
         """Release messages in the background."""
         self.hand_back_soon(in_flight, PendingDisposition(start, end, Disposition.RELEASE))
 
+    async def confirm(self, in_flight: InFlightWindow, start: int, end: int) -> None:
+        """Wait until the broker has the releases of [start, end) that this turn of the loop has queued."""
+        waiters = list[asyncio.Future[None]]()
+        for number, one in enumerate(self._queued):
+            if one.in_flight is in_flight and one.waiter is None and start <= one.back.start and one.back.end <= end:
+                waiters.append(asyncio.get_running_loop().create_future())
+                self._queued[number] = one._replace(waiter=waiters[-1])
+        if waiters:
+            await asyncio.gather(*waiters)
+
     def hand_back_soon(self, in_flight: InFlightWindow, back: PendingDisposition) -> None:
         """Send a disposition in the background; do nothing if a message has one already or is not in flight."""
         try:
@@ -298,7 +308,9 @@ class FailureLog:
         self._consumer = consumer
         self._comes_again = comes_again
 
-    def add(self, message: FailedMessage, error: BaseException, delay_us: int | None) -> None:
+    def add(
+        self, message: FailedMessage, error: BaseException, delay_us: int | None, *, traceback: bool = True
+    ) -> None:
         """[any thread] Log that *message* failed, and call the program's function. *delay_us* None: the group's."""
         retry_us = self._retry_us(message.attempt, delay_us)
         fields = {
@@ -325,7 +337,7 @@ class FailureLog:
             "message %s of %s failed at attempt %d%s, %s: %s",
             message.id, message.subject, message.attempt, f" of {self.max_attempts}" if self.max_attempts else "",
             after, reason_of(error),
-            exc_info=None if isinstance(error, Retry) else error, extra=fields,
+            exc_info=error if traceback and not isinstance(error, Retry) else None, extra=fields,
         )  # fmt: skip
         if self.on_failed is not None:
             try:

@@ -5,20 +5,28 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import suppress
 from types import TracebackType
-from typing import Any, Self, overload
+from typing import TYPE_CHECKING, Any, Self, overload
 
-from qmq.durations import Duration
+from qmq.durations import Duration, seconds_of
 from qmq.errors import BadBatch, Fenced, UsageError
 from qmq.format.run import Run
 from qmq.net.client.cluster import Brokers
 from qmq.net.client.consumer.feed import MessageFeed
-from qmq.net.client.consumer.message import Message, MessageBatch, each_message, failure, messages_of
+from qmq.net.client.consumer.message import Message, MessageBatch, each_message, fail_batch, failure, messages_of
 from qmq.net.client.consumer.multi_broker import MultiBrokerPuller
 from qmq.net.client.consumer.pull import Puller
 from qmq.net.client.options import BATCH_BYTES, PULL_BYTES
+from qmq.net.client.stop_signals import calling_at_signals
 from qmq.net.client.sync.loop_thread import ClientThread
+from qmq.net.client.sync.run import ThreadRun
+from qmq.net.protocol.types import Disposition
+
+if TYPE_CHECKING:
+    from qmq.net.client.consumer.in_flight import InFlightWindow
+    from qmq.net.client.consumer.message import Mask
 
 log = logging.getLogger("qmq.client")
 
@@ -28,8 +36,8 @@ class SyncMessage(Message):
 
     __slots__ = ()
 
-    def ack(self) -> None:
-        """Acknowledge the message. See ``Message.ack``."""
+    def ack(self, *, wait: bool = False) -> None:  # type: ignore[override]  # a plain call
+        """Acknowledge the message; with *wait* return once the broker has the ack. See ``Message.ack``."""
         in_flight = self._run.in_flight
         if in_flight is not None:
             owner = in_flight.owner
@@ -39,6 +47,9 @@ class SyncMessage(Message):
                 owner.thread_acks.ack(in_flight, self._number, owner.loop.call_soon_threadsafe)
             except RuntimeError:  # the client is closed
                 in_flight.late("ack()", self._number, self._number + 1, self)
+                return
+            if wait:
+                self._wait(owner.confirm(in_flight, self._number, self._number + 1))
 
     def nack(self, delay: Duration | None = None, reason: str = "") -> None:  # type: ignore[override]  # waits by itself
         """Hand the message back as failed. See ``Message.nack``."""
@@ -48,12 +59,16 @@ class SyncMessage(Message):
         """Make the message a dead letter. See ``Message.reject``."""
         self._wait(super().reject(reason))
 
-    def release(self) -> None:
-        """Hand the message back unhandled. See ``Message.release``."""
+    def release(self, *, wait: bool = False) -> None:  # type: ignore[override]  # a plain call
+        """Hand the message back unhandled; with *wait* return once the broker has it. See ``Message.release``."""
         in_flight = self._run.in_flight
-        if in_flight is not None:
-            if in_flight.fenced is not None:
-                in_flight.late("release()", self._number, self._number + 1, self)
+        if in_flight is None:
+            return
+        if in_flight.fenced is not None:
+            in_flight.late("release()", self._number, self._number + 1, self)
+        if wait:
+            self._wait(_done(super().release))
+        else:
             self._release()
 
     def _release(self) -> None:
@@ -66,19 +81,7 @@ class SyncMessage(Message):
             in_flight.late("release()", self._number, self._number + 1, self)
 
     def _wait(self, disposition: Coroutine[Any, Any, None]) -> None:
-        in_flight = self._run.in_flight
-        if in_flight is None:
-            disposition.close()
-            raise UsageError("messages of solo consumers and of at_most_once groups cannot be nacked or rejected")
-        try:
-            waiting = asyncio.run_coroutine_threadsafe(disposition, in_flight.owner.loop)
-        except RuntimeError:
-            disposition.close()
-            raise Fenced(
-                "the client is closed, and handed back all messages without a disposition; call nack and reject inside "
-                "the block of `client.subscribe(...)`"
-            ) from None
-        waiting.result()
+        wait_for(self._run.in_flight, disposition)
 
     def __enter__(self) -> Self:
         return self
@@ -100,18 +103,41 @@ class SyncMessage(Message):
                 in_flight.late("the failure", self._number, self._number + 1, self)
 
 
+async def _done(dispose: Callable[[], Awaitable[None]]) -> None:
+    await dispose()
+
+
+def wait_for(in_flight: InFlightWindow | None, disposition: Coroutine[Any, Any, None]) -> None:
+    """Run a disposition in the client's loop, and wait for it. Raises UsageError and Fenced."""
+    if in_flight is None:
+        disposition.close()
+        raise UsageError("messages of solo consumers and of at_most_once groups cannot be nacked or rejected")
+    try:
+        waiting = asyncio.run_coroutine_threadsafe(disposition, in_flight.owner.loop)
+    except RuntimeError:
+        disposition.close()
+        raise Fenced(
+            "the client is closed, and handed back all messages without a disposition; call nack and reject inside "
+            "the block of `client.subscribe(...)`"
+        ) from None
+    waiting.result()
+
+
 class SyncMessageBatch(MessageBatch):
-    """The messages of one ``SyncConsumer.pull_batch``: a ``MessageBatch`` of ``SyncMessage``."""
+    """The messages of one ``SyncConsumer.pull_batch``: a ``MessageBatch`` of ``SyncMessage``, whose dispositions are
+    plain calls, from any thread; use it with ``with``.
+    """
 
     __slots__ = ()
 
     _kind = SyncMessage
 
-    @overload  # type: ignore[override]  # a list of SyncMessage is not a list of Message
+    @overload
     def __getitem__(self, index: int) -> SyncMessage: ...
     @overload
-    def __getitem__(self, index: slice) -> list[SyncMessage]: ...
-    def __getitem__(self, index: int | slice) -> SyncMessage | list[SyncMessage]:
+    def __getitem__(self, index: slice | Mask) -> Self: ...
+    def __getitem__(self, index: int | slice | Mask) -> SyncMessage | Self:
+        """Return one message, or the batch of those that a slice or a mask selects. See ``MessageBatch``."""
         return super().__getitem__(index)  # type: ignore[return-value]  # made by _kind
 
     def __iter__(self) -> Iterator[SyncMessage]:
@@ -120,16 +146,64 @@ class SyncMessageBatch(MessageBatch):
     def __reversed__(self) -> Iterator[SyncMessage]:
         return (self[index] for index in range(len(self) - 1, -1, -1))
 
-    def ack(self) -> None:
-        """Acknowledge all messages, from any thread. See ``MessageBatch.ack``."""
-        runs = [run for run in self._runs if run.in_flight is not None]
-        if not runs:
+    def ack(self, *, wait: bool = False) -> None:  # type: ignore[override]  # a plain call
+        """Acknowledge all messages; with *wait* return once the broker has the acks. See ``MessageBatch.ack``."""
+        self._do("ack()", super().ack, wait=wait)
+
+    def nack(self, delay: Duration | None = None, reason: str = "") -> None:  # type: ignore[override]  # waits by itself
+        """Hand all messages back as failed. See ``MessageBatch.nack``."""
+        self._wait(super().nack(delay, reason))
+
+    def reject(self, reason: str) -> None:  # type: ignore[override]  # likewise
+        """Make all messages dead letters. See ``MessageBatch.reject``."""
+        self._wait(super().reject(reason))
+
+    def release(self, *, wait: bool = False) -> None:  # type: ignore[override]  # a plain call
+        """Hand all messages back unhandled; with *wait* return once the broker has them. See
+        ``MessageBatch.release``.
+        """
+        self._do("release()", super().release, wait=wait)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Acknowledge all messages, or nack them after an exception, which goes on. See ``MessageBatch.__aexit__``."""
+        if error is None:
+            self.ack()
+        elif not isinstance(error, Exception):
+            self.release()
+        elif windows := self._windows():
+            found = list[Message]()
+
+            async def look() -> None:
+                found.extend(self._open_messages())
+
+            with suppress(Fenced):
+                wait_for(windows[0], look())
+                self._wait(self._hand_back(Disposition.NACK, *fail_batch(found, error)))
+
+    def _do(self, call: str, dispose: Callable[[], Awaitable[None]], *, wait: bool) -> None:
+        windows = self._windows()
+        if not windows:
+            return
+        if wait:
+            self._wait(_done(dispose))
             return
         try:
-            runs[0].in_flight.owner.loop.call_soon_threadsafe(super().ack)
+            windows[0].owner.loop.call_soon_threadsafe(dispose)
         except RuntimeError:  # the client is closed
-            for run in runs:
-                run.in_flight.late("ack()", run.delivery_sequence, run.delivery_sequence + run.count, self)
+            for in_flight, start, end in self._ranges():
+                in_flight.late(call, start, end, self)
+
+    def _wait(self, disposition: Coroutine[Any, Any, None]) -> None:
+        windows = self._windows()
+        if windows or self._runs:
+            wait_for(windows[0] if windows else None, disposition)
+        else:
+            disposition.close()
 
 
 class SyncConsumer:
@@ -211,11 +285,46 @@ class SyncConsumer:
             self._thread.run(self._puller.flush())
 
     def __iter__(self) -> Iterator[SyncMessage]:
-        """Yield messages without end; wait while there are none."""
-        while True:
+        """Yield message after message until ``stop``; wait while there are none. See ``Consumer.__aiter__``.
+
+        for message in consumer:
+            with message:
+                print(message.subject, message.body)
+        """
+        while not self._feed.stopped:
             self._resubscribe()
             yield from self._feed.ready
             self._thread.run(self._feed.refill())
+
+    def run(self, handle: Callable[[SyncMessage], object], *, concurrency: int = 1, drain: Duration = 30) -> None:
+        """Call *handle* with each message, in *concurrency* threads, until ``stop``, SIGTERM or SIGINT.
+
+            def handle(message: qmq.SyncMessage) -> None:
+                print(message.subject, message.json())
+
+            consumer.run(handle, concurrency=8, drain="30s")
+
+        It does as ``Consumer.run``: returns ack, errors nack. The calling thread waits, and handles the signals if it
+        is the main thread. A handler in a thread cannot be cancelled: one that does not end within *drain* goes on in
+        its thread when the run returns, and its message is released at the end of the consumer's block.
+        """
+        self._resubscribe()
+        run = ThreadRun(self._thread, self._feed, handle, concurrency)
+        seconds = seconds_of("drain", drain)
+        with calling_at_signals(run.signalled):
+            run.until_stopped(seconds)
+
+    def stop(self) -> None:
+        """[any thread] Take no more messages: ``run`` and loops end after the messages in hand, and pulls return none.
+        See ``Consumer.stop``.
+        """
+        if self._thread.pid == os.getpid():
+            self._thread.call(self._feed.stop)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether ``stop`` was called, or a signal has stopped ``run``."""
+        return self._feed.stopped
 
     def _pull(self, max_count: int, min_count: int, timeout: Duration | None, max_bytes: int) -> list[Run]:
         self._resubscribe()

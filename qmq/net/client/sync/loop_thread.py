@@ -6,6 +6,7 @@ import asyncio
 import os
 import threading
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -65,6 +66,23 @@ class ClientThread:
             if undo is not None:
                 self._loop.call_soon_threadsafe(undone)  # after the cancellation, so the coroutine has ended
             raise
+
+    def call(self, function: Callable[[], object]) -> None:
+        """Call *function* in the loop, and wait until it has returned; do nothing once the client is closed."""
+        if threading.current_thread() is self._thread:
+            function()
+            return
+
+        async def called() -> None:
+            function()
+
+        with suppress(RuntimeError):
+            self.run(called())
+
+    def call_soon(self, function: Callable[[], object]) -> None:
+        """[any thread, also from a signal's handler] Have the loop call *function*; not once the client is closed."""
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(function)
 
     def queue(self, subject: str, body: bytes, header: MessageHeader, durability: Durability | None) -> int:
         """Do as Client.send_nowait. The loop is woken once for all messages that it has not taken yet."""
