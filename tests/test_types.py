@@ -18,6 +18,7 @@ ROOT = Path(__file__).parent.parent
 
 #: A program and, after each ``reveal_type``, what must be revealed.
 PROGRAM = """
+import datetime
 import qmq
 
 async def asynchronous() -> None:
@@ -25,6 +26,8 @@ async def asynchronous() -> None:
         reveal_type(client)                                             # qmq.net.client.client.Client
         receipt = await client.send("a", b"1", key="k", tags=["t"], properties={"p": "v"})
         reveal_type(receipt)                                            # qmq.net.client.producer.receipts.Receipt
+        await client.send("a", json={"a": 1}, delay="5m", expires_in=datetime.timedelta(days=1))
+        await client.send_many("a", [b"1"], keys=["k"], tags=["t"])
         receipts = await client.send_many("a", [b"1"])
         reveal_type(receipts)                                           # qmq.net.client.producer.receipts.Receipts
         reveal_type(receipts[0].sequence)                               # int | None
@@ -41,6 +44,14 @@ async def asynchronous() -> None:
             batch = await consumer.pull_batch(max_count=1)
             reveal_type(batch)                                          # qmq.net.client.consumer.message.MessageBatch
             reveal_type(batch[0])                                       # qmq.net.client.consumer.message.Message
+            reveal_type(batch[1:])                                      # qmq.net.client.consumer.message.MessageBatch
+            reveal_type(batch[[True]])                                  # qmq.net.client.consumer.message.MessageBatch
+            async def handle(message: qmq.Message) -> None:
+                reveal_type(message.json())                             # Any
+                reveal_type(message.last_attempt)                       # bool
+                await message.ack()
+            await consumer.run(handle, concurrency=8, drain="30s")
+            consumer.on_failed = lambda message, error: reveal_type(error) # BaseException
         async for subject in client.subjects("a."):
             reveal_type(subject.messages)                               # int
         reveal_type(await client.admin.set_group("g", tags=["t"], retry_delays=[1.5])) # dict[str, Any]
@@ -54,11 +65,12 @@ def synchronous() -> None:
             sync_batch = consumer.pull_batch()
             reveal_type(sync_batch)                                     # qmq.net.client.sync.consumer.SyncMessageBatch
             reveal_type(sync_batch[0])                                  # qmq.net.client.sync.consumer.SyncMessage
-            reveal_type(sync_batch[:2])                                 # list[qmq.net.client.sync.consumer.SyncMessage]
+            reveal_type(sync_batch[:2])                                 # qmq.net.client.sync.consumer.SyncMessageBatch
             reveal_type(next(iter(sync_batch)).nack())                  # None
             reveal_type(next(reversed(sync_batch)))                     # qmq.net.client.sync.consumer.SyncMessage
             for message in consumer:
                 reveal_type(message)                                    # qmq.net.client.sync.consumer.SyncMessage
+            consumer.run(lambda message: message.ack(wait=True), concurrency=2)
 
 def administered(client: qmq.SyncClient) -> None:
     reveal_type(client.admin)                                           # qmq.net.client.sync.admin.SyncAdmin
@@ -81,6 +93,7 @@ async def wrong(client: qmq.Client) -> None:
     await client.send("a", "a string")
     await client.send("a", b"1", durability="maybe")
     client.subscribe("a", group=7)
+    client.subscribe("a", start="last")
     client.send_nowait("a", b"1", propertys={})
     await client.admin.set_group("g", max_atempts=3)
     await client.admin.set_group("g", max_attempts=None)
@@ -120,7 +133,7 @@ def test_misuse_is_found(tmp_path: Path) -> None:
     path = fresh(tmp_path, "misuse")
     found = mypy(path, MISUSE)
     lines = {int(line.removeprefix(f"{path}:").split(":")[0]) for line in found[:-1]}
-    assert lines == {5, 6, 7, 8, 9, 10, 11, 12, 15}
+    assert lines == {5, 6, 7, 8, 9, 10, 11, 12, 13, 16}
 
 
 def test_every_exported_name_is_known(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Dispositions that are awaited, and those of batches: what is selected, and what the broker has when a call returns."""
+"""Dispositions that are awaited, and those of batches: the messages selected, and the broker when a call returns."""
 
 from __future__ import annotations
 
