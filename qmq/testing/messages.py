@@ -46,6 +46,7 @@ class DispositionRecorder:
         self.reason = ""
         self.refused = 0
         self.has_left = False
+        self.hands_over = False
         self.loop: Any = self
         self.failures = self
         self.thread_acks = self
@@ -80,13 +81,16 @@ class DispositionRecorder:
         """Record a release."""
         self.record("release")
 
+    async def confirm(self, in_flight: InFlightWindow, start: int, end: int) -> None:
+        """Do nothing: a disposition is recorded at once."""
+
     def dropped(self, in_flight: InFlightWindow, sequence_ranges: list[tuple[int, int]]) -> None:
         """Do nothing: a test may drop a message without a disposition."""
 
     def late(self, call: str, shown: object) -> None:
         """Do nothing: there is no block that could have ended."""
 
-    def add(self, message: object, error: BaseException, delay_us: int | None) -> None:
+    def add(self, message: object, error: BaseException, delay_us: int | None, *, traceback: bool = True) -> None:
         """Do nothing: the test sees the error itself."""
 
     def is_last(self, attempt: int) -> bool:

@@ -6,15 +6,12 @@ import inspect
 import logging
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Any
 
 from qmq.errors import InvalidOption, UsageError
 from qmq.net.client.consumer.feed import MessageFeed
 from qmq.net.client.consumer.message import fail
 from qmq.net.client.sync.loop_thread import ClientThread
-
-if TYPE_CHECKING:
-    from qmq.net.client.sync.consumer import SyncMessage
 
 log = logging.getLogger("qmq.client")
 
@@ -25,8 +22,8 @@ class ThreadRun:
     def __init__(
         self,
         client: ClientThread,
-        feed: MessageFeed[SyncMessage],
-        handle: Callable[[SyncMessage], object],
+        feed: MessageFeed[Any],
+        handle: Callable[[Any], object],
         concurrency: int,
     ) -> None:
         """Raises InvalidOption and UsageError."""
@@ -45,7 +42,7 @@ class ThreadRun:
         self._left = concurrency
         self._stopped = threading.Event()
         self._done = threading.Event()  # all threads have ended, or need not be waited for
-        self._in_hand: dict[threading.Thread, SyncMessage] = {}
+        self._in_hand: dict[threading.Thread, Any] = {}
         self._error: BaseException | None = None
 
     def until_stopped(self, drain: float) -> None:
@@ -101,7 +98,7 @@ class ThreadRun:
                 if not self._left:
                     self._done.set()
 
-    def _next(self) -> SyncMessage | None:
+    def _next(self) -> Any:
         """Return the next message; wait while there is none. None: the feed has stopped."""
         with self._taking:
             while True:
@@ -111,7 +108,7 @@ class ThreadRun:
                     return None
                 self._client.run(self._feed.refill())
 
-    def _handle_one(self, message: SyncMessage) -> None:
+    def _handle_one(self, message: Any) -> None:
         try:
             self._handle(message)
         except TypeError as error:
