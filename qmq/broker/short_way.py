@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from qmq.broker.delivery.encode import entry_bytes
+from qmq.broker.delivery.encode import PIECE_BYTES
+from qmq.broker.delivery.fast_path import FastPath
 from qmq.broker.delivery.pull import Delivery
 from qmq.broker.groups.group import Subscription, Waiting
+from qmq.broker.groups.member import Member
 from qmq.broker.groups.message_ranges import range_of_run
 from qmq.broker.journal.write_gate import WriteGate
 from qmq.broker.ports.commands import Now, Pull
@@ -23,23 +25,24 @@ from qmq.errors import StorageError
 from qmq.format.batch import EntryRow, made
 from qmq.storage.store import Store
 
-#: What one small batch leads to at once: the answer to its sender, unless a sync comes first, and those to pulls, each
-#: behind the answers to acks that go with it.
+#: The answers that follow from one small batch at once: to its sender, unless a sync comes first; to pulls; and to the
+#: acks that are answered with those.
 Answers = tuple[Sent | None, list[PulledMessages], list[Acked]]
-_NOBODY: Final[list[PulledMessages]] = []
+_NO_PULLS: Final[list[PulledMessages]] = []
 _NO_ACKS: Final[list[Acked]] = []
 
 
 class ShortWay:
-    """The short way of a broker whose store has one partition."""
+    """The short way of a broker whose store has one partition. It is called between turns: nothing is staged."""
 
     def __init__(
         self, store: Store, limits: BrokerLimits, intake: Intake, delivery: Delivery, gate: WriteGate,
         effects: list[Effect],
     ) -> None:  # fmt: skip
         self._store = store
-        self._part = store.partitions[0]
-        self._limits = limits
+        self._log = store.partitions[0].message_log
+        self._consumer_log = store.partitions[0].consumer_log
+        self._most_count, self._most_bytes = limits.max_pull_count, limits.max_pull_bytes
         self._intake = intake
         self._arrivals = delivery.arrivals
         self._waiting_pulls = delivery.waiting
@@ -47,15 +50,14 @@ class ShortWay:
         self._gate = gate
         self._effects = effects
         self._is_open = True
+        self._fast_path = FastPath(store)
+        self._tracker = delivery.tracker
+        #: Whether something was left to a turn since a caller last set this to False.
+        self.is_unfinished = False
 
     def close(self) -> None:
         """Take nothing more: the broker stops."""
         self._is_open = False
-
-    @property
-    def is_unfinished(self) -> bool:
-        """Whether a turn has work that the short way has left to it."""
-        return bool(self._effects or self._arrivals.ready)
 
     # --- a batch ------------------------------------------------------------------------------------------------------
 
@@ -68,90 +70,83 @@ class ShortWay:
         """
         if not self._is_open:
             return None
-        row = self._part.consumer_log.end_row
+        row = self._consumer_log.end_row
         entry = self._intake.take_one(connection, request, batch, size, flush, now)
         if entry is None:
             return None
         if flush:
-            return None, _NOBODY, _NO_ACKS
-        answer = made(Sent, (connection, request, entry[1], entry[2], 0, entry[0]))
-        if not self._waiting_pulls.count or self._part.consumer_log.visible_row <= row:
-            return answer, _NOBODY, _NO_ACKS  # a turn sees the row, should a pull come that waits for it
-        handed, acks = self._hand_out(row, entry, now)
-        return answer, handed, acks
-
-    def _hand_out(self, row: int, entry: EntryRow, now: Now) -> tuple[list[PulledMessages], list[Acked]]:
-        """Hand a visible batch to the pulls that wait for it; make ready those that are for the turn."""
-        watching = self._arrivals.see(row, entry)
+            self.is_unfinished |= bool(self._effects)
+            return None, _NO_PULLS, _NO_ACKS
+        sent = made(Sent, (connection, request, entry[1], entry[2], 0, entry[0]))
+        if not self._waiting_pulls.count or self._consumer_log.visible_row <= row:
+            return sent, _NO_PULLS, _NO_ACKS  # a turn sees the row, should a pull come that waits for it
         handed = list[PulledMessages]()
-        if not watching:
-            return handed, _NO_ACKS
-        is_clear = self._gate.is_clear(now.monotonic_us)
-        for subject_filter in watching:
+        for subject_filter in self._arrivals.see(row, entry):
             if subject_filter.waiting:
-                waiting = next(iter(subject_filter.waiting.values()))
-                given = self._hand(waiting, row, entry, now) if is_clear else None
+                given = self._hand(next(iter(subject_filter.waiting.values())), row, entry, now)
                 if given is None:
                     self._arrivals.wake(subject_filter, 0, entry)
+                    self.is_unfinished = True
                 else:
                     handed.append(given)
         if not handed:
-            return handed, _NO_ACKS
-        acks = self._gate.take_later(handed)
-        try:
-            self._store.groups.write()
-        except StorageError:  # the turn tries again, and keeps back the answers until it can
-            self._effects += [*acks, *handed]
-            return [], _NO_ACKS
-        return handed, acks
+            return sent, handed, _NO_ACKS
+        acks = self._write(handed)
+        return (sent, _NO_PULLS, _NO_ACKS) if acks is None else (sent, handed, acks)
 
     def _hand(self, waiting: Waiting, row: int, entry: EntryRow, now: Now) -> PulledMessages | None:
         """Give the pull that has waited longest for a filter all of a batch; None, with nothing changed, where that is
         not simple.
         """
-        subscription, pull = waiting.subscription, waiting.pull
+        connection, request, _, most, least, most_bytes, _, expected, checks = waiting.pull
+        subscription = waiting.subscription
         group, member = subscription.group, subscription.member
         ledger = group.ledger
-        if ledger is None or member is None or subscription.plain_at != ledger.version or pull.checks:
+        if ledger is None or member is None or subscription.plain_at != ledger.version:
             return None
+        first, position, _, number, count, _, _, _, _, run_size, size = entry
         subject_filter, in_flight, settings = subscription.filters[0], member.in_flight, ledger.settings
-        first, position, _, number, count, _, _, _, _, _, size = entry
-        start, answer, limits = in_flight.next_sequence, entry_bytes(entry), self._limits
+        start, answer = in_flight.next_sequence, max(run_size + PIECE_BYTES, size)
         if (
-            subject_filter.reading
-            or not subject_filter.is_next(number, first, row)
-            or not pull.min_count <= count <= pull.max_count
-            or count > limits.max_pull_count
-            or answer > pull.max_bytes
-            or answer > limits.max_pull_bytes
-            or (pull.expected is not None and pull.expected != start)
+            not least <= count <= most
+            or count > self._most_count
+            or answer > most_bytes
+            or answer > self._most_bytes
+            or (expected is not None and expected != start)
             or start + count - in_flight.ack_floor > settings.max_unacked
             or in_flight.size + answer > settings.max_unacked_bytes
+            or checks
+            or subject_filter.reading
+            or not subject_filter.is_next(number, first, row)
+            or not self._gate.is_clear(now.monotonic_us)
         ):
             return None
         subject_filter.move(number, first + count, row + 1)
-        is_exact = subject_filter.exact
-        visible = self._intake.visible(0)
-        where = [] if is_exact else [[subject_filter.prefix, subject_filter.positions_now(self._store, [visible])]]
+        where = []
+        if not subject_filter.exact:
+            where = [[subject_filter.prefix, subject_filter.positions_now(self._store, [self._intake.visible(0)])]]
         messages = range_of_run(self._store, 0, entry, subject_filter)
         ledger.pulled(member, [messages], size, now.wall_us, where)
         member.seen_us = now.monotonic_us
         self._waiting_pulls.remove(waiting)
         subject_filter.reads.clear()
-        body = self._part.message_log.view(position, size)
-        return made(
-            PulledMessages, (pull.connection, pull.request, [body], size, count, None, ((start, count, 1),), ())
-        )
+        body = self._log.view_marked(position, size)  # just written, so no byte of it is known to be bad
+        return made(PulledMessages, (connection, request, [body], size, count, None, ((start, count, 1),), ()))
 
     # --- an ack, and the next pull ------------------------------------------------------------------------------------
 
-    def ack(self, connection: int, request: int, number: int, start: int, end: int, now: Now) -> bool:
-        """Ack the delivery sequences [start, end) of a subscription, with an answer that may wait; return False, with
-        nothing changed, where that is not simple.
+    def ack(
+        self, connection: int, request: int, number: int, start: int, end: int, pull: Pull | None, now: Now
+    ) -> tuple[int, Answers | None]:  # fmt: skip
+        """Ack the delivery sequences [start, end) of a subscription, with an answer that may wait; then do its next
+        *pull*, if there is one, as ``pull`` does.
+
+        Return how many of the two were done: fewer, with nothing changed for the others, where that is not simple; and
+        the answer to the pull, unless it waits.
         """
         subscription = self._find((connection, number))
         if subscription is None or not self._is_open:
-            return False
+            return 0, None
         ledger, member = subscription.group.ledger, subscription.member
         if (
             ledger is None
@@ -161,33 +156,83 @@ class ShortWay:
             or not member.in_flight.is_next(start, end)
             or not self._gate.is_clear(now.monotonic_us)
         ):
-            return False
+            return 0, None
         member.seen_us = now.monotonic_us
-        ledger.ack(member, [start, end])
+        ledger.ack_next(member, start, end)
         self._gate.answer_later(made(Acked, (connection, request, 0, True)), now.monotonic_us)
-        return True
+        if pull is None or pull.subscription != number:
+            return 1, None
+        done, answers = self._pull(pull, subscription, now)
+        return 1 + done, answers
 
-    def wait(self, pull: Pull, now: Now) -> bool:
-        """Let a pull wait for messages, of which there are none; return False, with nothing changed, where that is not
-        simple.
+    def pull(self, pull: Pull, now: Now) -> tuple[int, Answers | None]:
+        """Let a pull wait for messages, or answer it with all that are ready.
+
+        Return 1, and the answer unless it waits; or 0, with nothing changed, where that is not simple.
         """
         subscription = self._find((pull.connection, pull.subscription))
-        if subscription is None or not self._is_open:
-            return False
-        ledger, member = subscription.group.ledger, subscription.member
         if (
-            ledger is None
-            or member is None
-            or subscription.plain_at != ledger.version
-            or not 1 <= pull.max_count >= pull.min_count
-            or not pull.max_bytes
-            or not pull.timeout_ms
-            or (pull.expected is not None and pull.expected != member.in_flight.next_sequence)
+            subscription is None
+            or not self._is_open
             or pull.connection in self._waiting_pulls
-            or not self._limits.max_waiting_pulls
-            or subscription.filters[0].has_more(self._store)
+            or subscription.group.ledger is None
+            or subscription.plain_at != subscription.group.ledger.version
+            or not self._gate.is_clear(now.monotonic_us)
         ):
-            return False
+            return 0, None
+        return self._pull(pull, subscription, now)
+
+    def _pull(self, pull: Pull, subscription: Subscription, now: Now) -> tuple[int, Answers | None]:
+        """Do a pull as ``pull``; its connection has none that waits, its subscription is plain, the gate is clear."""
+        _, _, _, most, least, most_bytes, timeout_ms, expected, checks = pull
+        member = subscription.member
+        if (
+            member is None
+            or not 1 <= most >= least
+            or not most_bytes
+            or not timeout_ms
+            or checks
+            or (expected is not None and expected != member.in_flight.next_sequence)
+        ):
+            return 0, None
+        if subscription.filters[0].has_more(self._store):
+            return self._answer(pull, subscription, member, now)
         member.seen_us = now.monotonic_us
-        self._waiting_pulls.add(Waiting(pull, subscription, now.monotonic_us + pull.timeout_ms * 1_000))
-        return True
+        self._waiting_pulls.add(Waiting(pull, subscription, now.monotonic_us + timeout_ms * 1_000))
+        return 1, None
+
+    def _answer(
+        self, pull: Pull, subscription: Subscription, member: Member, now: Now
+    ) -> tuple[int, Answers | None]:  # fmt: skip
+        """Answer a pull with all messages that are ready, if the fast path takes them."""
+        ledger, in_flight = subscription.group.ledger, member.in_flight
+        assert ledger is not None
+        room = ledger.settings.max_unacked - (in_flight.next_sequence - in_flight.ack_floor)
+        room_bytes = ledger.settings.max_unacked_bytes - in_flight.size
+        most, size = min(pull.max_count, self._most_count, room), min(pull.max_bytes, self._most_bytes, room_bytes)
+        fast = self._fast_path.take(subscription, most, size, max(pull.min_count, 1))
+        if fast is None:
+            return 0, None
+        self._tracker.now = now
+        start, end = self._tracker.record_pull(subscription, fast.parts, fast.size)
+        member.seen_us = now.monotonic_us
+        subscription.filters[0].reads.clear()
+        ranges = ((start, end - start, 1),)
+        handed = [
+            PulledMessages(pull.connection, pull.request, fast.buffers, fast.size, fast.messages, None, ranges, ())
+        ]
+        acks = self._write(handed)
+        return 1, (None, [], []) if acks is None else (None, handed, acks)
+
+    def _write(self, handed: list[PulledMessages]) -> list[Acked] | None:
+        """Write the records of pulls; return the answers to acks that go with them. Return None while the disk takes
+        nothing: a turn tries again, and keeps back the answers until it can.
+        """
+        acks = self._gate.take_later(handed)
+        try:
+            self._store.groups.write()
+        except StorageError:
+            self._effects += [*acks, *handed]
+            self.is_unfinished = True
+            return None
+        return acks

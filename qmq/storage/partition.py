@@ -201,15 +201,15 @@ class Partition:
         self.staged_rows.clear()
 
     def write_one(self, batch: Buffer, row: EntryRow) -> bool:
-        """Store a stamped batch of one run at the end of the log, at once. It is readable after ``publish``.
+        """Store a stamped batch of one run at the end of the log, at once, while nothing is staged. It is readable
+        after ``publish``.
 
-        Return False, with nothing changed, where that is not simple: something is staged, the batch does not fit the
-        segment, rows or space have to be looked after, or the write fails. ``stage`` and ``write`` do it then.
+        Return False, with nothing changed, where that is not simple: the batch does not fit the segment, rows or space
+        have to be looked after, or the write fails. ``stage`` and ``write`` do it then.
         """
         log, size = self.message_log, row[10]
         if (
-            self.staged_rows
-            or log.staged_end + size > log.limit
+            log.end + size > log.limit
             or self.consumer_log.buffer_row != self.written_rows
             or not self.room.take_known(size)
             or not log.write_one(batch, size)

@@ -187,7 +187,7 @@ class History:
         if group == "t":
             settings = chance.choice(({"tags": ["red"]}, {"expire_after_us": 50_000}, {"ack_deadline_us": 40_000}))
         if group == "h":
-            settings = {"max_unacked": 4}
+            settings = chance.choice(({"max_unacked": 4}, {"max_unacked_bytes": 600}))
         fields = {
             "group": group if chance.random() < 0.9 else None,
             "prefixes": chance.choice((["orders.created"], ["orders."], [""], ["orders.paid", "stock"])),
@@ -379,14 +379,22 @@ class History:
         """Let writes of both fail for some steps."""
         chance = self.chance
         code, part = chance.choice((errno.ENOSPC, errno.EIO)), chance.choice(("", "/pulls/", "/partition"))
+        is_sync = chance.random() < 0.2  # then nothing is stored any more
         self.is_faulty = True
         for side in self.sides:
-            side.disk.fail_always("pwritev", code, part)
+            if is_sync:
+                side.disk.fail_always("fdatasync", errno.EIO, "/partition")
+            else:
+                side.disk.fail_always("pwritev", code, part)
         for _ in range(chance.choice((1, 3, 10))):
             self.step()
         for side in self.sides:
             side.disk.heal()
         self.advance(300_000)
+        if is_sync:
+            for _ in range(5):
+                self.step()
+            self.restart()
         self.is_faulty = False
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from qmq.errors import BadBatch, MessageTooLarge
 from qmq.format import batch as batch_module
-from qmq.format.batch import BatchLimits, check_batch, parse_header
+from qmq.format.batch import BatchLimits, check_batch, check_plain, parse_header
 from qmq.format.layout import (
     BATCH_HEADER_SIZE,
     CREATED_AT_END_US,
@@ -22,6 +22,7 @@ from qmq.format.layout import (
     RUN_SIZE,
 )
 from qmq.format.pieces import read_answer
+from qmq.format.table import names_of
 from qmq.net.client.producer.receipts import utc_from_us
 from tests.format.contents import (
     LIMITS,
@@ -108,6 +109,49 @@ def test_lies_about_one_run_are_refused(road: str, lie: Callable[[memoryview], o
         reseal(view)
     with pytest.raises(BadBatch, match=reason):
         check_batch(view, LIMITS)
+
+
+@pytest.mark.parametrize("lie", [lie for lie, _ in ONE_RUN_LIES.values()], ids=list(ONE_RUN_LIES))
+def test_a_batch_with_a_lie_is_not_plain(lie: Callable[[memoryview], object]) -> None:
+    view = batch_of([plain("a.b", 3)])
+    lie(view)
+    if parse_header(view).data_start <= len(view):
+        reseal(view)
+    assert check_plain(view, len(view), LIMITS.max_message_bytes) is None
+
+
+LONE_LIES: dict[str, Callable[[memoryview], object]] = {
+    "a length too long": put("<I", data_place(0), 4),
+    "a length too short": put("<I", data_place(0), 2),
+    "a header longer than its message": put("<H", data_place(4), 4),
+    "a run shorter than its columns": lambda view: set_run(view, 0, size=9),
+    "a flag without its column": lambda view: set_header(view, flags=1),
+}
+
+
+@pytest.mark.parametrize("lie", LONE_LIES.values(), ids=list(LONE_LIES))
+def test_a_lone_message_with_a_lie_is_not_plain(lie: Callable[[memoryview], object]) -> None:
+    view = batch_of([plain("a.b", 1)])
+    lie(view)
+    assert check_plain(reseal(view), len(view), LIMITS.max_message_bytes) is None
+
+
+@pytest.mark.parametrize("count", [1, 3, 40])
+def test_a_plain_batch_says_what_the_whole_check_finds(count: int) -> None:
+    view = batch_of([plain("a.b", count)])
+    found, checked = check_plain(view, len(view), LIMITS.max_message_bytes), check_batch(view, LIMITS)
+    header, run = checked.header, checked.run
+    assert found is not None
+    assert run is not None
+    assert found[1:] == (
+        count, header.created_at_us, header.producer_id, header.producer_sequence, header.data_crc, 0, run[6]
+    )  # fmt: skip
+    assert names_of(found.table) == checked.names
+    assert check_plain(view, len(view), 1) is None  # a message over the limit
+    for at in range(len(view)):
+        broken = memoryview(bytearray(view))
+        broken[at] ^= 16
+        assert check_plain(broken, len(view), LIMITS.max_message_bytes) is None or at in range(40, 64), at
 
 
 def test_the_last_numbers_that_are_taken() -> None:

@@ -19,6 +19,7 @@ from tests.mutants.seen import OF_GROUPS
 from tests.mutants.serving import OF_ANSWERS
 from tests.mutants.several import OF_SEVERAL
 from tests.mutants.sharing import OF_SHARING
+from tests.mutants.short_way import OF_SHORT_WAY
 from tests.mutants.symbols import always, instead, never, skip
 
 SAFEGUARDS: Final = (
@@ -33,6 +34,7 @@ SAFEGUARDS: Final = (
     *OF_RESTORES,
     *OF_RETENTION,
     *OF_SHARING,
+    *OF_SHORT_WAY,
     # --- modes, tags, expiry -----------------------------------------------------------------------------------------
     Mutant(
         "hand out of an at_most_once group only what is reserved",

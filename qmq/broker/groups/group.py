@@ -151,10 +151,10 @@ class SubjectFilter:
         """Return whether a run that it takes, from sequence *first* of a subject on, in that row of the only partition,
         is the next to hand out: all before is handed out, and no start has to be asked.
         """
-        cursor = int(self.group.cursors.upto(number + 1)[number])
+        cursor = self.group.cursors.upto(number + 1)[number]
         if self.exact:
-            return first == cursor != 0
-        return first >= cursor != 0 and self.row_cursors[0] == row
+            return bool(first == cursor != 0)
+        return self.row_cursors[0] == row and bool(first >= cursor != 0)
 
     def move(self, number: int, cursor: int, row: int) -> None:
         """Move behind messages that are handed out: the cursor of their subject, and the row to read next from the only

@@ -30,6 +30,7 @@ from qmq.broker.journal.record_types import (
 )
 from qmq.broker.ports.commands import DispositionRange
 from qmq.errors import Fenced
+from qmq.format.batch import made
 from qmq.format.layout import RETRY_DTYPE
 from qmq.intervals import Intervals
 from qmq.net.protocol.types import Disposition, KnownConsumer
@@ -270,10 +271,14 @@ class Ledger:
     ) -> InFlightPull:
         """Put new messages in flight. *where* is how far the group has come by that: [prefix, positions] each."""
         self.was_again = False
-        said = [member.number, member.in_flight.next_sequence, size, now_us, where, flat(ranges)]
-        self._record(_PULL, self._packed(said))
+        in_flight = member.in_flight
+        fields = ranges[0] if len(ranges) == 1 else flat(ranges)
+        self._changed = True
+        self._write(_PULL, _pack((self.number, member.number, in_flight.next_sequence, size, now_us, where, fields)))
         member.pulled_us = now_us
-        return member.in_flight.add([InFlightRange(messages, 1, 0) for messages in ranges], size, now_us)
+        if len(ranges) == 1:
+            return in_flight.add([made(InFlightRange, (ranges[0], 1, 0))], size, now_us)
+        return in_flight.add([InFlightRange(messages, 1, 0) for messages in ranges], size, now_us)
 
     def _pulled(self, number: int, first: int, size: int, now_us: int, where: list[Any], fields: list[int]) -> bool:
         member = self._consumers.there(number)
@@ -315,11 +320,23 @@ class Ledger:
 
     def ack(self, member: Member, intervals: list[int]) -> int:
         """Ack messages [start, end), ...; return how many had to be refused."""
+        if len(intervals) == 2 and member.in_flight.is_next(*intervals):  # one after another, as most are
+            self.ack_next(member, *intervals)
+            return 0
         new, refused = self._acked(member, intervals)
         for at in range(0, len(intervals) if new else 0, 2 * MOST_RANGES_A_RECORD):
             part = intervals[at : at + 2 * MOST_RANGES_A_RECORD]
             self._record(_ACK, self._packed([member.number, part]))
         return refused
+
+    def ack_next(self, member: Member, start: int, end: int) -> None:
+        """Ack messages [start, end), for which ``InFlight.is_next`` is true."""
+        member.in_flight.move_ack_floor(end)
+        member.progress = True
+        if member.quarantined:
+            member.progressed(end - start)
+        self._changed = True
+        self._write(_ACK, _pack((self.number, member.number, (start, end))))
 
     def _acked(self, member: Member, intervals: list[int]) -> tuple[int, int]:
         new, refused = member.in_flight.ack(intervals)

@@ -131,7 +131,7 @@ class InFlight:
         """
         if len(intervals) == 2 and self.is_next(*intervals):  # one after another, as most are
             start, end = intervals
-            self._pass(end)
+            self.move_ack_floor(end)
             return end - start, 0
         new = refused = 0
         for start, end in zip(intervals[::2], intervals[1::2], strict=True):
@@ -275,13 +275,14 @@ class InFlight:
             return
         for intervals in (self.acked, self.returned, self._handled):
             intervals.drop_below(ack_floor)
-        self._pass(ack_floor)
+        self.move_ack_floor(ack_floor)
 
-    def _pass(self, ack_floor: int) -> None:
-        """Move the ack floor, and forget pulls below it."""
+    def move_ack_floor(self, ack_floor: int) -> None:
+        """Move the ack floor, and forget pulls below it; nothing above it is handled, or ``is_next`` was true."""
         self.ack_floor = ack_floor
-        while self.pulls and self.pulls[0].first + self.pulls[0].total <= ack_floor:
-            pull = self.pulls.popleft()
+        pulls = self.pulls
+        while pulls and pulls[0].first + pulls[0].total <= ack_floor:
+            pull = pulls.popleft()
             self._bytes -= pull.size
             self._pulled -= pull.total
 

@@ -259,11 +259,6 @@ class ClientConnection(asyncio.BufferedProtocol):
         """Read in small parts until many frames were valid."""
         self._most = _LITTLE
 
-    @property
-    def is_behind(self) -> bool:
-        """Whether answers of it have to be written, or requests of it handled, before any new ones."""
-        return bool(self.answers or self.deferred or self._unsent.size)
-
     def slow(self) -> bool:
         """Return whether reading is paused because the client does not read its answers."""
         return bool(self._stops & SLOW_READER)
@@ -294,6 +289,18 @@ class ClientConnection(asyncio.BufferedProtocol):
                 self._hub.write_soon(self)
         else:
             self._send(answers, size)
+        if self._unread:
+            self._tell_unread()
+
+    def write_now(self, answer: bytes) -> None:
+        """Write one small answer, behind those that are still to be written."""
+        if self.ended or self._transport is None:
+            return
+        if self.answers or self._unsent.size:
+            self.answers.append(answer)
+            self.write()
+            return
+        self._transport.write(answer)
         if self._unread:
             self._tell_unread()
 

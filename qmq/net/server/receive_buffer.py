@@ -65,7 +65,8 @@ class ReceiveBuffer:
         if partial_frame.whole is not None:
             return partial_frame.whole[partial_frame.filled :]
         if self._owner is not partial_frame:
-            self._move_out()
+            if self._owner is not None:
+                self._move_out()
             part = partial_frame.part
             if part:
                 self._start = self._tail

@@ -211,12 +211,33 @@ class ReplyWriter:
             except Exception:
                 log.exception("could not carry out %s", type(effect).__name__)
 
-    def answer_at_once(self, answers: Answers) -> None:
-        """Write the answers that the short way gives."""
+    def answer_at_once(self, connection: ClientConnection, answers: Answers) -> None:
+        """Write the answers that the short way gives to the SEND of a connection, which was not counted."""
+        sent_, handed, acks = answers
+        if acks and (len(acks) > _MOST_JOINED or acks[0].refused or len(handed) > 1):
+            self._answer_apart(connection, answers)
+            return
+        if sent_ is not None:
+            self.changes += 1
+            connection.write_now(sent(sent_, self._store_id))
+        for one in handed:
+            puller = self.connections.get(one.connection)
+            done = 1 + len(acks)
+            self.changes += done
+            if puller is not None:
+                puller.in_flight -= done
+                self._admission.requests(-done)
+                head = messages(one, [ack.request for ack in acks] if acks else ())
+                puller.write_now(b"".join((head, *one.buffers)))
+
+    def _answer_apart(self, connection: ClientConnection, answers: Answers) -> None:
+        """Write answers that do not go in one frame each, as those of a turn."""
         sent_, handed, acks = answers
         for ack in acks:
             self._acked(ack)
         if sent_ is not None:
+            connection.in_flight += 1
+            self._admission.requests(1)
             self._sent(sent_)
         for one in handed:
             self._messages(one)

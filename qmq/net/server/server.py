@@ -97,6 +97,7 @@ class Server:
         self._throttle = Throttle(self._loop)
         self._replies = ReplyWriter(options.store_id, self._admission, self._throttle, work)
         self._connections = self._replies.connections  # those that the broker knows
+        self._half = options.max_buffered_bytes >> 1  # beyond it, requests may be refused
         self._small_frames: SmallFrames | None = None
         if broker.short_way is not None:
             self._small_frames = SmallFrames(broker.short_way, self._replies, self._admission, self._max_requests)
@@ -283,7 +284,7 @@ class Server:
     def small_frames(self, connection: ClientConnection, size: int) -> int:
         """Handle the simple frames at the start of a read, before any turn; return how many bytes they are."""
         small = self._small_frames
-        if small is None or self._due or self._running or connection.is_behind or self._admission.crowded:
+        if small is None or self._due or self._running or connection.deferred or self._admission.total > self._half:
             return 0
         buffer = self.receive_buffer
         view = buffer.peek(connection.partial_frame, size)

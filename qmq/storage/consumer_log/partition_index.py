@@ -53,8 +53,9 @@ class ConsumerLog:
     """
 
     __slots__ = (
-        "_data", "_disk", "_frozen", "_journal", "_orders_missing", "_partition", "_residence", "_retired", "_sealed",
-        "_started", "_store_id", "buffer_row", "directory", "end_row", "first_row", "visible_row",
+        "_data", "_disk", "_frozen", "_journal", "_last_position", "_orders_missing", "_partition", "_residence",
+        "_retired", "_sealed", "_started", "_store_id", "buffer_row", "directory", "end_row", "first_row",
+        "visible_row",
     )  # fmt: skip
 
     def __init__(self, disk: Disk, directory: Path, partition: int, store_id: bytes) -> None:
@@ -85,6 +86,7 @@ class ConsumerLog:
         #: The numbers of the first row, of the row after the last that can be read, and of the row after the last.
         self.first_row = self.visible_row = self.end_row = 0
         self._started = False
+        self._last_position: int | None = None  # of the last row, where it is known without reading it
         self._use(Journal(self._disk, self.directory, self._header(0)))
 
     def _header(self, base: int) -> DerivedHeader:
@@ -197,16 +199,19 @@ class ConsumerLog:
             _pack_into(self._data, fill * ENTRY_SIZE, *rows)
             journal.fill = fill + 1
             self.end_row += 1
+            self._last_position = rows[1]
         else:
             journal.extend(rows)  # type: ignore[arg-type]  # type() does not narrow the other branch
             self._use(journal)
             self.end_row += len(rows)
+            self._last_position = None
 
     def publish(self, position: int) -> None:
         """Let the rows of batches before *position* be read; rows once published stay so."""
         end = self.end_row
         if self.visible_row < end:
-            if self._batch_range(end - 1)[0] < position:
+            last = self._last_position
+            if (self._batch_range(end - 1)[0] if last is None else last) < position:
                 self.visible_row = end
             else:
                 waiting = range(self.visible_row, end)

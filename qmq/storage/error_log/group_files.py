@@ -11,6 +11,7 @@ removes what is not needed after it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from qmq.errors import StorageError
@@ -106,6 +107,8 @@ class GroupFiles:
         self._log = PullLog(
             disk, pulls, store_id, secret, found.end, now_us, file_bytes, self.generation, cut_at if is_cut else None
         )
+        #: Stages a record for the next ``write``.
+        self.stage: Callable[[int, bytes], None] = self._log.stage
         self._claimed_end = -1
         self._owners: dict[Path, Owner] = {}
         self._used = set[Path]()  # directories that may have runs
@@ -121,10 +124,6 @@ class GroupFiles:
         """
         records, self._records, self._taken_over = self._records, [], True
         return records
-
-    def stage(self, kind: int, payload: bytes) -> None:
-        """Stage a record for the next ``write``."""
-        self._log.stage(kind, payload)
 
     @property
     def staged(self) -> int:

@@ -11,16 +11,18 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from crc32c import crc32c
+
 from qmq.errors import StorageFull, SyncFailed
 from qmq.format.layout import PULL_FILE_HEADER_SIZE, PULL_RECORD_HEADER, PULL_RECORD_HEADER_SIZE
 from qmq.storage.disk.disk import WRITE_BYTES, Disk, failure, make_directory, write_fully
 from qmq.storage.pull_log.records import (
     MAX_RECORD_BYTES,
+    SEALED,
     list_pull_files,
     pack_pull_header,
     pull_file_generation,
     pull_file_path,
-    record_crc,
 )
 
 FILE_BYTES: Final = 4 << 20
@@ -75,7 +77,7 @@ class PullLog:
         self._disk = disk
         self._directory = directory
         self._store_id = store_id
-        self._secret = secret
+        self._seed = crc32c(secret)
         self._now_us = now_us
         self._generation = generation
         self._cut = cut  # None once a file's header has it
@@ -193,8 +195,7 @@ class PullLog:
             record = PULL_RECORD_HEADER_SIZE + len(payload)
             if size + record > space:
                 break
-            head = PULL_RECORD_HEADER.pack(record, 0, kind, 0, 0)
-            crc = record_crc(head, payload, self.end + size, self._secret)
+            crc = crc32c(SEALED.pack(self.end + size, record, kind, 0, 0) + payload, self._seed)  # as record_crc
             buffers += (PULL_RECORD_HEADER.pack(record, crc, kind, 0, 0), payload)
             size, count = size + record, count + 1
         return count, buffers, size
