@@ -202,7 +202,7 @@ class BareServer:
                 self.server.submit(ReadDone(one.number, _error_of(one.read.step)))
             elif isinstance(one, FetchWanted):
                 self.server.submit(Fetched(one.number, _error_of(one.fetch.run)))
-            else:
+            elif isinstance(one, CheckWanted):
                 self._check(one)
 
     def _sync(self, wanted: SyncWanted) -> None:

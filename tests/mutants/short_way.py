@@ -28,6 +28,7 @@ OF_SHORT_WAY: Final = (
     Mutant("short way: check the lone length", "check_plain", never("length != run_size - columns"), _LIES),
     Mutant("short way: take no mark", "check_plain", never("mark"), _LIES),
     Mutant("short way: check the lengths", "_fits_columns", always("total == size - count * columns"), _LIES),
+    _guard("take nothing once the broker stops", "ShortWay.send", never("not self._is_open")),
     _guard("take no repeat", "Producers.is_next", always("first >= producer.next_sequence")),
     _guard("do not overtake a refused batch", "Intake.take_one", never("self._refusals")),
     _guard("take nothing after a failed sync", "Intake.take_one", never("partition.broken is not None")),
