@@ -306,7 +306,7 @@ class History:
             self.write(connection, self.administer())
         elif kind < 0.68:
             self.reconnect(connection)
-        elif kind < 0.74:
+        elif kind < 0.74 and not self.is_faulty:
             self.checkpoint()
         elif kind < 0.76:
             self.advance(31_000_000)
