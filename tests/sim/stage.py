@@ -180,7 +180,7 @@ class Beating(HeartbeatSender):
 _MEMORY_ITEMS: Final = 4
 _CLIENT: Final = "qmq.net.client"
 _CLOCKS: Final = (
-    "failover.handover", "heartbeat", "consumer.acks", "broker_link", "consumer.pull", "options",
+    "failover.handover", "heartbeat", "broker_link", "consumer.pull", "options",
 )  # fmt: skip
 
 
