@@ -466,7 +466,9 @@ def test_the_frames_of_one_read_are_handled_one_by_one() -> None:
     history.write(0, encode_frame(FrameKind.SUBSCRIBE, 2, frames.pack_meta(fields)))
     for number in range(3):  # new producers, subjects and cursors take the general way
         history.write(1, _lone(history, 1, number))
-        history.write(0, history.simple(FrameKind.PULL, frames.PULL, 1, 9, 1, 999, 20_000, history.next[0, 1]))
+        pull = history.simple(FrameKind.PULL, frames.PULL, 1, 9, 1, 999, 20_000, history.next[0, 1])
+        history.pulls[0, history.request] = 0, 1
+        history.write(0, pull)
     several = [_lone(history, 1, number) for number in range(3, 9)]
     short, general = history.sides
     before = short.short_frames
