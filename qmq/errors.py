@@ -190,7 +190,7 @@ class TooManyConsumers(QmqError):
 
 
 class GroupMismatch(QmqError):
-    """The group exists with another mode."""
+    """The group exists with another mode, or with other settings than ``on_difference="raise"`` allows."""
 
     code = "group_mismatch"
 

@@ -26,7 +26,7 @@ from qmq.net.client.broker_link import Link, sequence_in
 from qmq.net.client.cluster import Brokers
 from qmq.net.client.consumer.consumer import Consumer
 from qmq.net.client.consumer.multi_broker import make_puller
-from qmq.net.client.group_settings import GroupSettings, terms_of
+from qmq.net.client.group_settings import GroupSettings, OnDifference, terms_of
 from qmq.net.client.options import (
     NO_JSON,
     Body,
@@ -325,6 +325,7 @@ class Client:
         mode: Mode = "reliable",
         tags: Sequence[str] | None = None,
         look: bool = False,
+        on_difference: OnDifference = "warn",
         **settings: Unpack[GroupSettings],
     ) -> Consumer:
         """Return a consumer of *group*, or one that reads without a group; use it with ``async with``.
@@ -336,13 +337,14 @@ class Client:
 
         The *mode* of a group never changes: "reliable", "at_most_once" (no acks, and no message comes again) or
         "broadcast" (each consumer id gets every message). *tags* (the group takes only messages with one of these) and
-        other *settings* apply to a new group; an existing one keeps its own, and differences are logged.
+        other *settings* apply to a new group. If an existing one has other values, *on_difference* says what
+        to do: "warn" logs them, "raise" raises GroupMismatch, "apply" changes the group's settings.
 
         A group follows all prefixes that its consumers have ever asked for, until ``admin.set_group`` changes them.
         With *look* it follows no more than before: the group must exist (UnknownGroup), and messages come of those
         prefixes that it follows already. If none is acknowledged, all are handed out again.
         """
-        terms = terms_of(group, mode, {"tags": tags, **settings}, looks=look)
+        terms = terms_of(group, mode, {"tags": tags, **settings}, looks=look, on_difference=on_difference)
         return Consumer(make_puller(self._brokers, prefixes, group, consumer, start, terms), self)
 
     async def subjects(self, prefix: str = "") -> AsyncIterator[SubjectInfo]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple, TypedDict
+from typing import Any, Final, Literal, NamedTuple, TypedDict
 
 from qmq.durations import Duration
 from qmq.errors import InvalidOption
@@ -50,8 +50,12 @@ class ChangedSettings(TypedDict, total=False):
     tags: Iterable[str]
 
 
+OnDifference = Literal["warn", "raise", "apply"]
+
+
 class Terms(NamedTuple):
-    """The terms of a subscription: the group's mode, and the settings of a new group as the broker takes them.
+    """The terms of a subscription: the group's mode, the settings of a new group as the broker takes them, and what to
+    do if the group exists with other ones.
 
     A consumer that only *looks* creates no group, and adds no prefixes to one.
     """
@@ -59,13 +63,23 @@ class Terms(NamedTuple):
     mode: str = "reliable"
     settings: Mapping[str, Any] = MappingProxyType({})
     looks: bool = False
+    on_difference: OnDifference = "warn"
 
 
 DEFAULT_TERMS: Final = Terms()
 
 
-def terms_of(group: str | None, mode: str, settings: Mapping[str, Any], *, looks: bool = False) -> Terms:
+def terms_of(
+    group: str | None,
+    mode: str,
+    settings: Mapping[str, Any],
+    *,
+    looks: bool = False,
+    on_difference: OnDifference = "warn",
+) -> Terms:
     """Return the terms of a subscription from the arguments of ``subscribe``. Raises InvalidOption."""
+    if on_difference not in ("warn", "raise", "apply"):
+        raise InvalidOption(f'on_difference must be "warn", "raise" or "apply", not {on_difference!r:.80}')
     if mode not in MODES:
         raise InvalidOption(f"mode must be one of {', '.join(MODES)}, not {mode!r:.80}")
     given = {name: value for name, value in settings.items() if value is not None}
@@ -73,7 +87,7 @@ def terms_of(group: str | None, mode: str, settings: Mapping[str, Any], *, looks
         raise InvalidOption(f"{', '.join(given) or 'mode'} can be given with a group only: give a group")
     if looks and (group is None or mode != "reliable" or given):
         raise InvalidOption("look needs an existing reliable group; give a group, and neither mode nor settings")
-    return Terms(mode, packed_settings(given), looks)
+    return Terms(mode, packed_settings(given), looks, on_difference)
 
 
 def packed_settings(settings: Mapping[str, Any]) -> dict[str, Any]:

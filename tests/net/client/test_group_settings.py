@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import qmq
-from qmq.errors import GroupMismatch, InvalidOption
+from qmq.errors import GroupMismatch, InvalidOption, UsageError
 from qmq.net.client.group_settings import packed_settings, shown_settings, terms_of
 from tests.broker_process import broker_process, running_broker
 
@@ -129,7 +129,7 @@ async def test_an_at_most_once_group_gets_each_message_once_and_acknowledges_non
                 for message in await consumer.pull(5, 5, timeout=30):
                     async with message:
                         got.append(message.body)
-                with pytest.raises(InvalidOption):
+                with pytest.raises(UsageError):
                     await message.nack()
                 await consumer.flush()
             assert sorted(got) == [b"%d" % number for number in range(10)]

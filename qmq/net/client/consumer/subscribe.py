@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, Final
 
-from qmq.errors import ConnectionLost, InvalidName, ProtocolError, QmqError, UnknownSubscription
+from qmq.errors import ConnectionLost, GroupMismatch, InvalidName, ProtocolError, QmqError, UnknownSubscription
 from qmq.names import check_consumer, check_group, check_prefix
 from qmq.net.client.backoff import Backoff, RefusalLog
 from qmq.net.client.broker_link import Departure, Link
@@ -218,8 +218,9 @@ class ConsumerSubscription:
                 ConnectionLost(f"the connection to {connection.address} ends: its answer grants no subscription")
             )
             raise connection.end_error()
+        if (differing := answer.meta.get("differing")) and not self._warned_of_settings:
+            await self._take_difference(connection, subscription, differing)
         self.current = connection, subscription
-        self._warn_settings(answer.meta.get("differing", {}))
         if self.ack_sender is not None:
             self._take_attempts(answer.meta)
             self.ack_sender.nack_sender.store_id = store_id
@@ -277,11 +278,27 @@ class ConsumerSubscription:
         elif error is None or (isinstance(error, QmqError) and error.retryable):
             self._depart(departure)
 
-    def _warn_settings(self, differing: dict[str, Any]) -> None:
-        """Log once that the group exists with other settings than those requested."""
-        if differing and not self._warned_of_settings:
-            self._warned_of_settings = True
-            shown = ", ".join(f"{name}={value!r}" for name, value in shown_settings(differing).items())
+    async def _take_difference(
+        self, connection: BrokerConnection, subscription: int, differing: dict[str, Any]
+    ) -> None:
+        """Act once on a group that exists with other settings than those requested. Raises GroupMismatch if the
+        program wants that.
+        """
+        shown = ", ".join(f"{name}={value!r}" for name, value in shown_settings(differing).items())
+        if self._terms.on_difference == "raise":
+            self._unsubscribe(connection, subscription, self._departure(self._link.store_id, None))
+            raise GroupMismatch(
+                f"group {self._group} exists with other settings than requested: {shown}; change them with "
+                "`qmq groups set`, or subscribe with those, or with on_difference"
+            )
+        self._warned_of_settings = True
+        if self._terms.on_difference == "apply":
+            wanted = {name: value for name, value in self._terms.settings.items() if name in differing}
+            await connection.request(
+                FrameKind.ADMINISTER, {"action": "set_group", "group": self._group, "settings": wanted}
+            )
+            log.info("consumer %s: settings of group %s changed; they were: %s", self.id, self._group, shown)
+        else:
             log.warning(
                 "consumer %s: group %s exists with other settings than requested: %s; "
                 "`qmq groups set` changes them", self.id, self._group, shown,

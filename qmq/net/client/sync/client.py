@@ -17,7 +17,7 @@ from qmq.net.client.admin.admin import Admin
 from qmq.net.client.admin.results import SubjectInfo
 from qmq.net.client.client import list_subjects
 from qmq.net.client.consumer.multi_broker import make_puller
-from qmq.net.client.group_settings import GroupSettings, terms_of
+from qmq.net.client.group_settings import GroupSettings, OnDifference, terms_of
 from qmq.net.client.options import (
     NO_JSON,
     Body,
@@ -227,10 +227,11 @@ class SyncClient:
         mode: Mode = "reliable",
         tags: Sequence[str] | None = None,
         look: bool = False,
+        on_difference: OnDifference = "warn",
         **settings: Unpack[GroupSettings],
     ) -> SyncConsumer:
         """Return a consumer of *group*, or without a group; use it with ``with``. See ``Client.subscribe``."""
-        terms = terms_of(group, mode, {"tags": tags, **settings}, looks=look)
+        terms = terms_of(group, mode, {"tags": tags, **settings}, looks=look, on_difference=on_difference)
         return SyncConsumer(
             self._current_thread, lambda brokers: make_puller(brokers, prefixes, group, consumer, start, terms)
         )
