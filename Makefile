@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 BIN := .venv/bin
 .DEFAULT_GOAL := help
-.PHONY: help env env-spark env-hdfs env-ops demo serve test coverage lint bench sim fuzz errors kills consumer-kills soak mutants bench-peers bench-history docs
+.PHONY: help env env-spark env-hdfs env-ops demo serve test test-pythons coverage lint bench sim fuzz errors kills consumer-kills soak mutants bench-peers bench-history docs
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
@@ -44,6 +44,9 @@ docs: .venv-docs/ready  ## build the site of all documents into build/site; a de
 
 test: lint docs env-hdfs env-ops  ## lint, then run every test, three at a time, since many wait (ARGS=... for pytest)
 	$(BIN)/pytest --numprocesses 3 --dist worksteal $(ARGS)
+
+test-pythons:  ## run a fast part of the tests on each of Python 3.11 to 3.13 (PYTHONS="3.12" for some, ARGS=... for pytest)
+	@PYTHONS="$(PYTHONS)" scripts/test-pythons $(ARGS)
 
 coverage: env-hdfs env-ops  ## run every test, and list the lines that none runs (ARGS=... for pytest)
 	$(BIN)/pytest --numprocesses 2 --dist worksteal --cov --cov-report=term $(ARGS)
