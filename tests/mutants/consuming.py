@@ -45,6 +45,24 @@ CONSUMING: Final = (
         ("tests/broker/delivery/test_fast_path.py",),
     ),
     Mutant(
+        "go the short way through a backlog only where its bytes are in memory",
+        "FastPath._at_hand",
+        always("at_hand"),
+        ("tests/broker/delivery/test_fast_path.py",),
+    ),
+    Mutant(
+        "check each run of a piece of several by its own checksum",
+        "_read_runs_piece",
+        always("crcs == wanted"),
+        ("tests/format/test_pieces.py",),
+    ),
+    Mutant(
+        "check the header of a piece of several runs",
+        "_read_runs_piece",
+        never("crc32c(rest[RUNS_HEADER_SIZE:start], crc32c(rest[:RUNS_CRC_OFFSET])) != header.header_crc"),
+        ("tests/format/test_pieces.py",),
+    ),
+    Mutant(
         "count nothing that came after a record that the power took",
         "GroupFiles.__init__",
         never("lost", at=1),

@@ -99,7 +99,7 @@ class PullServer:
         if not final and not self._may_have(waiting.subscription):
             return 0
         need = 1 if final else min(self.need(pull), most)
-        fast = None if pull.checks else self._fast_path.take(waiting.subscription, most, size, need)
+        fast = None if pull.checks else self._take_fast(waiting.subscription, most, size, need)
         if fast is not None:
             self._answer_fast(waiting, fast)
             return None
@@ -131,6 +131,9 @@ class PullServer:
         if selection.count:
             selection.take_back()  # rows passed without a choice need not be looked at again
         return selection.count
+
+    def _take_fast(self, subscription: Subscription, most: int, size: int, need: int) -> FastAnswer | None:
+        return self._fast_path.take(subscription, most, size, need, self._tracker.now.monotonic_us)
 
     def _may_have(self, subscription: Subscription) -> bool:
         """Return whether there may be messages for a subscription. Most pulls come when there are none."""
