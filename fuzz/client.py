@@ -58,6 +58,7 @@ class _Consumer:
 
     loop: Any = None
     has_left = False
+    failures: Any = None
 
     def __init__(self) -> None:
         self.refused = 0

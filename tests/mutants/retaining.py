@@ -98,7 +98,7 @@ OF_RETENTION: Final = (
     ),
     Mutant(
         "move groups past a segment without waiting for the disk",
-        "Retention._move_some",
+        "Retention._take_groups",
         never("missing.read.key not in dropping.reads and len(dropping.reads) < _MOST_READS"),
         _RETENTION,
     ),
@@ -113,7 +113,7 @@ OF_RETENTION: Final = (
     ),
     Mutant(
         "move so many groups in a turn",
-        "Retention._move_some",
+        "Retention._take_groups",
         skip("left -= 1 + len(group.filters)"),
         _TURNS,
     ),

@@ -32,13 +32,13 @@ OF_GROUPS: Final = (
         "name the brokers that a list lacks",
         "Listing.begin",
         instead("missed", "[]", at=2),
-        ("tests/net/client/test_admin.py",),
+        ("tests/net/client/admin/test_admin.py",),
     ),
     Mutant(
         "name a broker that goes while a list is read",
         "Listing.page",
         skip("self.lacks([*self.missed, str(link.address)])"),
-        ("tests/net/client/test_admin.py",),
+        ("tests/net/client/admin/test_admin.py",),
     ),
     Mutant(
         "do nothing to all where nobody can be asked",
@@ -48,18 +48,8 @@ OF_GROUPS: Final = (
     ),
     Mutant(
         "take no ids for none of the dead letters",
-        "_changed",
-        instead(
-            (
-                "if every is bool(ids):\n"
-                "    raise click.UsageError(f'give the IDS of the dead letters to {action}, or --all')"
-            ),
-            (
-                "every = every or not ids\n"
-                "if every and ids:\n"
-                "    raise click.UsageError(f'give the IDS of the dead letters to {action}, or --all')"
-            ),
-        ),
+        "_check_ids",
+        never("every is bool(ids)"),
         ("tests/cli/common/test_confirm.py",),
     ),
     Mutant(

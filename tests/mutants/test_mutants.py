@@ -29,6 +29,9 @@ def test_there_are_enough_and_no_name_stands_twice() -> None:
 def small_tree(directory: Path) -> Path:
     (directory / "qmq").mkdir()
     (directory / "qmq" / "__init__.py").touch()
+    (directory / "qmq" / "testing").mkdir()  # pytest loads QMQ's plugin from it
+    (directory / "qmq" / "testing" / "__init__.py").touch()
+    (directory / "qmq" / "testing" / "pytest_plugin.py").touch()
     (directory / "qmq" / "safe.py").write_text("def limit(x):\n    return min(x, 10)\n")
     (directory / "test_safe.py").write_text(
         "from qmq.safe import limit\n\ndef test_it():\n    assert limit(11) == 10\n"
