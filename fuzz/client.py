@@ -58,6 +58,7 @@ class _Consumer:
 
     loop: Any = None
     has_left = False
+    hands_over = False
     failures: Any = None
 
     def __init__(self) -> None:
@@ -103,6 +104,9 @@ class _Consumer:
         raise AssertionError
 
     def release(self, in_flight: InFlightWindow, start: int, end: int) -> None:
+        raise AssertionError
+
+    async def confirm(self, in_flight: InFlightWindow, start: int, end: int) -> None:
         raise AssertionError
 
     def fail(self, in_flight: InFlightWindow, back: PendingDisposition) -> None:

@@ -13,7 +13,7 @@ from qmq.broker.error_log.error_log import unpacked
 from qmq.broker.groups.group import Group, resolve_start
 from qmq.broker.groups.group_state import Ledger
 from qmq.broker.groups.lag import oldest_us, ready, waiting
-from qmq.broker.groups.message_ranges import Some, parts_of
+from qmq.broker.groups.message_ranges import RunPart, parts_of
 from qmq.broker.groups.settings import ResolvedSettings, members_of, settings_of, unknown_group
 from qmq.broker.ports.commands import Now
 from qmq.broker.startup.replay import GroupReplay
@@ -25,7 +25,7 @@ from qmq.format.pieces import StoredBatch
 from qmq.format.private import origin_subject
 from qmq.names import check_group_or_member, check_prefix
 from qmq.net.protocol.types import BROADCAST
-from qmq.storage.store import NotAtHand, Store
+from qmq.storage.store import NotInMemory, Store
 
 #: Actions that change nothing. The changes of all others are on disk before the answer.
 LOOKS: Final = frozenset({"groups", "consumers", "waiting", "dead_letters"})
@@ -220,7 +220,7 @@ class AdminCommands:
                     return {"rows": rows, "after": last, "messages": len(ledger.dead)}
                 try:
                     named = self._named(group, letter.messages)
-                except NotAtHand:
+                except NotInMemory:
                     if not rows:
                         raise
                     return {"rows": rows, "after": last, "messages": len(ledger.dead)}
@@ -242,7 +242,7 @@ class AdminCommands:
         store = self._store
         try:
             for part in parts_of(store, group, messages):
-                entry, start = (part.entry, part.start) if isinstance(part, Some) else (part.rows[0].item(), 0)
+                entry, start = (part.entry, part.start) if isinstance(part, RunPart) else (part.rows[0].item(), 0)
                 return {
                     "id": self._id_of(part.partition, entry, start),
                     "subject": origin_subject(store.subjects.name(entry[3])),
@@ -262,7 +262,7 @@ class AdminCommands:
         if entry[8] & ENTRY_HAS_ORIGIN_ID:
             if not part.page_cache.has(position, entry[10]):
                 batches = np.array([position]), np.array([entry[10]])
-                raise NotAtHand(part.page_cache.read(*batches, onward=False))
+                raise NotInMemory(part.page_cache.read(*batches, onward=False))
             batch = StoredBatch(part.message_log.view(position, entry[10]))
             return bytes(batch.column(run, HAS_ORIGIN_ID)[index]).hex()
         row = part.consumer_log.row_at_position(position)

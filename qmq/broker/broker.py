@@ -15,7 +15,7 @@ import msgpack
 from qmq.broker.admin import LETTERS, LOOKS, AdminCommands
 from qmq.broker.damage import Damages, Reports
 from qmq.broker.delay.delay import DelayedMessages
-from qmq.broker.delivery.at_most_once import OnDisk
+from qmq.broker.delivery.at_most_once import OnDiskWaits
 from qmq.broker.delivery.pull import Delivery
 from qmq.broker.delivery.read_waits import DeferredCommand
 from qmq.broker.delivery.serve import blocking_reads
@@ -82,7 +82,7 @@ from qmq.format.due import DUE_PRODUCER
 from qmq.format.layout import DELAY_PARTITION
 from qmq.format.private import COPY_PRODUCER, is_private
 from qmq.names import check_prefix
-from qmq.storage.store import NotAtHand, PartitionDamage, Store
+from qmq.storage.store import NotInMemory, PartitionDamage, Store
 
 #: Rows of one list of subjects.
 _MAX_LIST: Final = 10_000
@@ -254,7 +254,7 @@ class CommandDispatch:
         else:
             try:
                 answer = Administered(connection, request, parts.admin.do(action, fields, now))
-            except NotAtHand as missing:
+            except NotInMemory as missing:
                 wanted = deferred or DeferredCommand(command)
                 if parts.delivery.begin_read(missing, wanted):
                     return
@@ -310,7 +310,11 @@ class Broker:
         self._intake = Intake(store, limits, self._producers, self._effects)
         self._delaying = DelayedMessages(store, self._intake, self._effects)
         self._delivery = Delivery(
-            store, limits, self._effects, self._intake.visible, OnDisk(self._intake.on_disk, self._intake.want_on_disk)
+            store,
+            limits,
+            self._effects,
+            self._intake.visible,
+            OnDiskWaits(self._intake.on_disk, self._intake.want_on_disk),
         )
         self._log_reads = LogReads(store, self._effects, self._intake.visible)
         self._hand_overs = Handovers(store, self._delivery, self._intake, self._effects)

@@ -14,7 +14,7 @@ from qmq.broker.ports.metrics import Counters, FoundBy
 from qmq.errors import BadBytes, Overloaded, QmqError, StorageError
 from qmq.format.layout import DELAY_PARTITION
 from qmq.net.protocol.types import ReportOutcome
-from qmq.storage.store import NotAtHand, PartitionDamage, Store
+from qmq.storage.store import NotInMemory, PartitionDamage, Store
 
 #: Places that are remembered as logged; beyond that the oldest is forgotten, and may be logged again.
 MOST_POSITIONS: Final = 4_096
@@ -114,7 +114,7 @@ class Reports:
         report = self._open[number]
         try:
             size = self._batch_size(report.partition, report.position)
-        except NotAtHand as missing:
+        except NotInMemory as missing:
             self._effects.append(ReadWanted(number, missing.read))
             return
         except StorageError as error:

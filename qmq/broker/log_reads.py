@@ -22,7 +22,7 @@ from qmq.broker.ports.effects import (
     first_number,
 )
 from qmq.errors import InvalidOption, Overloaded, QmqError
-from qmq.storage.store import Fetch, NotAtHand, Store
+from qmq.storage.store import Fetch, NotInMemory, Store
 
 #: Bytes of one answer.
 MAX_BYTES: Final = 1 << 20
@@ -66,7 +66,7 @@ class LogReads:
         self._check(asked.partition)
         try:
             records = self._store.partitions[asked.partition].batches_from(asked.start, ROWS_AT_ONCE)
-        except NotAtHand as missing:
+        except NotInMemory as missing:
             self._count(asked.connection)
             self._last_number += 1
             self._listing[self._last_number] = asked

@@ -57,7 +57,7 @@ _DTYPES: Final = {HAS_TAGS: "<u4", HAS_KEY_HASH: "<u8", HAS_EXPIRE_AT: "<u8"}
 Columns = dict[int, npt.NDArray[Any]]
 
 
-class Single(NamedTuple):
+class SingleBatch(NamedTuple):
     """A stored batch of one message, whose checksums are right."""
 
     subject: str
@@ -68,7 +68,7 @@ class Single(NamedTuple):
     payload: bytes
 
 
-def single_of(batch: memoryview) -> Single | None:
+def single_of(batch: memoryview) -> SingleBatch | None:
     """Return the only message of the batch at the start of *batch*; None when it has several or bad bytes."""
     header = parse_header(batch)
     start, flags = header.data_start, header.flags
@@ -83,10 +83,10 @@ def single_of(batch: memoryview) -> Single | None:
     if length != len(data) - width or header_size > length:
         return None
     names = names_of(bytes(batch[BATCH_HEADER_SIZE + RUN_SIZE : start]))
-    return Single(names[0], flags, header.position, header.created_at_us, data[:width], data[width:])
+    return SingleBatch(names[0], flags, header.position, header.created_at_us, data[:width], data[width:])
 
 
-def join_singles(singles: list[Single], store_id: bytes, partition: int) -> Due:
+def join_singles(singles: list[SingleBatch], store_id: bytes, partition: int) -> Due:
     """Return these messages as one batch, in their order within each subject. Their ids name *partition*."""
     numbers: dict[str, int] = {}
     subjects = [numbers.setdefault(one.subject, len(numbers)) for one in singles]
@@ -107,7 +107,7 @@ def join_singles(singles: list[Single], store_id: bytes, partition: int) -> Due:
     return Due(*_built(sum(columns), list(numbers), counts, datas, min(created), store_id), 0)
 
 
-def _columns_of(singles: list[Single]) -> tuple[npt.NDArray[Any], npt.NDArray[Any], Columns]:
+def _columns_of(singles: list[SingleBatch]) -> tuple[npt.NDArray[Any], npt.NDArray[Any], Columns]:
     """Return lengths, header sizes, and the optional columns that any of the messages has, except deliver_at."""
     count, by_flags = len(singles), dict[int, list[int]]()
     for at, one in enumerate(singles):

@@ -8,7 +8,7 @@ from qmq.errors import InvalidOption, QmqError
 from qmq.intervals import Intervals
 from qmq.net.client.address import Address
 from qmq.net.client.backoff import Backoff
-from qmq.net.client.restore import Begun, RestoreTarget
+from qmq.net.client.restore import RestoreBegun, RestoreTarget
 from qmq.restore.frames import RestoreFrame
 from qmq.restore.progress import RestoreProgress
 from qmq.restore.read import Found
@@ -88,7 +88,7 @@ class TargetBroker:
             await target.close()
 
 
-def _found_of(begun: Begun) -> Found:
+def _found_of(begun: RestoreBegun) -> Found:
     found: Found = {}
     for store_id, partition, positions in begun.found:
         intervals = found.setdefault((store_id, partition), Intervals())

@@ -17,10 +17,10 @@ from qmq.format.layout import ENTRY, SEGMENT_HEADER_SIZE
 from qmq.storage.consumer_log.partition_index import ConsumerLog
 from qmq.storage.consumer_log.subject_order import Rows
 from qmq.storage.disk.disk import Buffer, Disk
-from qmq.storage.disk.free_space import Room
+from qmq.storage.disk.free_space import FreeSpace
 from qmq.storage.message_log.cold_reads import Fetch
 from qmq.storage.message_log.drop import OldSegment, Removals, SegmentToDrop, SubjectRanges
-from qmq.storage.message_log.page_cache import AtHand
+from qmq.storage.message_log.page_cache import PageCache
 from qmq.storage.message_log.partition_log import MessageLog
 from qmq.storage.message_log.segment import segment_path
 from qmq.storage.message_log.sparse_index import Records, SegmentIndex, derive_index
@@ -97,7 +97,7 @@ class Partition:
         "removals", "room", "shared", "staged_rows", "written_rows",
     )  # fmt: skip
 
-    def __init__(self, shared: SharedState, number: int, opened: OpenedPartition, room: Room) -> None:
+    def __init__(self, shared: SharedState, number: int, opened: OpenedPartition, room: FreeSpace) -> None:
         self.shared = shared
         self.number = number
         self.message_log = log = opened.message_log
@@ -107,7 +107,7 @@ class Partition:
         self.holes = opened.holes
         self.room = room
         #: Tells which batches are in memory, and reads the others.
-        self.page_cache = AtHand(shared.disk, log)
+        self.page_cache = PageCache(shared.disk, log)
         #: The rows of each staged batch, or the base of a new segment.
         self.staged_rows: list[EntryRow | Rows | int] = []
         self.written_rows = self.consumer_log.buffer_row

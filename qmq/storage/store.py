@@ -20,13 +20,13 @@ from qmq.errors import StorageError, SyncFailed, TooManySubjects
 from qmq.format.batch import Header, parse_header
 from qmq.format.layout import BATCH_HEADER_SIZE, BATCH_MAGIC, DELAY_PARTITION
 from qmq.storage.consumer_log.subject_order import Rows
-from qmq.storage.disk.aio import Aside
+from qmq.storage.disk.aio import AioSyncs
 from qmq.storage.disk.disk import Disk
-from qmq.storage.disk.free_space import Room
+from qmq.storage.disk.free_space import FreeSpace
 from qmq.storage.error_log.item_file import ItemLog, ItemLogClaim
 from qmq.storage.error_log.timer_queue import Schedule, ScheduleClaim
 from qmq.storage.message_log.bad_ranges import KnownBad
-from qmq.storage.message_log.cold_reads import ColdRead, Fetch, NotAtHand
+from qmq.storage.message_log.cold_reads import ColdRead, Fetch, NotInMemory
 from qmq.storage.message_log.drop import OldSegment, SubjectRanges, subject_ranges_of
 from qmq.storage.message_log.sparse_index import derive_index
 from qmq.storage.meta.subjects import SubjectTable
@@ -49,7 +49,7 @@ __all__ = [
     "ItemLog",
     "ItemLogClaim",
     "KnownBad",
-    "NotAtHand",
+    "NotInMemory",
     "OldSegment",
     "Partition",
     "PartitionDamage",
@@ -89,7 +89,7 @@ class Store:
             created_at_us=opened.now_us,
         )
         for number, part in enumerate(opened.partitions):
-            room = Room(disk, (part.message_log.directory, opened.directory), options.keep_free_bytes)
+            room = FreeSpace(disk, (part.message_log.directory, opened.directory), options.keep_free_bytes)
             shared.partitions.append(Partition(shared, number, part, room))
         self.partitions: list[Partition] = shared.partitions
         #: The registry of subjects, with the first and the next sequence of each.
@@ -174,7 +174,7 @@ class Store:
         """The highest stamp of any stored batch; the next must be above it."""
         return self._shared.last_stored_at_us
 
-    def aside(self) -> Aside | None:
+    def aside(self) -> AioSyncs | None:
         """Return a way to sync without a thread, if the system has one."""
         return self._disk.aside()
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from qmq.broker.error_log.error_log import unpacked, without
 from qmq.broker.groups.group_state import Ledger
-from qmq.broker.groups.message_ranges import Some, parts_of
+from qmq.broker.groups.message_ranges import RunPart, parts_of
 from qmq.broker.journal.record_types import MessageRange
 from qmq.format.layout import PULL_FILE_HEADER_SIZE, RETRY_DTYPE
 from qmq.storage.disk.disk import read_around
@@ -105,5 +105,5 @@ def _named(driven: Driven, messages: MessageRange) -> tuple[Message, ...]:
     store, group = driven.store, driven.broker.groups["g"]
     found = [part for at in range(messages.total) for part in parts_of(store, group, messages.part(at, at + 1))]
     return tuple(
-        (store.subjects.name(part.entry[3]), part.entry[0] + part.start) for part in found if isinstance(part, Some)
+        (store.subjects.name(part.entry[3]), part.entry[0] + part.start) for part in found if isinstance(part, RunPart)
     )

@@ -10,7 +10,7 @@ import pytest
 
 from qmq.daemon.fsyncs import Fsyncs
 from qmq.errors import QmqError, SyncFailed
-from qmq.storage.disk.aio import Aside
+from qmq.storage.disk.aio import AioSyncs
 from qmq.storage.disk.disk import Disk
 from qmq.storage.store import Store, StoreOptions
 
@@ -28,13 +28,13 @@ async def outcome(syncing: Fsyncs) -> QmqError | None:
 def begun(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Records the syncs that were started asynchronously."""
     found: list[int] = []
-    begin = Aside.begin
+    begin = AioSyncs.begin
 
-    def noted(aside: Aside, fd: int, number: int) -> None:
+    def noted(aside: AioSyncs, fd: int, number: int) -> None:
         begin(aside, fd, number)
         found.append(number)
 
-    monkeypatch.setattr(Aside, "begin", noted)
+    monkeypatch.setattr(AioSyncs, "begin", noted)
     return found
 
 
@@ -57,12 +57,12 @@ async def test_the_system_does_it_where_it_is_one_file(tmp_path: Path, begun: li
 async def test_the_thread_decides_about_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = Store.open(tmp_path, StoreOptions(), Disk(), 1)
     syncing = Fsyncs(store, [0])
-    finished = Aside.finished
+    finished = AioSyncs.finished
 
-    def failed(aside: Aside) -> list[tuple[int, OSError | None]]:
+    def failed(aside: AioSyncs) -> list[tuple[int, OSError | None]]:
         return [(number, OSError(errno.EIO, "rotten")) for number, _ in finished(aside)]
 
-    monkeypatch.setattr(Aside, "finished", failed)
+    monkeypatch.setattr(AioSyncs, "finished", failed)
     error = await outcome(syncing)
     assert isinstance(error, SyncFailed)
     assert "rotten" in str(error)
@@ -77,10 +77,10 @@ async def test_a_thread_does_syncs_that_the_system_does_not_take(
     store = Store.open(tmp_path, StoreOptions(), Disk(), 1)
     syncing = Fsyncs(store, [0])
 
-    def refused(aside: Aside, fd: int, number: int) -> None:
+    def refused(aside: AioSyncs, fd: int, number: int) -> None:
         raise OSError(errno.EAGAIN, "not now")
 
-    monkeypatch.setattr(Aside, "begin", refused)
+    monkeypatch.setattr(AioSyncs, "begin", refused)
     assert await outcome(syncing) is None
     assert await outcome(syncing) is None
     syncing.close(TIMEOUT_S)

@@ -134,7 +134,7 @@ CONSUMING: Final = (
     ),
     Mutant(
         "count what a consumer holds in its window",
-        "Members.offer",
+        "Membership.offer",
         instead("most - in_flight_count", "most"),
         (_SIMULATION,),
     ),

@@ -63,7 +63,7 @@ OF_DELAYS: Final = (
     ),
     Mutant(
         "go on with who is leaving after a start",
-        "Members.restore",
+        "Membership.restore",
         skip("self._leavers.resume(ledger, member)"),
         ("tests/broker/groups/test_membership_leaving.py",),
     ),

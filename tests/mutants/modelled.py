@@ -19,7 +19,7 @@ MODELLED: Final = (
     ),
     Mutant(
         "give the window back for what was handed back above the ack floor",
-        "Members.offer",
+        "Membership.offer",
         instead("in_flight_count", "in_flight.span", at=1),
         _MODEL,
     ),
@@ -43,13 +43,13 @@ MODELLED: Final = (
     ),
     Mutant(
         "give nothing else to who has what is out alone",
-        "Members.offer",
+        "Membership.offer",
         never("member.quarantined"),
         _MODEL,
     ),
     Mutant(
         "hear of a consumer by its own process only",
-        "Members.joined",
+        "Membership.joined",
         skip("self._forget_client(ledger, member)"),
         _MODEL,
     ),

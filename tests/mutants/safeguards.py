@@ -275,7 +275,7 @@ SAFEGUARDS: Final = (
     ),
     Mutant(
         "count heartbeats after a start of the broker",
-        "Members.restore",
+        "Membership.restore",
         instead("self.joined(ledger, member, member.client, now)", "self._watch(ledger, member, now)"),
         ("tests/broker/test_known.py",),
     ),
@@ -510,7 +510,7 @@ SAFEGUARDS: Final = (
     ),
     Mutant(
         "leave room on a full disk",
-        "Room._measure",
+        "FreeSpace._measure",
         never("free - size < reserved"),
         ("tests/storage/disk/test_free_space.py",),
     ),

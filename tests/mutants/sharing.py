@@ -14,13 +14,13 @@ _COLD: Final = ("tests/broker/test_cold_reads.py",)
 OF_SHARING: Final = (
     Mutant(
         "ask again what is in memory",
-        "AtHand._finds",
+        "PageCache._finds",
         instead("now_us < self._found_until_us", "self._found_until_us"),
         ("tests/storage/message_log/test_page_cache.py",),
     ),
     Mutant(
         "take no more for found than was in memory",
-        "AtHand._finds",
+        "PageCache._finds",
         never("found_end < end"),
         (*_COLD, "tests/storage/message_log/test_page_cache.py"),
     ),
@@ -106,7 +106,7 @@ OF_SHARING: Final = (
     ),
     Mutant(
         "look at a few groups in one turn",
-        "Members.tick",
+        "Membership.tick",
         instead("MOST_LOOKS", "1 << 30"),
         ("tests/broker/groups/test_membership.py",),
     ),

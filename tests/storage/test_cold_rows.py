@@ -14,7 +14,7 @@ from qmq.storage.consumer_log import active as journal
 from qmq.storage.consumer_log import subject_order as order
 from qmq.storage.consumer_log.partition_index import ConsumerLog
 from qmq.storage.disk.disk import PAGE
-from qmq.storage.message_log.cold_reads import NotAtHand, Residence
+from qmq.storage.message_log.cold_reads import NotInMemory, Residence
 from tests.fake_disk import FakeDisk
 from tests.storage.rows import STORE, Feed, Row, as_array
 from tests.storage.stores import Sender, check_stored, checkpoint, close_cleanly, open_store, verified
@@ -63,7 +63,7 @@ class Cold:
             before = self.disk.calls["pread"]
             try:
                 return question()
-            except NotAtHand as missing:
+            except NotInMemory as missing:
                 assert self.disk.calls["pread"] == before
                 read = missing.read
             if read.key in known:

@@ -40,7 +40,7 @@ from qmq.format.build import RunContent, build_batch
 from qmq.format.due import DUE_PRODUCER, Due, cut_due, due_times, origins_of
 from qmq.format.ids import MessageId
 from qmq.format.layout import DELAY_DTYPE, DELAY_PARTITION, HAS_DELIVER_AT, HAS_ORIGIN_ID, MESSAGE_ID
-from qmq.storage.store import NotAtHand, Schedule, ScheduleClaim, Store
+from qmq.storage.store import NotInMemory, Schedule, ScheduleClaim, Store
 
 #: The most items, messages that were sent one by one, and messages that one tick delivers: about 10 ms at most.
 _SLICE_ITEMS: Final = 64
@@ -101,7 +101,7 @@ class DelayedMessages:
         try:
             with self._reads.looking_up(tries):
                 found = self._find(MessageId.parse(text))
-        except NotAtHand as missing:
+        except NotInMemory as missing:
             self._reads.begin_lookup(command, missing, tries + 1)
             return
         if found is None or found[2] <= max(self._late_us, now.wall_us):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from qmq.broker.delay.items import DelayedRange
-from qmq.format.due import Due, Single, join_singles, single_of
+from qmq.format.due import Due, SingleBatch, join_singles, single_of
 from qmq.format.layout import DELAY_PARTITION
 
 #: About the most messages and bytes of one batch; a message of more bytes is a batch of its own.
@@ -19,7 +19,7 @@ class DueBatch:
     def __init__(self, segment_bytes: int) -> None:
         self._most_bytes = min(_MOST_BYTES, segment_bytes // 3)  # the last message may double it
         self.parts: list[DelayedRange] = []
-        self._singles: list[Single] = []
+        self._singles: list[SingleBatch] = []
         self._bytes = 0
 
     def add(self, batch: memoryview, part: DelayedRange) -> bool:

@@ -15,7 +15,7 @@ from qmq.broker.ports.effects import Asker, Effect, ReadWanted, first_number
 from qmq.errors import BadBatch, QmqError, StorageError
 from qmq.format.batch import parse_header
 from qmq.format.layout import BATCH_HEADER_SIZE
-from qmq.storage.store import ColdRead, NotAtHand, Store
+from qmq.storage.store import ColdRead, NotInMemory, Store
 
 #: The number of the one read of due batches that is under way.
 READ_NUMBER: Final = first_number(Asker.DUE)
@@ -68,7 +68,7 @@ class DelayReads:
             raise BadBatch("there is no delay log; was its directory taken away?")
         part = log.partitions[0]
         if self._is_looking_up and (size := self._missing(position)) is not None:
-            raise NotAtHand(part.page_cache.read(np.array([position]), np.array([size]), onward=False))
+            raise NotInMemory(part.page_cache.read(np.array([position]), np.array([size]), onward=False))
         header = parse_header(part.page_cache.peek(position, BATCH_HEADER_SIZE))
         if header.position != position:
             raise BadBatch(f"no batch begins at position {position} of the delay log; run qmq verify")
@@ -93,7 +93,7 @@ class DelayReads:
             self._is_looking_up = False
             log.may_wait(True)
 
-    def begin_lookup(self, command: Administer, missing: NotAtHand, tries: int) -> None:
+    def begin_lookup(self, command: Administer, missing: NotInMemory, tries: int) -> None:
         """Begin the read that a command needs."""
         self._last_lookup += 1
         self._lookups[self._last_lookup] = _Lookup(command, missing.read, tries)

@@ -18,11 +18,11 @@ import msgpack
 import numpy as np
 
 from qmq.broker.groups.group import Group, SubjectFilter
-from qmq.broker.groups.message_ranges import Many, Parts, Rows, Some, chosen_of
+from qmq.broker.groups.message_ranges import MessageParts, Rows, RunPart, WholeRuns, chosen_of
 from qmq.broker.journal.record_types import RecordKind
 from qmq.errors import StorageError
 from qmq.net.protocol.types import AT_MOST_ONCE
-from qmq.storage.store import Hole, NotAtHand, PullRecord, PullSync, Store
+from qmq.storage.store import Hole, NotInMemory, PullRecord, PullSync, Store
 
 #: A block that contains all ready messages of a prefix goes on for this long behind them.
 AHEAD_US: Final = 1_000_000
@@ -30,7 +30,7 @@ _CHUNK_ROWS: Final = 8_192
 _MOST_DOUBLED: Final = 16
 
 #: Chosen messages by the filter that they were chosen for; no filter without any.
-ChosenByFilter = list[tuple[SubjectFilter, Parts]]
+ChosenByFilter = list[tuple[SubjectFilter, MessageParts]]
 #: By filter: the stamp, or for an exact subject the sequence, at which a block ends.
 BlockEnds = list[tuple[SubjectFilter, int]]
 
@@ -102,16 +102,16 @@ class AtMostOnce:
         size = group.ledger.settings.max_unacked
         return [(subject_filter, self._block_end(subject_filter, parts, size)) for subject_filter, parts in taken]
 
-    def _block_end(self, subject_filter: SubjectFilter, parts: Parts, block: int) -> int:
+    def _block_end(self, subject_filter: SubjectFilter, parts: MessageParts, block: int) -> int:
         """Return where a block of about *block* messages ends that contains all *parts*."""
         need = _need(subject_filter, parts)
         # Where a block was too small for the messages that came during its sync, the next one is twice as large.
         more = min(subject_filter.reserves, _MOST_DOUBLED)
         if subject_filter.exact:
             return need + (block << more)
-        runs = sum(len(part.rows) if isinstance(part, Many) else 1 for part in parts)
+        runs = sum(len(part.rows) if isinstance(part, WholeRuns) else 1 for part in parts)
         count = sum(
-            int(part.rows["count"].sum()) if isinstance(part, Many) else part.stop - part.start for part in parts
+            int(part.rows["count"].sum()) if isinstance(part, WholeRuns) else part.stop - part.start for part in parts
         )
         ahead = max(1, block * runs // count)
         ends = []
@@ -120,7 +120,7 @@ class AtMostOnce:
             if row + ahead < stored_part.consumer_log.visible_row:
                 try:
                     ends.append(stored_part.consumer_log.read_entry(row + ahead)[2])
-                except (NotAtHand, StorageError):
+                except (NotInMemory, StorageError):
                     return need
         return max(need, min(ends) if ends else self._store.last_stored_at_us + (AHEAD_US << more))
 
@@ -245,17 +245,17 @@ def _without_twin(records: Sequence[PullRecord]) -> list[PullRecord]:
     return single
 
 
-def _need(subject_filter: SubjectFilter, parts: Parts) -> int:
+def _need(subject_filter: SubjectFilter, parts: MessageParts) -> int:
     """Return where a block that contains all *parts* has to end."""
     if subject_filter.exact:
         last = parts[-1]
-        if isinstance(last, Many):
+        if isinstance(last, WholeRuns):
             return int(last.rows["first_sequence"][-1]) + int(last.rows["count"][-1])
         return last.entry[0] + last.stop
-    return max(int(part.rows["stored_at_us"].max()) if isinstance(part, Many) else part.entry[2] for part in parts)
+    return max(int(part.rows["stored_at_us"].max()) if isinstance(part, WholeRuns) else part.entry[2] for part in parts)
 
 
-class OnDisk:
+class OnDiskWaits:
     """Says which messages are on disk, and which filters wait for more of them."""
 
     def __init__(self, upto: Callable[[int], int], want: Callable[[int], None]) -> None:
@@ -264,7 +264,7 @@ class OnDisk:
         self._want = want
         self._waiting: dict[int, SubjectFilter] = {}
 
-    def count(self, parts: Parts, total: int) -> int:
+    def count(self, parts: MessageParts, total: int) -> int:
         """Return how many of the *total* messages in *parts* come before the first that is not on disk."""
         if all(_last_position(part) < self._upto(part.partition) for part in parts):
             return total
@@ -272,9 +272,9 @@ class OnDisk:
         for part in parts:
             upto = self._upto(part.partition)
             if _last_position(part) < upto:
-                count += int(part.rows["count"].sum()) if isinstance(part, Many) else part.stop - part.start
+                count += int(part.rows["count"].sum()) if isinstance(part, WholeRuns) else part.stop - part.start
                 continue
-            if isinstance(part, Many):
+            if isinstance(part, WholeRuns):
                 count += int(part.rows["count"][: int(np.searchsorted(part.rows["position"], np.uint64(upto)))].sum())
             break
         return count
@@ -291,5 +291,5 @@ class OnDisk:
         return waiting.values()
 
 
-def _last_position(part: Many | Some) -> int:
-    return int(part.rows["position"][-1]) if isinstance(part, Many) else part.entry[1]
+def _last_position(part: WholeRuns | RunPart) -> int:
+    return int(part.rows["position"][-1]) if isinstance(part, WholeRuns) else part.entry[1]

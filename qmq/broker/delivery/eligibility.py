@@ -12,12 +12,12 @@ from typing import Final
 
 from qmq.broker.delivery.encode import RangeLookup
 from qmq.broker.error_log.error_log import RetryItem
-from qmq.broker.groups.group import Group, Share, Subscription, takes
-from qmq.broker.groups.message_ranges import PARTITIONS, Parts, Some, prefix_of
+from qmq.broker.groups.group import ConsumerShare, Group, Subscription, takes
+from qmq.broker.groups.message_ranges import PARTITIONS, MessageParts, RunPart, prefix_of
 from qmq.broker.journal.record_types import MessageRange
 from qmq.errors import StorageError
 from qmq.format.private import origin_subject
-from qmq.storage.store import NotAtHand, Store
+from qmq.storage.store import NotInMemory, Store
 
 #: Ranges that are looked up in one go, of about 50 us each.
 MOST_LOOKS: Final = 64
@@ -35,7 +35,7 @@ def share_of(store: Store, subscription: Subscription) -> Eligibility | None:
         return None
     share = subscription.share
     if share is None or share.among != len(group.filters):
-        share = subscription.share = Share(
+        share = subscription.share = ConsumerShare(
             group.filters, [subject_filter.prefix for subject_filter in subscription.filters]
         )
     return None if share.is_all else Eligibility(store, group, share)
@@ -44,7 +44,7 @@ def share_of(store: Store, subscription: Subscription) -> Eligibility | None:
 class Eligibility:
     """Decides which messages of a group one of its consumers may have, by the consumer's share."""
 
-    def __init__(self, store: Store, group: Group, share: Share) -> None:
+    def __init__(self, store: Store, group: Group, share: ConsumerShare) -> None:
         self._store = store
         self._group = group
         self._share = share
@@ -61,7 +61,7 @@ class Eligibility:
                 continue
             try:
                 found = self.share_ranges(lookup, retry.messages)
-            except (NotAtHand, StorageError):
+            except (NotInMemory, StorageError):
                 return True
             if found is None or any(is_taken for _, is_taken in found):
                 return True
@@ -93,14 +93,14 @@ class Eligibility:
             self._share.others.clear()
         self._share.others.add(messages)
 
-    def _in_parts(self, parts: Parts, total: int) -> list[ShareRange]:
+    def _in_parts(self, parts: MessageParts, total: int) -> list[ShareRange]:
         """Return which messages of *parts* the consumer takes.
 
         Messages that no longer exist match no prefix; any consumer may take them.
         """
         rows = list[ShareRange]()
         for part in parts:
-            if isinstance(part, Some):
+            if isinstance(part, RunPart):
                 rows.append((part.stop - part.start, self._takes_subject(part.entry[3])))
             else:
                 taken = map(self._takes_subject, part.rows["subject"].tolist())

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qmq.broker.groups.group import Group
-from qmq.broker.groups.message_ranges import PARTITIONS, Many, Parts, Rows, Some, parts_of
+from qmq.broker.groups.message_ranges import PARTITIONS, MessageParts, Rows, RunPart, WholeRuns, parts_of
 from qmq.broker.journal.record_types import MessageRange
 from qmq.broker.ports.effects import Buffer
 from qmq.errors import BadBatch, BadBytes, QmqError, StorageFailed
@@ -18,7 +18,7 @@ from qmq.format.layout import PIECE_HEADER_SIZE
 from qmq.format.pieces import StoredBatch
 from qmq.format.salvage import sound_pieces
 from qmq.names import MAX_NAME_BYTES
-from qmq.storage.store import KnownBad, NotAtHand, Store
+from qmq.storage.store import KnownBad, NotInMemory, Store
 
 #: Up to this many runs are handled one by one, more as columns.
 FEW_ROWS: Final = 4
@@ -51,7 +51,7 @@ def entry_bytes(entry: EntryRow) -> int:
 
 def parts_of_rows(
     partitions: npt.NDArray[np.int64], rows: Rows, starts: npt.NDArray[np.int64] | None
-) -> Iterator[Some | Many]:
+) -> Iterator[RunPart | WholeRuns]:
     """Yield the runs of *rows* in order, each from message *starts* on (None: whole), as few parts.
 
     *partitions* has one entry for each run, or one for all. Runs in one partition go together, so that a batch that is
@@ -70,11 +70,11 @@ def parts_of_rows(
     for head, tail, goes_by_run in bounds:
         partition = int(partitions[head])
         if not goes_by_run:
-            yield Many(partition, rows[head:tail])
+            yield WholeRuns(partition, rows[head:tail])
             continue
         start = 0 if starts is None else int(starts[head])  # not 0 only for a run alone
         for entry in rows[head:tail].tolist():
-            yield Some(partition, entry, start, entry[4])
+            yield RunPart(partition, entry, start, entry[4])
 
 
 class AnswerEncoder:
@@ -103,11 +103,11 @@ class AnswerEncoder:
         #: Whether the buffers lack a message.
         self.left_out = False
 
-    def encode(self, parts: list[Some | Many]) -> list[Buffer]:
+    def encode(self, parts: list[RunPart | WholeRuns]) -> list[Buffer]:
         """Return the buffers of *parts*, in order."""
         for part in parts:
             try:
-                if isinstance(part, Some):
+                if isinstance(part, RunPart):
                     self._add_some(part)
                 else:
                     self._add_many(part)
@@ -115,7 +115,7 @@ class AnswerEncoder:
                 self._note(error)
         return self._buffers
 
-    def _add_some(self, part: Some) -> None:
+    def _add_some(self, part: RunPart) -> None:
         entry = part.entry
         try:
             if entry[7] == 1 and part.start == 0 and part.stop == entry[4] and not self._checks:
@@ -127,7 +127,7 @@ class AnswerEncoder:
             return
         self._buffers.extend(pieces)
 
-    def _add_many(self, part: Many) -> None:
+    def _add_many(self, part: WholeRuns) -> None:
         """Add whole batches as they lie, neighbours as one slice, and the wanted runs of any other batch as a piece."""
         rows = part.rows
         positions = rows["position"].astype(np.int64)
@@ -227,8 +227,8 @@ class RangeLookup:
     def __init__(self, store: Store, group: Group) -> None:
         self._store = store
         self._group = group
-        self._known: dict[MessageRange, Parts] = {}
-        self._last: Some | None = None  # the whole run that the last lookup found
+        self._known: dict[MessageRange, MessageParts] = {}
+        self._last: RunPart | None = None  # the whole run that the last lookup found
         self._base: _Base = (-1, 0, 0)
         self._start = 0  # the number of that run's first message, counted from the base
         #: How many ranges had to be looked up.
@@ -236,34 +236,34 @@ class RangeLookup:
         #: Batches whose header was checked, by (partition, position), for the encoder.
         self.batches: dict[tuple[int, int], StoredBatch] = {}
 
-    def parts(self, messages: MessageRange) -> Parts:
+    def parts(self, messages: MessageRange) -> MessageParts:
         """Return the parts of a range that still exist, all of them in memory. Raises NotAtHand."""
         found = self._known.get(messages)
         if found is None:
             found = self._known[messages] = self._in_last(messages) or self._look(messages)
         return found
 
-    def _in_last(self, messages: MessageRange) -> Parts:
+    def _in_last(self, messages: MessageRange) -> MessageParts:
         base, number = _numbered(messages)
         if self._last is None or base != self._base:
             return []
         start = number - self._start
         if start < 0 or start + messages.total > self._last.stop:
             return []
-        return [Some(self._last.partition, self._last.entry, start, start + messages.total)]
+        return [RunPart(self._last.partition, self._last.entry, start, start + messages.total)]
 
-    def _look(self, messages: MessageRange) -> Parts:
+    def _look(self, messages: MessageRange) -> MessageParts:
         self.looks += 1
         store, parts = self._store, parts_of(self._store, self._group, messages)
         for part in parts:
-            if isinstance(part, Some):
+            if isinstance(part, RunPart):
                 positions, sizes = np.array([part.entry[1]]), np.array([part.entry[10]])
             else:
                 positions, sizes = part.rows["position"].astype(np.int64), part.rows["batch_size"].astype(np.int64)
             stored_part = store.partitions[part.partition]
             if stored_part.page_cache.count(positions, sizes) < len(positions):
-                raise NotAtHand(stored_part.page_cache.read(positions, sizes, onward=False))
-        if len(parts) == 1 and isinstance(part := parts[0], Some) and part.stop - part.start == messages.total:
+                raise NotInMemory(stored_part.page_cache.read(positions, sizes, onward=False))
+        if len(parts) == 1 and isinstance(part := parts[0], RunPart) and part.stop - part.start == messages.total:
             self._last = part._replace(start=0, stop=part.entry[4])
             self._base, number = _numbered(messages)
             self._start = number - part.start

@@ -11,13 +11,13 @@ from typing import Final, NamedTuple
 
 from qmq.broker.delivery.encode import entry_bytes
 from qmq.broker.groups.group import SubjectFilter, Subscription
-from qmq.broker.groups.message_ranges import Parts, Some
+from qmq.broker.groups.message_ranges import MessageParts, RunPart
 from qmq.broker.ports.effects import Buffer
 from qmq.errors import StorageError
 from qmq.format.batch import EntryRow
 from qmq.format.layout import ENTRY_HAS_EXPIRE_AT
 from qmq.net.protocol.types import AT_MOST_ONCE
-from qmq.storage.store import NotAtHand, Store
+from qmq.storage.store import NotInMemory, Store
 
 #: Rows that are looked at.
 MOST_ROWS: Final = 8
@@ -26,7 +26,7 @@ MOST_ROWS: Final = 8
 class FastAnswer(NamedTuple):
     """The answer to a pull."""
 
-    parts: Parts
+    parts: MessageParts
     buffers: list[Buffer]
     size: int
     messages: int
@@ -76,16 +76,19 @@ class FastPath:
         if is_backlog:
             end = start + entries.index(wanted[-1]) + 1
         self._pass(subject_filter, wanted, end)
-        return FastAnswer([Some(0, entry, 0, entry[4]) for entry in wanted], buffers, size, count)
+        return FastAnswer([RunPart(0, entry, 0, entry[4]) for entry in wanted], buffers, size, count)
 
     def _first_entries(self, start: int) -> list[EntryRow]:
-        """Return MOST_ROWS entries from row *start* on, if more follow; none where that is not simple."""
+        """Return MOST_ROWS entries from row *start* on, if more follow; none where that is not simple, as where
+        retention has removed that row.
+        """
         part = self._store.partitions[0]
-        if part.consumer_log.visible_row <= start + MOST_ROWS or part.message_log.unreadable:
+        log = part.consumer_log
+        if not log.first_row <= start < log.visible_row - MOST_ROWS or part.message_log.unreadable:
             return []
         try:
-            return [part.consumer_log.read_entry(row) for row in range(start, start + MOST_ROWS)]
-        except (NotAtHand, StorageError):
+            return [log.read_entry(row) for row in range(start, start + MOST_ROWS)]
+        except (NotInMemory, StorageError):
             return []
 
     def _at_hand(self, entries: list[EntryRow], max_count: int, now_us: int) -> list[EntryRow]:

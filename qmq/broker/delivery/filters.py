@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from qmq.broker.groups.message_ranges import Many, Parts, Rows, Some
+from qmq.broker.groups.message_ranges import MessageParts, Rows, RunPart, WholeRuns
 from qmq.broker.groups.settings import ResolvedSettings
 from qmq.errors import QmqError
 from qmq.format.batch import EntryRow
@@ -36,7 +36,7 @@ class StateRange(NamedTuple):
     """Messages in a row with the same state."""
 
     state: int
-    part: Some | Many
+    part: RunPart | WholeRuns
     total: int
 
 
@@ -57,34 +57,34 @@ class MessageFilter:
         self._stale_us = now_us - settings.expire_after_us if settings.expire_after_us else -1
         self._batch: tuple[int, int, StoredBatch | None] = (-1, -1, None)
 
-    def has_work(self, parts: Parts) -> bool:
+    def has_work(self, parts: MessageParts) -> bool:
         """Return whether any message may be in another state than MATCHED."""
         if self._bits or self._stale_us >= 0:
             return True
         return any(
             bool((part.rows["flags"] & ENTRY_HAS_EXPIRE_AT).any())
-            if isinstance(part, Many)
+            if isinstance(part, WholeRuns)
             else part.entry[8] & ENTRY_HAS_EXPIRE_AT
             for part in parts
         )
 
-    def state_ranges(self, parts: Parts) -> Iterator[StateRange]:
+    def state_ranges(self, parts: MessageParts) -> Iterator[StateRange]:
         """Yield the same messages in the same order, with their states."""
         for part in parts:
-            if isinstance(part, Some):
+            if isinstance(part, RunPart):
                 yield from self._of_run(part)
             else:
                 yield from self._of_rows(part)
 
-    def _of_rows(self, part: Many) -> Iterator[StateRange]:
+    def _of_rows(self, part: WholeRuns) -> Iterator[StateRange]:
         states = self._states_of_rows(part.rows)
         for start, end in _same(states, apart=_LOOK):
             rows = part.rows[start:end]
             if states[start] == _LOOK:
                 entry = rows[0].item()
-                yield from self._of_run(Some(part.partition, entry, 0, entry[4]))
+                yield from self._of_run(RunPart(part.partition, entry, 0, entry[4]))
             else:
-                yield StateRange(int(states[start]), Many(part.partition, rows), int(rows["count"].sum()))
+                yield StateRange(int(states[start]), WholeRuns(part.partition, rows), int(rows["count"].sum()))
 
     def _states_of_rows(self, rows: Rows) -> States:
         flags = rows["flags"]
@@ -99,7 +99,7 @@ class MessageFilter:
             states[(flags & ENTRY_HAS_TAGS) == 0] = FILTERED
         return states
 
-    def _of_run(self, part: Some) -> Iterator[StateRange]:
+    def _of_run(self, part: RunPart) -> Iterator[StateRange]:
         states = self._states_of_run(part)
         if not states.any():
             yield StateRange(MATCHED, part, part.stop - part.start)
@@ -108,7 +108,7 @@ class MessageFilter:
             piece = part._replace(start=part.start + start, stop=part.start + end)
             yield StateRange(int(states[start]), piece, end - start)
 
-    def _states_of_run(self, part: Some) -> States:
+    def _states_of_run(self, part: RunPart) -> States:
         """Return the state of each message: u8[n]. Unreadable messages match; the encoder reports them."""
         entry = part.entry
         states = np.zeros(part.stop - part.start, np.uint8)
@@ -126,7 +126,7 @@ class MessageFilter:
                 states[(tags & np.uint32(self._bits)) == 0] = FILTERED
         return states
 
-    def _column(self, part: Some, flag: int) -> npt.NDArray[Any] | None:
+    def _column(self, part: RunPart, flag: int) -> npt.NDArray[Any] | None:
         entry = part.entry
         batch = self._batch_of(part.partition, entry)
         return None if batch is None else batch.column(entry[5], flag)[part.start : part.stop]
@@ -155,7 +155,7 @@ def _same(states: States, apart: int = -1) -> Iterator[tuple[int, int]]:
 class FilteredParts(NamedTuple):
     """The chosen messages that a pull gets after filtering."""
 
-    parts: Parts  # matched and expired messages, in order
+    parts: MessageParts  # matched and expired messages, in order
     matched: int
     expired: list[tuple[int, int]]  # intervals of message numbers in ``parts``
     skipped: int
@@ -165,7 +165,7 @@ class FilteredParts(NamedTuple):
 
 def filter_parts(state_ranges: Iterator[StateRange], max_matched: int, max_parts: int) -> FilteredParts:
     """Return up to *max_matched* of the messages, in up to *max_parts* parts."""
-    parts, expired = Parts(), list[tuple[int, int]]()
+    parts, expired = MessageParts(), list[tuple[int, int]]()
     matched = skipped = filtered = messages = number = 0
     for state, part, count in state_ranges:
         if matched == max_matched or len(parts) >= max_parts:

@@ -5,27 +5,32 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 
-from qmq.broker.delivery.at_most_once import AtMostOnce, OnDisk, Reserve
+from qmq.broker.delivery.at_most_once import AtMostOnce, OnDiskWaits, Reserve
 from qmq.broker.delivery.read_waits import DeferredCommand, ReadWaits
 from qmq.broker.delivery.serve import BLOCKED, PullServer, blocking_reads
 from qmq.broker.delivery.subscriptions import Subscriptions
 from qmq.broker.delivery.tracker import DeliveryTracker
 from qmq.broker.delivery.wakeups import Arrivals, WaitingPulls
-from qmq.broker.groups.group import Begin, Group, SubjectFilter, Subscription, Waiting, follows_none
+from qmq.broker.groups.group import Group, GroupStart, SubjectFilter, Subscription, Waiting, follows_none
 from qmq.broker.groups.group_state import Ledger
-from qmq.broker.journal.durable_replies import Durable
+from qmq.broker.journal.durable_replies import DurableReplies
 from qmq.broker.ports.commands import Ack, HandBack, Pull, ReadDone, Subscribe, Withdraw
 from qmq.broker.ports.effects import Acked, Effect, HandedBack
 from qmq.broker.ports.limits import BrokerLimits
 from qmq.errors import InvalidOption, Overloaded, QmqError
-from qmq.storage.store import ColdRead, NotAtHand, Store
+from qmq.storage.store import ColdRead, NotInMemory, Store
 
 
 class Delivery:
     """Delivers messages to consumers. Its answers go to *effects*."""
 
     def __init__(
-        self, store: Store, limits: BrokerLimits, effects: list[Effect], visible: Callable[[int], int], on_disk: OnDisk
+        self,
+        store: Store,
+        limits: BrokerLimits,
+        effects: list[Effect],
+        visible: Callable[[int], int],
+        on_disk: OnDiskWaits,
     ) -> None:
         """*visible* returns the position before which a partition's messages may be pulled."""
         self._store = store
@@ -35,7 +40,7 @@ class Delivery:
         self._reads = ReadWaits(effects)
         self._on_disk = on_disk
         self.arrivals = Arrivals(store)
-        self.durable = Durable(store, effects)
+        self.durable = DurableReplies(store, effects)
         self.at_most_once = AtMostOnce(store)
         self.tracker = DeliveryTracker(store, limits.session_timeout_ms * 1_000, self._wake, visible)
         self._server = PullServer(
@@ -52,7 +57,7 @@ class Delivery:
                 subject_filter for subject_filter in group.filters.values() if subject_filter.waiting
             )
 
-    def begin_read(self, missing: NotAtHand, deferred: DeferredCommand) -> bool:
+    def begin_read(self, missing: NotInMemory, deferred: DeferredCommand) -> bool:
         """Have the *missing* bytes read for a command. Return False when the same read has not helped before."""
         return self._reads.begin(missing.read, deferred)
 
@@ -66,7 +71,7 @@ class Delivery:
             self.subscriptions.leave(replaced)
         try:
             self.subscriptions.join(command)
-        except NotAtHand as missing:
+        except NotInMemory as missing:
             if not self.begin_read(missing, deferred or DeferredCommand(command)):
                 with blocking_reads(self._store):
                     self.subscriptions.join(command)
@@ -82,7 +87,7 @@ class Delivery:
         for waiting in self.waiting.of_subscription(subscription):
             self._server.answer_empty(waiting)
 
-    def set_follows(self, group: Group, prefixes: Sequence[str], begin: Begin) -> None:
+    def set_follows(self, group: Group, prefixes: Sequence[str], begin: GroupStart) -> None:
         """Have a group follow exactly *prefixes*. Waiting pulls wait for that, or are refused."""
         several = [waiting for one in self.subscriptions.of(group) for waiting in self.waiting.of_subscription(one)]
         for waiting in several:

@@ -10,13 +10,13 @@ from typing import Final, NamedTuple
 from qmq.broker.delivery.eligibility import share_of
 from qmq.broker.delivery.encode import PIECE_BYTES, AnswerEncoder, RangeLookup, answer_bytes
 from qmq.broker.delivery.filters import EXPIRED, MessageFilter
-from qmq.broker.error_log.error_log import MOST_TAKEN, Retries, Split, Taken
+from qmq.broker.error_log.error_log import MOST_TAKEN, Retries, Split, TakenRetry
 from qmq.broker.groups.group import Subscription
 from qmq.broker.groups.group_state import Ledger
 from qmq.broker.groups.in_flight import InFlight
 from qmq.broker.groups.member import Member
-from qmq.broker.groups.membership import Offer, What
-from qmq.broker.groups.message_ranges import Many, Parts, Some, parts_of
+from qmq.broker.groups.membership import MessageKind, Offer
+from qmq.broker.groups.message_ranges import MessageParts, RunPart, WholeRuns, parts_of
 from qmq.broker.journal.record_types import InFlightRange, MessageRange
 from qmq.broker.ports.commands import DispositionRange, Pull
 from qmq.broker.ports.effects import Buffer
@@ -24,7 +24,7 @@ from qmq.errors import QmqError
 from qmq.format.private import is_private, origin_subject
 from qmq.names import MAX_NAME_BYTES, MAX_SUBJECT_BYTES
 from qmq.net.protocol.types import Disposition
-from qmq.storage.store import NotAtHand, Store
+from qmq.storage.store import NotInMemory, Store
 
 #: Ranges of delivery sequences of one answer.
 MOST_RANGES: Final = 1_000
@@ -51,7 +51,7 @@ class Redelivery:
         """Return the answer to a pull that *offer* allows to be delivered again; None for none. Raises NotAtHand."""
         ledger, member = ledger_and_member(subscription)
         max_count, max_bytes = min(pull.max_count, offer.max_count), min(pull.max_bytes, offer.max_bytes)
-        if offer.what is What.IN_FLIGHT:
+        if offer.what is MessageKind.IN_FLIGHT:
             assert pull.expected is not None
             if subscription.group.ended:
                 in_flight = member.in_flight
@@ -72,12 +72,12 @@ class Redelivery:
         taken = _take(ledger.retries, offer.what, max_count, split)
         try:
             fits, size = self._fitting(lookup, taken, max_bytes)
-        except NotAtHand:
+        except NotInMemory:
             ledger.retries.put_back(taken)
             raise
         if not taken:
             return None
-        if offer.what is What.AGAIN and fits < sum(one.total for one in taken):
+        if offer.what is MessageKind.AGAIN and fits < sum(one.total for one in taken):
             ledger.retries.put_back(taken)
             taken = _take(ledger.retries, offer.what, fits, split)
             if not taken:
@@ -119,7 +119,7 @@ class Redelivery:
         return bool(backs)
 
     def _bury_expired(
-        self, subscription: Subscription, lookup: RangeLookup, first: int, taken: list[Taken], now_us: int
+        self, subscription: Subscription, lookup: RangeLookup, first: int, taken: list[TakenRetry], now_us: int
     ) -> None:
         """Make dead letters of the taken messages that have expired."""
         ledger, member = ledger_and_member(subscription)
@@ -139,7 +139,7 @@ class Redelivery:
                     start += total
             sequence += one.total
 
-    def _fitting(self, lookup: RangeLookup, taken: list[Taken], max_bytes: int) -> tuple[int, int]:
+    def _fitting(self, lookup: RangeLookup, taken: list[TakenRetry], max_bytes: int) -> tuple[int, int]:
         """Return how many of the taken messages fit into an answer, at least one, and their bytes. Raises NotAtHand."""
         count = size = 0
         for one in taken:
@@ -152,9 +152,9 @@ class Redelivery:
                 count, size = count + messages, size + more
         return max(count, 1), size
 
-    def _bytes(self, part: Some | Many) -> int:
+    def _bytes(self, part: RunPart | WholeRuns) -> int:
         """Return about how many bytes a part adds to an answer, with the names of its subjects; rarely too few."""
-        if isinstance(part, Some):
+        if isinstance(part, RunPart):
             size, runs = part.entry[9] * _count(part) // part.entry[4] + PIECE_BYTES, 1
             numbers = [part.entry[3]]
         else:
@@ -224,7 +224,7 @@ class Redelivery:
 
     def _encode_range(
         self, subscription: Subscription, lookup: RangeLookup, answer: PullAnswer, sequence: int,
-        in_flight: InFlightRange, parts: Parts, now_us: int,
+        in_flight: InFlightRange, parts: MessageParts, now_us: int,
     ) -> None:  # fmt: skip
         """Add what can be read of a range to the answer; where that is not all, try both halves."""
         messages = in_flight.messages
@@ -263,7 +263,7 @@ class _Wanted(NamedTuple):
 
     sequence: int
     in_flight: InFlightRange
-    parts: Parts
+    parts: MessageParts
 
     def is_whole(self) -> bool:
         """Return whether all of the messages exist."""
@@ -300,9 +300,9 @@ class PullAnswer:
         return sum(count for _, count, _ in self.ranges)
 
 
-def _take(retries: Retries, what: What, max_count: int, split: Split | None) -> list[Taken]:
+def _take(retries: Retries, what: MessageKind, max_count: int, split: Split | None) -> list[TakenRetry]:
     """Take up to *max_count* retries; with *split* only those that it selects. Raises what *split* does."""
-    if what is What.QUARANTINED:
+    if what is MessageKind.QUARANTINED:
         return (
             [retries.take_quarantined(max_count)] if split is None else retries.take_quarantined_meant(max_count, split)
         )
@@ -324,13 +324,13 @@ def _ranges_of(in_flight: InFlight, start: int, end: int) -> Iterator[tuple[int,
         start += one.messages.total
 
 
-def _subjects_of(part: Some | Many) -> list[tuple[int, int]]:
+def _subjects_of(part: RunPart | WholeRuns) -> list[tuple[int, int]]:
     """Return subject number and message count of each run of a part."""
-    if isinstance(part, Some):
+    if isinstance(part, RunPart):
         return [(part.entry[3], part.stop - part.start)]
     return list(zip(part.rows["subject"].tolist(), part.rows["count"].tolist(), strict=True))
 
 
-def _count(part: Some | Many) -> int:
+def _count(part: RunPart | WholeRuns) -> int:
     """Return how many messages a part has."""
-    return part.stop - part.start if isinstance(part, Some) else int(part.rows["count"].sum())
+    return part.stop - part.start if isinstance(part, RunPart) else int(part.rows["count"].sum())

@@ -12,19 +12,19 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from qmq.broker.delivery.at_most_once import OnDisk
+from qmq.broker.delivery.at_most_once import OnDiskWaits
 from qmq.broker.delivery.encode import FEW_ROWS, PIECE_BYTES, answer_bytes, entry_bytes, parts_of_rows
 from qmq.broker.delivery.filters import FilteredParts, MessageFilter, filter_parts
 from qmq.broker.delivery.tracker import DeliveryTracker
 from qmq.broker.groups.group import Cursors, Group, SubjectFilter, Subscription, Waiting
-from qmq.broker.groups.message_ranges import Many, Parts, Rows, Some, chosen_of
+from qmq.broker.groups.message_ranges import MessageParts, Rows, RunPart, WholeRuns, chosen_of
 from qmq.broker.groups.settings import ResolvedSettings
 from qmq.broker.ports.limits import BrokerLimits
 from qmq.errors import QmqError, StorageError
 from qmq.format.batch import COLUMN_BYTES, EntryRow
 from qmq.format.pieces import StoredBatch
 from qmq.net.protocol.types import AT_MOST_ONCE
-from qmq.storage.store import ColdRead, KnownBad, NotAtHand, Store
+from qmq.storage.store import ColdRead, KnownBad, NotInMemory, Store
 
 FIRST_CHUNK_ROWS: Final = 64
 CHUNK_ROWS: Final = 8_192
@@ -51,7 +51,7 @@ class PullSelection:
         self.count = 0
         self.passed_rows = 0
         self._bytes = 0
-        self.parts: list[Some | Many] = []
+        self.parts: list[RunPart | WholeRuns] = []
         self._begun: list[tuple[SubjectFilter, int]] = []
         self._marked = store.marked()
         self._undoes = undo
@@ -78,7 +78,7 @@ class PullSelection:
             self._take(subject_filter)
             if self._cold is not None:
                 self.wanted = self._read_on(subject_filter, self._cold)
-        except NotAtHand as missing:
+        except NotInMemory as missing:
             self.wanted = missing.read
         except StorageError as error:
             self.failed = error
@@ -114,7 +114,7 @@ class PullSelection:
         first = 0 if first == len(rows) else first
         return part.page_cache.read(positions[first:], sizes[first:], onward=not subject_filter.exact)
 
-    def taken(self) -> list[tuple[SubjectFilter, list[Some | Many]]]:
+    def taken(self) -> list[tuple[SubjectFilter, list[RunPart | WholeRuns]]]:
         """Return the choice by filter, without filters that have nothing in it."""
         ends = [*[start for _, start in self._begun[1:]], len(self.parts)]
         return [
@@ -247,7 +247,7 @@ class PullSelection:
             return False
         size = entry_bytes(entry) + PIECE_BYTES * self._marks(partition, entry)
         if left <= self._max_count - self.count and size <= self._max_bytes - self._bytes:
-            self.parts.append(Some(partition, entry, start, count))
+            self.parts.append(RunPart(partition, entry, start, count))
             self._set(group, number, first + count)
             self._add(group, left, size)
             return True
@@ -370,7 +370,7 @@ class PullSelection:
         # Of several rows of one subject the last has the highest sequences, and numpy keeps the last assignment.
         self._set(group, numbers, rows["first_sequence"] + rows["count"])
         if starts is None and len(row_partitions) == 1:
-            self.parts.append(Many(int(row_partitions[0]), rows))
+            self.parts.append(WholeRuns(int(row_partitions[0]), rows))
         else:
             self.parts += parts_of_rows(row_partitions, rows, starts)
 
@@ -397,7 +397,7 @@ class PullSelection:
             fit = max(fit, 1)
         if not fit:
             return
-        self.parts.append(Some(partition, entry, start, start + fit))
+        self.parts.append(RunPart(partition, entry, start, start + fit))
         self._set(group, number, first + start + fit)
         self._add(group, fit, int(sizes[fit - 1]))
 
@@ -441,7 +441,7 @@ _NO_SETTINGS: Final = ResolvedSettings()
 class PullSelector:
     """Chooses new messages for pulls, and filters them."""
 
-    def __init__(self, store: Store, limits: BrokerLimits, tracker: DeliveryTracker, on_disk: OnDisk) -> None:
+    def __init__(self, store: Store, limits: BrokerLimits, tracker: DeliveryTracker, on_disk: OnDiskWaits) -> None:
         self._store = store
         self._limits = limits
         self._tracker = tracker
@@ -544,10 +544,10 @@ def _fitting(filtered_parts: FilteredParts, max_bytes: int) -> int:
     return filtered_parts.matched if size <= max_bytes else max(filtered_parts.matched * max_bytes // size, 1)
 
 
-def _bytes(parts: Parts) -> int:
+def _bytes(parts: MessageParts) -> int:
     return sum(
         int(part.rows["run_size"].sum(dtype="u8"))
-        if isinstance(part, Many)
+        if isinstance(part, WholeRuns)
         else part.entry[9] * (part.stop - part.start) // part.entry[4]
         for part in parts
     )

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Final
 
-from qmq.broker.delivery.at_most_once import AtMostOnce, OnDisk
+from qmq.broker.delivery.at_most_once import AtMostOnce, OnDiskWaits
 from qmq.broker.delivery.encode import AnswerEncoder
 from qmq.broker.delivery.fast_path import FastAnswer, FastPath
 from qmq.broker.delivery.filters import FilteredParts
@@ -16,13 +16,13 @@ from qmq.broker.delivery.subscriptions import hidden_since
 from qmq.broker.delivery.tracker import DeliveryTracker
 from qmq.broker.delivery.wakeups import Arrivals, WaitingPulls
 from qmq.broker.groups.group import SubjectFilter, Subscription, Waiting
-from qmq.broker.groups.membership import Offer, What
+from qmq.broker.groups.membership import MessageKind, Offer
 from qmq.broker.ports.commands import Pull
 from qmq.broker.ports.effects import Buffer, Effect, PulledMessages, Refused
 from qmq.broker.ports.limits import BrokerLimits
 from qmq.errors import QmqError, StorageError
 from qmq.net.protocol.types import AT_MOST_ONCE
-from qmq.storage.store import NotAtHand, Store
+from qmq.storage.store import NotInMemory, Store
 
 #: The consumer may get nothing now, whatever is ready.
 BLOCKED: Final = -1
@@ -31,7 +31,7 @@ _PASSED: Final = -2
 #: How often one pull passes over redeliveries that no longer exist, within one turn.
 _MOST_PASSED: Final = 16
 #: A global, since looking up a member of an enum is slow.
-_FRESH: Final = What.FRESH
+_FRESH: Final = MessageKind.FRESH
 #: The most bytes of an answer that is read while everybody waits.
 _WAITED_BYTES: Final = 256 << 10
 
@@ -52,7 +52,7 @@ class PullServer:
     def __init__(
         self, store: Store, limits: BrokerLimits, effects: list[Effect], visible: Callable[[int], int],
         waiting_pulls: WaitingPulls, reads: ReadWaits, arrivals: Arrivals, tracker: DeliveryTracker,
-        at_most_once: AtMostOnce, on_disk: OnDisk,
+        at_most_once: AtMostOnce, on_disk: OnDiskWaits,
     ) -> None:  # fmt: skip
         """*visible* returns the position before which a partition's messages may be pulled."""
         self._store = store
@@ -121,7 +121,7 @@ class PullServer:
             self.refuse(waiting, selection.failed)
             return None
         if offer is not None and not selection.count and self._tracker.is_due(waiting.subscription):
-            return self._redeliver(waiting, offer._replace(what=What.AGAIN), final)
+            return self._redeliver(waiting, offer._replace(what=MessageKind.AGAIN), final)
         bound = selection.full and wanted is None
         if bound and not selection.count:
             self._arrivals.make_ready(filters)  # go on in the next turn
@@ -177,14 +177,14 @@ class PullServer:
         """Answer a pull of a group's consumer with messages that are delivered again, as the *offer* allows."""
         pull, subscription = waiting.pull, waiting.subscription
         redelivery, now_us = self._tracker.redelivery, self._tracker.now.wall_us
-        if offer.what is What.NOTHING:
+        if offer.what is MessageKind.NOTHING:
             if not final:
                 return BLOCKED
             self.answer_empty(waiting)
             return None
         try:
             answer = redelivery.redeliver(subscription, offer, pull, now_us)
-        except NotAtHand as missing:
+        except NotInMemory as missing:
             if self._reads.begin(missing.read, subscription.filters[0]):
                 return 0
             with blocking_reads(self._store):
@@ -299,7 +299,7 @@ class PullServer:
     def _stored_at(self, subject_filter: SubjectFilter, partition: int, row: int) -> int:
         """Return when a row was stored, or an earlier time where the row would have to be read."""
         for known in (row, row - 1):
-            with suppress(NotAtHand, StorageError):
+            with suppress(NotInMemory, StorageError):
                 return self._store.partitions[partition].consumer_log.read_entry(known)[2]
         return subject_filter.start.value if subject_filter.start.kind == "time" else 0
 

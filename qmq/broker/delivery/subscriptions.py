@@ -12,8 +12,8 @@ import msgpack
 from qmq.broker.delivery.tracker import DeliveryTracker
 from qmq.broker.delivery.wakeups import Arrivals
 from qmq.broker.groups.group import (
-    Begin,
     Group,
+    GroupStart,
     SubjectFilter,
     Subscription,
     check_count,
@@ -24,7 +24,7 @@ from qmq.broker.groups.group import (
 )
 from qmq.broker.groups.member import Member
 from qmq.broker.groups.settings import ResolvedSettings, check_mode, differing, group_of, settings_of, unknown_group
-from qmq.broker.journal.durable_replies import Durable
+from qmq.broker.journal.durable_replies import DurableReplies
 from qmq.broker.ports.commands import Subscribe
 from qmq.broker.ports.effects import Effect, Subscribed
 from qmq.broker.ports.limits import BrokerLimits
@@ -39,7 +39,7 @@ class Subscriptions:
 
     def __init__(
         self, store: Store, limits: BrokerLimits, effects: list[Effect], arrivals: Arrivals, tracker: DeliveryTracker,
-        durable: Durable,
+        durable: DurableReplies,
     ) -> None:  # fmt: skip
         self._store = store
         self._limits = limits
@@ -120,21 +120,21 @@ class Subscriptions:
             raise follows_none(group, command.prefixes)
         return command._replace(prefixes=tuple(within))
 
-    def _follow(self, group: Group, prefix: str, begin: Begin) -> SubjectFilter:
+    def _follow(self, group: Group, prefix: str, begin: GroupStart) -> SubjectFilter:
         """Have a group follow a prefix, from where it is or was in these subjects, else from *begin* on."""
         known = group.covering(prefix) or group.left_at(prefix)
         if known is not None:
             row_cursors = [
                 max(row, self._store.partitions[number].offered_row) for number, row in enumerate(known.row_cursors)
             ]
-            begin = Begin(known.start, row_cursors, known.positions)
+            begin = GroupStart(known.start, row_cursors, known.positions)
         subject_filter = group.follow(prefix, begin)
         self._tracker.follows(group, subject_filter)
         group.ticket = self._durable.ticket()
         self._arrivals.watch(subject_filter)
         return subject_filter
 
-    def set_follows(self, group: Group, prefixes: Sequence[str], begin: Begin) -> None:
+    def set_follows(self, group: Group, prefixes: Sequence[str], begin: GroupStart) -> None:
         """Have a group follow exactly *prefixes*, new ones from *begin* on.
 
         Its consumers then take what lies both in *prefixes* and in what they asked for.

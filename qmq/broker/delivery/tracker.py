@@ -15,8 +15,8 @@ from qmq.broker.error_log.error_log import PASSED_AFTER_US
 from qmq.broker.groups.group import Group, SubjectFilter, Subscription
 from qmq.broker.groups.group_state import Ledger
 from qmq.broker.groups.member import Member
-from qmq.broker.groups.membership import NOTHING_WAITS, Members, Offer, Waits
-from qmq.broker.groups.message_ranges import Many, Parts, parts_of, ranges_of
+from qmq.broker.groups.membership import NOTHING_WAITS, DueRetries, Membership, Offer
+from qmq.broker.groups.message_ranges import MessageParts, WholeRuns, parts_of, ranges_of
 from qmq.broker.journal.record_types import MOST_RANGES_A_RECORD, MessageRange, RecordKind, unflat
 from qmq.broker.ports.commands import DispositionRange, Heartbeat, Now, Pull, Subscribe
 from qmq.errors import InvalidOption
@@ -42,7 +42,7 @@ class DeliveryTracker:
         """
         self._store = store
         self._visible = visible
-        self.members = Members(session_timeout_us, wake)
+        self.members = Membership(session_timeout_us, wake)
         self.ledgers: dict[int, Ledger] = {}
         self._next_number = 1
         self.now = Now(0, 0)
@@ -174,20 +174,20 @@ class DeliveryTracker:
             self.members.look_at(ledger, now_us)
         share = share_of(self._store, subscription)
         if share is None:
-            waiting = Waits(retries.is_due, retries.is_quarantined_due)
+            waiting = DueRetries(retries.is_due, retries.is_quarantined_due)
         else:
             waiting = self._waits_for(ledger, share)
         return self.members.offer(ledger, member, expected, waiting)
 
-    def _waits_for(self, ledger: Ledger, share: Eligibility) -> Waits:
+    def _waits_for(self, ledger: Ledger, share: Eligibility) -> DueRetries:
         """Return which retries wait for a consumer that takes only some of its group's messages."""
         retries, now_us = ledger.retries, self.now.wall_us
-        found = Waits(share.has_any(retries.due), share.has_any(retries.due_quarantined))
+        found = DueRetries(share.has_any(retries.due), share.has_any(retries.due_quarantined))
         if any(found) or not retries.is_more_due(now_us):
             return found
         if retries.pass_over(now_us):
             self.members.look(ledger)
-            return Waits(share.has_any(retries.due), share.has_any(retries.due_quarantined))
+            return DueRetries(share.has_any(retries.due), share.has_any(retries.due_quarantined))
         self.members.look_at(ledger, now_us + PASSED_AFTER_US)
         return found
 
@@ -199,7 +199,7 @@ class DeliveryTracker:
         share = share_of(self._store, subscription)
         return share is None or share.has_any(ledger.retries.due)
 
-    def record_pull(self, subscription: Subscription, parts: Parts, size: int) -> tuple[int, int]:
+    def record_pull(self, subscription: Subscription, parts: MessageParts, size: int) -> tuple[int, int]:
         """Record a pull of new messages; return the interval of their delivery sequences."""
         ledger, member = ledger_and_member(subscription)
         ranges = ranges_of(self._store, parts, subscription.filters)
@@ -290,8 +290,8 @@ class DeliveryTracker:
         """Move a group's cursors behind the messages of a replayed pull."""
         for messages in ranges:
             for part in parts_of(self._store, group, messages):
-                rows = part.rows if isinstance(part, Many) else np.array([part.entry], ENTRY_DTYPE)
-                ends = rows["first_sequence"] + (rows["count"] if isinstance(part, Many) else part.stop)
+                rows = part.rows if isinstance(part, WholeRuns) else np.array([part.entry], ENTRY_DTYPE)
+                ends = rows["first_sequence"] + (rows["count"] if isinstance(part, WholeRuns) else part.stop)
                 cursors = group.cursors.upto(int(rows["subject"].max()) + 1)
                 np.maximum.at(cursors, rows["subject"], ends)
         for prefix, positions in where:

@@ -13,7 +13,7 @@ from qmq.broker.delivery.encode import FEW_ROWS
 from qmq.broker.groups.group import SubjectFilter, Subscription, Waiting
 from qmq.errors import StorageError
 from qmq.format.batch import EntryRow
-from qmq.storage.store import NotAtHand, Store
+from qmq.storage.store import NotInMemory, Store
 
 #: Up to this many deadlines, those of answered pulls are left in the heap.
 _FEW_DEADLINES: Final = 64
@@ -156,7 +156,7 @@ class Arrivals:
                 continue
             try:
                 self._look_at(partition, row, visible)
-            except (NotAtHand, StorageError):  # the rows may be for any filter
+            except (NotInMemory, StorageError):  # the rows may be for any filter
                 for watched in self._filters.values():
                     self.make_ready(subject_filter for subject_filter in watched if subject_filter.waiting)
 

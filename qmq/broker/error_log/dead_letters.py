@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qmq.broker.error_log.error_log import RetryItem, packed
-from qmq.broker.journal.durable_replies import Durable
+from qmq.broker.journal.durable_replies import DurableReplies
 from qmq.broker.journal.record_types import InFlightRange
 from qmq.broker.ports.commands import Administer, Now
 from qmq.broker.ports.effects import Administered, Effect, Refused
@@ -116,7 +116,7 @@ class Redriving:
     """Redrives and deletes dead letters of all groups, one command after another."""
 
     def __init__(
-        self, groups: Mapping[int, GroupLetters], redriven: Callable[[int], None], durable: Durable,
+        self, groups: Mapping[int, GroupLetters], redriven: Callable[[int], None], durable: DurableReplies,
         effects: list[Effect],
     ) -> None:  # fmt: skip
         """*groups* are by number; *redriven* is called with the number of a group whose letters wait again."""

@@ -36,7 +36,7 @@ class RetryItem(NamedTuple):
     reason: str
 
 
-class Taken(NamedTuple):
+class TakenRetry(NamedTuple):
     """The first ``total`` messages of a retry, for a pull."""
 
     retry: RetryItem
@@ -44,9 +44,9 @@ class Taken(NamedTuple):
     in_flight: InFlightRange
 
 
-def taken_of(retry: RetryItem, total: int) -> Taken:
+def taken_of(retry: RetryItem, total: int) -> TakenRetry:
     """Return the first *total* messages of a retry."""
-    return Taken(retry, total, InFlightRange(retry.messages.part(0, total), retry.attempt, retry.session_expiries))
+    return TakenRetry(retry, total, InFlightRange(retry.messages.part(0, total), retry.attempt, retry.session_expiries))
 
 
 class Failure(NamedTuple):
@@ -139,7 +139,7 @@ _PASSED_MOST_US: Final = 300_000_000
 Split = Callable[[MessageRange], list[tuple[int, bool]] | None]
 
 
-class Watch(NamedTuple):
+class RetryChanges(NamedTuple):
     """The changes to the retries of a group while a walk over all of them runs: the retries that were added, and the
     numbers of those that are not in the schedule, or not any more.
     """
@@ -162,7 +162,7 @@ class Retries:
         #: Numbers of retries in the schedule that others replace.
         self._void = Intervals()
         #: The changes since the last walk over all retries began.
-        self.watch: Watch | None = None
+        self.watch: RetryChanges | None = None
         self._cleared = 0
         #: Messages of all retries, due or not.
         self.count = 0
@@ -231,7 +231,7 @@ class Retries:
         left = rest_of(retry.messages, self._taken.get(retry.number, []))
         return [retry._replace(messages=messages) for messages in left]
 
-    def has(self, retry: RetryItem, watch: Watch) -> bool:
+    def has(self, retry: RetryItem, watch: RetryChanges) -> bool:
         """Return whether a retry is still as a walk found it, since *watch* began."""
         if self.watch is not watch or watch.cleared != self._cleared:
             return False
@@ -239,9 +239,9 @@ class Retries:
             return True
         return retry.number not in watch.left and retry in self.left_of(retry)
 
-    def look(self) -> Watch:
+    def look(self) -> RetryChanges:
         """Begin a walk over all retries."""
-        self.watch = Watch([], {retry.number for retry in self.waiting()}, self._cleared)
+        self.watch = RetryChanges([], {retry.number for retry in self.waiting()}, self._cleared)
         return self.watch
 
     def replace(self, retry: RetryItem, parts: list[MessageRange], *, whole: bool) -> None:
@@ -299,10 +299,10 @@ class Retries:
         """Return when the next retry of the schedule is due."""
         return self._schedule.next_due_us()
 
-    def take(self, max_count: int) -> list[Taken]:
+    def take(self, max_count: int) -> list[TakenRetry]:
         """Take up to *max_count* messages of MOST_TAKEN retries in memory."""
         self.changed = self._is_new = True
-        taken = list[Taken]()
+        taken = list[TakenRetry]()
         while max_count and self._due and len(taken) < MOST_TAKEN:
             retry = self._due[0]
             total = retry.messages.total
@@ -316,7 +316,7 @@ class Retries:
                 self._due[0] = retry._replace(messages=retry.messages.part(count, total))
         return taken
 
-    def take_quarantined(self, max_count: int) -> Taken:
+    def take_quarantined(self, max_count: int) -> TakenRetry:
         """Take up to *max_count* messages of the first quarantined retry; the rest stays."""
         self.changed = self._is_new = True
         retry = self._quarantined.popleft()
@@ -327,17 +327,17 @@ class Retries:
         self.count -= count
         return taken_of(retry, count)
 
-    def take_meant(self, max_count: int, split: Split) -> list[Taken]:
+    def take_meant(self, max_count: int, split: Split) -> list[TakenRetry]:
         """Take as ``take``, only messages that *split* allows. Raises what *split* raises; then nothing is taken."""
         return self._take_meant(self._due, max_count, MOST_TAKEN, split)
 
-    def take_quarantined_meant(self, max_count: int, split: Split) -> list[Taken]:
+    def take_quarantined_meant(self, max_count: int, split: Split) -> list[TakenRetry]:
         """Take as ``take_quarantined``, only messages that *split* allows, so maybe none."""
         return self._take_meant(self._quarantined, max_count, 1, split)
 
-    def _take_meant(self, queue: deque[RetryItem], max_count: int, most: int, split: Split) -> list[Taken]:
+    def _take_meant(self, queue: deque[RetryItem], max_count: int, most: int, split: Split) -> list[TakenRetry]:
         self.changed = True
-        taken, passed = list[Taken](), list[RetryItem]()
+        taken, passed = list[TakenRetry](), list[RetryItem]()
         try:
             while max_count and queue and len(taken) < most and (found := split(queue[0].messages)) is not None:
                 retry, start = queue.popleft(), 0
@@ -390,7 +390,7 @@ class Retries:
         """The quarantined retries in memory."""
         return self._quarantined
 
-    def put_back(self, taken: list[Taken]) -> None:
+    def put_back(self, taken: list[TakenRetry]) -> None:
         """Put back what was taken for a pull that was not answered, in front of the others."""
         self.changed = True
         for retry, count, _ in reversed(taken):

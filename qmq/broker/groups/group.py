@@ -26,10 +26,10 @@ from qmq.errors import InvalidOption, StorageError
 from qmq.format.batch import EntryRow
 from qmq.format.private import is_private
 from qmq.net.protocol.types import RELIABLE
-from qmq.storage.store import NotAtHand, Store
+from qmq.storage.store import NotInMemory, Store
 
 
-class Start(NamedTuple):
+class StartRule(NamedTuple):
     """The start of a group in the subjects that existed when it began to follow them; in later subjects it starts at 0.
 
     ``kind`` is "first", "time" (value: microseconds) or "sequence" (value: that sequence).
@@ -82,7 +82,7 @@ class SubjectFilter:
     """One prefix or exact subject that a group follows."""
 
     def __init__(
-        self, group: Group, prefix: str, start: Start, row_cursors: list[int], positions: list[int], ordinal: int
+        self, group: Group, prefix: str, start: StartRule, row_cursors: list[int], positions: list[int], ordinal: int
     ) -> None:
         self.group = group
         self.prefix = prefix
@@ -198,7 +198,7 @@ class Group:
         self.dirty = True
         self._packed = b""
 
-    def follow(self, prefix: str, begin: Begin, ordinal: int | None = None) -> SubjectFilter:
+    def follow(self, prefix: str, begin: GroupStart, ordinal: int | None = None) -> SubjectFilter:
         """Begin to follow a prefix; *ordinal* is its number where it has one."""
         before = self.ended.pop(prefix, None)
         if ordinal is None:
@@ -231,7 +231,7 @@ class Group:
         """Return the filter with that number, also an ended one; None if the record of it is lost."""
         return self._by_ordinal.get(ordinal)
 
-    def seek(self, begin: Begin) -> None:
+    def seek(self, begin: GroupStart) -> None:
         """Set the cursors of all prefixes that it follows or once followed."""
         self.cursors = Cursors()
         for subject_filter in self.all_filters():
@@ -337,7 +337,7 @@ class Group:
                 for partition, part in enumerate(store.partitions)
             ]
             by_partition = [*positions, *[0] * len(store.partitions)][: len(store.partitions)]
-            self.follow(prefix, Begin(Start(*start), row_cursors, by_partition), ordinal).reserved = reserved
+            self.follow(prefix, GroupStart(StartRule(*start), row_cursors, by_partition), ordinal).reserved = reserved
             if has_ended:
                 self.unfollow([prefix])
 
@@ -364,12 +364,12 @@ def _covering(filters: Mapping[str, SubjectFilter], prefix: str) -> SubjectFilte
     return None
 
 
-class Begin(NamedTuple):
+class GroupStart(NamedTuple):
     """The point where a group begins to follow: the rule for cursors; by partition the row to read from and its
     position.
     """
 
-    start: Start
+    start: StartRule
     row_cursors: list[int]
     positions: list[int]
 
@@ -384,12 +384,12 @@ def _filter_positions(store: Store, subject_filter: SubjectFilter, visible: list
         if row >= part.consumer_log.visible_row:
             subject_filter.positions[partition] = visible[partition]
             continue
-        with suppress(NotAtHand, StorageError):
+        with suppress(NotInMemory, StorageError):
             subject_filter.positions[partition] = part.consumer_log.read_entry(row)[1]
     return list(subject_filter.positions)
 
 
-class Share:
+class ConsumerShare:
     """The part of its group's messages that one consumer may have, with what is known of subjects and ranges so far."""
 
     __slots__ = ("among", "is_all", "others", "prefixes", "subjects")
@@ -429,7 +429,7 @@ class Subscription:
         self.member: Member | None = None
         self.epoch = 0
         #: The part of the group's retries that it may have; None until a pull needs it.
-        self.share: Share | None = None
+        self.share: ConsumerShare | None = None
         #: The version of the group's ledger at which its next pull was known to be plain; -1: never.
         self.plain_at = -1
 
@@ -510,10 +510,10 @@ def _check_wider(command: Subscribe, group: Group) -> None:
             )
 
 
-def resolve_start(store: Store, start: str | tuple[str, int] | None, default: str) -> Begin:
+def resolve_start(store: Store, start: str | tuple[str, int] | None, default: str) -> GroupStart:
     """Return where a subscription with that ``start`` begins. Raise NotAtHand."""
     rule, rows = _resolve(store, start, default)
-    return Begin(rule, rows, [_position(store, partition, row) for partition, row in enumerate(rows)])
+    return GroupStart(rule, rows, [_position(store, partition, row) for partition, row in enumerate(rows)])
 
 
 def _position(store: Store, partition: int, row: int) -> int:
@@ -526,7 +526,7 @@ def _position(store: Store, partition: int, row: int) -> int:
     return part.consumer_log.read_entry(row - 1)[1] + 1
 
 
-def _resolve(store: Store, start: str | tuple[str, int] | None, default: str) -> tuple[Start, list[int]]:
+def _resolve(store: Store, start: str | tuple[str, int] | None, default: str) -> tuple[StartRule, list[int]]:
     partitions = range(len(store.partitions))
     subjects = store.subjects.count
     start = default if start is None else start
@@ -534,10 +534,10 @@ def _resolve(store: Store, start: str | tuple[str, int] | None, default: str) ->
         start = ("time", 1 + max(_last_visible_stamp(store, partition) for partition in partitions))
         rows = [store.partitions[partition].consumer_log.visible_row for partition in partitions]
     elif start == "first":
-        return Start("first", 0, subjects), [store.partitions[partition].offered_row for partition in partitions]
+        return StartRule("first", 0, subjects), [store.partitions[partition].offered_row for partition in partitions]
     elif start[0] == "sequence":
         assert isinstance(start, tuple)
-        return Start("sequence", start[1], subjects), [
+        return StartRule("sequence", start[1], subjects), [
             store.partitions[partition].offered_row for partition in partitions
         ]
     else:
@@ -550,7 +550,7 @@ def _resolve(store: Store, start: str | tuple[str, int] | None, default: str) ->
             for number in partitions
         ]
     assert isinstance(start, tuple)
-    return Start("time", start[1], subjects), rows
+    return StartRule("time", start[1], subjects), rows
 
 
 def _last_visible_stamp(store: Store, partition: int) -> int:

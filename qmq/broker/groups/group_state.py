@@ -14,7 +14,7 @@ import msgpack
 import numpy as np
 
 from qmq.broker.error_log.dead_letters import chosen, letters_of
-from qmq.broker.error_log.error_log import Failure, Retries, RetryItem, Taken, packed, split, unpacked
+from qmq.broker.error_log.error_log import Failure, Retries, RetryItem, TakenRetry, packed, split, unpacked
 from qmq.broker.groups.in_flight import InFlightPull
 from qmq.broker.groups.member import Consumers, Member
 from qmq.broker.groups.settings import ResolvedSettings
@@ -289,7 +289,7 @@ class Ledger:
         member.in_flight.add([InFlightRange(messages, 1, 0) for messages in unflat(fields)], size, now_us)
         return True
 
-    def pulled_again(self, member: Member, taken: list[Taken], size: int, now_us: int) -> InFlightPull:
+    def pulled_again(self, member: Member, taken: list[TakenRetry], size: int, now_us: int) -> InFlightPull:
         """Put retries in flight."""
         self.version += 1
         quarantined = taken[0].retry.quarantined

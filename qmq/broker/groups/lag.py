@@ -13,7 +13,7 @@ import numpy.typing as npt
 from qmq.broker.groups.group import Group, SubjectFilter
 from qmq.errors import StorageError
 from qmq.format.layout import ENTRY_DTYPE
-from qmq.storage.store import NotAtHand, Store
+from qmq.storage.store import NotInMemory, Store
 
 #: A start at a time is looked up in so many subjects without a cursor; in further ones no message counts as ready.
 MOST_LOOKED_UP: Final = 1_000
@@ -21,7 +21,7 @@ MOST_LOOKED_UP: Final = 1_000
 _ROWS: Final = 1_024
 
 
-class Ready(NamedTuple):
+class ReadyCount(NamedTuple):
     """The count of messages that no consumer of the group had yet; where it is not *exact* there may be more."""
 
     messages: int
@@ -36,10 +36,10 @@ class SubjectLag(NamedTuple):
     end: int
 
 
-def ready(store: Store, group: Group) -> Ready:
+def ready(store: Store, group: Group) -> ReadyCount:
     """Count the messages that no consumer of the group had yet. Gaps in sequences do not count."""
     starts, ends, exact = _starts(store, group)
-    return Ready(store.subjects.messages_between(starts, ends), exact)
+    return ReadyCount(store.subjects.messages_between(starts, ends), exact)
 
 
 def waiting(store: Store, group: Group, after: int, most: int) -> tuple[list[SubjectLag], int | None]:
@@ -96,7 +96,7 @@ def _cursors(
     for at in unset[:MOST_LOOKED_UP].tolist():
         try:
             cursor = group.cursor(store, subject_filter, int(numbers[at]))
-        except (NotAtHand, StorageError):
+        except (NotInMemory, StorageError):
             exact = False
             continue
         if cursor is not None:
@@ -125,7 +125,7 @@ def _oldest_of_subject(store: Store, group: Group, subject_filter: SubjectFilter
     try:
         cursor = group.cursor(store, subject_filter, number)
         pieces = [] if cursor is None else store.subject_rows(number, cursor, 1)
-    except (NotAtHand, StorageError):
+    except (NotInMemory, StorageError):
         return []
     return [int(rows["stored_at_us"][0]) for _, rows in pieces[:1]]
 
@@ -136,7 +136,7 @@ def _oldest_of_prefix(store: Store, group: Group, subject_filter: SubjectFilter)
         part = store.partitions[partition]
         try:
             rows = part.consumer_log.rows(row, _ROWS)
-        except (NotAtHand, StorageError):
+        except (NotInMemory, StorageError):
             continue
         rows = rows[: max(0, part.consumer_log.visible_row - row)]
         wanted = _not_given(store, group, subject_filter, rows)

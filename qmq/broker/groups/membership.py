@@ -31,7 +31,7 @@ MOST_LOOKS: Final = 16
 _LOOK_EVERY_US: Final = 1_000_000
 
 
-class What(enum.Enum):
+class MessageKind(enum.Enum):
     """The kinds of messages that a pull may get."""
 
     NOTHING = "nothing"
@@ -44,12 +44,12 @@ class What(enum.Enum):
 class Offer(NamedTuple):
     """A kind of messages, and the most messages and bytes of them that a pull may get."""
 
-    what: What
+    what: MessageKind
     max_count: int
     max_bytes: int
 
 
-class Waits(NamedTuple):
+class DueRetries(NamedTuple):
     """The retries that are due for a consumer: some that it may have beside others, some that it may have alone."""
 
     due: bool
@@ -57,20 +57,20 @@ class Waits(NamedTuple):
 
 
 #: The value for most consumers, most of the time.
-NOTHING_WAITS: Final = Waits(False, False)
-_NOTHING: Final = Offer(What.NOTHING, 0, 0)
+NOTHING_WAITS: Final = DueRetries(False, False)
+_NOTHING: Final = Offer(MessageKind.NOTHING, 0, 0)
 #: The common members, at hand: an enum looks its members up by name.
-_AGAIN: Final = What.AGAIN
-_FRESH: Final = What.FRESH
+_AGAIN: Final = MessageKind.AGAIN
+_FRESH: Final = MessageKind.FRESH
 
 
-class Members:
+class Membership:
     """The consumers of all groups. *wake* is called with the ledger of a group for which messages became ready."""
 
     def __init__(self, session_timeout_us: int, wake: Callable[[Ledger], None]) -> None:
         self._session_timeout_us = session_timeout_us
         self._wake = wake
-        self._leavers = Leavers()
+        self._leavers = PartialLeaves()
         self._clients: dict[bytes, dict[tuple[int, int], tuple[Ledger, Member]]] = {}
         #: By group and consumer: the process whose heartbeats count; after a takeover only the new one.
         self._client_of: dict[tuple[int, int], bytes] = {}
@@ -153,11 +153,11 @@ class Members:
 
     # --- what it may be given ----------------------------------------------------------------------------------------
 
-    def offer(self, ledger: Ledger, member: Member, expected: int, waiting: Waits) -> Offer:
+    def offer(self, ledger: Ledger, member: Member, expected: int, waiting: DueRetries) -> Offer:
         """Return what a consumer may get, for which *waiting* is due and which has seen its pulls up to *expected*."""
         settings, in_flight = ledger.settings, member.in_flight
         if expected < in_flight.next_sequence and in_flight.unhandled(expected):
-            return Offer(What.IN_FLIGHT, settings.max_unacked, settings.max_unacked_bytes)
+            return Offer(MessageKind.IN_FLIGHT, settings.max_unacked, settings.max_unacked_bytes)
         most, in_flight_count = settings.max_unacked, in_flight.count
         count = min(most - in_flight_count, most * SPAN_WINDOWS - in_flight.span)
         size = settings.max_unacked_bytes - in_flight.size
@@ -168,7 +168,7 @@ class Members:
             if not in_flight_count:
                 if clearing is member:
                     del self._clearing[ledger.number]
-                return Offer(What.QUARANTINED, settings.max_unacked, settings.max_unacked_bytes)
+                return Offer(MessageKind.QUARANTINED, settings.max_unacked, settings.max_unacked_bytes)
             if clearing is member:
                 return _NOTHING
         elif self._clearing and (not ledger.retries.is_quarantined_due or self._clearing.get(ledger.number) is member):
@@ -243,7 +243,7 @@ class Members:
             self.look(ledger)
 
 
-class Leavers:
+class PartialLeaves:
     """The consumers of all groups that leave in parts."""
 
     def __init__(self) -> None:
@@ -303,7 +303,7 @@ class Broadcasts:
     """
 
     def __init__(
-        self, groups: Mapping[int, Group], members: Members, delete: Callable[[Group], None], limits: BrokerLimits
+        self, groups: Mapping[int, Group], members: Membership, delete: Callable[[Group], None], limits: BrokerLimits
     ) -> None:
         """*groups* are by the numbers of their ledgers."""
         self._groups = groups

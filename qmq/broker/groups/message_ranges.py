@@ -13,7 +13,7 @@ from qmq.broker.groups.group import Group, SubjectFilter
 from qmq.broker.journal.record_types import MessageRange
 from qmq.errors import StorageError
 from qmq.format.batch import EntryRow, made
-from qmq.storage.store import NotAtHand, Store
+from qmq.storage.store import NotInMemory, Store
 
 #: ``MessageRange.log`` is a subject's number below this, and a partition from here on.
 PARTITIONS: Final = 1 << 31
@@ -31,7 +31,7 @@ _FEW_RANGES: Final = 4
 Rows = npt.NDArray[np.void]
 
 
-class Some(NamedTuple):
+class RunPart(NamedTuple):
     """Messages [start, stop) of one run."""
 
     partition: int
@@ -40,14 +40,14 @@ class Some(NamedTuple):
     stop: int
 
 
-class Many(NamedTuple):
+class WholeRuns(NamedTuple):
     """Whole runs, in row order."""
 
     partition: int
     rows: Rows
 
 
-Parts = list[Some | Many]
+MessageParts = list[RunPart | WholeRuns]
 
 
 def chosen_of(pieces: list[Rows], index: npt.NDArray[np.intp]) -> Rows:
@@ -57,7 +57,7 @@ def chosen_of(pieces: list[Rows], index: npt.NDArray[np.intp]) -> Rows:
     return together.take(index, axis=0).view(pieces[0].dtype).reshape(len(index))
 
 
-def ranges_of(store: Store, parts: Parts, filters: Sequence[SubjectFilter]) -> list[MessageRange]:
+def ranges_of(store: Store, parts: MessageParts, filters: Sequence[SubjectFilter]) -> list[MessageRange]:
     """Return ranges that name the parts, chosen from *filters*, in their order.
 
     They go by sequences where all filters are subjects with fixed numbers; else by positions, with one range for
@@ -65,16 +65,16 @@ def ranges_of(store: Store, parts: Parts, filters: Sequence[SubjectFilter]) -> l
     """
     if _keep_numbers(store, filters):
         return _by_sequences(parts)
-    if len(parts) == 1 and isinstance(parts[0], Some):
+    if len(parts) == 1 and isinstance(parts[0], RunPart):
         return [_range_of(parts[0])]
     found = list[MessageRange]()
     expected = (-1, -1, -1)  # partition, position, run of what goes on from the last range
-    if all(type(part) is Some for part in parts):
-        joined: Iterable[tuple[SubjectFilter | None, Some | Many]] = zip(repeat(None), parts, strict=False)
+    if all(type(part) is RunPart for part in parts):
+        joined: Iterable[tuple[SubjectFilter | None, RunPart | WholeRuns]] = zip(repeat(None), parts, strict=False)
     else:
         joined = _joined(parts, store, filters[:_MOST_PREFIXES])
     for prefix, part in joined:
-        if isinstance(part, Some):
+        if isinstance(part, RunPart):
             more, entry = [_range_of(part)], part.entry
             behind = _behind(part.partition, entry) if part.stop == entry[4] else (-1, -1, -1)
         else:
@@ -96,7 +96,7 @@ def range_of_run(store: Store, partition: int, entry: EntryRow, subject_filter: 
     return made(MessageRange, (PARTITIONS + partition, entry[1], entry[5], 0, entry[4], entry[1]))
 
 
-def _range_of(part: Some) -> MessageRange:
+def _range_of(part: RunPart) -> MessageRange:
     partition, entry, start, stop = part
     return MessageRange(PARTITIONS + partition, entry[1], entry[5], start, stop - start, entry[1])
 
@@ -113,13 +113,13 @@ def _keep_numbers(store: Store, filters: Sequence[SubjectFilter]) -> bool:
 
 
 def _joined(
-    parts: Parts, store: Store, filters: Sequence[SubjectFilter]
-) -> Iterator[tuple[SubjectFilter | None, Some | Many]]:
+    parts: MessageParts, store: Store, filters: Sequence[SubjectFilter]
+) -> Iterator[tuple[SubjectFilter | None, RunPart | WholeRuns]]:
     """Yield the parts, with the rows of one partition and one prefix as one part, and that prefix."""
     prefixes = [subject_filter for subject_filter in filters if subject_filter.prefix and not subject_filter.exact]
 
-    def kind(part: Some | Many) -> tuple[int, SubjectFilter | None]:
-        if isinstance(part, Some):
+    def kind(part: RunPart | WholeRuns) -> tuple[int, SubjectFilter | None]:
+        if isinstance(part, RunPart):
             return -1, None
         subject = part.rows["subject"][0]
         return part.partition, next((one for one in prefixes if _takes(store, one, subject)), None)
@@ -129,8 +129,8 @@ def _joined(
         if partition < 0 or len(together) == 1:
             yield from ((prefix, part) for part in together)
         else:
-            rows = np.concatenate([part.rows for part in together if isinstance(part, Many)])
-            yield prefix, Many(partition, rows)
+            rows = np.concatenate([part.rows for part in together if isinstance(part, WholeRuns)])
+            yield prefix, WholeRuns(partition, rows)
 
 
 def _takes(store: Store, prefix: SubjectFilter, subject: int) -> bool:
@@ -144,10 +144,10 @@ def _behind(partition: int, entry: EntryRow) -> tuple[int, int, int]:
     return (partition, position, run + 1) if run + 1 < runs else (partition, position + size, 0)
 
 
-def _by_sequences(parts: Parts) -> list[MessageRange]:
+def _by_sequences(parts: MessageParts) -> list[MessageRange]:
     found = list[MessageRange]()
     for part in parts:
-        if isinstance(part, Some):
+        if isinstance(part, RunPart):
             entry = part.entry
             _append(found, MessageRange(entry[3], entry[0] + part.start, 0, 0, part.stop - part.start))
             continue
@@ -187,7 +187,7 @@ def _in_log(store: Store, partition: int, rows: Rows, prefix: SubjectFilter | No
                 first, run, end = int(mine["position"][0]), int(mine["run"][0]), int(mine["position"][-1])
                 found.append(MessageRange(log, first, run, 0, total, end))
             done += len(mine)
-    except (NotAtHand, StorageError):
+    except (NotInMemory, StorageError):
         pass  # the rows are named one by one
     if done < len(rows):
         found += _ranges(partition, rows[done:], subject_filter[done:])
@@ -244,7 +244,7 @@ def prefix_of(messages: MessageRange) -> int:
     return max(messages.log - PARTITIONS, 0) >> _PREFIX_SHIFT
 
 
-def parts_of(store: Store, group: Group, messages: MessageRange) -> Parts:
+def parts_of(store: Store, group: Group, messages: MessageRange) -> MessageParts:
     """Return the messages of a group's range that still exist. Raise NotAtHand if rows have to be read first, and
     StorageError.
     """
@@ -253,7 +253,7 @@ def parts_of(store: Store, group: Group, messages: MessageRange) -> Parts:
     return list(_by_position(store, group, messages))
 
 
-def _by_sequence(store: Store, messages: MessageRange) -> Iterator[Some | Many]:
+def _by_sequence(store: Store, messages: MessageRange) -> Iterator[RunPart | WholeRuns]:
     start = messages.first + messages.skip
     end, chunk = start + messages.total, _FIRST_ROWS
     while start < end and (found := store.subject_rows(messages.log, start, chunk)):
@@ -267,7 +267,7 @@ def _by_sequence(store: Store, messages: MessageRange) -> Iterator[Some | Many]:
         chunk = min(chunk * 16, _CHUNK_ROWS)
 
 
-def _by_position(store: Store, group: Group, messages: MessageRange) -> Iterator[Some | Many]:
+def _by_position(store: Store, group: Group, messages: MessageRange) -> Iterator[RunPart | WholeRuns]:
     """Yield the parts of a range by position, counted from its beginning; where rows are missing, up to its end."""
     partition = partition_of(messages)
     number = prefix_of(messages)
@@ -303,18 +303,18 @@ def _by_position(store: Store, group: Group, messages: MessageRange) -> Iterator
         skip = 0
 
 
-def _between(partition: int, rows: Rows, start: int, stop: int) -> Iterator[Some | Many]:
+def _between(partition: int, rows: Rows, start: int, stop: int) -> Iterator[RunPart | WholeRuns]:
     """Yield the parts from message *start* of the first row to *stop* of the last."""
     start, whole = max(start, 0), int(rows["count"][-1])
     stop = min(stop, whole)
     if len(rows) == 1:
-        yield Some(partition, rows[0].item(), start, stop)
+        yield RunPart(partition, rows[0].item(), start, stop)
         return
     if start:
-        yield Some(partition, rows[0].item(), start, int(rows["count"][0]))
+        yield RunPart(partition, rows[0].item(), start, int(rows["count"][0]))
         rows = rows[1:]
     tail = len(rows) - (stop < whole)
     if tail:
-        yield Many(partition, rows[:tail])
+        yield WholeRuns(partition, rows[:tail])
     if stop < whole:
-        yield Some(partition, rows[-1].item(), 0, stop)
+        yield RunPart(partition, rows[-1].item(), 0, stop)

@@ -46,7 +46,7 @@ class RecordSync:
         return False
 
 
-class Durable:
+class DurableReplies:
     """Keeps the answers of all groups until the log is synced, then adds them to *effects*."""
 
     def __init__(self, store: Store, effects: list[Effect]) -> None:

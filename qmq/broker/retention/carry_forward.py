@@ -19,7 +19,7 @@ from qmq.broker.ports.commands import Now, ReadDone
 from qmq.broker.ports.effects import Asker, Effect, ReadWanted, first_number
 from qmq.broker.publish.publish import Intake
 from qmq.broker.publish.staging import StagedBatch
-from qmq.broker.retention.copy import CopiedBatch, CopyRead, CopyRequest, Lost, Pieces
+from qmq.broker.retention.copy import CopiedBatch, CopyRead, CopyRequest, Pieces, UnreadableMessages
 from qmq.broker.retention.references import (
     Found,
     FoundInFlight,
@@ -246,7 +246,7 @@ class CarryForward:
                 ranges.append(
                     MessageRange(PARTITIONS + one.partition, one.position, 0, 0, piece.messages, one.position)
                 )
-            elif isinstance(piece, Lost):
+            elif isinstance(piece, UnreadableMessages):
                 ranges.append(piece.messages)
                 lost.append(piece.messages)
             else:

@@ -35,14 +35,14 @@ class CopiedBatch(NamedTuple):
     messages: int
 
 
-class Lost(NamedTuple):
+class UnreadableMessages(NamedTuple):
     """Messages that cannot be read."""
 
     messages: MessageRange
 
 
 #: In the order of the range: copies, ranges that lie elsewhere or are left for later, and lost messages.
-Pieces = list[CopiedBatch | MessageRange | Lost]
+Pieces = list[CopiedBatch | MessageRange | UnreadableMessages]
 
 
 class CopyRequest(NamedTuple):
@@ -89,7 +89,7 @@ class CopyRead:
 
     def _pieces(
         self, rows: Rows, messages: MessageRange, matches: npt.NDArray[np.bool_] | None
-    ) -> Iterator[CopiedBatch | MessageRange | Lost]:
+    ) -> Iterator[CopiedBatch | MessageRange | UnreadableMessages]:
         done = 0
         by_position = messages.log >= PARTITIONS
         for part in self._by_position(rows, messages, matches) if by_position else self._by_sequence(rows, messages):
@@ -107,7 +107,7 @@ class CopyRead:
 
     def _by_position(
         self, rows: Rows, messages: MessageRange, matches: npt.NDArray[np.bool_] | None
-    ) -> Iterator[_Part | MessageRange | Lost]:
+    ) -> Iterator[_Part | MessageRange | UnreadableMessages]:
         first = int(rows["position"].searchsorted(np.uint64(messages.first)))
         if messages.run and first < len(rows) and int(rows["position"][first]) == messages.first:
             first += messages.run
@@ -127,12 +127,12 @@ class CopyRead:
         if taken == messages.total:
             return
         if messages.end < self._next_base:  # rows that were there are gone
-            yield Lost(messages.part(taken, messages.total))
+            yield UnreadableMessages(messages.part(taken, messages.total))
             return
         skip = max(messages.skip - inside, 0)
         yield MessageRange(messages.log, self._next_base, 0, skip, messages.total - taken, messages.end)
 
-    def _by_sequence(self, rows: Rows, messages: MessageRange) -> Iterator[_Part | MessageRange | Lost]:
+    def _by_sequence(self, rows: Rows, messages: MessageRange) -> Iterator[_Part | MessageRange | UnreadableMessages]:
         start = messages.first + messages.skip
         end = start + messages.total
         for row in np.flatnonzero(rows["subject"] == messages.log).tolist():
@@ -152,15 +152,17 @@ class CopyRead:
 
     # --- copy the messages --------------------------------------------------------------------------------------------
 
-    def _copies(self, row: np.void, part: _Part, messages: MessageRange, done: int) -> Iterator[CopiedBatch | Lost]:
+    def _copies(
+        self, row: np.void, part: _Part, messages: MessageRange, done: int
+    ) -> Iterator[CopiedBatch | UnreadableMessages]:
         run = self._run(row)
         if run is None:
-            yield Lost(messages.part(done, done + part.stop - part.start))
+            yield UnreadableMessages(messages.part(done, done + part.stop - part.start))
             return
         clock_us = clock_us_of(self._batch[1], parse_header(self._batch[1]))
         for piece in _sound(run.slice(part.start, part.stop)):
             if isinstance(piece, int):
-                yield Lost(messages.part(done, done + piece))
+                yield UnreadableMessages(messages.part(done, done + piece))
                 done += piece
                 continue
             size = len(piece.data)

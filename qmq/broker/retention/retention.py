@@ -23,7 +23,7 @@ from qmq.broker.retention.advance_groups import GroupAdvance
 from qmq.broker.retention.carry_forward import CarryForward
 from qmq.broker.retention.references import SegmentTarget
 from qmq.errors import StorageError
-from qmq.storage.store import ColdRead, NotAtHand, OldSegment, Store, SubjectRanges, subject_ranges_of
+from qmq.storage.store import ColdRead, NotInMemory, OldSegment, Store, SubjectRanges, subject_ranges_of
 
 #: The number of retention's reads.
 LOOK_NUMBER: Final = first_number(Asker.RETENTION)
@@ -341,7 +341,7 @@ class Retention:
             group = dropping.groups[-1]
             try:
                 skipped = self._take_group(dropping, group)
-            except NotAtHand as missing:
+            except NotInMemory as missing:
                 if missing.read.key not in dropping.reads and len(dropping.reads) < _MOST_READS:
                     dropping.reads.add(missing.read.key)
                     self._read(missing.read)

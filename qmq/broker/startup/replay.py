@@ -9,7 +9,7 @@ import msgpack
 from qmq.broker.delivery.at_most_once import may_lack_reserves
 from qmq.broker.delivery.pull import Delivery
 from qmq.broker.delivery.wakeups import Arrivals
-from qmq.broker.groups.group import Begin, Group, Start
+from qmq.broker.groups.group import Group, GroupStart, StartRule
 from qmq.broker.journal.record_types import RecordKind
 from qmq.broker.retention import advance_groups as moving
 from qmq.broker.startup.rewind import Rewind, hand_out_unrecorded
@@ -32,14 +32,14 @@ class GroupReplay:
         self._subscriptions = delivery.subscriptions
         self._arrivals: Arrivals = delivery.arrivals
 
-    def seek(self, group: Group, begin: Begin, *, clear_retries: bool) -> None:
+    def seek(self, group: Group, begin: GroupStart, *, clear_retries: bool) -> None:
         """Move a group's cursors; messages in flight are dropped, and late dispositions of them are refused."""
         assert group.ledger is not None
         fields = [group.ledger.number, tuple(begin.start), begin.positions, clear_retries]
         self._store.groups.stage(RecordKind.SEEK, msgpack.packb(fields))
         self._seek(group, begin, clear_retries)
 
-    def _seek(self, group: Group, begin: Begin, clear_retries: bool) -> None:
+    def _seek(self, group: Group, begin: GroupStart, clear_retries: bool) -> None:
         assert group.ledger is not None
         group.seek(begin)
         self._tracker.drop(group.ledger, clear_retries=clear_retries)
@@ -122,9 +122,9 @@ class GroupReplay:
         if prefix not in group.filters:
             self._arrivals.watch(group.follow(prefix, self._begin(start, positions), ordinal))
 
-    def _begin(self, start: list[Any], positions: list[int]) -> Begin:
+    def _begin(self, start: list[Any], positions: list[int]) -> GroupStart:
         row_cursors = [
             self._store.partitions[partition].consumer_log.row_at_position(position)
             for partition, position in enumerate(positions)
         ]
-        return Begin(Start(*start), row_cursors, positions)
+        return GroupStart(StartRule(*start), row_cursors, positions)

@@ -21,7 +21,7 @@ from qmq.format.layout import BATCH_HEADER_SIZE, BATCH_MAGIC, RUN_REPLAYED
 from qmq.format.pieces import stored_runs
 from qmq.format.restored import id_ranges_of, ids_of
 from qmq.intervals import Intervals
-from qmq.storage.store import ColdRead, NotAtHand, Store
+from qmq.storage.store import ColdRead, NotInMemory, Store
 
 #: The number of the one read that is under way.
 READ_NUMBER: Final = first_number(Asker.RESTORE)
@@ -133,7 +133,7 @@ class Lookups:
                 raise broken
             try:
                 left = self._look_at_rows(lookup, left)
-            except NotAtHand as missing:
+            except NotInMemory as missing:
                 self._want(missing.read)
                 return False
             if not left or self._read is not None:

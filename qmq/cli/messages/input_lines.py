@@ -17,7 +17,7 @@ _IGNORED: Final = frozenset(("id", "sequence", "attempt", "created_at", "stored_
 _TAKEN: Final = ("subject", "key", "tags", "properties", "delay", "deliver_at", "expires_in", "body", "body_base64")
 
 
-class Draft(NamedTuple):
+class InputMessage(NamedTuple):
     """One message to send."""
 
     subject: str
@@ -31,7 +31,7 @@ class Draft(NamedTuple):
     expires_in: float | None = None
 
 
-class Lines:
+class LineSplitter:
     """Splits the chunks of a stream into lines without newlines. The last line may lack its newline."""
 
     def __init__(self, most: int = MAX_LINE_BYTES) -> None:
@@ -70,7 +70,7 @@ class Lines:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-def draft_of(line: bytes, defaults: Draft) -> Draft:
+def draft_of(line: bytes, defaults: InputMessage) -> InputMessage:
     """Return the message of a JSON line; *defaults* has the values of missing fields. Raises InvalidOption."""
     try:
         fields = json.loads(line)
@@ -85,7 +85,7 @@ def draft_of(line: bytes, defaults: Draft) -> Draft:
     delay, deliver_at = fields.get("delay"), _time(fields)
     if delay is None and deliver_at is None:
         delay = defaults.delay
-    return Draft(
+    return InputMessage(
         _text(fields, "subject") or defaults.subject,
         _body(fields),
         _text(fields, "key") or defaults.key,

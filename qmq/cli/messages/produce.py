@@ -23,7 +23,7 @@ from qmq.cli.common.connect import run, server_option
 from qmq.cli.common.errors import EXIT_FAILED
 from qmq.cli.common.formatting import number
 from qmq.cli.common.progress import Counting
-from qmq.cli.messages.input_lines import Draft, Lines, draft_of
+from qmq.cli.messages.input_lines import InputMessage, LineSplitter, draft_of
 from qmq.errors import InvalidOption, MessageTooLarge, QmqError, QueueFull, SendFailed
 from qmq.names import check_subject
 
@@ -107,7 +107,7 @@ def produce(
         raise click.UsageError("give either a BODY or --json, which takes the lines of stdin")
     properties = dict(map(_pair, pairs))
     key = None if key is None else text_of(key)
-    defaults = Draft(subject or "", b"", key, words or None, properties or None, delay, None, expires_in)
+    defaults = InputMessage(subject or "", b"", key, words or None, properties or None, delay, None, expires_in)
     make_header(key, words, properties)  # raises if an option is wrong, before a connection is made
     if body is not None:
         sent = run(_send_one(server, durability, defaults._replace(body=os.fsencode(body))))
@@ -134,10 +134,10 @@ def _pair(text: str) -> tuple[str, str]:
 class Production:
     """One run of the command: sends lines, and remembers which line each send came from."""
 
-    def __init__(self, defaults: Draft, as_json: bool) -> None:
+    def __init__(self, defaults: InputMessage, as_json: bool) -> None:
         self._defaults = defaults
         self._as_json = as_json
-        self._lines = Lines()
+        self._lines = LineSplitter()
         self._connected = False
         self._queued = 0
         self._settled = 0  # how many of the queued messages have their answer
@@ -192,7 +192,7 @@ class Production:
                 return False
         return True
 
-    def _draft(self, line: bytes | MessageTooLarge) -> Draft:
+    def _draft(self, line: bytes | MessageTooLarge) -> InputMessage:
         if isinstance(line, MessageTooLarge):
             raise line
         if not self._as_json:
@@ -252,7 +252,7 @@ class Production:
 class IdProduction(Production):
     """A run of the command that prints the id of each stored message, in the order of the lines."""
 
-    def __init__(self, defaults: Draft, as_json: bool) -> None:
+    def __init__(self, defaults: InputMessage, as_json: bool) -> None:
         super().__init__(defaults, as_json)
         self._sends: list[tuple[int, asyncio.Future[Receipt]]] = []
 
@@ -287,13 +287,13 @@ class IdProduction(Production):
         pass  # the ids are printed already
 
 
-async def _send_one(server: str, durability: Durability, draft: Draft) -> str:
+async def _send_one(server: str, durability: Durability, draft: InputMessage) -> str:
     """Send one message, and return its id."""
     async with connect(server, durability=durability) as client:
         return (await client.send(draft.subject, draft.body, **_options(draft))).id
 
 
-def _options(draft: Draft) -> SendOptions:
+def _options(draft: InputMessage) -> SendOptions:
     """Return the options with which a message is sent."""
     return {
         "key": draft.key,

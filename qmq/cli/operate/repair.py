@@ -17,7 +17,7 @@ from qmq.cli.common.progress import reading_bar
 from qmq.cli.operate.verify import InUse, place_cells
 from qmq.errors import DirectoryInUse
 from qmq.storage.disk.disk import Disk
-from qmq.storage.verify.repair import Outcome, Repair, Treated
+from qmq.storage.verify.repair import Outcome, Repair, RepairResult
 from qmq.storage.verify.repair import repair as repair_directory
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def repair(context: click.Context, directory: Path, as_json: bool) -> None:
         context.exit(EXIT_FAILED)
 
 
-def _line(treated: Treated) -> str:
+def _line(treated: RepairResult) -> str:
     finding = treated.finding
     advice = f"; {finding.advice}" if treated.outcome is Outcome.LEFT else ""
     return f"{treated.outcome.value}: {finding.place}: {finding.what}{advice}"
@@ -103,7 +103,7 @@ def _print_table(done: Repair, console: Console) -> None:
         console.print(escape(line), style="green" if done.is_whole else "red", soft_wrap=True, highlight=False)
 
 
-def _cells(treated: Treated, directory: Path) -> list[str]:
+def _cells(treated: RepairResult, directory: Path) -> list[str]:
     from rich.markup import escape
 
     finding, outcome = treated

@@ -53,7 +53,7 @@ class ChangedSettings(TypedDict, total=False):
 OnDifference = Literal["warn", "raise", "apply"]
 
 
-class Terms(NamedTuple):
+class SubscriptionTerms(NamedTuple):
     """The terms of a subscription: the group's mode, the settings of a new group as the broker takes them, and what to
     do if the group exists with other ones.
 
@@ -66,7 +66,7 @@ class Terms(NamedTuple):
     on_difference: OnDifference = "warn"
 
 
-DEFAULT_TERMS: Final = Terms()
+DEFAULT_TERMS: Final = SubscriptionTerms()
 
 
 def terms_of(
@@ -76,7 +76,7 @@ def terms_of(
     *,
     looks: bool = False,
     on_difference: OnDifference = "warn",
-) -> Terms:
+) -> SubscriptionTerms:
     """Return the terms of a subscription from the arguments of ``subscribe``. Raises InvalidOption."""
     if on_difference not in ("warn", "raise", "apply"):
         raise InvalidOption(f'on_difference must be "warn", "raise" or "apply", not {on_difference!r:.80}')
@@ -87,7 +87,7 @@ def terms_of(
         raise InvalidOption(f"{', '.join(given) or 'mode'} can be given with a group only: give a group")
     if looks and (group is None or mode != "reliable" or given):
         raise InvalidOption("look needs an existing reliable group; give a group, and neither mode nor settings")
-    return Terms(mode, packed_settings(given), looks, on_difference)
+    return SubscriptionTerms(mode, packed_settings(given), looks, on_difference)
 
 
 def packed_settings(settings: Mapping[str, Any]) -> dict[str, Any]:

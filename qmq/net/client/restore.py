@@ -18,7 +18,7 @@ _LOOK_TIMEOUT: Final = 600.0
 _STORE_TIMEOUT: Final = 60.0
 
 
-class Begun(NamedTuple):
+class RestoreBegun(NamedTuple):
     """The broker's answer to the begin of a run: the end of each partition's log; the stored messages of the run, by
     the store id and partition of their ids, as positions start, stop, start, stop, ...; the number for the next one.
     """
@@ -57,7 +57,7 @@ class RestoreTarget:
         """The size limit of the batches of one frame."""
         return self.welcome.max_frame_bytes - FRAME_SIZE
 
-    async def begin(self, run: bytes, group: str | None, since: list[int] | None) -> Begun:
+    async def begin(self, run: bytes, group: str | None, since: list[int] | None) -> RestoreBegun:
         """Begin the run with this id of 16 bytes (*since* None), or continue it: its messages may be stored from
         positions *since* on, one a partition. From now on the broker refuses frames of this run on other connections.
         Raises QmqError.
@@ -67,7 +67,7 @@ class RestoreTarget:
         try:
             fields: dict[str, Any] = msgpack.unpackb(answer.payload)
             found = [(bytes(store_id), int(number), list(ends)) for store_id, number, ends in fields["found"]]
-            return Begun(list(fields["ends"]), found, int(fields["next"]))
+            return RestoreBegun(list(fields["ends"]), found, int(fields["next"]))
         except (ValueError, KeyError, TypeError) as error:
             raise ProtocolError(
                 f"the broker at {self._connection.address} sent an invalid list of stored messages"

@@ -25,7 +25,7 @@ from qmq.storage.consumer_log.sealed_segment import (
     map_entries,
     need_rows,
 )
-from qmq.storage.consumer_log.subject_lookup import Shelves, no_touch
+from qmq.storage.consumer_log.subject_lookup import RangeBlocks, no_touch
 from qmq.storage.consumer_log.subject_order import (
     BLOCK_ROWS,
     Block,
@@ -40,7 +40,7 @@ from qmq.storage.disk.fsync import SureSync
 from qmq.storage.message_log.cold_reads import Residence
 
 
-class Journal:
+class ActiveRows:
     """The rows of a segment that has not been sealed.
 
     The last rows, up to 65,536, are in ``buffer`` (``data`` is its bytes), ``fill`` of them. The ``sorted_count`` rows
@@ -68,7 +68,7 @@ class Journal:
         #: Rows before the buffer, rows in the file, and the checksum of those in the file.
         self.sorted_count = self.flushed = self.crc = 0
         #: The blocks of rows before the buffer.
-        self.shelves = Shelves(touch)
+        self.shelves = RangeBlocks(touch)
         #: Where the last batch ends; known once the journal is frozen.
         self.covered = 0
         #: The file cannot be read back: another has to replace it.
@@ -218,7 +218,9 @@ class Journal:
 
     def retire(self) -> int:
         """Free all memory, now that there is a sealed segment; return the descriptor, for the caller to close."""
-        self.shelves = Shelves(no_touch)  # its blocks refer to the journal: only the garbage collector would free them
+        self.shelves = RangeBlocks(
+            no_touch
+        )  # its blocks refer to the journal: only the garbage collector would free them
         self._mapped = NO_ROWS
         self._waiting = []
         fd, self._fd = self._fd, -1

@@ -25,11 +25,11 @@ import numpy as np
 from qmq.errors import BadBytes
 from qmq.format.batch import EntryRow
 from qmq.format.layout import ENTRY, ENTRY_SIZE
-from qmq.storage.consumer_log.active import Journal
+from qmq.storage.consumer_log.active import ActiveRows
 from qmq.storage.consumer_log.header import DerivedHeader, delete_others
 from qmq.storage.consumer_log.sealed_segment import BATCH_RANGE, NO_ROWS, SEQUENCES, STORED_AT, SealedSegment
 from qmq.storage.consumer_log.sealed_set import Reread, SealedSegments, find_sealed, make_again, seal
-from qmq.storage.consumer_log.subject_lookup import Shelves, SubjectRows, in_row_range, no_touch, take
+from qmq.storage.consumer_log.subject_lookup import RangeBlocks, SubjectRows, in_row_range, no_touch, take
 from qmq.storage.consumer_log.subject_order import BLOCK_ROWS, Rows
 from qmq.storage.disk.disk import Disk, failure
 from qmq.storage.disk.fsync import SureSync
@@ -80,19 +80,19 @@ class ConsumerLog:
         self._sealed = SealedSegments(self._disk, self.directory, reread)
         self._orders_missing: list[SealedSegment] = []
         #: The journals of segments that were rolled and are not sealed yet.
-        self._frozen: list[Journal] = []
+        self._frozen: list[ActiveRows] = []
         #: Descriptors of sealed segments that a checkpoint may be syncing.
         self._retired: list[int] = []
         #: The numbers of the first row, of the row after the last that can be read, and of the row after the last.
         self.first_row = self.visible_row = self.end_row = 0
         self._started = False
         self._last_position: int | None = None  # of the last row, where it is known without reading it
-        self._use(Journal(self._disk, self.directory, self._header(0)))
+        self._use(ActiveRows(self._disk, self.directory, self._header(0)))
 
     def _header(self, base: int) -> DerivedHeader:
         return DerivedHeader(self._partition, self._store_id, False, base, 0, 0, self.end_row, 0)
 
-    def _use(self, journal: Journal) -> None:
+    def _use(self, journal: ActiveRows) -> None:
         """Add rows to *journal* from here on."""
         journal.residence = self._residence
         self._journal = journal
@@ -169,7 +169,7 @@ class ConsumerLog:
 
     def _resume(self, base: int, covered: int, state: JournalState | None, *, renumber: bool) -> int:
         """Go on in the segment at *base*, with the good part of its journal; see ``load`` for the result."""
-        journal = Journal(self._disk, self.directory, self._header(base))
+        journal = ActiveRows(self._disk, self.directory, self._header(base))
         position = base
         if state is not None and state[0] == base and journal.resume(*state[1:], covered, renumber=renumber):
             position = journal.end()
@@ -228,7 +228,7 @@ class ConsumerLog:
             self._journal.freeze()
             self._frozen.append(self._journal)
         self._started = True
-        self._use(Journal(self._disk, self.directory, self._header(base)))
+        self._use(ActiveRows(self._disk, self.directory, self._header(base)))
 
     def seal_pending(self) -> None:
         """[thread] Finish the files of segments that were rolled, on disk when this returns. Call it before a
@@ -438,7 +438,7 @@ class ConsumerLog:
             return int(SEQUENCES.unpack_from(found.row_range.data(), index * ENTRY_SIZE)[0])
         return None
 
-    def _levels(self) -> list[Shelves]:
+    def _levels(self) -> list[RangeBlocks]:
         self._settle()
         return [self._sealed.shelves, *(journal.shelves for journal in self._frozen), self._journal.shelves]
 

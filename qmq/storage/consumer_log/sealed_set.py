@@ -16,14 +16,14 @@ import numpy as np
 from qmq.errors import BadBytes, ForeignFile
 from qmq.format.batch import EntryRow
 from qmq.format.layout import ENTRY_DTYPE, ENTRY_SIZE
-from qmq.storage.consumer_log.active import Journal
+from qmq.storage.consumer_log.active import ActiveRows
 from qmq.storage.consumer_log.header import DerivedHeader
 from qmq.storage.consumer_log.sealed_segment import SealedSegment
-from qmq.storage.consumer_log.subject_lookup import Shelves
+from qmq.storage.consumer_log.subject_lookup import RangeBlocks
 from qmq.storage.consumer_log.subject_order import RowRange as RowRange
 from qmq.storage.consumer_log.subject_order import Rows
 from qmq.storage.disk.disk import BAD_SECTOR, Disk, failure
-from qmq.storage.message_log.cold_reads import ColdRead, FileRange, NotAtHand, Residence
+from qmq.storage.message_log.cold_reads import ColdRead, FileRange, NotInMemory, Residence
 
 #: Sealed segments that are mapped at a time.
 MAPPED_SEGMENTS: Final = 64
@@ -63,7 +63,7 @@ def find_sealed(
 
 def make_again(disk: Disk, directory: Path, owner: DerivedHeader, end: int, reread: Reread) -> SealedSegment:
     """Write the files of a sealed segment from the message log. Raises StorageFull, StorageFailed or BadBytes."""
-    journal = Journal(disk, directory, owner)
+    journal = ActiveRows(disk, directory, owner)
     try:
         for rows in reread(owner.base, end):
             journal.extend(np.array([rows], ENTRY_DTYPE) if isinstance(rows, tuple) else rows)
@@ -75,7 +75,7 @@ def make_again(disk: Disk, directory: Path, owner: DerivedHeader, end: int, rere
     return journal.sealed
 
 
-def seal(disk: Disk, directory: Path, journal: Journal, reread: Reread | None) -> None:
+def seal(disk: Disk, directory: Path, journal: ActiveRows, reread: Reread | None) -> None:
     """[thread] Finish the files of a frozen journal; make them from the message log when they cannot be read back.
     Raises StorageFull, StorageFailed; BadBytes without *reread*.
     """
@@ -121,7 +121,7 @@ class SealedSegments:
         self.residence: Residence | None = None
         self.segments: list[SealedSegment] = []
         #: The index of subjects.
-        self.shelves = Shelves(self._touch_order)
+        self.shelves = RangeBlocks(self._touch_order)
 
     def add(self, segment: SealedSegment) -> None:
         """Append a segment."""
@@ -197,7 +197,7 @@ class SealedSegments:
         if row_range.is_mapped:
             return
         if self.residence is not None and not self.residence.may_wait and not row_range.is_ready:
-            raise NotAtHand(SegmentRead(self._disk, self.residence.partition, self, row_range))
+            raise NotInMemory(SegmentRead(self._disk, self.residence.partition, self, row_range))
         try:
             row_range.rows()
         except BadBytes:

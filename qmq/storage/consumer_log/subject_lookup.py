@@ -41,7 +41,7 @@ class SubjectRows(NamedTuple):
     start: int
 
 
-class Shelf:
+class RangeBlock:
     """Up to 64 ranges."""
 
     __slots__ = ("_removed", "_left", "_marked", "_words", "row_ranges")
@@ -99,19 +99,19 @@ class Shelf:
         self._marked += 1
 
 
-class Shelves:
+class RangeBlocks:
     """Any number of ranges; none is empty."""
 
     __slots__ = ("_shelves", "_touch")
 
     def __init__(self, touch: Touch) -> None:
         self._touch = touch
-        self._shelves: list[Shelf] = []
+        self._shelves: list[RangeBlock] = []
 
     def add(self, row_range: RowRange) -> None:
         """Append a range."""
         if not self._shelves or len(self._shelves[-1].row_ranges) == SHELF_RANGES:
-            self._shelves.append(Shelf())
+            self._shelves.append(RangeBlock())
         self._shelves[-1].add(row_range)
 
     def remove(self, row_range: RowRange) -> None:

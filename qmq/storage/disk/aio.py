@@ -26,7 +26,7 @@ _EVENT: Final = struct.Struct("<QQqq")
 _MAX_SYNCS: Final = 64
 
 
-class Aside:
+class AioSyncs:
     """Begins fdatasyncs. The caller watches ``descriptor``, and calls ``finished`` when it can be read."""
 
     def __init__(self) -> None:

@@ -20,7 +20,7 @@ from typing import Final
 import numpy as np
 
 from qmq.errors import StorageError, StorageFailed, StorageFull
-from qmq.storage.disk.aio import Aside
+from qmq.storage.disk.aio import AioSyncs
 
 Buffer = bytes | bytearray | memoryview
 
@@ -280,13 +280,13 @@ class Disk:
         except OSError:
             return ""
 
-    def aside(self) -> Aside | None:
+    def aside(self) -> AioSyncs | None:
         """Return an Aside for fdatasyncs without a thread; None where the system has none, or a subclass syncs in its
         own way.
         """
         if type(self).fdatasync is Disk.fdatasync:
             with suppress(OSError):
-                return Aside()
+                return AioSyncs()
         return None
 
     def random(self, size: int) -> bytes:

@@ -18,7 +18,7 @@ PARTS: Final = 16
 _AGAIN_PARTS: Final = 8
 
 
-class Room:
+class FreeSpace:
     """The space for one partition's batches, on the disk of the partition and on that of the data directory."""
 
     __slots__ = ("_directories", "_disk", "_keep_bytes", "_left")

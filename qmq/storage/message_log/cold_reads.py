@@ -76,7 +76,7 @@ class Unreadable(NamedTuple):
     error: StorageError
 
 
-class NotAtHand(Exception):
+class NotInMemory(Exception):
     """The bytes are not in memory: run ``read`` in a thread, and ask again."""
 
     def __init__(self, read: ColdRead) -> None:
@@ -223,7 +223,7 @@ class Residence:
             return
         read = ColdRead(self.disk, self.partition, [file_range])
         if not self.may_wait:
-            raise NotAtHand(read)
+            raise NotInMemory(read)
         while read.step():
             pass
         if read.unreadable:

@@ -29,7 +29,7 @@ _FOUND_US: Final = 100_000
 Positions = npt.NDArray[np.int64]
 
 
-class AtHand:
+class PageCache:
     """Asks which bytes of one log are in memory, and touches none of them. Bytes that ``view`` refuses count as in
     memory, since they do not make anything wait for a disk.
 

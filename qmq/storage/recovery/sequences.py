@@ -47,7 +47,7 @@ def rows_in_order(logs: list[ConsumerLog], starts: list[int]) -> Iterator[Rows]:
 
 
 @dataclass(slots=True)
-class Counted:
+class CountedSequences:
     """Sequences by subject number: the first, the next one, and the gaps between."""
 
     count: int
@@ -59,7 +59,7 @@ class Counted:
 class SequenceReplay:
     """Updates ends, firsts and gaps of a table from rows, which come in the order in which they were stored."""
 
-    def __init__(self, table: SubjectTable | Counted, known: int) -> None:
+    def __init__(self, table: SubjectTable | CountedSequences, known: int) -> None:
         """The table has the ends of the subjects up to number *known*; the others begin with their first row."""
         self._table = table
         self._seen = np.zeros(table.count, np.bool_)
@@ -125,7 +125,7 @@ def missing_sequences(table: SubjectTable, logs: list[ConsumerLog], holes: list[
     """Return the sequences, from the first to the last, that no row of any partition has, or only one in a hole."""
     count = table.count
     firsts = table.firsts[:count]
-    found = Counted(count, firsts, firsts.copy(), Gaps())
+    found = CountedSequences(count, firsts, firsts.copy(), Gaps())
     replay = SequenceReplay(found, count)
     for rows in rows_in_order(logs, [log.first_row for log in logs]):
         replay.add(rows)

@@ -54,7 +54,7 @@ Mask = npt.NDArray[np.bool_]
 Columns = npt.NDArray[np.void]
 
 
-class Prefix(NamedTuple):
+class GoodPrefix(NamedTuple):
     """The good batches at the start of a piece of log: their consumer-log rows, and their bytes."""
 
     rows: Rows
@@ -71,7 +71,7 @@ class BatchColumns:
         self._number_of = number_of
         self._tables: dict[bytes, tuple[int, ...]] = {}
 
-    def good_prefix(self, view: memoryview, position: int) -> Prefix:
+    def good_prefix(self, view: memoryview, position: int) -> GoodPrefix:
         """Return the good batches at the start of *view*, whose first byte is at *position*; maybe none."""
         offsets = _chain(view)
         data = bytes(view[: offsets[-1]]) if len(view) < _SMALL_BATCH * len(offsets) else view
@@ -82,11 +82,11 @@ class BatchColumns:
         count = self._sealed(data, heads[:count], offsets, data_starts.tolist())
         numbers, count = self._subjects(data, heads[:count], offsets, data_starts.tolist())
         if not count:
-            return Prefix(np.empty(0, ENTRY_DTYPE), 0)
+            return GoodPrefix(np.empty(0, ENTRY_DTYPE), 0)
         heads, starts, data_starts = heads[:count], starts[: count + 1], data_starts[:count]
         runs = _Runs(view, data, heads, starts, data_starts)
         good = min(count, runs.first_bad())
-        return Prefix(_rows(heads, runs, numbers)[: runs.rows_of(good)], offsets[good])
+        return GoodPrefix(_rows(heads, runs, numbers)[: runs.rows_of(good)], offsets[good])
 
     def _stamps(self, heads: Columns, starts: Numbers, position: int) -> Mask:
         """Return which headers are good by themselves."""

@@ -117,7 +117,7 @@ class Outcome(Enum):
     LEFT = "left"
 
 
-class Treated(NamedTuple):
+class RepairResult(NamedTuple):
     """Something that was wrong, and its outcome."""
 
     finding: Finding
@@ -129,7 +129,7 @@ class Repair:
     """All outcomes of a repair, and the notes of a start, a sentence each."""
 
     directory: Path
-    treated: list[Treated] = field(default_factory=list)
+    treated: list[RepairResult] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     #: Findings that are not in ``treated``: their files have too many.
     left_out: int = 0
@@ -173,7 +173,7 @@ def _repair_one(directory: Path, disk: Disk, now_us: int, progress: Progress | N
         done.notes = recovery.notes
         done.left_out = after.left_out
     else:
-        done.treated = [Treated(finding, Outcome.LEFT) for finding in wrong]
+        done.treated = [RepairResult(finding, Outcome.LEFT) for finding in wrong]
         done.left_out = before.left_out
     return done
 
@@ -239,7 +239,7 @@ def _size(disk: Disk, path: Path) -> int:
         raise failure(error, "look at", path) from error
 
 
-def _compared(disk: Disk, wrong: list[Finding], after: VerifyReport, lost: set[FilePosition]) -> Iterator[Treated]:
+def _compared(disk: Disk, wrong: list[Finding], after: VerifyReport, lost: set[FilePosition]) -> Iterator[RepairResult]:
     left = {(finding.file, finding.position) for finding in _wrong(after, disk)}
     known = {(finding.file, finding.position) for finding in after.findings} - left
     for finding in wrong:
@@ -252,14 +252,14 @@ def _compared(disk: Disk, wrong: list[Finding], after: VerifyReport, lost: set[F
             outcome = Outcome.GIVEN_UP
         else:
             outcome = Outcome.MENDED if disk.exists(finding.file) else Outcome.REMOVED
-        yield Treated(finding, outcome)
+        yield RepairResult(finding, outcome)
     before = {(finding.file, finding.position) for finding in wrong}
     for finding in _wrong(after, disk):
         if (finding.file, finding.position) not in before:
-            yield Treated(finding, Outcome.LEFT)
+            yield RepairResult(finding, Outcome.LEFT)
 
 
-def _given_up(directory: Path, disk: Disk, identity: Identity, recovery: RecoveryReport) -> Iterator[Treated]:
+def _given_up(directory: Path, disk: Disk, identity: Identity, recovery: RecoveryReport) -> Iterator[RepairResult]:
     """Yield what was bad behind the checkpoint: whether it was acknowledged is unknown."""
     for partition, report in zip(identity.partitions, recovery.partitions, strict=True):
         log = directory / partition.directory
@@ -270,4 +270,4 @@ def _given_up(directory: Path, disk: Disk, identity: Identity, recovery: Recover
             )
             advice = "nothing: what follows is served"
             finding = Finding("fault", segment_path(log, base), hole.start - base, what, advice)
-            yield Treated(finding, Outcome.GIVEN_UP)
+            yield RepairResult(finding, Outcome.GIVEN_UP)

@@ -57,7 +57,7 @@ _RECORDED: Final = "nothing: recovery has recorded it, and what follows is serve
 _NEXT_START: Final = "nothing: the next start takes care of it"
 
 
-class Stored(NamedTuple):
+class StoredBatches(NamedTuple):
     """Good batches one after another in one segment: their consumer-log rows, ENTRY_DTYPE[n]."""
 
     rows: Rows
@@ -151,7 +151,7 @@ class PartitionCheck:
 
     # --- segments ----------------------------------------------------------------------------------------------------
 
-    def batches(self) -> Iterator[Stored]:
+    def batches(self) -> Iterator[StoredBatches]:
         """Yield all good batches, by position. Raises OSError or StorageFailed when the system refuses to read."""
         there = list_bases(self._disk, self._directory)
         if self._shared:
@@ -182,7 +182,7 @@ class PartitionCheck:
     def _is_own(self, base: int) -> bool:
         return is_of(self._disk, self._directory, self._owner, base)
 
-    def _segment(self, base: int, following: int | None, previous: int | None) -> Generator[Stored, None, int]:
+    def _segment(self, base: int, following: int | None, previous: int | None) -> Generator[StoredBatches, None, int]:
         path = segment_path(self._directory, base)
         file = _File(self._disk, path, base, self._buffer)
         try:
@@ -229,7 +229,7 @@ class PartitionCheck:
 
     def _walk(
         self, file: _File, path: Path, stop: int, claimed_end: int, is_sealed: bool
-    ) -> Generator[Stored, None, int]:
+    ) -> Generator[StoredBatches, None, int]:
         derived = self._open_derived(file.base, is_sealed)
         position = end = file.base + SEGMENT_HEADER_SIZE
         counted_to = file.base
@@ -249,7 +249,7 @@ class PartitionCheck:
             batches, rows_seen = batches + int((rows["run"] == 0).sum()), rows_seen + len(rows)
             for part, is_claimed in ((rows[:claimed], True), (rows[claimed:], False)):
                 if len(part):
-                    yield Stored(part, path, file.base, is_claimed)
+                    yield StoredBatches(part, path, file.base, is_claimed)
             self._progress(position - counted_to)
             counted_to = position
         self._progress(max(0, file.base + file.size - counted_to))

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from qmq.storage.consumer_log.subject_order import Rows
 from qmq.storage.meta.gaps import Gaps
 from qmq.storage.verify.report import VerifyReport
-from qmq.storage.verify.segments import Stored
+from qmq.storage.verify.segments import StoredBatches
 
 _KEEP: Final = "keep a copy of the directory and report it: this must not happen"
 _ZERO: Final = np.uint64(0)
@@ -33,7 +33,7 @@ class SequenceCheck:
         self._names = names
         self._gaps = gaps
         self._last_us = 0
-        self._sources: list[Stored] = []
+        self._sources: list[StoredBatches] = []
         self._is_whole = is_whole
         self.last_claimed_us = 0
         #: By subject: the next sequence, the next in claimed batches alone, and the first one (none: all bits set).
@@ -41,7 +41,7 @@ class SequenceCheck:
         self.claimed_ends: Sequences = np.zeros(1_024, np.uint64)
         self.firsts: Sequences = np.full(1_024, _NONE)
 
-    def add(self, stored: list[Stored]) -> None:
+    def add(self, stored: list[StoredBatches]) -> None:
         """Check the next batches: pieces of partitions that were stored before all that follows."""
         rows = stored[0].rows if len(stored) == 1 else np.concatenate([piece.rows for piece in stored])
         lengths = [len(piece.rows) for piece in stored]
@@ -135,7 +135,7 @@ class SequenceCheck:
             self._report.fault(file, None, f"{what}: {int(values[subject])} of {self._names[int(subject)]}", _KEEP)
 
 
-def in_stored_order(partitions: list[Iterator[Stored]]) -> Iterator[list[Stored]]:
+def in_stored_order(partitions: list[Iterator[StoredBatches]]) -> Iterator[list[StoredBatches]]:
     """Yield the batches of several partitions in the order of their stamps; within one list they are unsorted."""
     heads = [next(partition, None) for partition in partitions]
     while any(head is not None for head in heads):

@@ -10,7 +10,7 @@ import pytest
 from qmq.broker.delivery import encode
 from qmq.broker.delivery.encode import RangeLookup
 from qmq.broker.groups.group import Group
-from qmq.broker.groups.message_ranges import Parts, parts_of, ranges_of
+from qmq.broker.groups.message_ranges import MessageParts, parts_of, ranges_of
 from qmq.broker.journal.record_types import MessageRange
 from qmq.storage.store import Store
 from tests.broker.groups.test_message_ranges import chosen, filled, followed, places_of
@@ -41,7 +41,7 @@ def test_messages_of_one_run_are_looked_for_once(tmp_path: Path, monkeypatch: py
     (messages,) = ranges_of(store, chosen(store, following, 1_000), [following])
     looked = list[MessageRange]()
 
-    def counted(store: Store, group: Group, one: MessageRange) -> Parts:
+    def counted(store: Store, group: Group, one: MessageRange) -> MessageParts:
         looked.append(one)
         return parts_of(store, group, one)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from qmq.broker.groups.group_state import Ledger
-from qmq.broker.groups.membership import MOST_LOOKS, Members
+from qmq.broker.groups.membership import MOST_LOOKS, Membership
 from qmq.broker.journal.record_types import LeaveReason, MessageRange
 from qmq.broker.ports.commands import DispositionRange, Now
 from qmq.net.protocol.types import Disposition
@@ -23,7 +23,7 @@ class Woken:
 
     def __init__(self, tmp_path: Path) -> None:
         self.ledger = Driven(tmp_path).ledger
-        self.members = Members(SESSION_TIMEOUT_US, self.wake)
+        self.members = Membership(SESSION_TIMEOUT_US, self.wake)
         self.times = 0
 
     def wake(self, ledger: Ledger) -> None:
@@ -94,7 +94,7 @@ def test_after_a_takeover_only_the_new_process_keeps_the_consumer_alive(tmp_path
 def test_one_turn_checks_only_some_of_many_groups(tmp_path: Path) -> None:
     groups = 3 * MOST_LOOKS + 1
     woken = list[Ledger]()
-    members = Members(SESSION_TIMEOUT_US, woken.append)
+    members = Membership(SESSION_TIMEOUT_US, woken.append)
     for number in range(groups):
         (tmp_path / str(number)).mkdir()
         ledger = Driven(tmp_path / str(number)).ledger

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from qmq.broker.delivery.select import PullSelection
-from qmq.broker.groups.group import Begin, Group, Start, SubjectFilter
-from qmq.broker.groups.message_ranges import PARTITIONS, Many, Parts, Some, parts_of, ranges_of
+from qmq.broker.groups.group import Group, GroupStart, StartRule, SubjectFilter
+from qmq.broker.groups.message_ranges import PARTITIONS, MessageParts, RunPart, WholeRuns, parts_of, ranges_of
 from qmq.broker.journal.record_types import MessageRange
 from qmq.storage.store import Store
 from tests.broker.harness import Driven
@@ -29,22 +29,24 @@ def filled(tmp_path: Path, seed: int, partitions: int) -> Driven:
     return driven
 
 
-def places_of(parts: Parts) -> list[Place]:
+def places_of(parts: MessageParts) -> list[Place]:
     found = list[Place]()
     for part in parts:
-        entries = [part.entry] if isinstance(part, Some) else [row.item() for row in part.rows]
+        entries = [part.entry] if isinstance(part, RunPart) else [row.item() for row in part.rows]
         for entry in entries:
-            start, stop = (part.start, part.stop) if isinstance(part, Some) else (0, entry[4])
+            start, stop = (part.start, part.stop) if isinstance(part, RunPart) else (0, entry[4])
             found += [(part.partition, entry[1], entry[5], ordinal) for ordinal in range(start, stop)]
     return found
 
 
 def followed(store: Store, prefix: str) -> SubjectFilter:
     rows = [part.consumer_log.first_row for part in store.partitions]
-    return Group("g").follow(prefix, Begin(Start("first", 0, store.subjects.count), rows, [0] * len(store.partitions)))
+    return Group("g").follow(
+        prefix, GroupStart(StartRule("first", 0, store.subjects.count), rows, [0] * len(store.partitions))
+    )
 
 
-def chosen(store: Store, subject_filter: SubjectFilter, max_count: int) -> Parts:
+def chosen(store: Store, subject_filter: SubjectFilter, max_count: int) -> MessageParts:
     selection = PullSelection(store, max_count, 1 << 20, 1, undo=False)
     selection.take(subject_filter)
     return selection.parts
@@ -66,7 +68,7 @@ def test_ranges_lead_back_to_the_chosen_messages(tmp_path: Path, prefix: str, pa
         assert [
             place for messages in ranges for place in places_of(parts_of(store, subject_filter.group, messages))
         ] == wanted
-        whole += any(isinstance(part, Many) for part in parts)
+        whole += any(isinstance(part, WholeRuns) for part in parts)
         at = 0
         for messages in ranges:
             start = chance.randrange(messages.total)
@@ -150,7 +152,7 @@ def test_each_of_many_subjects_is_a_range(tmp_path: Path) -> None:
     driven.checkpoint()
     store, group = driven.store, Group("g")
     rows = [part.consumer_log.first_row for part in store.partitions]
-    begin = Begin(Start("first", 0, store.subjects.count), rows, [0] * len(store.partitions))
+    begin = GroupStart(StartRule("first", 0, store.subjects.count), rows, [0] * len(store.partitions))
     filters = [group.follow(f"a.{number}", begin) for number in range(10)]
     selection = PullSelection(store, 10_000, 1 << 20, 1, undo=False)
     for subject_filter in filters:
@@ -167,7 +169,7 @@ def test_with_several_prefixes_each_has_its_range(tmp_path: Path) -> None:
     driven = Driven(tmp_path)
     spread(driven, 40, 50)
     store, group = driven.store, Group("g")
-    begin = Begin(Start("first", 0, store.subjects.count), [store.partitions[0].consumer_log.first_row], [0])
+    begin = GroupStart(StartRule("first", 0, store.subjects.count), [store.partitions[0].consumer_log.first_row], [0])
     filters = [group.follow(prefix, begin) for prefix in ("b.", "a.")]
     selection = PullSelection(store, 10_000, 1 << 20, 1, undo=False)
     for subject_filter in filters:

@@ -12,7 +12,7 @@ import pytest
 from qmq.broker.error_log.error_log import RetryItem
 from qmq.broker.groups.message_ranges import prefix_of
 from qmq.broker.journal.record_types import MessageRange
-from qmq.broker.retention.copy import CopiedBatch, CopyRead, CopyRequest, Lost
+from qmq.broker.retention.copy import CopiedBatch, CopyRead, CopyRequest, UnreadableMessages
 from qmq.broker.retention.references import FoundLetter, SegmentTarget
 from qmq.format.batch import parse_header
 from qmq.format.pieces import stored_runs
@@ -56,7 +56,7 @@ def test_copies_and_remaining_ranges_make_up_the_range_in_order(
         assert found.messages == messages
         got = list[tuple[str, bytes]]()
         for piece in pieces:
-            assert not isinstance(piece, Lost)
+            assert not isinstance(piece, UnreadableMessages)
             if isinstance(piece, CopiedBatch):
                 (run,) = stored_runs(memoryview(piece.batch), parse_header(memoryview(piece.batch)))
                 got += [(str(run.id(at)), run.body(at)) for at in range(piece.messages)]

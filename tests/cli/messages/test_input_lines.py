@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qmq.cli.messages.input_lines import Draft, Lines, draft_of
+from qmq.cli.messages.input_lines import InputMessage, LineSplitter, draft_of
 from qmq.errors import InvalidOption, MessageTooLarge
 
-DEFAULTS = Draft("a.b", b"", None, None, None)
+DEFAULTS = InputMessage("a.b", b"", None, None, None)
 
 
 def lines_of(chunks: list[bytes], most: int = 100) -> list[bytes | str]:
-    lines = Lines(most)
+    lines = LineSplitter(most)
     found = [line for chunk in chunks for line in lines.feed(chunk)] + list(lines.end())
     assert lines.number == len(found)
     return [line if isinstance(line, bytes) else type(line).__name__ for line in found]
@@ -51,7 +51,7 @@ def test_edges(stream: bytes, expected: list[bytes | str]) -> None:
 
 
 def test_a_line_that_is_too_long_is_not_kept() -> None:
-    lines = Lines(100)
+    lines = LineSplitter(100)
     for _ in range(1_000):
         assert list(lines.feed(b"x" * 60)) == []
     assert lines._parts == []
@@ -70,7 +70,7 @@ def test_a_line_that_is_too_long_is_not_kept() -> None:
         ({"subject": "c", "body": "x"}, DEFAULTS._replace(subject="c", body=b"x")),
         (
             {"body": "x", "key": "k", "tags": ["t"], "properties": {"p": "v"}},
-            Draft("a.b", b"x", "k", ["t"], {"p": "v"}),
+            InputMessage("a.b", b"x", "k", ["t"], {"p": "v"}),
         ),
         (
             {"id": "0", "sequence": 5, "attempt": 1, "created_at": "2026", "stored_at": 7, "key": None, "body": "x"},
@@ -78,15 +78,15 @@ def test_a_line_that_is_too_long_is_not_kept() -> None:
         ),
     ],
 )
-def test_json_lines_become_drafts(fields: dict[str, object], draft: Draft) -> None:
+def test_json_lines_become_drafts(fields: dict[str, object], draft: InputMessage) -> None:
     assert draft_of(json.dumps(fields).encode(), DEFAULTS) == draft
 
 
 def test_a_line_wins_over_the_command() -> None:
-    defaults = Draft("a.b", b"", "key", ["tag"], {"p": "v"})
+    defaults = InputMessage("a.b", b"", "key", ["tag"], {"p": "v"})
     assert draft_of(b'{"body": "x"}', defaults) == defaults._replace(body=b"x")
     line = b'{"body": "x", "subject": "c", "key": "k", "tags": [], "properties": {}}'
-    assert draft_of(line, defaults) == Draft("c", b"x", "k", None, None)
+    assert draft_of(line, defaults) == InputMessage("c", b"x", "k", None, None)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from qmq.cli.main import cli
 from qmq.cli.operate.repair import _print_table
 from qmq.storage.disk.dir_lock import DirectoryLock
 from qmq.storage.disk.disk import Disk
-from qmq.storage.verify.repair import Outcome, Repair, Treated
+from qmq.storage.verify.repair import Outcome, Repair, RepairResult
 from qmq.storage.verify.report import Finding
 from tests.storage.stops import fill
 from tests.storage.stores import Sender, close_cleanly, damage, open_store
@@ -101,7 +101,7 @@ def test_on_a_terminal_it_is_a_table() -> None:
     done = Repair(Path("/data"), notes=["something else"], left_out=5)
     for place, outcome in enumerate(Outcome):
         finding = Finding("fault", Path("/data/log-0/00.messages"), 1_000 + place, f"bad [{place}]", "put it back")
-        done.treated.append(Treated(finding, outcome))
+        done.treated.append(RepairResult(finding, outcome))
     console = Console(width=120)
     with console.capture() as capture:
         _print_table(done, console)

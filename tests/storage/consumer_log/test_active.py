@@ -11,7 +11,7 @@ from crc32c import crc32c
 from qmq.errors import StorageFull
 from qmq.format.layout import DERIVED_HEADER_SIZE, ENTRIES_MAGIC, ENTRY_SIZE, SEGMENT_HEADER_SIZE
 from qmq.storage.consumer_log import active
-from qmq.storage.consumer_log.active import Journal
+from qmq.storage.consumer_log.active import ActiveRows
 from qmq.storage.consumer_log.header import DerivedHeader, parse_derived
 from qmq.storage.consumer_log.subject_order import BLOCK_ROWS, FEW_ROWS
 from qmq.storage.disk.disk import Disk
@@ -21,9 +21,9 @@ from tests.storage.rows import STORE, Feed, as_array
 OWNER = DerivedHeader(0, STORE, False, 1_000, 0, 0, 70, 0)
 
 
-def filled(directory: Path, batches: int, disk: Disk | None = None) -> tuple[Journal, Feed]:
+def filled(directory: Path, batches: int, disk: Disk | None = None) -> tuple[ActiveRows, Feed]:
     feed = Feed()
-    journal = Journal(disk or Disk(), directory, OWNER)
+    journal = ActiveRows(disk or Disk(), directory, OWNER)
     for number in range(batches):
         journal.extend(as_array(feed.batch([(number % 7, 1), (7 + number % 3, 2)])))
     return journal, feed
@@ -49,7 +49,7 @@ def test_flush_writes_new_rows_and_updates_the_checksum(tmp_path: Path) -> None:
 
 def test_full_buffers_are_written_and_leave_memory(tmp_path: Path) -> None:
     """With more rows than fit two buffers, older ones are read from the file, and arrays returned before stay good."""
-    journal = Journal(Disk(), tmp_path, OWNER)
+    journal = ActiveRows(Disk(), tmp_path, OWNER)
     rows = np.zeros(2 * BLOCK_ROWS + 10, journal.buffer.dtype)
     rows["first_sequence"] = np.arange(len(rows))
     rows["subject"] = np.arange(len(rows)) % 1_000
@@ -72,7 +72,7 @@ def test_full_buffers_are_written_and_leave_memory(tmp_path: Path) -> None:
 def test_the_index_of_the_buffer(tmp_path: Path, step: int) -> None:
     """Search after few new rows and after many, alone and mixed."""
     random = np.random.default_rng(step)
-    journal = Journal(Disk(), tmp_path, OWNER)
+    journal = ActiveRows(Disk(), tmp_path, OWNER)
     subjects: list[int] = []
     for _ in range(12):
         for count in (step, 2):
@@ -104,7 +104,7 @@ def test_freeze_and_seal(tmp_path: Path) -> None:
 
 
 def test_a_segment_without_rows(tmp_path: Path) -> None:
-    journal = Journal(Disk(), tmp_path, OWNER)
+    journal = ActiveRows(Disk(), tmp_path, OWNER)
     journal.freeze()
     journal.seal()
     assert journal.sealed is not None
@@ -119,7 +119,7 @@ def test_resume_takes_only_rows_in_the_checkpoint(tmp_path: Path) -> None:
     journal.extend(as_array(feed.batch([(1, 1)])))
     journal.flush()
     journal.close()
-    again = Journal(Disk(), tmp_path, OWNER)
+    again = ActiveRows(Disk(), tmp_path, OWNER)
     assert again.resume(count, crc, covered)
     assert again.rows_at(0)[0].tolist() == feed.rows[:-1]
     again.extend(as_array(feed.batches[-1]))
@@ -127,16 +127,16 @@ def test_resume_takes_only_rows_in_the_checkpoint(tmp_path: Path) -> None:
     again.close()
     assert body(again.path) == as_array(feed.rows).tobytes()
     for wrong in ((count, crc ^ 1), (count - 1, crc), (count + 50, crc)):
-        assert not Journal(Disk(), tmp_path, OWNER).resume(*wrong, covered)
-    assert not Journal(Disk(), tmp_path, OWNER._replace(first_row=71)).resume(count, crc, covered)
-    assert not Journal(Disk(), tmp_path, OWNER).resume(count, crc, feed.batches[0][0][1]), "none lies before"
+        assert not ActiveRows(Disk(), tmp_path, OWNER).resume(*wrong, covered)
+    assert not ActiveRows(Disk(), tmp_path, OWNER._replace(first_row=71)).resume(count, crc, covered)
+    assert not ActiveRows(Disk(), tmp_path, OWNER).resume(count, crc, feed.batches[0][0][1]), "none lies before"
 
 
 def test_resume_over_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(active, "BLOCK_ROWS", 8)
     journal, feed = filled(tmp_path, 10)
     journal.flush()
-    again = Journal(Disk(), tmp_path, OWNER)
+    again = ActiveRows(Disk(), tmp_path, OWNER)
     assert again.resume(journal.flushed, journal.crc, feed.batches[-1][0][1])
     assert (again.sorted_count, again.fill) == (16, 2)
     assert again.rows_at(17)[0].tolist() == feed.rows[16:18]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from qmq.errors import BadBytes
-from qmq.storage.consumer_log.active import Journal
+from qmq.storage.consumer_log.active import ActiveRows
 from qmq.storage.consumer_log.header import DerivedHeader
 from qmq.storage.consumer_log.sealed_segment import SealedSegment, count_before
 from qmq.storage.disk.disk import Disk
@@ -21,7 +21,7 @@ OWNER = DerivedHeader(0, STORE, False, 1_000, 0, 0, 70, 0)
 def feed(tmp_path: Path) -> Feed:
     """Return the rows of the files in tmp_path."""
     made = Feed()
-    journal = Journal(Disk(), tmp_path, OWNER)
+    journal = ActiveRows(Disk(), tmp_path, OWNER)
     for number in range(30):
         journal.extend(as_array(made.batch([(number % 4, 2), (9, 1)])))
     journal.freeze()

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qmq.storage.consumer_log.subject_lookup import Shelves, SubjectRows, no_touch, take
+from qmq.storage.consumer_log.subject_lookup import RangeBlocks, SubjectRows, no_touch, take
 from qmq.storage.consumer_log.subject_order import RowRange, Rows
 from tests.storage.rows import Feed, Row, as_array
 
@@ -40,11 +40,11 @@ class Listed:
         assert 0 <= first < stop <= self.count
 
 
-def shelved(pieces: list[list[int]]) -> tuple[Shelves, list[Row], list[RowRange]]:
+def shelved(pieces: list[list[int]]) -> tuple[RangeBlocks, list[Row], list[RowRange]]:
     """Make ranges with a row of 3 messages for each subject given."""
     feed = Feed()
     touched: list[RowRange] = []
-    shelves = Shelves(touched.append)
+    shelves = RangeBlocks(touched.append)
     for piece in pieces:
         first = len(feed.rows)
         rows = [feed.batch([(subject, 3)], stride=subject % 3)[0] for subject in piece]
@@ -95,7 +95,7 @@ def test_a_search_over_many_ranges_takes_few_steps() -> None:
 
 
 def test_ranges_may_be_added_between_questions() -> None:
-    shelves = Shelves(no_touch)
+    shelves = RangeBlocks(no_touch)
     feed = Feed()
     for number in range(130):
         first = len(feed.rows)

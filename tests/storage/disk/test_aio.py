@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from qmq.errors import SyncFailed
-from qmq.storage.disk.aio import Aside
+from qmq.storage.disk.aio import AioSyncs
 from qmq.storage.disk.disk import Disk
 from tests.broker.harness import Driven
 from tests.fake_disk import FakeDisk
@@ -18,7 +18,7 @@ from tests.fake_disk import FakeDisk
 TIMEOUT_MS = 60_000
 
 
-def done(aside: Aside, count: int) -> dict[int, OSError | None]:
+def done(aside: AioSyncs, count: int) -> dict[int, OSError | None]:
     found: dict[int, OSError | None] = {}
     watch = select.poll()
     watch.register(aside.descriptor, select.POLLIN)
@@ -29,7 +29,7 @@ def done(aside: Aside, count: int) -> dict[int, OSError | None]:
 
 
 def test_files_are_synced_and_reported_by_number(tmp_path: Path) -> None:
-    aside = Aside()
+    aside = AioSyncs()
     fds = [os.open(tmp_path / str(number), os.O_RDWR | os.O_CREAT) for number in range(5)]
     for number, fd in enumerate(fds):
         os.write(fd, b"x" * 10_000)
@@ -42,7 +42,7 @@ def test_files_are_synced_and_reported_by_number(tmp_path: Path) -> None:
 
 
 def test_a_failed_sync_is_an_error(tmp_path: Path) -> None:
-    aside = Aside()
+    aside = AioSyncs()
     with pytest.raises(OSError, match="descriptor"):
         aside.begin(1_000_000, 1)
     read, write = os.pipe()

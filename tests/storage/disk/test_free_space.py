@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from qmq.errors import StorageFailed, StorageFull
-from qmq.storage.disk.free_space import PARTS, Room
+from qmq.storage.disk.free_space import PARTS, FreeSpace
 from tests.fake_disk import FakeDisk
 from tests.storage.stores import Sender, check_stored, checkpoint, close_cleanly, open_store, verified
 
@@ -25,7 +25,7 @@ def small_disk(free: int, total: int = 1 << 40) -> FakeDisk:
 
 def test_reserved_space_is_never_taken() -> None:
     disk = small_disk(1_000 * KIB)
-    room = Room(disk, (LOG, DATA), 80 * KIB)
+    room = FreeSpace(disk, (LOG, DATA), 80 * KIB)
 
     def fill() -> None:
         for _ in range(1_000):
@@ -42,7 +42,7 @@ def test_reserved_space_is_never_taken() -> None:
 
 def test_each_disk_counts() -> None:
     disk = small_disk(1 << 40)
-    room = Room(disk, (LOG, DATA), 64 * KIB)
+    room = FreeSpace(disk, (LOG, DATA), 64 * KIB)
     disk.room_left[str(DATA)] = 65 * KIB
     room.take(1 * KIB)
     with pytest.raises(StorageFull, match=f"the disk of {DATA} has"):
@@ -52,7 +52,7 @@ def test_each_disk_counts() -> None:
 def test_little_is_reserved_of_a_small_disk() -> None:
     disk = small_disk(free=100 * KIB, total=1_600 * KIB)
     assert disk.total // PARTS == 100 * KIB
-    room = Room(disk, (LOG,), 1 << 30)
+    room = FreeSpace(disk, (LOG,), 1 << 30)
     with pytest.raises(StorageFull):
         room.take(1)
     disk.room_left[""] += 1
@@ -61,14 +61,14 @@ def test_little_is_reserved_of_a_small_disk() -> None:
 
 def test_nothing_is_measured_when_nothing_is_reserved() -> None:
     disk = small_disk(0)
-    Room(disk, (LOG,), 0).take(1 << 30)
+    FreeSpace(disk, (LOG,), 0).take(1 << 30)
     assert disk.calls["room"] == 0
 
 
 def test_room_that_cannot_be_measured_refuses() -> None:
     disk = small_disk(1 << 40)
     disk.fail_always("room", errno.EIO)
-    room = Room(disk, (LOG,), 1)
+    room = FreeSpace(disk, (LOG,), 1)
     with pytest.raises(StorageFailed, match=f"cannot see how much is free on the disk of {LOG}: .*check the disk"):
         room.take(1)
     disk.heal()

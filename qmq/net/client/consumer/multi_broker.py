@@ -19,7 +19,7 @@ from qmq.format.run import Run
 from qmq.net.client.cluster import Brokers
 from qmq.net.client.consumer.acks import AckSender
 from qmq.net.client.consumer.pull import Puller, release
-from qmq.net.client.group_settings import DEFAULT_TERMS, Terms
+from qmq.net.client.group_settings import DEFAULT_TERMS, SubscriptionTerms
 from qmq.net.client.options import PULL_BYTES, Start, check_pull, make_consumer_id
 
 #: Seconds to wait for one broker's messages at hand before the next broker is asked.
@@ -35,7 +35,7 @@ def make_puller(
     group: str | None,
     consumer: str | None,
     start: Start,
-    terms: Terms = DEFAULT_TERMS,
+    terms: SubscriptionTerms = DEFAULT_TERMS,
 ) -> Puller | MultiBrokerPuller:
     """Make the puller of a consumer: one per broker, merged if there are several. Raises InvalidName, InvalidOption."""
     if len(brokers.links) == 1:
@@ -47,7 +47,7 @@ def make_puller(
     return MultiBrokerPuller(guarded, terms.mode == "at_most_once", looks=terms.looks)
 
 
-def _guarded(puller: Puller, brokers: Brokers, group: str | None, terms: Terms) -> Puller:
+def _guarded(puller: Puller, brokers: Brokers, group: str | None, terms: SubscriptionTerms) -> Puller:
     """Give *puller* the other brokers, which take its nacked messages when its broker is gone."""
     if puller.ack_sender is not None and group is not None and brokers.handover.after is not None:
         name = f"{group}@{puller.id}" if terms.mode == "broadcast" else group  # one per member

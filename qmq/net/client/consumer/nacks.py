@@ -18,7 +18,7 @@ from qmq.errors import Fenced, InvalidOption, QmqError, Retry, UnknownSubscripti
 from qmq.net.client.connection import BrokerConnection
 from qmq.net.client.consumer.in_flight import InFlightWindow, PendingDisposition, check_delay, reason_of
 from qmq.net.client.failover.handover import HandoverClient
-from qmq.net.client.failover.spool import Late
+from qmq.net.client.failover.spool import SpooledDispositions
 from qmq.net.protocol import frames
 from qmq.net.protocol.frames import FrameKind
 from qmq.net.protocol.types import Disposition
@@ -214,9 +214,11 @@ class NackSender:
         handover, group = self.handover
         return await handover.keep(self._late(in_flight, group, handled))
 
-    def _late(self, in_flight: InFlightWindow, group: str, handled: list[int]) -> Late:
+    def _late(self, in_flight: InFlightWindow, group: str, handled: list[int]) -> SpooledDispositions:
         consumer_state = in_flight.consumer_state
-        return Late(self.store_id, group, self._consumer, consumer_state.since_us, consumer_state.generation, handled)
+        return SpooledDispositions(
+            self.store_id, group, self._consumer, consumer_state.since_us, consumer_state.generation, handled
+        )
 
     def _spawn(self, work: Coroutine[Any, Any, None], loop: asyncio.AbstractEventLoop) -> asyncio.Task[None]:
         try:

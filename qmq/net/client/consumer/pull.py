@@ -33,7 +33,7 @@ from qmq.net.client.consumer.message import with_tags
 from qmq.net.client.consumer.nacks import FailureLog
 from qmq.net.client.consumer.pull_request import PullRequest
 from qmq.net.client.consumer.subscribe import MAX_DOUBTS, ConsumerSubscription
-from qmq.net.client.group_settings import DEFAULT_TERMS, Terms
+from qmq.net.client.group_settings import DEFAULT_TERMS, SubscriptionTerms
 from qmq.net.client.options import PULL_BYTES, Start, check_pull
 from qmq.net.protocol import frames
 from qmq.net.protocol.frames import FrameKind
@@ -140,7 +140,7 @@ class Puller:
         group: str | None,
         consumer: str | None,
         start: Start,
-        terms: Terms = DEFAULT_TERMS,
+        terms: SubscriptionTerms = DEFAULT_TERMS,
         is_transient: bool | None = None,
     ) -> None:
         """Make it without subscribing. *is_transient*: the broker forgets the consumer once it has left; None: forget

@@ -17,7 +17,7 @@ from qmq.net.client.connection import ANSWER_TIMEOUT, Answer, BrokerConnection
 from qmq.net.client.consumer.ack_file import AckFile
 from qmq.net.client.consumer.acks import AckSender
 from qmq.net.client.consumer.solo_cursor import SoloCursor, without_covered
-from qmq.net.client.group_settings import Terms, shown_settings
+from qmq.net.client.group_settings import SubscriptionTerms, shown_settings
 from qmq.net.client.options import Start, make_consumer_id, start_of
 from qmq.net.protocol import frames
 from qmq.net.protocol.frames import FrameKind
@@ -41,7 +41,7 @@ class ConsumerSubscription:
         group: str | None,
         consumer: str | None,
         start: Start,
-        terms: Terms,
+        terms: SubscriptionTerms,
         is_transient: bool | None,
     ) -> None:
         """Make it without subscribing. *is_transient*: the broker forgets the consumer once it has left; None: forget

@@ -19,7 +19,7 @@ from qmq.format.private import private_batch
 from qmq.format.run import Run
 from qmq.net.client.broker_link import Link
 from qmq.net.client.connection import BrokerConnection
-from qmq.net.client.failover.spool import Late, Record, Spool, WaitingSpool
+from qmq.net.client.failover.spool import Record, Spool, SpooledDispositions, WaitingSpool
 from qmq.net.client.in_thread import taken_in_thread
 from qmq.net.protocol.frames import FRAME_SIZE, FrameKind, pack_meta
 
@@ -46,7 +46,14 @@ class HandoverClient:
         self._replaying: asyncio.Task[None] | None = None
 
     async def take(
-        self, run: Run, index: int, group: str, disposition: int, delay_us: int | None, reason: str, late: Late
+        self,
+        run: Run,
+        index: int,
+        group: str,
+        disposition: int,
+        delay_us: int | None,
+        reason: str,
+        late: SpooledDispositions,
     ) -> None:
         """Give message *index* of a run to a broker or the spool, and its acknowledgement, *late*, to the spool.
 
@@ -65,7 +72,7 @@ class HandoverClient:
         await self._put(record)
         log.warning("no broker takes a failed message of group %s: it waits on this machine until one does", group)
 
-    async def keep(self, late: Late) -> bool:
+    async def keep(self, late: SpooledDispositions) -> bool:
         """Spool acks until their broker is back; return whether that succeeds."""
         try:
             await self._put({"ack": late._asdict()})
@@ -106,7 +113,7 @@ class HandoverClient:
             return False
         return True
 
-    async def _acknowledged(self, late: Late) -> bool:
+    async def _acknowledged(self, late: SpooledDispositions) -> bool:
         """Send late acks; return whether their broker got them. It may refuse them, as others have the messages."""
         fields = late._asdict()
         store = fields.pop("store")
@@ -175,7 +182,7 @@ class HandoverClient:
             if not await self._handed_over(record):
                 return record
             record = {"ack": record["ack"]}
-        return None if await self._acknowledged(Late(**record["ack"])) else record
+        return None if await self._acknowledged(SpooledDispositions(**record["ack"])) else record
 
     def close(self) -> None:
         """Stop; the records of the spool stay there."""

@@ -62,7 +62,7 @@ _ACK_FIELDS: Final[dict[str, tuple[type, ...]]] = {
 }
 
 
-class Late(NamedTuple):
+class SpooledDispositions(NamedTuple):
     """Delivery sequences start, end, ... that a consumer has handled, for their broker when it is back."""
 
     store: bytes

@@ -14,7 +14,7 @@ import pytest
 import qmq
 from qmq.net.client.consumer import pull as pulling
 from qmq.net.client.failover import handover as elsewhere
-from qmq.net.client.failover.spool import Late, Spool
+from qmq.net.client.failover.spool import Spool, SpooledDispositions
 from tests.broker_process import BrokerProcess
 from tests.net.several import connections, put, several, until
 
@@ -278,7 +278,7 @@ async def test_acknowledgements_of_a_consumer_that_the_broker_forgot_do_not_wait
 ) -> None:
     async with several(tmp_path, 1) as brokers, qmq.connect(brokers.url) as client:
         store = client._brokers.links[0].store_id
-        late = Late(store, "g", "nobody", 1, 1, [0, 1])
+        late = SpooledDispositions(store, "g", "nobody", 1, 1, [0, 1])
         spool = Spool([brokers.address(0)])
         spool.put({"ack": late._asdict()})
         spool.put({"ack": late._replace(group="none")._asdict()})

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from qmq.errors import StorageFailed
-from qmq.net.client.failover.spool import Late, Record, Spool, WaitingSpool
+from qmq.net.client.failover.spool import Record, Spool, SpooledDispositions, WaitingSpool
 
 HERE = ["127.0.0.1:1", "127.0.0.1:2"]
 
@@ -29,7 +29,7 @@ def record_of(batch: bytes) -> Record:
 
 
 def ack_of(count: int) -> Record:
-    return {"ack": Late(b"store.", "g", "c", 1, 2, [0, count])._asdict()}
+    return {"ack": SpooledDispositions(b"store.", "g", "c", 1, 2, [0, count])._asdict()}
 
 
 def records(count: int) -> list[Record]:
