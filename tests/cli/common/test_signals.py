@@ -71,6 +71,7 @@ def test_a_hangup_is_noted_and_ends_nothing() -> None:
 #: Runs a command as the installed program does, and sends itself SIGHUP while a module is imported.
 HANGING_UP = """
 import os, signal, sys
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # a run of the tests under nohup ignores it
 class HangingUp:
     def find_spec(self, name, path=None, target=None):
         if name == {name!r}:
