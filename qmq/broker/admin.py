@@ -61,7 +61,7 @@ class AdminCommands:
         }
 
     def do(self, action: str, fields: Fields, now: Now) -> Fields:
-        """Carry out an action. Raises UnknownGroup, InvalidOption, StorageError, and NotAtHand before any change."""
+        """Carry out an action. Raises UnknownGroup, InvalidOption, StorageError, and NotInMemory before any change."""
         method = self._actions.get(action)
         if method is None:
             known = ", ".join([*self._actions, "info", *sorted(LETTERS)])
@@ -238,7 +238,7 @@ class AdminCommands:
         return {"rows": rows, "after": None, "messages": len(ledger.dead)}
 
     def _named(self, group: Group, messages: Any) -> Fields:
-        """Return id, subject and sequence of a message, each None where it cannot be read. Raises NotAtHand."""
+        """Return id, subject and sequence of a message, each None where it cannot be read. Raises NotInMemory."""
         store = self._store
         try:
             for part in parts_of(store, group, messages):
@@ -255,7 +255,7 @@ class AdminCommands:
     def _id_of(self, partition: int, entry: EntryRow, index: int) -> str:
         """Return the id of a message of a run; of a copy, the id of its original.
 
-        Raises StorageError, BadBatch and NotAtHand.
+        Raises StorageError, BadBatch and NotInMemory.
         """
         store, position, run = self._store, entry[1], entry[5]
         part = store.partitions[partition]

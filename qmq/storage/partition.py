@@ -279,7 +279,7 @@ class Partition:
 
     def batches_from(self, position: int, limit: int) -> Records:
         """Return the readable batches from *position* on, INDEX_DTYPE[n], of at most *limit* rows: fewer at borders,
-        none only at the end. Raises BadBytes, StorageFailed, NotAtHand.
+        none only at the end. Raises BadBytes, StorageFailed, NotInMemory.
         """
         consumer = self.consumer_log
         return derive_index(consumer.rows(consumer.row_at_position(position), limit))

@@ -212,7 +212,7 @@ class Store:
 
     def may_wait(self, wait: bool) -> None:
         """Set whether reading may wait for the disk, as it may at first. If not, reads of bytes that are not in memory
-        are refused: rows and lookups raise NotAtHand; ``view`` is called only for bytes that ``page_cache`` has.
+        are refused: rows and lookups raise NotInMemory; ``view`` is called only for bytes that ``page_cache`` has.
         """
         for part in self.partitions:
             part.message_log.residence.may_wait = wait

@@ -57,7 +57,7 @@ class DelayReads:
         """Return the batch at *position*; read it at once when it is not in memory. The last batch is remembered, for
         batches whose messages fall due one by one.
 
-        Raises BadBytes, StorageFailed, BadBatch, and within ``looking_up`` NotAtHand.
+        Raises BadBytes, StorageFailed, BadBatch, and within ``looking_up`` NotInMemory.
         """
         if position == self._last[0]:
             return self._last[1]
@@ -80,7 +80,7 @@ class DelayReads:
 
     @contextmanager
     def looking_up(self, tries: int) -> Iterator[None]:
-        """Within this context, bytes that are not in memory raise NotAtHand, until *tries* reads are too many."""
+        """Within this context, bytes that are not in memory raise NotInMemory, until *tries* reads are too many."""
         log = self._store.delay_log
         if log is None or tries >= _MOST_TRIES:
             yield

@@ -68,7 +68,7 @@ class Eligibility:
         return False
 
     def share_ranges(self, lookup: RangeLookup, messages: MessageRange) -> list[ShareRange] | None:
-        """Return which of the messages the consumer takes, in order; None after enough lookups. Raises NotAtHand."""
+        """Return which of the messages the consumer takes, in order; None after enough lookups. Raises NotInMemory."""
         total = messages.total
         if messages in self._share.others:
             return [(total, False)]

@@ -237,7 +237,7 @@ class RangeLookup:
         self.batches: dict[tuple[int, int], StoredBatch] = {}
 
     def parts(self, messages: MessageRange) -> MessageParts:
-        """Return the parts of a range that still exist, all of them in memory. Raises NotAtHand."""
+        """Return the parts of a range that still exist, all of them in memory. Raises NotInMemory."""
         found = self._known.get(messages)
         if found is None:
             found = self._known[messages] = self._in_last(messages) or self._look(messages)

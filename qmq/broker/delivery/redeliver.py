@@ -48,7 +48,7 @@ class Redelivery:
         self.damaged: list[QmqError] = []  # failed reads since the last take_damaged
 
     def redeliver(self, subscription: Subscription, offer: Offer, pull: Pull, now_us: int) -> PullAnswer | None:
-        """Return the answer to a pull that *offer* allows to be delivered again; None for none. Raises NotAtHand."""
+        """Return the answer to a pull that *offer* allows to be delivered again; None for none. Raises NotInMemory."""
         ledger, member = ledger_and_member(subscription)
         max_count, max_bytes = min(pull.max_count, offer.max_count), min(pull.max_bytes, offer.max_bytes)
         if offer.what is MessageKind.IN_FLIGHT:
@@ -140,7 +140,7 @@ class Redelivery:
             sequence += one.total
 
     def _fitting(self, lookup: RangeLookup, taken: list[TakenRetry], max_bytes: int) -> tuple[int, int]:
-        """Return how many of the taken messages fit into an answer, at least one, and their bytes. Raises NotAtHand."""
+        """Return how many of the taken messages fit into an answer, at least one, and their bytes. Raises NotInMemory."""
         count = size = 0
         for one in taken:
             if lookup.looks > MOST_LOOKS:
@@ -169,7 +169,7 @@ class Redelivery:
     def encode(
         self, subscription: Subscription, start: int, end: int, max_count: int, max_bytes: int, now_us: int
     ) -> PullAnswer:
-        """Return the messages that a consumer has in flight in [start, end), as many as fit. Raises NotAtHand.
+        """Return the messages that a consumer has in flight in [start, end), as many as fit. Raises NotInMemory.
 
         Messages that can never be read become dead letters. Messages that the disk refuses to read now are released
         with a delay.

@@ -63,7 +63,7 @@ class Subscriptions:
         return self._by_name.get((command.connection, command.group, command.consumer, command.nonce))
 
     def join(self, command: Subscribe) -> None:
-        """Join a group, made when it is new, or add a solo consumer. Nothing has changed when this raises NotAtHand."""
+        """Join a group, made when it is new, or add a solo consumer. Nothing has changed when this raises NotInMemory."""
         mine = self._by_connection.setdefault(command.connection, set())
         if len(mine) >= self._limits.max_consumers_per_connection:
             raise TooManyConsumers(
@@ -83,7 +83,7 @@ class Subscriptions:
         asked, command = command.prefixes, self._narrowed(command, known)
         check_followed(command, known, self._limits.max_prefixes)
         default = "new" if command.group is None or command.mode == BROADCAST else "first"
-        begin = resolve_start(self._store, command.start, default)  # before any change: it may raise NotAtHand
+        begin = resolve_start(self._store, command.start, default)  # before any change: it may raise NotInMemory
         group = self._group(name, command.mode)
         filters = []
         for prefix in dict.fromkeys(command.prefixes):

@@ -511,7 +511,7 @@ def _check_wider(command: Subscribe, group: Group) -> None:
 
 
 def resolve_start(store: Store, start: str | tuple[str, int] | None, default: str) -> GroupStart:
-    """Return where a subscription with that ``start`` begins. Raise NotAtHand."""
+    """Return where a subscription with that ``start`` begins. Raise NotInMemory."""
     rule, rows = _resolve(store, start, default)
     return GroupStart(rule, rows, [_position(store, partition, row) for partition, row in enumerate(rows)])
 

@@ -245,7 +245,7 @@ def prefix_of(messages: MessageRange) -> int:
 
 
 def parts_of(store: Store, group: Group, messages: MessageRange) -> MessageParts:
-    """Return the messages of a group's range that still exist. Raise NotAtHand if rows have to be read first, and
+    """Return the messages of a group's range that still exist. Raise NotInMemory if rows have to be read first, and
     StorageError.
     """
     if messages.log < PARTITIONS:

@@ -46,7 +46,7 @@ class GroupAdvance:
         return int(group.cursors.upto(number + 1)[number]) or group.beginning(self._store, subject_filter, number)
 
     def missed(self, group: Group) -> int:
-        """Return how many messages of the segment the group has not taken. Raises NotAtHand and StorageError."""
+        """Return how many messages of the segment the group has not taken. Raises NotInMemory and StorageError."""
         had = self._target.had
         starts = had.ends.copy()  # the group misses each range of sequences from here on
         for subject_filter in group.filters.values():
@@ -63,7 +63,7 @@ class GroupAdvance:
     def move(self, group: Group) -> int:
         """Move a group past the segment, record that, and return how many messages the group misses.
 
-        Nothing has changed when this raises NotAtHand or StorageError.
+        Nothing has changed when this raises NotInMemory or StorageError.
         """
         behind = [subject_filter for subject_filter in group.filters.values() if self._is_behind(subject_filter)]
         for subject_filter in group.all_filters():

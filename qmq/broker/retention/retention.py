@@ -360,7 +360,7 @@ class Retention:
     def _take_group(self, dropping: _SegmentDrop, group: Group) -> int | None:
         """Look at a group, or move it; return how many messages it misses, None if the segment stays because of it.
 
-        Raises NotAtHand and StorageError.
+        Raises NotInMemory and StorageError.
         """
         if not dropping.must_go and group.name is not None and dropping.advance.missed(group):
             return None  # also where a group has begun in it, or was moved back, since it was looked at

@@ -141,7 +141,7 @@ class Lookups:
         return True
 
     def _look_at_rows(self, lookup: Lookup, left: int) -> int:
-        """Read some rows and at most *left* batches; return how many more batches may be read. Raises NotAtHand."""
+        """Read some rows and at most *left* batches; return how many more batches may be read. Raises NotInMemory."""
         store, partition = self._store, lookup.partition
         part = store.partitions[partition]
         if lookup.row is None:

@@ -59,7 +59,7 @@ def _map_of(array: Any) -> mmap.mmap | None:
 def need_rows(residence: Residence, path: Path, rows: Rows, first: int, stop: int) -> None:
     """Return when rows [first, stop) of a mapped entries file can be read without a wait.
 
-    Raises NotAtHand, or StorageFailed where waiting is allowed and the disk cannot read them.
+    Raises NotInMemory, or StorageFailed where waiting is allowed and the disk cannot read them.
     """
     mapped = _map_of(rows)
     if mapped is None or stop <= first:

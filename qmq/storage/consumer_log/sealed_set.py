@@ -153,7 +153,7 @@ class SealedSegments:
 
     def rows_at(self, row: int, stop: int = 0) -> tuple[Rows, int]:
         """Return the array that has a row, and the number of that array's first row; its rows up to *stop* can be read.
-        Raises BadBytes, StorageFailed and NotAtHand.
+        Raises BadBytes, StorageFailed and NotInMemory.
         """
         segment = self.segments[bisect_right(self.segments, row, key=lambda segment: segment.first_row) - 1]
         self._touch(segment)

@@ -69,7 +69,7 @@ class RowRange(Protocol):
         """Return the subjects that have rows here, some perhaps more than once."""
 
     def need(self, first: int, stop: int) -> None:
-        """Return when rows [first, stop) can be read without a wait. Raises NotAtHand or StorageFailed."""
+        """Return when rows [first, stop) can be read without a wait. Raises NotInMemory or StorageFailed."""
 
 
 class OrderColumns(NamedTuple):

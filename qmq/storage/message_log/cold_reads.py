@@ -1,7 +1,7 @@
 """Bytes that are on disk and not in memory: how the broker notices them, and how a thread reads them.
 
 Logs are read through maps. Touching a page that is not in memory stops the whole process until the disk has answered,
-and a bad sector ends the process. So code that serves others asks first, gets NotAtHand, has its ColdRead run in a
+and a bad sector ends the process. So code that serves others asks first, gets NotInMemory, has its ColdRead run in a
 thread, and asks again. The thread reads with preadv, where a bad sector is an exception.
 
 A Fetch reads bytes of the message log as they are, for clients that read the log.
@@ -214,7 +214,7 @@ class Residence:
         return 0 not in self.disk.residency(mapped, offset, size)
 
     def require(self, mapped: mmap.mmap, offset: int, size: int, file_range: FileRange) -> None:
-        """Return when these bytes of a map are in memory. Raises NotAtHand, with a read of *file_range*, when they are
+        """Return when these bytes of a map are in memory. Raises NotInMemory, with a read of *file_range*, when they are
         not.
 
         With ``may_wait`` they are read here. Raises StorageFailed when they cannot be read.

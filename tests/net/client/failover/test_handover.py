@@ -98,8 +98,9 @@ async def test_a_handler_that_fails_and_one_that_rejects_go_there_too(tmp_path: 
         await client.send_many("a", [b"fails", b"rejected"])
         fails, rejected = await consumer.pull(min_count=2, timeout=30)
         await brokers.stop(0)
-        async with fails:
-            raise qmq.Retry("later", after=0.0)
+        with pytest.raises(qmq.Retry):
+            async with fails:
+                raise qmq.Retry("later", after=0.0)
         await rejected.reject("bad address")
         (again,) = await consumer.pull(timeout=30)
         assert (again.body, again.attempt) == (b"fails", 2)
