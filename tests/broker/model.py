@@ -397,7 +397,7 @@ class Group:
         """Reject these: they can never be handled."""
         state = one.state
         for part in self._back(one, start, end):
-            self._bury(part.values(), reason or "out of attempts", state, MessageEvent.REJECT)
+            self._bury(part.values(), reason or "rejected", state, MessageEvent.REJECT)
 
     def _back(self, one: Consumer, start: int, end: int) -> list[dict[int, InFlightMessage]]:
         if start >= end or any(sequence not in one.in_flight for sequence in range(start, end)):

@@ -140,7 +140,9 @@ class Redelivery:
             sequence += one.total
 
     def _fitting(self, lookup: RangeLookup, taken: list[TakenRetry], max_bytes: int) -> tuple[int, int]:
-        """Return how many of the taken messages fit into an answer, at least one, and their bytes. Raises NotInMemory."""
+        """Return how many of the taken messages fit into an answer, at least one, and their bytes. Raises
+        NotInMemory.
+        """
         count = size = 0
         for one in taken:
             if lookup.looks > MOST_LOOKS:

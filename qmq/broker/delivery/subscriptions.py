@@ -63,7 +63,9 @@ class Subscriptions:
         return self._by_name.get((command.connection, command.group, command.consumer, command.nonce))
 
     def join(self, command: Subscribe) -> None:
-        """Join a group, made when it is new, or add a solo consumer. Nothing has changed when this raises NotInMemory."""
+        """Join a group, made when it is new, or add a solo consumer. Nothing has changed when this raises
+        NotInMemory.
+        """
         mine = self._by_connection.setdefault(command.connection, set())
         if len(mine) >= self._limits.max_consumers_per_connection:
             raise TooManyConsumers(

@@ -619,7 +619,8 @@ class Returning:
         for messages, attempt, session_expiries in ranges:
             if is_reject or attempt >= self.settings.max_attempts:
                 in_flight = InFlightRange(messages, attempt, session_expiries)
-                self._bury(consumer, start, in_flight, reason or "out of attempts", now_us)
+                why = reason or ("rejected" if is_reject else "out of attempts")
+                self._bury(consumer, start, in_flight, why, now_us)
                 continue
             delay = self.settings.delay_us(attempt) if delay_us is None else delay_us
             yield messages, attempt + 1, session_expiries, Failure(reason, consumer, start, now_us, now_us + delay)

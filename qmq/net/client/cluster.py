@@ -161,7 +161,7 @@ class Brokers:
             causes = "; ".join(map(str, errors))
             wait = self.options.wait
             within = f" within {wait:g} s" if wait else ""
-            advice = "" if wait else ", or give wait= to wait for it"
+            advice = "" if wait else "; with wait= the client waits for it"
             raise ConnectionLost(
                 f"no broker can be reached{within}: {causes}; check that `qmq serve` runs there{advice}"
             )

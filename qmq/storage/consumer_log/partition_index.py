@@ -101,7 +101,9 @@ class ConsumerLog:
         self.buffer_row = journal.first_row + journal.sorted_count
 
     def attend(self, residence: Residence) -> None:
-        """Read only what is in memory from now on, unless *residence* allows to wait: reading raises NotInMemory then."""
+        """Read only what is in memory from now on, unless *residence* allows to wait: reading raises NotInMemory
+        then.
+        """
         self._residence = residence
         for journal in (*self._frozen, self._journal):
             journal.residence = residence

@@ -214,8 +214,8 @@ class Residence:
         return 0 not in self.disk.residency(mapped, offset, size)
 
     def require(self, mapped: mmap.mmap, offset: int, size: int, file_range: FileRange) -> None:
-        """Return when these bytes of a map are in memory. Raises NotInMemory, with a read of *file_range*, when they are
-        not.
+        """Return when these bytes of a map are in memory. Raises NotInMemory, with a read of *file_range*, when they
+        are not.
 
         With ``may_wait`` they are read here. Raises StorageFailed when they cannot be read.
         """

@@ -16,7 +16,6 @@ import pytest
 import qmq
 from qmq.errors import (
     BadBatch,
-    ConnectionLost,
     InvalidName,
     InvalidOption,
     MessageTooLarge,
