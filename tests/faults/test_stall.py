@@ -21,9 +21,9 @@ from tests.faults.ledger import Entry, Ledger, drain
 #: begin, if it is; how many wait is told by files beside it.
 _STALLING = """
 import os, pathlib, sys, time
-from qmq.storage.disk.aio import Aside
+from qmq.storage.disk.aio import AioSyncs
 from qmq.storage.disk.disk import Disk
-how, mark, sync, begin = sys.argv.pop(1), pathlib.Path(sys.argv.pop(1)), os.fdatasync, Aside.begin
+how, mark, sync, begin = sys.argv.pop(1), pathlib.Path(sys.argv.pop(1)), os.fdatasync, AioSyncs.begin
 def stall(fd):
     if mark.exists() and how == "thread":
         mark.with_suffix(f".{fd}").touch()
@@ -35,7 +35,7 @@ def stall_begun(self, fd, number):
         mark.with_suffix(f".{fd}").touch()
     else:
         begin(self, fd, number)
-os.fdatasync, Aside.begin = stall, stall_begun
+os.fdatasync, AioSyncs.begin = stall, stall_begun
 if how == "thread":
     Disk.aside = lambda self: None
 from qmq.cli.main import cli

@@ -38,7 +38,7 @@ MODELLED: Final = (
     Mutant(
         "bury what is rejected",
         "Returning.failed",
-        never("is_reject"),
+        never("is_reject", at=1),
         _MODEL,
     ),
     Mutant(

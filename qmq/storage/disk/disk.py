@@ -281,7 +281,7 @@ class Disk:
             return ""
 
     def aside(self) -> AioSyncs | None:
-        """Return an Aside for fdatasyncs without a thread; None where the system has none, or a subclass syncs in its
+        """Return AioSyncs for fdatasyncs without a thread; None where the system has none, or a subclass syncs in its
         own way.
         """
         if type(self).fdatasync is Disk.fdatasync:

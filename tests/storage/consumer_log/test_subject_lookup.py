@@ -1,4 +1,4 @@
-"""Shelves of ranges against a plain list of rows."""
+"""Blocks of ranges against a plain list of rows."""
 
 from __future__ import annotations
 
