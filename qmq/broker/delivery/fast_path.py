@@ -1,6 +1,6 @@
-"""The short way for a few whole batches: the newest, or those at a prefix's cursor, if about as much as was asked for.
+"""The fast path of a pull: a few whole batches that are the newest of the log.
 
-Most pulls go this way where messages are few and handled at once, or batches are large. Anything less simple (several
+Most pulls go this way where messages are few and handled at once. Anything less simple (several
 partitions or prefixes, tags, expiries, bad bytes, limits that cut) is left to select.py, which chooses the same
 messages, or more of them.
 """
@@ -39,8 +39,7 @@ class FastPath:
         self._store = store
 
     def take(self, subscription: Subscription, max_count: int, max_bytes: int, need: int) -> FastAnswer | None:
-        """Take all messages that are ready for a subscription, or at least half as many as it may have, and move its
-        group's cursors behind them.
+        """Take all messages that are ready for a subscription, and move its group's cursors behind them.
 
         Return None, with nothing changed, where that is not simple or there are fewer than *need* messages.
         """
