@@ -78,10 +78,17 @@ class ShortWay:
             self.is_unfinished |= bool(self._effects)
             return None, _NO_PULLS, _NO_ACKS
         sent = made(Sent, (connection, request, entry[1], entry[2], 0, entry[0]))
-        if not self._waiting_pulls.count or self._consumer_log.visible_row <= row:
-            return sent, _NO_PULLS, _NO_ACKS  # a turn sees the row, should a pull come that waits for it
+        if self._consumer_log.visible_row <= row:
+            return sent, _NO_PULLS, _NO_ACKS  # the turn of a sync makes it visible
+        if not self._waiting_pulls.count:
+            self._arrivals.pass_over(row)
+            return sent, _NO_PULLS, _NO_ACKS
+        watching = self._arrivals.see(row, entry)
+        if watching is None:
+            self.is_unfinished = True
+            return sent, _NO_PULLS, _NO_ACKS
         handed = list[PulledMessages]()
-        for subject_filter in self._arrivals.see(row, entry):
+        for subject_filter in watching:
             if subject_filter.waiting:
                 given = self._hand(next(iter(subject_filter.waiting.values())), row, entry, now)
                 if given is None:

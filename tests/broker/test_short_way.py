@@ -450,10 +450,10 @@ def test_both_ways_answer_the_same_while_writes_fail(seed: int) -> None:
     assert history.short_frames > 5, history.seen
 
 
-def _lone(history: History, connection: int, number: int) -> bytes:
+def _lone(history: History, connection: int, number: int, subject: str = "orders.paid") -> bytes:
     """Return a SEND of one message."""
     parts = build_batch(
-        [RunContent("orders.paid", [b"%d" % number], None)], created_at_us=1, producer_id=b"p" * 16,
+        [RunContent(subject, [b"%d" % number], None)], created_at_us=1, producer_id=b"p" * 16,
         producer_sequence=number,
     )  # fmt: skip
     batch = b"".join(parts)
@@ -481,6 +481,32 @@ def test_the_frames_of_one_read_are_handled_one_by_one() -> None:
     history.compare()
     assert history.seen["SENT"] == 9
     assert history.in_flight[0, 1]
+
+
+def test_a_message_of_another_subject_that_nobody_waited_for_delays_no_pull() -> None:
+    history = History(3)
+    fields = {"group": "g", "prefixes": ["orders.paid"], "consumer": "c", "nonce": b"n", "client": b"c"}
+    history.write(0, encode_frame(FrameKind.SUBSCRIBE, 2, frames.pack_meta(fields)))
+
+    def pull() -> bytes:
+        frame = history.simple(FrameKind.PULL, frames.PULL, 1, 9, 1, 999, 20_000, history.next[0, 1])
+        history.pulls[0, history.request] = 0, 1
+        return frame
+
+    for number in range(0, 6, 2):  # new producers, subjects and cursors take the general way
+        history.write(1, _lone(history, 1, number))
+        history.write(1, _lone(history, 1, number + 1, "stock"))
+        history.write(0, pull())
+    short = history.sides[0]
+    history.write(0, pull())
+    history.write(1, _lone(history, 1, 6))
+    history.write(1, _lone(history, 1, 7, "stock"))  # nobody waits
+    before = short.short_frames
+    history.write(0, pull())
+    assert history.pulls, "the pull waits"
+    history.write(1, _lone(history, 1, 8))
+    assert not history.pulls, "the message was handed to the pull"
+    assert short.short_frames == before + 2, "both went the short way"
 
 
 def test_a_broker_that_stops_takes_nothing_the_short_way() -> None:

@@ -137,15 +137,20 @@ class Arrivals:
         """Have these filters served at the end of the turn."""
         self.ready.update((id(subject_filter), subject_filter) for subject_filter in filters)
 
-    def see(self, row: int, entry: EntryRow) -> list[SubjectFilter]:
+    def see(self, row: int, entry: EntryRow) -> list[SubjectFilter] | None:
         """Note that a row of the only partition became visible; return the filters that take its subject.
 
-        Return none where rows before it have not been seen yet: ``look`` sees them all.
+        Return None where rows before it have not been seen yet: ``look`` sees them all.
         """
         if self._seen[0] != row:
-            return []
+            return None
         self._seen[0] = row + 1
         return self._watching(entry[3])
+
+    def pass_over(self, row: int) -> None:
+        """Note that a row of the only partition became visible while no pull waited."""
+        if self._seen[0] == row:
+            self._seen[0] = row + 1
 
     def look(self, anyone_waits: bool) -> None:
         """Make ready the filters of rows that became visible since the last call, if *anyone_waits*."""
