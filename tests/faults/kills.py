@@ -48,8 +48,11 @@ SETTINGS: Final[dict[str, Any]] = {
 }
 ROUNDS_PER_SESSION: Final = 25
 TIMEOUT_S: Final = 60
-#: A follower that gets nothing for so long has got all that it will get.
-SILENCE_S: Final = 60
+#: A follower that gets nothing for so long has got all that it will get: far more than a starved machine takes to connect
+#: a client and to answer its pull.
+SILENCE_S: Final = 240
+#: A silence that is told, though messages may follow it.
+_LONG_S: Final = 30
 #: The longest that a broker is given to stop before it is killed; half of it after each that had stopped by then.
 _STOP_S: Final = 0.08
 #: How long a checkpoint or a roll is waited for before the broker is killed all the same.
@@ -97,11 +100,17 @@ class Load:
         """Wait until the one that follows has as many messages as were sent."""
         while len(self.followed) < len(self.ledger.entries):
             self.arrival.clear()
+            began = time.monotonic()
             try:
                 async with asyncio.timeout(SILENCE_S):
                     await self.arrival.wait()
             except TimeoutError:
                 return  # what is missing will be named
+            finally:
+                silence = time.monotonic() - began
+                if silence > _LONG_S:
+                    missing = len(self.ledger.entries) - len(self.followed)
+                    print(f"one who follows {self.following} got nothing for {silence:.0f} s; {missing} are missing")
 
     async def in_turn(self, client: Client) -> None:
         """One send after another."""
@@ -283,8 +292,9 @@ async def _count(url: str, load: Load, session: Session) -> None:
     messages = await drain(url, "afterwards")
     session.tally = ledger.tally(messages, contiguous=contiguous)
     followed = ledger.tally(load.followed, contiguous=contiguous)
+    follower = f"one who follows {load.following} on {session.partitions} partitions"
     for name in ("lost", "duplicated", "unexpected"):
-        getattr(session.tally, name).extend(f"one who follows: {what}" for what in getattr(followed, name))
+        getattr(session.tally, name).extend(f"{follower}: {what}" for what in getattr(followed, name))
     by_id = {message.id: message.body for message in messages}
     for message in load.shared:
         ledger.entry_of(message)
