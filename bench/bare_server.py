@@ -147,7 +147,9 @@ class BareServer:
         self.now = Now(1_000_000, START_US)
         self.limits = limits if limits is not None else BrokerLimits()
         self.store = Store.open(directory, options or StoreOptions(), disk or Disk(), self.now.wall_us)
-        self.broker = Broker(self.store, self.limits._replace(short_way=takes_short_way), self.now)
+        self.broker = Broker(self.store, self.limits, self.now)
+        if not takes_short_way:
+            self.broker.short_way = None
         #: Syncs and reads that the broker wants and that have not run.
         self.work: list[DiskWork] = []
         self.server = Server(

@@ -336,7 +336,7 @@ class Broker:
         )  # fmt: skip
         #: The short way for single messages; None where the store has several partitions.
         self.short_way: ShortWay | None = None
-        if limits.short_way and len(store.partitions) == 1:
+        if len(store.partitions) == 1:
             self.short_way = ShortWay(store, limits, self._intake, self._delivery, self._records, self._effects)
         self._producers_packed = b""
         self._producers_packed_us = now.monotonic_us - _PRODUCERS_EVERY_US

@@ -217,7 +217,7 @@ class ShortWay:
         room = ledger.settings.max_unacked - (in_flight.next_sequence - in_flight.ack_floor)
         room_bytes = ledger.settings.max_unacked_bytes - in_flight.size
         most, size = min(pull.max_count, self._most_count, room), min(pull.max_bytes, self._most_bytes, room_bytes)
-        fast = self._fast_path.take(subscription, most, size, max(pull.min_count, 1))
+        fast = self._fast_path.take(subscription, most, size, max(pull.min_count, 1), now.monotonic_us)
         if fast is None:
             return 0, None
         self._tracker.now = now

@@ -18,6 +18,8 @@ from typing import Any
 import pytest
 
 from bench.bare_server import START_US, BareServer
+from qmq.broker.ports.commands import Send
+from qmq.broker.ports.effects import Sent
 from qmq.broker.ports.limits import BrokerLimits
 from qmq.format.build import RunContent, build_batch, make_header
 from qmq.net.protocol import frames
@@ -507,6 +509,22 @@ def test_a_message_of_another_subject_that_nobody_waited_for_delays_no_pull() ->
     history.write(1, _lone(history, 1, 8))
     assert not history.pulls, "the message was handed to the pull"
     assert short.short_frames == before + 2, "both went the short way"
+
+
+def test_a_batch_waits_for_those_that_are_staged_before_it() -> None:
+    history = History(4)
+    for number in range(3):
+        history.write(1, _lone(history, 1, number))
+    server = history.sides[0].server
+    short_way = server.broker.short_way
+    assert short_way is not None
+    staged, next_one = (memoryview(bytearray(_lone(history, 1, number)[frames.FRAME_SIZE :])) for number in (3, 4))
+    server.broker.handle(Send(1, 9, staged, False), server.now)
+    assert short_way.send(1, 10, next_one, len(next_one), False, server.now) is None
+    server.broker.turn(server.now)
+    assert short_way.send(1, 10, next_one, len(next_one), False, server.now) is not None
+    sent = [effect for effect in server.broker.take_effects() if isinstance(effect, Sent)]
+    assert [one.request for one in sent] == [9]
 
 
 def test_a_broker_that_stops_takes_nothing_the_short_way() -> None:

@@ -48,8 +48,8 @@ SETTINGS: Final[dict[str, Any]] = {
 }
 ROUNDS_PER_SESSION: Final = 25
 TIMEOUT_S: Final = 60
-#: A follower that gets nothing for so long has got all that it will get: far more than a starved machine takes to connect
-#: a client and to answer its pull.
+#: A follower that gets nothing for so long has got all that it will get: far more than a starved machine takes to
+#: connect a client and to answer its pull.
 SILENCE_S: Final = 240
 #: A silence that is told, though messages may follow it.
 _LONG_S: Final = 30

@@ -45,6 +45,12 @@ CONSUMING: Final = (
         ("tests/broker/delivery/test_fast_path.py",),
     ),
     Mutant(
+        "go the short way through a backlog only where its bytes are in memory",
+        "FastPath._at_hand",
+        always("at_hand"),
+        ("tests/broker/delivery/test_fast_path.py",),
+    ),
+    Mutant(
         "check each run of a piece of several by its own checksum",
         "_read_runs_piece",
         always("crcs == wanted"),

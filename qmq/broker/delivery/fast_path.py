@@ -1,6 +1,6 @@
-"""The fast path of a pull: a few whole batches that are the newest of the log.
+"""The short way for a few whole batches: the newest, or those at a prefix's cursor, if about as much as was asked for.
 
-Most pulls go this way where messages are few and handled at once. Anything less simple (several
+Most pulls go this way where messages are few and handled at once, or batches are large. Anything less simple (several
 partitions or prefixes, tags, expiries, bad bytes, limits that cut) is left to select.py, which chooses the same
 messages, or more of them.
 """
@@ -17,7 +17,7 @@ from qmq.errors import StorageError
 from qmq.format.batch import EntryRow
 from qmq.format.layout import ENTRY_HAS_EXPIRE_AT
 from qmq.net.protocol.types import AT_MOST_ONCE
-from qmq.storage.store import Store
+from qmq.storage.store import NotInMemory, Store
 
 #: Rows that are looked at.
 MOST_ROWS: Final = 8
@@ -38,8 +38,11 @@ class FastPath:
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    def take(self, subscription: Subscription, max_count: int, max_bytes: int, need: int) -> FastAnswer | None:
-        """Take all messages that are ready for a subscription, and move its group's cursors behind them.
+    def take(
+        self, subscription: Subscription, max_count: int, max_bytes: int, need: int, now_us: int
+    ) -> FastAnswer | None:
+        """Take all messages that are ready for a subscription, or at least half as many as it may have, and move its
+        group's cursors behind them. *now_us* is monotonic time.
 
         Return None, with nothing changed, where that is not simple or there are fewer than *need* messages.
         """
@@ -51,7 +54,13 @@ class FastPath:
             return None
         start = subject_filter.passed if subject_filter.exact else subject_filter.row_cursors[0]
         entries = store.partitions[0].newest_entries(start, MOST_ROWS)
+        is_backlog = not entries
+        if is_backlog:
+            entries = self._first_entries(start)
         wanted = self._wanted(subject_filter, entries)
+        if wanted and is_backlog:
+            wanted = self._at_hand(wanted, max_count, now_us)
+            need = max(need, (max_count + 1) // 2)
         end = start + len(entries)
         if not wanted:
             return None
@@ -64,8 +73,37 @@ class FastPath:
             buffers = self._buffers(wanted, size)
         except StorageError:
             return None
+        if is_backlog:
+            end = start + entries.index(wanted[-1]) + 1
         self._pass(subject_filter, wanted, end)
         return FastAnswer([RunPart(0, entry, 0, entry[4]) for entry in wanted], buffers, size, count)
+
+    def _first_entries(self, start: int) -> list[EntryRow]:
+        """Return MOST_ROWS entries from row *start* on, if more follow; none where that is not simple, as where
+        retention has removed that row.
+        """
+        part = self._store.partitions[0]
+        log = part.consumer_log
+        if not log.first_row <= start < log.visible_row - MOST_ROWS or part.message_log.unreadable:
+            return []
+        try:
+            return [log.read_entry(row) for row in range(start, start + MOST_ROWS)]
+        except (NotInMemory, StorageError):
+            return []
+
+    def _at_hand(self, entries: list[EntryRow], max_count: int, now_us: int) -> list[EntryRow]:
+        """Return the first of the entries, up to *max_count* messages; none if their batches are not in memory."""
+        count = taken = 0
+        for entry in entries:
+            count += entry[4]
+            if count > max_count:
+                break
+            taken += 1
+        if not taken:
+            return []
+        first, last = entries[0][1], entries[taken - 1]
+        at_hand = self._store.partitions[0].page_cache.has(first, last[1] + last[10] - first, now_us)
+        return entries[:taken] if at_hand else []
 
     def _wanted(self, subject_filter: SubjectFilter, entries: list[EntryRow]) -> list[EntryRow]:
         """Return the entries that the filter takes; none where one of them is not simple."""

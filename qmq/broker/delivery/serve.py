@@ -133,7 +133,7 @@ class PullServer:
         return selection.count
 
     def _take_fast(self, subscription: Subscription, most: int, size: int, need: int) -> FastAnswer | None:
-        return self._fast_path.take(subscription, most, size, need)
+        return self._fast_path.take(subscription, most, size, need, self._tracker.now.monotonic_us)
 
     def _may_have(self, subscription: Subscription) -> bool:
         """Return whether there may be messages for a subscription. Most pulls come when there are none."""

@@ -26,5 +26,3 @@ class BrokerLimits(NamedTuple):
     retention_max_ms: int = 0
     retention_bytes: int = 0
     retention_needs_archive: bool = False
-    #: Small frames take the short way. Off until a loss under kills is understood.
-    short_way: bool = False

@@ -150,12 +150,12 @@ class Intake:
         self, connection: int, request: int, view: memoryview, size: int, flush: bool, now: Now
     ) -> EntryRow | None:  # fmt: skip
         """Check, stamp and store one plain batch, of *size* bytes, at once, and publish it; return its row. Only for
-        a store with one partition, and between turns: nothing is staged.
+        a store with one partition.
 
         Return None, with nothing changed, where that is not simple. With *flush*, the answer follows the next sync.
         """
         partition = self._partitions[0]
-        if partition.broken is not None or self._refusals:
+        if partition.staged or partition.broken is not None or self._refusals:
             return None
         batch = check_plain(view, size, self._limits.max_message_bytes)
         if batch is None:

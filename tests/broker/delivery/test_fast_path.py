@@ -146,3 +146,65 @@ def test_what_was_taken_back_comes_first(tmp_path: Path) -> None:
     driven.send("a.x", b"3")
     assert bodies_of(driven.pull(subscription)) == [b"1", b"2", b"3"]
     driven.close()
+
+
+@pytest.mark.parametrize(("prefix", "is_fast"), [("a.", True), ("", True), ("a.x", False), ("b.", False)])
+def test_whole_batches_of_a_backlog_go_by_it(
+    tmp_path: Path, prefix: str, is_fast: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The batches at the cursor are an answer where they are at least half of what the consumer asked for."""
+    taken = []
+    take = FastPath.take
+
+    def counted(*args: Any) -> Any:
+        found = take(*args)
+        taken.append(found is not None)
+        return found
+
+    monkeypatch.setattr(FastPath, "take", counted)
+    driven, wanted = Driven(tmp_path), list[bytes]()
+    for number in range(40):
+        subject = "b.z" if number % 8 == 0 else "a.x"
+        bodies = [b"%d" % (10 * number + place) for place in range(10)]
+        driven.send(subject, *bodies)
+        if subject.startswith(prefix):
+            wanted += bodies
+    subscription, found, counts = driven.subscribe(prefix, group="g"), list[bytes](), list[int]()
+    while len(found) < len(wanted):
+        bodies = bodies_of(driven.pull(subscription, max_count=25))
+        counts.append(len(bodies))
+        found += bodies
+    assert found == wanted
+    assert max(counts) <= 25
+    assert any(taken[:-1]) == is_fast  # the last pull gets the newest batches
+    assert sum(taken) > len(taken) // 2 or not is_fast
+    driven.close()
+
+
+def test_a_batch_of_a_backlog_that_is_not_in_memory_is_read_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driven = Driven(tmp_path)
+    for number in range(40):
+        driven.send("a.x", *[b"%d" % number] * 10)
+    subscription = driven.subscribe("a.", group="g")
+    assert len(bodies_of(driven.pull(subscription, max_count=25))) == 20
+    part = driven.store.partitions[0]
+    asked = list[int]()
+
+    def has(_: object, position: int, size: int, now_us: int | None = None) -> bool:
+        asked.append(size)
+        return False
+
+    monkeypatch.setattr(type(part.page_cache), "has", has)
+    take, taken = FastPath.take, list[object]()
+
+    def noted(*args: Any) -> Any:
+        taken.append(take(*args))
+        return taken[-1]
+
+    monkeypatch.setattr(FastPath, "take", noted)
+    assert len(bodies_of(driven.pull(subscription, max_count=25))) == 20
+    assert taken == [None], "selection takes them, and has what is missing read"
+    assert asked[0] == sum(entry[10] for entry in part.consumer_log.rows(2, 2).tolist())
+    driven.close()
