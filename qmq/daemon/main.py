@@ -1,8 +1,8 @@
 """Builds the store, the broker and the server of one broker, and runs them. No other module knows all three.
 
 The loop's thread does all work that does not wait for disks. Each partition has one thread for syncs, one for reads of
-waiting pulls and one for reads of history, so a stalled disk delays only its own partition. Checkpoints and the scrub
-have a thread each.
+waiting pulls and one for reads of history, so a stalled disk delays only its own partition. Checkpoints, the scrub and
+key indexes have a thread each.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from qmq.broker.ports.metrics import Counters
 from qmq.daemon.checkpointer import Checkpointer
 from qmq.daemon.fsyncs import Fsyncs
 from qmq.daemon.info import BrokerFacts, DiskSpace, DiskSurvey, InfoAnswers
+from qmq.daemon.key_indexer import KeyIndexer
 from qmq.daemon.reload import changes_between
 from qmq.daemon.scrubber import Scrubber
 from qmq.daemon.startup import check_clock, log_start, open_broker
@@ -103,6 +104,7 @@ class RunningBroker:
     async def start(self) -> None:
         """Serve. Raises CannotListen when another process has begun to listen on the port."""
         self._scrub_worker = CallThread("qmq-scrub")
+        self._key_worker = CallThread("qmq-keys")
         self._fsyncs = Fsyncs(self.store, (*range(len(self.store.partitions)), DELAY_PARTITION))
         self._readers = [CallThread(f"qmq-read-{partition}") for partition in range(len(self.store.partitions))]
         self._fetchers = [CallThread(f"qmq-fetch-{partition}") for partition in range(len(self.store.partitions))]
@@ -124,6 +126,7 @@ class RunningBroker:
         )
         self._scrubber: Scrubber | None = None
         self._begin_scrub()
+        self._key_indexer = KeyIndexer(self.store, self._key_worker, self._clock)
         try:
             self.server.listen(self._sockets)
         except OSError as error:
@@ -165,6 +168,7 @@ class RunningBroker:
         self._stopping = True
         if self._scrubber is not None:
             await self._scrubber.close()
+        await self._key_indexer.close()
         self.server.stop_reading()
         self.broker.stop()
         self.server.turn()
@@ -189,6 +193,7 @@ class RunningBroker:
         finally:
             self._fsyncs.close(timeout_s)
             self._scrub_worker.stop(timeout_s)
+            self._key_worker.stop(timeout_s)
             for worker in [*self._readers, *self._fetchers]:
                 worker.stop(0)  # their results are not used any more
             self._info.close()
@@ -198,7 +203,7 @@ class RunningBroker:
 
     def _close_store(self, clean: bool) -> None:
         """Close the store, which unlocks its directory, once every thread that may write to it has ended."""
-        workers = [*self._fsyncs.workers.values(), self._checkpointer.worker]
+        workers = [*self._fsyncs.workers.values(), self._checkpointer.worker, self._key_worker]
         writing = [worker for worker in workers if worker.is_running]
         if not writing:
             self.store.close(clean)

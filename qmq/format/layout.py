@@ -206,6 +206,17 @@ ENTRIES_MAGIC: Final = b"QMQENTRY"
 ORDER_MAGIC: Final = b"QMQORDER"
 DERIVED_VERSION: Final = 1
 
+#: A key index, of pages: the header, padded; entries; the filter. A page is 4,092 bytes and their crc32c, whose seed is
+#: the page's number. A page of entries: hash u64[341], ascending | offset u32[341], of the batch in its segment.
+KEYS_MAGIC: Final = b"QMQKHASH"
+KEY_PAGE_SIZE: Final = 4_096
+KEY_PAGE_CONTENT: Final = KEY_PAGE_SIZE - 4
+KEY_PAGE_ENTRIES: Final = KEY_PAGE_CONTENT // 12
+#: Bits of a page of the filter, bits of the filter for each entry, and how many of them a hash sets.
+KEY_FILTER_PAGE_BITS: Final = 8 * KEY_PAGE_CONTENT
+KEY_FILTER_BITS: Final = 12
+KEY_FILTER_PROBES: Final = 8
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Store identity (two copies), checkpoints, subject registry
 

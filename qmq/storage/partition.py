@@ -18,6 +18,7 @@ from qmq.storage.consumer_log.partition_index import ConsumerLog
 from qmq.storage.consumer_log.subject_order import Rows
 from qmq.storage.disk.disk import Buffer, Disk
 from qmq.storage.disk.free_space import FreeSpace
+from qmq.storage.key_index.index import KeyIndex
 from qmq.storage.message_log.cold_reads import Fetch
 from qmq.storage.message_log.drop import OldSegment, Removals, SegmentToDrop, SubjectRanges
 from qmq.storage.message_log.page_cache import PageCache
@@ -93,8 +94,8 @@ class Partition:
     """Write batches with their rows, sync them, and remove segments. One thread calls it, but for ``sync``."""
 
     __slots__ = (
-        "claim", "consumer_log", "given_up", "holes", "index", "listed", "message_log", "number", "page_cache",
-        "removals", "room", "shared", "staged_rows", "written_rows",
+        "claim", "consumer_log", "given_up", "holes", "index", "key_index", "listed", "message_log", "number",
+        "page_cache", "removals", "room", "shared", "staged_rows", "written_rows",
     )  # fmt: skip
 
     def __init__(self, shared: SharedState, number: int, opened: OpenedPartition, room: FreeSpace) -> None:
@@ -122,6 +123,9 @@ class Partition:
             shared.disk, log.directory, self.consumer_log.directory, opened.claim.removed, opened.left
         )
         self.consumer_log.attend(log.residence)
+        #: Finds the batches that have a key, or an origin id, by its hash.
+        self.key_index = KeyIndex(shared.disk, log, shared.identity.current.secret)
+        self.key_index.load(opened.left)
 
     # --- writing -----------------------------------------------------------------------------------------------------
 
@@ -357,6 +361,7 @@ class Partition:
         """
         self.removals.add(*self.message_log.remove(base))
         self.consumer_log.remove(base)
+        self.key_index.forget(base)
 
     # --- checkpoints -------------------------------------------------------------------------------------------------
 
@@ -387,3 +392,4 @@ class Partition:
         self.message_log.close()
         self.consumer_log.close()
         self.index.close()
+        self.key_index.close()

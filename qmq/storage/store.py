@@ -25,6 +25,8 @@ from qmq.storage.disk.disk import Disk
 from qmq.storage.disk.free_space import FreeSpace
 from qmq.storage.error_log.item_file import ItemLog, ItemLogClaim
 from qmq.storage.error_log.timer_queue import Schedule, ScheduleClaim
+from qmq.storage.key_index.hashes import hash_of_id
+from qmq.storage.key_index.search import KeySearch, SearchStep
 from qmq.storage.message_log.bad_ranges import KnownBad
 from qmq.storage.message_log.cold_reads import ColdRead, Fetch, NotInMemory
 from qmq.storage.message_log.drop import OldSegment, SubjectRanges, subject_ranges_of
@@ -48,6 +50,7 @@ __all__ = [
     "Hole",
     "ItemLog",
     "ItemLogClaim",
+    "KeySearch",
     "KnownBad",
     "NotInMemory",
     "OldSegment",
@@ -58,10 +61,12 @@ __all__ = [
     "RecoveryReport",
     "Schedule",
     "ScheduleClaim",
+    "SearchStep",
     "Store",
     "StoreOptions",
     "SubjectRanges",
     "SubjectTable",
+    "hash_of_id",
     "subject_ranges_of",
 ]
 

@@ -20,6 +20,7 @@ from qmq.storage.consumer_log.sealed_segment import STORED_AT, SealedSegment
 from qmq.storage.consumer_log.sealed_set import SealedSegments
 from qmq.storage.consumer_log.subject_order import Rows
 from qmq.storage.disk.disk import Disk, failure, read_fully
+from qmq.storage.key_index.key_file import keys_path
 from qmq.storage.message_log.archive_receipt import read_receipt, receipt_path
 from qmq.storage.message_log.segment import SegmentOwner, segment_path
 from qmq.storage.message_log.sparse_index import index_path
@@ -66,7 +67,7 @@ class Removals:
         refuses.
         """
         for base in bases:
-            beside = index_path(self._log, base), receipt_path(self._log, base)
+            beside = index_path(self._log, base), receipt_path(self._log, base), keys_path(self._log, base)
             derived = entries_path(self._consumer, base), order_path(self._consumer, base)
             if all(map(self._unlink, (*beside, *derived, segment_path(self._log, base)))):
                 self._unlinked.append(base)
