@@ -78,9 +78,10 @@ from qmq.broker.startup.replay import GroupReplay
 from qmq.broker.transfer.handover import Handovers
 from qmq.broker.transfer.restore import Restores
 from qmq.errors import BrokerStopping, QmqError
-from qmq.format.due import DUE_PRODUCER
+from qmq.format.copies.due import DUE_PRODUCER
+from qmq.format.copies.for_group import COPY_PRODUCER
 from qmq.format.layout import DELAY_PARTITION
-from qmq.format.private import COPY_PRODUCER, is_private
+from qmq.format.private import is_private
 from qmq.names import check_prefix
 from qmq.storage.store import NotInMemory, PartitionDamage, Store
 

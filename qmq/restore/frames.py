@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
+from qmq.format.copies.restored import RestoredBatch, numbered, restored_batches
 from qmq.format.layout import MESSAGE_ID
-from qmq.format.restored import RestoredBatch, numbered, restored_batches
 from qmq.net.protocol.types import MAX_RESTORE_BATCHES
 from qmq.restore.progress import Counts
 from qmq.restore.read import ArchiveDamage, Found, RestoreStep

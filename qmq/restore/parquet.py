@@ -15,10 +15,10 @@ from qmq.archive.files import Files, Reading
 from qmq.errors import BadBytes, InvalidOption, StorageError
 from qmq.format.batch import COLUMN_BYTES, parse_header
 from qmq.format.build import RunContent, build_batch, make_header
+from qmq.format.copies.restored import Part
 from qmq.format.layout import HAS_ORIGIN_ID
 from qmq.format.pieces import stored_runs
 from qmq.format.private import is_private
-from qmq.format.restored import Part
 from qmq.format.run import Run
 from qmq.intervals import Intervals
 from qmq.restore.forms import listed_positions

@@ -14,10 +14,10 @@ from qmq.archive.manifest import Manifest
 from qmq.archive.segments import INDEX, MESSAGES, Index, followed, index_pieces
 from qmq.errors import BadBatch, BadBytes, StorageError
 from qmq.format.batch import Header, header_crc_of, parse_header, runs_of, stored_names
+from qmq.format.copies.restored import Part, ids_of
 from qmq.format.layout import BATCH_HEADER_SIZE, BATCH_MAGIC, BATCH_VERSION, KNOWN_FLAGS, RUN_REPLAYED
 from qmq.format.pieces import bad_messages, stored_runs
 from qmq.format.private import is_private
-from qmq.format.restored import Part, ids_of
 from qmq.format.run import Run
 from qmq.intervals import Intervals
 from qmq.restore.selection import RestoreSelection

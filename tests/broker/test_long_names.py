@@ -11,8 +11,9 @@ from qmq.broker.ports.commands import Subscribe
 from qmq.broker.ports.effects import PulledMessages, Refused
 from qmq.broker.ports.limits import BrokerLimits
 from qmq.errors import InvalidName
-from qmq.format.private import is_private, private_batch
-from qmq.format.restored import numbered, restored_batches
+from qmq.format.copies.for_group import private_batch
+from qmq.format.copies.restored import numbered, restored_batches
+from qmq.format.private import is_private
 from qmq.names import MAX_NAME_BYTES, MAX_SUBJECT_BYTES
 from qmq.net.protocol.types import Disposition
 from qmq.storage.disk.disk import Disk

@@ -7,9 +7,10 @@ import pytest
 from qmq.errors import BadBatch, InvalidName
 from qmq.format.batch import BatchLimits, check_batch, stamp
 from qmq.format.build import make_header
+from qmq.format.copies.for_group import private_batch
 from qmq.format.layout import KNOWN_FLAGS
 from qmq.format.pieces import bad_messages, read_answer
-from qmq.format.private import check_private, is_private, origin_subject, private_batch, private_subject
+from qmq.format.private import check_private, is_private, origin_subject, private_subject
 from qmq.format.run import Run
 from tests.net.scripted import SECRET, START_US, stored_batch
 

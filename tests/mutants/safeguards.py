@@ -588,7 +588,7 @@ SAFEGUARDS: Final = (
         "round due times up",
         "due_times",
         instead("due + unit - np.uint64(1)", "due"),
-        ("tests/format/test_due.py", "tests/broker/delay/test_delay.py"),
+        ("tests/format/copies/test_due.py", "tests/broker/delay/test_delay.py"),
     ),
     Mutant(
         "deliver what is delayed once",

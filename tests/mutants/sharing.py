@@ -96,7 +96,7 @@ OF_SHARING: Final = (
         "keep each message's time of creation",
         "join_singles",
         never("min(created) != max(created)"),
-        ("tests/format/test_due_joining.py",),
+        ("tests/format/copies/test_due_joining.py",),
     ),
     Mutant(
         "schedule again what is joined and could not be stored",

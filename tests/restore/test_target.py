@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from qmq.errors import ConnectionLost, InvalidOption
-from qmq.format.restored import restored_batches
+from qmq.format.copies.restored import restored_batches
 from qmq.net.client.address import Address, parse_url
 from qmq.net.client.restore import RestoreTarget
 from qmq.restore.frames import RestoreFrame

@@ -10,11 +10,11 @@ import pytest
 
 from qmq.format.batch import BatchLimits, check_batch, parse_header, stamp
 from qmq.format.build import MessageHeader, RunContent, build_batch, make_header
-from qmq.format.due import join_singles, single_of
+from qmq.format.copies.due import join_singles, single_of
+from qmq.format.copies.for_group import private_batch
 from qmq.format.ids import MessageId
 from qmq.format.layout import KNOWN_FLAGS
 from qmq.format.pieces import stored_runs
-from qmq.format.private import private_batch
 from qmq_spark.columns import MessageColumns, gather
 from qmq_spark.heads import Subjects, check_headers, read_heads
 from tests.spark.reads import SCHEMA, schema_of

@@ -37,7 +37,7 @@ from qmq.format.batch import (
     stored_names,
 )
 from qmq.format.build import RunContent, build_batch
-from qmq.format.due import DUE_PRODUCER, Due, cut_due, due_times, origins_of
+from qmq.format.copies.due import DUE_PRODUCER, Due, cut_due, due_times, origins_of
 from qmq.format.ids import MessageId
 from qmq.format.layout import DELAY_DTYPE, DELAY_PARTITION, HAS_DELIVER_AT, HAS_ORIGIN_ID, MESSAGE_ID
 from qmq.storage.store import NotInMemory, Schedule, ScheduleClaim, Store

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from qmq.broker.delay.items import DelayedRange
-from qmq.format.due import Due, SingleBatch, join_singles, single_of
+from qmq.format.copies.due import Due, SingleBatch, join_singles, single_of
 from qmq.format.layout import DELAY_PARTITION
 
 #: About the most messages and bytes of one batch; a message of more bytes is a batch of its own.

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from qmq.broker.publish.staging import Numbers, StagedBatch, StagedPartition
 from qmq.errors import InvalidOption, QmqError
 from qmq.format.batch import CheckedBatch, clock_us_of
-from qmq.format.due import due_times
+from qmq.format.copies.due import due_times
 from qmq.format.layout import DELAY_PARTITION, DELIVER_UNIT_US, MAX_DELAY_SHOWN, MAX_DELAY_US
 from qmq.names import check_subject
 from qmq.storage.store import Store

@@ -16,8 +16,8 @@ from qmq.broker.journal.record_types import MessageRange
 from qmq.broker.retention.references import Found, SegmentTarget
 from qmq.errors import BadBatch, BadBytes
 from qmq.format.batch import clock_us_of, header_crc_of, parse_header
+from qmq.format.copies.for_group import copied_batch
 from qmq.format.pieces import bad_messages, stored_runs
-from qmq.format.private import copied_batch
 from qmq.format.run import Run
 from qmq.storage.store import OldSegment
 

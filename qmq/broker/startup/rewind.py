@@ -19,8 +19,9 @@ from qmq.broker.groups.message_ranges import PARTITIONS
 from qmq.broker.journal.record_types import MessageRange, RecordKind
 from qmq.errors import BadBatch, StorageError
 from qmq.format.batch import Header, parse_header
+from qmq.format.copies.for_group import COPY_PRODUCER
 from qmq.format.layout import BATCH_HEADER_SIZE, RUN_REPLAYED
-from qmq.format.private import COPY_PRODUCER, private_subject
+from qmq.format.private import private_subject
 from qmq.net.protocol.types import Disposition
 from qmq.storage.store import Hole, Store
 

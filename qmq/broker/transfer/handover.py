@@ -18,7 +18,7 @@ from qmq.broker.ports.effects import Effect, HandedOver, Refused, Sent
 from qmq.broker.publish.publish import Intake
 from qmq.errors import BadBatch, InvalidOption, UnknownGroup
 from qmq.format.batch import ANY_MESSAGE_BYTES, BatchLimits, check_batch
-from qmq.format.due import DUE_PRODUCER
+from qmq.format.copies.due import DUE_PRODUCER
 from qmq.format.layout import HANDED_FLAGS, MAX_DELAY_SHOWN, MAX_DELAY_US, RUN_REPLAYED
 from qmq.format.private import check_private
 from qmq.names import check_group_or_member

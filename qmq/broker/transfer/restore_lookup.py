@@ -17,9 +17,9 @@ from qmq.broker.ports.effects import Administered, Asker, Effect, ReadWanted, Re
 from qmq.broker.publish.publish import Intake
 from qmq.errors import BadBatch, InvalidOption, QmqError, StorageError
 from qmq.format.batch import parse_header
+from qmq.format.copies.restored import id_ranges_of, ids_of
 from qmq.format.layout import BATCH_HEADER_SIZE, BATCH_MAGIC, RUN_REPLAYED
 from qmq.format.pieces import stored_runs
-from qmq.format.restored import id_ranges_of, ids_of
 from qmq.intervals import Intervals
 from qmq.storage.store import ColdRead, NotInMemory, Store
 

@@ -14,7 +14,7 @@ from qmq.format.layout import DELIVER_UNIT_US
 from tests.broker.delay.test_delay import S, cancel, crash, delay, follow, pulled
 from tests.broker.harness import START_US, Driven
 from tests.fake_disk import FakeDisk
-from tests.format.test_due_joining import one
+from tests.format.copies.test_due_joining import one
 
 COUNT = 300
 DUE_US = START_US + 60 * S

@@ -13,7 +13,7 @@ from qmq.broker.journal.record_types import MessageRange
 from qmq.broker.ports.commands import HandOver
 from qmq.broker.ports.effects import PulledMessages
 from qmq.broker.ports.limits import BrokerLimits
-from qmq.format.private import private_batch
+from qmq.format.copies.for_group import private_batch
 from qmq.net.protocol.types import Disposition
 from tests.broker.harness import Driven
 from tests.broker.test_consuming import Consumer, killed

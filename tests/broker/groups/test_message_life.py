@@ -12,7 +12,7 @@ from qmq.broker.groups.group_state import MESSAGE_LIFE, MessageEvent, MessageSta
 from qmq.broker.journal.record_types import RecordKind
 from qmq.broker.ports.commands import HandOver
 from qmq.broker.ports.limits import BrokerLimits
-from qmq.format.private import private_batch
+from qmq.format.copies.for_group import private_batch
 from qmq.net.protocol.types import Disposition
 from tests.broker.group_state import WrittenRecords, ledger_of, places_of, waiting_of
 from tests.broker.harness import Driven

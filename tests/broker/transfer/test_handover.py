@@ -12,8 +12,8 @@ from qmq.broker.ports.commands import Administer, HandOver, ListSubjects, ReadDo
 from qmq.broker.ports.effects import Administered, HandedOver, Refused, SubjectList
 from qmq.broker.ports.limits import BrokerLimits
 from qmq.errors import BadBatch, InvalidName, InvalidOption, QmqError, SyncFailed, UnknownGroup
-from qmq.format.due import DUE_PRODUCER
-from qmq.format.private import private_batch
+from qmq.format.copies.due import DUE_PRODUCER
+from qmq.format.copies.for_group import private_batch
 from qmq.net.protocol.types import Disposition
 from tests.broker.harness import Driven, batch_of, bodies_of
 from tests.broker.test_consuming import Consumer, filled, killed

@@ -13,9 +13,9 @@ from qmq.broker.journal.record_types import RecordKind
 from qmq.broker.ports.commands import Administer, Disconnected, ListSubjects, Restore, Subscribe
 from qmq.broker.ports.effects import Administered, Effect, PulledMessages, Refused, Restored, SubjectList
 from qmq.errors import BadBatch, Fenced, InvalidOption, QmqError, UnknownGroup
-from qmq.format.due import DUE_PRODUCER
+from qmq.format.copies.due import DUE_PRODUCER
+from qmq.format.copies.restored import numbered, restored_batches
 from qmq.format.private import private_subject
-from qmq.format.restored import numbered, restored_batches
 from qmq.intervals import Intervals
 from tests.broker.harness import Driven, bodies_of
 from tests.broker.test_consuming import Consumer, filled, killed

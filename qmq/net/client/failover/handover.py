@@ -14,8 +14,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from qmq.errors import QmqError, StorageFailed
+from qmq.format.copies.for_group import private_batch
 from qmq.format.layout import PRODUCER_ID_SIZE
-from qmq.format.private import private_batch
 from qmq.format.run import Run
 from qmq.net.client.broker_link import Link
 from qmq.net.client.connection import BrokerConnection

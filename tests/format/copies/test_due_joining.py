@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from qmq.format.batch import check_batch, parse_header, stamp, validate_stored
 from qmq.format.build import RunContent, build_batch, make_header
-from qmq.format.due import DUE_PRODUCER, Due, join_singles, single_of
+from qmq.format.copies.due import DUE_PRODUCER, Due, join_singles, single_of
 from qmq.format.ids import MessageId
 from qmq.format.layout import HAS_CREATED_AT, HAS_DELIVER_AT, HAS_EXPIRE_AT, HAS_KEY_HASH, HAS_ORIGIN_ID, HAS_TAGS
 from qmq.format.pieces import StoredBatch, bad_messages, read_answer

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from qmq.errors import MessageTooLarge
 from qmq.format.batch import BatchLimits, check_batch, parse_header, runs_of
 from qmq.format.build import MessageHeader, RunContent, build_batch, make_header
-from qmq.format.due import cut_due, join_singles, single_of
+from qmq.format.copies.due import cut_due, join_singles, single_of
+from qmq.format.copies.restored import Part, ids_of, numbered, restored_batches
 from qmq.format.layout import (
     HAS_DELIVER_AT,
     HAS_EXPIRE_AT,
@@ -23,11 +24,10 @@ from qmq.format.layout import (
     RUN_REPLAYED,
 )
 from qmq.format.pieces import Run, bad_messages, stored_runs
-from qmq.format.restored import Part, ids_of, numbered, restored_batches
 from tests.format.contents import CREATED_US, STORE, Contents, contents, stored
-from tests.format.test_due import delayed
-from tests.format.test_due_joining import one
-from tests.format.test_due_joining import stored as stored_due
+from tests.format.copies.test_due import delayed
+from tests.format.copies.test_due_joining import one
+from tests.format.copies.test_due_joining import stored as stored_due
 
 LIMITS = BatchLimits(4 << 20, KNOWN_FLAGS & ~HAS_DELIVER_AT, RUN_REPLAYED)
 RUN = b"r" * 16

@@ -9,6 +9,7 @@ import pytest
 
 from qmq.format.batch import BatchLimits, check_batch, parse_header
 from qmq.format.build import RunContent, build_batch, make_header
+from qmq.format.copies.for_group import COPY_PRODUCER, copied_batch
 from qmq.format.layout import (
     HAS_DELIVER_AT,
     HAS_EXPIRE_AT,
@@ -19,7 +20,6 @@ from qmq.format.layout import (
     RUN_REPLAYED,
 )
 from qmq.format.pieces import bad_messages, stored_runs
-from qmq.format.private import COPY_PRODUCER, copied_batch
 from qmq.format.run import Run
 
 STORED_US = 1_700_000_000_000_000

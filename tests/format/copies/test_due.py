@@ -7,7 +7,7 @@ from crc32c import crc32c
 
 from qmq.format.batch import check_batch, parse_header, stamp, validate_stored
 from qmq.format.build import MessageHeader, RunContent, build_batch, make_header
-from qmq.format.due import DUE_PRODUCER, cut_due, due_times, origins_of
+from qmq.format.copies.due import DUE_PRODUCER, cut_due, due_times, origins_of
 from qmq.format.ids import MessageId
 from qmq.format.layout import (
     DELAY_END_US,
