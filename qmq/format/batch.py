@@ -33,6 +33,7 @@ from qmq.format.layout import (
     HAS_DELIVER_AT,
     HAS_EXPIRE_AT,
     HAS_KEY_HASH,
+    HAS_MORE_KEYS,
     HAS_ORIGIN_ID,
     HAS_TAGS,
     KNOWN_FLAGS,
@@ -169,6 +170,8 @@ def check_batch(view: memoryview, limits: BatchLimits) -> CheckedBatch:
         raise BadBatch(f"not a batch of version {BATCH_VERSION}: magic {header.magic:#x}, version {header.version}")
     if header.reserved or header.flags & ~limits.flags:
         raise BadBatch(f"unknown flags {header.flags:#x}; this broker takes {limits.flags:#x}")
+    if header.flags & HAS_MORE_KEYS and not header.flags & HAS_KEY_HASH:
+        raise BadBatch("a batch of messages with several keys has no key hashes")
     if header.size != len(view) or data_start > header.size or not 1 <= header.runs <= MAX_RUNS:
         raise BadBatch(f"sizes do not add up: size {header.size} of {len(view)}, {header.runs} runs")
     if header.table_size > TABLE_BYTES + TABLE_BYTES_A_RUN * header.runs:
@@ -289,11 +292,11 @@ def _too_large(longest: int, limits: BatchLimits) -> MessageTooLarge:
 _PLAIN: Final = struct.Struct("<QIIII16xQ8x16sQIIQQIIII8x")
 PLAIN_SIZE: Final = BATCH_HEADER_SIZE + RUN_SIZE
 assert _PLAIN.size == PLAIN_SIZE
+_PLAIN_FLAGS: Final = tuple(
+    tags | keys for tags in (0, HAS_TAGS) for keys in (0, HAS_KEY_HASH, HAS_KEY_HASH | HAS_MORE_KEYS)
+)
 #: The bytes that a message takes in columns, by magic to flags: batches with other columns are not plain.
-_PLAIN_COLUMNS: Final = {
-    BATCH_MAGIC | BATCH_VERSION << 32 | flags << 48: COLUMN_BYTES[flags]
-    for flags in (0, HAS_TAGS, HAS_KEY_HASH, HAS_TAGS | HAS_KEY_HASH)
-}
+_PLAIN_COLUMNS: Final = {BATCH_MAGIC | BATCH_VERSION << 32 | flags << 48: COLUMN_BYTES[flags] for flags in _PLAIN_FLAGS}
 
 
 class PlainBatch(NamedTuple):

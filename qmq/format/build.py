@@ -27,9 +27,12 @@ from qmq.format.layout import (
     HAS_DELIVER_AT,
     HAS_EXPIRE_AT,
     HAS_KEY_HASH,
+    HAS_MORE_KEYS,
     HAS_TAGS,
     HEADER_CRC_OFFSET,
     MAX_HEADER_BYTES,
+    MAX_KEY_BYTES,
+    MAX_KEYS,
     MAX_RUNS,
     RUN,
     RUN_DTYPE,
@@ -62,9 +65,13 @@ _NO_STORE: Final = bytes(6)
 _NO_MARK: Final = bytes(8)
 
 
+#: The key of a message, or its keys; None: it has none.
+Keys = str | Sequence[str] | None
+
+
 class MessageHeader(NamedTuple):
     """A message's header as it is sent, with the values of its columns; ``deliver_at`` and ``expire_at`` are 0 for
-    none.
+    none. ``key`` is the hash of the first key, ``more_keys`` whether it has several.
     """
 
     packed: bytes
@@ -72,30 +79,33 @@ class MessageHeader(NamedTuple):
     key: int
     deliver_at: int = 0
     expire_at: int = 0
+    more_keys: bool = False
 
 
 NO_HEADER: Final = MessageHeader(b"", 0, 0)
 
 
 def make_header(
-    key: str | None = None,
+    keys: Keys = None,
     tags: Sequence[str] | None = None,
     properties: dict[str, str] | None = None,
     deliver_at: int = 0,
     expire_at: int = 0,
 ) -> MessageHeader:
-    """Pack key, tags and properties into a message header.
+    """Pack keys, tags and properties into a message header. A key that is given twice is packed once.
 
-    Raises InvalidOption for values that are not text, MessageTooLarge when the header is over 65,535 bytes.
+    Raises InvalidOption for values that are not text and for keys that are empty, over 1,024 bytes or more than 16,
+    MessageTooLarge when the header is over 65,535 bytes.
     """
     parts = bits = hashed = 0
-    packed = b""
+    packed, more_keys = b"", False
     try:
-        if key is not None:
-            packed, hashed = _key_part(key)
-            if not (tags or properties or deliver_at or expire_at) and len(packed) < MAX_HEADER_BYTES:
-                return tuple.__new__(MessageHeader, (_MAP[1] + packed, 0, hashed, 0, 0))  # in half the time of a call
-            parts = 1
+        if keys is not None:
+            packed, hashed, more_keys = _key_part(keys) if isinstance(keys, str) else _keys_part(keys)
+            if packed and not (tags or properties or deliver_at or expire_at):
+                # in half the time of a call
+                return tuple.__new__(MessageHeader, (_MAP[1] + packed, 0, hashed, 0, 0, more_keys))
+            parts = bool(packed)
         if tags:
             tags_packed, bits = _tags_part(tags if type(tags) is tuple else _tuple_of(tags))
             packed += tags_packed
@@ -107,37 +117,71 @@ def make_header(
             packed += _PROPERTIES + _PACK(properties)
             parts += 1
     except (TypeError, AttributeError, UnicodeError):
-        _refuse(key, tags, properties)
+        _refuse(keys, tags, properties)
     if not parts:
         return MessageHeader(b"", 0, 0, deliver_at, expire_at) if deliver_at or expire_at else NO_HEADER
     if len(packed) >= MAX_HEADER_BYTES:
         raise MessageTooLarge(
-            f"key, tags and properties take {len(packed) + 1} bytes, at most {MAX_HEADER_BYTES} are allowed; "
+            f"keys, tags and properties take {len(packed) + 1} bytes, at most {MAX_HEADER_BYTES} are allowed; "
             "put large values into the body"
         )
-    return MessageHeader(_MAP[parts] + packed, bits, hashed, deliver_at, expire_at)
+    return MessageHeader(_MAP[parts] + packed, bits, hashed, deliver_at, expire_at, more_keys)
 
 
 @lru_cache(1_024)
-def _key_part(key: str) -> tuple[bytes, int]:
-    """Return the packed key of a header, and its hash; remembered, because keys repeat."""
+def _key_part(key: str) -> tuple[bytes, int, bool]:
+    """Return the packed key of a header, its hash, and False: it is the only one; remembered, because keys repeat."""
     raw = str.encode(key)
-    return _SHORT_KEYS[len(raw) - 1] + raw if 0 < len(raw) < 256 else _KEYS + _PACK((key,)), hash_bytes(raw)
+    if not 0 < len(raw) <= MAX_KEY_BYTES:
+        raise InvalidOption(
+            f"a key has 1 to {MAX_KEY_BYTES:,} bytes as UTF-8, not {len(raw):,}; leave an empty one out, and put a "
+            "longer text into the properties or the body"
+        )
+    return _SHORT_KEYS[len(raw) - 1] + raw if len(raw) < 256 else _KEYS + _PACK((key,)), hash_bytes(raw), False
+
+
+def _keys_part(keys: object) -> tuple[bytes, int, bool]:
+    """Return the packed keys of a header (none: no bytes), the hash of the first, and whether there are several."""
+    if not isinstance(keys, list | tuple):
+        raise TypeError
+    unique = list(dict.fromkeys(keys))
+    if len(unique) > MAX_KEYS:
+        raise InvalidOption(f"a message has at most {MAX_KEYS} keys, not {len(unique)}; leave some out")
+    parts = [_key_part(key) for key in unique]
+    if len(parts) < 2:
+        return parts[0] if parts else (b"", 0, False)
+    return _KEYS + _PACK(unique), parts[0][1], True
+
+
+def either_of(key: str | None, keys: Sequence[str] | None) -> Keys:
+    """Return the one of the arguments ``key`` and ``keys`` that is given. Raises InvalidOption for both, and for a text
+    as ``keys``.
+    """
+    if keys is None:
+        return key
+    if key is not None:
+        raise InvalidOption(f"key={key!r:.80} and keys={keys!r:.80} are given: put all of them into keys")
+    if isinstance(keys, str):
+        raise InvalidOption(f"keys must be a list of str, not {keys!r:.80}; a single one is key=")
+    return keys
 
 
 def headers_of(
-    keys: Sequence[str | None],
+    keys: Sequence[Keys],
     count: int,
     shared: MessageHeader,
     tags: Sequence[str] | None,
     properties: dict[str, str] | None,
 ) -> list[MessageHeader]:
-    """Return the headers of *count* messages with these keys; *shared* is the header without a key.
+    """Return the headers of *count* messages with these keys, for each its key or a list of them; *shared* is the
+    header without a key.
 
     Tags and properties are packed once. Raises InvalidOption, also for another count of keys, and MessageTooLarge.
     """
     if isinstance(keys, str | bytes) or len(keys) != count:
-        raise InvalidOption(f"keys must be a list of {count} keys, one for each body, not {keys!r:.80}")
+        raise InvalidOption(
+            f"keys must be a list of {count} elements, a key or a list of keys for each body, not {keys!r:.80}"
+        )
     rest, bits, deliver_at, expire_at = shared.packed[1:], shared.tags, shared.deliver_at, shared.expire_at
     room = MAX_HEADER_BYTES - len(shared.packed) - len(_KEYS) - 16
     front = _MAP[1 + bool(tags) + bool(properties)]
@@ -164,14 +208,14 @@ def _tags_part(tags: tuple[str, ...]) -> tuple[bytes, int]:
     return _TAGS + bytes(_PACK(tags)), tag_bits(tags)
 
 
-def _refuse(key: object, tags: object, properties: object) -> NoReturn:
+def _refuse(keys: object, tags: object, properties: object) -> NoReturn:
     """Raise InvalidOption for the value that is not text. Surrogates are not text: UTF-8 cannot hold them."""
 
     def is_text(value: object) -> bool:
         return isinstance(value, str) and not any("\ud800" <= letter <= "\udfff" for letter in value)
 
-    if key is not None and not is_text(key):
-        raise InvalidOption(f"a key must be a str that UTF-8 can hold, not {key!r:.80}")
+    if keys is not None and not all(map(is_text, keys if isinstance(keys, list | tuple) else [keys])):
+        raise InvalidOption(f"keys must be str that UTF-8 can hold, in a list if there are several, not {keys!r:.80}")
     if tags and (isinstance(tags, str) or not isinstance(tags, Iterable) or not all(map(is_text, tags))):
         raise InvalidOption(f"tags must be a list of str that UTF-8 can hold, not {tags!r:.80}")
     raise InvalidOption(f"properties must be a dict of str to str that UTF-8 can hold, not {properties!r:.80}")
@@ -314,10 +358,12 @@ def _columns_of(
         return bodies, [(lengths, 4), (bytes(2 * count), 2), (_checks(bodies, None), 4)], 0
     if len(headers) != count:
         raise ValueError(f"{len(headers)} headers for {count} bodies")
-    packed, tags, keys, *times = zip(*headers, strict=True)
+    packed, tags, keys, *times, more_keys = zip(*headers, strict=True)
     messages = list(map(add, packed, bodies))
     sizes = list(map(len, packed))
     flags = (HAS_TAGS if any(tags) else 0) | (HAS_KEY_HASH if any(keys) else 0)
+    if any(more_keys):
+        flags |= HAS_MORE_KEYS
     timed = [(flag, time) for flag, time in zip((HAS_DELIVER_AT, HAS_EXPIRE_AT), times, strict=True) if any(time)]
     for flag, _ in timed:
         flags |= flag

@@ -74,7 +74,11 @@ HAS_DELIVER_AT: Final = 1 << 2
 HAS_EXPIRE_AT: Final = 1 << 3
 HAS_CREATED_AT: Final = 1 << 4
 HAS_ORIGIN_ID: Final = 1 << 5
-KNOWN_FLAGS: Final = HAS_TAGS | HAS_KEY_HASH | HAS_DELIVER_AT | HAS_EXPIRE_AT | HAS_CREATED_AT | HAS_ORIGIN_ID
+#: A flag without a column: messages of the batch may have more than one key; the column has the hash of the first.
+HAS_MORE_KEYS: Final = 1 << 6
+KNOWN_FLAGS: Final = (
+    HAS_TAGS | HAS_KEY_HASH | HAS_DELIVER_AT | HAS_EXPIRE_AT | HAS_CREATED_AT | HAS_ORIGIN_ID | HAS_MORE_KEYS
+)
 #: The flags that a client may send; only the broker gives ids, and times of creation of messages from several batches.
 SENT_FLAGS: Final = KNOWN_FLAGS & ~(HAS_CREATED_AT | HAS_ORIGIN_ID)
 #: The flags of copies that a client hands over or restores.
@@ -131,6 +135,9 @@ PRODUCER_SEQUENCE_END: Final = 1 << 63
 CREATED_AT_END_US: Final = 253_402_300_800_000_000
 #: The most bytes of a message's header: its column is u16.
 MAX_HEADER_BYTES: Final = 65_535
+#: The most keys of a message, and the most bytes of one, as UTF-8.
+MAX_KEYS: Final = 16
+MAX_KEY_BYTES: Final = 1_024
 
 #: A piece's header: magic u32 | version u8 | whole u8 (1: the whole run, data_crc is its crc; 0: cut, the messages' own
 #: crcs decide) | flags u16 (of the batch) | size u32 (of the piece) | messages u32 | ordinal u32 (in the batch, of the

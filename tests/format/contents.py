@@ -30,7 +30,7 @@ class Sent(NamedTuple):
 
     subject: str
     body: bytes
-    key: str | None = None
+    keys: tuple[str, ...] = ()
     tags: tuple[str, ...] = ()
     properties: tuple[tuple[str, str], ...] = ()
 
@@ -38,6 +38,7 @@ class Sent(NamedTuple):
 Contents = Sequence[Sequence[Sent]]  # run by run
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=6)
+keys = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=6)
 bodies = st.binary(max_size=24)
 
 
@@ -56,7 +57,7 @@ def contents(draw: st.DrawFn, max_runs: int = 5, max_count: int = 20) -> Content
             Sent,
             st.just(subject),
             bodies,
-            st.none() | texts,
+            st.lists(keys, max_size=3, unique=True).map(tuple),
             st.lists(texts, max_size=3).map(tuple),
             st.dictionaries(texts, texts, max_size=2).map(lambda found: tuple(found.items())),
         )
@@ -72,14 +73,14 @@ def plain(subject: str, count: int, size: int = 3) -> list[Sent]:
 def rich(subject: str, count: int) -> list[Sent]:
     """Return a run of messages with keys, tags and properties."""
     return [
-        Sent(subject, b"body %d" % index, f"key-{index}", ("vip", "new")[: index % 3], (("price", str(index)),))
+        Sent(subject, b"body %d" % index, (f"key-{index}",), ("vip", "new")[: index % 3], (("price", str(index)),))
         for index in range(count)
     ]
 
 
 def run_content(run: Sequence[Sent], bare: bool = True) -> RunContent:
     """Return a run for build_batch; with *bare*, headers are None when no message has one."""
-    headers = [make_header(sent.key, sent.tags, dict(sent.properties)) for sent in run]
+    headers = [make_header(sent.keys, sent.tags, dict(sent.properties)) for sent in run]
     if bare and all(header is NO_HEADER for header in headers):
         return RunContent(run[0].subject, [sent.body for sent in run], None)
     return RunContent(run[0].subject, [sent.body for sent in run], headers)
@@ -135,8 +136,8 @@ def received(runs: Iterable[Run]) -> list[Received]:
         for index in range(run.count):
             header = run.header(index)
             assert bodies[index] == run.body(index)
-            keys, properties = header.get("k", [None]), header.get("p", {})
-            sent = Sent(run.subject, bodies[index], keys[0], tuple(header.get("t", ())), tuple(properties.items()))
+            given, tags = tuple(header.get("k", ())), tuple(header.get("t", ()))
+            sent = Sent(run.subject, bodies[index], given, tags, tuple(header.get("p", {}).items()))
             found.append(Received(sent, run.first_sequence + index, str(run.id(index))))
     return found
 

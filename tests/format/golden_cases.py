@@ -38,9 +38,17 @@ DIRECTORY = Path(__file__).parent / "golden"
 ONE: Contents = [[Sent("hotel.order.created", b"hello")]]
 MANY: Contents = [plain("hotel.order.created", 40)]
 RUNS: Contents = [plain("hotel.order.created", 2), [Sent("hotel.order.paid", b"")], plain("hotel.order.cancelled", 20)]
-RICH: Contents = [[Sent("a.b", b"x", "order-4421", ("vip",), (("price", "125"),)), Sent("a.b", b"y")], rich("c", 3)]
+RICH: Contents = [[Sent("a.b", b"x", ("order-4421",), ("vip",), (("price", "125"),)), Sent("a.b", b"y")], rich("c", 3)]
 
-BATCHES: dict[str, Contents] = {"one-message": ONE, "many": MANY, "several-runs": RUNS, "keys-tags-properties": RICH}
+SEVERAL_KEYS: Contents = [[Sent("a.b", b"x", ("order-4421", "user-7")), Sent("a.b", b"y", ("order-4422",))]]
+
+BATCHES: dict[str, Contents] = {
+    "one-message": ONE,
+    "many": MANY,
+    "several-runs": RUNS,
+    "keys-tags-properties": RICH,
+    "several-keys": SEVERAL_KEYS,
+}
 
 
 def cases() -> dict[str, bytes]:

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from xxhash import xxh3_64_intdigest
 
-from qmq.errors import InvalidOption, MessageTooLarge
+from qmq.errors import InvalidOption, MessageTooLarge, UsageError
 from qmq.format.batch import COLUMN_BYTES, parse_header, runs_of, stored_names
 from qmq.format.build import (
     NO_HEADER,
@@ -19,14 +19,24 @@ from qmq.format.build import (
     RunContent,
     build_batch,
     build_single,
+    either_of,
     fold_of,
     little,
     make_header,
     message_bytes,
 )
 from qmq.format.hashing import key_hash, tag_bits
-from qmq.format.layout import HAS_KEY_HASH, HAS_TAGS, MAX_HEADER_BYTES, MAX_RUNS, OPTIONAL_COLUMNS
-from tests.format.contents import CREATED_US, PRODUCER, Contents, batch_of, contents, plain, rich, texts
+from qmq.format.layout import (
+    HAS_KEY_HASH,
+    HAS_MORE_KEYS,
+    HAS_TAGS,
+    MAX_HEADER_BYTES,
+    MAX_KEY_BYTES,
+    MAX_KEYS,
+    MAX_RUNS,
+    OPTIONAL_COLUMNS,
+)
+from tests.format.contents import CREATED_US, PRODUCER, Contents, batch_of, contents, keys, plain, rich, texts
 
 BOTH_ROADS = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -46,14 +56,16 @@ def by_the_page(runs: Contents) -> bytes:
     """Return the same batch made slowly, message by message, as docs/FORMAT.md draws it."""
     messages = [[(pack_header(sent), sent) for sent in run] for run in runs]
     has_tags = any(sent.tags for run in runs for sent in run)
-    has_keys = any(sent.key is not None for run in runs for sent in run)
+    has_keys = any(sent.keys for run in runs for sent in run)
+    has_more_keys = any(len(sent.keys) > 1 for run in runs for sent in run)
+    flags = has_tags | has_keys << 1 | has_more_keys << 6
     records = data = b""
     for number, run in enumerate(messages):
         columns = [b""] * 5
         payload = b""
         for header, sent in run:
             bits = tag_bits(sent.tags)
-            key = key_hash(sent.key) if sent.key is not None else 0
+            key = key_hash(sent.keys[0]) if sent.keys else 0
             columns[0] += struct.pack("<I", len(header) + len(sent.body))
             columns[1] += struct.pack("<H", len(header))
             fold = len(header) ^ bits ^ (key >> 32) ^ (key & 0xFFFFFFFF)
@@ -66,17 +78,17 @@ def by_the_page(runs: Contents) -> bytes:
         data += content
     table = msgpack.packb({"subjects": [run[0].subject for run in runs]})
     head = struct.pack(
-        "<IBBHIIIIQQQH6s16sQI", 0x62514D51, 1, 0, has_tags | has_keys << 1, 96 + len(records) + len(table) + len(data),
+        "<IBBHIIIIQQQH6s16sQI", 0x62514D51, 1, 0, flags, 96 + len(records) + len(table) + len(data),
         len(table), sum(map(len, runs)), len(runs), 0, 0, CREATED_US, 0, bytes(6), PRODUCER, 7, crc32c(data),
     )  # fmt: skip
     return head + struct.pack("<I", crc32c(head + records + table)) + bytes(8) + records + table + data
 
 
 def pack_header(sent: object) -> bytes:
-    _, _, key, tags, properties = sent  # type: ignore[misc]
+    _, _, keys, tags, properties = sent  # type: ignore[misc]
     fields: dict[str, object] = {}
-    if key is not None:
-        fields["k"] = [key]
+    if keys:
+        fields["k"] = list(keys)
     if tags:
         fields["t"] = list(tags)
     if properties:
@@ -111,7 +123,8 @@ def test_the_header_has_flags_and_counts(runs: Contents) -> None:
     assert records["count"].tolist() == [len(run) for run in runs]
     assert not records["first_sequence"].any()
     assert bool(header.flags & HAS_TAGS) == any(sent.tags for run in runs for sent in run)
-    assert bool(header.flags & HAS_KEY_HASH) == any(sent.key is not None for run in runs for sent in run)
+    assert bool(header.flags & HAS_KEY_HASH) == any(sent.keys for run in runs for sent in run)
+    assert bool(header.flags & HAS_MORE_KEYS) == any(len(sent.keys) > 1 for run in runs for sent in run)
 
 
 def test_column_bytes_are_what_columns_take() -> None:
@@ -167,24 +180,24 @@ def test_buffers_may_be_views() -> None:
 
 
 @given(
-    key=st.none() | texts,
+    key=st.none() | keys | st.lists(keys, max_size=4),
     tags=st.none() | st.lists(texts, max_size=4),
     properties=st.none() | st.dictionaries(texts, texts, max_size=4),
 )
 def test_headers_have_the_given_values(
-    key: str | None, tags: list[str] | None, properties: dict[str, str] | None
+    key: str | list[str] | None, tags: list[str] | None, properties: dict[str, str] | None
 ) -> None:
     header = make_header(key, tags, properties)
-    fields = {name: value for name, value in (("k", key and [key]), ("t", tags), ("p", properties)) if value}
-    if key == "":
-        fields = {"k": [""], **fields}
+    unique = [key] if isinstance(key, str) else list(dict.fromkeys(key or ()))
+    fields = {name: value for name, value in (("k", unique), ("t", tags), ("p", properties)) if value}
     assert header.packed == (msgpack.packb(fields) if fields else b"")
     assert header.tags == tag_bits(tags or ())
-    assert header.key == (key_hash(key) if key is not None else 0)
+    assert header.key == (key_hash(unique[0]) if unique else 0)
+    assert header.more_keys == (len(unique) > 1)
     assert (header is NO_HEADER) == (not fields)
 
 
-@pytest.mark.parametrize("size", [0, 1, 31, 32, 255, 256, 65_000])
+@pytest.mark.parametrize("size", [1, 31, 32, 255, 256, MAX_KEY_BYTES])
 def test_keys_of_every_msgpack_length(size: int) -> None:
     key = "é" * (size // 2) + "x" * (size % 2)
     assert make_header(key).packed == msgpack.packb({"k": [key]})
@@ -196,6 +209,26 @@ def test_golden_headers() -> None:
     assert (header.tags, header.key) == (0x100, 0x8993E492FDCCD224)
 
 
+def test_several_keys_are_packed_once_each_in_their_order() -> None:
+    header = make_header(["order-4421", "user-7", "order-4421"])
+    assert header.packed == msgpack.packb({"k": ["order-4421", "user-7"]})
+    assert (header.key, header.more_keys) == (key_hash("order-4421"), True)
+    assert make_header(["k"]) == make_header(("k", "k")) == make_header("k")
+    assert make_header([]) is NO_HEADER
+    assert make_header([], ["t"]) == make_header(None, ["t"])
+    many = [f"k{number}" for number in range(MAX_KEYS)]
+    packed = msgpack.packb({"k": many, "t": ["t"], "p": {"p": "v"}})
+    assert make_header(many * 2, ["t"], {"p": "v"}, 5, 7).packed == packed
+
+
+def test_a_key_is_given_alone_or_in_a_list() -> None:
+    assert (either_of("k", None), either_of(None, ["a", "b"]), either_of(None, None)) == ("k", ["a", "b"], None)
+    with pytest.raises(UsageError, match=r"key='k' and keys=\['a'\] are given: put all of them into keys"):
+        either_of("k", ["a"])
+    with pytest.raises(UsageError, match="keys must be a list of str, not 'k'; a single one is key="):
+        either_of(None, "k")
+
+
 def test_tags_may_be_any_sequence() -> None:
     assert make_header(tags=["a", "b"]) == make_header(tags=("a", "b"))
 
@@ -203,9 +236,19 @@ def test_tags_may_be_any_sequence() -> None:
 @pytest.mark.parametrize(
     ("key", "tags", "properties", "reason"),
     [
-        (5, None, None, "a key must be a str that UTF-8 can hold, not 5"),
-        (b"k", None, None, "a key must be a str"),
-        ("\ud800", None, None, "a key must be a str that UTF-8 can hold, not "),
+        (5, None, None, "keys must be str that UTF-8 can hold, in a list if there are several, not 5"),
+        (b"k", None, None, "keys must be str that UTF-8 can hold"),
+        ("\ud800", None, None, "keys must be str that UTF-8 can hold, in a list if there are several, not "),
+        (["k", 5], None, None, "keys must be str"),
+        (["k", None], None, None, "keys must be str"),
+        ([["k"]], None, None, "keys must be str"),
+        (["k", "\ud800"], None, None, "keys must be str"),
+        ({"k"}, None, None, "keys must be str"),
+        ("", None, None, "a key has 1 to 1,024 bytes as UTF-8, not 0"),
+        (["k", ""], None, None, "a key has 1 to 1,024 bytes as UTF-8, not 0"),
+        ("é" * 512 + "x", None, None, "a key has 1 to 1,024 bytes as UTF-8, not 1,025"),
+        (["k"] * 3 + ["k" * 1_025], None, None, "not 1,025"),
+        ([f"k{number}" for number in range(17)], None, None, "a message has at most 16 keys, not 17; leave some out"),
         ("k", "vip", None, "tags must be a list of str that UTF-8 can hold, not 'vip'"),
         ("k", [1], None, "tags must be a list of str"),
         ("k", [["a"]], None, "tags must be a list of str"),
@@ -218,7 +261,7 @@ def test_tags_may_be_any_sequence() -> None:
         (None, ["x"], "a=b", "properties must be a dict of str to str"),
     ],
 )
-def test_values_that_are_not_text_are_refused_by_name(
+def test_values_that_no_message_can_have_are_refused_by_name(
     key: object, tags: object, properties: object, reason: str
 ) -> None:
     with pytest.raises(InvalidOption, match=reason):
@@ -235,26 +278,26 @@ def test_an_error_does_not_repeat_a_large_value() -> None:
 @pytest.mark.parametrize(
     ("key", "tags", "properties"),
     [
-        ("k" * MAX_HEADER_BYTES, None, None),
         (None, ["t" * 1_000] * 70, None),
         (None, None, {"p": "v" * MAX_HEADER_BYTES}),
-        ("k" * 30_000, ["t" * 30_000], {"p": "v" * 30_000}),
+        ("k" * 1_000, ["t" * 35_000], {"p": "v" * 30_000}),
+        ([f"{number:04}" * 256 for number in range(16)], ["t" * 30_000], {"p": "v" * 30_000}),
     ],
 )
 def test_a_header_over_its_column_is_refused(
-    key: str | None, tags: list[str] | None, properties: dict[str, str] | None
+    key: str | list[str] | None, tags: list[str] | None, properties: dict[str, str] | None
 ) -> None:
     with pytest.raises(MessageTooLarge, match=r"take \d+ bytes, at most 65535 are allowed"):
         make_header(key, tags, properties)
 
 
 def test_the_largest_header_fits() -> None:
-    room = MAX_HEADER_BYTES - len(msgpack.packb({"k": ["k" * 300]})) + 300
-    header = make_header("k" * room)
+    room = MAX_HEADER_BYTES - len(msgpack.packb({"k": ["k"], "p": {"p": "v" * 300}})) + 300
+    header = make_header("k", None, {"p": "v" * room})
     assert len(header.packed) == MAX_HEADER_BYTES
     build_batch([RunContent("a", [b""], [header])], created_at_us=1, producer_id=PRODUCER, producer_sequence=1)
     with pytest.raises(MessageTooLarge):
-        make_header("k" * (room + 1))
+        make_header("k", None, {"p": "v" * (room + 1)})
 
 
 # ---------------------------------------------------------------------------------------------------------------------

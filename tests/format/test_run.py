@@ -46,7 +46,7 @@ def test_fields_and_columns(road: str, runs: Contents) -> None:
     assert (run.subject, run.count, run.lane, run.run_flags, run.ordinal) == (sents[0].subject, len(sents), 0, 0, 0)
     assert (run.position, run.partition, run.store_id) == (POSITION, 3, STORE)
     assert (run.stored_at_us, run.created_at_us) == (STORED_US, CREATED_US)
-    headers = [make_header(sent.key, sent.tags, dict(sent.properties)) for sent in sents]
+    headers = [make_header(sent.keys, sent.tags, dict(sent.properties)) for sent in sents]
     assert run.header_sizes().tolist() == [len(header.packed) for header in headers]
     assert run.lengths().tolist() == [
         len(header.packed) + len(sent.body) for header, sent in zip(headers, sents, strict=True)
@@ -56,7 +56,7 @@ def test_fields_and_columns(road: str, runs: Contents) -> None:
     if tags is not None:
         assert tags.tolist() == [tag_bits(sent.tags) for sent in sents]
     if keys is not None:
-        assert keys.tolist() == [key_hash(sent.key) if sent.key is not None else 0 for sent in sents]
+        assert keys.tolist() == [key_hash(sent.keys[0]) if sent.keys else 0 for sent in sents]
     assert run.column(HAS_DELIVER_AT) is None
     assert bytes(run.payload) == b"".join(
         header.packed + sent.body for header, sent in zip(headers, sents, strict=True)
@@ -73,9 +73,8 @@ def test_bodies_all_at_once_and_one_by_one(road: str, count: int) -> None:
         run = only_run([sents])
         assert [run.body(index) for index in reversed(range(count))] == [sent.body for sent in reversed(sents)]
         assert only_run([sents]).bodies() == [sent.body for sent in sents]
-        assert [only_run([sents]).header(index).get("k", [None])[0] for index in range(count)] == [
-            sent.key for sent in sents
-        ]
+        headers = [only_run([sents]).header(index) for index in range(count)]
+        assert [header.get("k", []) for header in headers] == [list(sent.keys) for sent in sents]
 
 
 def test_a_header_is_unpacked_once() -> None:

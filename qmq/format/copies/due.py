@@ -36,6 +36,7 @@ from qmq.format.layout import (
     HAS_DELIVER_AT,
     HAS_EXPIRE_AT,
     HAS_KEY_HASH,
+    HAS_MORE_KEYS,
     HAS_ORIGIN_ID,
     HAS_TAGS,
     MESSAGE_ID,
@@ -104,7 +105,8 @@ def join_singles(singles: list[SingleBatch], store_id: bytes, partition: int) ->
     payloads = [one.payload for one in singles]
     checks = checks_of(payloads, _folds(sizes, columns), len(singles))
     datas = _datas([lengths, sizes, checks, *(columns[flag] for flag in sorted(columns))], payloads, counts)
-    return Due(*_built(sum(columns), list(numbers), counts, datas, min(created), store_id), 0)
+    flags = sum(columns) | (HAS_MORE_KEYS if any(one.flags & HAS_MORE_KEYS for one in singles) else 0)
+    return Due(*_built(flags, list(numbers), counts, datas, min(created), store_id), 0)
 
 
 def _columns_of(singles: list[SingleBatch]) -> tuple[npt.NDArray[Any], npt.NDArray[Any], Columns]:

@@ -26,6 +26,7 @@ from qmq.format.layout import (
     HAS_CREATED_AT,
     HAS_DELIVER_AT,
     HAS_KEY_HASH,
+    HAS_MORE_KEYS,
     HAS_ORIGIN_ID,
     HAS_TAGS,
     HEADER_CRC_OFFSET,
@@ -43,8 +44,8 @@ _A_BATCH: Final = BATCH_HEADER_SIZE + 64
 _A_RUN: Final = RUN_SIZE + TABLE_BYTES_A_RUN
 _PRODUCER_OFFSET: Final = 56
 _PRODUCER: Final = 24
-#: The columns that a restored message has as well.
-_KEPT: Final = HAS_TAGS | HAS_KEY_HASH | HAS_CREATED_AT
+#: The flags that a batch of restored messages has as well.
+_KEPT: Final = HAS_TAGS | HAS_KEY_HASH | HAS_CREATED_AT | HAS_MORE_KEYS
 _ID: Final = np.dtype([("place", "V8"), ("position", ">u8")])
 
 #: A run, and the subject that its messages get.

@@ -26,6 +26,8 @@ from qmq.format.layout import (
     BATCH_VERSION,
     ENTRY_BATCH_FLAGS,
     ENTRY_DTYPE,
+    HAS_KEY_HASH,
+    HAS_MORE_KEYS,
     KNOWN_FLAGS,
     MARK_SIZE,
     MAX_RUNS,
@@ -46,6 +48,7 @@ _TABLE_BYTES_KEPT: Final = 256
 _MAGIC_AND_SIZE: Final = struct.Struct("<I4xI")
 _MARK_INPUT: Final = np.dtype([("position", "<u8"), ("header_crc", "<u4")])
 _KNOWN_FLAGS: Final = np.uint16(KNOWN_FLAGS)
+_KEY_FLAGS: Final = np.uint16(HAS_KEY_HASH | HAS_MORE_KEYS)
 _UNKNOWN_RUN_FLAGS: Final = np.uint16(0xFFFF & ~RUN_REPLAYED)
 _COLUMN_BYTES: Final = np.array(COLUMN_BYTES, np.int64)
 
@@ -95,6 +98,7 @@ class BatchColumns:
         good: Mask = heads["position"] == (starts[:-1] + position).astype(np.uint64)
         good &= (heads["version"] == BATCH_VERSION) & (heads["reserved"] == 0)
         good &= (heads["flags"] & ~_KNOWN_FLAGS) == 0
+        good &= (heads["flags"] & _KEY_FLAGS) != HAS_MORE_KEYS
         good &= (heads["partition"] == self._owner.partition) & (heads["store_id"] == self._store_id)
         good &= (runs >= 1) & (runs <= MAX_RUNS) & (table_sizes <= TABLE_BYTES + TABLE_BYTES_A_RUN * runs)
         good &= BATCH_HEADER_SIZE + RUN_SIZE * runs + table_sizes <= sizes

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import qmq
-from qmq.format.build import headers_of, make_header
+from qmq.format.build import Keys, headers_of, make_header
 from qmq.net.client.options import NO_JSON, decode_json, json_body_of, json_of
 from tests.broker_process import running_broker
 
@@ -117,18 +117,21 @@ async def test_many_messages_share_tags_without_keys(tmp_path: Path) -> None:
         assert [message.tags for message in await consumer.pull(2, 2)] == [("eu",), ("eu",)]
 
 
-@pytest.mark.parametrize("keys", [["a"], "ab", ["a", 5], ["a", "\ud800"]])
+@pytest.mark.parametrize("keys", [["a"], "ab", ["a", 5], ["a", "\ud800"], ["a", ""], ["a", ["b", ""]], ["a", ["b", 5]]])
 async def test_keys_that_fit_no_bodies_are_refused(tmp_path: Path, keys: Any) -> None:
     async with solo(tmp_path / "data", "a") as (client, _):
         with pytest.raises(qmq.InvalidOption, match="key"):
             await client.send_many("a", [b"1", b"2"], keys=keys)
 
 
+KEYS = st.text(st.characters(codec="utf-8"), min_size=1, max_size=250)
+
+
 @given(
-    st.lists(st.none() | st.text(st.characters(codec="utf-8"), max_size=300), max_size=4),
+    st.lists(st.none() | KEYS | st.lists(KEYS, max_size=3), max_size=4),
     st.lists(st.text("abc"), max_size=2),
 )
-def test_headers_of_many_are_those_of_one_by_one(keys: list[str | None], tags: list[str]) -> None:
+def test_headers_of_many_are_those_of_one_by_one(keys: list[Keys], tags: list[str]) -> None:
     properties = {"lang": "cs"} if len(keys) % 2 else None
     shared = make_header(None, tags, properties, 5, 7)
     one_by_one = [make_header(key, tags, properties, 5, 7) for key in keys]
