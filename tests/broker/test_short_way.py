@@ -160,7 +160,7 @@ class History:
         subjects = [chance.choice(SUBJECTS[:3])] if chance.random() < 0.95 else list(SUBJECTS[:2])
         count = chance.choice((1, 1, 1, 1, 2, 3, 20))
         size = chance.choice((0, 5, 90, 90, 700, 2_100 if chance.random() < 0.1 else 30))
-        options: list[dict[str, Any]] = [{}] * 6 + [{"key": "k"}, {"tags": ("red",)}]
+        options: list[dict[str, Any]] = [{}] * 6 + [{"keys": "k"}, {"keys": ("k", "l")}, {"tags": ("red",)}]
         rare = chance.random()
         header = make_header(**chance.choice(options)) if rare > 0.2 else None
         if rare < 0.02:
