@@ -164,6 +164,15 @@ class Settings(BaseModel):
         le=1024 * GIB,
         description="Free space that sends leave on each disk for checkpoints and acks; at most 1/16 of the disk.",
     )
+    pull_log_keep_ms: Milliseconds = Field(
+        86_400_000,
+        ge=0,
+        le=366 * 86_400_000,
+        description="How long the pull log is kept for the events of `qmq trace`; 0: only as long as a start needs it.",
+    )
+    pull_log_keep_bytes: Bytes = Field(
+        1 * GIB, ge=0, le=1024 * GIB, description="Most bytes of the pull log that are kept for `qmq trace`."
+    )
     scrub_bytes_per_s: Bytes = Field(
         1 * MIB,
         ge=0,

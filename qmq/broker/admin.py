@@ -193,7 +193,7 @@ class AdminCommands:
         known = _whole(fields, "since_us", 0), _whole(fields, "generation", 0)
         if member is None or (member.since_us, self._store.groups.generation) != known:
             return {"taken": False}
-        ledger.handled_before(member, tuple(numbers))
+        ledger.handled_before(member, tuple(numbers), now.wall_us)
         self._delivery.tracker.members.look(ledger)
         return {"taken": True}
 

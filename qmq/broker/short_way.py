@@ -165,7 +165,7 @@ class ShortWay:
         ):
             return 0, None
         member.seen_us = now.monotonic_us
-        ledger.ack_next(member, start, end)
+        ledger.ack_next(member, start, end, now.wall_us)
         self._gate.answer_later(made(Acked, (connection, request, 0, True)), now.monotonic_us)
         if pull is None or pull.subscription != number:
             return 1, None

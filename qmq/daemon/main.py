@@ -506,6 +506,8 @@ def _store_options(settings: Settings, address: tuple[str, int]) -> StoreOptions
         max_frame_bytes=settings.max_frame_bytes,
         max_subjects=settings.max_subjects,
         keep_free_bytes=settings.keep_free_bytes,
+        pull_log_keep_us=settings.pull_log_keep_ms * 1_000,
+        pull_log_keep_bytes=settings.pull_log_keep_bytes,
         store_id_hint=_store_id_of(settings, address),
     )
 

@@ -251,7 +251,7 @@ class Redelivery:
         ledger, member = ledger_and_member(subscription)
         self.lost += 1
         if encoder is None:  # the message was lost with the power, before it was on disk
-            ledger.ack(member, [sequence, sequence + 1])
+            ledger.ack(member, [sequence, sequence + 1], now_us)
             return
         reason = str(encoder.failed) if encoder.failed is not None else "it cannot be read any more"
         disposition = Disposition.RELEASE if encoder.failed is not None else Disposition.REJECT

@@ -48,6 +48,7 @@ class DeliveryTracker:
         self.now = Now(0, 0)
         self.ack_deadlines = AckDeadlines()
         self.redelivery = Redelivery(store)
+        store.groups.use_clock(lambda: self.now.wall_us or store.last_stored_at_us)
 
     # --- groups and consumers ----------------------------------------------------------------------------------------
 
@@ -122,7 +123,7 @@ class DeliveryTracker:
         ledger, member = self._caller(subscription)
         if not _are_pairs(intervals):
             raise InvalidOption("acks are pairs of a first delivery sequence and the one behind the last; send them so")
-        refused = ledger.ack(member, list(intervals))
+        refused = ledger.ack(member, list(intervals), self.now.wall_us)
         if not ledger.retries.is_empty and self.members.clears(ledger, member):
             self.members.look(ledger)
         return refused

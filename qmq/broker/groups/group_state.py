@@ -187,20 +187,20 @@ class Ledger:
             if member.nonce != nonce and 0 < known.epoch < member.epoch:
                 raise Fenced(f"another program has taken over as consumer {name!r}; this one does not come back")
             least, expected = known.epoch, known.expected
-            self.handled_before(member, known.handled)
+            self.handled_before(member, known.handled, now_us)
         is_there = member is not None and not member.closed and not member.leaving
         if member is None or not is_there or member.nonce != nonce or expected > member.in_flight.next_sequence:
             self._do(RecordKind.JOIN, [name, nonce, transient, now_us, client, least, expected])
             member = self.by_name[name]
         return member
 
-    def handled_before(self, member: Member, handled: tuple[int, ...]) -> None:
+    def handled_before(self, member: Member, handled: tuple[int, ...], now_us: int) -> None:
         """Ack what a client remembers as acked: some acks may have been lost on the way."""
         end = member.in_flight.next_sequence
         intervals = [min(number, end) for number in handled]
         pairs = [pair for pair in zip(intervals[::2], intervals[1::2], strict=True) if pair[0] < pair[1]]
         if pairs and not member.closed and not member.leaving:
-            self.ack(member, [number for pair in pairs for number in pair])
+            self.ack(member, [number for pair in pairs for number in pair], now_us)
 
     def _join(
         self, name: str, nonce: bytes, transient: bool, now_us: int, client: bytes, least: int, expected: int
@@ -318,25 +318,25 @@ class Ledger:
 
     # --- dispositions -------------------------------------------------------------------------------------------------
 
-    def ack(self, member: Member, intervals: list[int]) -> int:
+    def ack(self, member: Member, intervals: list[int], now_us: int) -> int:
         """Ack messages [start, end), ...; return how many had to be refused."""
         if len(intervals) == 2 and member.in_flight.is_next(*intervals):  # one after another, as most are
-            self.ack_next(member, *intervals)
+            self.ack_next(member, intervals[0], intervals[1], now_us)
             return 0
         new, refused = self._acked(member, intervals)
         for at in range(0, len(intervals) if new else 0, 2 * MOST_RANGES_A_RECORD):
             part = intervals[at : at + 2 * MOST_RANGES_A_RECORD]
-            self._record(_ACK, self._packed([member.number, part]))
+            self._record(_ACK, self._packed([member.number, now_us, part]))
         return refused
 
-    def ack_next(self, member: Member, start: int, end: int) -> None:
+    def ack_next(self, member: Member, start: int, end: int, now_us: int) -> None:
         """Ack messages [start, end), for which ``InFlight.is_next`` is true."""
         member.in_flight.move_ack_floor(end)
         member.progress = True
         if member.quarantined:
             member.progressed(end - start)
         self._changed = True
-        self._write(_ACK, _pack((self.number, member.number, (start, end))))
+        self._write(_ACK, _pack((self.number, member.number, now_us, (start, end))))
 
     def _acked(self, member: Member, intervals: list[int]) -> tuple[int, int]:
         new, refused = member.in_flight.ack(intervals)
@@ -516,7 +516,7 @@ class Ledger:
             return self._pulled_again(*fields)
         member = self._consumers.there(fields[0])
         if member is not None:
-            self._acked(member, fields[1])
+            self._acked(member, fields[2])
         return member is not None
 
     def _apply(self, kind: int, fields: list[Any]) -> None:

@@ -21,7 +21,7 @@ class RecordKind(enum.IntEnum):
     LEAVE = 2  # numbers, consumer, reason, now
     PULL = 3  # number, consumer, first delivery sequence, bytes, now, positions of prefixes, ranges
     AGAIN = 4  # number, consumer, first delivery sequence, bytes, now, quarantined, [retry, its InFlightRange]
-    ACK = 5  # number, consumer, intervals of delivery sequences
+    ACK = 5  # number, consumer, now, intervals of delivery sequences
     BACK = 6  # numbers, consumer, [start, end, disposition, delay, index of the reason], reasons, now
     SETTINGS = 7  # numbers, all settings
     REDRIVE = 8  # numbers, dead letters, now

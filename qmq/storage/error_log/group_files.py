@@ -21,6 +21,7 @@ from qmq.storage.error_log.item_file import ItemLog
 from qmq.storage.error_log.sorted_runs import RunSync, sweep
 from qmq.storage.error_log.timer_queue import Schedule
 from qmq.storage.meta.checkpoint import GroupClaim, Runs
+from qmq.storage.pull_log.kept import KEEP_NONE, KeptPullFiles, PullLogKeep
 from qmq.storage.pull_log.log import PullLog, PullSync
 from qmq.storage.pull_log.records import (
     PULL_LOG_NAME,
@@ -28,7 +29,6 @@ from qmq.storage.pull_log.records import (
     list_pull_files,
     pull_file_path,
     read_pull_log,
-    remove_pull_files,
     rewrite_pull_log,
 )
 from qmq.storage.types import DUE_NAME, GROUPS_NAME, Hole
@@ -41,13 +41,14 @@ class GroupSync:
 
     def __init__(
         self, files: GroupFiles, pulls: PullSync, runs: list[tuple[Owner, RunSync]], claimed_runs: dict[Path, set[int]],
-        claimed: int,
+        claimed: int, now_us: int,
     ) -> None:  # fmt: skip
         self._files = files
         self.pulls = pulls
         self.runs = runs
         self.claimed_runs = claimed_runs
         self.claimed = claimed
+        self.now_us = now_us
 
     def run(self) -> None:
         """[thread] Sync the files. Raises SyncFailed, StorageFull or StorageFailed."""
@@ -65,7 +66,7 @@ class GroupFiles:
 
     def __init__(
         self, disk: Disk, directory: Path, store_id: bytes, secret: bytes, claim: bytes | None, *, clean: bool,
-        lost: bool, now_us: int, file_bytes: int,
+        lost: bool, now_us: int, file_bytes: int, keep: PullLogKeep = KEEP_NONE,
     ) -> None:  # fmt: skip
         """Read the pull log behind *claim* (of a checkpoint's state), and begin a new file of it.
 
@@ -109,6 +110,7 @@ class GroupFiles:
         )
         #: Stages a record for the next ``write``.
         self.stage: Callable[[int, bytes], None] = self._log.stage
+        self._kept = KeptPullFiles(disk, pulls, store_id, keep)
         self._claimed_end = -1
         self._owners: dict[Path, Owner] = {}
         self._used = set[Path]()  # directories that may have runs
@@ -133,6 +135,10 @@ class GroupFiles:
     def write(self) -> None:
         """Write what is staged. Raises StorageFull, StorageFailed or SyncFailed; then it stays staged."""
         self._log.write()
+
+    def use_clock(self, clock: Callable[[], int]) -> None:
+        """Take the wall clock, in microseconds, from *clock*."""
+        self._log.clock = clock
 
     def begin_sync(self) -> PullSync:
         """Return a sync of what is written, to run before the next checkpoint; ``end_sync`` must follow."""
@@ -218,7 +224,7 @@ class GroupFiles:
         else:  # the records behind the last checkpoint were not taken over
             claim = self._claim if self._has_more else self._claim._replace(position=pulls.position, synced=synced)
         claimed_runs = {self._directory / name: set(one.items) for name, one in claim.runs.items()}
-        return claim.pack(), GroupSync(self, pulls, runs, claimed_runs, claim.position)
+        return claim.pack(), GroupSync(self, pulls, runs, claimed_runs, claim.position, self._log.clock())
 
     def finish_checkpoint(self, sync: GroupSync) -> None:
         """Note that the checkpoint is written."""
@@ -242,7 +248,7 @@ class GroupFiles:
 
     def remove_old(self, sync: GroupSync) -> None:
         """[thread] Remove what is older than the two last checkpoints. Raises StorageFailed."""
-        remove_pull_files(self.disk, self.pulls, self._claimed_before)
+        self._kept.retire(self._claimed_before, sync.now_us)
         self._claimed_before, self._claimed = self._claimed, sync.claimed
         for path in self._used | self._claimed_runs.keys() | sync.claimed_runs.keys():
             known = self._claimed_runs.get(path, set()) | sync.claimed_runs.get(path, set())

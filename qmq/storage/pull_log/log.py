@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -78,7 +79,8 @@ class PullLog:
         self._directory = directory
         self._store_id = store_id
         self._seed = crc32c(secret)
-        self._now_us = now_us
+        #: Returns the wall clock, for the headers of files.
+        self.clock: Callable[[], int] = lambda: now_us
         self._generation = generation
         self._cut = cut  # None once a file's header has it
         self._file_bytes = file_bytes
@@ -129,7 +131,7 @@ class PullLog:
         path = pull_file_path(self._directory, base)
         size = max(self._file_bytes, PULL_FILE_HEADER_SIZE + needed)
         cut = base if self._cut is None else self._cut
-        header = pack_pull_header(self._store_id, base, self._now_us, self._generation, cut)
+        header = pack_pull_header(self._store_id, base, self.clock(), self._generation, cut)
         fd = -1
         try:
             fd = self._disk.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)

@@ -21,7 +21,7 @@ from __future__ import annotations
 import os
 import struct
 from contextlib import suppress
-from itertools import pairwise, zip_longest
+from itertools import zip_longest
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -96,16 +96,18 @@ def pull_file_path(directory: Path, base: int) -> Path:
     return directory / f"{base:016x}{SUFFIX}"
 
 
-def list_pull_files(disk: Disk, directory: Path) -> list[int]:
-    """Return the bases of all files, ascending. Raises StorageFailed."""
+def list_pull_files(disk: Disk, directory: Path, suffix: str = SUFFIX) -> list[int]:
+    """Return the bases of all files, ascending; with the suffix of kept.py those of the kept ones. Raises
+    StorageFailed.
+    """
     try:
         names = disk.listdir(directory) if disk.exists(directory) else []
     except OSError as error:
         raise failure(error, "list", directory) from error
     found = []
     for name in names:
-        stem = name.removesuffix(SUFFIX)
-        if name.endswith(SUFFIX) and len(stem) == 16:
+        stem = name.removesuffix(suffix)
+        if name.endswith(suffix) and len(stem) == 16:
             with suppress(ValueError):
                 found.append(int(stem, 16))
     return sorted(found)
@@ -145,6 +147,22 @@ def read_pull_log(disk: Disk, directory: Path, store_id: bytes, secret: bytes, c
         end = last
         torn = len(bytes(data[end - base :]).rstrip(b"\0"))
     return found._replace(end=max(end, claimed), generation=generation, torn=torn)
+
+
+def check_pull_file(disk: Disk, path: Path, base: int, end: int | None, store_id: bytes, secret: bytes) -> list[str]:
+    """Return the problems of one file by itself, which ends at position *end* (None: where its bytes end). Raises
+    OSError.
+    """
+    found = PullLogContent([], [], [], base)
+    data = _read_file(disk, path, base, found)[: None if end is None else end - base]
+    problems = [problem for _, problem in found.problems]
+    try:
+        _check_header(bytes(data[:PULL_FILE_HEADER_SIZE]), path, store_id, base)
+    except BadBytes as error:
+        problems.append(str(error))
+    last = _read_records(found, data, base, base + PULL_FILE_HEADER_SIZE, secret)
+    bad = sum(hole.end - hole.start for hole in found.holes) + len(bytes(data[last - base :]).rstrip(b"\0"))
+    return problems + [f"{bad} bytes are no record"] * bool(bad)
 
 
 def pull_file_generation(disk: Disk, directory: Path, store_id: bytes, base: int) -> int | None:
@@ -285,17 +303,10 @@ def pack_pull_header(store_id: bytes, base: int, now_us: int, generation: int, c
     return draft[:_CHECKED] + crc32c(draft[:_CHECKED]).to_bytes(4, "little")
 
 
-def remove_pull_files(disk: Disk, directory: Path, before: int) -> None:
-    """[thread] Remove the files that end at or before position *before*: no start reads them again.
-
-    Raises StorageFailed.
-    """
-    bases = list_pull_files(disk, directory)
-    for base, following in pairwise(bases):
-        if following > before:
-            return
-        path = pull_file_path(directory, base)
-        try:
-            disk.unlink(path)
-        except OSError as error:
-            raise failure(error, "remove", path) from error
+def pull_file_times(header: bytes, path: Path, store_id: bytes, base: int) -> int:
+    """Return when the file with that header was begun, by the wall clock; 0 where the header is bad."""
+    try:
+        _check_header(bytes(header), path, store_id, base)
+    except BadBytes:
+        return 0
+    return int(PULL_FILE_HEADER.unpack(header)[6])

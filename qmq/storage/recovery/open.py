@@ -41,6 +41,7 @@ from qmq.storage.meta.identity import (
 )
 from qmq.storage.meta.subjects import SubjectTable
 from qmq.storage.partition import OpenedPartition
+from qmq.storage.pull_log.kept import PullLogKeep
 from qmq.storage.pull_log.log import FILE_BYTES
 from qmq.storage.recovery.create import make_identity, with_partitions
 from qmq.storage.recovery.decide import Action, Facts, RecoveryReport, Tail, decide, facts_of
@@ -271,6 +272,7 @@ class _Opening:
         self._groups = GroupFiles(
             self._disk, self._directory, identity.store_id, identity.secret, claim, clean=report.clean,
             lost=report.power_loss, now_us=self._now_us, file_bytes=min(FILE_BYTES, self._options.segment_bytes),
+            keep=PullLogKeep(self._options.pull_log_keep_us, self._options.pull_log_keep_bytes),
         )  # fmt: skip
         return self._groups
 

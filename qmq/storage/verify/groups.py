@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -23,9 +24,11 @@ from qmq.storage.meta.checkpoint import (
     read_checkpoint,
 )
 from qmq.storage.meta.identity import Identity
+from qmq.storage.pull_log.kept import KEPT_SUFFIX, kept_file_path
 from qmq.storage.pull_log.records import (
     PULL_LOG_NAME,
     SUFFIX,
+    check_pull_file,
     list_pull_files,
     pull_file_generation,
     pull_file_path,
@@ -80,6 +83,7 @@ class GroupsCheck:
     def run(self) -> None:
         """Fill the report. Raises OSError and StorageError."""
         self._check_pulls()
+        self._check_kept_pulls()
         for age, claim in enumerate(self._claims):
             for name, runs in claim.runs.items():
                 known = self._claims[0].runs[name].items if age and name in self._claims[0].runs else {}
@@ -119,6 +123,18 @@ class GroupsCheck:
         elif before is not None and found.end < claimed:
             what = f"the last record ends {claimed - found.end} bytes before what the checkpoint knows"
             self._report.fault(pull_file_path(directory, before), max(0, found.end - before), what, _PULLS_ADVICE)
+
+    def _check_kept_pulls(self) -> None:
+        """Check the files of the pull log that are kept for traces: no start needs them."""
+        directory = self._directory / PULL_LOG_NAME
+        bases = list_pull_files(self._disk, directory, KEPT_SUFFIX)
+        live = [base for base in list_pull_files(self._disk, directory) if bases and base > bases[-1]]
+        for base, end in zip_longest(bases, [*bases[1:], *live[:1]]):
+            path = kept_file_path(directory, base)
+            self._report.count("kept pulls", self._size(path))
+            identity = self._identity
+            for what in check_pull_file(self._disk, path, base, end, identity.store_id, identity.secret):
+                self._report.note(path, None, what, "nothing: only traces read it, and they lack these events")
 
     def _passed(self, directory: Path, bases: list[int]) -> set[int]:
         """Return the files behind which a start has begun another generation: it knew of their bad records, and has
@@ -166,7 +182,7 @@ class GroupsCheck:
             for path in run_paths(self._directory / name, number)
         }
         for name in self._names(self._directory / PULL_LOG_NAME):
-            stem = name.removesuffix(SUFFIX)
+            stem = name.removesuffix(SUFFIX).removesuffix(KEPT_SUFFIX)
             if stem == name or len(stem) != 16 or not _is_hex(stem):
                 self._report_foreign(self._directory / PULL_LOG_NAME / name)
         for path in [*self._files(self._directory / GROUPS_NAME, 2), *self._files(self._directory / DUE_NAME, 0)]:

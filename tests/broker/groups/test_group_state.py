@@ -107,7 +107,7 @@ def alone_until_dead(driven: Driven, poison: int) -> tuple[int, list[int], list[
             ledger.leave(member, LeaveReason.EXPIRED, now)
             deaths += 1
         else:
-            ledger.ack(member, [pull.first, pull.first + pull.total])
+            ledger.ack(member, [pull.first, pull.first + pull.total], 0)
             handled += got
     return deaths, handled, everything_else(ledger)[1]
 
@@ -130,7 +130,7 @@ def test_a_takeover_resumes_and_the_second_in_a_row_expires_the_session(tmp_path
     assert in_flight_ids(second) == list(range(20))
     with pytest.raises(Fenced, match="epoch 2 now, not 1"):
         ledger.member(first.number, epoch)
-    ledger.ack(second, [0, 1])
+    ledger.ack(second, [0, 1], 0)
     assert in_flight_ids(ledger.join("a", b"3", transient=False, now_us=2)) == list(range(1, 20)), "there was progress"
     assert in_flight_ids(ledger.join("a", b"4", transient=False, now_us=3)) == list(range(1, 20))
     assert in_flight_ids(ledger.join("a", b"5", transient=False, now_us=4)) == []
@@ -162,7 +162,7 @@ def test_expiry_with_several_in_flight_comes_no_nearer_to_max_session_expiries(t
     ledger.leave(member, LeaveReason.EXPIRED, 1)
     member = ledger.join("a", b"2", transient=False, now_us=2)
     first = ledger.pulled_again(member, [ledger.retries.take_quarantined(3)], 1, 2).first
-    ledger.ack(member, [first + 1, first + 2])  # two are left, not next to each other
+    ledger.ack(member, [first + 1, first + 2], 0)  # two are left, not next to each other
     ledger.leave(member, LeaveReason.EXPIRED, 3)
     assert len(ledger.dead) == 0
     while ledger.retries.count > 2:
@@ -253,7 +253,7 @@ def test_the_state_for_the_checkpoint_is_packed_anew_after_each_change(tmp_path:
 
     ledger.pulled(member, [MessageRange(3, 0, 0, 0, 100)], 1, 0, [])
     is_new()
-    ledger.ack(member, [0, 10])
+    ledger.ack(member, [0, 10], 0)
     is_new()
     ledger.hand_back(member, [DispositionRange(20, 30, Disposition.NACK, 1_000, "")], 0)
     is_new()

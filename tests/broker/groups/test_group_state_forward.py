@@ -45,13 +45,13 @@ def test_consumers_that_are_unknown_or_have_it_not_in_flight_are_skipped(tmp_pat
     made = ledger(tmp_path)
     member = made.join("c", b"n", False, START_US)
     pull = made.pulled(member, [OLD], 10, START_US, [])
-    made.ack(member, [pull.first, pull.first + 1])
+    made.ack(member, [pull.first, pull.first + 1], 0)
     rows = [[9, 0, flat([NEW])], [member.number, pull.first, flat([NEW])]]
     made.forward([], [], rows, START_US)
     assert list(member.in_flight.between(0, 3)) == [InFlightRange(OLD, 1, 0)]
     made.forward([], [], [[member.number, pull.first + 1, flat([NEW.part(1, 2), NEW.part(2, 3)])]], START_US)
     assert [one.messages for one in member.in_flight.between(1, 3)] == [NEW.part(1, 2), NEW.part(2, 3)]
-    assert made.ack(member, [pull.first + 1, pull.first + 3]) == 0
+    assert made.ack(member, [pull.first + 1, pull.first + 3], 0) == 0
     assert not member.in_flight.pulls
 
 

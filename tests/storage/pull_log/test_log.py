@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 import random
 from itertools import accumulate
 from pathlib import Path
@@ -19,7 +18,6 @@ from qmq.storage.pull_log.records import (
     list_pull_files,
     pull_file_path,
     read_pull_log,
-    remove_pull_files,
     rewrite_pull_log,
 )
 from tests.fake_disk import FakeDisk, Operation
@@ -310,17 +308,6 @@ def test_records_that_were_read_are_written_again_and_synced(tmp_path: Path) -> 
     assert disk.calls["fdatasync"] == files
     assert disk.calls["pwritev"] == len(records) + files, "a header each"
     assert said(found(tmp_path)) == records
-
-
-def test_files_that_no_start_reads_are_removed(tmp_path: Path) -> None:
-    log = written(tmp_path, some_records(300))
-    bases = list_pull_files(Disk(), tmp_path / "pulls")
-    remove_pull_files(Disk(), tmp_path / "pulls", bases[2] + 5)
-    assert list_pull_files(Disk(), tmp_path / "pulls") == bases[2:]
-    remove_pull_files(Disk(), tmp_path / "pulls", log.end)
-    assert list_pull_files(Disk(), tmp_path / "pulls") == bases[-1:]
-    assert os.listdir(tmp_path / "pulls") == [pull_file_path(tmp_path, bases[-1]).name]
-    log.close()
 
 
 def test_a_file_that_was_being_made_is_made_again(tmp_path: Path) -> None:
