@@ -11,6 +11,7 @@ from fuzz.batches import make_batch
 from fuzz.core import Core, Wire
 from fuzz.target import GrowthCheck, Picks
 from qmq.format.build import RunContent, build_batch
+from qmq.format.layout import MESSAGE_ID
 from qmq.format.pieces import read_answer
 from qmq.net.protocol import frames
 from qmq.net.protocol.frames import Frame, FrameKind
@@ -238,10 +239,34 @@ class Wires:
             elif frame.kind == FrameKind.SUBSCRIBED:
                 self._subscribed = frames.unpack_meta(frame.meta)["subscription"]
 
+    def _find(self, picks: Picks, untrusted: Wire, request: int) -> None:
+        fields: dict[str, Any] = {"prefix": _NAMES[picks.number(1) % len(_NAMES)], "newest": bool(picks.number(1) & 1)}
+        choice = picks.number(1)
+        if choice & 1:
+            fields["key"] = "k" * picks.number(2)
+        if choice & 2:
+            fields["original"] = picks.take(16)
+        if choice & 4:
+            fields["after"] = [picks.number(8) >> 1, picks.number(2)]
+        if choice & 8:
+            fields["since_us"], fields["until_us"] = picks.number(2), picks.number(8) >> 1
+        if choice & 16:
+            fields["max_count"], fields["max_bytes"] = picks.number(1), picks.number(2)
+        meta = memoryview(bytearray(msgpack.packb(fields)))
+        if choice & 128:
+            picks.edit(meta)
+        self._put(untrusted, FrameKind.FIND, request, bytes(meta), b"")
+
     def _numbers(self, picks: Picks, untrusted: Wire) -> None:
-        request, which = 1 + picks.number(1), picks.number(1) % 7
+        request, which = 1 + picks.number(1), picks.number(1) % 9
         position = self._stored + picks.number(1) if picks.number(1) & 1 else self._stored
-        if which == 6:
+        if which == 8:
+            assert self._core is not None
+            name = MESSAGE_ID.pack(self._core.store.store_id, picks.number(2), position)
+            self._put(untrusted, FrameKind.GET, request, b"", name)
+        elif which == 7:
+            self._find(picks, untrusted, request)
+        elif which == 6:
             self._put(untrusted, FrameKind.SEGMENTS, request, b"", frames.SEGMENTS.pack(position, picks.number(1) & 1))
         elif which == 5:
             span = frames.BATCHES.pack(position, position + picks.number(2), picks.number(1) & 1)

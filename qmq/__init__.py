@@ -38,6 +38,7 @@ from qmq.errors import (
     TooManyProducers,
     TooManySubjects,
     UnknownGroup,
+    UnknownMessage,
     UnsupportedVersion,
     UsageError,
 )
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from qmq.net.client.client import Client
     from qmq.net.client.consumer.consumer import Consumer
     from qmq.net.client.consumer.message import Message, MessageBatch
+    from qmq.net.client.find.stored_message import StoredMessage
     from qmq.net.client.options import Durability
     from qmq.net.client.producer.receipts import Receipt, Receipts
     from qmq.net.client.sync.admin import SyncAdmin
@@ -95,6 +97,7 @@ __all__ = [
     "StorageError",
     "StorageFailed",
     "StorageFull",
+    "StoredMessage",
     "SubjectInfo",
     "SyncAdmin",
     "SyncClient",
@@ -106,6 +109,7 @@ __all__ = [
     "TooManyProducers",
     "TooManySubjects",
     "UnknownGroup",
+    "UnknownMessage",
     "UnsupportedVersion",
     "UsageError",
     "connect",
@@ -134,6 +138,7 @@ _LAZY: Final = {
     "Receipt": "qmq.net.client.producer.receipts",
     "Receipts": "qmq.net.client.producer.receipts",
     "SealedLog": "qmq.net.client.admin.results",
+    "StoredMessage": "qmq.net.client.find.stored_message",
     "SubjectInfo": "qmq.net.client.admin.results",
     "SyncAdmin": "qmq.net.client.sync.admin",
     "SyncClient": "qmq.net.client.sync.client",

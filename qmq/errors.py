@@ -227,6 +227,12 @@ class Fenced(QmqError):
     code = "fenced"
 
 
+class UnknownMessage(QmqError):
+    """No broker that answered has the message: it was never stored there, or is not kept any more."""
+
+    code = "unknown_message"
+
+
 class UnknownSubscription(QmqError):
     """A request names a subscription that its connection does not have."""
 

@@ -33,12 +33,14 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "qmq.format",
         "qmq.intervals",
         "qmq.names",
+        "qmq.net.protocol.selection",
         "qmq.net.protocol.types",
         "qmq.storage.store",
     ),
     "qmq.net.protocol": ("qmq.errors", "qmq.format", "qmq.names", "qmq.net.protocol"),
     # Types that brokers and clients exchange: of QMQ they know the format alone, so both may import them.
     "qmq.net.protocol.types": ("qmq.format",),
+    "qmq.net.protocol.selection": ("qmq.errors", "qmq.format", "qmq.names"),
     "qmq.net.client": (
         "qmq.durations",
         "qmq.errors",

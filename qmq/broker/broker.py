@@ -20,6 +20,8 @@ from qmq.broker.delivery.pull import Delivery
 from qmq.broker.delivery.read_waits import DeferredCommand
 from qmq.broker.delivery.serve import blocking_reads
 from qmq.broker.error_log.dead_letters import Redriving
+from qmq.broker.find.find import Finds
+from qmq.broker.find.get import GetMessages
 from qmq.broker.groups.group import Group
 from qmq.broker.groups.membership import Broadcasts
 from qmq.broker.journal.write_gate import WriteGate
@@ -32,6 +34,8 @@ from qmq.broker.ports.commands import (
     Command,
     Disconnected,
     Fetched,
+    Find,
+    Get,
     HandBack,
     HandOver,
     Heartbeat,
@@ -92,7 +96,7 @@ _MOST_LOOKED_AT: Final = 20_000
 #: Commands that are not refused, as no client waits for their answer.
 _WITHOUT_ANSWER: Final = (Synced, SyncBroken, ReadDone, Checked, Fetched, InfoFound, Disconnected, Withdraw)
 #: Commands that a stopping broker refuses, beside sends.
-_REFUSED_AT_STOP: Final = frozenset((Pull, HandOver, Restore, ReadLog))
+_REFUSED_AT_STOP: Final = frozenset((Pull, HandOver, Restore, ReadLog, Get, Find))
 
 
 class BrokerParts(NamedTuple):
@@ -113,6 +117,7 @@ class BrokerParts(NamedTuple):
     retention: Retention
     segment_roll: SegmentRoll
     damages: Damages
+    finds: Finds
 
 
 class CommandDispatch:
@@ -148,6 +153,8 @@ class CommandDispatch:
             ListSegments: lambda command, now: log_reads.list_segments(command),
             ListBatches: lambda command, now: log_reads.list_batches(command),
             ReadLog: lambda command, now: log_reads.read(command),
+            Get: lambda command, now: parts.finds.get(command),
+            Find: lambda command, now: parts.finds.find(command),
             Fetched: lambda command, now: log_reads.fetched(command),
             InfoFound: lambda command, now: add(Administered(*command)),
             Disconnected: self._disconnected,
@@ -161,6 +168,7 @@ class CommandDispatch:
             Asker.CANCEL: parts.delaying.lookup_done,
             Asker.RESTORE: lambda done, now: parts.restores.read_done(done.error),
             Asker.RETENTION: lambda done, now: self._read_for_retention(done, now, parts.retention.read_done),
+            Asker.FIND: lambda done, now: parts.finds.read_done(done),
             Asker.FORWARDING: lambda done, now: self._read_for_retention(done, now, parts.retention.copied),
         }
 
@@ -207,6 +215,7 @@ class CommandDispatch:
     def _disconnected(self, command: Disconnected, now: Now) -> None:
         parts, connection = self._parts, command.connection
         parts.log_reads.disconnected(connection)
+        parts.finds.disconnected(connection)
         parts.delivery.disconnected(connection)
         parts.records.disconnected(connection)
         parts.intake.replies.disconnected(connection)
@@ -318,6 +327,7 @@ class Broker:
             OnDiskWaits(self._intake.on_disk, self._intake.want_on_disk),
         )
         self._log_reads = LogReads(store, self._effects, self._intake.visible)
+        self._finds = Finds(store, self._effects, GetMessages(store, self._delaying.is_cancelled))
         self._hand_overs = Handovers(store, self._delivery, self._intake, self._effects)
         self._restores = Restores(store, self._delivery, self._intake, self._effects)
         self._records = WriteGate(store, self._effects)
@@ -332,7 +342,7 @@ class Broker:
             BrokerParts(
                 store, self._effects, self._intake, self._delivery, self._delaying, self._records, self._hand_overs,
                 self._restores, self._reports, self._log_reads, self._admin, self._redriving, self._retention,
-                self._segment_roll, self._damages,
+                self._segment_roll, self._damages, self._finds,
             )
         )  # fmt: skip
         #: The short way for single messages; None where the store has several partitions.
@@ -380,6 +390,7 @@ class Broker:
         self._hand_overs.turn(now)
         self._restores.turn(now)
         self._delivery.turn()
+        self._finds.turn()
         self._records.turn(now.monotonic_us)
         self._delivery.durable.turn()
 
@@ -398,7 +409,7 @@ class Broker:
         self._producers.expire(now.monotonic_us)
         self._records.turn(now.monotonic_us)
         self._delivery.durable.turn()
-        if self._delivery.unfinished() or self._redriving or self._restores.is_looking:
+        if self._delivery.unfinished() or self._redriving or self._restores.is_looking or self._finds.is_unfinished:
             return now.monotonic_us
         deadlines = (
             self._delaying.next_deadline_us(now),
@@ -461,8 +472,8 @@ class Broker:
 
     def take_damaged(self) -> list[QmqError]:
         """Return the damage found since the last call, each place once."""
-        damaged = self._delivery.take_damaged() + self._delaying.damaged
-        self._delaying.damaged = []
+        damaged = self._delivery.take_damaged() + self._delaying.damaged + self._finds.damaged
+        self._delaying.damaged, self._finds.damaged = [], []
         for error in (*damaged, *self._store.groups.take_damaged()):
             self._damages.refused(error)
         return self._damages.take_news()

@@ -180,6 +180,15 @@ class StoredBatch:
         found = self._cuts[run_number] = _Cut(fields, subject, data, self._ordinal(run_number), self.header.flags)
         return found
 
+    def run(self, run_number: int) -> Run:
+        """Return a run, not verified."""
+        record = RUN.unpack_from(self._view, BATCH_HEADER_SIZE + RUN_SIZE * run_number)
+        subject_index, lane, run_flags, _, count, offset, size, _, first_sequence = record
+        return Run(
+            self.header, self._names[subject_index], count, lane, run_flags, first_sequence, self._ordinal(run_number),
+            self._data, offset, offset + size,
+        )  # fmt: skip
+
     @property
     def clock_us(self) -> int:
         """The time at which the batch was stored, by the broker's wall clock."""

@@ -7,9 +7,10 @@ from typing import get_args
 
 import pytest
 
-from qmq.broker.ports.commands import Command, HandOver, Pull, ReadDone, ReadLog, Restore, Send
+from qmq.broker.ports.commands import Command, Find, Get, HandOver, Pull, ReadDone, ReadLog, Restore, Send
 from qmq.broker.ports.effects import Asker, Refused, first_number
 from qmq.errors import BrokerStopping
+from qmq.net.protocol.selection import Selection
 from tests.broker.harness import Driven
 
 
@@ -38,9 +39,11 @@ def test_a_broker_that_stops_begins_nothing(tmp_path: Path) -> None:
         HandOver(1, driven.request(), memoryview(b""), "g", 1, 1, None, ""),
         Restore(1, driven.request(), memoryview(b"")),
         ReadLog(1, driven.request(), 0, 0, 1),
+        Get(1, driven.request(), bytes(16)),
+        Find(1, driven.request(), Selection()),
     ]
-    assert {type(one) for one in begun} == {Send, Pull, HandOver, Restore, ReadLog}
+    assert {type(one) for one in begun} == {Send, Pull, HandOver, Restore, ReadLog, Get, Find}
     said = driven.do(*begun)
-    assert [type(one) for one in said] == [Refused] * 5
+    assert [type(one) for one in said] == [Refused] * 7
     assert all(type(one.error) is BrokerStopping for one in said if isinstance(one, Refused))
     driven.close()

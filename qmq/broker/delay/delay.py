@@ -140,6 +140,10 @@ class DelayedMessages:
         run = int(np.searchsorted(ends, ordinal, side="right"))
         return name.position, stored_names(batch, header)[int(runs_of(batch, header)["subject"][run])], due_us
 
+    def is_cancelled(self, position: int) -> bool:
+        """Return whether the message at a position of the delay log was cancelled, and is still remembered."""
+        return position in self._cancelled
+
     def cancelled(self, position: int, subject: str, cancelled_at: int) -> None:
         """Leave out the message at *position*, which the batch at *cancelled_at* cancels."""
         self._segments.cancelled(position, cancelled_at)

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qmq.errors import QmqError
+from qmq.net.protocol.selection import Boundary, Selection
 from qmq.net.protocol.types import KnownConsumer
 from qmq.storage.store import PartitionDamage
 
@@ -241,6 +242,31 @@ class ReadLog(NamedTuple):
     size: int
 
 
+class Get(NamedTuple):
+    """Read the message with that id, 16 bytes."""
+
+    connection: int
+    request: int
+    message_id: bytes
+
+
+class Find(NamedTuple):
+    """Find messages of a selection that were stored before ``upto_us`` (None: until now), in the order in which they
+    were stored, or with ``newest`` in the opposite order; go on at ``after``, where an answer before ended.
+
+    One answer has at most ``max_count`` messages and about ``max_bytes``, and comes after a bounded amount of work.
+    """
+
+    connection: int
+    request: int
+    selection: Selection
+    newest: bool = False
+    after: Boundary | None = None
+    upto_us: int | None = None
+    max_count: int = 1_000
+    max_bytes: int = 256 << 10
+
+
 class Disconnected(NamedTuple):
     """The connection is closed: its pulls and subscriptions end."""
 
@@ -314,6 +340,8 @@ Command = (
     | ListSegments
     | ListBatches
     | ReadLog
+    | Get
+    | Find
     | Disconnected
     | Synced
     | SyncBroken

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qmq.errors import QmqError
+from qmq.net.protocol.selection import Boundary
 from qmq.net.protocol.types import ConsumerState, ReportOutcome
 from qmq.storage.store import Fetch
 
@@ -174,6 +175,32 @@ class LogBytes(NamedTuple):
     data: Buffer
 
 
+class GotMessage(NamedTuple):
+    """The message that was asked for, alone in a piece or as its whole batch."""
+
+    connection: int
+    request: int
+    buffers: list[Buffer]
+
+
+class FoundMessages(NamedTuple):
+    """Some of the messages that are looked for, as batches and pieces in the order of the store.
+
+    The search goes on at ``after``; it is done where that is None. ``looked`` runs of messages were looked at for this
+    answer, about ``left`` are left; ``unreadable`` places could not be read, so messages may be missing. The search
+    covers what was stored before ``upto_us``.
+    """
+
+    connection: int
+    request: int
+    buffers: list[Buffer]
+    after: Boundary | None
+    upto_us: int
+    looked: int = 0
+    left: int = 0
+    unreadable: int = 0
+
+
 class Refused(NamedTuple):
     """The command failed, or is not allowed."""
 
@@ -204,6 +231,7 @@ class Asker(enum.IntEnum):
     RESTORE = 6  # messages that may have been restored before
     RETENTION = 7  # a segment that may be dropped
     FORWARDING = 8  # messages to carry forward out of one
+    FIND = 9  # messages that clients look for
 
 
 def first_number(asker: Asker) -> int:
@@ -286,6 +314,8 @@ Effect = (
     | SegmentList
     | BatchList
     | LogBytes
+    | GotMessage
+    | FoundMessages
     | Refused
     | SyncWanted
     | ReadWanted

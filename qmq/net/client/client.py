@@ -26,6 +26,8 @@ from qmq.net.client.broker_link import Link, sequence_in
 from qmq.net.client.cluster import Brokers
 from qmq.net.client.consumer.consumer import Consumer
 from qmq.net.client.consumer.multi_broker import make_puller
+from qmq.net.client.find.get import get
+from qmq.net.client.find.stored_message import StoredMessage
 from qmq.net.client.group_settings import GroupSettings, OnDifference, terms_of
 from qmq.net.client.options import (
     NO_JSON,
@@ -279,6 +281,17 @@ class Client:
         """
         MessageId.parse(message_id)
         return await self.admin.cancel(message_id)
+
+    async def get(self, message_id: str) -> StoredMessage:
+        """Return the stored message with that id, or a copy that keeps the id: one that was delayed, restored, handed
+        over, or kept for a group.
+
+            message = await client.get(receipt.id)
+
+        Looking changes nothing. Raises InvalidOption for an invalid id; UnknownMessage if no broker has the message, or
+        keeps it no more; BrokersMissed if a broker that did not answer may have it; StorageError if it cannot be read.
+        """
+        return await get(self._brokers, self._listing, message_id)
 
     async def drain(self) -> None:
         """Wait while the queue is so full that more would not be sent faster. Call it between ``send_nowait``."""

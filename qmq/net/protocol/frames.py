@@ -95,6 +95,8 @@ class FrameKind(enum.IntEnum):
     READ_LOG = 17
     RESTORE = 18
     CLAIM = 19
+    GET = 20
+    FIND = 21
     WELCOME = 129
     SENT = 130
     SUBSCRIBED = 131
@@ -113,6 +115,8 @@ class FrameKind(enum.IntEnum):
     LOG_BYTES = 145
     RESTORED = 146
     CLAIMED = 147
+    GOT = 148
+    FOUND = 149
     ERROR = 255
 
 

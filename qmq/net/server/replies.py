@@ -145,6 +145,18 @@ def log_bytes(effect: effects.LogBytes) -> bytes:
     return frames.encode_frame(FrameKind.LOG_BYTES, effect.request, b"", len(effect.data))
 
 
+def got(effect: effects.GotMessage) -> bytes:
+    """Encode the header of GOT; the buffers of the effect follow."""
+    return frames.encode_frame(FrameKind.GOT, effect.request, b"", sum(map(len, effect.buffers)))
+
+
+def found(effect: effects.FoundMessages) -> bytes:
+    """Encode the header of FOUND, and where the search goes on; the buffers of the effect follow."""
+    numbers = [effect.upto_us, effect.looked, effect.left, effect.unreadable, *(effect.after or ())]
+    meta = frames.pack_meta({"numbers": numbers, "crc": frames.pack_numbers(numbers)[1]})
+    return frames.encode_frame(FrameKind.FOUND, effect.request, meta, sum(map(len, effect.buffers)))
+
+
 def _with_meta(kind: FrameKind, request: int, fields: dict[str, Any]) -> bytes:
     return frames.encode_frame(kind, request, frames.pack_meta(fields))
 
@@ -200,6 +212,8 @@ class ReplyWriter:
             effects.SegmentList: partial(self._answer, encode=segment_list),
             effects.BatchList: partial(self._answer, encode=batch_list),
             effects.LogBytes: self._log_bytes,
+            effects.GotMessage: partial(self._found, encode=got),
+            effects.FoundMessages: partial(self._found, encode=found),
             effects.Reported: partial(self._answer, encode=reported),
         }
 
@@ -300,6 +314,11 @@ class ReplyWriter:
         connection = self._answer(effect, log_bytes)
         if connection is not None and len(effect.data):
             connection.answers.append(effect.data)
+
+    def _found(self, effect: effects.GotMessage | effects.FoundMessages, encode: Callable[[Any], bytes]) -> None:
+        connection = self._answer(effect, encode)
+        if connection is not None:
+            connection.answers += effect.buffers
 
     def _subscribed(self, effect: effects.Subscribed) -> None:
         self.changes += 1

@@ -15,13 +15,17 @@ from crc32c import crc32c
 from qmq.broker.ports import commands
 from qmq.broker.ports.commands import Command
 from qmq.errors import InvalidOption, ProtocolError, UnsupportedVersion
-from qmq.format.layout import PRODUCER_ID_SIZE
+from qmq.format.layout import MESSAGE_ID_SIZE, PRODUCER_ID_SIZE
 from qmq.net.protocol import frames
 from qmq.net.protocol.frames import Frame, FrameKind, made
+from qmq.net.protocol.selection import Boundary, Selection
 from qmq.net.protocol.types import KnownConsumer
 
 #: The most rows in one list of subjects.
 MAX_LISTED: Final = 1_000
+#: The most messages of one answer to FIND, and about the most bytes.
+MAX_FOUND: Final = 10_000
+MAX_FOUND_BYTES: Final = 256 << 10
 _MAX_CLIENT_NAME: Final = 200
 _MAX_REASON: Final = 300
 _MAX_NONCE: Final = 16
@@ -221,6 +225,26 @@ def _read_log(connection: int, frame: Frame) -> Command:
     return commands.ReadLog(connection, frame.request, partition, position, size)
 
 
+def _get(connection: int, frame: Frame) -> Command:
+    _expect_payload(frame, MESSAGE_ID_SIZE)
+    return commands.Get(connection, frame.request, bytes(frame.payload))
+
+
+def _find(connection: int, frame: Frame) -> Command:
+    fields = _fields(frame)
+    max_count, max_bytes = fields.get("max_count", MAX_FOUND), fields.get("max_bytes", MAX_FOUND_BYTES)
+    after, upto_us = fields.get("after"), fields.get("upto_us")
+    if not _is_count(max_count) or not _is_count(max_bytes) or not (upto_us is None or _is_count(upto_us)):
+        raise ProtocolError("FIND needs whole numbers in max_count, max_bytes and upto_us")
+    if after is not None and (type(after) is not list or len(after) != 2 or not all(map(_is_count, after))):
+        raise ProtocolError("FIND has two whole numbers in after")
+    return commands.Find(
+        connection, frame.request, Selection.unpacked(fields), bool(fields.get("newest")),
+        None if after is None else Boundary(*after), upto_us, max(1, min(max_count, MAX_FOUND)),
+        min(max_bytes, MAX_FOUND_BYTES),
+    )  # fmt: skip
+
+
 _DECODERS: Final[dict[int, Callable[[int, Frame], Command]]] = {
     FrameKind.SUBSCRIBE: _subscribe,
     FrameKind.PULL: _pull,
@@ -239,6 +263,8 @@ _DECODERS: Final[dict[int, Callable[[int, Frame], Command]]] = {
     FrameKind.SEGMENTS: _segments,
     FrameKind.BATCHES: _batches,
     FrameKind.READ_LOG: _read_log,
+    FrameKind.GET: _get,
+    FrameKind.FIND: _find,
 }
 
 

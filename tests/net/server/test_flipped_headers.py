@@ -66,6 +66,9 @@ FRAMES: Final = {
     "segments": of(FrameKind.SEGMENTS, frames.SEGMENTS.pack(5, 1)),
     "batches": of(FrameKind.BATCHES, frames.BATCHES.pack(5, 6, 1)),
     "read log": of(FrameKind.READ_LOG, frames.READ_LOG.pack(5, 6, 1)),
+    "get": of(FrameKind.GET, bytes(range(16))),
+    "find": of(FrameKind.FIND, meta={"prefix": "a.", "key": "k", "after": [5, 6], "upto_us": 7}),
+    "find all": of(FrameKind.FIND),
     "restore": of(FrameKind.RESTORE, bytes(frame_of(b"x" * 50, b"y", b"z", batches=3))),
 }
 

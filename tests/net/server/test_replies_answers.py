@@ -10,6 +10,7 @@ from qmq.broker.ports import effects
 from qmq.net.protocol import frames
 from qmq.net.protocol.frames import Frame, FrameKind, split_frames, unpack_meta
 from qmq.net.protocol.messages import decode_head
+from qmq.net.protocol.selection import Boundary
 from qmq.net.server import replies
 from tests.net.frames import sent_fields
 
@@ -51,6 +52,18 @@ def test_answers_with_fields() -> None:
     for sequence in (None, 0, 2**64 - 1):
         last = only_frame(replies.last_sequence(effects.LastSequenceIs(1, 9, sequence)))
         assert (last.kind, unpack_meta(last.meta)) == (FrameKind.LAST_SEQUENCE_IS, {"sequence": sequence})
+
+
+def test_found_messages_follow_their_header() -> None:
+    buffers = [b"abc", memoryview(b"defg")]
+    one = only_frame(replies.got(effects.GotMessage(1, 9, buffers)) + b"".join(buffers))
+    assert (one.kind, one.request, one.meta, bytes(one.payload)) == (FrameKind.GOT, 9, b"", b"abcdefg")
+    for after in (None, Boundary(5, 6)):
+        found = effects.FoundMessages(1, 9, buffers, after, 4, 3, 2, 1)
+        some = only_frame(replies.found(found) + b"".join(buffers))
+        assert (some.kind, some.request, bytes(some.payload)) == (FrameKind.FOUND, 9, b"abcdefg")
+        numbers = [4, 3, 2, 1, *(after or ())]
+        assert unpack_meta(some.meta) == {"numbers": numbers, "crc": frames.pack_numbers(numbers)[1]}
 
 
 def test_a_list_of_subjects_may_be_larger_than_meta() -> None:

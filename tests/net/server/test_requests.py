@@ -14,8 +14,9 @@ from qmq.net.client.consumer.in_flight import PendingDisposition
 from qmq.net.client.consumer.nacks import packed
 from qmq.net.protocol import frames
 from qmq.net.protocol.frames import Frame, FrameKind
+from qmq.net.protocol.selection import Boundary, Selection
 from qmq.net.protocol.types import Disposition, KnownConsumer
-from qmq.net.server.requests import MAX_LISTED, decode_hello, decode_request
+from qmq.net.server.requests import MAX_FOUND, MAX_FOUND_BYTES, MAX_LISTED, decode_hello, decode_request
 
 
 def of(kind: int, payload: bytes = b"", meta: dict[str, Any] | None = None, flags: int = 0, request: int = 7) -> Frame:
@@ -65,6 +66,20 @@ SUBSCRIBE = {"group": "g", "prefixes": ["a.", "b"], "consumer": "c", "start": No
         (of(FrameKind.SEGMENTS, frames.SEGMENTS.pack(5, 1)), commands.ListSegments(3, 7, 1, 5)),
         (of(FrameKind.BATCHES, frames.BATCHES.pack(5, 6, 1)), commands.ListBatches(3, 7, 1, 5, 6)),
         (of(FrameKind.READ_LOG, frames.READ_LOG.pack(5, 6, 1)), commands.ReadLog(3, 7, 1, 5, 6)),
+        (of(FrameKind.GET, b"0123456789abcdef"), commands.Get(3, 7, b"0123456789abcdef")),
+        (of(FrameKind.FIND), commands.Find(3, 7, Selection(), max_count=MAX_FOUND)),
+        (
+            of(FrameKind.FIND, meta={"prefix": "a.", "key": "k", "since_us": 5, "until_us": 9, "newest": True}),
+            commands.Find(3, 7, Selection("a.", "k", 5, 9), newest=True, max_count=MAX_FOUND),
+        ),
+        (
+            of(FrameKind.FIND, meta={"original": b"i" * 16, "after": [5, 6], "upto_us": 7, "max_count": 0}),
+            commands.Find(3, 7, Selection(original=b"i" * 16), False, Boundary(5, 6), 7, 1),
+        ),
+        (
+            of(FrameKind.FIND, meta={"max_count": 10**9, "max_bytes": 10**9}),
+            commands.Find(3, 7, Selection(), max_count=MAX_FOUND, max_bytes=MAX_FOUND_BYTES),
+        ),
         (of(FrameKind.REPORT, frames.REPORT.pack(5, 0, 0, 8)), commands.Report(3, 7, 8, 5, 0, 0, "")),
         (of(FrameKind.SUBJECTS), commands.ListSubjects(3, 7, "", 0, MAX_LISTED)),
         (
@@ -99,6 +114,13 @@ def test_frames_become_commands(frame: Frame, command: commands.Command) -> None
         of(FrameKind.SEGMENTS, bytes(9)),
         of(FrameKind.BATCHES, bytes(19)),
         of(FrameKind.READ_LOG, bytes(13)),
+        of(FrameKind.GET, bytes(15)),
+        of(FrameKind.GET, bytes(16), meta={"a": 1}),
+        of(FrameKind.FIND, bytes(16)),
+        of(FrameKind.FIND, meta={"after": [1]}),
+        of(FrameKind.FIND, meta={"after": [1, -1]}),
+        of(FrameKind.FIND, meta={"upto_us": "now"}),
+        of(FrameKind.FIND, meta={"max_count": -1}),
         of(FrameKind.SUBSCRIBE),
         of(FrameKind.SUBSCRIBE, b"x", meta=SUBSCRIBE),
         of(FrameKind.SUBSCRIBE, meta={**SUBSCRIBE, "prefixes": "a."}),

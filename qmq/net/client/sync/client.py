@@ -17,6 +17,7 @@ from qmq.net.client.admin.admin import Admin
 from qmq.net.client.admin.results import SubjectInfo
 from qmq.net.client.client import list_subjects
 from qmq.net.client.consumer.multi_broker import make_puller
+from qmq.net.client.find.stored_message import StoredMessage
 from qmq.net.client.group_settings import GroupSettings, OnDifference, terms_of
 from qmq.net.client.options import (
     NO_JSON,
@@ -189,6 +190,11 @@ class SyncClient:
         """Cancel a delayed message; return whether it was in time. See ``Client.cancel``."""
         thread = self._current_thread()
         return thread.run(thread.client.cancel(message_id))
+
+    def get(self, message_id: str) -> StoredMessage:
+        """Return the stored message with that id. See ``Client.get``."""
+        thread = self._current_thread()
+        return thread.run(thread.client.get(message_id))
 
     def drain(self) -> None:
         """Wait while the queue is so full that more messages would not be sent faster. See ``Client.drain``."""

@@ -1,0 +1,6 @@
+"""Answers clients that look for messages: one by its id, or all of a selection, a bounded step at a time.
+
+Looking changes nothing: no cursor, no group. The order of a search is that of the store: by stamp, and within a batch
+by ordinal. A step reads rows of the consumer logs (rows.py), looks into batches where single messages are selected
+(matches.py), and answers with batches and pieces (find.py). The client asks for the next step.
+"""

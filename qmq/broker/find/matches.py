@@ -1,0 +1,49 @@
+"""The messages of a batch that have a key, or that are copies of one message."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from qmq.errors import BadBatch
+from qmq.format.hashing import key_hash
+from qmq.format.layout import HAS_KEY_HASH, HAS_ORIGIN_ID
+from qmq.format.pieces import StoredBatch
+from qmq.format.run import Run
+from qmq.net.protocol.selection import Selection
+
+
+class MessageMatcher:
+    """Finds the messages of single batches that a selection takes, by hash first, then by the real key."""
+
+    def __init__(self, selection: Selection) -> None:
+        self._key = selection.key
+        self._hash = np.uint64(0 if selection.key is None else key_hash(selection.key))
+        self._original = None if selection.original is None else np.frombuffer(selection.original, "V16")[0]
+
+    @property
+    def flags(self) -> int:
+        """The columns without which no message of a batch is taken."""
+        return (HAS_KEY_HASH if self._key is not None else 0) | (HAS_ORIGIN_ID if self._original is not None else 0)
+
+    def matches(self, batch: StoredBatch, run_number: int) -> list[int]:
+        """Return the messages of a run that are taken, ascending."""
+        if batch.header.flags & self.flags != self.flags:
+            return []
+        found: list[int] | None = None
+        if self._original is not None:
+            found = np.flatnonzero(batch.column(run_number, HAS_ORIGIN_ID) == self._original).tolist()
+        if self._key is None:
+            return found or []
+        if found is None:
+            found = np.flatnonzero(batch.column(run_number, HAS_KEY_HASH) == self._hash).tolist()
+        if not found:
+            return []
+        run = batch.run(run_number)
+        return [index for index in found if self._has_key(run, index)]
+
+    def _has_key(self, run: Run, index: int) -> bool:
+        """Return whether a message has the key itself: other keys may have the same hash."""
+        try:
+            return self._key in run.header(index).get("k", ())
+        except BadBatch:  # its sender packed something else
+            return False

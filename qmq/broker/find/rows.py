@@ -1,0 +1,147 @@
+"""The rows of all partitions between two boundaries, a chunk at a time, in the order of the store or backward."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from qmq.format.batch import EntryRow
+from qmq.format.layout import ENTRY_DTYPE
+from qmq.net.protocol.selection import Boundary
+from qmq.storage.store import Partition, Store
+
+Rows = npt.NDArray[np.void]
+
+
+class RowChunk(NamedTuple):
+    """Rows of the consumer logs in the order of the store, each with its partition and its number there.
+
+    Of each row the messages [start, stop) lie between the boundaries. Behind the chunk the search goes on at ``after``;
+    it is done where that is None. About ``left`` rows are left.
+    """
+
+    partitions: npt.NDArray[np.int64]
+    numbers: npt.NDArray[np.int64]
+    rows: Rows
+    starts: npt.NDArray[np.int64]
+    stops: npt.NDArray[np.int64]
+    after: Boundary | None
+    left: int
+
+
+class _Span(NamedTuple):
+    """Rows [row, end) of a partition: of the first one without *skip* messages, of the last one *stop* (0: all)."""
+
+    part: Partition
+    row: int
+    end: int
+    skip: int
+    stop: int
+
+
+def read_chunk(store: Store, lower: Boundary, upper: Boundary, newest: bool, limit: int) -> RowChunk:
+    """Return the first rows, or with *newest* the last ones, between two boundaries: at most *limit* a partition.
+
+    Raises StorageError, NotInMemory.
+    """
+    spans = [span for part in store.partitions if (span := _span_between(part, lower, upper)) is not None]
+    total = sum(span.end - span.row for span in spans)
+    taken = [_read_part(span, newest, limit) for span in spans]
+    is_cut = [len(chunk.rows) < span.end - span.row for span, chunk in zip(spans, taken, strict=True)]
+    if len(taken) == 1:
+        found = taken[0]
+    elif not taken:
+        return RowChunk(_NONE, _NONE, np.zeros(0, ENTRY_DTYPE), _NONE, _NONE, None, 0)
+    else:
+        found = _merged(taken, is_cut, newest)
+    after = None
+    if any(is_cut):
+        at = 0 if newest else -1
+        part, number = store.partitions[int(found.partitions[at])], int(found.numbers[at])
+        after = boundary_at(part, number, 0 if newest else int(found.rows["count"][at]))
+    return found._replace(after=after, left=total - len(found.rows))
+
+
+def boundary_at(part: Partition, number: int, index: int) -> Boundary:
+    """Return the boundary before message *index* of a row. Raises StorageError, NotInMemory."""
+    entry = part.consumer_log.read_entry(number)
+    run = entry[5]
+    before = int(_rows(part, number - run, number)["count"].sum(dtype=np.int64)) if run else 0
+    return Boundary(entry[2], before + index)
+
+
+def row_in_batch(part: Partition, row: int, entry: EntryRow, ordinal: int) -> tuple[int, int]:
+    """Return the row that has message *ordinal* of a batch, and the message's index in it: the row behind the batch
+    where it has fewer messages. *row* is the first one of the batch, *entry* what it says. Raises StorageError,
+    NotInMemory.
+    """
+    if ordinal < entry[4]:
+        return row, ordinal
+    behind = min(row + entry[7], part.consumer_log.visible_row)
+    ends = np.cumsum(_rows(part, row, behind)["count"], dtype=np.int64)
+    run = int(np.searchsorted(ends, ordinal, side="right"))
+    return row + run, ordinal - int(ends[run - 1]) if run < len(ends) else 0
+
+
+def _span_between(part: Partition, lower: Boundary, upper: Boundary) -> _Span | None:
+    """Return the readable rows between two boundaries; None where there are none."""
+    row, skip = _row_of(part, lower)
+    end, stop = _row_of(part, upper)
+    end += stop > 0
+    return _Span(part, row, end, skip, stop) if row < end else None
+
+
+def _row_of(part: Partition, boundary: Boundary) -> tuple[int, int]:
+    """Return the first row behind a boundary, and how many of its messages lie before that."""
+    log = part.consumer_log
+    row = log.row_at_time(boundary.stored_at_us)
+    if not boundary.ordinal or row >= log.visible_row:
+        return row, 0
+    entry = log.read_entry(row)
+    if entry[2] != boundary.stored_at_us:  # another partition has that batch, or it is gone
+        return row, 0
+    return row_in_batch(part, row, entry, boundary.ordinal)
+
+
+def _read_part(span: _Span, newest: bool, limit: int) -> RowChunk:
+    """Return the first or last rows of a span."""
+    part = span.part
+    first = max(span.row, span.end - limit) if newest else span.row
+    last = span.end if newest else min(span.end, span.row + limit)
+    rows = _rows(part, first, last)
+    count = len(rows)
+    starts, stops = np.zeros(count, np.int64), rows["count"].astype(np.int64)
+    if span.skip and first == span.row:
+        starts[0] = span.skip
+    if span.stop and last == span.end:
+        stops[-1] = span.stop
+    return RowChunk(np.full(count, part.number), np.arange(first, last), rows, starts, stops, None, 0)
+
+
+def _rows(part: Partition, start: int, stop: int) -> Rows:
+    """Return rows [start, stop) of a partition."""
+    pieces = [part.consumer_log.rows(start, stop - start)]
+    start += len(pieces[0])
+    while start < stop:
+        pieces.append(part.consumer_log.rows(start, stop - start))
+        start += len(pieces[-1])
+    return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+
+
+def _merged(chunks: list[RowChunk], is_cut: list[bool], newest: bool) -> RowChunk:
+    """Return the rows of several partitions in the order of the store, as far as no partition lacks one between."""
+    partitions, numbers, rows, starts, stops = (
+        np.concatenate([chunk[column] for chunk in chunks]) for column in range(5)
+    )
+    stamps = rows["stored_at_us"]
+    order = np.lexsort((rows["run"], stamps))
+    edges = [chunk.rows["stored_at_us"][0 if newest else -1] for chunk, cut in zip(chunks, is_cut, strict=True) if cut]
+    if edges:
+        edge = max(edges) if newest else min(edges)
+        order = order[stamps[order] >= edge] if newest else order[stamps[order] <= edge]
+    return RowChunk(partitions[order], numbers[order], rows[order], starts[order], stops[order], None, 0)
+
+
+_NONE = np.zeros(0, np.int64)

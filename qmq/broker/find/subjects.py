@@ -1,0 +1,54 @@
+"""The subjects that a selection takes, by number, learned as rows of them are met."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from qmq.net.protocol.selection import Selection
+from qmq.storage.store import Store
+
+#: Prefixes whose subjects are remembered, a byte for each subject of the store.
+_REMEMBERED: Final = 16
+_UNKNOWN: Final = 0
+_TAKEN: Final = 1
+_PASSED: Final = 2
+
+
+class SubjectFilters:
+    """Tells which rows are of a selection's subjects. Each name is compared once, when a row of it is first met."""
+
+    def __init__(self, store: Store) -> None:
+        self._subjects = store.subjects
+        self._known: OrderedDict[tuple[str, bool], npt.NDArray[np.uint8]] = OrderedDict()
+
+    def taken(self, numbers: npt.NDArray[Any], selection: Selection) -> npt.NDArray[np.bool_]:
+        """Return which of these subjects are taken: bool[n]. Raises BadBytes where a name cannot be read."""
+        if not selection.prefix and (selection.is_sparse or not self._subjects.has_private):
+            return np.ones(len(numbers), np.bool_)
+        result: npt.NDArray[np.bool_]
+        known = self._known_of(selection)
+        found = known[numbers]
+        if not found.all():
+            for number in np.unique(numbers[found == _UNKNOWN]).tolist():
+                known[number] = _TAKEN if selection.takes(self._subjects.name(number)) else _PASSED
+            found = known[numbers]
+        result = found == _TAKEN
+        return result
+
+    def _known_of(self, selection: Selection) -> npt.NDArray[np.uint8]:
+        key, count = (selection.prefix, selection.is_sparse), self._subjects.count
+        known = self._known.get(key)
+        if known is None:
+            known = self._known[key] = np.zeros(count, np.uint8)
+            if len(self._known) > _REMEMBERED:
+                self._known.popitem(last=False)
+        elif len(known) < count:
+            grown = np.zeros(max(count, 2 * len(known)), np.uint8)
+            grown[: len(known)] = known
+            known = self._known[key] = grown
+        self._known.move_to_end(key)
+        return known

@@ -1,0 +1,1 @@
+"""Looks for stored messages: one by its id, or all of a selection, at all brokers of a client."""

@@ -1,0 +1,235 @@
+"""Searches against a list of messages: whatever the partitions, batches, bounds and order, each message comes once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from qmq.broker.find import find
+from qmq.broker.ports.commands import Disconnected, Find, ReadDone, Send
+from qmq.broker.ports.effects import Effect, FoundMessages, Refused, Sent
+from qmq.errors import Overloaded, StorageFailed
+from qmq.format.build import RunContent, build_batch, make_header
+from qmq.format.pieces import read_answer
+from qmq.net.protocol.selection import Boundary, Selection
+from tests.broker.harness import START_US, Driven
+from tests.fake_disk import FakeDisk
+
+SUBJECTS = ("shop.order.paid", "shop.order.new", "shop.mail", "house", "shop.orders")
+PREFIXES = ("", "shop.", "shop.order.", "shop.order.paid", "house", "nothing.", "shop.order")
+KEYS = (None, "a", "b", "order-4421")
+
+
+class Stored(NamedTuple):
+    """One message of the model."""
+
+    stored_at_us: int
+    ordinal: int
+    subject: str
+    key: str | None
+    body: bytes
+    position: int = 0  # of the batch
+
+
+def send(driven: Driven, contents: list[tuple[str, list[tuple[str | None, bytes]]]], delay_us: int = 0) -> list[Stored]:
+    """Send one batch and return its messages."""
+    headers = [[make_header(key, deliver_at=delay_us) for key, _ in messages] for _, messages in contents]
+    runs = [
+        RunContent(subject, [body for _, body in messages], heads)
+        for (subject, messages), heads in zip(contents, headers, strict=True)
+    ]
+    count = sum(len(messages) for _, messages in contents)
+    parts = build_batch(runs, created_at_us=START_US, producer_id=driven.producer, producer_sequence=driven.produced)
+    driven.produced += count
+    said = driven.do(Send(1, driven.request(), memoryview(bytearray(b"".join(parts))), True))
+    (sent,) = [effect for effect in said if isinstance(effect, Sent | Refused)]
+    assert isinstance(sent, Sent), sent
+    flat = [(subject, key, body) for subject, messages in contents for key, body in messages]
+    return [Stored(sent.stored_at_us, ordinal, *one, sent.position) for ordinal, one in enumerate(flat)]
+
+
+def page(driven: Driven, selection: Selection, connection: int = 1, **limits: object) -> FoundMessages:
+    """Return the answer to one request."""
+    command = Find(connection, driven.request(), selection, **limits)  # type: ignore[arg-type]
+    answers = driven.do(command)
+    while not answers:
+        answers = driven.advance(0)
+    (answer,) = answers
+    assert isinstance(answer, FoundMessages), answer
+    return answer
+
+
+def messages_of(answer: FoundMessages) -> list[Stored]:
+    runs, damaged = read_answer(memoryview(b"".join(answer.buffers)))
+    assert not damaged
+    return [
+        Stored(
+            run.stored_at_us,
+            run.ordinal + index,
+            run.subject,
+            (run.header(index).get("k") or [None])[0],
+            body,
+            run.position,
+        )
+        for run in runs
+        for index, body in enumerate(run.bodies())
+    ]
+
+
+def search(driven: Driven, selection: Selection, *, newest: bool = False, **limits: object) -> list[Stored]:
+    """Return all messages of a search, page by page."""
+    found: list[Stored] = []
+    after: Boundary | None = None
+    upto_us: int | None = None
+    for _ in range(10_000):
+        answer = page(driven, selection, newest=newest, after=after, upto_us=upto_us, **limits)
+        messages = messages_of(answer)
+        assert len(messages) <= int(limits.get("max_count", 1_000))  # type: ignore[call-overload]
+        found += messages[::-1] if newest else messages
+        if answer.after is None:
+            assert answer.left == 0
+            return found
+        assert answer.after != after, "the search stands still"
+        after, upto_us = answer.after, answer.upto_us
+    raise AssertionError("the search does not end")
+
+
+def expected(stored: list[Stored], selection: Selection, newest: bool) -> list[Stored]:
+    chosen = [
+        one
+        for one in stored
+        if selection.since_us <= one.stored_at_us < selection.until_us
+        and selection.takes(one.subject)
+        and (selection.key is None or selection.key == one.key)
+    ]
+    return sorted(chosen, reverse=newest)
+
+
+MESSAGES = st.lists(st.tuples(st.sampled_from(KEYS), st.binary(max_size=40)), min_size=1, max_size=5)
+CONTENTS = st.dictionaries(st.sampled_from(SUBJECTS), MESSAGES, min_size=1, max_size=4)
+
+
+class TestAgainstAModel:
+    @settings(max_examples=40, deadline=None)
+    @given(
+        batches=st.lists(CONTENTS, min_size=0, max_size=25),
+        partitions=st.sampled_from((1, 1, 3)),
+        prefix=st.sampled_from(PREFIXES),
+        key=st.sampled_from(KEYS),
+        newest=st.booleans(),
+        max_count=st.sampled_from((1, 2, 7, 1_000)),
+        max_bytes=st.sampled_from((1, 300, 256 << 10)),
+        rows=st.sampled_from((1, 2, 5, 1_000)),
+        edges=st.tuples(st.integers(-2, 25), st.integers(-2, 25), st.integers(0, 1)),
+    )
+    def test_each_selected_message_comes_once_in_order(
+        self, tmp_path_factory: pytest.TempPathFactory, batches: list[dict[str, list[tuple[str | None, bytes]]]],
+        partitions: int, prefix: str, key: str | None, newest: bool, max_count: int, max_bytes: int, rows: int,
+        edges: tuple[int, int, int],
+    ) -> None:  # fmt: skip
+        driven = Driven(
+            tmp_path_factory.mktemp("find"), partitions=partitions, segment_bytes=16 << 10, max_frame_bytes=8 << 10
+        )
+        stored: list[Stored] = []
+        for contents in batches:
+            stored += send(driven, list(contents.items()))
+            driven.advance(1)
+        stamps = sorted({one.stored_at_us for one in stored}) or [START_US]
+        low, high, more = edges
+        since_us = stamps[low % len(stamps)] + more if low >= 0 else 0
+        until_us = stamps[high % len(stamps)] + 1 - more if high >= 0 else 1 << 63
+        selection = Selection(prefix, key, since_us, max(until_us, since_us + 1))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(find, "ROWS", rows)
+            patch.setattr(find, "BATCHES", rows)
+            found = search(driven, selection, newest=newest, max_count=max_count, max_bytes=max_bytes)
+        assert found == expected(stored, selection, newest)
+        driven.store.close()
+
+
+def test_pages_are_stable_while_more_arrive(tmp_path: Path) -> None:
+    driven = Driven(tmp_path)
+    stored = [one for n in range(20) for one in send(driven, [("shop.mail", [("a", b"%d" % n), (None, b"-")])])]
+    for newest in (False, True):
+        before, found, after, upto_us = list(stored), list[Stored](), None, None
+        while True:
+            answer = page(driven, Selection("shop.", "a"), newest=newest, after=after, upto_us=upto_us, max_count=3)
+            found += messages_of(answer)[:: -1 if newest else 1]
+            stored += send(driven, [("shop.mail", [("a", b"new")])])
+            if answer.after is None:
+                break
+            after, upto_us = answer.after, answer.upto_us
+        assert found == expected(before, Selection("shop.", "a"), newest)
+    driven.close()
+
+
+def test_keys_whose_hashes_collide_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("qmq.format.build.hash_bytes", lambda key: 7)
+    monkeypatch.setattr("qmq.broker.find.matches.key_hash", lambda key: 7)
+    driven = Driven(tmp_path)
+    stored = send(driven, [("shop.mail", [("k1", b"1"), ("k2", b"2"), ("k1", b"3"), ("k3", b"4")])])
+    for key in ("k1", "k2", "k3", "k4"):  # keys of this test alone: their headers are remembered
+        selection = Selection("", key)
+        assert search(driven, selection) == expected(stored, selection, newest=False)
+    driven.close()
+
+
+def filled(tmp_path: Path) -> tuple[Driven, FakeDisk, list[Stored]]:
+    """Return a broker with some segments of messages, on a disk that can forget what is in memory."""
+    disk = FakeDisk("boot-1", forgets=0.0)
+    driven = Driven(tmp_path, disk=disk, segment_bytes=16 << 10, max_frame_bytes=8 << 10)
+    stored = [one for n in range(60) for one in send(driven, [("shop.mail", [("a", b"%d" % n + b"x" * 900)])])]
+    driven.checkpoint()
+    return driven, disk, stored
+
+
+@pytest.mark.parametrize("newest", [False, True])
+@pytest.mark.parametrize("key", [None, "a"])
+def test_messages_that_are_not_in_memory_are_read_beside_the_loop(
+    tmp_path: Path, key: str | None, newest: bool
+) -> None:
+    driven, disk, stored = filled(tmp_path)
+    disk.forget()
+    driven.auto_read = False
+    assert driven.do(Find(1, driven.request(), Selection("shop.", key), newest=newest)) == []
+    assert driven.reads, "the bytes are read by a thread"
+    answers: list[Effect] = []
+    while not answers:
+        answers = driven.read() or driven.advance(0)
+    assert isinstance(answers[0], FoundMessages)
+    driven.auto_read = True
+    assert search(driven, Selection("shop.", key), newest=newest) == expected(stored, Selection(), newest)
+    driven.close()
+
+
+def test_a_disk_that_fails_is_no_empty_answer(tmp_path: Path) -> None:
+    driven, disk, _ = filled(tmp_path)
+    disk.forget()
+    driven.auto_read = False
+    assert driven.do(Find(1, driven.request(), Selection("shop."))) == []
+    (read,) = driven.reads
+    driven.reads.clear()
+    (refused,) = driven.do(ReadDone(read.number, StorageFailed("the disk is gone")))
+    assert isinstance(refused, Refused)
+    assert isinstance(refused.error, StorageFailed)
+
+
+def test_waiting_searches_of_a_connection_are_bounded(tmp_path: Path) -> None:
+    driven = Driven(tmp_path)
+    send(driven, [("shop.mail", [("a", b"1")])])
+    for connection in [1] * (find.MAX_WAITING + 1) + [2]:
+        driven.broker.handle(Find(connection, driven.request(), Selection()), driven.now)
+    (refused,) = driven.broker.take_effects()
+    assert isinstance(refused, Refused)
+    assert isinstance(refused.error, Overloaded)
+    driven.broker.turn(driven.now)
+    assert [type(one) for one in driven.broker.take_effects()] == [FoundMessages], "one step in a turn"
+    assert driven.broker.tick(driven.now) == driven.now.monotonic_us, "another turn follows at once"
+    driven.do(Disconnected(1))
+    left = [one for _ in range(find.MAX_WAITING) for one in driven.advance(0)]
+    assert all(isinstance(one, FoundMessages) and one.connection == 2 for one in left)
+    driven.close()
