@@ -39,7 +39,7 @@ MAX_WAITING: Final = 16
 _MOST_READS: Final = 8
 
 
-class _Asked(NamedTuple):
+class _OpenRequest(NamedTuple):
     """A request, and the reads that were made for it."""
 
     command: Get | Find
@@ -68,8 +68,8 @@ class Finds:
         self._getting = getting
         self._subjects = SubjectFilters(store)
         self._by_connection: Counter[int] = Counter()
-        self._waiting: deque[_Asked] = deque()
-        self._reading: dict[int, tuple[_Asked, ColdRead]] = {}
+        self._waiting: deque[_OpenRequest] = deque()
+        self._reading: dict[int, tuple[_OpenRequest, ColdRead]] = {}
         self._last_number = first_number(Asker.FIND)
         self.damaged: list[QmqError] = []
 
@@ -78,12 +78,12 @@ class Finds:
     def get(self, command: Get) -> None:
         """Answer with a message. Raises UnknownMessage, StorageError, Overloaded."""
         self._count(command.connection)
-        self._step(_Asked(command, set()))
+        self._step(_OpenRequest(command, set()))
 
     def find(self, command: Find) -> None:
         """Have a turn answer with the next messages of a search. Raises Overloaded."""
         self._count(command.connection)
-        self._waiting.append(_Asked(command, set()))
+        self._waiting.append(_OpenRequest(command, set()))
 
     def read_done(self, done: ReadDone) -> None:
         """Go on with the request that waits for a read, or refuse it where the read has failed."""
@@ -122,7 +122,7 @@ class Finds:
 
     # --- one step ----------------------------------------------------------------------------------------------------
 
-    def _step(self, asked: _Asked) -> None:
+    def _step(self, asked: _OpenRequest) -> None:
         try:
             with _reading(self._store_of(asked.command), may_wait=len(asked.reads) >= _MOST_READS):
                 answer = self._answer(asked.command)
