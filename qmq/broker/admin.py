@@ -20,7 +20,7 @@ from qmq.broker.startup.replay import GroupReplay
 from qmq.errors import BadBatch, InvalidOption, StorageError
 from qmq.format.batch import EntryRow
 from qmq.format.ids import MessageId
-from qmq.format.layout import ENTRY_HAS_ORIGIN_ID, HAS_ORIGIN_ID, RETRY_DTYPE
+from qmq.format.layout import ENTRY_HAS_ORIGIN_ID, HAS_ORIGIN_ID
 from qmq.format.pieces import StoredBatch
 from qmq.format.private import origin_subject
 from qmq.names import check_group_or_member, check_prefix
@@ -215,7 +215,7 @@ class AdminCommands:
         after, limit = _whole(fields, "after", 0), min(max(_whole(fields, "limit", MOST_ROWS), 1), MOST_ROWS)
         rows, last = list[Fields](), None
         for items in ledger.dead.after(after):
-            for letter in unpacked(np.asarray(items, RETRY_DTYPE)):
+            for letter in unpacked(items):
                 if len(rows) == limit:
                     return {"rows": rows, "after": last, "messages": len(ledger.dead)}
                 try:

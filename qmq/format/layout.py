@@ -252,7 +252,7 @@ PULL_RECORD_HEADER_SIZE: Final = 12
 
 SCHEDULE_MAGIC: Final = b"QMQSCHED"
 SCHEDULE_VERSION: Final = 1
-#: magic 8s | version u16 | item size u16 | store_id 6s | reserved 6s | number u64 | items u64 | reserved 20s |
+#: magic 8s | version u16 | slot size u16 | store_id 6s | reserved 6s | number u64 | slots u64 | reserved 20s |
 #: crc32c u32 (of the 60 bytes before)
 SCHEDULE_HEADER: Final = struct.Struct("<8sHH6s6sQQ20sI")
 SCHEDULE_HEADER_SIZE: Final = 64
@@ -260,7 +260,7 @@ SCHEDULE_HEADER_SIZE: Final = 64
 #: Messages to hand out again: due_us u64 | number u64 | log u32 (subject number, or 2^31 + partition) | run u32 |
 #: first u64 (sequence, or position of the batch) | skip u32 | count u32 | end u64 (position of the last batch) |
 #: attempt u16 (of the next time) | session_expiries u8 | flags u8 | consumer u32 | delivery_sequence u64 |
-#: failed_at_us u64 | reason 52s (UTF-8, zeros behind) | crc32c u32
+#: failed_at_us u64 | reason u32 (the number of its first slot; 0: none) | crc32c u32
 RETRY_DTYPE: Final = np.dtype(
     [
         ("due_us", "<u8"),
@@ -277,12 +277,13 @@ RETRY_DTYPE: Final = np.dtype(
         ("consumer", "<u4"),
         ("delivery_sequence", "<u8"),
         ("failed_at_us", "<u8"),
-        ("reason", "S52"),
+        ("reason", "<u4"),
         ("crc", "<u4"),
     ]
 )
-RETRY_SIZE: Final = 128
-RETRY_REASON_BYTES: Final = 52
+RETRY_SIZE: Final = 80
+#: The most bytes of a reason, as UTF-8.
+REASON_BYTES: Final = 300
 #: The message is quarantined: handed out alone, to a consumer with nothing else in flight.
 RETRY_QUARANTINED: Final = 1 << 0
 

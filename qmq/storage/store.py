@@ -24,6 +24,7 @@ from qmq.storage.disk.aio import AioSyncs
 from qmq.storage.disk.disk import Disk
 from qmq.storage.disk.free_space import FreeSpace
 from qmq.storage.error_log.item_file import ItemLog, ItemLogClaim
+from qmq.storage.error_log.items import RETRY_ITEMS, pack_items, unpack_items
 from qmq.storage.error_log.timer_queue import Schedule, ScheduleClaim
 from qmq.storage.key_index.hashes import hash_of_id
 from qmq.storage.key_index.search import KeySearch, SearchStep
@@ -43,6 +44,7 @@ from qmq.storage.types import DELAYED_NAME, Hole, StoreOptions
 from qmq.storage.verify.scrub import PartitionDamage
 
 __all__ = [
+    "RETRY_ITEMS",
     "Checkpoint",
     "ColdRead",
     "Disk",
@@ -67,7 +69,9 @@ __all__ = [
     "SubjectRanges",
     "SubjectTable",
     "hash_of_id",
+    "pack_items",
     "subject_ranges_of",
+    "unpack_items",
 ]
 
 _CHUNK_ROWS: Final = 4_096

@@ -6,14 +6,13 @@ import os
 from itertools import zip_longest
 from typing import Any, Final
 
-import numpy as np
-
 from qmq.broker.error_log.error_log import unpacked, without
 from qmq.broker.groups.group_state import Ledger
 from qmq.broker.groups.message_ranges import RunPart, parts_of
 from qmq.broker.journal.record_types import MessageRange
 from qmq.format.layout import PULL_FILE_HEADER_SIZE, RETRY_DTYPE
 from qmq.storage.disk.disk import read_around
+from qmq.storage.error_log.items import unpack_items
 from qmq.storage.pull_log.records import PULL_LOG_NAME, PullRecord, list_pull_files, pull_file_path, record_at
 from tests.broker.harness import Driven
 from tests.broker.model import GroupContent, Letter, Message, Place, Waiting, undated
@@ -85,7 +84,7 @@ def places_of(driven: Driven, ledger: Ledger) -> dict[str, Place]:
 def waiting_of(driven: Driven, ledger: Ledger) -> list[Waiting]:
     """Return its retries, in memory or on disk."""
     retries = ledger.retries
-    later = unpacked(np.frombuffer(retries._schedule.claim().kept, RETRY_DTYPE))
+    later = unpacked(unpack_items(retries._schedule.claim().kept, RETRY_DTYPE))
     found = []
     for retry in [*retries._due, *retries._quarantined, *later]:
         left = [retry.messages]

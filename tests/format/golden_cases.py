@@ -31,6 +31,7 @@ from qmq.format.layout import (
     SEGMENT_VERSION,
 )
 from qmq.format.pieces import StoredBatch, piece_of_run
+from qmq.storage.error_log.items import RETRY_ITEMS, to_slots
 from tests.format.contents import CREATED_US, POSITION, STORE, STORED_US, Contents, Sent, batch_of, plain, rich, stored
 
 DIRECTORY = Path(__file__).parent / "golden"
@@ -74,8 +75,11 @@ def cases() -> dict[str, bytes]:
     found["run-header"] = SCHEDULE_HEADER.pack(
         SCHEDULE_MAGIC, SCHEDULE_VERSION, RETRY_SIZE, STORE, bytes(6), 7, 2, bytes(20), 0x12345678
     )
-    item = (STORED_US, 9, (1 << 31) + 3, 1, POSITION, 2, 40, POSITION + 999, 4, 1, 1, 6, 12, STORED_US - 5, b"broke")
+    item = (STORED_US, 9, (1 << 31) + 3, 1, POSITION, 2, 40, POSITION + 999, 4, 1, 1, 6, 12, STORED_US - 5, 44)
     found["run-item"] = np.array([(*item, 0x89ABCDEF)], RETRY_DTYPE).tobytes()
+    several = np.zeros(3, RETRY_ITEMS)
+    several["number"], several["reason"] = (1, 2, 3), [b"ValueError: no such customer", b"", b"a long reason " * 12]
+    found["run-slots"] = to_slots(several, RETRY_DTYPE)
     assert PULL_LOG_VERSION == SCHEDULE_VERSION == 1
     assert BATCH_VERSION == SEGMENT_VERSION == DERIVED_VERSION == 1
     return found

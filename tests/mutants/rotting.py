@@ -26,6 +26,18 @@ ROTTING: Final = (
         _PULL_LOG,
     ),
     Mutant(
+        "tell that bytes of a reason are lost",
+        "reason_in",
+        never("any(slot in lost for slot in range(at, end))"),
+        ("tests/storage/error_log/test_items.py",),
+    ),
+    Mutant(
+        "read a rotten reason from the other file",
+        "SortedRun._read_slots",
+        skip("rows[bad] = other[bad]"),
+        ("tests/storage/error_log/test_items.py",),
+    ),
+    Mutant(
         "sync the names of the pull log's files at a start",
         "rewrite_pull_log",
         skip("disk.fsync_directory(directory)"),

@@ -19,8 +19,7 @@ from qmq.broker.journal.record_types import InFlightRange
 from qmq.broker.ports.commands import Administer, Now
 from qmq.broker.ports.effects import Administered, Effect, Refused
 from qmq.errors import StorageError
-from qmq.format.layout import RETRY_DTYPE
-from qmq.storage.store import ItemLog
+from qmq.storage.store import RETRY_ITEMS, ItemLog
 
 
 def letters_of(consumer: int, start: int, in_flight: InFlightRange, reason: str, now_us: int) -> NDArray[np.void]:
@@ -61,7 +60,7 @@ def chosen(dead: ItemLog, numbers: Iterable[int]) -> NDArray[np.void]:
         found.append(block[np.isin(block["number"], left)])
         last = block["number"].max(initial=left[0])
         left = left[int(np.searchsorted(left, last, "right")) :]
-    return np.concatenate(found) if found else np.empty(0, RETRY_DTYPE)
+    return np.concatenate(found) if found else np.empty(0, RETRY_ITEMS)
 
 
 #: Letters that one turn redrives: about 40 us each. Letters named by number may take a read each, so they are fewer.

@@ -6,6 +6,7 @@ disk. Every decision here follows from the arguments, so that a start that repla
 
 from __future__ import annotations
 
+import functools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, NamedTuple
@@ -13,9 +14,10 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from qmq.broker.journal.record_types import InFlightRange, MessageRange, whole
-from qmq.format.layout import RETRY_DTYPE, RETRY_QUARANTINED, RETRY_REASON_BYTES
+from qmq.format.layout import RETRY_DTYPE, RETRY_QUARANTINED
 from qmq.intervals import Intervals
-from qmq.storage.store import Schedule, ScheduleClaim
+from qmq.net.protocol.types import cut_reason
+from qmq.storage.store import RETRY_ITEMS, Schedule, ScheduleClaim, pack_items, unpack_items
 
 #: An expired range becomes so many retries.
 PIECES: Final = 10
@@ -83,18 +85,17 @@ def split(messages: MessageRange) -> list[MessageRange]:
 
 
 def packed(retries: list[RetryItem]) -> np.ndarray[Any, np.dtype[np.void]]:
-    """Return the retries as items of a schedule: RETRY_DTYPE[n]."""
-    items = np.zeros(len(retries), RETRY_DTYPE)
+    """Return the retries as items of a schedule: RETRY_ITEMS[n]."""
+    items = np.zeros(len(retries), RETRY_ITEMS)
     if not retries:
         return items
     number, due_us, messages, attempt, session_expiries, quarantined, consumer, sequence, failed_us, reason = zip(
         *retries, strict=True
     )
-    cut = {why: _cut(why) for why in set(reason)}
     columns = {
         "due_us": due_us, "number": number, "attempt": attempt, "session_expiries": session_expiries,
         "consumer": consumer, "delivery_sequence": sequence, "failed_at_us": failed_us,
-        "reason": [cut[why] for why in reason],
+        "reason": list(map(_encoded, reason)),
         **dict(zip(("log", "first", "run", "skip", "count", "end"), zip(*messages, strict=True), strict=True)),
     }  # fmt: skip
     for name, column in columns.items():
@@ -103,8 +104,25 @@ def packed(retries: list[RetryItem]) -> np.ndarray[Any, np.dtype[np.void]]:
     return items
 
 
-def _cut(reason: str) -> bytes:
-    return reason.encode()[:RETRY_REASON_BYTES].decode("utf-8", "ignore").replace("\0", "").encode()
+@functools.lru_cache(1_024)  # retries with the same reason share it
+def _encoded(reason: str) -> bytes:
+    return cut_reason(reason).encode()
+
+
+@functools.lru_cache(1_024)
+def _decoded(reason: bytes) -> str:
+    return reason.decode("utf-8", "replace")
+
+
+def to_record(retry: RetryItem) -> bytes:
+    """Return a retry, or a dead letter, for a record of the pull log."""
+    return pack_items(packed([retry]), RETRY_DTYPE)
+
+
+def from_record(data: bytes) -> RetryItem:
+    """Return the retry of a record. Raises ValueError."""
+    (retry,) = unpacked(unpack_items(data, RETRY_DTYPE))
+    return retry
 
 
 def unpacked(items: np.ndarray[Any, np.dtype[np.void]]) -> list[RetryItem]:
@@ -114,7 +132,7 @@ def unpacked(items: np.ndarray[Any, np.dtype[np.void]]) -> list[RetryItem]:
         due_us, number, log, run, first, skip, count, end, *rest, why, _ = item
         attempt, session_expiries, flags, consumer, sequence, failed_us = rest
         messages = MessageRange(log, first, run, skip, count, end)
-        quarantined, reason = bool(flags & RETRY_QUARANTINED), why.decode("utf-8", "replace")
+        quarantined, reason = bool(flags & RETRY_QUARANTINED), _decoded(why)
         found.append(
             RetryItem(
                 number, due_us, messages, attempt, session_expiries, quarantined, consumer, sequence, failed_us, reason
@@ -221,7 +239,7 @@ class Retries:
         return [*self._due, *self._quarantined]
 
     def scheduled(self) -> Iterator[np.ndarray[Any, np.dtype[np.void]]]:
-        """Return the retries in the schedule, in blocks: RETRY_DTYPE[n]; see ``left_of``. Reads files."""
+        """Return the retries in the schedule, in blocks: RETRY_ITEMS[n]; see ``left_of``. Reads files."""
         return self._schedule.all()
 
     def left_of(self, retry: RetryItem) -> list[RetryItem]:
@@ -441,7 +459,7 @@ class Retries:
         return {
             "next_number": self._next_number,
             "count": self.count,
-            "due": packed([*self._due, *self._quarantined]).tobytes(),
+            "due": pack_items(packed([*self._due, *self._quarantined]), RETRY_DTYPE),
             "taken": self._taken,
             "void": list(self._void),
             "next_run": claim.next_run,
@@ -456,7 +474,7 @@ class Retries:
         self._taken = {number: [MessageRange(*one) for one in taken] for number, taken in fields["taken"].items()}
         for start, end in fields["void"]:
             self._void.add(start, end)
-        for retry in unpacked(np.frombuffer(fields["due"], RETRY_DTYPE)):
+        for retry in unpacked(unpack_items(fields["due"], RETRY_DTYPE)):
             (self._quarantined if retry.quarantined else self._due).append(retry)
         self._schedule.restore(ScheduleClaim(fields["next_run"], fields["runs"], fields["kept"]))
 

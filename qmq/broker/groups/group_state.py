@@ -11,10 +11,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import msgpack
-import numpy as np
 
 from qmq.broker.error_log.dead_letters import chosen, letters_of
-from qmq.broker.error_log.error_log import Failure, Retries, RetryItem, TakenRetry, packed, split, unpacked
+from qmq.broker.error_log.error_log import Failure, Retries, TakenRetry, from_record, packed, split, unpacked
 from qmq.broker.groups.in_flight import InFlightPull
 from qmq.broker.groups.member import Consumers, Member
 from qmq.broker.groups.settings import ResolvedSettings
@@ -31,7 +30,6 @@ from qmq.broker.journal.record_types import (
 from qmq.broker.ports.commands import DispositionRange
 from qmq.errors import Fenced
 from qmq.format.batch import made
-from qmq.format.layout import RETRY_DTYPE
 from qmq.intervals import Intervals
 from qmq.net.protocol.types import Disposition, KnownConsumer
 from qmq.storage.store import ItemLog, ItemLogClaim, Schedule
@@ -686,13 +684,13 @@ def _forward(
     [as an item, range]; *in_flight*: [consumer, delivery sequence, ranges]. The fields of ranges are flat.
     """
     for item, whole, parts, lost in retries:
-        retry = _unpacked(item)
+        retry = from_record(item)
         waiting.replace(retry, unflat(parts), whole=whole)
         for messages in unflat(lost):
             one = InFlightRange(messages, max(retry.attempt - 1, 1), retry.session_expiries)
             dead.add(letters_of(retry.consumer, retry.delivery_sequence, one, _LOST, now_us))
     for item, fields in letters:
-        letter = _unpacked(item)
+        letter = from_record(item)
         if dead.take_out(letter.number, letter.number + 1):
             dead.add(packed([letter._replace(messages=MessageRange(*fields))]))
     for number, start, parts in in_flight:
@@ -703,8 +701,3 @@ def _forward(
         before = list(member.in_flight.between(start, end))
         if len(before) == 1:
             member.in_flight.replace(start, [before[0]._replace(messages=messages) for messages in ranges])
-
-
-def _unpacked(item: bytes) -> RetryItem:
-    (retry,) = unpacked(np.frombuffer(item, RETRY_DTYPE))
-    return retry

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from qmq.broker.delivery.tracker import DeliveryTracker
-from qmq.broker.error_log.error_log import packed
+from qmq.broker.error_log.error_log import to_record
 from qmq.broker.groups.group import Group
 from qmq.broker.groups.message_ranges import PARTITIONS, prefix_of
 from qmq.broker.journal.record_types import MessageRange, flat
@@ -222,11 +222,11 @@ class CarryForward:
             match found:
                 case FoundRetry(retry, whole):
                     kept = [messages for messages in ranges if messages not in lost]
-                    retries.append([packed([retry]).tobytes(), whole, flat(kept), flat(lost)])
+                    retries.append([to_record(retry), whole, flat(kept), flat(lost)])
                 case FoundLetter(letter) if lost:
                     self._references.cannot_read(found, letter.number, letter.number)
                 case FoundLetter(letter):
-                    letters.append([packed([letter]).tobytes(), list(ranges[0])])
+                    letters.append([to_record(letter), list(ranges[0])])
                 case FoundInFlight(member, start, _):
                     in_flight.append([member.number, start, flat(ranges)])
                     for messages in ranges:

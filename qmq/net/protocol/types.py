@@ -5,6 +5,8 @@ from __future__ import annotations
 import enum
 from typing import Final, Literal, NamedTuple, get_args
 
+from qmq.format.layout import REASON_BYTES
+
 Mode = Literal["reliable", "at_most_once", "broadcast"]
 MODES: Final[tuple[str, ...]] = get_args(Mode)
 RELIABLE: Final = "reliable"
@@ -20,6 +22,13 @@ ASKS: Final = (FOLLOW, AGAIN, LOOK)
 
 #: A RESTORE frame has at most this many batches.
 MAX_RESTORE_BATCHES: Final = 1_024
+
+
+def cut_reason(reason: str) -> str:
+    """Return as much of a reason as is kept: REASON_BYTES of UTF-8, up to the end of a letter, without zero bytes."""
+    if len(reason) * 4 > REASON_BYTES:
+        reason = reason.encode("utf-8", "replace")[:REASON_BYTES].decode("utf-8", "ignore")
+    return reason.replace("\0", "")
 
 
 class Disposition(enum.IntEnum):

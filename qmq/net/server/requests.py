@@ -19,7 +19,7 @@ from qmq.format.layout import MESSAGE_ID_SIZE, PRODUCER_ID_SIZE
 from qmq.net.protocol import frames
 from qmq.net.protocol.frames import Frame, FrameKind, made
 from qmq.net.protocol.selection import Boundary, Selection
-from qmq.net.protocol.types import KnownConsumer
+from qmq.net.protocol.types import KnownConsumer, cut_reason
 
 #: The most rows in one list of subjects.
 MAX_LISTED: Final = 1_000
@@ -27,7 +27,6 @@ MAX_LISTED: Final = 1_000
 MAX_FOUND: Final = 10_000
 MAX_FOUND_BYTES: Final = 256 << 10
 _MAX_CLIENT_NAME: Final = 200
-_MAX_REASON: Final = 300
 _MAX_NONCE: Final = 16
 _KNOWN_NUMBERS: Final = 4
 _SEND: Final = int(FrameKind.SEND)
@@ -96,7 +95,7 @@ def _hand_back(connection: int, frame: Frame) -> Command:
     reasons = frames.unpack_meta(frame.meta).get("reasons")
     if type(reasons) is not list:
         raise ProtocolError("HAND_BACK has a list of texts in reasons")
-    reasons = [str(reason)[:_MAX_REASON] for reason in reasons]
+    reasons = [cut_reason(str(reason)) for reason in reasons]
     try:
         backs = [
             commands.DispositionRange(
@@ -120,7 +119,7 @@ def _hand_over(connection: int, frame: Frame) -> Command:
     if type(attempt) is not int or type(disposition) is not int:
         raise ProtocolError("HAND_OVER has whole numbers in attempt and disposition")
     batch = memoryview(bytearray(frame.payload))
-    reason = str(fields.get("reason", ""))[:_MAX_REASON]
+    reason = cut_reason(str(fields.get("reason", "")))
     return commands.HandOver(connection, frame.request, batch, group, attempt, disposition, delay_us, reason)
 
 
@@ -203,7 +202,7 @@ def _report(connection: int, frame: Frame) -> Command:
     if len(frame.payload) != frames.REPORT.size or frame.flags:
         raise ProtocolError(f"REPORT has a payload of {frames.REPORT.size} bytes and no flags")
     position, first, messages, partition = frames.REPORT.unpack(frame.payload)
-    reason = str(frames.unpack_meta(frame.meta).get("reason", ""))[:_MAX_REASON]
+    reason = cut_reason(str(frames.unpack_meta(frame.meta).get("reason", "")))
     return commands.Report(connection, frame.request, partition, position, first, messages, reason)
 
 

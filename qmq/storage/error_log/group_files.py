@@ -116,7 +116,7 @@ class GroupFiles:
         self._used = set[Path]()  # directories that may have runs
         self._damaged: list[StorageError] = []
         self._claimed = self._claimed_before = self._claim.position
-        self._claimed_runs = {directory / name: set(runs.items) for name, runs in self._claim.runs.items()}
+        self._claimed_runs = {directory / name: set(runs.slots) for name, runs in self._claim.runs.items()}
 
     # --- the pull log ------------------------------------------------------------------------------------------------
 
@@ -168,10 +168,10 @@ class GroupFiles:
         return [(path, number) for path, owner in self._owners.items() for number in owner.runs()]
 
     def run_size(self, path: Path, number: int) -> tuple[int, int] | None:
-        """Return the bytes of an item and the number of items of a run; None once it has none left."""
+        """Return the bytes of a slot and the number of slots of a run; None once it has no items left."""
         owner = self._owners.get(path)
-        items = owner.runs().get(number) if owner is not None else None
-        return None if owner is None or items is None else (owner.item_size, items)
+        slots = owner.runs().get(number) if owner is not None else None
+        return None if owner is None or slots is None else (owner.slot_size, slots)
 
     def full_pull_files(self) -> list[tuple[int, int]]:
         """Return where each full file of the pull log begins and ends."""
@@ -216,14 +216,14 @@ class GroupFiles:
         runs = [(owner, owner.begin_sync()) for owner in owners.values()]
         if self._taken_over:
             known = {
-                str(path.relative_to(self._directory)): Runs(owner.item_size, owner.runs())
+                str(path.relative_to(self._directory)): Runs(owner.slot_size, owner.runs())
                 for path, owner in owners.items()
                 if owner.runs()
             }
             claim = GroupClaim(pulls.position, synced, self.generation, known)
         else:  # the records behind the last checkpoint were not taken over
             claim = self._claim if self._has_more else self._claim._replace(position=pulls.position, synced=synced)
-        claimed_runs = {self._directory / name: set(one.items) for name, one in claim.runs.items()}
+        claimed_runs = {self._directory / name: set(one.slots) for name, one in claim.runs.items()}
         return claim.pack(), GroupSync(self, pulls, runs, claimed_runs, claim.position, self._log.clock())
 
     def finish_checkpoint(self, sync: GroupSync) -> None:

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from qmq.errors import StorageError
 from qmq.intervals import Intervals
 from qmq.storage.disk.disk import Disk
-from qmq.storage.error_log.sorted_runs import Items, RunClaim, RunOwner, SortedRun, seal
+from qmq.storage.error_log.items import Form, Items, pack_items, unpack_items
+from qmq.storage.error_log.sorted_runs import RunClaim, RunOwner, SortedRun
 
 #: Items in memory before they become a run.
 MEMORY_ITEMS: Final = 4_096
@@ -37,7 +38,8 @@ class ItemLogClaim(NamedTuple):
 
     next_number: int
     next_run: int
-    runs: list[tuple[int, int, int, int]]  # run number, items, number of the first item, and number behind the last one
+    #: Run number, items, slots, number of the first item, and number behind the last one.
+    runs: list[tuple[int, int, int, int, int]]
     in_memory: bytes
     taken_out: list[tuple[int, int]]
 
@@ -45,11 +47,9 @@ class ItemLogClaim(NamedTuple):
 class ItemLog(RunOwner):
     """The items of one owner. All of it but ``RunSync.run`` belongs to one thread."""
 
-    def __init__(
-        self, disk: Disk, directory: Path, store_id: bytes, dtype: np.dtype[Any], damaged: list[StorageError]
-    ) -> None:
+    def __init__(self, disk: Disk, directory: Path, store_id: bytes, form: Form, damaged: list[StorageError]) -> None:
         """Make an empty log; see RunOwner."""
-        super().__init__(disk, directory, store_id, dtype, damaged)
+        super().__init__(disk, directory, store_id, form, damaged)
         self._in_memory: list[Items] = []  # arrays of one item
         self._runs: list[NumberedRun] = []
         self._taken_out = Intervals()  # all numbers below the next one that were taken out
@@ -70,7 +70,6 @@ class ItemLog(RunOwner):
         """
         items = items.copy()
         items["number"] = np.arange(self._next_number, self._next_number + len(items))
-        seal(items)
         self._next_number += len(items)
         self._in_memory += [items[at : at + 1] for at in range(len(items))]
         if len(self._in_memory) >= self._spill_at:
@@ -120,7 +119,7 @@ class ItemLog(RunOwner):
     def _merge(self, at: int, end: int) -> None:
         """Make one run of the runs [at, end). Raises StorageFull or StorageFailed."""
         blocks = [block for one in self._runs[at:end] for block in self._blocks(one, one.first - 1)]
-        items = np.concatenate(blocks) if blocks else np.empty(0, self._dtype)
+        items = np.concatenate(blocks) if blocks else np.empty(0, self._memory_form)
         first, last = self._runs[at].first, self._runs[end - 1].end
         self._runs[at:end] = [self._run_of(items)] if len(items) else []
         there = set(items["number"].tolist())
@@ -181,17 +180,19 @@ class ItemLog(RunOwner):
         """Return the state for a checkpoint, which has to claim the runs that there are now."""
         if self._untidy:
             self._tidy()
-        runs = [(one.run.number, one.run.items, one.first, one.end) for one in self._runs]
-        in_memory = b"".join(item.tobytes() for item in self._in_memory)
+        runs = [(one.run.number, one.run.items, one.run.slots, one.first, one.end) for one in self._runs]
+        loose = np.concatenate(self._in_memory) if self._in_memory else np.empty(0, self._memory_form)
+        in_memory = pack_items(loose, self._form)
         return ItemLogClaim(self._next_number, self._next_run, runs, in_memory, list(self._taken_out))
 
     def restore(self, claim: ItemLogClaim) -> None:
         """Take over the state that ``claim`` returned."""
         self._next_number, self._next_run = claim.next_number, claim.next_run
         self._runs = [
-            NumberedRun(first, end, self._run(RunClaim(number, items, 0))) for number, items, first, end in claim.runs
+            NumberedRun(first, end, self._run(RunClaim(number, items, 0, slots)))
+            for number, items, slots, first, end in claim.runs
         ]
-        loose = np.frombuffer(claim.in_memory, self._dtype)
+        loose = unpack_items(claim.in_memory, self._form)
         self._in_memory = [loose[at : at + 1] for at in range(len(loose))]
         for start, end in claim.taken_out:
             self._taken_out.add(start, end)

@@ -3,9 +3,9 @@
 A run is written twice (``.a`` and ``.b``): an item that is rotten in one file is read from the other. Only a block of
 each run is in memory.
 
-    header (64): magic 8s | version u16 | item size u16 | store_id 6s | reserved 6s | number u64 | items u64 |
+    header (64): magic 8s | version u16 | slot size u16 | store_id 6s | reserved 6s | number u64 | slots u64 |
                  reserved 20s | crc32c u32 (of the 60 bytes before)
-    item:        due_us u64 | number u64 | fields of the owner | crc32c u32 (of the bytes before, in the item)
+    slots:       the items, then their reasons (items.py)
 
 The checkpoint has what was taken of each run, and the items that are in no run.
 """
@@ -18,15 +18,26 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from crc32c import crc32c
 
 from qmq.errors import BadBytes, ForeignFile, StorageError
 from qmq.format.layout import SCHEDULE_HEADER, SCHEDULE_HEADER_SIZE, SCHEDULE_MAGIC, SCHEDULE_VERSION
 from qmq.storage.disk.disk import BAD_SECTOR, Disk, failure, read_around, write_fully
+from qmq.storage.error_log.items import (
+    CRC_SIZE,
+    LOST_REASON,
+    Form,
+    Items,
+    in_memory,
+    reason_in,
+    slots_of_reason,
+    sound,
+    to_slots,
+    with_reasons,
+)
 from qmq.storage.meta.identity import COPY_NAMES
 
 #: Items of a run that are in memory at once.
@@ -34,11 +45,8 @@ BLOCK_ITEMS: Final = 128
 #: Bytes behind a block that the system reads ahead.
 _AHEAD_BYTES: Final = 64 << 10
 _CHECKED: Final = SCHEDULE_HEADER_SIZE - 4
-_CRC_SIZE: Final = 4
 #: Directory levels from an owner's up to the store's.
 _MOST_LEVELS: Final = 3
-
-Items = npt.NDArray[np.void]
 
 
 class RunClaim(NamedTuple):
@@ -47,25 +55,8 @@ class RunClaim(NamedTuple):
     number: int
     items: int
     taken: int
-
-
-def seal(items: Items) -> Items:
-    """Give items their checksums; return *items*."""
-    size = items.dtype.itemsize - _CRC_SIZE
-    data = memoryview(items.tobytes())
-    step = items.dtype.itemsize
-    items["crc"] = [crc32c(data[start : start + size]) for start in range(0, len(data), step)]
-    return items
-
-
-def sound(items: Items) -> npt.NDArray[np.bool_]:
-    """Return which of the items fit their checksums."""
-    size, step = items.dtype.itemsize - _CRC_SIZE, items.dtype.itemsize
-    data = memoryview(items.tobytes())
-    found: npt.NDArray[np.bool_] = items["crc"] == [
-        crc32c(data[start : start + size]) for start in range(0, len(data), step)
-    ]
-    return found
+    #: Those of the items, and of their reasons.
+    slots: int
 
 
 def run_paths(directory: Path, number: int) -> tuple[Path, Path]:
@@ -85,25 +76,29 @@ def both_rotten(first: Path, second: Path, offset: int) -> str:
     """Return the text about an item that is rotten in both files of a run."""
     return (
         f"{first} and {second.name} are both rotten at byte {offset}: which messages were to be handed out again, or "
-        "were dead, by this item is lost; stop the broker, run qmq repair, and check the disk"
+        "were dead, or why they were, is lost there; stop the broker, run qmq repair, and check the disk"
     )
 
 
-def write_run(disk: Disk, directory: Path, store_id: bytes, number: int, items: Items) -> None:
-    """Write a run, twice; nothing is synced. Raises StorageFull or StorageFailed; no file is left then."""
+def write_run(disk: Disk, directory: Path, store_id: bytes, number: int, items: Items, form: Form) -> int:
+    """Write a run, twice; nothing is synced. Return how many slots it has. Raises StorageFull or StorageFailed; no file
+    is left then.
+    """
     _make_directory(disk, directory)
+    data = to_slots(items, form)
+    slots = len(data) // form.itemsize
     for path in run_paths(directory, number):
         fd = -1
         try:
             fd = disk.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
-            header = pack_run_header(store_id, items.dtype.itemsize, number, len(items))
-            write_fully(disk, fd, [header, items.tobytes()], 0)
+            write_fully(disk, fd, [pack_run_header(store_id, form.itemsize, number, slots), data], 0)
         except OSError as error:
             _remove(disk, directory, number)
             raise failure(error, "write", path) from error
         finally:
             if fd >= 0:
                 disk.close(fd)
+    return slots
 
 
 def _make_directory(disk: Disk, path: Path) -> None:
@@ -118,26 +113,26 @@ def _make_directory(disk: Disk, path: Path) -> None:
         raise failure(error, "make a directory below", path) from error
 
 
-def pack_run_header(store_id: bytes, item_size: int, number: int, items: int) -> bytes:
+def pack_run_header(store_id: bytes, slot_size: int, number: int, slots: int) -> bytes:
     """Return the header of a run."""
     draft = SCHEDULE_HEADER.pack(
-        SCHEDULE_MAGIC, SCHEDULE_VERSION, item_size, store_id, bytes(6), number, items, bytes(20), 0
+        SCHEDULE_MAGIC, SCHEDULE_VERSION, slot_size, store_id, bytes(6), number, slots, bytes(20), 0
     )
     return draft[:_CHECKED] + crc32c(draft[:_CHECKED]).to_bytes(4, "little")
 
 
-def check_run_header(data: bytes, path: Path, store_id: bytes, item_size: int, number: int) -> int:
-    """Return how many items the file has. Raises BadBytes, or ForeignFile for a newer version."""
+def check_run_header(data: bytes, path: Path, store_id: bytes, slot_size: int, number: int) -> int:
+    """Return how many slots the file has. Raises BadBytes, or ForeignFile for a newer version."""
     if len(data) < SCHEDULE_HEADER_SIZE:
         raise BadBytes(f"{path} is shorter than its header")
-    magic, version, size, found_id, _, found, items, _, crc = SCHEDULE_HEADER.unpack(data)
+    magic, version, size, found_id, _, found, slots, _, crc = SCHEDULE_HEADER.unpack(data)
     if magic != SCHEDULE_MAGIC or crc32c(data[:_CHECKED]) != crc:
         raise BadBytes(f"the header of {path} is not what was written")
     if version > SCHEDULE_VERSION:
         raise ForeignFile(f"{path} has format version {version}; this QMQ reads {SCHEDULE_VERSION}: use a newer one")
-    if (size, found_id, found) != (item_size, store_id, number):
+    if (size, found_id, found) != (slot_size, store_id, number):
         raise BadBytes(f"{path} was written as another file (store {found_id.hex()}, number {found})")
-    return int(items)
+    return int(slots)
 
 
 def _remove(disk: Disk, directory: Path, number: int) -> None:
@@ -149,30 +144,27 @@ def _remove(disk: Disk, directory: Path, number: int) -> None:
 class SortedRun:
     """A run that is read: items [0, items), the first ``taken`` of which are taken out."""
 
-    def __init__(
-        self, disk: Disk, directory: Path, dtype: np.dtype[Any], claim: RunClaim, damaged: list[StorageError]
-    ) -> None:
-        """Rot that is found is added to *damaged*."""
+    def __init__(self, disk: Disk, directory: Path, form: Form, claim: RunClaim, damaged: list[StorageError]) -> None:
+        """*form* is that of the items on disk. Rot that is found is added to *damaged*."""
         self._disk = disk
         self._directory = directory
-        self._dtype = dtype
-        self.number, self.items, self.taken = claim
-        self._block: Items = np.empty(0, dtype)
+        self._form = form
+        self.number, self.items, self.taken, self.slots = claim
+        self._block: Items = np.empty(0, in_memory(form))
         self._start = 0  # the number of the block's first item
         #: How often ``head`` has read a block.
         self.blocks_read = 0
         self._damaged = damaged
 
-    def head(self) -> np.void | None:
-        """Return the next item; None when none is left. Raises StorageFailed."""
+    def head(self) -> Items | None:
+        """Return the next item, as an array of one; None when none is left. Raises StorageFailed."""
         while self.taken < self.items:
             at = self.taken - self._start
             if not 0 <= at < len(self._block):
                 self.blocks_read += 1
                 self._block, self._start, at = self.read(self.taken), self.taken, 0
             if int(self._block["number"][at]):
-                found: np.void = self._block[at]
-                return found
+                return self._block[at : at + 1]
             self.taken += 1  # neither file has it
         return None
 
@@ -181,24 +173,42 @@ class SortedRun:
 
         Raises StorageFailed when the system refuses to read items that may be good.
         """
-        count = min(BLOCK_ITEMS, self.items - start)
+        rows, _ = self._read_slots(start, min(BLOCK_ITEMS, self.items - start))
+        if "reason" not in (self._form.names or ()):
+            return rows
+        numbers = rows["reason"].tolist()
+        known = dict.fromkeys(numbers, LOST_REASON) | {0: b""}
+        named = [number for number in known if self.items <= number < self.slots]
+        if named:
+            first = min(named)
+            end = min(max(named) + slots_of_reason(self._form.itemsize - CRC_SIZE), self.slots)
+            slots, lost = self._read_slots(first, end - first)
+            known |= {number: reason_in(slots, number - first, lost) for number in named}
+        return with_reasons(rows, [known[number] for number in numbers])
+
+    def _read_slots(self, start: int, count: int) -> tuple[Items, set[int]]:
+        """Return *count* slots, in the form of items, and which of them are rotten in both files: these are zeros.
+
+        Raises StorageFailed when the system refuses to read slots that may be good.
+        """
         first, second = run_paths(self._directory, self.number)
-        items, refused = self._read_file(first, start, count)
-        bad = np.flatnonzero(~sound(items))
-        if len(bad):
-            other, refused_too = self._read_file(second, start, count)
-            items[bad] = other[bad]
-            lost = np.flatnonzero(~sound(items))
-            refused = refused or refused_too
-            if len(lost) and refused is not None:
-                raise refused
-            self._report(first, second, (lost + start).tolist(), len(bad) - len(lost))
-            items[lost] = np.zeros(1, self._dtype)
-        return items
+        rows, refused = self._read_file(first, start, count)
+        bad = np.flatnonzero(~sound(rows))
+        if not len(bad):
+            return rows, set()
+        other, refused_too = self._read_file(second, start, count)
+        rows[bad] = other[bad]
+        lost = np.flatnonzero(~sound(rows))
+        refused = refused or refused_too
+        if len(lost) and refused is not None:
+            raise refused
+        self._report(first, second, (lost + start).tolist(), len(bad) - len(lost))
+        rows[lost] = np.zeros(1, self._form)
+        return rows, set(lost.tolist())
 
     def _read_file(self, path: Path, start: int, count: int) -> tuple[Items, StorageError | None]:
-        """Return the items that the file has, and the error that refused them, if it may pass."""
-        size = self._dtype.itemsize
+        """Return the slots that the file has, and the error that refused them, if it may pass."""
+        size = self._form.itemsize
         data, refused = b"", None
         try:
             fd = self._disk.open(path, os.O_RDONLY)
@@ -212,14 +222,14 @@ class SortedRun:
         except OSError as error:
             if error.errno != errno.ENOENT and error.errno not in BAD_SECTOR:
                 refused = failure(error, "read", path)
-        items = np.zeros(count, self._dtype)
+        rows = np.zeros(count, self._form)
         whole = len(data) // size
-        items[:whole] = np.frombuffer(data[: whole * size], self._dtype)
-        items["crc"][whole:] = 1  # no checksum of zeros
-        return items, refused
+        rows[:whole] = np.frombuffer(data[: whole * size], self._form)
+        rows["crc"][whole:] = 1  # no checksum of zeros
+        return rows, refused
 
     def _report(self, first: Path, second: Path, lost: list[int], helped: int) -> None:
-        size = self._dtype.itemsize
+        size = self._form.itemsize
         for number in lost:
             self._damaged.append(BadBytes(both_rotten(first, second, SCHEDULE_HEADER_SIZE + number * size)))
         if helped:
@@ -234,16 +244,15 @@ class SortedRun:
 class RunOwner(ABC):
     """A collection of items with runs. All of it but ``RunSync.run`` belongs to one thread."""
 
-    def __init__(
-        self, disk: Disk, directory: Path, store_id: bytes, dtype: np.dtype[Any], damaged: list[StorageError]
-    ) -> None:
-        """*dtype* begins with due_us and number and ends with crc. Nothing is read or written yet. Later rot, and
-        errors of the system, are added to *damaged*.
+    def __init__(self, disk: Disk, directory: Path, store_id: bytes, form: Form, damaged: list[StorageError]) -> None:
+        """*form* is that of the items on disk: it begins with due_us and number and ends with crc. Nothing is read or
+        written yet. Later rot, and errors of the system, are added to *damaged*.
         """
         self._disk = disk
         self._directory = directory
         self._store_id = store_id
-        self._dtype = dtype
+        self._form = form
+        self._memory_form = in_memory(form)
         self._damaged = damaged
         self._next_run = 0
         self._unsynced: list[int] = []
@@ -257,24 +266,24 @@ class RunOwner(ABC):
         number = self._next_run
         self._unsynced.append(number)  # before its files exist, since another thread calls ``unclaimed``
         try:
-            write_run(self._disk, self._directory, self._store_id, number, items)
+            slots = write_run(self._disk, self._directory, self._store_id, number, items, self._form)
         except BaseException:
             self._unsynced.remove(number)
             raise
         self._next_run += 1
-        return self._run(RunClaim(number, len(items), 0))
+        return self._run(RunClaim(number, len(items), 0, slots))
 
     def _run(self, claim: RunClaim) -> SortedRun:
-        return SortedRun(self._disk, self._directory, self._dtype, claim, self._damaged)
+        return SortedRun(self._disk, self._directory, self._form, claim, self._damaged)
 
     @property
-    def item_size(self) -> int:
-        """The bytes of an item."""
-        return int(self._dtype.itemsize)
+    def slot_size(self) -> int:
+        """The bytes of a slot."""
+        return int(self._form.itemsize)
 
     def runs(self) -> dict[int, int]:
-        """Return how many items each run has, by number."""
-        return {run.number: run.items for run in self._all_runs()}
+        """Return how many slots each run has, by number."""
+        return {run.number: run.slots for run in self._all_runs()}
 
     @property
     def has_files(self) -> bool:

@@ -9,13 +9,22 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from qmq.errors import StorageError
 from qmq.storage.disk.disk import Disk
-from qmq.storage.error_log.sorted_runs import Items, RunClaim, RunOwner, SortedRun, seal
+from qmq.storage.error_log.items import (
+    Form,
+    Items,
+    fixed_part,
+    pack_items,
+    reasons_of,
+    unpack_items,
+    with_reasons,
+)
+from qmq.storage.error_log.sorted_runs import RunClaim, RunOwner, SortedRun
 
 #: Items in memory before they become a run; when there are more than RUNS times as many in all, a run is 1/RUNS of
 #: them, so that the number of runs grows with the logarithm of the items.
@@ -29,6 +38,9 @@ _UNKNOWN: Final = -1
 MOST_BLOCKS: Final = 8
 
 
+_Kept = tuple[int, int, bytes, bytes]  # due time, number, the item's row on disk, its reason
+
+
 class ScheduleClaim(NamedTuple):
     """The state of a schedule in a checkpoint: runs from ``next_run`` on do not exist, ``kept`` are items in no run."""
 
@@ -40,12 +52,10 @@ class ScheduleClaim(NamedTuple):
 class Schedule(RunOwner):
     """The items of one owner. All of it but ``RunSync.run`` belongs to one thread."""
 
-    def __init__(
-        self, disk: Disk, directory: Path, store_id: bytes, dtype: np.dtype[Any], damaged: list[StorageError]
-    ) -> None:
+    def __init__(self, disk: Disk, directory: Path, store_id: bytes, form: Form, damaged: list[StorageError]) -> None:
         """Make an empty schedule; see RunOwner."""
-        super().__init__(disk, directory, store_id, dtype, damaged)
-        self._heap: list[tuple[int, int, bytes]] = []
+        super().__init__(disk, directory, store_id, form, damaged)
+        self._heap: list[_Kept] = []
         self._runs: list[SortedRun] = []
         self._heads: list[tuple[int, int, int]] = []  # due, number, index of the run
         self._blocks_read = 0
@@ -63,16 +73,16 @@ class Schedule(RunOwner):
         self._runs = [self._run(RunClaim(*run)) for run in claim.runs]
         self._next_run = claim.next_run
         self._find_heads()
-        self.push(np.frombuffer(claim.kept, self._dtype))
+        self.push(unpack_items(claim.kept, self._form))
 
     def push(self, items: Items) -> None:
-        """Add items; their checksums are made here. When they are too many for memory and no run can be written (a full
-        disk), they stay there, and writing is tried again after some more.
+        """Add items. When they are too many for memory and no run can be written (a full disk), they stay there, and
+        writing is tried again after some more.
         """
-        items = seal(items.copy())
-        step, data = self._dtype.itemsize, items.tobytes()
-        for at, (due_us, number) in enumerate(zip(items["due_us"].tolist(), items["number"].tolist(), strict=True)):
-            heapq.heappush(self._heap, (due_us, number, data[at * step : (at + 1) * step]))
+        step, data = self._form.itemsize, fixed_part(items, self._form).tobytes()
+        several = zip(items["due_us"].tolist(), items["number"].tolist(), reasons_of(items), strict=True)
+        for at, (due_us, number, reason) in enumerate(several):
+            heapq.heappush(self._heap, (due_us, number, data[at * step : (at + 1) * step], reason))
         if len(self._heap) > max(min(max(MEMORY_ITEMS, len(self) // RUNS), MAX_MEMORY_ITEMS), self._spill_at):
             try:
                 self._spill()
@@ -83,8 +93,7 @@ class Schedule(RunOwner):
     def _spill(self) -> None:
         """Make a run of all items in memory. Raises StorageFull or StorageFailed; then all stays as it is."""
         self._heap.sort()
-        items = np.frombuffer(b"".join(item for _, _, item in self._heap), self._dtype)
-        self._runs.append(self._add_run(items))
+        self._runs.append(self._add_run(self._items(self._heap)))
         self._heap, self._spill_at = [], 0
         self._find_heads()
 
@@ -108,7 +117,7 @@ class Schedule(RunOwner):
         except StorageError as error:
             self._damaged.append(error)
             return again_us, _UNKNOWN
-        return None if head is None else (int(head["due_us"]), int(head["number"]))
+        return None if head is None else (int(head["due_us"][0]), int(head["number"][0]))
 
     def next_due_us(self) -> int | None:
         """Return when the first item falls due; None when there is none."""
@@ -121,29 +130,33 @@ class Schedule(RunOwner):
 
     def pop(self, now_us: int, limit: int) -> Items:
         """Return at most *limit* due items, in order, as far as they can be read now, from MOST_BLOCKS blocks."""
-        found, until = list[bytes](), self._blocks_read + MOST_BLOCKS
+        found, until = list[_Kept](), self._blocks_read + MOST_BLOCKS
         while len(found) < limit and self._blocks_read < until:
             in_memory = self._heap[0][:2] if self._heap else None
             on_disk = self._heads[0][:2] if self._heads else None
             if in_memory is not None and (on_disk is None or in_memory < on_disk):
                 if in_memory[0] > now_us:
                     break
-                found.append(heapq.heappop(self._heap)[2])
+                found.append(heapq.heappop(self._heap))
             elif on_disk is not None and on_disk[0] <= now_us:
                 found += self._pop_run(now_us)
             else:
                 break
-        return np.frombuffer(b"".join(found), self._dtype)
+        return self._items(found)
 
-    def _pop_run(self, now_us: int) -> list[bytes]:
+    def _items(self, kept: list[_Kept]) -> Items:
+        rows = np.frombuffer(b"".join(row for _, _, row, _ in kept), self._form)
+        return with_reasons(rows, [reason for *_, reason in kept])
+
+    def _pop_run(self, now_us: int) -> list[_Kept]:
         """Return the first item of the first run; none when it could not be read before."""
         _, number, at = self._heads[0]
-        run, found = self._runs[at], list[bytes]()
+        run, found = self._runs[at], list[_Kept]()
         before = run.blocks_read
         if number != _UNKNOWN:
             head = run.head()
             assert head is not None
-            found.append(head.tobytes())
+            found.append((int(head["due_us"][0]), number, fixed_part(head, self._form).tobytes(), reasons_of(head)[0]))
             run.taken += 1
         key = self._key(run, now_us + _AGAIN_US)
         self._blocks_read += run.blocks_read - before
@@ -155,7 +168,7 @@ class Schedule(RunOwner):
 
     def all(self) -> Iterator[Items]:
         """Yield all items, in no order, as far as they can be read; they stay. Reads files."""
-        yield np.frombuffer(b"".join(item for _, _, item in self._heap), self._dtype)
+        yield self._items(self._heap)
         for run in self._runs:
             start = run.taken
             while (start := max(start, run.taken)) < run.items:  # items may be taken out during the iteration
@@ -173,5 +186,5 @@ class Schedule(RunOwner):
 
     def claim(self) -> ScheduleClaim:
         """Return the state for a checkpoint: what each run has left, and the items that are in none."""
-        runs = [RunClaim(run.number, run.items, run.taken) for run in self._runs if run.taken < run.items]
-        return ScheduleClaim(self._next_run, runs, b"".join(item for _, _, item in self._heap))
+        runs = [RunClaim(run.number, run.items, run.taken, run.slots) for run in self._runs if run.taken < run.items]
+        return ScheduleClaim(self._next_run, runs, pack_items(self._items(self._heap), self._form))

@@ -199,10 +199,10 @@ GROUP_STATE: Final = "group_files"
 
 
 class Runs(NamedTuple):
-    """The runs of one directory: the number of items of each run, by its number, and the size of an item."""
+    """The runs of one directory: the number of slots of each run, by its number, and the size of a slot."""
 
-    item_size: int
-    items: dict[int, int]
+    slot_size: int
+    slots: dict[int, int]
 
 
 class GroupClaim(NamedTuple):

@@ -42,13 +42,13 @@ SET_ASIDE: Final = ".set-aside"
 
 _PULLS_ADVICE: Final = "nothing but a restart: groups are set back to there, and get again what they got since"
 _OTHER_COPY: Final = "run qmq repair: the other copy has it"
-_BOTH: Final = "run qmq repair: it takes out rotten items; which messages they named is lost"
+_BOTH: Final = "run qmq repair: it takes out rotten items; which messages they named, or why, is lost"
 _CRC_SIZE: Final = 4
 
 
 class RunFile(NamedTuple):
-    """One file of a run: the bytes of its items (those at the end may be missing), which items are good, the problem of
-    its header, and whether it exists.
+    """One file of a run: the bytes of its slots (those at the end may be missing), which slots are good, the problem of
+    its header, and whether it exists. Slots have items, and behind these their reasons.
     """
 
     data: bytes
@@ -86,10 +86,10 @@ class GroupsCheck:
         self._check_kept_pulls()
         for age, claim in enumerate(self._claims):
             for name, runs in claim.runs.items():
-                known = self._claims[0].runs[name].items if age and name in self._claims[0].runs else {}
-                for number, items in runs.items.items():
+                known = self._claims[0].runs[name].slots if age and name in self._claims[0].runs else {}
+                for number, slots in runs.slots.items():
                     if number not in known:
-                        self._check_run(self._directory / name, number, runs.item_size, items, is_fault=not age)
+                        self._check_run(self._directory / name, number, runs.slot_size, slots, is_fault=not age)
         self._look_for_foreign_files()
 
     # --- the pull log ------------------------------------------------------------------------------------------------
@@ -157,18 +157,18 @@ class GroupsCheck:
 
     # --- runs --------------------------------------------------------------------------------------------------------
 
-    def _check_run(self, directory: Path, number: int, item_size: int, items: int, *, is_fault: bool) -> None:
+    def _check_run(self, directory: Path, number: int, slot_size: int, slots: int, *, is_fault: bool) -> None:
         paths = run_paths(directory, number)
-        copies = [read_copy(self._disk, path, self._identity.store_id, number, item_size, items) for path in paths]
+        copies = [read_copy(self._disk, path, self._identity.store_id, number, slot_size, slots) for path in paths]
         for path, copy, other in zip(paths, copies, reversed(copies), strict=True):
-            self._report.count("runs", len(copy.data), items)
+            self._report.count("runs", len(copy.data), slots)
             if copy.problem is not None:
                 self._report.add(is_fault, path, 0 if copy.exists else None, copy.problem, _OTHER_COPY)
             bad = np.flatnonzero(~copy.good) if copy.exists else np.flatnonzero(~copy.good & ~other.good)
-            for item in bad.tolist():
-                both = not other.good[item]
-                what = f"item {item} is rotten, in both copies" if both else f"item {item} is rotten"
-                position = SCHEDULE_HEADER_SIZE + item * item_size
+            for slot in bad.tolist():
+                both = not other.good[slot]
+                what = f"item {slot} is rotten, in both copies" if both else f"item {slot} is rotten"
+                position = SCHEDULE_HEADER_SIZE + slot * slot_size
                 self._report.add(is_fault, path, position, what, _BOTH if both else _OTHER_COPY)
 
     # --- foreign files -----------------------------------------------------------------------------------------------
@@ -178,7 +178,7 @@ class GroupsCheck:
             path
             for claim in self._claims
             for name, runs in claim.runs.items()
-            for number in runs.items
+            for number in runs.slots
             for path in run_paths(self._directory / name, number)
         }
         for name in self._names(self._directory / PULL_LOG_NAME):
@@ -216,37 +216,37 @@ class GroupsCheck:
         self._report.note(path, None, "is a foreign file", "nothing: it is not QMQ's, and is left alone")
 
 
-def read_copy(disk: Disk, path: Path, store_id: bytes, number: int, item_size: int, items: int) -> RunFile:
+def read_copy(disk: Disk, path: Path, store_id: bytes, number: int, slot_size: int, slots: int) -> RunFile:
     """Read one file of a run. Raises OSError, ForeignFile for a newer version."""
-    size = SCHEDULE_HEADER_SIZE + items * item_size
+    size = SCHEDULE_HEADER_SIZE + slots * slot_size
     try:
         fd = disk.open(path, 0)
     except OSError as error:
         if error.errno not in BAD_SECTOR and not isinstance(error, FileNotFoundError):
             raise
-        return RunFile(b"", np.zeros(items, np.bool_), "is missing", False)
+        return RunFile(b"", np.zeros(slots, np.bool_), "is missing", False)
     try:
         whole, lost = read_around(disk, fd, size, 0)
     finally:
         disk.close(fd)
     problem = f"{lost} bytes cannot be read" if lost else None
     try:
-        found = check_run_header(whole[:SCHEDULE_HEADER_SIZE], path, store_id, item_size, number)
-        if found != items:
-            problem = f"says that it has {found} items, the checkpoint knows {items}"
+        found = check_run_header(whole[:SCHEDULE_HEADER_SIZE], path, store_id, slot_size, number)
+        if found != slots:
+            problem = f"says that it has {found} slots, the checkpoint knows {slots}"
     except BadBytes as error:
         problem = str(error)
     data = whole[SCHEDULE_HEADER_SIZE:]
-    return RunFile(data, good_items(data, item_size, items), problem, True)
+    return RunFile(data, good_slots(data, slot_size, slots), problem, True)
 
 
-def good_items(data: bytes, item_size: int, items: int) -> npt.NDArray[np.bool_]:
-    """Return which items of a file of a run fit their checksums; missing ones do not."""
-    good = np.zeros(items, np.bool_)
+def good_slots(data: bytes, slot_size: int, slots: int) -> npt.NDArray[np.bool_]:
+    """Return which slots of a file of a run fit their checksums; missing ones do not."""
+    good = np.zeros(slots, np.bool_)
     view = memoryview(data)
-    for item in range(min(items, len(data) // item_size)):
-        body = view[item * item_size : (item + 1) * item_size]
-        good[item] = crc32c(body[:-_CRC_SIZE]) == int.from_bytes(body[-_CRC_SIZE:], "little")
+    for slot in range(min(slots, len(data) // slot_size)):
+        body = view[slot * slot_size : (slot + 1) * slot_size]
+        good[slot] = crc32c(body[:-_CRC_SIZE]) == int.from_bytes(body[-_CRC_SIZE:], "little")
     return good
 
 

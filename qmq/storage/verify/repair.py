@@ -51,40 +51,40 @@ def repair_runs(disk: Disk, directory: Path, store_id: bytes, claims: list[Group
     """
     lost = set[FilePosition]()
     known = {
-        (name, number): (runs.item_size, items)
+        (name, number): (runs.slot_size, slots)
         for claim in claims
         for name, runs in claim.runs.items()
-        for number, items in runs.items.items()
+        for number, slots in runs.slots.items()
     }
-    for (name, number), (item_size, items) in sorted(known.items()):
+    for (name, number), (slot_size, slots) in sorted(known.items()):
         paths = run_paths(directory / name, number)
         try:
-            copies = [read_copy(disk, path, store_id, number, item_size, items) for path in paths]
+            copies = [read_copy(disk, path, store_id, number, slot_size, slots) for path in paths]
             if any(copy.problem is not None or not copy.good.all() for copy in copies):
-                lost |= _mend(disk, store_id, number, item_size, paths, copies)
+                lost |= _mend(disk, store_id, number, slot_size, paths, copies)
         except OSError as error:
             raise failure(error, "mend", error.filename or paths[0]) from error
     return lost
 
 
 def _mend(
-    disk: Disk, store_id: bytes, number: int, item_size: int, paths: tuple[Path, Path], copies: list[RunFile]
+    disk: Disk, store_id: bytes, number: int, slot_size: int, paths: tuple[Path, Path], copies: list[RunFile]
 ) -> set[FilePosition]:
     first, second = copies
-    rotten = {int(item) for item in (~first.good & ~second.good).nonzero()[0]}
-    void = bytes(item_size - _CRC_SIZE)
+    rotten = {int(slot) for slot in (~first.good & ~second.good).nonzero()[0]}
+    void = bytes(slot_size - _CRC_SIZE)
     void += crc32c(void).to_bytes(_CRC_SIZE, "little")
     data = bytearray()
-    for item, good in enumerate(first.good.tolist()):
+    for slot, good in enumerate(first.good.tolist()):
         source = first if good else second
-        data += void if item in rotten else source.data[item * item_size : (item + 1) * item_size]
-    header = pack_run_header(store_id, item_size, number, len(first.good))
+        data += void if slot in rotten else source.data[slot * slot_size : (slot + 1) * slot_size]
+    header = pack_run_header(store_id, slot_size, number, len(first.good))
     for path, copy in zip(paths, copies, strict=True):
         if rotten and copy.exists:
             _write(disk, path.with_name(path.name + SET_ASIDE), header, copy.data)
     for path in paths:
         _write(disk, path, header, bytes(data))
-    return {(path, len(header) + item * item_size) for path in paths for item in rotten}
+    return {(path, len(header) + slot * slot_size) for path in paths for slot in rotten}
 
 
 def _write(disk: Disk, path: Path, header: bytes, data: bytes) -> None:

@@ -39,7 +39,7 @@ from qmq.storage.message_log.reader import candidates
 from qmq.storage.message_log.segment import SegmentOwner, check_header, segment_path
 from qmq.storage.pull_log.records import MAX_RECORD_BYTES, pull_file_path, record_at, record_size
 from qmq.storage.types import Hole, SegmentSpan
-from qmq.storage.verify.groups import good_items
+from qmq.storage.verify.groups import good_slots
 
 #: Bytes read at once. Checking them takes the interpreter for 0.1 ms where batches are large, for 2 ms where each has
 #: one small message. Of a run they are 512 items, 0.2 ms.
@@ -407,18 +407,18 @@ class _Reader:
 
 
 class RunReader(_Reader):
-    """Reads both files of a run with *items* items of *item_size* bytes."""
+    """Reads both files of a run with *slots* slots of *slot_size* bytes: items, and their reasons."""
 
-    def __init__(self, disk: Disk, directory: Path, store_id: bytes, number: int, item_size: int, items: int) -> None:
+    def __init__(self, disk: Disk, directory: Path, store_id: bytes, number: int, slot_size: int, slots: int) -> None:
         self._store_id = store_id
         self._number = number
-        self._item_size = item_size
-        self._items = items
+        self._slot_size = slot_size
+        self._slots = slots
         self._paths = run_paths(directory, number)
         super().__init__(disk, self._paths[0])
 
     def _walked(self) -> Generator[int]:
-        bad = [np.zeros(self._items, np.bool_) for _ in self._paths]
+        bad = [np.zeros(self._slots, np.bool_) for _ in self._paths]
         there = []
         for path, mine in zip(self._paths, bad, strict=True):
             there.append(self._open(path))
@@ -443,19 +443,19 @@ class RunReader(_Reader):
     def _look_at(self, path: Path, bad: npt.NDArray[np.bool_]) -> Generator[int]:
         header = self._read(0, SCHEDULE_HEADER_SIZE)
         try:
-            check_run_header(header, path, self._store_id, self._item_size, self._number)
+            check_run_header(header, path, self._store_id, self._slot_size, self._number)
         except (BadBytes, ForeignFile) as error:
             self._add(f"{error}; the items behind it are read all the same, and qmq repair mends it")
         yield len(header)
-        step = READ_BYTES // self._item_size
-        for start in range(0, self._items, step):
-            count = min(step, self._items - start)
-            data = self._read(self._offset(start), count * self._item_size)
-            bad[start : start + count] = ~good_items(data, self._item_size, count)
+        step = READ_BYTES // self._slot_size
+        for start in range(0, self._slots, step):
+            count = min(step, self._slots - start)
+            data = self._read(self._offset(start), count * self._slot_size)
+            bad[start : start + count] = ~good_slots(data, self._slot_size, count)
             yield len(data)
 
     def _offset(self, item: int) -> int:
-        return SCHEDULE_HEADER_SIZE + item * self._item_size
+        return SCHEDULE_HEADER_SIZE + item * self._slot_size
 
     def _add(self, text: str) -> None:
         self._found.append(BadBytes(text))

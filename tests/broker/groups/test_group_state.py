@@ -19,6 +19,7 @@ from qmq.errors import Fenced
 from qmq.format.layout import RETRY_DTYPE
 from qmq.net.protocol.types import Disposition
 from qmq.storage.disk.disk import Disk
+from qmq.storage.error_log.items import unpack_items
 from qmq.storage.store import ItemLog, Schedule
 
 NEVER = 1 << 60
@@ -217,7 +218,7 @@ def test_retries_in_memory_are_bounded_and_all_are_handed_out(tmp_path: Path) ->
     driven.ledger.pulled(member, [MessageRange(3, 0, 0, 0, count)], 1, 0, [])
     for at in range(count):
         driven.ledger.hand_back(member, [DispositionRange(at, at + 1, Disposition.NACK, 0, "")], 5)
-    assert len(driven.ledger.packed()["retries"]["due"]) == LOADED_ITEMS * RETRY_DTYPE.itemsize
+    assert len(unpack_items(driven.ledger.packed()["retries"]["due"], RETRY_DTYPE)) == LOADED_ITEMS
     driven.restart()
     came = list[int]()
     while driven.ledger.retries.load(5):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from qmq.broker.error_log.error_log import Failure, RetryItem, packed, unpacked
+from qmq.broker.error_log.error_log import Failure, RetryItem, to_record, unpacked
 from qmq.broker.groups.group_state import Ledger
 from qmq.broker.groups.message_ranges import PARTITIONS
 from qmq.broker.journal.record_types import InFlightRange, MessageRange, flat
@@ -30,7 +30,7 @@ def test_a_retry_is_replaced_wherever_it_lies(tmp_path: Path) -> None:
             (found,) = made.retries.left_of(_scheduled(made))
             assert found.messages == OLD.part(1, 3)
         left = found.messages.total
-        made.forward([[packed([found]).tobytes(), place == "scheduled", flat([NEW.part(0, left)]), []]], [], [], 5)
+        made.forward([[to_record(found), place == "scheduled", flat([NEW.part(0, left)]), []]], [], [], 5)
         assert made.retries.count == left
         made.retries.load(START_US + 1_000)
         (one,) = made.retries.waiting()
@@ -59,5 +59,5 @@ def test_lost_messages_become_dead_letters(tmp_path: Path) -> None:
     made = ledger(tmp_path)
     made.retries.add(OLD, 3, 0, False, WHY)
     (found,) = made.retries.left_of(_scheduled(made))
-    made.forward([[packed([found]).tobytes(), True, [], flat([OLD])]], [], [], START_US)
+    made.forward([[to_record(found), True, [], flat([OLD])]], [], [], START_US)
     assert (made.retries.count, len(made.dead)) == (0, 3)

@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 
 from qmq.errors import StorageFailed, SyncFailed
-from qmq.format.layout import RETRY_DTYPE, RETRY_SIZE, SCHEDULE_HEADER_SIZE
+from qmq.format.layout import RETRY_SIZE, SCHEDULE_HEADER_SIZE
 from qmq.storage.disk.disk import Disk
 from qmq.storage.error_log import item_file, sorted_runs, timer_queue
 from qmq.storage.error_log.item_file import ItemLog, ItemLogClaim
-from qmq.storage.error_log.sorted_runs import Items
+from qmq.storage.error_log.items import RETRY_ITEMS, Items
 from qmq.storage.error_log.timer_queue import Schedule, ScheduleClaim
 from qmq.storage.store import Store
 from qmq.storage.verify.groups import SET_ASIDE
@@ -45,8 +45,9 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def items_of(count: int, start: int = 1) -> Items:
-    items = np.zeros(count, RETRY_DTYPE)
+    items = np.zeros(count, RETRY_ITEMS)
     items["number"] = items["due_us"] = np.arange(start, start + count)
+    items["reason"] = [b"order %d is not there; " % (number % 12) * 5 for number in range(start, start + count)]
     return items
 
 

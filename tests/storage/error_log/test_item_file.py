@@ -15,7 +15,8 @@ from qmq.format.layout import RETRY_DTYPE
 from qmq.storage.disk.disk import Disk
 from qmq.storage.error_log import item_file, sorted_runs
 from qmq.storage.error_log.item_file import ItemLog
-from qmq.storage.error_log.sorted_runs import Items, sweep
+from qmq.storage.error_log.items import RETRY_ITEMS, Items
+from qmq.storage.error_log.sorted_runs import sweep
 
 _MEMORY = 20
 _STORE = b"storeid"[:6]
@@ -39,7 +40,7 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def items_of(values: list[int]) -> Items:
-    items = np.zeros(len(values), RETRY_DTYPE)
+    items = np.zeros(len(values), RETRY_ITEMS)
     items["due_us"] = values
     return items
 

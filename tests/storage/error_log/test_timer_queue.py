@@ -10,7 +10,7 @@ import pytest
 
 from qmq.storage.disk.disk import Disk
 from qmq.storage.error_log import sorted_runs, timer_queue
-from qmq.storage.error_log.sorted_runs import Items
+from qmq.storage.error_log.items import Items
 from qmq.storage.error_log.timer_queue import Schedule
 from tests.fake_disk import FakeDisk
 

@@ -8,6 +8,7 @@ from qmq.errors import BadBatch, ProtocolError
 from qmq.format.pieces import AnswerDamage, PartialAnswer, Run, read_answer
 from qmq.format.run import undecodable, why_undecodable
 from qmq.net.protocol import frames
+from qmq.net.protocol.types import cut_reason
 
 
 def read_checked(answer: memoryview, begun: PartialAnswer | None = None) -> tuple[list[Run], list[AnswerDamage]]:
@@ -41,7 +42,7 @@ def _decodable(runs: list[Run], damaged: list[AnswerDamage]) -> tuple[list[Run],
 def pack_report(damage: AnswerDamage) -> tuple[bytes, bytes]:
     """Return meta and payload of a REPORT of messages whose run_index is known."""
     payload = frames.REPORT.pack(damage.position, damage.first, damage.messages, damage.partition)
-    return frames.pack_meta({"reason": damage.reason[:300]}), payload
+    return frames.pack_meta({"reason": cut_reason(damage.reason)}), payload
 
 
 def sequences_of(

@@ -15,20 +15,22 @@ from crc32c import crc32c
 
 from qmq.durations import duration_text
 from qmq.errors import Fenced, InvalidOption, QmqError, Retry, UnknownSubscription
+from qmq.format.layout import REASON_BYTES
 from qmq.net.client.connection import BrokerConnection
 from qmq.net.client.consumer.in_flight import InFlightWindow, PendingDisposition, check_delay, reason_of
 from qmq.net.client.failover.handover import HandoverClient
 from qmq.net.client.failover.spool import SpooledDispositions
 from qmq.net.protocol import frames
 from qmq.net.protocol.frames import FrameKind
-from qmq.net.protocol.types import Disposition
+from qmq.net.protocol.types import Disposition, cut_reason
 
 log = logging.getLogger("qmq.client")
 
-#: Limits of one frame: how many dispositions, characters of a reason, and bytes of all reasons.
+#: Limits of one frame: how many dispositions, and bytes of all their reasons.
 MAX_PER_FRAME: Final = 1_000
-MAX_REASON: Final = 100
 _REASONS_BYTES: Final = 60_000
+#: Messages that a record about several names in its text; its fields name all.
+_NAMED: Final = 3
 #: Seconds after which a refusal that can pass is followed by another attempt.
 AGAIN_AFTER: Final = 0.05
 
@@ -258,7 +260,7 @@ def packed(backs: Sequence[PendingDisposition], subscription: int) -> tuple[dict
     rows = b"".join(
         frames.BACK.pack(
             start, end, frames.OWN_DELAY if delay_us is None else delay_us, disposition,
-            reasons.setdefault(reason[:MAX_REASON], len(reasons)),
+            reasons.setdefault(cut_reason(reason), len(reasons)),
         )
         for start, end, disposition, delay_us, reason, _ in backs
     )  # fmt: skip
@@ -267,12 +269,12 @@ def packed(backs: Sequence[PendingDisposition], subscription: int) -> tuple[dict
 
 def _by_reasons(several: list[_QueuedDisposition]) -> Iterator[list[_QueuedDisposition]]:
     """Yield the dispositions in groups whose reasons fit in one frame."""
-    if 4 * MAX_REASON * len(several) <= _REASONS_BYTES:
+    if REASON_BYTES * len(several) <= _REASONS_BYTES:
         yield several
         return
     some, known, size = list[_QueuedDisposition](), set[str](), 0
     for one in several:
-        reason = one.back.reason[:MAX_REASON]
+        reason = cut_reason(one.back.reason)
         if reason not in known:
             size += len(reason.encode()) + 5
             if size > _REASONS_BYTES:
@@ -310,42 +312,69 @@ class FailureLog:
         self._consumer = consumer
         self._comes_again = comes_again
 
-    def add(
-        self, message: FailedMessage, error: BaseException, delay_us: int | None, *, traceback: bool = True
-    ) -> None:
+    def add(self, message: FailedMessage, error: BaseException, delay_us: int | None) -> None:
         """[any thread] Log that *message* failed, and call the program's function. *delay_us* None: the group's."""
-        retry_us = self._retry_us(message.attempt, delay_us)
-        fields = {
-            "consumer": self._consumer,
-            "message_id": message.id,
-            "subject": message.subject,
-            "key": message.key,
-            "attempt": message.attempt,
-            "max_attempts": self.max_attempts or None,
-            "retry_in": None if retry_us is None else retry_us / 1e6,
-        }
-        is_last = self.is_last(message.attempt)
-        asked = isinstance(error, Retry) and not is_last
-        if not self._comes_again:
-            after = "it does not come again"
-        elif is_last:
-            after = "it is a dead letter now"
-        elif retry_us is None:
-            after = "it comes again"
-        else:
-            after = f"it comes again in {duration_text(retry_us / 1e6)}" if retry_us else "it comes again at once"
+        self.add_batch([message], error, delay_us)
+
+    def add_batch(self, messages: Sequence[FailedMessage], error: BaseException, delay_us: int | None) -> None:
+        """[any thread] As ``add``, for messages that failed together: they share a record."""
+        dead = sum(self.is_last(message.attempt) for message in messages)
+        retries_us = [self._retry_us(message.attempt, delay_us) for message in messages]
+        asked = isinstance(error, Retry) and not dead
         log.log(
-            logging.INFO if asked else logging.ERROR if is_last else logging.WARNING,
-            "message %s of %s failed at attempt %d%s, %s: %s",
-            message.id, message.subject, message.attempt, f" of {self.max_attempts}" if self.max_attempts else "",
-            after, reason_of(error),
-            exc_info=error if traceback and not isinstance(error, Retry) else None, extra=fields,
+            logging.INFO if asked else logging.ERROR if dead else logging.WARNING,
+            "%s, %s: %s", self._failed(messages), self._after(len(messages), dead, retries_us), reason_of(error),
+            exc_info=None if isinstance(error, Retry) else error, extra=self._fields(messages, retries_us),
         )  # fmt: skip
         if self.on_failed is not None:
-            try:
-                self.on_failed(message, error)
-            except Exception:
-                log.exception("consumer %s: on_failed raised an error", self._consumer)
+            for message in messages:
+                try:
+                    self.on_failed(message, error)
+                except Exception:
+                    log.exception("consumer %s: on_failed raised an error", self._consumer)
+
+    def add_rejected(self, messages: Sequence[FailedMessage], reason: str) -> None:
+        """[any thread] Log that the program rejected *messages*, in one record."""
+        is_one = len(messages) == 1
+        log.error(
+            "%s %s rejected, and %s now: %s", _named(messages), "was" if is_one else "were",
+            "is a dead letter" if is_one else "are dead letters", reason or "the program gave no reason",
+            extra=self._fields(messages, [None] * len(messages)),
+        )  # fmt: skip
+
+    def _failed(self, messages: Sequence[FailedMessage]) -> str:
+        if len(messages) > 1:
+            return f"{_named(messages)} failed"
+        of = f" of {self.max_attempts}" if self.max_attempts else ""
+        return f"{_named(messages)} failed at attempt {messages[0].attempt}{of}"
+
+    def _after(self, count: int, dead: int, retries_us: list[int | None]) -> str:
+        """Return what becomes of *count* messages, *dead* of which were tried for the last time."""
+        is_one, left = count == 1, count - dead
+        if not self._comes_again:
+            return "it does not come again" if is_one else "they do not come again"
+        if not left:
+            return "it is a dead letter now" if is_one else "they are dead letters now"
+        first_us = min((retry_us for retry_us in retries_us if retry_us is not None), default=None)
+        when = "" if first_us is None else f" in {duration_text(first_us / 1e6)}" if first_us else " at once"
+        if is_one:
+            return f"it comes again{when}"
+        return f"they come again{when}" if not dead else f"{dead} are dead letters now, the others come again{when}"
+
+    def _fields(self, messages: Sequence[FailedMessage], retries_us: list[int | None]) -> dict[str, Any]:
+        """Return the fields of a record: those of the message, or a list with those of each."""
+        several = [
+            {
+                "message_id": message.id,
+                "subject": message.subject,
+                "key": message.key,
+                "attempt": message.attempt,
+                "retry_in": None if retry_us is None else retry_us / 1e6,
+            }
+            for message, retry_us in zip(messages, retries_us, strict=True)
+        ]
+        common = {"consumer": self._consumer, "max_attempts": self.max_attempts or None, "count": len(several)}
+        return common | (several[0] if len(several) == 1 else {"messages": several})
 
     def is_last(self, attempt: int) -> bool:
         """Return whether no other attempt follows *attempt*."""
@@ -357,6 +386,14 @@ class FailureLog:
         if delay_us is None and self.retry_delays_us:
             return self.retry_delays_us[min(attempt, len(self.retry_delays_us)) - 1]
         return delay_us
+
+
+def _named(messages: Sequence[FailedMessage]) -> str:
+    if len(messages) == 1:
+        return f"message {messages[0].id} of {messages[0].subject}"
+    ids = ", ".join(message.id for message in messages[:_NAMED])
+    more = f" and {len(messages) - _NAMED} more" if len(messages) > _NAMED else ""
+    return f"{len(messages)} messages ({ids}{more})"
 
 
 def delay_of(error: BaseException) -> tuple[int | None, BaseException]:

@@ -10,9 +10,9 @@ import pytest
 import qmq
 from qmq.broker.ports import commands
 from qmq.errors import Fenced, Overloaded
-from qmq.net.client.consumer.nacks import MAX_PER_FRAME, MAX_REASON
+from qmq.net.client.consumer.nacks import MAX_PER_FRAME
 from qmq.net.protocol.frames import Frame, FrameKind
-from qmq.net.protocol.types import Disposition
+from qmq.net.protocol.types import Disposition, cut_reason
 from tests.net.client.consumer.test_pull import Subscribed
 from tests.net.scripted import backs_of
 from tests.net.test_handlers import given
@@ -81,7 +81,7 @@ async def test_all_are_refused_where_the_frame_is() -> None:
         assert [type(error) for error in await waiting] == [Fenced, Fenced]
 
 
-@pytest.mark.parametrize(("reason", "frames"), [("broke", 2), ("é" * 300, 3)])
+@pytest.mark.parametrize(("reason", "frames"), [("broke", 2), ("é" * 300, 4)])
 async def test_many_are_several_frames(reason: str, frames: int) -> None:
     count = MAX_PER_FRAME + 1 if reason == "broke" else 700
     async with given(*(b"%d" % number for number in range(count))) as (s, messages):
@@ -95,7 +95,7 @@ async def test_many_are_several_frames(reason: str, frames: int) -> None:
             answer(s, frame)
         await waiting
         assert [back.start for back in found] == list(range(count))
-        assert [back.reason for back in found] == [why[:MAX_REASON] for why in reasons]
+        assert [back.reason for back in found] == [cut_reason(why) for why in reasons]
 
 
 async def test_a_reason_that_is_no_text_is_refused_and_changes_nothing() -> None:
