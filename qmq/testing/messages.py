@@ -90,8 +90,11 @@ class DispositionRecorder:
     def late(self, call: str, shown: object) -> None:
         """Do nothing: there is no block that could have ended."""
 
-    def add(self, message: object, error: BaseException, delay_us: int | None, *, traceback: bool = True) -> None:
+    def add(self, message: object, error: BaseException, delay_us: int | None) -> None:
         """Do nothing: the test sees the error itself."""
+
+    def add_rejected(self, messages: object, reason: str) -> None:
+        """Do nothing: the disposition is recorded."""
 
     def is_last(self, attempt: int) -> bool:
         """Return whether no attempt follows this one."""

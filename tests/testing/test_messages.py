@@ -75,7 +75,7 @@ async def test_a_block_gives_the_disposition() -> None:
     with pytest.raises(qmq.Retry):
         async with message:
             raise qmq.Retry("later", after=300)
-    assert (message.disposition, message.delay, message.reason) == ("nack", 300, "Retry: later")
+    assert (message.disposition, message.delay, message.reason) == ("nack", 300, "later")
     message = testing.message()
     with pytest.raises(KeyError):
         async with message:

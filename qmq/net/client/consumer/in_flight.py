@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 from qmq.durations import Duration
-from qmq.errors import Fenced, InvalidOption, ProtocolError
+from qmq.errors import Fenced, InvalidOption, ProtocolError, Retry
 from qmq.format.private import PRIVATE, origin_subject
 from qmq.format.run import Run, messages_in
 from qmq.intervals import Intervals
@@ -432,12 +432,15 @@ def check_reason(reason: str) -> str:
 
 
 def reason_of(error: BaseException) -> str:
-    """Return the error of a handler as a reason; of a group of errors, the first."""
+    """Return the error of a handler as a reason; of a group of errors, the first; of a Retry, the reason it gives."""
     while isinstance(error, ExceptionGroup):
         error = error.exceptions[0]
     name = type(error).__name__
     try:
-        return check_reason(f"{name}: {error}")
+        text = str(error)
+        if isinstance(error, Retry):
+            return check_reason(text or "its handler asked for another attempt")
+        return check_reason(f"{name}: {text}" if text else name)
     except Exception as fault:
         return f"{name}: its text is not available: {type(fault).__name__}"
 

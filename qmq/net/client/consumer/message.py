@@ -227,6 +227,8 @@ class Message:
             raise UsageError("messages of solo consumers and of at_most_once groups cannot be nacked or rejected")
         number, whole = self._number, (self._run, self._index)
         back = PendingDisposition(number, number + 1, disposition, check_delay(delay), check_reason(reason), whole)
+        if disposition == Disposition.REJECT and in_flight.is_open(number):
+            in_flight.owner.failures.add_rejected([self], back.reason)
         await in_flight.owner.hand_back(in_flight, back)
 
     async def __aenter__(self) -> Self:
@@ -304,8 +306,12 @@ def fail_batch(messages: Iterable[Message], error: Exception) -> tuple[int | Non
     and reason of the nacks to send.
     """
     delay_us, cause = delay_of(error)
-    for number, message in enumerate(messages):
-        message._run.in_flight.owner.failures.add(message, cause, delay_us, traceback=number == 0)
+    several = dict[int, tuple[FailureLog, list[Message]]]()  # a batch may come from several brokers
+    for message in messages:
+        failures: FailureLog = message._run.in_flight.owner.failures
+        several.setdefault(id(failures), (failures, []))[1].append(message)
+    for failures, found in several.values():
+        failures.add_batch(found, cause, delay_us)
     return delay_us, reason_of(cause)
 
 
@@ -497,6 +503,8 @@ class MessageBatch(Sequence[Message]):
     async def _hand_back(self, disposition: Disposition, delay_us: int | None, reason: str) -> None:
         if self._total and not self._windows():
             raise UsageError("messages of solo consumers and of at_most_once groups cannot be nacked or rejected")
+        if disposition == Disposition.REJECT and (rejected := self._open_messages()):
+            rejected[0]._run.in_flight.owner.failures.add_rejected(rejected, reason)
         parts = self._open_parts(disposition, delay_us, reason)
         await asyncio.gather(*(in_flight.owner.hand_back(in_flight, back) for in_flight, back in parts))
 

@@ -145,8 +145,25 @@ async def test_a_batch_that_fails_nacks_its_messages_and_raises_on(
             async with batch:
                 raise ValueError("no such hotel")
         assert (await state(client, "fails"))[1:] == (2, 0)
-    records = [record for record in caplog.records if hasattr(record, "message_id")]
-    assert [record.message_id for record in records] == [message.id for message in batch[10:]]  # type: ignore[attr-defined]  # an extra field
+    (record,) = (record for record in caplog.records if hasattr(record, "messages"))
+    ids = [message.id for message in batch[10:]]
+    assert (record.count, [fields["message_id"] for fields in record.messages]) == (len(ids), ids)  # type: ignore[attr-defined]  # extra fields
+    assert record.getMessage() == (
+        f"2 messages ({ids[0]}, {ids[1]}) failed, they come again in 1h: ValueError: no such hotel"
+    )
+
+
+async def test_a_rejected_message_is_logged(broker: BrokerProcess, caplog: pytest.LogCaptureFixture) -> None:
+    async with pulled(broker, "rejects") as (_, batch):
+        await batch[0].reject("no such hotel")
+        await batch[1:7].reject("no such city")
+    one, several = (record for record in caplog.records if "rejected" in record.getMessage())
+    first, dead = batch[0], "and is a dead letter now"
+    assert one.getMessage() == f"message {first.id} of {first.subject} was rejected, {dead}: no such hotel"
+    assert (one.message_id, one.attempt, one.retry_in, one.levelname) == (first.id, 1, None, "ERROR")  # type: ignore[attr-defined]  # extra fields
+    ids, dead = ", ".join(message.id for message in batch[1:4]), "and are dead letters now"
+    assert several.getMessage() == f"6 messages ({ids} and 3 more) were rejected, {dead}: no such city"
+    assert several.count == 6  # type: ignore[attr-defined]  # an extra field
 
 
 @pytest.mark.parametrize("cancelled", [False, True])

@@ -146,8 +146,9 @@ async def test_retry_and_dispositions_of_the_handler_decide(
             await consumer.run(handle)
         (group,) = await client.admin.groups("decides")
     assert (group.ready, group.in_flight, group.in_retry, group.dead) == (0, 0, 1, 1)
-    (record,) = (record for record in caplog.records if hasattr(record, "message_id"))
+    record, rejected = (record for record in caplog.records if hasattr(record, "message_id"))
     assert (record.levelno, record.exc_info) == (logging.INFO, None), "the handler has asked for it"
+    assert rejected.getMessage().endswith("was rejected, and is a dead letter now: nobody can handle this")
     assert record.retry_in == 3_600  # type: ignore[attr-defined]  # an extra field
 
 

@@ -260,5 +260,7 @@ def test_a_batch_has_dispositions(broker: BrokerProcess, caplog: pytest.LogCaptu
         assert again == {b"6": 2, b"7": 2, b"8": 1, b"9": 1}
         (group,) = client.admin.groups("batch")
         assert (group.ready, group.in_flight, group.in_retry, group.dead) == (0, 4, 2, 2)
-    records = [record for record in caplog.records if hasattr(record, "message_id")]
-    assert [record.exc_info is None for record in records] == [False, True]
+    rejected, failed = (record for record in caplog.records if hasattr(record, "messages"))
+    assert rejected.getMessage().endswith("were rejected, and are dead letters now: bad address")
+    assert failed.getMessage().endswith("failed, they come again at once: ValueError: no such hotel")
+    assert (rejected.exc_info, failed.exc_info is None) == (None, False)
