@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Final, Protocol
 
 from qmq.broker.ports.commands import Now
@@ -49,6 +50,8 @@ class KeyIndexer:
 
     async def _run(self) -> None:
         try:
+            for number in self._store.all_partitions():
+                await self._check(self._store.partition(number))
             while True:
                 for number in self._store.all_partitions():
                     await self._cover(number)
@@ -57,6 +60,12 @@ class KeyIndexer:
                 await asyncio.sleep(_LOOK_US / 1_000_000)
         except Exception:
             log.exception("the key indexer failed unexpectedly; it resumes after a restart, look-ups read the log")
+
+    async def _check(self, part: Partition) -> None:
+        """Find the files that are not what they should be, such as those of an older version."""
+        for span in reversed(list(part.message_log.sealed)):
+            if span.base in part.key_index.indexed:
+                await self._thread.run(partial(part.key_index.check, span))
 
     async def _cover(self, number: int) -> None:
         """Cover what was written with filters."""

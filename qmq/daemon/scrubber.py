@@ -16,6 +16,7 @@ from qmq.broker.broker import Broker
 from qmq.broker.ports.commands import Now
 from qmq.errors import QmqError, StorageError
 from qmq.settings import Settings
+from qmq.storage.key_index.check import KeyReader, KeyStep
 from qmq.storage.store import Store
 from qmq.storage.verify.scrub import GroupReader, GroupStep, Pace, ScrubStep, SegmentReader, group_readers
 
@@ -103,6 +104,32 @@ class Scrubber:
                 self._refused(reader.path, error)
         finally:
             self._thread.call(reader.close, lambda error: None)  # after a step that may still be running
+        await self._scrub_keys(partition, base)
+
+    async def _scrub_keys(self, partition: int, base: int) -> None:
+        """Read the key index of a segment; have it made again where it is rotten."""
+        part = self._store.partition(partition)
+        span = part.message_log.segment_at(base)
+        if span is None or base not in part.key_index.indexed:
+            return
+        reader = part.key_index.reader(span)
+        try:
+            while not (step := await self._key_step(reader)).is_last:
+                self._broker.counters.scrubbed_bytes += step.size
+                await self._wait_until(self._pace.next_us(step.size, self._clock().monotonic_us))
+        except StorageError as error:
+            self._refused(reader.path, error)
+            return
+        finally:
+            self._thread.call(reader.close, lambda error: None)
+        if not step.is_good and base in part.key_index.indexed:
+            log.warning("%s is missing or rotten; it is made again", reader.path)
+            await self._thread.run(lambda: part.key_index.distrust(base))
+
+    async def _key_step(self, reader: KeyReader) -> KeyStep:
+        steps = list[KeyStep]()
+        await self._thread.run(lambda: steps.append(reader.step()))
+        return steps[0]
 
     async def _scrub_group(self, make: Callable[[], GroupReader | None]) -> None:
         reader = make()

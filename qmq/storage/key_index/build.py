@@ -10,7 +10,7 @@ import os
 from collections.abc import Generator, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, Protocol
 
 import numpy as np
 from crc32c import crc32c
@@ -30,7 +30,7 @@ from qmq.storage.key_index.key_file import (
     pack_first_page,
     sizes_of,
 )
-from qmq.storage.key_index.walk import SegmentWalk
+from qmq.storage.key_index.walk import WalkStep
 
 #: Entries that are sorted at once: 12 bytes each, and three times as much while they are sorted.
 PART_ENTRIES: Final = 1 << 20
@@ -80,18 +80,35 @@ class _SortedPart:
         return np.frombuffer(hashes, np.uint64), np.frombuffer(offsets, np.uint32)
 
 
+class Walk(Protocol):
+    """A reader of a segment's hashes: qmq.storage.key_index.walk.SegmentWalk."""
+
+    path: Path
+
+    @property
+    def is_done(self) -> bool: ...
+    def step(self) -> WalkStep: ...
+    def close(self) -> None: ...
+
+
 class KeyIndexBuilder:
     """[thread] Makes the key index of one segment. Call ``step`` until it returns False, then ``close``."""
 
-    def __init__(self, disk: Disk, directory: Path, owner: DerivedHeader, walk: SegmentWalk) -> None:
-        """*owner* is the header of the file but for count and body_crc; *walk* reads the segment from its start."""
+    def __init__(
+        self, disk: Disk, directory: Path, owner: DerivedHeader, walk: Walk, *, part_entries: int = PART_ENTRIES
+    ) -> None:
+        """*owner* is the header of the file but for count and body_crc; *walk* reads the segment from its start.
+        *part_entries* are sorted at once.
+        """
+        self._part_entries = part_entries
         self._disk = disk
         self._owner = owner
         self._walk = walk
         self.path = keys_path(directory, owner.base)
         self._temporary = self.path.with_name(self.path.name + UNFINISHED)
-        self._parts_path = self.path.with_name(self.path.name + PARTS)
+        self._parts_path = self.path.with_suffix(PARTS)
         self._fd = self._parts_fd = -1
+        self._left: list[Path] = []  # files to remove at the end
         self._parts_end = 0
         self._parts: list[_SortedPart] = []
         self._gathered: list[tuple[Hashes, Offsets]] = []
@@ -117,12 +134,14 @@ class KeyIndexBuilder:
         """Close all files; remove those that are not whole."""
         self._steps.close()
         self._walk.close()
-        for fd, path in ((self._fd, self._temporary), (self._parts_fd, self._parts_path)):
+        for fd in (self._fd, self._parts_fd):
             if fd >= 0:
                 self._disk.close(fd)
-                with suppress(OSError):
-                    self._disk.unlink(path)
         self._fd = self._parts_fd = -1
+        for path in self._left:
+            with suppress(OSError):
+                self._disk.unlink(path)
+        self._left.clear()
 
     def _stepped(self) -> Generator[bool]:
         while not self._walk.is_done:
@@ -135,7 +154,7 @@ class KeyIndexBuilder:
             if len(found.hashes):
                 self._gathered.append((found.hashes, (found.positions - np.uint64(self.base)).astype(np.uint32)))
                 self._count += len(found.hashes)
-                if self._count >= PART_ENTRIES:
+                if self._count >= self._part_entries:
                     self._sort_gathered()
             yield True
         self._sort_gathered()
@@ -153,14 +172,19 @@ class KeyIndexBuilder:
 
     def _spill(self, part: _SortedPart) -> None:
         if self._parts_fd < 0:
-            self._parts_fd = self._disk.open(self._parts_path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+            self._parts_fd = self._create(self._parts_path)
         self._parts_end = part.write(self._disk, self._parts_fd, self._parts_end)
+
+    def _create(self, path: Path) -> int:
+        fd = self._disk.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+        self._left.append(path)
+        return fd
 
     def _written(self) -> Iterator[bool]:
         disk, count = self._disk, sum(part.count for part in self._parts)
         sizes = sizes_of(count)
         header = self._owner._replace(rows=count)
-        self._fd = disk.open(self._temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+        self._fd = self._create(self._temporary)
         bits = Filter(sizes.filter_pages)
         pages, crc = 1, crc32c(pack_first_page(header)[DERIVED_HEADER_SIZE:])
         for hashes, offsets in _in_pages(self._merged()):
@@ -179,6 +203,7 @@ class KeyIndexBuilder:
         disk.close(self._fd)
         self._fd = -1
         disk.rename(self._temporary, self.path)
+        self._left.remove(self._temporary)
         disk.fsync_directory(self.path.parent)
 
     def _merged(self) -> Iterator[tuple[Hashes, Offsets]]:

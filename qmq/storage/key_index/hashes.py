@@ -12,14 +12,17 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from qmq.errors import BadBatch
 from qmq.format.batch import COLUMN_BYTES
 from qmq.format.hashing import hash_bytes
+from qmq.format.keys import hashes_of
 from qmq.format.layout import (
     BATCH_HEADER_SIZE,
     BATCH_MAGIC,
     BATCH_VERSION,
     FIXED_COLUMN_BYTES,
     HAS_KEY_HASH,
+    HAS_MORE_KEYS,
     HAS_ORIGIN_ID,
     KNOWN_FLAGS,
     MESSAGE_ID_SIZE,
@@ -71,6 +74,7 @@ def hashes_in(view: memoryview, position: int) -> FoundHashes:
     """
     offset, end = 0, len(view)
     groups: dict[int, _Columns] = {}
+    several: list[int] = []  # where batches begin that have messages with several keys
     unpack = _FIELDS.unpack_from
     while offset + BATCH_HEADER_SIZE <= end:
         magic, version, flags, size, table_size, messages, runs, stated = unpack(view, offset)
@@ -83,6 +87,8 @@ def hashes_in(view: memoryview, position: int) -> FoundHashes:
             group = groups.get(flags)
             if group is None:
                 group = groups[flags] = _Columns()
+            if flags & HAS_MORE_KEYS:
+                several.append(offset)
             if runs == 1:
                 _add(group, data, following, messages, stated, flags)
             else:
@@ -91,6 +97,7 @@ def hashes_in(view: memoryview, position: int) -> FoundHashes:
                     _add(group, data + record[5], following, record[4], stated, flags)
         offset = following
     parts = [part for flags, group in groups.items() for part in _gather(view, flags, group)]
+    parts += [_other_keys(view[start:], position + start) for start in several]
     if not parts:
         return FoundHashes(_NONE, _NONE, offset)
     hashes, positions = (np.concatenate(column) for column in zip(*parts, strict=True))
@@ -123,6 +130,15 @@ def _gather(view: memoryview, flags: int, group: _Columns) -> list[tuple[Hashes,
         hashes = np.fromiter(map(hash_of_id, each), np.uint64, len(each))
         found.append(_without(np.array([one == _NO_ORIGIN for one in each], np.bool_), hashes, positions))
     return found
+
+
+def _other_keys(batch: memoryview, position: int) -> tuple[Hashes, Positions]:
+    """Return the hashes of all keys of a batch that has messages with several."""
+    try:
+        hashes, _ = hashes_of(batch)
+    except (BadBatch, IndexError, ValueError):  # its runs have rotten; the first keys are found all the same
+        hashes = _NONE
+    return hashes, np.full(len(hashes), position, np.uint64)
 
 
 def _seen_as(view: memoryview, dtype: str, size: int) -> npt.NDArray[Any]:

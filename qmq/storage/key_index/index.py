@@ -15,6 +15,7 @@ from qmq.errors import BadBytes, StorageFailed
 from qmq.format.layout import SEGMENT_HEADER_SIZE
 from qmq.storage.disk.disk import BAD_SECTOR, Disk
 from qmq.storage.key_index.build import KeyIndexBuilder
+from qmq.storage.key_index.check import KeyReader
 from qmq.storage.key_index.key_file import SUFFIX, KeyFile, base_of, keys_path, owner_of
 from qmq.storage.key_index.recent import RecentFilters
 from qmq.storage.key_index.search import KeySearch, SearchPart
@@ -129,6 +130,15 @@ class KeyIndex:
         """[thread] Have the index of a segment made again: its file is missing or rotten."""
         with self._lock:
             self._distrust(base)
+
+    def check(self, span: SegmentSpan) -> None:
+        """[thread] Have the index of a segment made again if its file is not there, or not the one of the segment."""
+        self.look_up(span, 0, span.base, span.base)
+
+    def reader(self, span: SegmentSpan) -> KeyReader:
+        """Return a reader, for the thread of the scrub, of a key index."""
+        log = self._log
+        return KeyReader(self._disk, log.directory, owner_of(log.owner.partition, log.owner.store_id, *span))
 
     def close_unused(self) -> None:
         """[thread] Close the files of segments that have been removed."""

@@ -35,7 +35,7 @@ from qmq.storage.disk.disk import Disk, read_fully
 SUFFIX: Final = ".keys"
 #: The suffix of a file that is not whole yet, and that of the sorted parts of one that is being made.
 UNFINISHED: Final = ".tmp"
-PARTS: Final = ".parts"
+PARTS: Final = ".keys.parts"
 
 _HASH_BYTES: Final = 8 * KEY_PAGE_ENTRIES
 _PAD: Final = KEY_PAGE_SIZE - DERIVED_HEADER_SIZE
@@ -71,7 +71,7 @@ def keys_path(directory: Path, base: int) -> Path:
 def base_of(name: str) -> int | None:
     """Return the base in the name of a key index, also of one that is being made; None for any other file."""
     stem, dot, suffix = name.partition(".")
-    if dot + suffix not in (SUFFIX, SUFFIX + UNFINISHED, SUFFIX + PARTS) or len(stem) != 16:
+    if dot + suffix not in (SUFFIX, SUFFIX + UNFINISHED, PARTS) or len(stem) != 16:
         return None
     try:
         return int(stem, 16)
@@ -247,6 +247,11 @@ class KeyFile:
             return np.empty(0, np.uint64), np.empty(0, np.uint32)
         hashes, offsets = zip(*parts, strict=True)
         return np.concatenate(hashes), np.concatenate(offsets)
+
+    def filter_bytes(self) -> bytes:
+        """Return all pages of the filter. Raises BadBytes, OSError."""
+        first = 1 + self.sizes.entry_pages
+        return b"".join(self._page(first + page) for page in range(self.sizes.filter_pages))
 
     def _page(self, number: int) -> bytes:
         page = read_fully(self._disk, self._fd, KEY_PAGE_SIZE, number * KEY_PAGE_SIZE)

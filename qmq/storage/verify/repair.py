@@ -24,6 +24,7 @@ from qmq.errors import InvalidOption
 from qmq.storage.consumer_log.header import ENTRIES_SUFFIX, ORDER_SUFFIX
 from qmq.storage.disk.disk import Disk, failure, write_fully
 from qmq.storage.error_log.sorted_runs import pack_run_header, run_paths
+from qmq.storage.key_index.key_file import SUFFIX as KEYS_SUFFIX
 from qmq.storage.message_log.segment import SUFFIX as SEGMENT_SUFFIX
 from qmq.storage.message_log.segment import list_bases, segment_path
 from qmq.storage.message_log.sparse_index import SUFFIX as INDEX_SUFFIX
@@ -99,7 +100,7 @@ def _write(disk: Disk, path: Path, header: bytes, data: bytes) -> None:
     disk.fsync_directory(path.parent)
 
 
-_DERIVED: Final = (ENTRIES_SUFFIX, ORDER_SUFFIX, INDEX_SUFFIX)
+_DERIVED: Final = (ENTRIES_SUFFIX, ORDER_SUFFIX, INDEX_SUFFIX, KEYS_SUFFIX)
 
 
 class Outcome(Enum):
@@ -215,11 +216,24 @@ def _start(directory: Path, disk: Disk, now_us: int, identity: Identity, discard
         checkpoint = store.begin_checkpoint(store.state, now_us)  # the broker's part stays as it is
         checkpoint.write()
         store.finish_checkpoint(checkpoint)
+        _make_key_indexes(store, discarded)
     except BaseException:
         store.close(clean=False)
         raise
     store.close(clean=True)
     return store.recovery
+
+
+def _make_key_indexes(store: Store, paths: Collection[Path]) -> None:
+    """Make the key indexes among *paths* again; others that are missing are made by a broker."""
+    for part in store.partitions:
+        for span in part.key_index.missing(part.removable()):
+            builder = part.key_index.builder(span)
+            try:
+                while builder.path in paths and builder.step():
+                    pass
+            finally:
+                builder.close()
 
 
 def _segments(directory: Path, disk: Disk, identity: Identity) -> Iterator[Path]:

@@ -38,6 +38,8 @@ from qmq.format.layout import (
 from qmq.storage.consumer_log.header import DerivedHeader, entries_path, order_path, parse_derived
 from qmq.storage.consumer_log.subject_order import Rows
 from qmq.storage.disk.disk import Disk, read_fully
+from qmq.storage.key_index.check import KeyCheck
+from qmq.storage.key_index.key_file import owner_of
 from qmq.storage.message_log.reader import candidates
 from qmq.storage.message_log.segment import ForeignSegment, SegmentOwner, check_header, is_of, list_bases, segment_path
 from qmq.storage.message_log.sparse_index import derive_index, index_path
@@ -231,6 +233,7 @@ class PartitionCheck:
         self, file: _File, path: Path, stop: int, claimed_end: int, is_sealed: bool
     ) -> Generator[StoredBatches, None, int]:
         derived = self._open_derived(file.base, is_sealed)
+        keys = self._open_keys(file.base, is_sealed)
         position = end = file.base + SEGMENT_HEADER_SIZE
         counted_to = file.base
         batches = rows_seen = 0
@@ -246,6 +249,8 @@ class PartitionCheck:
             claimed = len(rows) if end <= claimed_end else int(rows["position"].searchsorted(np.uint64(claimed_end)))
             if derived is not None and claimed:
                 derived.expect(rows[:claimed], self.holes)
+            if keys is not None:
+                keys.expect(file.at(position - size, size)[:size], position - size)
             batches, rows_seen = batches + int((rows["run"] == 0).sum()), rows_seen + len(rows)
             for part, is_claimed in ((rows[:claimed], True), (rows[claimed:], False)):
                 if len(part):
@@ -261,6 +266,8 @@ class PartitionCheck:
         self._report.counts["messages"].records += batches
         if derived is not None:
             derived.finish(self.holes, min(end, claimed_end))
+        if keys is not None:
+            self._check_keys(keys)
         self._count_rows(derived, rows_seen)
         return end
 
@@ -394,6 +401,22 @@ class PartitionCheck:
         index = DerivedCheck(self._disk, index_path(self._directory, base), self._report, owner, first_row=0)
         order = order_path(self._consumer_directory, base)
         return _Derived(entries, index, lambda: check_order(self._disk, order, self._report, entries))
+
+    def _open_keys(self, base: int, is_sealed: bool) -> KeyCheck | None:
+        """Return a check of the key index of a segment that a checkpoint knows to be sealed. A missing one is no fault:
+        a broker makes it a while after the segment is sealed.
+        """
+        if self._claim is None or base not in self._spans or not is_sealed or base == self._claim.segments[-1].base:
+            return None
+        owner = owner_of(self._owner.partition, self._owner.store_id, *self._spans[base])
+        keys = KeyCheck(self._disk, self._directory, owner)
+        return keys if keys.exists() else None
+
+    def _check_keys(self, keys: KeyCheck) -> None:
+        problem = keys.finish(self.holes)
+        self._report.count("keys", keys.size, keys.entries)
+        if problem is not None:
+            self._report.fault(keys.path, None, problem, "delete it: a broker makes it again")
 
     def _count_rows(self, derived: _Derived | None, rows_seen: int) -> None:
         """Note the number of the first row of the next segment, as long as it is known."""

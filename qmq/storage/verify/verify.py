@@ -18,6 +18,8 @@ from qmq.storage.consumer_log.header import base_of
 from qmq.storage.disk.dir_lock import LOCK_NAME, holder_of
 from qmq.storage.disk.disk import Disk, failure, read_whole
 from qmq.storage.disk.envelope import FileState
+from qmq.storage.key_index.key_file import PARTS, UNFINISHED
+from qmq.storage.key_index.key_file import SUFFIX as KEYS_SUFFIX
 from qmq.storage.message_log.archive_receipt import SUFFIX as RECEIPT_SUFFIX
 from qmq.storage.message_log.archive_receipt import parse_receipt
 from qmq.storage.message_log.segment import SUFFIX as SEGMENT_SUFFIX
@@ -368,8 +370,8 @@ class _Verification:
 
     def _look_into(self, directory: Path) -> None:
         for name in self._disk.listdir(directory):
-            known = _is_log_file_name(name.removesuffix(".tmp"))
-            if not known or name.endswith(".tmp"):
+            known = name.endswith(PARTS) or _is_log_file_name(name.removesuffix(UNFINISHED))
+            if not known or name.endswith((UNFINISHED, PARTS)):
                 self._report_foreign_file(directory / name, known)
             elif name.endswith(RECEIPT_SUFFIX):
                 self._check_receipt(directory / name)
@@ -405,7 +407,7 @@ def _is_file_name(name: str) -> bool:
 def _is_log_file_name(name: str) -> bool:
     """Return whether a file of a partition, or of its consumer log, has this name."""
     stem, dot, suffix = name.partition(".")
-    known = dot + suffix in (SEGMENT_SUFFIX, INDEX_SUFFIX, RECEIPT_SUFFIX) and _is_base(stem)
+    known = dot + suffix in (SEGMENT_SUFFIX, INDEX_SUFFIX, KEYS_SUFFIX, RECEIPT_SUFFIX) and _is_base(stem)
     return known or base_of(name) is not None
 
 
