@@ -51,12 +51,14 @@ if TYPE_CHECKING:
     from qmq.net.client.client import Client
     from qmq.net.client.consumer.consumer import Consumer
     from qmq.net.client.consumer.message import Message, MessageBatch
+    from qmq.net.client.find.finder import Finder, FindProgress
     from qmq.net.client.find.stored_message import StoredMessage
     from qmq.net.client.options import Durability
     from qmq.net.client.producer.receipts import Receipt, Receipts
     from qmq.net.client.sync.admin import SyncAdmin
     from qmq.net.client.sync.client import SyncClient
     from qmq.net.client.sync.consumer import SyncConsumer, SyncMessage, SyncMessageBatch
+    from qmq.net.client.sync.finder import SyncFinder
 
 __all__ = [
     "Admin",
@@ -74,6 +76,8 @@ __all__ = [
     "Durability",
     "Duration",
     "Fenced",
+    "FindProgress",
+    "Finder",
     "GroupInfo",
     "GroupMismatch",
     "InvalidName",
@@ -102,6 +106,7 @@ __all__ = [
     "SyncAdmin",
     "SyncClient",
     "SyncConsumer",
+    "SyncFinder",
     "SyncMessage",
     "SyncMessageBatch",
     "TooManyConsumers",
@@ -131,6 +136,8 @@ _LAZY: Final = {
     "DiskInfo": "qmq.net.client.admin.broker_info",
     "Durability": "qmq.net.client.options",
     "Duration": "qmq.durations",
+    "FindProgress": "qmq.net.client.find.finder",
+    "Finder": "qmq.net.client.find.finder",
     "GroupInfo": "qmq.net.client.admin.results",
     "Message": "qmq.net.client.consumer.message",
     "MessageBatch": "qmq.net.client.consumer.message",
@@ -143,6 +150,7 @@ _LAZY: Final = {
     "SyncAdmin": "qmq.net.client.sync.admin",
     "SyncClient": "qmq.net.client.sync.client",
     "SyncConsumer": "qmq.net.client.sync.consumer",
+    "SyncFinder": "qmq.net.client.sync.finder",
     "SyncMessage": "qmq.net.client.sync.consumer",
     "SyncMessageBatch": "qmq.net.client.sync.consumer",
 }

@@ -26,7 +26,9 @@ from qmq.net.client.broker_link import Link, sequence_in
 from qmq.net.client.cluster import Brokers
 from qmq.net.client.consumer.consumer import Consumer
 from qmq.net.client.consumer.multi_broker import make_puller
+from qmq.net.client.find.finder import STOP_AFTER, Finder, search_terms
 from qmq.net.client.find.get import get
+from qmq.net.client.find.requests import BrokerSource
 from qmq.net.client.find.stored_message import StoredMessage
 from qmq.net.client.group_settings import GroupSettings, OnDifference, terms_of
 from qmq.net.client.options import (
@@ -292,6 +294,43 @@ class Client:
         keeps it no more; BrokersMissed if a broker that did not answer may have it; StorageError if it cannot be read.
         """
         return await get(self._brokers, self._listing, message_id)
+
+    def find(
+        self,
+        prefix: str = "",
+        *,
+        key: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        contains: str | None = None,
+        newest: bool = False,
+        limit: int | None = 100,
+        stop_after: Duration | None = STOP_AFTER,
+        cursor: str | None = None,
+    ) -> Finder:
+        """Return the stored messages of a prefix or subject, the oldest first, or with *newest* the newest.
+
+            async for message in client.find("shop.", key="order-4421"):
+                print(message.subject, message.stored_at, message.body)
+
+        *key*: those with this key; *since*, *until*: those stored at or after the first, and before the second time,
+        aware datetimes; *contains*: those with this text in their body, a key, a tag or a property. It ends after
+        *limit* messages, and after *stop_after* (both may be None): ``Finder.is_complete`` says whether that was all,
+        and ``Finder.cursor`` is what another call goes on with.
+
+        Looking changes nothing. Messages of groups alone (kept for their retries, or handed over) are found by key.
+        Raises UsageError (InvalidName, InvalidOption) at once. The loop raises BrokersMissed if no broker answers, and
+        StorageError if a disk fails; ``Finder.missed`` names single brokers that did not answer.
+        """
+        terms = search_terms(
+            prefix, key=key, since=since, until=until, contains=contains, newest=newest, limit=limit,
+            stop_after=stop_after, cursor=cursor,
+        )  # fmt: skip
+        return Finder(terms, self._sources)
+
+    def _sources(self) -> list[BrokerSource]:
+        self._brokers.ready()
+        return [BrokerSource(link, self._options.admin_timeout) for link in self._brokers.links]
 
     async def drain(self) -> None:
         """Wait while the queue is so full that more would not be sent faster. Call it between ``send_nowait``."""

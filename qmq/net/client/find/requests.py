@@ -52,6 +52,28 @@ async def ask(
             await asyncio.sleep(backoff.next_delay())
 
 
+class BrokerSource:
+    """The store of one broker, as a search reads it."""
+
+    def __init__(self, link: Link, timeout: float) -> None:
+        """The broker has *timeout* seconds for each answer."""
+        self._link = link
+        self._timeout = timeout
+        self.name = str(link.address)
+
+    async def store_id(self) -> bytes:
+        """Return the id of the store. Raises TimeoutError if the broker cannot be reached."""
+        async with asyncio.timeout(self._timeout):
+            await self._link.connected()
+        return self._link.store_id
+
+    async def page(
+        self, selection: Selection, newest: bool, after: Boundary | None, upto_us: int | None, max_count: int
+    ) -> FoundPage:
+        """Return the next messages of a search. Raises StorageError, TimeoutError."""
+        return await find_page(self._link, self._timeout, selection, newest, after, upto_us, max_count)
+
+
 async def get_message(link: Link, timeout: float, message_id: MessageId) -> StoredMessage:
     """Return the message with an id of the broker's store. Raises UnknownMessage, StorageError, TimeoutError."""
     answer = await ask(link, timeout, FrameKind.GET, payload=MESSAGE_ID.pack(*message_id))

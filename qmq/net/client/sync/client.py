@@ -17,6 +17,7 @@ from qmq.net.client.admin.admin import Admin
 from qmq.net.client.admin.results import SubjectInfo
 from qmq.net.client.client import list_subjects
 from qmq.net.client.consumer.multi_broker import make_puller
+from qmq.net.client.find.finder import STOP_AFTER
 from qmq.net.client.find.stored_message import StoredMessage
 from qmq.net.client.group_settings import GroupSettings, OnDifference, terms_of
 from qmq.net.client.options import (
@@ -32,6 +33,7 @@ from qmq.net.client.options import (
 from qmq.net.client.producer.receipts import Receipt, Receipts
 from qmq.net.client.sync.admin import SyncAdmin
 from qmq.net.client.sync.consumer import SyncConsumer
+from qmq.net.client.sync.finder import SyncFinder
 from qmq.net.client.sync.loop_thread import ClientThread
 from qmq.net.protocol.types import Mode
 
@@ -195,6 +197,29 @@ class SyncClient:
         """Return the stored message with that id. See ``Client.get``."""
         thread = self._current_thread()
         return thread.run(thread.client.get(message_id))
+
+    def find(
+        self,
+        prefix: str = "",
+        *,
+        key: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        contains: str | None = None,
+        newest: bool = False,
+        limit: int | None = 100,
+        stop_after: Duration | None = STOP_AFTER,
+        cursor: str | None = None,
+    ) -> SyncFinder:
+        """Return the stored messages of a prefix or subject: ``for message in client.find(...)``. See
+        ``Client.find``.
+        """
+        thread = self._current_thread()
+        finder = thread.client.find(
+            prefix, key=key, since=since, until=until, contains=contains, newest=newest, limit=limit,
+            stop_after=stop_after, cursor=cursor,
+        )  # fmt: skip
+        return SyncFinder(finder, thread.run)
 
     def drain(self) -> None:
         """Wait while the queue is so full that more messages would not be sent faster. See ``Client.drain``."""
