@@ -12,8 +12,9 @@ import numpy.typing as npt
 
 from qmq.broker.delivery.encode import PIECE_BYTES, AnswerEncoder, answer_bytes, parts_of_rows
 from qmq.broker.find.get import GetMessages
+from qmq.broker.find.hash_search import HashSearch, candidates_of, hash_searches
 from qmq.broker.find.matches import MessageMatcher
-from qmq.broker.find.rows import RowChunk, boundary_at, read_chunk
+from qmq.broker.find.rows import RowChunk, boundary_at, read_chunk, rows_between
 from qmq.broker.find.subjects import SubjectFilters
 from qmq.broker.groups.message_ranges import Rows, RunPart, WholeRuns
 from qmq.broker.ports.commands import Find, Get, ReadDone
@@ -39,11 +40,17 @@ MAX_WAITING: Final = 16
 _MOST_READS: Final = 8
 
 
-class _OpenRequest(NamedTuple):
-    """A request, and the reads that were made for it."""
+class _OpenRequest:
+    """A request, the reads that were made for it, and the searches of threads for its answer."""
 
-    command: Get | Find
-    reads: set[object]
+    __slots__ = ("command", "reads", "running", "searches")
+
+    def __init__(self, command: Get | Find) -> None:
+        self.command = command
+        self.reads: set[object] = set()
+        self.searches: list[HashSearch] | None = None
+        #: Searches that are not done.
+        self.running = 0
 
 
 class _Taken(NamedTuple):
@@ -53,7 +60,6 @@ class _Taken(NamedTuple):
 
     parts: list[RunPart | WholeRuns]
     after: Boundary | None
-    looked: int
     unreadable: int = 0
 
 
@@ -69,7 +75,7 @@ class Finds:
         self._subjects = SubjectFilters(store)
         self._by_connection: Counter[int] = Counter()
         self._waiting: deque[_OpenRequest] = deque()
-        self._reading: dict[int, tuple[_OpenRequest, ColdRead]] = {}
+        self._reading: dict[int, tuple[_OpenRequest, ColdRead | HashSearch]] = {}
         self._last_number = first_number(Asker.FIND)
         self.damaged: list[QmqError] = []
 
@@ -78,21 +84,27 @@ class Finds:
     def get(self, command: Get) -> None:
         """Answer with a message. Raises UnknownMessage, StorageError, Overloaded."""
         self._count(command.connection)
-        self._step(_OpenRequest(command, set()))
+        self._step(_OpenRequest(command))
 
     def find(self, command: Find) -> None:
         """Have a turn answer with the next messages of a search. Raises Overloaded."""
         self._count(command.connection)
-        self._waiting.append(_OpenRequest(command, set()))
+        self._waiting.append(_OpenRequest(command))
 
     def read_done(self, done: ReadDone) -> None:
         """Go on with the request that waits for a read, or refuse it where the read has failed."""
         asked, read = self._reading.pop(done.number)
-        if done.error is None:
+        if isinstance(read, HashSearch):
+            asked.running -= 1
+            if done.error is not None:
+                read.close()
+        elif done.error is None:
             self.damaged += self._store_of(asked.command).finish_read(read)
-            self._waiting.appendleft(asked)
-        else:
+        if done.error is not None:
             self._refuse(asked.command, done.error)
+            asked.running = -1  # the answers of its other searches count no more
+        elif asked.running == 0:
+            self._waiting.appendleft(asked)
 
     def disconnected(self, connection: int) -> None:
         """Forget the requests of a closed connection."""
@@ -125,7 +137,7 @@ class Finds:
     def _step(self, asked: _OpenRequest) -> None:
         try:
             with _reading(self._store_of(asked.command), may_wait=len(asked.reads) >= _MOST_READS):
-                answer = self._answer(asked.command)
+                answer = self._answer(asked)
         except NotInMemory as missing:
             read = missing.read
             if read.key in asked.reads:
@@ -133,14 +145,19 @@ class Finds:
                 self._waiting.append(asked)
                 return
             asked.reads.add(read.key)
-            self._last_number += 1
-            self._reading[self._last_number] = asked, read
-            self._effects.append(ReadWanted(self._last_number, read))
+            self._begin(asked, read)
         except QmqError as error:
             self._refuse(asked.command, error)
         else:
-            self._forget(asked.command.connection)
-            self._effects.append(answer)
+            if answer is not None:
+                self._forget(asked.command.connection)
+                self._effects.append(answer)
+
+    def _begin(self, asked: _OpenRequest, read: ColdRead | HashSearch) -> None:
+        """Have a thread read for a request."""
+        self._last_number += 1
+        self._reading[self._last_number] = asked, read
+        self._effects.append(ReadWanted(self._last_number, read))
 
     def _refuse(self, command: Get | Find, error: QmqError) -> None:
         if self._forget(command.connection):
@@ -155,35 +172,50 @@ class Finds:
             del self._by_connection[connection]
         return True
 
-    def _answer(self, command: Get | Find) -> Effect:
+    def _answer(self, asked: _OpenRequest) -> Effect | None:
+        """Return the answer to a request, None where threads search for it first. Raises QmqError, NotInMemory."""
+        command, store = asked.command, self._store
         if isinstance(command, Get):
             return self._getting.message(command)
-        store, selection, newest = self._store, command.selection, command.newest
+        selection, newest = command.selection, command.newest
         upto_us = store.last_stored_at_us + 1 if command.upto_us is None else command.upto_us
         lower = Boundary(selection.since_us, 0)
         upper = Boundary(min(selection.until_us, upto_us), 0)
         if command.after is not None:
             lower, upper = (lower, min(upper, command.after)) if newest else (max(lower, command.after), upper)
-        chunk = read_chunk(store, lower, upper, newest, ROWS)
+        matcher, unreadable = MessageMatcher(selection), 0
+        if not selection.is_sparse:
+            chunk = read_chunk(store, lower, upper, newest, ROWS)
+        else:
+            if asked.searches is None:
+                asked.searches = hash_searches(store, matcher.value, lower, upper, newest)
+                asked.running = len(asked.searches)
+                for search in asked.searches:
+                    self._begin(asked, search)
+                if asked.searches:
+                    return None
+            chunk, unreadable = candidates_of(store, asked.searches, lower, upper, newest)
         wanted = self._subjects.taken(chunk.rows["subject"], selection)
         if selection.original is not None:
             wanted &= (chunk.rows["flags"] & ENTRY_HAS_ORIGIN_ID) != 0
-        taken = self._sparse(command, chunk, wanted) if selection.is_sparse else self._dense(command, chunk, wanted)
-        buffers, unreadable = self._encoded(taken.parts)
-        left = chunk.left + (len(chunk.rows) - taken.looked)
-        return FoundMessages(
-            command.connection, command.request, buffers, chunk.after if taken.after is None else taken.after, upto_us,
-            taken.looked, left, taken.unreadable + unreadable,
-        )  # fmt: skip
+        if selection.is_sparse:
+            taken = self._sparse(command, chunk, wanted, matcher)
+        else:
+            taken = self._dense(command, chunk, wanted)
+        after = chunk.after if taken.after is None else taken.after
+        looked, left = _progress(store, lower, upper, after, newest)
+        buffers, lost = self._encoded(taken.parts)
+        unreadable += taken.unreadable + lost
+        return FoundMessages(command.connection, command.request, buffers, after, upto_us, looked, left, unreadable)
 
     def _dense(self, command: Find, chunk: RowChunk, wanted: npt.NDArray[np.bool_]) -> _Taken:
         """Take whole runs, and of the outermost ones parts, as many as the answer may have. Raises StorageError,
         NotInMemory.
         """
-        newest, total = command.newest, len(chunk.rows)
+        newest = command.newest
         chosen = np.flatnonzero(wanted)
         if not len(chosen):
-            return _Taken([], None, total)
+            return _Taken([], None)
         if newest:
             chosen = chosen[::-1]
         chosen = chosen[:_RUNS]
@@ -203,16 +235,15 @@ class Finds:
         self._require(partitions, rows, newest)
         rest = wanted[: chosen[0]] if newest else wanted[chosen[-1] + 1 :]
         if not over and not rest.any():
-            return _Taken(_parts(partitions, rows, starts, stops), None, total)
+            return _Taken(_parts(partitions, rows, starts, stops), None)
         at = 0 if newest else -1
         index = int(starts[0] if newest else stops[-1])
         after = boundary_at(self._store.partitions[int(partitions[at])], int(chunk.numbers[chosen[at]]), index)
-        looked = total - int(chosen[0]) if newest else int(chosen[-1]) + 1
-        return _Taken(_parts(partitions, rows, starts, stops), after, looked)
+        return _Taken(_parts(partitions, rows, starts, stops), after)
 
-    def _sparse(self, command: Find, chunk: RowChunk, wanted: npt.NDArray[np.bool_]) -> _Taken:
+    def _sparse(self, command: Find, chunk: RowChunk, wanted: npt.NDArray[np.bool_], matcher: MessageMatcher) -> _Taken:
         """Look into batches for single messages, up to the bounds of a step. Raises StorageFailed, NotInMemory."""
-        newest, matcher = command.newest, MessageMatcher(command.selection)
+        newest = command.newest
         chosen = np.flatnonzero(wanted)
         if newest:
             chosen = chosen[::-1]
@@ -231,7 +262,7 @@ class Finds:
                     self._require(chunk.partitions[chosen], chunk.rows[chosen], newest)
                 if not is_there or left <= 0 or size <= 0:
                     after = boundary_at(part, int(chunk.numbers[at]), stop if newest else start)
-                    return self._ended(parts, after, chunk, at, newest, unreadable)
+                    return _Taken(parts[::-1] if newest else parts, after, unreadable)
                 left -= 1 + entry[10] // _BYTES_A_BATCH
                 last, batch = key, self._batch(part, entry)
                 unreadable += batch is None
@@ -248,17 +279,8 @@ class Finds:
                 taken = parts[-1]
                 assert isinstance(taken, RunPart)
                 after = boundary_at(part, int(chunk.numbers[at]), taken.start if newest else taken.stop)
-                return self._ended(parts, after, chunk, at, newest, unreadable)
-        return self._ended(parts, None, chunk, 0, newest, unreadable)
-
-    def _ended(
-        self, parts: list[RunPart | WholeRuns], after: Boundary | None, chunk: RowChunk, at: int, newest: bool,
-        unreadable: int,
-    ) -> _Taken:  # fmt: skip
-        """Return what a step took; row *at* of the chunk is the next one to look at, unless *after* is None."""
-        total = len(chunk.rows)
-        looked = total if after is None else total - at - 1 if newest else at
-        return _Taken(parts[::-1] if newest else parts, after, looked, unreadable)
+                return _Taken(parts[::-1] if newest else parts, after, unreadable)
+        return _Taken(parts[::-1] if newest else parts, None, unreadable)
 
     def _batch(self, part: Partition, entry: EntryRow) -> StoredBatch | None:
         """Return the batch of a row, None where it cannot be read. Raises StorageFailed."""
@@ -304,6 +326,15 @@ def _reading(store: Store, *, may_wait: bool) -> Iterator[None]:
         yield
     finally:
         store.may_wait(before)
+
+
+def _progress(store: Store, lower: Boundary, upper: Boundary, after: Boundary | None, newest: bool) -> tuple[int, int]:
+    """Return how many rows of a search were looked at, and how many are left. Raises StorageError, NotInMemory."""
+    total = rows_between(store, lower, upper)
+    if after is None:
+        return total, 0
+    left = rows_between(store, lower, after) if newest else rows_between(store, after, upper)
+    return total - left, left
 
 
 def _parts(

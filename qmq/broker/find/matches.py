@@ -10,6 +10,7 @@ from qmq.format.layout import HAS_KEY_HASH, HAS_ORIGIN_ID
 from qmq.format.pieces import StoredBatch
 from qmq.format.run import Run
 from qmq.net.protocol.selection import Selection
+from qmq.storage.store import hash_of_id
 
 
 class MessageMatcher:
@@ -17,7 +18,13 @@ class MessageMatcher:
 
     def __init__(self, selection: Selection) -> None:
         self._key = selection.key
-        self._hash = np.uint64(0 if selection.key is None else key_hash(selection.key))
+        if selection.key is not None:
+            value = key_hash(selection.key)
+        else:
+            value = 0 if selection.original is None else hash_of_id(selection.original)
+        #: The hash by which the key index has the messages.
+        self.value = value
+        self._hash = np.uint64(value)
         self._original = None if selection.original is None else np.frombuffer(selection.original, "V16")[0]
 
     @property

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Iterator
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +20,7 @@ class RowChunk(NamedTuple):
     """Rows of the consumer logs in the order of the store, each with its partition and its number there.
 
     Of each row the messages [start, stop) lie between the boundaries. Behind the chunk the search goes on at ``after``;
-    it is done where that is None. About ``left`` rows are left.
+    it is done where that is None.
     """
 
     partitions: npt.NDArray[np.int64]
@@ -28,7 +29,6 @@ class RowChunk(NamedTuple):
     starts: npt.NDArray[np.int64]
     stops: npt.NDArray[np.int64]
     after: Boundary | None
-    left: int
 
 
 class _Span(NamedTuple):
@@ -47,13 +47,12 @@ def read_chunk(store: Store, lower: Boundary, upper: Boundary, newest: bool, lim
     Raises StorageError, NotInMemory.
     """
     spans = [span for part in store.partitions if (span := _span_between(part, lower, upper)) is not None]
-    total = sum(span.end - span.row for span in spans)
     taken = [_read_part(span, newest, limit) for span in spans]
     is_cut = [len(chunk.rows) < span.end - span.row for span, chunk in zip(spans, taken, strict=True)]
     if len(taken) == 1:
         found = taken[0]
     elif not taken:
-        return RowChunk(_NONE, _NONE, np.zeros(0, ENTRY_DTYPE), _NONE, _NONE, None, 0)
+        return _EMPTY
     else:
         found = _merged(taken, is_cut, newest)
     after = None
@@ -61,7 +60,54 @@ def read_chunk(store: Store, lower: Boundary, upper: Boundary, newest: bool, lim
         at = 0 if newest else -1
         part, number = store.partitions[int(found.partitions[at])], int(found.numbers[at])
         after = boundary_at(part, number, 0 if newest else int(found.rows["count"][at]))
-    return found._replace(after=after, left=total - len(found.rows))
+    return found._replace(after=after)
+
+
+def chunk_of_batches(
+    store: Store, positions: dict[int, npt.NDArray[np.int64]], lower: Boundary, upper: Boundary
+) -> RowChunk:
+    """Return the rows between two boundaries of batches at some positions of each partition. Raises StorageError,
+    NotInMemory.
+    """
+    chunks = [
+        _read_part(_Span(part, max(span.row, row), end, skip, stop), newest=False, limit=end - row)
+        for number, wanted in positions.items()
+        if (span := _span_between(part := store.partitions[number], lower, upper)) is not None
+        for row, end, skip, stop in _batches_in(span, wanted)
+    ]
+    return _merged(chunks, [False] * len(chunks), newest=False) if chunks else _EMPTY
+
+
+def _batches_in(span: _Span, positions: npt.NDArray[np.int64]) -> Iterator[tuple[int, int, int, int]]:
+    """Yield the rows [row, end) of each batch at some positions that lie in a span, with the skip and stop of these."""
+    log = span.part.consumer_log
+    for position in positions.tolist():
+        row = log.row_at_position(position)
+        if row >= log.visible_row:
+            break
+        entry = log.read_entry(row)
+        row, end = max(row, span.row), min(row + entry[7], span.end)
+        if entry[1] == position and row < end:
+            yield row, end, span.skip if row == span.row else 0, span.stop if end == span.end else 0
+
+
+def first_position(part: Partition, boundary: Boundary, *, is_end: bool = False) -> int:
+    """Return the position of the batch in which a boundary lies, or which follows it: with *is_end* the one behind it.
+    Raises StorageError, NotInMemory.
+    """
+    log = part.consumer_log
+    row, index = _row_of(part, boundary)
+    if row >= log.visible_row:
+        return part.message_log.end
+    entry = log.read_entry(row)
+    is_within = index > 0 or entry[5] > 0
+    return entry[1] + (entry[10] if is_end and is_within else 0)
+
+
+def rows_between(store: Store, lower: Boundary, upper: Boundary) -> int:
+    """Return how many rows lie between two boundaries. Raises StorageError, NotInMemory."""
+    spans = [_span_between(part, lower, upper) for part in store.partitions]
+    return sum(span.end - span.row for span in spans if span is not None)
 
 
 def boundary_at(part: Partition, number: int, index: int) -> Boundary:
@@ -117,7 +163,7 @@ def _read_part(span: _Span, newest: bool, limit: int) -> RowChunk:
         starts[0] = span.skip
     if span.stop and last == span.end:
         stops[-1] = span.stop
-    return RowChunk(np.full(count, part.number), np.arange(first, last), rows, starts, stops, None, 0)
+    return RowChunk(np.full(count, part.number), np.arange(first, last), rows, starts, stops, None)
 
 
 def _rows(part: Partition, start: int, stop: int) -> Rows:
@@ -141,7 +187,8 @@ def _merged(chunks: list[RowChunk], is_cut: list[bool], newest: bool) -> RowChun
     if edges:
         edge = max(edges) if newest else min(edges)
         order = order[stamps[order] >= edge] if newest else order[stamps[order] <= edge]
-    return RowChunk(partitions[order], numbers[order], rows[order], starts[order], stops[order], None, 0)
+    return RowChunk(partitions[order], numbers[order], rows[order], starts[order], stops[order], None)
 
 
-_NONE = np.zeros(0, np.int64)
+_NONE: Final = np.zeros(0, np.int64)
+_EMPTY: Final = RowChunk(_NONE, _NONE, np.zeros(0, ENTRY_DTYPE), _NONE, _NONE, None)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qmq.broker.find import find
+from qmq.broker.find import find, hash_search
 from qmq.broker.ports.commands import Disconnected, Find, ReadDone, Send
 from qmq.broker.ports.effects import Effect, FoundMessages, Refused, Sent
 from qmq.errors import Overloaded, StorageFailed
@@ -146,6 +146,8 @@ class TestAgainstAModel:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(find, "ROWS", rows)
             patch.setattr(find, "BATCHES", rows)
+            patch.setattr(hash_search, "BATCHES", rows)
+            patch.setattr(hash_search, "STEPS", rows)
             found = search(driven, selection, newest=newest, max_count=max_count, max_bytes=max_bytes)
         assert found == expected(stored, selection, newest)
         driven.store.close()
@@ -175,6 +177,37 @@ def test_keys_whose_hashes_collide_are_told_apart(tmp_path: Path, monkeypatch: p
     for key in ("k1", "k2", "k3", "k4"):  # keys of this test alone: their headers are remembered
         selection = Selection("", key)
         assert search(driven, selection) == expected(stored, selection, newest=False)
+    driven.close()
+
+
+def make_indexes(driven: Driven, each: int) -> int:
+    """Make the key index of every *each*-th sealed segment; return how many these are."""
+    index = driven.store.partitions[0].key_index
+    spans = index.missing(driven.store.partitions[0].message_log.sealed)[::each]
+    for span in spans:
+        builder = index.builder(span)
+        while builder.step():
+            """One megabyte after another."""
+        builder.close()
+        assert index.built(span.base)
+    return len(spans)
+
+
+@pytest.mark.parametrize("each", [1, 2])
+@pytest.mark.parametrize("newest", [False, True])
+def test_a_key_is_found_in_segments_with_and_without_an_index(tmp_path: Path, each: int, newest: bool) -> None:
+    driven = Driven(tmp_path, segment_bytes=16 << 10, max_frame_bytes=8 << 10)
+    keys = ["a", "b", "rare"]
+    stored = [
+        one
+        for n in range(200)
+        for one in send(driven, [("shop.mail", [(keys[n % 2], b"x" * 500)]), ("house", [("rare", b"%d" % n)])])
+    ]
+    driven.checkpoint()
+    assert make_indexes(driven, each) > 3
+    for selection in (Selection("", "a"), Selection("shop.", "rare"), Selection("house", "rare"), Selection("", "no")):
+        found = search(driven, selection, newest=newest, max_count=30)
+        assert found == expected(stored, selection, newest)
     driven.close()
 
 
