@@ -64,7 +64,7 @@ class AdminCommands:
         """Carry out an action. Raises UnknownGroup, InvalidOption, StorageError, and NotInMemory before any change."""
         method = self._actions.get(action)
         if method is None:
-            known = ", ".join([*self._actions, "info", *sorted(LETTERS)])
+            known = ", ".join([*self._actions, "info", "resend", *sorted(LETTERS)])
             raise InvalidOption(f"the broker knows no action {action!r:.40}; it knows {known}")
         return method(fields, now)
 

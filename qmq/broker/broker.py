@@ -22,6 +22,7 @@ from qmq.broker.delivery.serve import blocking_reads
 from qmq.broker.error_log.dead_letters import Redriving
 from qmq.broker.find.find import Finds
 from qmq.broker.find.get import GetMessages
+from qmq.broker.find.resend import Resends
 from qmq.broker.groups.group import Group
 from qmq.broker.groups.membership import Broadcasts
 from qmq.broker.journal.write_gate import WriteGate
@@ -114,6 +115,7 @@ class BrokerParts(NamedTuple):
     log_reads: LogReads
     admin: AdminCommands
     redriving: Redriving
+    resends: Resends
     retention: Retention
     segment_roll: SegmentRoll
     damages: Damages
@@ -167,6 +169,7 @@ class CommandDispatch:
             Asker.DUE: parts.delaying.read_done,
             Asker.CANCEL: parts.delaying.lookup_done,
             Asker.RESTORE: lambda done, now: parts.restores.read_done(done.error),
+            Asker.RESEND: lambda done, now: parts.resends.read_done(done.error, now),
             Asker.RETENTION: lambda done, now: self._read_for_retention(done, now, parts.retention.read_done),
             Asker.FIND: lambda done, now: parts.finds.read_done(done),
             Asker.FORWARDING: lambda done, now: self._read_for_retention(done, now, parts.retention.copied),
@@ -222,6 +225,7 @@ class CommandDispatch:
         parts.hand_overs.disconnected(connection)
         parts.segment_roll.disconnected(connection)
         parts.restores.disconnected(connection)
+        parts.resends.disconnected(connection)
         self._claims.disconnected(connection)
 
     def _list_subjects(self, command: ListSubjects) -> SubjectList:
@@ -253,6 +257,8 @@ class CommandDispatch:
         parts = self._parts
         if action == "restore":
             parts.restores.begin(command)
+        elif action == "resend":
+            parts.resends.begin(command, now)
         elif action == "roll":
             parts.segment_roll.begin(command, now)
         elif action == "cancel":
@@ -336,13 +342,14 @@ class Broker:
         self._redriving = Redriving(
             self._delivery.tracker.ledgers, self._delivery.tracker.look, self._delivery.durable, self._effects
         )
+        self._resends = Resends(store, self._delivery, self._effects)
         self._retention = Retention(store, limits, self._intake, self._delivery, self._effects)
         self._segment_roll = SegmentRoll(store, self._effects, self._intake.turn)
         self._dispatch = CommandDispatch(
             BrokerParts(
                 store, self._effects, self._intake, self._delivery, self._delaying, self._records, self._hand_overs,
-                self._restores, self._reports, self._log_reads, self._admin, self._redriving, self._retention,
-                self._segment_roll, self._damages, self._finds,
+                self._restores, self._reports, self._log_reads, self._admin, self._redriving, self._resends,
+                self._retention, self._segment_roll, self._damages, self._finds,
             )
         )  # fmt: skip
         #: The short way for single messages; None where the store has several partitions.
@@ -361,6 +368,7 @@ class Broker:
         self._delivery.tracker.now = now
         self._changes.replay()
         self._broadcasts.restore(now)
+        self._resends.resume()
         store.may_wait(False)
 
     # --- in ----------------------------------------------------------------------------------------------------------
@@ -404,12 +412,14 @@ class Broker:
         self._delivery.tick(now.monotonic_us)
         self._broadcasts.tick(now)
         self._redriving.tick(now)
+        self._resends.tick(now)
         self._segment_roll.tick(now)
         self._retention.tick(now)
         self._producers.expire(now.monotonic_us)
         self._records.turn(now.monotonic_us)
         self._delivery.durable.turn()
-        if self._delivery.unfinished() or self._redriving or self._restores.is_looking or self._finds.is_unfinished:
+        is_unfinished = self._delivery.unfinished() or self._finds.is_unfinished or self._resends.can_go_on
+        if is_unfinished or self._redriving or self._restores.is_looking:
             return now.monotonic_us
         deadlines = (
             self._delaying.next_deadline_us(now),
@@ -418,6 +428,7 @@ class Broker:
             self._broadcasts.next_deadline_us(now),
             self._records.next_deadline_us(now.monotonic_us),
             self._delivery.durable.next_deadline_us(now.monotonic_us),
+            self._resends.next_deadline_us(),
             self._segment_roll.next_deadline_us(now),
             self._retention.next_deadline_us(now),
         )
@@ -518,7 +529,8 @@ class Broker:
 
     def wants_checkpoint(self) -> bool:
         """Return whether a checkpoint is of use although no message came since the last one."""
-        return self._delaying.wants_checkpoint() or bool(self._segment_roll) or self._retention.wants_checkpoint()
+        wanted = self._delaying.wants_checkpoint() or self._retention.wants_checkpoint()
+        return wanted or bool(self._segment_roll) or self._resends.wants_checkpoint
 
     def waiting_pulls(self) -> int:
         """Return how many pulls wait for messages."""

@@ -189,7 +189,7 @@ class Redelivery:
         buffers = encoder.encode([part for one in several for part in one.parts])
         if not encoder.left_out and all(one.is_whole() for one in several):
             for sequence, in_flight, _ in several:
-                answer.add([], sequence, in_flight.messages.total, in_flight.attempt)
+                answer.add([], sequence, in_flight.messages.total, in_flight.marked_attempt)
             answer.fill(buffers)
             return answer
         for sequence, in_flight, parts in several:
@@ -220,9 +220,9 @@ class Redelivery:
                 total = part.messages.total
                 if total < in_flight.messages.total:
                     return
-                sequence_ranges += behind != (sequence, in_flight.attempt)
+                sequence_ranges += behind != (sequence, in_flight.marked_attempt)
                 size, max_count, sequence = size + more, max_count - total, sequence + total
-                behind = sequence, in_flight.attempt
+                behind = sequence, in_flight.marked_attempt
 
     def _encode_range(
         self, subscription: Subscription, lookup: RangeLookup, answer: PullAnswer, sequence: int,
@@ -234,7 +234,7 @@ class Redelivery:
         buffers = encoder.encode(parts)
         is_whole = not encoder.left_out and sum(map(_count, parts)) >= messages.total
         if is_whole or (messages.total == 1 and buffers):
-            answer.add(buffers, sequence, messages.total, in_flight.attempt)
+            answer.add(buffers, sequence, messages.total, in_flight.marked_attempt)
             return
         if messages.total == 1:
             self._pass_over(subscription, sequence, encoder if parts else None, now_us)

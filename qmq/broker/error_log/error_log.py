@@ -159,12 +159,13 @@ Split = Callable[[MessageRange], list[tuple[int, bool]] | None]
 
 class RetryChanges(NamedTuple):
     """The changes to the retries of a group while a walk over all of them runs: the retries that were added, and the
-    numbers of those that are not in the schedule, or not any more.
+    numbers of those that are not in the schedule, or not any more; and those that were put back into it.
     """
 
     added: list[RetryItem]
     left: set[int]
     cleared: int
+    passed: list[RetryItem]
 
 
 class Retries:
@@ -179,8 +180,8 @@ class Retries:
         self._taken: dict[int, list[MessageRange]] = {}
         #: Numbers of retries in the schedule that others replace.
         self._void = Intervals()
-        #: The changes since the last walk over all retries began.
-        self.watch: RetryChanges | None = None
+        #: The changes since each walk over all retries that is under way began.
+        self._watches: list[RetryChanges] = []
         self._cleared = 0
         #: Messages of all retries, due or not.
         self.count = 0
@@ -210,8 +211,8 @@ class Retries:
                 reason
             )  # fmt: skip
             self.count += messages.total
-            if self.watch is not None:
-                self.watch.added.append(retry)
+            for watch in self._watches:
+                watch.added.append(retry)
             if room > 0 and due_us <= now_us:
                 self._enqueue(retry)
                 room -= 1
@@ -225,8 +226,8 @@ class Retries:
     def _enqueue(self, retry: RetryItem) -> None:
         queue = self._quarantined if retry.quarantined else self._due
         taken = self._taken.pop(retry.number, None)
-        if self.watch is not None:
-            self.watch.left.add(retry.number)
+        for watch in self._watches:
+            watch.left.add(retry.number)
         if retry.number in self._void:
             return
         if taken is None:
@@ -251,16 +252,21 @@ class Retries:
 
     def has(self, retry: RetryItem, watch: RetryChanges) -> bool:
         """Return whether a retry is still as a walk found it, since *watch* began."""
-        if self.watch is not watch or watch.cleared != self._cleared:
+        if watch.cleared != self._cleared:
             return False
         if any(one.number == retry.number and one.messages == retry.messages for one in self.waiting()):
             return True
         return retry.number not in watch.left and retry in self.left_of(retry)
 
     def look(self) -> RetryChanges:
-        """Begin a walk over all retries."""
-        self.watch = RetryChanges([], {retry.number for retry in self.waiting()}, self._cleared)
-        return self.watch
+        """Begin a walk over all retries; ``end_look`` must follow."""
+        watch = RetryChanges([], {retry.number for retry in self.waiting()}, self._cleared, [])
+        self._watches.append(watch)
+        return watch
+
+    def end_look(self, watch: RetryChanges) -> None:
+        """End a walk. A second call does nothing."""
+        self._watches = [one for one in self._watches if one is not watch]
 
     def replace(self, retry: RetryItem, parts: list[MessageRange], *, whole: bool) -> None:
         """Let *parts* replace a retry. With *whole* it lay in the schedule, and no part of it was taken."""
@@ -387,6 +393,9 @@ class Retries:
             return False
         later_us = min(max(_PASSED_FOR_US, _PASSED_EACH_US * len(self._schedule)), _PASSED_MOST_US)
         passed = [retry._replace(due_us=now_us + later_us) for retry in (*self._due, *self._quarantined)]
+        for watch in self._watches:  # it may have read the schedule to its end before
+            watch.passed.extend(passed)
+            watch.left.difference_update(retry.number for retry in passed)
         self._due.clear()
         self._quarantined.clear()
         self._schedule.push(packed(passed))

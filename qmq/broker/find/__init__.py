@@ -1,6 +1,10 @@
-"""Answers clients that look for messages: one by its id, or all of a selection, a bounded step at a time.
+"""Answers clients that look for messages: one by its id, or all of a selection, a bounded step at a time; and hands
+stored messages out again.
 
 Looking changes nothing: no cursor, no group. The order of a search is that of the store: by stamp, and within a batch
 by ordinal. A step reads rows of the consumer logs (rows.py), looks into batches where single messages are selected
 (matches.py), and answers with batches and pieces (find.py). The client asks for the next step.
+
+A resend (resend.py) finds its messages by subject and sequence (selection.py), and makes retries of those that a group
+is through with (resend_group.py).
 """

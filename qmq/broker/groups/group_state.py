@@ -16,6 +16,7 @@ from qmq.broker.error_log.dead_letters import chosen, letters_of
 from qmq.broker.error_log.error_log import Failure, Retries, TakenRetry, from_record, packed, split, unpacked
 from qmq.broker.groups.in_flight import InFlightPull
 from qmq.broker.groups.member import Consumers, Member
+from qmq.broker.groups.resends import GroupResends, ResendProgress
 from qmq.broker.groups.settings import ResolvedSettings
 from qmq.broker.journal.record_types import (
     LEAVING_RANGES,
@@ -76,6 +77,7 @@ class MessageEvent(enum.Enum):
     HANDOVER = "handover"  # a consumer of another broker nacked it there
     LAST_HANDOVER = "last_handover"  # the same, with a reject or after the last attempt
     RESTORE = "restore"  # a restore to this group alone brings it back from an archive
+    RESEND = "resend"  # somebody has the broker hand it out again
 
 
 class Transition(NamedTuple):
@@ -114,6 +116,8 @@ def _message_life() -> Iterator[tuple[MessageState, MessageEvent, Transition]]:
         yield in_flight, event.LAST_SESSION_EXPIRY, Transition(state.DEAD, expiry)
         yield in_flight, event.SEEK, Transition(state.DROPPED, (kind.SEEK,))
         yield retry, event.CLEAR_RETRIES, Transition(state.DROPPED, (kind.SEEK,))
+    for settled in (state.STORED, state.ACKED, state.SKIPPED, state.DROPPED, state.DELETED, state.DEAD):
+        yield settled, event.RESEND, Transition(state.RETRYING, (kind.RESENT,))
     yield state.DEAD, event.REDRIVE, Transition(state.RETRYING, (kind.REDRIVE,))
     yield state.DEAD, event.DELETE, Transition(state.DELETED, (kind.FORGET,))
 
@@ -126,6 +130,9 @@ MESSAGE_LIFE: Final = {(state, event): transition for state, event, transition i
 MOST_HANDED: Final = 10_000
 HANDED_SIZE: Final = 24
 
+
+#: The field of a record RESENT, without the numbers, that has dead letters.
+_RESENT_LETTERS: Final = 4
 
 #: One packer for all records: making one takes as long as packing a record.
 _pack: Final = msgpack.Packer().pack
@@ -155,6 +162,8 @@ class Ledger:
         self.handed: dict[bytes, None] = {}
         #: The messages that restores to this group alone have brought.
         self.restored = RestoredRuns()
+        #: How far the resends to this group are.
+        self.resends = GroupResends()
         #: The last answer to a pull had retries.
         self.was_again = False
         self._write = record
@@ -389,6 +398,24 @@ class Ledger:
         failure = Failure("restored", 0, 0, now_us, now_us)
         self.retries.add_all([(messages, 1, 0) for messages in unflat(fields)], False, failure)
 
+    def resend(
+        self, run: bytes, progress: ResendProgress, letters: list[int], ranges: list[MessageRange], now_us: int
+    ) -> None:
+        """Hand out these messages again, as if for the first time, with dead letters that go; note how far the resend
+        *run* is by that.
+        """
+        self._do(RecordKind.RESENT, [run, *progress, letters, flat(ranges), now_us])
+
+    def _resend(
+        self, run: bytes, selection: dict[str, Any] | None, upto: list[int], counts: list[int], letters: list[int],
+        fields: list[int], now_us: int,
+    ) -> None:  # fmt: skip
+        self.resends.note(run, ResendProgress(selection, tuple(upto), tuple(counts)))
+        for number in letters:
+            self.dead.take_out(number, number + 1)
+        failure = Failure("resent", 0, 0, now_us, now_us)
+        self.retries.add_all([(messages, 1, 0) for messages in unflat(fields)], False, failure)
+
     # --- dead letters ------------------------------------------------------------------------------------------------
 
     def redrive(self, numbers: list[int], now_us: int) -> int:
@@ -426,6 +453,7 @@ class Ledger:
         """Drop all messages in flight, and with *clear_retries* all retries: the group is sought elsewhere."""
         self.version += 1
         self._changed = True
+        self.resends.stop()
         for member in list(self.members.values()):
             self._leave(member.number, LeaveReason.CLOSED, now_us)
         if clear_retries:
@@ -451,6 +479,7 @@ class Ledger:
             "dead": list(dead),
             "handed": b"".join(self.handed),
             "restored": self.restored.packed(),
+            "resends": self.resends.packed(),
         }
 
     def restore(self, fields: dict[str, Any]) -> None:
@@ -460,6 +489,7 @@ class Ledger:
         self.retries.restore(fields["retries"])
         self.dead.restore(ItemLogClaim(*fields["dead"]))
         self.restored.restore(fields["restored"])
+        self.resends.restore(fields["resends"])
         names = fields["handed"]
         self.handed = {names[at : at + HANDED_SIZE]: None for at in range(0, len(names), HANDED_SIZE)}
 
@@ -503,7 +533,10 @@ class Ledger:
         self._consumers.next_number = max(self._consumers.next_number, member)
         self.retries.skip_to(retry)
         self.dead.skip_to(dead)
-        if kind != RecordKind.FORGET or dead == self.dead.next_number:  # else a number may be another letter's
+        is_sure = dead == self.dead.next_number  # else a number may be another letter's
+        if kind == RecordKind.RESENT and not is_sure:
+            fields[_RESENT_LETTERS] = []
+        if kind != RecordKind.FORGET or is_sure:
             self._apply(kind, fields)
         return True
 
@@ -531,6 +564,8 @@ class Ledger:
                 self._over(*fields)
             case RecordKind.RESTORED:
                 self._bring_back(*fields)
+            case RecordKind.RESENT:
+                self._resend(*fields)
             case RecordKind.REDRIVE:
                 self._returning.redrive(*fields)
             case RecordKind.FORGET:

@@ -6,6 +6,8 @@ import enum
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
+from qmq.net.protocol.types import RESENT_BIT
+
 #: The most ranges of messages, or of delivery sequences, in one record: more go into several records.
 MOST_RANGES_A_RECORD: Final = 8_192
 
@@ -37,6 +39,7 @@ class RecordKind(enum.IntEnum):
     MOVED = 17  # number, partition, position before which all is dropped, skipped messages, [exact subject, cursor]
     UNFOLLOW = 20  # number, the prefixes and subjects that it no longer follows
     FORWARD = 19  # numbers, retries, dead letters and messages in flight that point at copies from now on; now
+    RESENT = 21  # numbers, a resend, its selection, how far it is, its counts, dead letters, ranges, now
 
 
 class LeaveReason(enum.IntEnum):
@@ -52,11 +55,17 @@ class LeaveReason(enum.IntEnum):
 LEAVING_RANGES: Final = {LeaveReason.EXPIRED: 32, LeaveReason.LEFT: 128}
 
 
+#: ``MessageRange.end`` of a range by sequence whose messages a resend hands out again; of another it is 0. (No batch
+#: has this position.)
+RESENT: Final = 1
+
+
 class MessageRange(NamedTuple):
     """Consecutive messages of one log: ``skip`` messages are left out, the ``total`` messages behind them are meant.
 
-    ``log`` below 2^31 is the number of a subject, and ``first`` a sequence of it. From 2^31 on it is 2^31 + partition;
-    ``first`` is then the position of a batch, ``run`` the run in it, and ``end`` the position of the last batch.
+    ``log`` below 2^31 is the number of a subject, and ``first`` a sequence of it; ``end`` is RESENT or 0. From 2^31 on
+    it is 2^31 + partition; ``first`` is then the position of a batch, ``run`` the run in it, and ``end`` the position
+    of the last batch.
     """
 
     log: int
@@ -72,6 +81,11 @@ class MessageRange(NamedTuple):
             return self
         log, first, run, skip, _, last = self
         return MessageRange(log, first, run, skip + start, end - start, last)
+
+    @property
+    def resent(self) -> bool:
+        """Whether a resend hands these messages out again. (Copies of them are marked in the log itself.)"""
+        return self.end == RESENT
 
     def overlaps(self, other: MessageRange) -> bool:
         """Return whether both are parts of one range and have messages in common."""
@@ -102,6 +116,11 @@ class InFlightRange(NamedTuple):
     def of(cls, fields: Sequence[int]) -> InFlightRange:
         """Return the range whose fields ``InFlightRange.flat`` returned."""
         return cls(MessageRange(*fields[:6]), fields[6], fields[7])
+
+    @property
+    def marked_attempt(self) -> int:
+        """The attempt, with the bit RESENT_BIT for messages that a resend hands out again."""
+        return self.attempt | RESENT_BIT if self.messages.resent else self.attempt
 
     def flat(self) -> list[int]:
         """Return its eight fields."""

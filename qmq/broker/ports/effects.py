@@ -232,6 +232,7 @@ class Asker(enum.IntEnum):
     RETENTION = 7  # a segment that may be dropped
     FORWARDING = 8  # messages to carry forward out of one
     FIND = 9  # messages that clients look for
+    RESEND = 10  # rows of messages that are handed out again
 
 
 def first_number(asker: Asker) -> int:

@@ -134,21 +134,20 @@ class CopyRead:
 
     def _by_sequence(self, rows: Rows, messages: MessageRange) -> Iterator[_Part | MessageRange | UnreadableMessages]:
         start = messages.first + messages.skip
-        end = start + messages.total
-        for row in np.flatnonzero(rows["subject"] == messages.log).tolist():
+        end, mark = start + messages.total, messages.end
+        of_subject = np.flatnonzero(rows["subject"] == messages.log)
+        firsts = rows["first_sequence"][of_subject].astype(np.int64)
+        behinds = firsts + rows["count"][of_subject]
+        for row in of_subject[(behinds > start) & (firsts < end)].tolist():
             first = int(rows["first_sequence"][row])
             behind = first + int(rows["count"][row])
-            if behind <= start:
-                continue
-            if first >= end:
-                break
             if start < first:
-                yield MessageRange(messages.log, start, 0, 0, first - start)
+                yield MessageRange(messages.log, start, 0, 0, first - start, mark)
                 start = first
             yield _Part(row, start - first, min(behind, end) - first)
             start = min(behind, end)
         if start < end:
-            yield MessageRange(messages.log, start, 0, 0, end - start)
+            yield MessageRange(messages.log, start, 0, 0, end - start, mark)
 
     # --- copy the messages --------------------------------------------------------------------------------------------
 
@@ -169,7 +168,8 @@ class CopyRead:
             step = max(min(_BATCH_MESSAGES, piece.count * _BATCH_BYTES // max(size, 1)), 1)
             for start in range(0, piece.count, step):
                 some = piece.slice(start, min(start + step, piece.count))
-                yield CopiedBatch(copied_batch(some, self._group, clock_us), some.count)
+                copy = copied_batch(some, self._group, clock_us, replayed=messages.resent)
+                yield CopiedBatch(copy, some.count)
             done += piece.count
             self._size += size
 

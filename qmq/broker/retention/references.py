@@ -112,8 +112,7 @@ class GroupReferences:
 
     def end(self) -> None:
         """Stop watching the retries."""
-        if self._ledger.retries.watch is self._watch:
-            self._ledger.retries.watch = None
+        self._ledger.retries.end_look(self._watch)
 
     def pieces(self) -> Iterator[list[Found]]:
         """Yield the references in pieces, some of them empty; when it ends, nothing refers to the segment.
@@ -153,6 +152,8 @@ class GroupReferences:
         known = {retry.number for retry in waiting}
         since = (retry for retry in self._watch.added if retry.number not in known and touches(retry.messages))
         found += [FoundRetry(retry, whole=True) for retry in since if retries.has(retry, self._watch)]
+        passed = (retry for retry in self._watch.passed if retry.number not in known and touches(retry.messages))
+        found += [FoundRetry(retry, whole=False) for retry in passed if retries.has(retry, self._watch)]
         for items in self._ledger.dead.after(self._last_letter):
             found += self._letters(items)
         yield from found

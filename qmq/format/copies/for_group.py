@@ -70,11 +70,11 @@ def _number(column: bytes | None) -> int:
 COPY_PRODUCER: Final = b"qmq: carrying on"
 
 
-def copied_batch(run: Run, group: str, clock_us: int) -> bytearray:
+def copied_batch(run: Run, group: str, clock_us: int, *, replayed: bool = False) -> bytearray:
     """Return all messages of a sound run as a batch for one group alone, ready to be stamped.
 
     They keep header, body, tags, key, expiry and time of creation, and their ids as origin ids. *clock_us* is when they
-    were stored, by the wall clock.
+    were stored, by the wall clock. With *replayed* they are marked as messages that a resend hands out again.
     """
     flags, count = (run.flags & ~HAS_DELIVER_AT) | HAS_ORIGIN_ID, run.count
     lengths, header_sizes, _, *given, payload = map(bytes, cut_data(run.data, run.flags, count, 0, count))
@@ -92,7 +92,7 @@ def copied_batch(run: Run, group: str, clock_us: int) -> bytearray:
     checks = checks_of(map(view.__getitem__, map(slice, [0, *ends[:-1]], ends)), folds, count)
     data = b"".join([lengths, header_sizes, checks.tobytes(), *kept, payload])
     table = table_of([private_subject(group, origin_subject(run.subject))])
-    records = records_of([count], [len(data)], [crc32c(data)], run.run_flags & RUN_REPLAYED)
+    records = records_of([count], [len(data)], [crc32c(data)], run.run_flags & RUN_REPLAYED | replayed * RUN_REPLAYED)
     size = BATCH_HEADER_SIZE + len(records) + len(table) + len(data)
     fields = (
         BATCH_MAGIC, BATCH_VERSION, 0, flags, size, len(table), count, 1, 0, 0, run.created_at_us, 0, bytes(6),

@@ -20,6 +20,9 @@ AGAIN: Final = "again"
 LOOK: Final = "look"
 ASKS: Final = (FOLLOW, AGAIN, LOOK)
 
+#: In the attempt of a range of MESSAGES: somebody had the broker hand out these messages again, with a resend.
+RESENT_BIT: Final = 1 << 31
+
 #: A RESTORE frame has at most this many batches.
 MAX_RESTORE_BATCHES: Final = 1_024
 

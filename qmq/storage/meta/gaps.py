@@ -87,6 +87,18 @@ class Gaps:
             for start, gap_end in zip(self.starts[low:high].tolist(), self.ends[low:high].tolist(), strict=True)
         )
 
+    def between(self, subject: int, first: int, end: int) -> list[tuple[int, int]]:
+        """Return the parts of the sequences [first, end) of a subject that lie in no gap."""
+        found, key = list[tuple[int, int]](), np.uint32(subject)
+        low, high = int(self.subjects.searchsorted(key)), int(self.subjects.searchsorted(key, "right"))
+        for start, gap_end in zip(self.starts[low:high].tolist(), self.ends[low:high].tolist(), strict=True):
+            if first < min(start, end):
+                found.append((first, min(start, end)))
+            first = max(first, gap_end)
+        if first < end:
+            found.append((first, end))
+        return found
+
     def pack(self) -> bytes:
         """Return the bytes for a checkpoint: count u32 | subjects u32[n] | starts u64[n] | ends u64[n]."""
         columns = (self.subjects.astype("<u4"), self.starts.astype("<u8"), self.ends.astype("<u8"))

@@ -13,11 +13,12 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from qmq.durations import Duration
 from qmq.errors import Fenced, InvalidOption, ProtocolError, Retry
+from qmq.format.layout import RUN_REPLAYED
 from qmq.format.private import PRIVATE, origin_subject
 from qmq.format.run import Run, messages_in
 from qmq.intervals import Intervals
 from qmq.net.client.options import delay_us_of
-from qmq.net.protocol.types import ConsumerState, Disposition
+from qmq.net.protocol.types import RESENT_BIT, ConsumerState, Disposition
 
 #: How many ranges of acks go in one frame.
 MAX_INTERVALS: Final = 2_000
@@ -105,6 +106,12 @@ class Lease:
             self._in_flight_window.answer_dropped(self._ranges)
 
 
+def mark_replayed(runs: Sequence[Run]) -> None:
+    """Mark messages that the broker hands out again on request: ``Message.replayed`` is True for them."""
+    for run in runs:
+        run.run_flags |= RUN_REPLAYED
+
+
 class InFlightWindow:
     """The messages in flight of one epoch of a consumer at one broker, from a subscription with *consumer_state* on."""
 
@@ -178,6 +185,9 @@ class InFlightWindow:
         if sequence > self.expected:  # those in between have a disposition and do not come again
             self._done.add(self.expected, sequence)
         lease = Lease(self, ranges)
+        if attempt >= RESENT_BIT:
+            attempt -= RESENT_BIT
+            mark_replayed(runs)
         for run in runs:
             if run.subject[:1] == PRIVATE:
                 run.subject = origin_subject(run.subject)
@@ -187,6 +197,9 @@ class InFlightWindow:
         return True
 
     def _assign(self, run: Run, sequence: int, attempt: int, lease: Lease) -> None:
+        if attempt >= RESENT_BIT:
+            attempt -= RESENT_BIT
+            mark_replayed((run,))
         if run.subject[:1] == PRIVATE:
             run.subject = origin_subject(run.subject)
         run.in_flight, run.delivery_sequence, run.attempt, run.lease = self, sequence, attempt, lease

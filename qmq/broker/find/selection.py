@@ -1,0 +1,232 @@
+"""The stored messages that a resend is for, as ranges of sequences: by ids, or by prefix and time.
+
+A lookup takes several turns where it looks at many subjects, and waits for reads of what is not in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator
+from typing import Any, Final, NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from qmq.broker.delivery.serve import blocking_reads
+from qmq.errors import InvalidOption
+from qmq.format.ids import MessageId
+from qmq.format.layout import DELAY_PARTITION, ENTRY_HAS_ORIGIN_ID
+from qmq.format.private import is_private
+from qmq.storage.store import ColdRead, NotInMemory, Store
+
+#: The most messages of one selection, and the most ids.
+MOST_MESSAGES: Final = 10_000_000
+MOST_IDS: Final = 1_000
+#: Names of subjects that one step compares with a prefix, and subjects whose messages it looks up by time.
+_NAMES: Final = 20_000
+_LOOKED_UP: Final = 64
+#: Behind all positions.
+_END: Final = (1 << 64) - 1
+
+T = TypeVar("T")
+#: A piece of work in steps: it yields a read that it waits for, or None to go on in the next turn.
+Steps = Generator["ColdRead | None", None, T]
+
+
+def reading(store: Store, call: Callable[[], T]) -> Steps[T]:
+    """Return what *call* does; yield the reads that it needs. Raises what it raises, but NotInMemory."""
+    last: object = None
+    while True:
+        try:
+            return call()
+        except NotInMemory as missing:
+            if missing.read.key == last:  # its bytes leave memory as fast as they are read
+                with blocking_reads(store):
+                    return call()
+            last = missing.read.key
+            yield missing.read
+
+
+class SelectedRange(NamedTuple):
+    """The messages [first, end) of a subject."""
+
+    number: int
+    first: int
+    end: int
+
+
+class Selection(NamedTuple):
+    """Messages by subject number and sequence, ascending; and the positions [low, high] of each partition in which all
+    of them lie.
+    """
+
+    ranges: list[SelectedRange]
+    bounds: list[tuple[int, int]]
+
+    def total(self, store: Store) -> int:
+        """Return how many messages they are, gaps left out."""
+        return sum(store.subjects.message_count(*one) for one in self.ranges)
+
+    def numbers(self) -> npt.NDArray[np.uint32]:
+        """Return the numbers of its subjects, ascending: u32[n]."""
+        return np.unique(np.fromiter((one.number for one in self.ranges), np.uint32, len(self.ranges)))
+
+
+def pack(selection: Selection) -> list[int]:
+    """Return the ranges as a flat list of numbers."""
+    return [number for one in selection.ranges for number in one]
+
+
+def unpack(store: Store, numbers: list[int]) -> Selection:
+    """Return the selection whose ranges ``pack`` returned."""
+    ranges = [SelectedRange(*numbers[at : at + 3]) for at in range(0, len(numbers), 3)]
+    return Selection(ranges, everywhere(store))
+
+
+def everywhere(store: Store) -> list[tuple[int, int]]:
+    """Return bounds that leave out nothing."""
+    return [(0, _END)] * len(store.partitions)
+
+
+# --- by ids ----------------------------------------------------------------------------------------------------------
+
+
+def ids_of(store: Store, given: object) -> list[MessageId]:
+    """Return the ids of a request. Raises InvalidOption for what is none, and for ids of another store."""
+    if type(given) is not list or not given or not all(type(one) is bytes and len(one) == 16 for one in given):
+        raise InvalidOption("ids must be a list of message ids of 16 bytes each")
+    if len(given) > MOST_IDS:
+        raise InvalidOption(f"{len(given)} ids are too many for one request; send at most {MOST_IDS:,}")
+    ids = [MessageId.parse(one.hex()) for one in given]
+    for one in ids:
+        if one.store_id != store.store_id:
+            raise InvalidOption(
+                f"message {one} is of store {one.store_id.hex()}; this broker's is {store.store_id.hex()}, so ask the "
+                "broker that stored it"
+            )
+    return ids
+
+
+def of_ids(store: Store, ids: list[MessageId]) -> Steps[Selection]:
+    """Return the messages with these ids. Raises InvalidOption if one is not stored, StorageError."""
+    found, bounds = set[SelectedRange](), [(_END, 0)] * len(store.partitions)
+    for one in ids:
+        place, position = yield from reading(store, lambda one=one: _place_of(store, one))  # type: ignore[misc]
+        found.add(place)
+        low, high = bounds[one.partition]
+        bounds[one.partition] = min(low, position), max(high, position)
+    return Selection(sorted(found), bounds)
+
+
+def _place_of(store: Store, wanted: MessageId) -> tuple[SelectedRange, int]:
+    """Return a message, and the position of its batch. Raises InvalidOption, NotInMemory and StorageError."""
+    _, partition, position = wanted
+    if partition >= DELAY_PARTITION:
+        raise InvalidOption(f"message {wanted} was sent with a delay; resend it by its subject and time")
+    unknown = InvalidOption(f"message {wanted} is not stored here, or not any more")
+    if partition >= len(store.partitions):
+        raise unknown
+    log = store.partitions[partition].consumer_log
+    row = log.row_at_position(position + 1) - 1
+    if row < log.first_row:
+        raise unknown
+    start = log.read_entry(row)[1]
+    row, ordinal = log.row_at_position(start), position - start
+    while row < log.visible_row and (entry := log.read_entry(row))[1] == start:
+        if ordinal < entry[4]:
+            if entry[8] & ENTRY_HAS_ORIGIN_ID or is_private(store.subjects.name(entry[3])):
+                raise unknown  # a copy has the id of its original
+            sequence = entry[0] + ordinal
+            return SelectedRange(entry[3], sequence, sequence + 1), start
+        row, ordinal = row + 1, ordinal - entry[4]
+    raise unknown
+
+
+# --- by prefix and time ----------------------------------------------------------------------------------------------
+
+
+class PrefixSelection:
+    """The messages of the subjects that a prefix takes, or of one subject, as they are when this is made."""
+
+    def __init__(
+        self, store: Store, prefix: str, since_us: int | None, until_us: int | None, follows: Callable[[str], bool]
+    ) -> None:
+        """Messages stored from *since_us* on, before *until_us*; None: without limit. *follows* returns whether
+        anybody gets the messages of a subject.
+        """
+        self._store = store
+        self._prefix = prefix
+        self._since_us, self._until_us = since_us, until_us
+        self._follows = follows
+        self._ends = store.subjects.ends[: store.subjects.count].copy()
+        #: Subjects with such messages that nobody follows.
+        self.unfollowed = 0
+
+    def find(self) -> Steps[Selection]:
+        """Return the selection. Raises StorageError."""
+        found, looked_up = list[SelectedRange](), 0
+        for numbers in self._numbers():
+            for number in numbers:
+                name = self._store.subjects.name(number)
+                if is_private(name):
+                    continue
+                one = yield from reading(self._store, lambda number=number: self._range_of(number))  # type: ignore[misc]
+                looked_up += self._since_us is not None or self._until_us is not None
+                if looked_up == _LOOKED_UP:
+                    looked_up = 0
+                    yield None
+                if one.first >= one.end:
+                    continue
+                if self._follows(name):
+                    found.append(one)
+                else:
+                    self.unfollowed += 1
+            yield None
+        bounds = yield from reading(self._store, self._bounds)
+        return Selection(found, bounds)
+
+    def _numbers(self) -> Iterator[list[int]]:
+        """Yield the numbers of the subjects, some at a time."""
+        subjects, count = self._store.subjects, len(self._ends)
+        if self._prefix != "" and not self._prefix.endswith("."):
+            number = subjects.number(self._prefix)
+            yield [] if number is None or number >= count else [number]
+            return
+        for start in range(0, count, _NAMES):
+            yield subjects.under(self._prefix, start, min(start + _NAMES, count))
+
+    def _range_of(self, number: int) -> SelectedRange:
+        """Return the messages of a subject; an empty range for none. Raises NotInMemory."""
+        store = self._store
+        first, end = int(store.subjects.firsts[number]), int(self._ends[number])
+        if self._since_us is not None:
+            since = store.sequence_at_time(number, self._since_us)
+            first = end if since is None else max(first, since)
+        if self._until_us is not None:
+            until = store.sequence_at_time(number, self._until_us)
+            end = end if until is None else min(end, until)
+        return SelectedRange(number, first, end)
+
+    def _bounds(self) -> list[tuple[int, int]]:
+        """Return positions of each partition between which the messages lie. Raises NotInMemory."""
+        bounds = list[tuple[int, int]]()
+        for part in self._store.partitions:
+            log, low, high = part.consumer_log, 0, _END
+            if self._since_us is not None:
+                row = log.row_at_time(self._since_us)
+                low = log.read_entry(row)[1] if row < log.visible_row else part.message_log.end
+            if self._until_us is not None and (row := log.row_at_time(self._until_us)) < log.visible_row:
+                high = log.read_entry(row)[1]
+            bounds.append((low, high))
+        return bounds
+
+
+def checked_times(fields: dict[str, Any]) -> tuple[int | None, int | None]:
+    """Return since_us and until_us of a request. Raises InvalidOption."""
+    times = fields.get("since_us"), fields.get("until_us")
+    for name, value in zip(("since", "until"), times, strict=True):
+        if value is not None and (type(value) is not int or not 0 <= value < 1 << 63):
+            raise InvalidOption(f"{name} must be microseconds since 1970, not {value!r:.40}")
+    since_us, until_us = times
+    if since_us is not None and until_us is not None and since_us >= until_us:
+        raise InvalidOption("since is not before until, so no message lies between them; turn them round")
+    return since_us, until_us
