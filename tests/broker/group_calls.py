@@ -13,7 +13,7 @@ from qmq.broker.ports.commands import Administer, Subscribe
 from qmq.broker.ports.effects import Administered, PulledMessages, Refused, Subscribed
 from qmq.broker.ports.limits import BrokerLimits
 from qmq.errors import Fenced, UnknownGroup
-from qmq.net.protocol.types import KnownConsumer
+from qmq.net.protocol.types import RESENT_BIT, KnownConsumer
 from tests.broker.group_state import WrittenRecords, content, ledger_of, letter_of
 from tests.broker.harness import Driven, runs_of_answer
 from tests.broker.model import Consumer, Given, Group, Message, Refusal
@@ -164,8 +164,11 @@ class GroupCalls(RuleBasedStateMachine):
 
     def given(self, answer: PulledMessages, name: str) -> list[Given]:
         bodies = [(run.subject, run.first_sequence + at) for run in runs_of_answer(answer) for at in range(run.count)]
-        numbers = [(first + at, attempt) for first, count, attempt in answer.ranges for at in range(count)]
+        numbers = [(first + at, attempt % RESENT_BIT) for first, count, attempt in answer.ranges for at in range(count)]
         in_flight = ledger_of(self.driven).by_name[name].in_flight
+        for first, count, attempt in answer.ranges:
+            marks = {part.messages.resent for part in in_flight.between(first, first + count)}
+            assert marks == {attempt >= RESENT_BIT}, "resent messages are marked, and no others"
         session_expiries = [
             part.session_expiries for number, _ in numbers for part in in_flight.between(number, number + 1)
         ]

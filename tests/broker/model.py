@@ -14,6 +14,8 @@ these: it makes messages ready again, and retries and dead letters stay.
   Only a message that was quarantined as the only one comes nearer to max_session_expiries.
 - Another epoch resumes what the one before had in flight, if that did not leave. The second takeover in a row without a
   handled message expires the session; with quarantined messages each takeover does.
+- A resend makes retries of the first attempt of all messages that have none of these lives; dead ones among them are
+  dead no more.
 - Calls of a consumer that expired, left or was taken over from are refused, and change nothing.
 """
 
@@ -170,6 +172,8 @@ class Group:
         self.consumers: dict[str, Consumer] = {}
         self.waiting: list[Waiting] = []
         self.dead: list[Letter] = []
+        #: The state in which the last life of a message has ended.
+        self.ended: dict[Message, MessageState] = {}
         self.max_attempts = 16
         self.max_session_expiries = 3
         self.max_unacked = 10_000
@@ -363,7 +367,8 @@ class Group:
         refused = 0
         for start, end in zip(pairs[::2], pairs[1::2], strict=True):
             for sequence in range(start, end):
-                if one.in_flight.pop(sequence, None) is not None:
+                if (in_flight := one.in_flight.pop(sequence, None)) is not None:
+                    self.ended[in_flight.message] = MessageState.ACKED
                     self.steps.append(Step(one.state, MessageEvent.ACK, MessageState.ACKED))
                     self._handled(one)
                 refused += sequence in one.returned or sequence >= one.next_sequence
@@ -437,13 +442,16 @@ class Group:
         back, past = set(self.ready) - before, before - set(self.ready)
         self.steps += [Step(MessageState.STORED, MessageEvent.SEEK_BACK, MessageState.READY)] * len(back)
         self.steps += [Step(MessageState.READY, MessageEvent.SEEK_PAST, MessageState.SKIPPED)] * len(past)
+        self.ended.update(dict.fromkeys(past, MessageState.SKIPPED))
         for one in list(self.consumers.values()):
+            self.ended.update((each.message, MessageState.DROPPED) for each in one.in_flight.values())
             self.steps += [Step(one.state, MessageEvent.SEEK, MessageState.DROPPED)] * len(one.in_flight)
             self._gone(one)
         if clear_retries:
             for waiting in self.waiting:
                 step = Step(waiting.state, MessageEvent.CLEAR_RETRIES, MessageState.DROPPED)
                 self.steps += [step] * len(waiting.messages)
+                self.ended.update(dict.fromkeys(waiting.messages, MessageState.DROPPED))
             self.waiting.clear()
 
     def redrive(self, letters: Iterable[Letter], now_us: int) -> None:
@@ -457,7 +465,25 @@ class Group:
         """Delete these dead letters."""
         for letter in letters:
             self.dead.remove(letter)
+            self.ended[letter.message] = MessageState.DELETED
             self.steps.append(Step(MessageState.DEAD, MessageEvent.DELETE, MessageState.DELETED))
+
+    def resend(self, messages: Iterable[Message], now_us: int) -> int:
+        """Hand out again those of these messages that are settled, neighbours in one range; return how many."""
+        busy = {*self.ready, *(message for waiting in self.waiting for message in waiting.messages)}
+        busy |= {each.message for one in self.consumers.values() for each in one.in_flight.values()}
+        ranges = list[list[Message]]()
+        for message in sorted(set(messages) - busy):
+            dead = [letter for letter in self.dead if letter.message == message]
+            self.dead = [letter for letter in self.dead if letter.message != message]
+            state = MessageState.DEAD if dead else self.ended[message]
+            self.steps.append(Step(state, MessageEvent.RESEND, MessageState.RETRYING))
+            if ranges and ranges[-1][-1] == (message[0], message[1] - 1):
+                ranges[-1].append(message)
+            else:
+                ranges.append([message])
+        self.waiting += [Waiting(tuple(one), now_us, 1, 0, quarantined=False) for one in ranges]
+        return sum(map(len, ranges))
 
     def start(self, monotonic_us: int) -> None:
         """Start the broker again: every consumer has the full session timeout. All else stays."""

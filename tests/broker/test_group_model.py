@@ -17,6 +17,7 @@ from qmq.broker.groups.group_state import MESSAGE_LIFE, MessageEvent, MessageSta
 from qmq.broker.ports.commands import Ack, DispositionRange, HandBack, Heartbeat, Unsubscribe
 from qmq.broker.ports.effects import Acked, HandedBack, PulledMessages, Sent
 from qmq.net.protocol.types import Disposition
+from tests.broker.find.test_resend import resend
 from tests.broker.group_calls import SESSION_TIMEOUT_MS, GroupCalls, Session
 from tests.broker.group_state import WrittenRecords, letter_of
 from tests.broker.groups.test_message_life import BEYOND_MODEL
@@ -292,6 +293,19 @@ class GroupMachine(GroupCalls):
         self.check()
 
     @precondition(lambda self: self.group is not None)
+    @rule(prefix=st.sampled_from(["", *SUBJECTS]), is_sure=RARELY)
+    def resend(self, prefix: str, is_sure: bool) -> None:
+        """Hand out again what the group is through with."""
+        chosen = [message for message in self.sent if prefix in ("", message[0])]
+        if self.group is None or not is_sure or not chosen:
+            return
+        count = self.group.resend(chosen, self.now_us)
+        self.counts["resent"] += count
+        answer = resend(self.driven, prefix=prefix, group="g")
+        assert (answer["resent"], answer["total"]) == (count, len(chosen))
+        self.check()
+
+    @precondition(lambda self: self.group is not None)
     @rule(is_sure=SELDOM)
     def delete(self, is_sure: bool) -> None:
         if not is_sure:
@@ -378,7 +392,26 @@ def play(event: MessageEvent, *, quarantined: bool) -> None:
             machine.fall_silent(session.nonce)
         case MessageEvent.SEEK:
             machine.seek("new", False, True)
+        case MessageEvent.RESEND:
+            resend_of_each_state(machine, session)
     machine.teardown()
+
+
+def resend_of_each_state(machine: GroupMachine, session: Session) -> None:
+    """Resend messages that are acked, dead, deleted, dropped and skipped, in turn."""
+    for state in (MessageState.ACKED, MessageState.DEAD, MessageState.DELETED, MessageState.DROPPED):
+        machine.pull_up_to(session, 1_000)
+        for first in sorted(session.one.in_flight):
+            if state is MessageState.ACKED:
+                machine.ack(session, (first, first + 1))
+            elif state is not MessageState.DROPPED:
+                back = DispositionRange(first, first + 1, Disposition.REJECT, None, "broke")
+                machine.hand_back_ranges(session, [back])
+        if state is MessageState.DELETED:
+            machine.dead_letters("delete_dead", 1)
+        if state is MessageState.DROPPED:
+            machine.seek("new", False, True)
+        machine.resend("", True)
 
 
 #: What happened in all histories of this run.
@@ -395,6 +428,7 @@ RULES = (
     "late calls",
     "session_expiries",
     "kills",
+    "resent",
 )
 
 HISTORIES = settings(

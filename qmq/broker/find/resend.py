@@ -81,7 +81,7 @@ class _Job:
     groups: int = 0
     #: Groups that were sought meanwhile.
     sought: list[str] = field(default_factory=list)
-    counts: ResendCounts = ResendCounts()
+    counts: ResendCounts = field(default_factory=ResendCounts)
     current: GroupResend | None = None
 
     def fields(self, *, done: bool) -> dict[str, Any]:
@@ -307,9 +307,10 @@ class Resends:
         selection = yield from found.find()
         if selection.ranges or job.resumed:
             return selection
-        what = f"subject {prefix!r}" if prefix and not prefix.endswith(".") else f"prefix {prefix!r}"
+        is_subject = prefix and not prefix.endswith(".")
+        what = f"{'subject' if is_subject else 'prefix'} {prefix!r}"
         if found.unfollowed:
-            raise InvalidOption(f"{_nobody(job.group)} a subject of {what} that has such messages")
+            raise InvalidOption(f"{_nobody(job.group)} {what if is_subject else f'a subject of {what}'}")
         when = "" if since_us is None and until_us is None else " of that time"
         raise InvalidOption(f"nothing is selected: no message{when} of {what} is stored here")
 

@@ -92,7 +92,7 @@ class GroupResend:
         self._highs = np.array([high for _, high in selection.bounds], np.uint64)
         self._cursors: npt.NDArray[np.uint64] = np.zeros(0, np.uint64)
         self._in_flight, self._retrying = Places(), Places()
-        self._dead: dict[int, dict[int, int]] = {}  # numbers of letters by subject and sequence
+        self._dead: dict[int, dict[int, list[int]]] = {}  # numbers of letters by subject and sequence
 
     def steps(self, now_us: int) -> Steps[None]:
         """Do it all, in steps. Raises StorageError."""
@@ -133,7 +133,7 @@ class GroupResend:
         yield from self._find(retrying, self._retrying)
         for at, (number, messages) in enumerate(letters, 1):
             for subject, start, _ in (yield from self._places(messages)):
-                self._dead.setdefault(subject, {})[start] = number
+                self._dead.setdefault(subject, {}).setdefault(start, []).append(number)
             if at % _LOOKS == 0:
                 yield None
 
@@ -257,8 +257,9 @@ class GroupResend:
             changed = Intervals()  # redriven or deleted since
             for start, stop in pieces:
                 for sequence in sorted(known.keys() & range(start, stop)):
-                    if dead.has(known[sequence]):
-                        letters.append(known[sequence])
+                    there = [letter for letter in known[sequence] if dead.has(letter)]
+                    letters += there
+                    if there:
                         redriven += 1
                     else:
                         changed.add(sequence, sequence + 1)

@@ -14,6 +14,7 @@ from qmq.broker.ports.commands import HandOver
 from qmq.broker.ports.limits import BrokerLimits
 from qmq.format.copies.for_group import private_batch
 from qmq.net.protocol.types import Disposition
+from tests.broker.find.test_resend import resend
 from tests.broker.group_state import WrittenRecords, ledger_of, places_of, waiting_of
 from tests.broker.harness import Driven
 from tests.broker.retention.test_retention import driven_in, send, settle
@@ -32,6 +33,7 @@ BEYOND_MODEL: Final = {
     (MessageState.STORED, MessageEvent.HANDOVER),
     (MessageState.STORED, MessageEvent.LAST_HANDOVER),
     (MessageState.STORED, MessageEvent.RESTORE),
+    (MessageState.STORED, MessageEvent.RESEND),
 }
 TIMEOUT_MS: Final = 1_000
 SECOND_US: Final = 1_000_000
@@ -163,6 +165,16 @@ def test_restore(tmp_path: Path) -> None:
     records = WrittenRecords(driven)
     store(driven, group_frame(b"x", b"y"))
     check_row(driven, records, MessageState.STORED, MessageEvent.RESTORE)
+    driven.close()
+
+
+def test_resend_of_a_message_before_the_start(tmp_path: Path) -> None:
+    driven = with_message(tmp_path)
+    Consumer(driven, "one", start=("sequence", 1))
+    assert states(driven) == []
+    records = WrittenRecords(driven)
+    resend(driven, prefix="a.b", group="g")
+    check_row(driven, records, MessageState.STORED, MessageEvent.RESEND)
     driven.close()
 
 
