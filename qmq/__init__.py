@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from qmq.durations import Duration
     from qmq.net.client.admin.admin import Admin
     from qmq.net.client.admin.broker_info import BrokerInfo, ConnectionInfo, DiskInfo, Problem
-    from qmq.net.client.admin.results import ConsumerInfo, DeadLetter, GroupInfo, SealedLog, SubjectInfo
+    from qmq.net.client.admin.results import ConsumerInfo, DeadLetter, GroupInfo, ResendCount, SealedLog, SubjectInfo
     from qmq.net.client.client import Client
     from qmq.net.client.consumer.consumer import Consumer
     from qmq.net.client.consumer.message import Message, MessageBatch
@@ -93,6 +93,7 @@ __all__ = [
     "QueueFull",
     "Receipt",
     "Receipts",
+    "ResendCount",
     "Retry",
     "SealedLog",
     "SendFailed",
@@ -144,6 +145,7 @@ _LAZY: Final = {
     "Problem": "qmq.net.client.admin.broker_info",
     "Receipt": "qmq.net.client.producer.receipts",
     "Receipts": "qmq.net.client.producer.receipts",
+    "ResendCount": "qmq.net.client.admin.results",
     "SealedLog": "qmq.net.client.admin.results",
     "StoredMessage": "qmq.net.client.find.stored_message",
     "SubjectInfo": "qmq.net.client.admin.results",

@@ -49,6 +49,10 @@ _FAILED: Final = 1_000
 RUN_SIZE: Final = 16
 
 
+class NothingSelected(InvalidOption):
+    """No message that somebody follows is selected here; of a client with several brokers another one may have some."""
+
+
 @dataclass(slots=True)
 class _Request:
     """A client that waits for an answer, until a monotonic time."""
@@ -256,7 +260,12 @@ class Resends:
         self._failed[job.run] = error
         if len(self._failed) > _FAILED:
             self._failed.popitem(last=False)
-        self._effects += [Refused(one.connection, one.request, error) for one in job.waiting]
+        for one in job.waiting:
+            if isinstance(error, NothingSelected):
+                fields = {"done": True, "nothing": str(error)}
+                self._effects.append(Administered(one.connection, one.request, fields))
+            else:
+                self._effects.append(Refused(one.connection, one.request, error))
 
     def _is_there(self, group: Group) -> bool:
         """Return whether the group still exists."""
@@ -310,9 +319,9 @@ class Resends:
         is_subject = prefix and not prefix.endswith(".")
         what = f"{'subject' if is_subject else 'prefix'} {prefix!r}"
         if found.unfollowed:
-            raise InvalidOption(f"{_nobody(job.group)} {what if is_subject else f'a subject of {what}'}")
+            raise NothingSelected(f"{_nobody(job.group)} {what if is_subject else f'a subject of {what}'}")
         when = "" if since_us is None and until_us is None else " of that time"
-        raise InvalidOption(f"nothing is selected: no message{when} of {what} is stored here")
+        raise NothingSelected(f"nothing is selected: no message{when} of {what} is stored here")
 
     def _may_follow(self, job: _Job, group: Group, selection: Selection) -> bool:
         if job.resumed:

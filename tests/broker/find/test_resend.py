@@ -53,6 +53,8 @@ def fields_of(answer: Effect) -> dict[str, Any]:
     if isinstance(answer, Refused):
         raise answer.error
     assert isinstance(answer, Administered), answer
+    if "nothing" in answer.fields:
+        raise InvalidOption(answer.fields["nothing"])
     return answer.fields
 
 

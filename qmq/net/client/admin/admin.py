@@ -7,6 +7,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from typing import Any, Final, Literal, NamedTuple, TypeVar, Unpack
 
 import msgpack
@@ -14,10 +15,12 @@ import msgpack
 from qmq.errors import BrokersMissed, InvalidOption, QmqError, UnknownGroup
 from qmq.names import check_group_or_member, check_prefix
 from qmq.net.client.admin.broker_info import BrokerInfo, broker_info_of
+from qmq.net.client.admin.resend import OnProgress, Resend, nothing_for, resend_at
 from qmq.net.client.admin.results import (
     ConsumerInfo,
     DeadLetter,
     GroupInfo,
+    ResendCount,
     SealedLog,
     consumer_info_of,
     dead_letter_of,
@@ -328,6 +331,86 @@ class Admin:
         """
         found = await self._changed(lambda admin: admin.roll())
         return [replace(row, broker=broker) for broker, rows in found.items() for row in rows]
+
+    async def resend(
+        self,
+        *,
+        ids: Iterable[str] | None = None,
+        prefix: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        group: str | None = None,
+        all_groups: bool = False,
+        dry_run: bool = False,
+        on_progress: OnProgress | None = None,
+    ) -> ResendCount:
+        """Have stored messages handed out again, to one group or to all that follow their subjects; return how many.
+
+        They are the messages with these *ids*, or those of the subjects that *prefix* takes ("": of all), stored at
+        *since* or later and before *until* (datetimes with a time zone); at most 10 million at each broker. Consumers
+        get them as attempt 1, with ``message.replayed``. Messages that are waiting, in flight or in retry are left
+        alone; dead letters among them are dead no more. With *dry_run* it counts and changes nothing. *on_progress* is
+        called with the messages looked at so far and in all.
+
+        A broker goes on by itself if this program ends meanwhile. Raises UsageError, UnknownGroup; UnknownMessage for
+        an id that is not stored; InvalidOption if nothing is selected, or if the group does not follow it; and
+        BrokersMissed. Then nothing is changed, unless BrokersMissed says otherwise.
+
+        Example::
+
+            count = await client.admin.resend(prefix="shop.order.", since=yesterday, group="billing")
+            print(count, "resent;", count.waiting, "come anyway")
+        """
+        asked = Resend(ids, prefix, since, until, group, all_groups, dry_run)
+        links = await self._brokers.reached_within(self._brokers.options.admin_timeout)
+        missed = [str(link.address) for link in self._brokers.links if link not in links]
+        unknown = asked.unknown([link.store_id for link in links])
+        if unknown and not missed:
+            raise nothing_for(unknown, len(links))
+        if missed and (ids is None or unknown):
+            raise BrokersMissed(
+                f"nothing was done; {self._listing.no_answer(missed)}, which may have some of these messages; to "
+                "resend those of the other brokers, connect to these alone"
+            )
+        requests = [(link, request) for link in links for request in asked.requests(link.store_id)]
+        if ids is not None and len(requests) > 1 and not dry_run:
+            await self._resend([(link, asked.dry(request)) for link, request in requests], None)
+        return await self._resend(requests, on_progress)
+
+    async def _resend(self, requests: list[tuple[Link, dict[str, Any]]], on_progress: OnProgress | None) -> ResendCount:
+        """Have brokers resend, all at once."""
+        far = [(0, 0)] * len(requests)
+
+        def told(at: int, looked: int, total: int) -> None:
+            far[at] = looked, total
+            if on_progress is not None:
+                on_progress(sum(one for one, _ in far), sum(one for _, one in far))
+
+        asked = [
+            resend_at(AdminOfOne(link).do, request, partial(told, at)) for at, (link, request) in enumerate(requests)
+        ]
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        sums, nothing, errors, missed = ResendCount(), list[str](), list[BaseException](), list[str]()
+        for (link, _), answer in zip(requests, answers, strict=True):
+            if isinstance(answer, TimeoutError):
+                missed.append(str(link.address))
+            elif isinstance(answer, BaseException):
+                errors.append(answer)
+            elif isinstance(answer, str):
+                nothing.append(answer)
+            else:
+                sums = sums.plus(answer, groups=max(sums.groups, answer.groups))
+        if missed:
+            raise BrokersMissed(
+                f"{int(sums):,} resent; {self._listing.no_answer(missed)}, which may go on with it: look at the group "
+                "before you resend these again"
+            )
+        errors.sort(key=lambda error: isinstance(error, UnknownGroup))  # a group may be at some brokers only
+        if errors and (not isinstance(errors[0], UnknownGroup) or len(errors) + len(nothing) == len(requests)):
+            raise errors[0]
+        if nothing and len(errors) + len(nothing) == len(requests):
+            raise InvalidOption(nothing[0])
+        return sums
 
     # --- all brokers -------------------------------------------------------------------------------------------------
 

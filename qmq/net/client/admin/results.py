@@ -94,6 +94,42 @@ class SealedLog:
     broker: str = ""
 
 
+class ResendCount(int):
+    """The count of messages that a resend hands out again, once for each group that gets them: an int.
+
+    ``groups`` get them. ``redriven`` of them were dead letters. Other messages are left alone: ``waiting`` ones were not
+    handed out yet, ``in_flight`` and ``retrying`` ones come again anyway if they fail; ``gone`` ones were dropped.
+
+        count = await client.admin.resend(prefix="shop.order.", since=yesterday, group="billing")
+        print(f"{count} resent; {count.waiting} come anyway")
+    """
+
+    groups: int
+    redriven: int
+    waiting: int
+    in_flight: int
+    retrying: int
+    gone: int
+
+    def __new__(
+        cls, messages: int = 0, *, groups: int = 0, redriven: int = 0, waiting: int = 0, in_flight: int = 0,
+        retrying: int = 0, gone: int = 0,
+    ) -> ResendCount:  # fmt: skip
+        """Make the count of so many *messages*."""
+        made = super().__new__(cls, messages)
+        made.groups, made.redriven, made.waiting = groups, redriven, waiting
+        made.in_flight, made.retrying, made.gone = in_flight, retrying, gone
+        return made
+
+    def plus(self, other: ResendCount, *, groups: int) -> ResendCount:
+        """Return the sums of both, for so many groups."""
+        return ResendCount(
+            int(self) + int(other), groups=groups, redriven=self.redriven + other.redriven,
+            waiting=self.waiting + other.waiting, in_flight=self.in_flight + other.in_flight,
+            retrying=self.retrying + other.retrying, gone=self.gone + other.gone,
+        )  # fmt: skip
+
+
 def group_info_of(row: Mapping[str, Any]) -> GroupInfo:
     """Return the group of a row of the action groups."""
     return GroupInfo(

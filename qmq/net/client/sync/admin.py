@@ -8,7 +8,8 @@ from typing import Any, Final, Literal, Unpack
 
 from qmq.net.client.admin.admin import Admin
 from qmq.net.client.admin.broker_info import BrokerInfo
-from qmq.net.client.admin.results import ConsumerInfo, DeadLetter, GroupInfo, SealedLog
+from qmq.net.client.admin.resend import OnProgress
+from qmq.net.client.admin.results import ConsumerInfo, DeadLetter, GroupInfo, ResendCount, SealedLog
 from qmq.net.client.group_settings import ChangedSettings
 
 _AT_ONCE: Final = 500
@@ -83,6 +84,27 @@ class SyncAdmin:
     def delete_dead(self, group: str, ids: Iterable[str] | None = None, *, all: bool = False) -> int:
         """Delete dead letters. See ``Admin.delete_dead``."""
         return int(self._run(lambda admin: admin.delete_dead(group, ids, all=all)))
+
+    def resend(
+        self,
+        *,
+        ids: Iterable[str] | None = None,
+        prefix: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        group: str | None = None,
+        all_groups: bool = False,
+        dry_run: bool = False,
+        on_progress: OnProgress | None = None,
+    ) -> ResendCount:
+        """Have stored messages handed out again. See ``Admin.resend``. *on_progress* is called in another thread."""
+        found: ResendCount = self._run(
+            lambda admin: admin.resend(
+                ids=ids, prefix=prefix, since=since, until=until, group=group, all_groups=all_groups, dry_run=dry_run,
+                on_progress=on_progress,
+            )
+        )  # fmt: skip
+        return found
 
     def cancel(self, message_id: str) -> bool:
         """Cancel a delayed message. See ``Admin.cancel``."""
