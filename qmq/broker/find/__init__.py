@@ -5,6 +5,6 @@ Looking changes nothing: no cursor, no group. The order of a search is that of t
 by ordinal. A step reads rows of the consumer logs (rows.py), looks into batches where single messages are selected
 (matches.py), and answers with batches and pieces (find.py). The client asks for the next step.
 
-A resend (resend.py) finds its messages by subject and sequence (selection.py), and makes retries of those that a group
-is through with (resend_group.py).
+A resend (resend.py) finds its messages by subject and sequence (resend_selection.py), and makes retries of those that
+a group is through with (resend_group.py).
 """

@@ -14,10 +14,10 @@ from typing import Any, Final
 
 from qmq.broker.delivery.pull import Delivery
 from qmq.broker.find.resend_group import GroupResend
-from qmq.broker.find.selection import (
+from qmq.broker.find.resend_selection import (
     MOST_MESSAGES,
     PrefixSelection,
-    Selection,
+    ResendSelection,
     Steps,
     checked_times,
     ids_of,
@@ -298,7 +298,7 @@ class Resends:
                 "resent; what was resent before stays, unless the seek cleared it"
             )
 
-    def _select(self, job: _Job) -> Steps[Selection]:
+    def _select(self, job: _Job) -> Steps[ResendSelection]:
         """Return the messages. Raises InvalidOption where there are none, StorageError."""
         store, kept = self._store, job.kept
         if "ranges" in kept:
@@ -323,14 +323,14 @@ class Resends:
         when = "" if since_us is None and until_us is None else " of that time"
         raise NothingSelected(f"nothing is selected: no message{when} of {what} is stored here")
 
-    def _may_follow(self, job: _Job, group: Group, selection: Selection) -> bool:
+    def _may_follow(self, job: _Job, group: Group, selection: ResendSelection) -> bool:
         if job.resumed:
             return True
         if job.kept["prefix"] is not None:
             return bool(group.within([job.kept["prefix"]]))
         return any(takes(group.filters, self._store.subjects.name(one.number)) for one in selection.ranges)
 
-    def _begin(self, job: _Job, targets: list[Group], selection: Selection, now: Now) -> Steps[None]:
+    def _begin(self, job: _Job, targets: list[Group], selection: ResendSelection, now: Now) -> Steps[None]:
         """Record that the resend begins, so that it goes on after any end."""
         if job.ids:
             job.kept = {"ranges": pack(selection)}
@@ -343,7 +343,7 @@ class Resends:
             if at % _GROUPS == 0:
                 yield None
 
-    def _resend(self, job: _Job, group: Group, selection: Selection) -> Steps[None]:
+    def _resend(self, job: _Job, group: Group, selection: ResendSelection) -> Steps[None]:
         """Resend to one group, until it is deleted or sought. Raises StorageError."""
         ledger, members = group.ledger, self._delivery.tracker.members
         assert ledger is not None

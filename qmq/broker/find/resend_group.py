@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qmq.broker.error_log.error_log import unpacked
-from qmq.broker.find.selection import SelectedRange, Selection, Steps, reading
+from qmq.broker.find.resend_selection import ResendSelection, SelectedRange, Steps, reading
 from qmq.broker.groups.group import Group, takes
 from qmq.broker.groups.message_ranges import PARTITIONS, RunPart, partition_of, parts_of
 from qmq.broker.groups.resends import ResendCounts, ResendProgress
@@ -68,7 +68,7 @@ class GroupResend:
     """One resend to one group, from *progress* on."""
 
     def __init__(
-        self, store: Store, group: Group, selection: Selection, run: bytes, progress: ResendProgress, *, dry: bool
+        self, store: Store, group: Group, selection: ResendSelection, run: bytes, progress: ResendProgress, *, dry: bool
     ) -> None:
         """With *dry* it only counts."""
         assert group.ledger is not None

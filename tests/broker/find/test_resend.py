@@ -13,7 +13,7 @@ from qmq.broker.groups.resends import ResendCounts
 from qmq.broker.journal.record_types import RecordKind
 from qmq.broker.ports.commands import Administer, Disconnected, DispositionRange, HandBack, Subscribe
 from qmq.broker.ports.effects import Administered, Effect, Refused, Sent
-from qmq.errors import InvalidName, InvalidOption, Overloaded, QmqError, UnknownGroup
+from qmq.errors import InvalidName, InvalidOption, Overloaded, QmqError, UnknownGroup, UnknownMessage
 from qmq.format.ids import MessageId
 from qmq.net.protocol.types import AT_MOST_ONCE, RESENT_BIT, Disposition
 from tests.broker.group_state import WrittenRecords, ledger_of
@@ -438,7 +438,7 @@ REFUSED: list[tuple[dict[str, Any], type[QmqError], str]] = [
     ({"ids": [b"short"], "group": "g"}, InvalidOption, "list of message ids"),
     ({"ids": ["text"], "group": "g"}, InvalidOption, "list of message ids"),
     ({"ids": [bytes(16)] * 1_001, "group": "g"}, InvalidOption, "too many"),
-    ({"ids": [bytes(16)], "group": "g"}, InvalidOption, "is of store 000000000000; this broker's is"),
+    ({"ids": [bytes(16)], "group": "g"}, UnknownMessage, "is of store 000000000000; this broker's is"),
     ({"ids": [bytes(16)], "since_us": 5, "group": "g"}, InvalidOption, "neither since nor until"),
 ]
 
@@ -469,11 +469,11 @@ def test_ids_that_are_not_stored_or_not_followed_are_refused(tmp_path: Path) -> 
         for partition, position in ((0, first - 1), (0, first + 1), (0, sent.position + 1), (0, 1 << 62), (7, first))
     ]
     for one in ids:
-        with pytest.raises(InvalidOption, match="is not stored here, or not any more"):
+        with pytest.raises(UnknownMessage, match="is not stored here, or not any more"):
             resend(driven, ids=[one], group="g")
     with pytest.raises(InvalidOption, match="group 'g' does not follow 'b', the subject of one of these messages"):
         resend(driven, ids=[id_of(driven, sent)], group="g")
-    with pytest.raises(InvalidOption, match="sent with a delay"):
+    with pytest.raises(UnknownMessage, match="sent with a delay"):
         resend(driven, ids=[bytes.fromhex(str(MessageId(driven.store.store_id, 0x8000, 1)))], group="g")
     assert ledger_of(driven).retries.is_empty
     driven.close()

@@ -409,7 +409,7 @@ class Admin:
         if errors and (not isinstance(errors[0], UnknownGroup) or len(errors) + len(nothing) == len(requests)):
             raise errors[0]
         if nothing and len(errors) + len(nothing) == len(requests):
-            raise InvalidOption(nothing[0])
+            raise InvalidOption(min(nothing, key=lambda text: text.startswith("nothing")))  # nobody follows it, or none
         return sums
 
     # --- all brokers -------------------------------------------------------------------------------------------------

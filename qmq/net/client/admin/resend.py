@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from qmq.errors import InvalidOption, UsageError
+from qmq.errors import UnknownMessage, UsageError
 from qmq.format.ids import MessageId
 from qmq.names import check_group_or_member, check_prefix
 from qmq.net.client.admin.results import ResendCount
@@ -111,10 +111,10 @@ def resend_count_of(found: dict[str, Any]) -> ResendCount:
     )  # fmt: skip
 
 
-def nothing_for(unknown: Sequence[MessageId], stores: int) -> InvalidOption:
+def nothing_for(unknown: Sequence[MessageId], stores: int) -> UnknownMessage:
     """Return the error for ids of other stores."""
     one = unknown[0]
-    return InvalidOption(
+    return UnknownMessage(
         f"message {one} is of store {one.store_id.hex()}, which is none of the {stores} brokers of this client; "
         "connect to the broker that stored it"
     )

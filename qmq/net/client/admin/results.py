@@ -97,8 +97,8 @@ class SealedLog:
 class ResendCount(int):
     """The count of messages that a resend hands out again, once for each group that gets them: an int.
 
-    ``groups`` get them. ``redriven`` of them were dead letters. Other messages are left alone: ``waiting`` ones were not
-    handed out yet, ``in_flight`` and ``retrying`` ones come again anyway if they fail; ``gone`` ones were dropped.
+    ``groups`` get them. ``redriven`` of them were dead letters. Other messages are left alone: ``waiting`` ones were
+    not handed out yet, ``in_flight`` and ``retrying`` ones come again anyway if they fail; ``gone`` ones were dropped.
 
         count = await client.admin.resend(prefix="shop.order.", since=yesterday, group="billing")
         print(f"{count} resent; {count.waiting} come anyway")

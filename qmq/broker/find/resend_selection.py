@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from qmq.broker.delivery.serve import blocking_reads
-from qmq.errors import InvalidOption
+from qmq.broker.find.rows import row_in_batch
+from qmq.errors import InvalidOption, UnknownMessage
 from qmq.format.ids import MessageId
 from qmq.format.layout import DELAY_PARTITION, ENTRY_HAS_ORIGIN_ID
 from qmq.format.private import is_private
@@ -54,7 +55,7 @@ class SelectedRange(NamedTuple):
     end: int
 
 
-class Selection(NamedTuple):
+class ResendSelection(NamedTuple):
     """Messages by subject number and sequence, ascending; and the positions [low, high] of each partition in which all
     of them lie.
     """
@@ -71,15 +72,15 @@ class Selection(NamedTuple):
         return np.unique(np.fromiter((one.number for one in self.ranges), np.uint32, len(self.ranges)))
 
 
-def pack(selection: Selection) -> list[int]:
+def pack(selection: ResendSelection) -> list[int]:
     """Return the ranges as a flat list of numbers."""
     return [number for one in selection.ranges for number in one]
 
 
-def unpack(store: Store, numbers: list[int]) -> Selection:
+def unpack(store: Store, numbers: list[int]) -> ResendSelection:
     """Return the selection whose ranges ``pack`` returned."""
     ranges = [SelectedRange(*numbers[at : at + 3]) for at in range(0, len(numbers), 3)]
-    return Selection(ranges, everywhere(store))
+    return ResendSelection(ranges, everywhere(store))
 
 
 def everywhere(store: Store) -> list[tuple[int, int]]:
@@ -91,7 +92,7 @@ def everywhere(store: Store) -> list[tuple[int, int]]:
 
 
 def ids_of(store: Store, given: object) -> list[MessageId]:
-    """Return the ids of a request. Raises InvalidOption for what is none, and for ids of another store."""
+    """Return the ids of a request. Raises InvalidOption for what is none, UnknownMessage for ids of another store."""
     if type(given) is not list or not given or not all(type(one) is bytes and len(one) == 16 for one in given):
         raise InvalidOption("ids must be a list of message ids of 16 bytes each")
     if len(given) > MOST_IDS:
@@ -99,46 +100,47 @@ def ids_of(store: Store, given: object) -> list[MessageId]:
     ids = [MessageId.parse(one.hex()) for one in given]
     for one in ids:
         if one.store_id != store.store_id:
-            raise InvalidOption(
+            raise UnknownMessage(
                 f"message {one} is of store {one.store_id.hex()}; this broker's is {store.store_id.hex()}, so ask the "
                 "broker that stored it"
             )
     return ids
 
 
-def of_ids(store: Store, ids: list[MessageId]) -> Steps[Selection]:
-    """Return the messages with these ids. Raises InvalidOption if one is not stored, StorageError."""
+def of_ids(store: Store, ids: list[MessageId]) -> Steps[ResendSelection]:
+    """Return the messages with these ids. Raises UnknownMessage, StorageError."""
     found, bounds = set[SelectedRange](), [(_END, 0)] * len(store.partitions)
     for one in ids:
         place, position = yield from reading(store, lambda one=one: _place_of(store, one))  # type: ignore[misc]
         found.add(place)
         low, high = bounds[one.partition]
         bounds[one.partition] = min(low, position), max(high, position)
-    return Selection(sorted(found), bounds)
+    return ResendSelection(sorted(found), bounds)
 
 
 def _place_of(store: Store, wanted: MessageId) -> tuple[SelectedRange, int]:
-    """Return a message, and the position of its batch. Raises InvalidOption, NotInMemory and StorageError."""
+    """Return a message, and the position of its batch. Raises UnknownMessage, NotInMemory and StorageError."""
     _, partition, position = wanted
     if partition >= DELAY_PARTITION:
-        raise InvalidOption(f"message {wanted} was sent with a delay; resend it by its subject and time")
-    unknown = InvalidOption(f"message {wanted} is not stored here, or not any more")
+        raise UnknownMessage(f"message {wanted} was sent with a delay: resend it by its subject and time")
+    unknown = UnknownMessage(f"message {wanted} is not stored here, or not any more")
     if partition >= len(store.partitions):
         raise unknown
-    log = store.partitions[partition].consumer_log
+    part = store.partitions[partition]
+    log = part.consumer_log
     row = log.row_at_position(position + 1) - 1
     if row < log.first_row:
         raise unknown
-    start = log.read_entry(row)[1]
-    row, ordinal = log.row_at_position(start), position - start
-    while row < log.visible_row and (entry := log.read_entry(row))[1] == start:
-        if ordinal < entry[4]:
-            if entry[8] & ENTRY_HAS_ORIGIN_ID or is_private(store.subjects.name(entry[3])):
-                raise unknown  # a copy has the id of its original
-            sequence = entry[0] + ordinal
-            return SelectedRange(entry[3], sequence, sequence + 1), start
-        row, ordinal = row + 1, ordinal - entry[4]
-    raise unknown
+    entry = log.read_entry(row)
+    start, row = entry[1], row - entry[5]
+    row, index = row_in_batch(part, row, log.read_entry(row), position - start)
+    if row >= log.visible_row:
+        raise unknown
+    entry = log.read_entry(row)
+    if entry[1] != start or entry[8] & ENTRY_HAS_ORIGIN_ID:  # a copy has the id of its original
+        raise unknown
+    sequence = entry[0] + index
+    return SelectedRange(entry[3], sequence, sequence + 1), start
 
 
 # --- by prefix and time ----------------------------------------------------------------------------------------------
@@ -161,7 +163,7 @@ class PrefixSelection:
         #: Subjects with such messages that nobody follows.
         self.unfollowed = 0
 
-    def find(self) -> Steps[Selection]:
+    def find(self) -> Steps[ResendSelection]:
         """Return the selection. Raises StorageError."""
         found, looked_up = list[SelectedRange](), 0
         for numbers in self._numbers():
@@ -182,7 +184,7 @@ class PrefixSelection:
                     self.unfollowed += 1
             yield None
         bounds = yield from reading(self._store, self._bounds)
-        return Selection(found, bounds)
+        return ResendSelection(found, bounds)
 
     def _numbers(self) -> Iterator[list[int]]:
         """Yield the numbers of the subjects, some at a time."""
