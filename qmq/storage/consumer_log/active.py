@@ -16,7 +16,14 @@ from crc32c import crc32c
 
 from qmq.errors import BadBytes, ForeignFile, StorageError
 from qmq.format.layout import DERIVED_HEADER_SIZE, ENTRIES_MAGIC, ENTRY_DTYPE, ENTRY_SIZE, SEGMENT_HEADER_SIZE
-from qmq.storage.consumer_log.header import DerivedHeader, crc_of_body, entries_path, order_path, parse_derived
+from qmq.storage.consumer_log.header import (
+    DerivedHeader,
+    crc_of_body,
+    draft_of,
+    entries_path,
+    order_path,
+    parse_derived,
+)
 from qmq.storage.consumer_log.sealed_segment import (
     BATCH_RANGE,
     NO_ROWS,
@@ -49,21 +56,27 @@ class ActiveRows:
     """
 
     __slots__ = (
-        "_disk", "_fd", "_mapped", "_resumed", "_view", "_waiting", "base", "buffer", "covered", "crc", "data",
-        "directory", "fill", "first_row", "flushed", "is_rotten", "owner", "path", "recent", "residence", "sealed",
-        "shelves", "sync", "sorted_count",
+        "_disk", "_fd", "_mapped", "_resumed", "_sure_sync", "_view", "_waiting", "base", "buffer", "covered", "crc",
+        "data", "directory", "fill", "first_row", "flushed", "is_draft", "is_rotten", "owner", "path", "recent",
+        "residence", "sealed", "shelves", "sorted_count",
     )  # fmt: skip
 
-    def __init__(self, disk: Disk, directory: Path, owner: DerivedHeader) -> None:
-        """*owner* is the header of the file; the first write makes the file."""
+    def __init__(self, disk: Disk, directory: Path, owner: DerivedHeader, *, is_draft: bool = False) -> None:
+        """*owner* is the header of the file; the first write makes the file. A draft gets its name with the first
+        ``sync``: a checkpoint counts on the file that has that name.
+        """
         self._disk = disk
         self._fd = -1
-        self.sync = SureSync(disk)
+        self._sure_sync = SureSync(disk)
         self.directory = directory
         self.owner = owner
         self.base = owner.base
         #: The path of the file, which may not exist yet.
         self.path = entries_path(directory, owner.base)
+        #: Whether the file has another name until it is on disk.
+        self.is_draft = is_draft
+        if is_draft:
+            self.path = draft_of(self.path)
         self.first_row = owner.first_row
         #: Rows before the buffer, rows in the file, and the checksum of those in the file.
         self.sorted_count = self.flushed = self.crc = 0
@@ -157,6 +170,16 @@ class ActiveRows:
                 write_fully(self._disk, self._fd, [data], DERIVED_HEADER_SIZE + self.flushed * ENTRY_SIZE)
                 self.crc = crc32c(data, self.crc)
                 self.flushed += len(new)
+
+    def sync(self, fd: int) -> None:
+        """[thread] Bring the file, whose descriptor ``flush`` gave, to the disk; a draft gets its name then. Raises
+        OSError.
+        """
+        self._sure_sync(fd)
+        if self.is_draft:
+            path = entries_path(self.directory, self.base)
+            self._disk.rename(self.path, path)
+            self.path, self.is_draft = path, False
 
     def freeze(self) -> None:
         """Write what the disk takes, and a header that says so: the segment is full. Never fails."""
@@ -256,16 +279,17 @@ class ActiveRows:
         *covered*; return False, with nothing changed, when they are not there. With *renumber* the file may give its
         rows other numbers. Raises StorageFull or StorageFailed.
         """
-        fd = -1
+        fd, path = -1, entries_path(self.directory, self.base)
         try:
-            fd = self._disk.open(self.path, os.O_RDWR)
-            rows = self._trusted_rows(fd, count, crc, renumber=renumber)
+            fd = self._disk.open(path, os.O_RDWR)
+            header, rows = self._trusted_rows(fd, count, crc, renumber=renumber)
             taken = count_before(rows, covered)
             if not taken:
                 self._disk.close(fd)
                 return False
             self._disk.ftruncate(fd, DERIVED_HEADER_SIZE + taken * ENTRY_SIZE)
-            write_fully(self._disk, fd, [self.owner.pack(ENTRIES_MAGIC)], 0)
+            if header != self.owner:  # it was full, or has other numbers now
+                write_fully(self._disk, fd, [self.owner.pack(ENTRIES_MAGIC)], 0)
         except (FileNotFoundError, BadBytes, ForeignFile, ValueError):
             if fd >= 0:
                 self._disk.close(fd)
@@ -275,21 +299,22 @@ class ActiveRows:
                 self._disk.close(fd)
             if error.errno in BAD_SECTOR:
                 return False
-            raise failure(error, "open", self.path) from error
-        self._fd = fd
+            raise failure(error, "open", path) from error
+        self._fd, self.path, self.is_draft = fd, path, False
         self._take_over(rows[:taken])
         return True
 
-    def _trusted_rows(self, fd: int, count: int, crc: int, *, renumber: bool) -> Rows:
-        """Return the rows that a checkpoint knows. Raises BadBytes, ValueError or OSError."""
-        header = parse_derived(read_fully(self._disk, fd, DERIVED_HEADER_SIZE, 0), ENTRIES_MAGIC, self.path)
+    def _trusted_rows(self, fd: int, count: int, crc: int, *, renumber: bool) -> tuple[DerivedHeader, Rows]:
+        """Return the header, and the rows that a checkpoint knows. Raises BadBytes, ValueError or OSError."""
+        path = entries_path(self.directory, self.base)
+        header = parse_derived(read_fully(self._disk, fd, DERIVED_HEADER_SIZE, 0), ENTRIES_MAGIC, path)
         first_row = self.first_row if renumber else header.first_row
         if header.unsealed()._replace(first_row=first_row) != self.owner:
-            raise BadBytes(f"{self.path} belongs to another segment")
+            raise BadBytes(f"{path} belongs to another segment")
         rows = map_entries(self._disk, fd, count)
         if crc_of_body(self._disk, fd, count * ENTRY_SIZE) != crc:
-            raise BadBytes(f"{self.path} does not fit the checksum in the checkpoint")
-        return rows
+            raise BadBytes(f"{path} does not fit the checksum in the checkpoint")
+        return header, rows
 
     def _take_over(self, rows: Rows) -> None:
         self.crc = crc32c(rows.data.cast("B"))

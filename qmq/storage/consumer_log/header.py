@@ -28,6 +28,8 @@ from qmq.storage.disk.disk import Disk, failure
 
 ENTRIES_SUFFIX: Final = ".entries"
 ORDER_SUFFIX: Final = ".order"
+#: Of a file that gets its name once it is on disk: a checkpoint may count on the one that has the name.
+DRAFT_SUFFIX: Final = ".tmp"
 
 _CHECKED: Final = DERIVED_HEADER_SIZE - 4
 _READ_BYTES: Final = 1 << 20
@@ -87,7 +89,7 @@ def delete_others(disk: Disk, directory: Path, kept: set[str]) -> None:
     """Delete the files of segments whose names are not in *kept*. Raises StorageFull or StorageFailed."""
     try:
         for name in disk.listdir(directory):
-            if base_of(name.removesuffix(".tmp")) is not None and name not in kept:
+            if base_of(name.removesuffix(DRAFT_SUFFIX)) is not None and name not in kept:
                 disk.unlink(directory / name)
     except OSError as error:
         raise failure(error, "clean", directory) from error
@@ -101,6 +103,11 @@ def entries_path(directory: Path, base: int) -> Path:
 def order_path(directory: Path, base: int) -> Path:
     """Return the path of the order of the segment that begins at *base*."""
     return directory / f"{base:016x}{ORDER_SUFFIX}"
+
+
+def draft_of(path: Path) -> Path:
+    """Return the path of a file until it is on disk."""
+    return path.with_name(path.name + DRAFT_SUFFIX)
 
 
 def base_of(name: str) -> int | None:

@@ -15,14 +15,14 @@ MiB of rows, their index, 2 bytes for each row of a segment that is not sealed, 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 
-from qmq.errors import BadBytes
+from qmq.errors import BadBytes, StorageError
 from qmq.format.batch import EntryRow
 from qmq.format.layout import ENTRY, ENTRY_SIZE
 from qmq.storage.consumer_log.active import ActiveRows
@@ -32,7 +32,6 @@ from qmq.storage.consumer_log.sealed_set import Reread, SealedSegments, find_sea
 from qmq.storage.consumer_log.subject_lookup import RangeBlocks, SubjectRows, in_row_range, no_touch, take
 from qmq.storage.consumer_log.subject_order import BLOCK_ROWS, Rows
 from qmq.storage.disk.disk import Disk, failure
-from qmq.storage.disk.fsync import SureSync
 from qmq.storage.message_log.cold_reads import Residence
 
 _unpack_from: Final = ENTRY.unpack_from
@@ -53,9 +52,9 @@ class ConsumerLog:
     """
 
     __slots__ = (
-        "_data", "_disk", "_frozen", "_journal", "_last_position", "_orders_missing", "_partition", "_residence",
-        "_retired", "_sealed", "_started", "_store_id", "buffer_row", "directory", "end_row", "first_row",
-        "visible_row",
+        "_data", "_disk", "_frozen", "_is_fed_again", "_journal", "_last_position", "_orders_missing", "_partition",
+        "_residence", "_retired", "_sealed", "_started", "_store_id", "buffer_row", "directory", "end_row",
+        "first_row", "visible_row",
     )  # fmt: skip
 
     def __init__(self, disk: Disk, directory: Path, partition: int, store_id: bytes) -> None:
@@ -86,8 +85,10 @@ class ConsumerLog:
         #: The numbers of the first row, of the row after the last that can be read, and of the row after the last.
         self.first_row = self.visible_row = self.end_row = 0
         self._started = False
+        #: The rows that come are known to a checkpoint.
+        self._is_fed_again = reread is not None
         self._last_position: int | None = None  # of the last row, where it is known without reading it
-        self._use(ActiveRows(self._disk, self.directory, self._header(0)))
+        self._use(self._new_journal(0, is_draft=False))
 
     def _header(self, base: int) -> DerivedHeader:
         return DerivedHeader(self._partition, self._store_id, False, base, 0, 0, self.end_row, 0)
@@ -139,9 +140,9 @@ class ConsumerLog:
 
         The position is a batch's start: the base of a segment, or within the segment that is written on; from there
         call ``append`` for every batch and ``roll`` where a later segment begins. A sealed segment with bad files is
-        made again by *reread* alone; without it everything from that segment on is to be fed. Files of other segments
-        are deleted. With *renumber*, after segments were removed, files may give their rows other numbers. Raises
-        StorageFull or StorageFailed.
+        made again by *reread* alone; without it everything from that segment on is to be fed. With *reread*, call
+        ``settle_claimed`` once all before *covered* has been fed. Files of other segments are deleted. With *renumber*,
+        after segments were removed, files may give their rows other numbers. Raises StorageFull or StorageFailed.
         """
         self._reset(reread)
         found = find_sealed(self._disk, self.directory, self._header(0), segments, covered)
@@ -171,7 +172,8 @@ class ConsumerLog:
 
     def _resume(self, base: int, covered: int, state: JournalState | None, *, renumber: bool) -> int:
         """Go on in the segment at *base*, with the good part of its journal; see ``load`` for the result."""
-        journal = ActiveRows(self._disk, self.directory, self._header(base))
+        has_rows = state is None or state[0] != base or state[1] > 0  # the file that the checkpoint knows
+        journal = self._new_journal(base, is_draft=self._is_fed_again and has_rows)
         position = base
         if state is not None and state[0] == base and journal.resume(*state[1:], covered, renumber=renumber):
             position = journal.end()
@@ -179,6 +181,20 @@ class ConsumerLog:
         self._started = True
         self._use(journal)
         return position
+
+    def _new_journal(self, base: int, *, is_draft: bool) -> ActiveRows:
+        return ActiveRows(self._disk, self.directory, self._header(base), is_draft=is_draft)
+
+    def settle_claimed(self) -> None:
+        """Bring the rows that were fed again to the disk, in files that get their names then: the checkpoint that knows
+        them has to hold after a loss of power. Never fails: the next checkpoint tries again. No checkpoint knows the
+        rows that come from here on.
+        """
+        self._is_fed_again = False
+        for journal in (*self._frozen, self._journal):
+            if journal.is_draft and journal.count:
+                with suppress(StorageError, OSError):
+                    journal.sync(journal.flush())
 
     def _clean(self) -> None:
         """Delete the files of segments that are gone, and of the one that is fed again."""
@@ -230,7 +246,7 @@ class ConsumerLog:
             self._journal.freeze()
             self._frozen.append(self._journal)
         self._started = True
-        self._use(ActiveRows(self._disk, self.directory, self._header(base)))
+        self._use(self._new_journal(base, is_draft=self._is_fed_again))
 
     def seal_pending(self) -> None:
         """[thread] Finish the files of segments that were rolled, on disk when this returns. Call it before a
@@ -257,7 +273,7 @@ class ConsumerLog:
         return [self._journal.flush()] if self._started else []
 
     @property
-    def sync(self) -> SureSync:
+    def sync(self) -> Callable[[int], None]:
         """[thread] The function that syncs the descriptors of ``flush``, until the next ``roll``."""
         return self._journal.sync
 

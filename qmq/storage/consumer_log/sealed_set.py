@@ -63,7 +63,7 @@ def find_sealed(
 
 def make_again(disk: Disk, directory: Path, owner: DerivedHeader, end: int, reread: Reread) -> SealedSegment:
     """Write the files of a sealed segment from the message log. Raises StorageFull, StorageFailed or BadBytes."""
-    journal = ActiveRows(disk, directory, owner)
+    journal = ActiveRows(disk, directory, owner, is_draft=True)
     try:
         for rows in reread(owner.base, end):
             journal.extend(np.array([rows], ENTRY_DTYPE) if isinstance(rows, tuple) else rows)

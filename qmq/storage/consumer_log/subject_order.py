@@ -30,7 +30,7 @@ from crc32c import crc32c
 
 from qmq.errors import BadBytes
 from qmq.format.layout import DERIVED_HEADER_SIZE, ENTRY_SIZE, ORDER_MAGIC
-from qmq.storage.consumer_log.header import DerivedHeader, crc_of_body, parse_derived
+from qmq.storage.consumer_log.header import DerivedHeader, crc_of_body, draft_of, parse_derived
 from qmq.storage.disk.disk import Disk, read_fully, write_fully
 
 #: Rows of a block: an index in one takes 16 bits.
@@ -141,7 +141,7 @@ def write_order(disk: Disk, path: Path, entries: DerivedHeader, order: OrderColu
     crc = 0
     for column in columns:
         crc = crc32c(column, crc)
-    temporary = path.with_name(path.name + ".tmp")
+    temporary = draft_of(path)
     try:
         fd = disk.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         try:

@@ -25,7 +25,7 @@ from qmq.format.layout import (
     INDEX_ENTRY_SIZE,
     INDEX_MAGIC,
 )
-from qmq.storage.consumer_log.header import crc_of_body
+from qmq.storage.consumer_log.header import DRAFT_SUFFIX, crc_of_body, draft_of
 from qmq.storage.disk.disk import Disk, failure, read_fully, write_fully
 from qmq.storage.disk.fsync import SureSync
 from qmq.storage.message_log.segment import SegmentOwner
@@ -94,12 +94,22 @@ def is_sealed_index(
     return size == whole and data == expected
 
 
+def remove_drafts(disk: Disk, directory: Path) -> None:
+    """Remove the drafts that a process has left which made indexes again."""
+    with suppress(OSError):
+        for name in disk.listdir(directory):
+            if name.endswith(SUFFIX + DRAFT_SUFFIX):
+                disk.unlink(directory / name)
+
+
 class SegmentIndex:
     """The index of a segment while it is written. Records are buffered; ``flush`` and ``seal`` write them."""
 
-    def __init__(self, disk: Disk, directory: Path, owner: SegmentOwner, base: int) -> None:
+    def __init__(self, disk: Disk, directory: Path, owner: SegmentOwner, base: int, *, is_draft: bool = False) -> None:
+        """A draft gets its name when it is sealed: a checkpoint may count on the file that has that name."""
         self._disk = disk
-        self._path = index_path(directory, base)
+        self._name = index_path(directory, base)
+        self._path = draft_of(self._name) if is_draft else self._name
         self.owner = owner
         self._base = base
         self._buffer = bytearray(_BUFFER_BYTES)
@@ -145,6 +155,7 @@ class SegmentIndex:
         count = self._written // INDEX_ENTRY_SIZE
         self._put(self._header(sealed=True, covered=covered, count=count, body_crc=self._crc), 0)
         self._sync(self._fd)
+        self._take_name()
         self.close()
 
     def _sync(self, fd: int) -> None:
@@ -152,6 +163,14 @@ class SegmentIndex:
             self._sure_sync(fd)
         except OSError as error:
             raise failure(error, "sync", self._path) from error
+
+    def _take_name(self) -> None:
+        if self._path != self._name:
+            try:
+                self._disk.rename(self._path, self._name)
+            except OSError as error:
+                raise failure(error, "rename", self._path) from error
+            self._path = self._name
 
     def close(self) -> None:
         """Close the file; what has not been flushed is dropped."""

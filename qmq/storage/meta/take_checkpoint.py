@@ -14,7 +14,6 @@ import numpy as np
 from qmq.errors import SyncFailed
 from qmq.storage.disk.dir_lock import DirectoryLock
 from qmq.storage.disk.disk import Disk, failure
-from qmq.storage.disk.fsync import SureSync
 from qmq.storage.error_log.group_files import GroupFiles, GroupSync
 from qmq.storage.message_log.drop import Removals, SubjectRanges
 from qmq.storage.message_log.sparse_index import SegmentIndex
@@ -47,7 +46,7 @@ class Checkpoint:
         claims: CheckpointClaims,
         *,
         partitions: list[Partition],
-        syncs: list[tuple[SureSync, int]],
+        syncs: list[tuple[Callable[[int], None], int]],
         indexes: list[tuple[SegmentIndex, int]],
         directories: list[Path],
         renew: Callable[[], object],
@@ -169,7 +168,7 @@ class CheckpointTaker:
         for part in parts:
             part.room.measure_again()
         sound = [part for part in parts if not part.given_up]
-        syncs = [(table.sync, table.flush())]
+        syncs: list[tuple[Callable[[int], None], int]] = [(table.sync, table.flush())]
         for part in sound:
             syncs += [(part.consumer_log.sync, descriptor) for descriptor in part.consumer_log.flush()]
             part.index.flush()

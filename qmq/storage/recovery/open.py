@@ -23,7 +23,7 @@ from qmq.storage.disk.envelope import FileState
 from qmq.storage.error_log.group_files import GroupFiles
 from qmq.storage.message_log.partition_log import MessageLog
 from qmq.storage.message_log.segment import SegmentOwner
-from qmq.storage.message_log.sparse_index import SegmentIndex, derive_index, is_sealed_index
+from qmq.storage.message_log.sparse_index import SegmentIndex, derive_index, is_sealed_index, remove_drafts
 from qmq.storage.meta.checkpoint import (
     GROUP_STATE,
     CheckpointClaims,
@@ -379,19 +379,20 @@ class _Opening:
 
     def _indexes(self, log: MessageLog, consumer: ConsumerLog) -> SegmentIndex:
         """Rebuild the indexes that are missing or do not fit, and always the current one; return the current one."""
+        remove_drafts(self._disk, log.directory)
         for span in log.sealed:
             check = log.end - span.base <= CHECKED_LOG_BYTES
             if is_sealed_index(self._disk, log.directory, log.owner, span.base, span.end, check=check):
                 continue
-            index = self._derived(log, consumer, span.base, span.end)
+            index = self._derived(log, consumer, span.base, span.end, is_draft=True)
             try:
                 index.seal(span.end)
             except StorageError:  # delivery does not need it; the next checkpoint tries again
                 self._unsealed.append((index, span.end))
-        return self._derived(log, consumer, log.current.base, log.end)
+        return self._derived(log, consumer, log.current.base, log.end, is_draft=False)
 
-    def _derived(self, log: MessageLog, consumer: ConsumerLog, base: int, end: int) -> SegmentIndex:
-        index = SegmentIndex(self._disk, log.directory, log.owner, base)
+    def _derived(self, log: MessageLog, consumer: ConsumerLog, base: int, end: int, *, is_draft: bool) -> SegmentIndex:
+        index = SegmentIndex(self._disk, log.directory, log.owner, base, is_draft=is_draft)
         self._opened_indexes.append(index)
         last = -1
         for rows in consumer.rows_between(base, end):

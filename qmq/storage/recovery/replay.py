@@ -117,6 +117,7 @@ class PartitionReplay:
         if self._base >= 0 and not current and position >= self._spans[-1].end:
             self._base = -1
         self._feed_claimed(position)
+        self._consumer.settle_claimed()
 
     def _look(self) -> list[SegmentFile]:
         files = []
