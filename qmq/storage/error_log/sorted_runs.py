@@ -26,6 +26,7 @@ from crc32c import crc32c
 from qmq.errors import BadBytes, ForeignFile, StorageError
 from qmq.format.layout import SCHEDULE_HEADER, SCHEDULE_HEADER_SIZE, SCHEDULE_MAGIC, SCHEDULE_VERSION
 from qmq.storage.disk.disk import BAD_SECTOR, Disk, failure, read_around, write_fully
+from qmq.storage.disk.fsync import SureSync
 from qmq.storage.error_log.items import (
     CRC_SIZE,
     LOST_REASON,
@@ -241,6 +242,10 @@ class SortedRun:
             )
 
 
+#: The syncs of both copies of a run.
+RunSyncs = tuple[SureSync, SureSync]
+
+
 class RunOwner(ABC):
     """A collection of items with runs. All of it but ``RunSync.run`` belongs to one thread."""
 
@@ -255,7 +260,8 @@ class RunOwner(ABC):
         self._memory_form = in_memory(form)
         self._damaged = damaged
         self._next_run = 0
-        self._unsynced: list[int] = []
+        #: The syncs of both copies of the runs that no checkpoint claims yet.
+        self._unsynced: dict[int, RunSyncs] = {}
 
     @abstractmethod
     def _all_runs(self) -> Iterable[SortedRun]:
@@ -264,11 +270,12 @@ class RunOwner(ABC):
     def _add_run(self, items: Items) -> SortedRun:
         """Make a run of items. Raises StorageFull or StorageFailed; no file is left then."""
         number = self._next_run
-        self._unsynced.append(number)  # before its files exist, since another thread calls ``unclaimed``
+        # Before its files exist, since another thread calls ``unclaimed``.
+        self._unsynced[number] = SureSync(self._disk), SureSync(self._disk)
         try:
             slots = write_run(self._disk, self._directory, self._store_id, number, items, self._form)
         except BaseException:
-            self._unsynced.remove(number)
+            del self._unsynced[number]
             raise
         self._next_run += 1
         return self._run(RunClaim(number, len(items), 0, slots))
@@ -296,18 +303,18 @@ class RunOwner(ABC):
 
     def begin_sync(self) -> RunSync:
         """Return the sync of what a checkpoint is going to claim."""
-        unsynced, self._unsynced = self._unsynced, []
+        unsynced, self._unsynced = self._unsynced, {}
         return RunSync(self._disk, self._directory, unsynced)
 
     def sync_failed(self, sync: RunSync) -> None:
         """Have the next checkpoint sync the same runs again: none was claimed."""
-        self._unsynced += sync.runs
+        self._unsynced |= sync.runs
 
 
 class RunSync:
     """The sync of runs that a checkpoint is going to claim."""
 
-    def __init__(self, disk: Disk, directory: Path, runs: list[int]) -> None:
+    def __init__(self, disk: Disk, directory: Path, runs: dict[int, RunSyncs]) -> None:
         self._disk = disk
         self._directory = directory
         self.runs = runs
@@ -316,11 +323,11 @@ class RunSync:
         """[thread] Sync the runs. Raises StorageFull or StorageFailed."""
         path = self._directory
         try:
-            for number in self.runs:
-                for path in run_paths(self._directory, number):
+            for number, syncs in self.runs.items():
+                for path, sync in zip(run_paths(self._directory, number), syncs, strict=True):
                     fd = self._disk.open(path, os.O_RDWR)
                     try:
-                        self._disk.fsync(fd)
+                        sync(fd)
                     finally:
                         self._disk.close(fd)
             for path in self._above() if self.runs else ():
