@@ -90,13 +90,17 @@ CONSUMING: Final = (
         "read the pull log before the identity forgets that the power was lost",
         "_Opening._recover",
         (
-            instead("groups = self._open_groups(identity, state.pop(GROUP_STATE, None), report)", "pass"),
+            instead(
+                "groups = self._open_groups(identity, state.pop(GROUP_STATE, None), report, identity_file.forget_boot)",
+                "pass",
+            ),
             instead(
                 ("if identity != before or self._is_copy_behind:\n    identity_file.change(lambda _: identity)"),
                 (
                     "if identity != before or self._is_copy_behind:\n"
                     "    identity_file.change(lambda _: identity)\n"
-                    "groups = self._open_groups(identity, state.pop(GROUP_STATE, None), report)"
+                    "groups = self._open_groups("
+                    "identity, state.pop(GROUP_STATE, None), report, identity_file.forget_boot)"
                 ),
             ),
         ),

@@ -176,6 +176,42 @@ SAFEGUARDS: Final = (
         ("tests/storage/disk/test_fsync.py",),
     ),
     Mutant(
+        "write retries and dead letters again that a sync has failed to bring to the disk",
+        "sorted_runs:RunSync.run",
+        instead("sync(fd)", "self._disk.fdatasync(fd)"),
+        ("tests/storage/error_log/test_group_files.py",),
+    ),
+    Mutant(
+        "name the rows of a segment that are made again once they are on disk",
+        "ActiveRows.__init__",
+        skip("self.path = draft_of(self.path)"),
+        ("tests/storage/test_claimed_files.py",),
+    ),
+    Mutant(
+        "name an index that is made again once it is on disk",
+        "SegmentIndex.__init__",
+        instead("draft_of(self._name) if is_draft else self._name", "self._name"),
+        ("tests/storage/test_claimed_files.py",),
+    ),
+    Mutant(
+        "bring rows that a start has fed again to the disk",
+        "ConsumerLog.settle_claimed",
+        never("journal.is_draft and journal.count"),
+        ("tests/storage/test_claimed_files.py",),
+    ),
+    Mutant(
+        "keep on disk at once that a sync of the pull log has failed",
+        "PullSync.run",
+        skip("with suppress(StorageError):\n    self._forget_boot()"),
+        ("tests/storage/error_log/test_group_files.py",),
+    ),
+    Mutant(
+        "keep on disk later that a sync of the pull log has failed",
+        "CheckpointTaker._renew",
+        never("self._groups.broken or any((part.given_up for part in self._partitions))"),
+        ("tests/storage/error_log/test_group_files.py",),
+    ),
+    Mutant(
         "keep on disk at once that a sync has failed",
         "partition:Partition.sync",
         skip("with suppress(StorageError):\n    self.shared.identity.forget_boot()"),

@@ -22,7 +22,7 @@ from qmq.storage.error_log.sorted_runs import RunSync, sweep
 from qmq.storage.error_log.timer_queue import Schedule
 from qmq.storage.meta.checkpoint import GroupClaim, Runs
 from qmq.storage.pull_log.kept import KEEP_NONE, KeptPullFiles, PullLogKeep
-from qmq.storage.pull_log.log import PullLog, PullSync
+from qmq.storage.pull_log.log import ForgetBoot, PullLog, PullSync
 from qmq.storage.pull_log.records import (
     PULL_LOG_NAME,
     PullRecord,
@@ -66,12 +66,13 @@ class GroupFiles:
 
     def __init__(
         self, disk: Disk, directory: Path, store_id: bytes, secret: bytes, claim: bytes | None, *, clean: bool,
-        lost: bool, now_us: int, file_bytes: int, keep: PullLogKeep = KEEP_NONE,
+        lost: bool, now_us: int, file_bytes: int, forget_boot: ForgetBoot, keep: PullLogKeep = KEEP_NONE,
     ) -> None:  # fmt: skip
         """Read the pull log behind *claim* (of a checkpoint's state), and begin a new file of it.
 
         Unless the stop was *clean*, the records that were read are written again first. *lost*: unsynced records may be
-        gone, and records behind a gap do not count. Raises StorageFull, StorageFailed, ForeignFile.
+        gone, and records behind a gap do not count. *forget_boot* is called when a sync of the pull log fails. Raises
+        StorageFull, StorageFailed, ForeignFile.
         """
         self.disk = disk
         self._directory = directory
@@ -106,8 +107,9 @@ class GroupFiles:
         #: Records are missing for another reason than a power loss.
         self.is_rotten: bool = bool(found.holes) or (found.torn > 0 and not lost)
         self._log = PullLog(
-            disk, pulls, store_id, secret, found.end, now_us, file_bytes, self.generation, cut_at if is_cut else None
-        )
+            disk, pulls, store_id, secret, found.end, now_us, file_bytes, self.generation, cut_at if is_cut else None,
+            forget_boot,
+        )  # fmt: skip
         #: Stages a record for the next ``write``.
         self.stage: Callable[[int, bytes], None] = self._log.stage
         self._kept = KeptPullFiles(disk, pulls, store_id, keep)

@@ -244,7 +244,7 @@ class CheckpointTaker:
         return self._claimed_gaps[1]
 
     def _renew(self, ends: list[int]) -> None:
-        if any(part.given_up for part in self._partitions):
+        if self._groups.broken or any(part.given_up for part in self._partitions):
             self._identity.forget_boot()
         self._identity.renew(ends, self._shared.reserve_bytes)
         self._identity.note_dropped(self._dropped_end)

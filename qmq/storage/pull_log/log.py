@@ -14,7 +14,7 @@ from typing import Final
 
 from crc32c import crc32c
 
-from qmq.errors import StorageFull, SyncFailed
+from qmq.errors import StorageError, StorageFull, SyncFailed
 from qmq.format.layout import PULL_FILE_HEADER_SIZE, PULL_RECORD_HEADER, PULL_RECORD_HEADER_SIZE
 from qmq.storage.disk.disk import WRITE_BYTES, Disk, failure, make_directory, write_fully
 from qmq.storage.pull_log.records import (
@@ -28,12 +28,22 @@ from qmq.storage.pull_log.records import (
 
 FILE_BYTES: Final = 4 << 20
 
+#: [thread] Makes the next start assume that unsynced bytes may be gone. Raises StorageFull or StorageFailed.
+ForgetBoot = Callable[[], object]
+
+
+def _nothing_to_forget() -> None:
+    """Do nothing, where no store is."""
+
 
 class PullSync:
     """The files that must be synced before a checkpoint may claim the log up to ``position``."""
 
-    def __init__(self, disk: Disk, directory: Path, position: int, files: list[tuple[int, Path]]) -> None:
+    def __init__(
+        self, disk: Disk, directory: Path, position: int, files: list[tuple[int, Path]], forget_boot: ForgetBoot
+    ) -> None:
         self._disk = disk
+        self._forget_boot = forget_boot
         self._directory = directory
         self.files = files
         self.position = position
@@ -54,6 +64,9 @@ class PullSync:
             if error.errno in (errno.EMFILE, errno.ENFILE):  # the directory was not even opened
                 raise failure(error, "sync", at) from error
             self.failed = True
+            # Records of a failed sync read well until they leave memory, so the next start must not trust them.
+            with suppress(StorageError):  # the next checkpoint tries again
+                self._forget_boot()
             raise SyncFailed(
                 f"{failure(error, 'sync', at)}; no pull or acknowledgement is confirmed until the broker has "
                 "been restarted and has read it again"
@@ -67,15 +80,16 @@ class PullLog:
 
     def __init__(
         self, disk: Disk, directory: Path, store_id: bytes, secret: bytes, base: int, now_us: int, file_bytes: int,
-        generation: int = 1, cut: int | None = None,
+        generation: int = 1, cut: int | None = None, forget_boot: ForgetBoot = _nothing_to_forget,
     ) -> None:  # fmt: skip
         """Go on at position *base*, in a new file; if the disk has no space for it now, in the rest of the last file,
         or else with the first write that finds space. Raises StorageFailed.
 
         With *cut* the generation is a new one, and records from *cut* up to *base* do not count: the new file's header
-        says so, and is on disk before anything else is written.
+        says so, and is on disk before anything else is written. *forget_boot* is called when a sync has failed.
         """
         self._disk = disk
+        self._forget_boot = forget_boot
         self._directory = directory
         self._store_id = store_id
         self._seed = crc32c(secret)
@@ -218,7 +232,8 @@ class PullLog:
         """Return the sync of all that has been written. After a failed sync it has no files: another sync would succeed
         and prove nothing.
         """
-        return PullSync(self._disk, self._directory, self.end, [] if self.broken is not None else self._files())
+        files = [] if self.broken is not None else self._files()
+        return PullSync(self._disk, self._directory, self.end, files, self._forget_boot)
 
     def synced(self, sync: PullSync) -> None:
         """Note that *sync* has succeeded: close the full files that it covers."""

@@ -42,7 +42,7 @@ from qmq.storage.meta.identity import (
 from qmq.storage.meta.subjects import SubjectTable
 from qmq.storage.partition import OpenedPartition
 from qmq.storage.pull_log.kept import PullLogKeep
-from qmq.storage.pull_log.log import FILE_BYTES
+from qmq.storage.pull_log.log import FILE_BYTES, ForgetBoot
 from qmq.storage.recovery.create import make_identity, with_partitions
 from qmq.storage.recovery.decide import Action, Facts, RecoveryReport, Tail, decide, facts_of
 from qmq.storage.recovery.lost_names import NameLookupLog, restore_names
@@ -203,8 +203,8 @@ class _Opening:
         report.power_loss = not (report.created or facts.clean or facts.same_boot)
         identity, report.raised_by = self._past_tails(facts, identity, replays, len(before.partitions))
         state = dict(claims.state) if claims is not None else {}
-        groups = self._open_groups(identity, state.pop(GROUP_STATE, None), report)
         identity_file = IdentityFile(self._disk, self._directory, before)
+        groups = self._open_groups(identity, state.pop(GROUP_STATE, None), report, identity_file.forget_boot)
         if identity != before or self._is_copy_behind:  # by a kill between the two, or rot
             identity_file.change(lambda _: identity)
         self._open_logs(identity_file.current, replays, sync=not facts.clean)
@@ -267,11 +267,14 @@ class _Opening:
         )
         return past, raised
 
-    def _open_groups(self, identity: Identity, claim: bytes | None, report: RecoveryReport) -> GroupFiles:
+    def _open_groups(
+        self, identity: Identity, claim: bytes | None, report: RecoveryReport, forget_boot: ForgetBoot
+    ) -> GroupFiles:
         """Open the files of groups. The pull log must act on a power loss before the identity forgets it."""
         self._groups = GroupFiles(
             self._disk, self._directory, identity.store_id, identity.secret, claim, clean=report.clean,
             lost=report.power_loss, now_us=self._now_us, file_bytes=min(FILE_BYTES, self._options.segment_bytes),
+            forget_boot=forget_boot,
             keep=PullLogKeep(self._options.pull_log_keep_us, self._options.pull_log_keep_bytes),
         )  # fmt: skip
         return self._groups

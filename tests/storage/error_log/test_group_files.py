@@ -13,18 +13,20 @@ from typing import Final
 import numpy as np
 import pytest
 
-from qmq.errors import StorageFailed, SyncFailed
+from qmq.errors import StorageError, StorageFailed, SyncFailed
 from qmq.format.layout import RETRY_SIZE, SCHEDULE_HEADER_SIZE
 from qmq.storage.disk.disk import Disk
 from qmq.storage.error_log import item_file, sorted_runs, timer_queue
 from qmq.storage.error_log.item_file import ItemLog, ItemLogClaim
 from qmq.storage.error_log.items import RETRY_ITEMS, Items
 from qmq.storage.error_log.timer_queue import Schedule, ScheduleClaim
+from qmq.storage.meta.identity import read_copies
 from qmq.storage.store import Store
 from qmq.storage.verify.groups import SET_ASIDE
 from qmq.storage.verify.repair import Outcome, repair
 from qmq.storage.verify.verify import verify
 from tests.fake_disk import FakeDisk
+from tests.sim.disk import SimulatedDisk
 from tests.storage.stores import NOW_US, checkpoint, close_cleanly, kill, open_store, verified
 
 #: These tests are long, and other tests cover the same lines: without coverage they run several times as fast.
@@ -77,8 +79,8 @@ class Kept:
     def claims(self) -> tuple[ScheduleClaim, ItemLogClaim]:
         return self.retries.claim(), self.dead.claim()
 
-    def reopened(self, claims: tuple[ScheduleClaim, ItemLogClaim]) -> None:
-        self.open()
+    def reopened(self, claims: tuple[ScheduleClaim, ItemLogClaim], disk: Disk | None = None) -> None:
+        self.open(disk)
         self.retries.restore(claims[0])
         self.dead.restore(claims[1])
 
@@ -240,6 +242,61 @@ def test_after_a_failed_sync_nothing_is_confirmed_and_checkpoints_go_on(tmp_path
     kill(made.store)
     assert made.open() == []
     kill(made.store)
+
+
+def fail_to_take_a_checkpoint(store: Store) -> StorageError:
+    begun = store.begin_checkpoint({})
+    with pytest.raises(StorageError) as caught:
+        begun.write()
+    store.fail_checkpoint(begun, caught.value)
+    return caught.value
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_next_start_takes_it_that_records_of_a_failed_sync_may_be_gone(seed: int) -> None:
+    """They read well until they leave memory, and an acknowledgement that was confirmed may be among them."""
+    disk = SimulatedDisk(seed)
+    made = Kept(Path("/data"), disk)
+    checkpoint(made.store)
+    generation = made.store.groups.generation
+    made.say(2)
+    disk.fail_always("fdatasync", errno.EIO, "pulls")
+    assert "pulls" in str(fail_to_take_a_checkpoint(made.store))
+    disk.heal()
+    disk.stop(power=False, evict=True)
+    assert made.open(disk) in ([], [b"record 2"])
+    assert made.store.groups.generation > generation
+
+
+def test_the_next_checkpoint_notes_what_could_not_be_noted_when_a_sync_failed() -> None:
+    disk = SimulatedDisk(1)
+    made = Kept(Path("/data"), disk)
+    checkpoint(made.store)
+    made.say(2)
+    disk.fail_always("fdatasync", errno.EIO, "pulls")
+    disk.fail_always("rename", errno.EIO, "store-a")
+    fail_to_take_a_checkpoint(made.store)
+    disk.heal()
+    checkpoint(made.store)
+    assert [copy.identity.boot_id for copy in read_copies(disk, made.path) if copy.identity is not None] == ["", ""]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_runs_whose_syncs_have_failed_are_on_disk_when_a_checkpoint_claims_them(seed: int) -> None:
+    """The next sync of a file succeeds, and brings nothing of what the one before left in memory."""
+    disk = SimulatedDisk(seed)
+    made = Kept(Path("/data"), disk)
+    for copy in (".a", ".b"):
+        disk.fail_always("fdatasync", errno.EIO, copy)
+        assert f"00000000{copy}" in str(fail_to_take_a_checkpoint(made.store))
+        disk.heal()
+    checkpoint(made.store)
+    claims = made.claims()
+    disk.stop(power=True)
+    report = verify(made.path, disk)
+    assert report.is_good, "\n".join(map(str, report.findings))
+    made.reopened(claims, disk)
+    assert made.numbers() == (list(range(1, ITEMS + 1)),) * 2
 
 
 @pytest.mark.parametrize("code", [errno.EMFILE, errno.EACCES])
