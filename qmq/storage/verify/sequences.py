@@ -15,6 +15,7 @@ from qmq.storage.verify.report import VerifyReport
 from qmq.storage.verify.segments import StoredBatches
 
 _KEEP: Final = "keep a copy of the directory and report it: this must not happen"
+_GAP: Final = "nothing: the power was lost since the last checkpoint; the next one has the gap"
 _ZERO: Final = np.uint64(0)
 _NONE: Final = np.uint64(2**64 - 1)
 
@@ -104,11 +105,13 @@ class SequenceCheck:
             self._report_row(rows, source, row, f"gives sequence {first} of {name} twice: its next one is {expected}")
         elif self._gaps.missing(subject, expected, first) != first - expected and self._is_whole():
             what = f"sequences {expected} to {first} of {name} are missing, and no gap is known"
-            self._report_row(rows, source, row, what)
+            self._report_row(rows, source, row, what, _GAP)
 
-    def _report_row(self, rows: Rows, source: Indexes, row: int, what: str) -> None:
+    def _report_row(self, rows: Rows, source: Indexes, row: int, what: str, behind: str = _KEEP) -> None:
+        """Report a row; *behind* is the advice for one behind the checkpoint."""
         piece = self._sources[int(source[row])]
-        self._report.add(piece.claimed, piece.file, int(rows["position"][row]) - piece.base, what, _KEEP)
+        advice = _KEEP if piece.claimed else behind
+        self._report.add(piece.claimed, piece.file, int(rows["position"][row]) - piece.base, what, advice)
 
     def check_claims(self, file: Path, ends: Sequences, firsts: Sequences) -> None:
         """Compare the checkpoint's sequences of every subject with those in batches that it claims."""

@@ -285,6 +285,21 @@ def test_sequences_that_do_not_join(tmp_path: Path, jump: int, words: str, runs:
     assert any(words in fault and " of a " in fault for fault in found), found
 
 
+def test_sequences_that_a_start_has_passed_over_are_no_cause_for_worry(tmp_path: Path) -> None:
+    """It raises them where the power was lost, and no checkpoint knows that yet."""
+    sender = Sender(open_store(tmp_path / "data", FakeDisk("boot-1")))
+    sender.send("a", b"x")
+    checkpoint(sender.store)
+    kill(sender.store)
+    sender = Sender(open_store(tmp_path / "data", FakeDisk("boot-2")))
+    assert sender.send("a", b"y").runs[0][1] > 1
+    kill(sender.store)
+    assert not faults(tmp_path / "data")
+    told = [note for note in notes(tmp_path / "data") if "are missing, and no gap" in note]
+    assert len(told) == 1
+    assert "the next one has the gap" in told[0]
+
+
 def test_claims_that_the_log_does_not_bear(tmp_path: Path) -> None:
     store = open_store(tmp_path / "data")
     Sender(store).send("a", b"x", b"y")
