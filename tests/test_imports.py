@@ -82,6 +82,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "qmq.storage.meta.checkpoint",
         "qmq.storage.consumer_log.header",
         "qmq.storage.disk.disk",
+        "qmq.storage.key_index",
         "qmq.storage.meta.identity",
         "qmq.storage.message_log.sparse_index",
         "qmq.storage.disk.dir_lock",

@@ -1,6 +1,6 @@
 """An archive: a directory in any file system, with copies of sealed segments of any stores.
 
-    segments/<store id>-<partition>/<base>.messages, .index, .manifest
+    segments/<store id>-<partition>/<base>.messages, .index, .keys, .manifest
     tables/, parquet/                   the same messages as Parquet (qmq/archive/file_table.py)
     _lock                               the run that writes to it
 

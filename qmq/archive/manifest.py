@@ -30,6 +30,9 @@ class Manifest:
     messages_crc: int
     index_bytes: int
     index_crc: int
+    #: Of the key index.
+    keys_bytes: int
+    keys_crc: int
     archived_at_us: int
 
     def pack(self) -> bytes:

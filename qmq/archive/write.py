@@ -10,17 +10,19 @@ import queue
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Final, NamedTuple
 
 from crc32c import crc32c
 
 from qmq.archive.archive import MANIFEST, SEGMENTS, directory_of, manifests
 from qmq.archive.data_directory import DataDirectory, is_data_directory, open_data_directory
-from qmq.archive.files import Files, Progress, Reading, WritableFiles
+from qmq.archive.files import Files, LocalFiles, Progress, Reading, WritableFiles
+from qmq.archive.keys import KEYS, key_file_of, keys_path_of, make_keys
 from qmq.archive.locations import writable_files_at
 from qmq.archive.lock import ArchiveLock, this_process
 from qmq.archive.manifest import Manifest
@@ -218,6 +220,7 @@ class _Run:
             crc = files.copy_in(reading, size, unfinished + MESSAGES, self._copied)
             found = _count_batches(reading, segment, self._source.files)
         index_bytes, index_crc = self._copy_index(segment, unfinished + INDEX)
+        keys_bytes, keys_crc = self._copy_keys(segment, unfinished + KEYS)
         manifest = Manifest(
             store_id=segment.store_id.hex(),
             partition=segment.partition,
@@ -231,6 +234,8 @@ class _Run:
             messages_crc=crc,
             index_bytes=index_bytes,
             index_crc=index_crc,
+            keys_bytes=keys_bytes,
+            keys_crc=keys_crc,
             archived_at_us=self._clock(),
         )
         self._verify(unfinished, manifest, self._verified)
@@ -246,12 +251,32 @@ class _Run:
         self._files.write(path, packed)
         return len(packed), crc32c(packed)
 
+    def _copy_keys(self, segment: SegmentSource, path: str) -> tuple[int, int]:
+        """Copy the key index, or make one if the segment has none that is good; return its size and crc32c."""
+        files = self._source.files
+        file = key_file_of(files, segment)
+        if file is not None:
+            try:
+                with closing(file):
+                    file.check_body()
+                with self._source.files.open(keys_path_of(segment)) as reading:
+                    return file.sizes.file_bytes, self._files.copy_in(
+                        reading, file.sizes.file_bytes, path, self._verified
+                    )
+            except (BadBytes, FileNotFoundError):
+                """It is made here."""
+        with TemporaryDirectory(prefix="qmq-archive-") as name:
+            made = make_keys(files, segment, Path(name))
+            with LocalFiles(Path(name)).open(made.name) as reading:
+                size = reading.size()
+                return size, self._files.copy_in(reading, size, path, self._verified)
+
     def _put_in_place(self, path: str, manifest: Manifest) -> None:
         """Rename the files of a copy to their own names, the manifest last."""
         unfinished = _unfinished(path)
         self._files.write(unfinished + MANIFEST, manifest.pack())
         self._lock.confirm()
-        for suffix in (MESSAGES, INDEX, MANIFEST):
+        for suffix in (MESSAGES, INDEX, KEYS, MANIFEST):
             self._files.rename(unfinished + suffix, path + suffix)
 
     def _copied(self, size: int) -> None:
@@ -269,6 +294,7 @@ class _Run:
         for suffix, size, crc in (
             (MESSAGES, manifest.messages_bytes, manifest.messages_crc),
             (INDEX, manifest.index_bytes, manifest.index_crc),
+            (KEYS, manifest.keys_bytes, manifest.keys_crc),
         ):
             try:
                 found = self._files.checksum(path + suffix, progress)

@@ -21,7 +21,7 @@ Row = dict[str, Any]
 
 def header_of(dice: random.Random) -> MessageHeader:
     """Return a header with key, tags and properties, none of them or all."""
-    key = dice.choice([None, "", "order-4421", "größe", "k" * dice.randrange(300)])
+    key = dice.choice([None, "o", "order-4421", "größe", "k" * (1 + dice.randrange(299))])
     tags = [dice.choice(["vip", "new", "grün"]) for _ in range(dice.choice([0, 0, 1, 20]))]
     names = {f"p{dice.randrange(99)}": "v" * dice.choice([0, 5, 40, 300]) for _ in range(dice.choice([0, 0, 2, 17]))}
     return make_header(key, tags, names)

@@ -11,7 +11,7 @@ from qmq.archive import manifest
 from qmq.archive.manifest import Manifest, parse_manifest
 from qmq.errors import BadBytes, ForeignFile
 
-MADE = Manifest("7f0000015191", 0, 1 << 60, (1 << 60) + 1_000, 3, 30, 5, 7, 1_000, 0xFFFF_FFFF, 112, 0, 9)
+MADE = Manifest("7f0000015191", 0, 1 << 60, (1 << 60) + 1_000, 3, 30, 5, 7, 1_000, 0xFFFF_FFFF, 112, 0, 8_192, 7, 9)
 
 
 def test_packed_and_read_again() -> None:

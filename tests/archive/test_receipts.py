@@ -75,7 +75,7 @@ def test_one_that_is_gone_or_rotten_is_written_again_once_the_copy_was_verified(
     assert files_in(to) == before
 
 
-@pytest.mark.parametrize("suffix", [".messages", ".index"])
+@pytest.mark.parametrize("suffix", [".messages", ".index", ".keys"])
 @pytest.mark.parametrize("how", ["rotten", "gone"])
 def test_a_copy_that_is_not_whole_any_more_is_made_again(tmp_path: Path, suffix: str, how: str) -> None:
     source, to = tmp_path / "data", tmp_path / "archive"
@@ -106,7 +106,7 @@ def test_another_archive_gets_receipts_of_its_own(tmp_path: Path) -> None:
     assert {receipt.destination for receipt in receipts_of(source) if receipt} == {str(tmp_path / "first")}
 
 
-@pytest.mark.parametrize("suffix", [".messages", ".index"])
+@pytest.mark.parametrize("suffix", [".messages", ".index", ".keys"])
 def test_a_copy_that_differs_is_found_out_before_it_gets_its_name(tmp_path: Path, suffix: str) -> None:
     source, to = tmp_path / "data", tmp_path / "archive"
     write_orders(source, 20)

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Final, NamedTuple
 
 import numpy as np
 
 from qmq.errors import BadBytes
-from qmq.format.layout import DERIVED_HEADER_SIZE, KEY_PAGE_SIZE
-from qmq.storage.consumer_log.header import DerivedHeader, crc_of_body
+from qmq.format.layout import KEY_PAGE_SIZE
+from qmq.storage.consumer_log.header import DerivedHeader
 from qmq.storage.disk.disk import BAD_SECTOR, Disk, failure
 from qmq.storage.key_index.build import sort_entries
 from qmq.storage.key_index.hashes import Hashes, Positions, hashes_in
-from qmq.storage.key_index.key_file import Filter, KeyFile, Offsets, check_file, is_page, keys_path
+from qmq.storage.key_index.key_file import Filter, KeyFile, Offsets, is_page, keys_path
 from qmq.storage.types import Hole
 
 #: Pages that one step of the scrub reads.
@@ -66,13 +65,7 @@ class KeyCheck:
         bits.add(hashes)
         if file.filter_bytes() != bits.pack(1 + file.sizes.entry_pages):
             return "its filter is not that of its entries"
-        fd = self._disk.open(self.path, os.O_RDONLY)
-        try:
-            crc = crc_of_body(self._disk, fd, file.sizes.file_bytes - DERIVED_HEADER_SIZE)
-        finally:
-            self._disk.close(fd)
-        if crc != file.header.body_crc:
-            return "does not fit its checksum"
+        file.check_body()
         wanted_hashes, wanted = self._wanted()
         positions = offsets.astype(np.uint64) + np.uint64(self._owner.base)
         kept = np.ones(len(hashes), np.bool_)
@@ -103,8 +96,9 @@ class KeyReader:
     def __init__(self, disk: Disk, directory: Path, owner: DerivedHeader) -> None:
         self._disk = disk
         self._owner = owner
+        self._directory = directory
         self._fd = -1
-        self._next = 0
+        self._next = 1
         self.path = keys_path(directory, owner.base)
 
     def step(self) -> KeyStep:
@@ -122,9 +116,8 @@ class KeyReader:
 
     def _step(self) -> KeyStep:
         if self._fd < 0:
+            KeyFile.open(self._disk, self._directory, self._owner).close()
             self._fd = self._disk.open_uncached(self.path)
-            check_file(self._disk, self._fd, self.path, self._owner)
-            self._next = 1
         size, offset = _STEP_PAGES * KEY_PAGE_SIZE, self._next * KEY_PAGE_SIZE
         data = bytearray(size)
         read = self._disk.preadv_uncached(self._fd, memoryview(data), offset)

@@ -12,7 +12,7 @@ All of it is derived from the segment: made again, it is equal byte for byte.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -40,6 +40,7 @@ PARTS: Final = ".keys.parts"
 _HASH_BYTES: Final = 8 * KEY_PAGE_ENTRIES
 _PAD: Final = KEY_PAGE_SIZE - DERIVED_HEADER_SIZE
 _FIRST_STEP: Final = 4
+_READ_BYTES: Final = 1 << 20
 _DELETE: Final = "delete it, it is made again"
 
 Hashes = npt.NDArray[np.uint64]
@@ -153,35 +154,64 @@ _FILTER_STEP: Final = 32_768
 # The file
 
 
-class KeyFile:
-    """An open key index of a sealed segment. Every page that is read is checked."""
+class OpenFile(Protocol):
+    """A file that is open for reading, on a disk or in an archive."""
 
-    def __init__(self, disk: Disk, path: Path, fd: int, header: DerivedHeader) -> None:
-        self._disk = disk
-        self.path = path
-        self._fd = fd
-        self.header = header
-        self.count = header.rows
-        self.sizes = sizes_of(header.rows)
+    def size(self) -> int:
+        """Return the size of the file."""
 
-    @classmethod
-    def open(cls, disk: Disk, directory: Path, owner: DerivedHeader) -> KeyFile:
-        """Open the file of the segment that *owner* names: the header of the file, but for count and body_crc.
-
-        Raises BadBytes when the file is not that, or is of another version, and OSError.
-        """
-        path = keys_path(directory, owner.base)
-        fd = disk.open_uncached(path)
-        try:
-            header = check_file(disk, fd, path, owner)
-        except BaseException:
-            disk.close(fd)
-            raise
-        return cls(disk, path, fd, header)
+    def read(self, offset: int, size: int) -> bytes:
+        """Return *size* bytes, fewer only at the end of the file."""
 
     def close(self) -> None:
         """Close the file."""
+
+
+class _DiskFile:
+    """A file of a disk, read without read-ahead."""
+
+    def __init__(self, disk: Disk, path: Path) -> None:
+        self._disk = disk
+        self._fd = disk.open_uncached(path)
+
+    def size(self) -> int:
+        return self._disk.size(self._fd)
+
+    def read(self, offset: int, size: int) -> bytes:
+        return read_fully(self._disk, self._fd, size, offset)
+
+    def close(self) -> None:
         self._disk.close(self._fd)
+
+
+class KeyFile:
+    """An open key index of a segment. Every page that is read is checked. Reading raises what the file's does."""
+
+    def __init__(self, file: OpenFile, path: Path, owner: DerivedHeader) -> None:
+        """Take over the file of the segment that *owner* names: the header of the file, but for count and body_crc.
+
+        Raises BadBytes, with *file* left open, when it is not that, or is of another version.
+        """
+        self._file = file
+        self.path = path
+        self.header = _checked_header(file, path, owner)
+        self.count = self.header.rows
+        self.sizes = sizes_of(self.count)
+
+    @classmethod
+    def open(cls, disk: Disk, directory: Path, owner: DerivedHeader) -> KeyFile:
+        """Open the file beside a segment in *directory*; *owner* as above. Raises BadBytes and OSError."""
+        path = keys_path(directory, owner.base)
+        file = _DiskFile(disk, path)
+        try:
+            return cls(file, path, owner)
+        except BaseException:
+            file.close()
+            raise
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
 
     def may_have(self, value: int) -> bool:
         """Return False when the segment has no message with this hash; True when it may have one. Raises BadBytes,
@@ -253,16 +283,25 @@ class KeyFile:
         first = 1 + self.sizes.entry_pages
         return b"".join(self._page(first + page) for page in range(self.sizes.filter_pages))
 
+    def check_body(self) -> None:
+        """Read all of the file. Raises BadBytes when it does not fit its checksum."""
+        crc, end = 0, self.sizes.file_bytes
+        for offset in range(0, end, _READ_BYTES):
+            data = self._file.read(offset, min(_READ_BYTES, end - offset))
+            crc = crc32c(data[0 if offset else DERIVED_HEADER_SIZE :], crc)
+        if crc != self.header.body_crc:
+            raise BadBytes(f"{self.path} does not fit its checksum; {_DELETE}")
+
     def _page(self, number: int) -> bytes:
-        page = read_fully(self._disk, self._fd, KEY_PAGE_SIZE, number * KEY_PAGE_SIZE)
+        page = self._file.read(number * KEY_PAGE_SIZE, KEY_PAGE_SIZE)
         if not is_page(page, number):
             raise BadBytes(f"{self.path} is rotten at byte {number * KEY_PAGE_SIZE}; {_DELETE}")
         return page
 
 
-def check_file(disk: Disk, fd: int, path: Path, owner: DerivedHeader) -> DerivedHeader:
-    """Return the header of a key index, whose size and first page are as they should be. Raises BadBytes, OSError."""
-    first = read_fully(disk, fd, KEY_PAGE_SIZE, 0)
+def _checked_header(file: OpenFile, path: Path, owner: DerivedHeader) -> DerivedHeader:
+    """Return the header of a key index, whose size and first page are as they should be. Raises BadBytes."""
+    first = file.read(0, KEY_PAGE_SIZE)
     try:
         header = parse_derived(first, KEYS_MAGIC, path)
     except ForeignFile as error:
@@ -270,7 +309,7 @@ def check_file(disk: Disk, fd: int, path: Path, owner: DerivedHeader) -> Derived
     expected = owner._replace(sealed=True, rows=header.rows, first_row=0, body_crc=header.body_crc)
     if first != pack_first_page(expected):
         raise BadBytes(f"{path} is not the key index of this segment, as far as it was written; {_DELETE}")
-    if disk.size(fd) != sizes_of(header.rows).file_bytes:
+    if file.size() != sizes_of(header.rows).file_bytes:
         raise BadBytes(f"{path} has not the size for its {header.rows} entries; {_DELETE}")
     return header
 
