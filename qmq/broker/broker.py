@@ -25,6 +25,7 @@ from qmq.broker.find.get import GetMessages
 from qmq.broker.find.resend import Resends
 from qmq.broker.groups.group import Group
 from qmq.broker.groups.membership import Broadcasts
+from qmq.broker.groups.untaken import UntakenNames
 from qmq.broker.journal.write_gate import WriteGate
 from qmq.broker.log_reads import LogReads
 from qmq.broker.ports.commands import (
@@ -344,6 +345,9 @@ class Broker:
         )
         self._resends = Resends(store, self._delivery, self._effects)
         self._retention = Retention(store, limits, self._intake, self._delivery, self._effects)
+        subscriptions = self._delivery.subscriptions
+        #: The names whose messages nobody takes; the daemon looks now and then.
+        self.untaken = UntakenNames(store, subscriptions.groups, lambda: subscriptions.by_number.values())
         self._segment_roll = SegmentRoll(store, self._effects, self._intake.turn)
         self._dispatch = CommandDispatch(
             BrokerParts(

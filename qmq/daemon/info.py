@@ -14,6 +14,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from qmq.broker.groups.untaken import UntakenName
 from qmq.broker.ports.commands import InfoFound, Now
 from qmq.broker.ports.effects import InfoWanted
 from qmq.broker.ports.metrics import Counters
@@ -62,6 +63,7 @@ class BrokerFacts(NamedTuple):
     checkpoint_age_us: int
     checkpoint_error: QmqError | None
     retention_holders: tuple[str, ...]
+    untaken: tuple[UntakenName, ...]
 
 
 class FoundProblem(NamedTuple):
@@ -167,6 +169,8 @@ def _group_problems(facts: BrokerFacts) -> Iterable[FoundProblem]:
             "delete the groups, or set retention_max_ms"
         )
         yield FoundProblem("retention_waits", "warning", text)
+    for code, text in facts.untaken:
+        yield FoundProblem(code, "warning", text)
 
 
 def _address_problems(facts: BrokerFacts) -> Iterable[FoundProblem]:

@@ -23,6 +23,7 @@ from importlib import metadata
 from typing import Any, Final
 
 from qmq.broker.damage import LogRate
+from qmq.broker.groups.untaken import LOOK_US
 from qmq.broker.ports.commands import Checked, Fetched, Now, ReadDone, SyncBroken, Synced
 from qmq.broker.ports.effects import CheckWanted, FetchWanted, InfoWanted, ReadWanted, SyncWanted
 from qmq.broker.ports.limits import BrokerLimits
@@ -88,6 +89,7 @@ class RunningBroker:
         self._log_rate = LogRate(_LOGGED_AT_ONCE, _LOGGED_EVERY_US)
         self._unlogged = 0  # damages since the last one that was logged
         self._stopping = False
+        self._name_timer: asyncio.TimerHandle | None = None
         self._settled = asyncio.Event()
 
     @property
@@ -133,6 +135,14 @@ class RunningBroker:
             await self.stop()
             raise cannot_listen(*self.address, error) from error
         self.server.turn()  # starts the timers
+        self._look_at_names()
+
+    def _look_at_names(self) -> None:
+        """Log names whose messages nobody takes, once each, now and from time to time."""
+        if not self._stopping:
+            for _, text in self.broker.untaken.look(self._clock().monotonic_us):
+                log.warning("%s", text)
+            self._name_timer = asyncio.get_running_loop().call_later(LOOK_US / 1e6, self._look_at_names)
 
     def log_start(self) -> None:
         """Log the version and the settings that differ from the defaults."""
@@ -166,6 +176,8 @@ class RunningBroker:
         Raises StorageError if the last checkpoint cannot be written: the next start then recovers as after a crash.
         """
         self._stopping = True
+        if self._name_timer is not None:
+            self._name_timer.cancel()
         if self._scrubber is not None:
             await self._scrubber.close()
         await self._key_indexer.close()
@@ -241,7 +253,7 @@ class RunningBroker:
         checkpointer = self._checkpointer
         return BrokerFacts(
             self.settings, self.address[0], disks, self.counters, tuple(sorted(self._broken)), checkpointer.age_us(),
-            checkpointer.error, tuple(self.broker.retention_holders()),
+            checkpointer.error, tuple(self.broker.retention_holders()), self.broker.untaken.found,
         )  # fmt: skip
 
     def _check(self, wanted: CheckWanted) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import qmq
+from qmq.broker.groups.untaken import UntakenName
 from qmq.broker.ports.metrics import Counters
 from qmq.daemon import info
 from qmq.daemon.info import BrokerFacts, DiskSpace, DiskSurvey, problems_of
@@ -20,7 +21,7 @@ from tests.broker_process import running
 
 GIB = 1 << 30
 SOUND = BrokerFacts(
-    Settings(), "127.0.0.1", (DiskSpace("data", 100 * GIB, 50 * GIB, GIB),), Counters(), (), 900_000, None, ()
+    Settings(), "127.0.0.1", (DiskSpace("data", 100 * GIB, 50 * GIB, GIB),), Counters(), (), 900_000, None, (), ()
 )
 
 
@@ -76,6 +77,10 @@ WRONG = {
     "checkpoint_late": SOUND._replace(checkpoint_age_us=10_000_001),
     "damaged": SOUND._replace(counters=Counters(holes_in_recovery=2)),
     "retention_waits": SOUND._replace(retention_holders=("billing",)),
+    **{
+        code: SOUND._replace(untaken=(UntakenName(code, "no group follows the subject 'a'"),))
+        for code in ("not_taken", "no_consumer", "not_followed", "beside_prefix")
+    },
     "open_to_network": SOUND._replace(host="0.0.0.0"),
 }
 

@@ -42,6 +42,17 @@ def ready(store: Store, group: Group) -> ReadyCount:
     return ReadyCount(store.subjects.messages_between(starts, ends), exact)
 
 
+def has_ready(store: Store, group: Group, subject_filter: SubjectFilter) -> bool:
+    """Return whether there are messages of a filter that no consumer of the group had yet; False where that would need
+    a read.
+    """
+    numbers = _followed(store, subject_filter)
+    ends = store.subjects.ends[: store.subjects.count].astype(np.int64)
+    cursors, _ = _cursors(store, group, subject_filter, numbers, ends)
+    starts = np.maximum(cursors, store.subjects.firsts[numbers].astype(np.int64))
+    return bool((starts < ends[numbers]).any())
+
+
 def waiting(store: Store, group: Group, after: int, most: int) -> tuple[list[SubjectLag], int | None]:
     """Return subjects with messages that no consumer of the group had yet, from number *after* on, and the number to
     go on from (None: there are no more).

@@ -125,7 +125,9 @@ _Found = tuple[str, str, str]
 
 
 def _of_broker(info: BrokerInfo, now: datetime) -> Iterator[_Found]:
-    yield from ((problem.level, problem.code, problem.message) for problem in info.problems)
+    for problem in info.problems:
+        if problem.code != "no_consumer":  # ``_of_groups`` says it with numbers, and sooner
+            yield problem.level, problem.code, problem.message
     mine = metadata.version("qmq")
     if info.version != mine:
         yield "warning", "other_version", f"the broker is qmq {info.version} and this command {mine}: update the older"
