@@ -113,10 +113,11 @@ def log_start(settings: Settings, url: str, hosts: Iterable[str]) -> None:
     version, python, shown = metadata.version("qmq"), platform.python_version(), shown_settings(settings)
     values = {key: shown[key] for key in differing_settings(settings)}
     log.info(
-        "QMQ %s on Python %s serves on %s; %s",
+        "ready on %s, data in %s: QMQ %s on Python %s; %s",
+        url,
+        settings.data_dir,
         version,
         python,
-        url,
         f"settings that differ from the defaults: {settings_text(values)}"
         if values
         else "all settings are the defaults",

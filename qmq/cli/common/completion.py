@@ -24,6 +24,11 @@ def complete_subjects(context: click.Context, parameter: click.Parameter, incomp
     return _names(context, incomplete, "subjects")
 
 
+def complete_dead_letters(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    """Return the ids of dead letters of the command's group that begin with *incomplete*."""
+    return _names(context, incomplete.lower(), "dead letters")
+
+
 def complete_prefixes(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
     """Return the next segments of the subjects that begin with *incomplete*: prefixes, and whole subjects."""
     found = set[str]()
@@ -39,9 +44,12 @@ def _names(context: click.Context, incomplete: str, kind: str) -> list[str]:
         from qmq.net.client.address import parse_url
 
         for address in parse_url(_server(context)):
-            ask = _groups if kind == "groups" else _subjects
             with suppress(Exception):
-                for name in ask(address, incomplete):
+                if kind == "dead letters":
+                    names = _dead_letters(address, context.params["group"])
+                else:
+                    names = (_groups if kind == "groups" else _subjects)(address, incomplete)
+                for name in names:
                     if name.startswith(incomplete):
                         found.append(name)
                     if len(found) >= _MOST:
@@ -71,6 +79,11 @@ def _subjects(address: Any, incomplete: str) -> Iterator[str]:
     prefix = incomplete[: incomplete.rfind(".") + 1]
     for page in _pages(address, "SUBJECTS", {"prefix": prefix, "after": 0, "limit": _MOST}):
         yield from (row[0] for row in page)
+
+
+def _dead_letters(address: Any, group: str) -> Iterator[str]:
+    for page in _pages(address, "ADMINISTER", {"action": "dead_letters", "group": group, "after": 0, "limit": _MOST}):
+        yield from (row["id"] for row in page if row["id"])
 
 
 def _pages(address: Any, kind: str, fields: dict[str, Any]) -> Iterator[list[Any]]:

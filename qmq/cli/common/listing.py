@@ -93,7 +93,7 @@ def print_object(fields: Mapping[str, object]) -> None:
 def show(
     rows: Sequence[R],
     fields: Fields[R],
-    as_table: Callable[[Sequence[R], int], Table],
+    as_table: Callable[[Sequence[R], int], Table | str],
     *,
     as_json: bool,
     header: bool,
@@ -101,8 +101,8 @@ def show(
     caption: str,
     nested: Fields[R] | None = None,
 ) -> None:
-    """Print rows. On a terminal *as_table* makes a table for so many columns; *caption* is printed below it, and *none*
-    in its place if there are no rows.
+    """Print rows. On a terminal *as_table* makes a table, or a text, for so many columns; *caption* is printed below,
+    and *none* in its place if there are no rows.
     """
     if not is_for_people(as_json):
         writer = RowWriter(fields, as_json, header, nested)
@@ -117,7 +117,11 @@ def show(
     from qmq.cli.common.tables import print_table
 
     console = Console()
-    print_table(as_table(rows[:MOST_ROWS], console.width), console)
+    table = as_table(rows[:MOST_ROWS], console.width)
+    if isinstance(table, str):
+        click.echo(table)
+    else:
+        print_table(table, console)
     click.echo(caption + (f"; the first {MOST_ROWS:,} are shown, --json lists all" if len(rows) > MOST_ROWS else ""))
 
 

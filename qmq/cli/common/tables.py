@@ -15,6 +15,7 @@ from rich.text import Text
 
 #: The least width of a column that folds. It is wider if one of its numbers is, since a number must not be broken.
 _FOLDED_WIDTH: Final = 13
+_WORD: Final = re.compile(r"(?:`[^`]*`|[^\s`])+|`")
 _NUMBER: Final = re.compile(r"\b\d[\d,.]{0,30}\b", re.ASCII)
 
 
@@ -39,6 +40,18 @@ def print_pairs(pairs: Sequence[tuple[str, str]], console: Console | None = None
     for name, text in pairs:
         table.add_row(name, text)
     print_table(table, console)
+
+
+def folded(text: str, width: int) -> str:
+    """Break a text into lines of *width* characters, only at spaces outside of backticks: commands can be copied, and
+    names are not broken. A word that is longer has a line to itself, which the terminal folds.
+    """
+    lines = [""]
+    for word in _WORD.findall(text):
+        if lines[-1] and len(lines[-1]) + 1 + len(word) > width:
+            lines.append("")
+        lines[-1] += f" {word}" if lines[-1] else word
+    return "\n".join(lines)
 
 
 def alarming(text: str, is_bad: object, colour: str = "red") -> str:

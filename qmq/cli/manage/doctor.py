@@ -20,8 +20,6 @@ from qmq.errors import QmqError
 from qmq.net.client.address import parse_url
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from qmq import BrokerInfo, ConsumerInfo, GroupInfo, SubjectInfo
 
 #: Messages that wait for longer are a problem.
@@ -82,7 +80,7 @@ def doctor(as_json: bool, header: bool, server: str, timeout: float) -> None:
     caption = f"{number(errors, 'error')}, {number(len(found) - errors, 'warning')}"
     if is_for_people(as_json):
         found = _shortened(found)
-    show(found, FIELDS, _table, as_json=as_json, header=header, none=f"nothing is wrong at {server}", caption=caption)
+    show(found, FIELDS, _lines, as_json=as_json, header=header, none=f"nothing is wrong at {server}", caption=caption)
     if errors:
         raise Exit(EXIT_FAILED)
 
@@ -143,10 +141,10 @@ def _of_groups(groups: Iterable[GroupInfo], now: datetime) -> Iterator[_Found]:
         if group.dead:
             text = f"group {name} has {number(group.dead, 'dead letter')}: see `qmq dead-letters list {name}`, mend"
             yield "warning", "dead_letters", f"{text} the cause, then `qmq dead-letters redrive {name} --all`"
-        if group.ready and not group.consumers and waits > _IDLE:
-            text = (
-                f"group {name} has {number(group.ready, 'message')} ready, for {age_of(group.oldest)}, and no consumer"
-            )
+        if ((group.ready and waits > _IDLE) or group.in_retry) and not group.consumers:
+            ready = f"{number(group.ready, 'message')} ready, for {age_of(group.oldest)}" if group.ready else ""
+            retry = f"{number(group.in_retry, 'message')} in retry" if group.in_retry else ""
+            text = f"group {name} has {' and '.join(filter(None, (ready, retry)))}, and no consumer"
             yield "warning", "nobody", f"{text}: start one, or `qmq groups delete {name}` if it is not needed"
         elif group.ready and waits > _LATE:
             text = f"group {name} lags: {number(group.ready, 'message')} ready, the oldest for {age_of(group.oldest)}"
@@ -187,16 +185,13 @@ def _of_names(groups: Iterable[GroupInfo], subjects: Sequence[SubjectInfo]) -> I
                 )
 
 
-def _table(found: Sequence[Ailment], width: int) -> Table:
-    from rich.markup import escape
-
-    from qmq.cli.common.tables import alarming, table_of
+def _lines(found: Sequence[Ailment], width: int) -> str:
+    """Return what a person reads: not a table, since a command may be longer than a line of the terminal."""
+    from qmq.cli.common.tables import folded
 
     several = len({one.broker for one in found}) > 1
-    table = table_of("what is wrong, and what to do")
-    table.columns[0].min_width = 40
-    for one in found:
-        colour = "red" if one.level == "error" else "yellow"
-        place = f" (at {one.broker})" if several else ""
-        table.add_row(f"{alarming(one.level, True, colour)}: {escape(visible(one.message))}{place}")
-    return table
+    lines = []
+    for level, _, broker, message in found:
+        text = folded(f"{level}: {visible(message)}{f' (at {broker})' if several else ''}", width)
+        lines.append(click.style(level, "red" if level == "error" else "yellow") + text.removeprefix(level))
+    return "\n\n".join(lines) + "\n"

@@ -301,7 +301,10 @@ def _pairs(info: GroupInfo) -> list[tuple[str, str]]:
         ("consumers", alarming(online, idle, "yellow")),
         ("ready", ready),
         ("in flight", f"{info.in_flight:,}"),
-        ("in retry", f"{info.in_retry:,}"),
+        (
+            "in retry",
+            f"{info.in_retry:,}" + ("; each is delivered again when its delay is over" if info.in_retry else ""),
+        ),
         ("dead", alarming(dead, info.dead)),
         ("skipped", alarming(f"{info.skipped:,}", info.skipped, "yellow")),
         ("filtered", f"{info.filtered:,}"),

@@ -29,6 +29,7 @@ FIELDS: Final[Fields[Message]] = {
     "tags": lambda message: message.tags,
     "attempt": lambda message: message.attempt,
     "stored_at": lambda message: message.stored_at,
+    "encoding": lambda message: encoding_of(message.body),
     "body": lambda message: text_or_base64(message.body),
 }
 
@@ -74,7 +75,7 @@ def shown_body(body: bytes) -> list[str]:
     lines = [visible(line) for line in text[:_MOST_SHOWN].split("\n")]
     if len(text) > _MOST_SHOWN:
         lines.append(f"... {number(len(text) - _MOST_SHOWN, 'more character')}; --json prints all")
-    return lines or ["(empty)"]
+    return lines if text else ["(empty)"]
 
 
 def text_or_base64(body: bytes) -> str:
@@ -83,6 +84,17 @@ def text_or_base64(body: bytes) -> str:
         return body.decode()
     except UnicodeDecodeError:
         return base64.b64encode(body).decode("ascii")
+
+
+def encoding_of(body: bytes) -> str:
+    """Return how ``text_or_base64`` writes a body: "text" or "base64"; "empty" if there is nothing to write."""
+    if not body:
+        return "empty"
+    try:
+        body.decode()
+    except UnicodeDecodeError:
+        return "base64"
+    return "text"
 
 
 def raw_lines(batch: MessageBatch) -> Iterable[bytes]:

@@ -11,7 +11,7 @@ from qmq import connect
 from qmq.cli.common.completion import complete_groups, complete_prefixes
 from qmq.cli.common.connect import admin_options, run
 from qmq.cli.common.formatting import number
-from qmq.cli.common.listing import end_if_incomplete, output_options
+from qmq.cli.common.listing import end_if_incomplete, is_for_people, output_options
 from qmq.cli.messages.message_text import show_messages
 from qmq.cli.messages.stored import stored_messages, waiting_spans
 from qmq.errors import InvalidOption
@@ -64,21 +64,35 @@ def peek(
     if group is not None:
         check_group_or_member(group)
     count = first or last or _DEFAULT
+    rest = ""
     if group is not None and last is None:
-        found, is_whole = run(_next_of(server, timeout, group, count))
-        none = f"nothing waits for {group}"
+        found, is_whole, rest = run(_next_of(server, timeout, group, count))
+        none = f"nothing is ready for {group}"
     else:
         found, is_whole = run(_ends(server, timeout, subject, group, count, from_start=first is not None))
         none = f"no message of {subject or 'any subject'} is stored" if group is None else f"{group} follows no message"
     show_messages(found, as_json, header, none)
+    if rest and is_for_people(as_json):
+        click.echo(rest)
     end_if_incomplete(is_whole)
 
 
-async def _next_of(server: str, timeout: float, group: str, count: int) -> tuple[list[Message], bool]:
-    """Return the messages that a group gets next: of each subject those that no consumer had yet."""
+async def _next_of(server: str, timeout: float, group: str, count: int) -> tuple[list[Message], bool, str]:
+    """Return the messages that a group gets next: of each subject those that no consumer had yet; and a line about
+    those that consumers had, if there are any.
+    """
     async with connect(server, admin_timeout=timeout) as client:
         infos = await client.admin.groups(group)
         is_whole = not client.admin.missed
+    in_retry, in_flight, dead = (
+        sum(getattr(info, name) for info in infos) for name in ("in_retry", "in_flight", "dead")
+    )
+    others = [
+        f"{in_retry:,} in retry, delivered again when due" if in_retry else "",
+        f"{in_flight:,} in flight" if in_flight else "",
+        f"{dead:,} dead (`qmq dead-letters list {group}`)" if dead else "",
+    ]
+    rest = "; ".join(filter(None, others))
     tags = {tag for info in infos for tag in info.settings["tags"]}
     found: list[Message] = []
     for name, broker in {(info.name, info.broker) for info in infos}:
@@ -87,7 +101,7 @@ async def _next_of(server: str, timeout: float, group: str, count: int) -> tuple
             messages = await stored_messages(broker, span.subject, span.start, min(few, span.end - span.start, 10_000))
             found += [message for message in messages if not tags or not tags.isdisjoint(message.tags)]
     found.sort(key=attrgetter("stored_at_us", "subject", "sequence"))
-    return found[:count], is_whole
+    return found[:count], is_whole, f"not shown: {rest}" if rest else ""
 
 
 async def _ends(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,7 +38,8 @@ def serve(
 ) -> None:
     """Run a broker on a data directory, until Ctrl-C or SIGTERM.
 
-    When it is ready it prints one line on stdout; its log goes to stderr, with times in UTC. `qmq config` shows every
+    When it is ready it prints one line on stdout (on a terminal the log says it); its log goes to stderr, with times in
+    UTC. `qmq config` shows every
     setting. Environment variables such as QMQ_LISTEN and QMQ_DATA_DIR set them too, and override --config. At SIGHUP it
     reads the file of --config again, applies the settings that can change while it runs, and logs them.
 
@@ -72,6 +74,8 @@ def _serve(
 
 
 def _ready(broker: RunningBroker) -> None:
+    if sys.stdout.isatty() and sys.stderr.isatty() and logging.getLogger("qmq.broker").isEnabledFor(logging.INFO):
+        return  # its log has said so on the same terminal
     try:
         click.echo(f"ready on {broker.url}, data in {shown_directory(broker.settings.data_dir)}")
     except OSError as error:  # nobody reads stdout, and the broker serves all the same

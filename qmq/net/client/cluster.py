@@ -161,10 +161,13 @@ class Brokers:
             causes = "; ".join(map(str, errors))
             wait = self.options.wait
             within = f" within {wait:g} s" if wait else ""
-            advice = "" if wait else "; with wait= the client waits for it"
-            raise ConnectionLost(
-                f"no broker can be reached{within}: {causes}; check that `qmq serve` runs there{advice}"
+            lost = ConnectionLost(
+                f"no broker can be reached{within}: {causes}; start one there with `qmq serve`, and see its log; "
+                "`qmq ping --wait 30` waits until it answers"
             )
+            if not wait:
+                lost.add_note("`qmq.connect(..., wait=30)` waits for a broker as well")
+            raise lost
         for link, error in zip(self.links, errors, strict=True):
             if error is not None:
                 log.warning("%s; connecting again", error)

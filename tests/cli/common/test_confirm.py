@@ -161,6 +161,18 @@ def test_ids_that_were_named_are_asked_for_on_a_terminal(
     assert state_now[2] == left
 
 
+@pytest.mark.parametrize("action", ["redrive", "delete"])
+@pytest.mark.parametrize(("wrong", "said"), [("0" * 32, "is no dead letter of group"), ("0123", "0123")])
+def test_wrong_ids_are_an_error_before_the_question(
+    broker: BrokerProcess, client: qmq.SyncClient, group: str, terminal: None, action: str, wrong: str, said: str
+) -> None:
+    letter = next(iter(client.admin.dead_letters(group)))
+    done = run("dead-letters", action, group, str(letter.id), wrong, stdin=b"y\n", server=broker.url)
+    assert (done.exit_code, done.stdout, "[y/N]" in done.stderr) == (2, "", False)
+    assert said in done.stderr
+    assert state(client, group) == (0, 0, 3)
+
+
 def test_the_name_of_a_broadcast_stands_for_its_members(
     broker: BrokerProcess, client: qmq.SyncClient, terminal: None
 ) -> None:

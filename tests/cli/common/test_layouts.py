@@ -11,10 +11,12 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Final
 
+import click
 import pytest
 from rich.console import Console
 from rich.table import Table
 
+import qmq.testing
 from qmq.cli.common.tables import print_pairs, print_table
 from qmq.cli.manage import consumers, dead_letters, doctor, groups, subjects
 from qmq.net.client.admin.results import ConsumerInfo, DeadLetter, GroupInfo, SubjectInfo
@@ -63,6 +65,10 @@ LETTERS: Final = [
     DeadLetter(2, None, None, None, 1, 3, "unreadable", AGO, "a:1"),
     DeadLetter(3, "7f00000155790000056cf2f2c7008041", LONG, 1, 16, 0, REASON, AGO, "a:1"),
 ]
+KEYED: Final = [
+    dead_letters.ShownLetter(letter, qmq.testing.message(b"", key=key))  # type: ignore[arg-type]  # has a key, too
+    for letter, key in zip(LETTERS, ("order-4421", None, LONG), strict=True)
+]
 AILMENTS: Final = [
     doctor.Ailment(
         "error", "disk_full", "a:1", "the disk of /var/lib/qmq is full: sends are refused until you free some"
@@ -70,17 +76,19 @@ AILMENTS: Final = [
     doctor.Ailment(
         "warning", "dead_letters", "a:1", "group billing has 3 dead letters: see `qmq dead-letters list billing`"
     ),
+    doctor.Ailment("warning", "lag", "a:1", f"group {LONG} lags: see with `qmq consumers {LONG}` what holds it up"),
 ]
 
 #: What draws each file, for a console of some width.
-LAYOUTS: Final[dict[str, Callable[[int], Table] | list[tuple[str, str]]]] = {
+LAYOUTS: Final[dict[str, Callable[[int], Table | str] | list[tuple[str, str]]]] = {
     "groups": lambda width: groups._table(GROUPS, width),
     "groups-of-two-brokers": lambda width: groups._table(TWO_BROKERS, width),
     "group": groups._pairs(GROUPS[0]),
     "consumers": lambda width: consumers._table(CONSUMERS, width),
     "subjects": lambda width: subjects._table(SUBJECTS, width),
-    "dead-letters": lambda width: dead_letters._table(LETTERS, width),
-    "doctor": lambda width: doctor._table(AILMENTS, width),
+    "dead-letters": lambda width: dead_letters._table([dead_letters.ShownLetter(one, None) for one in LETTERS], width),
+    "dead-letters-with-keys": lambda width: dead_letters._table(KEYED, width),
+    "doctor": lambda width: doctor._lines(AILMENTS, width),
 }
 
 
@@ -90,8 +98,10 @@ def drawn(name: str, width: int) -> str:
     if isinstance(layout, list):
         stable = [(one, text.split(", at 2")[0]) for one, text in layout]  # without a time that changes
         print_pairs(stable, console)
+    elif isinstance(table := layout(width), str):
+        console.file.write(click.unstyle(table))
     else:
-        print_table(layout(width), console)
+        print_table(table, console)
     assert isinstance(console.file, io.StringIO)
     return "".join(f"{line.rstrip()}\n" for line in console.file.getvalue().splitlines())
 
@@ -106,7 +116,8 @@ def test_a_table_looks_as_it_did_when_somebody_looked(name: str, width: int) -> 
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_it_fits_the_terminal_and_nothing_is_cut(name: str, width: int) -> None:
     text = drawn(name, width)
-    assert max(map(len, text.splitlines())) <= width
+    longest = max(map(len, text.splitlines()))
+    assert longest <= width or name == "doctor", "the terminal folds a command that it must not break"
     assert "\u2026" not in text
     assert "\x1b" not in text
 

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from qmq.cli.common.tables import print_table
+from qmq.cli.common.tables import folded, print_table
 from qmq.cli.manage import dead_letters, groups
 from qmq.cli.operate import config
 from qmq.net.client.admin.results import DeadLetter, GroupInfo
@@ -60,7 +60,7 @@ def test_no_reason_is_cut_at_any_width(width: int, broker: str, capsys: pytest.C
         DeadLetter(1, "0" * 32, "hotel.order.created", 1, 16, 0, REASON, LONG_AGO, broker),
         DeadLetter(2, "1" * 32, LONG, 1, 16, 0, "short", LONG_AGO, "b:1"),
     ]
-    shown = lines(dead_letters._table(letters, width), width, capsys)
+    shown = lines(dead_letters._table([dead_letters.ShownLetter(one, None) for one in letters], width), width, capsys)
     (header,) = [line for line in shown if "reason" in line]
     found = cells(shown, header.index("reason"))
     assert REASON.replace(" ", "") in found
@@ -84,5 +84,19 @@ def test_no_number_of_the_settings_is_cut(
 
 def test_no_control_character_reaches_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     letter = DeadLetter(1, "0" * 32, "a", 1, 1, 0, "\x1b[2Jgone\r\n[red]x[/]\x9b", LONG_AGO)
-    shown = "\n".join(lines(dead_letters._table([letter], 200), 200, capsys))
+    shown = "\n".join(lines(dead_letters._table([dead_letters.ShownLetter(letter, None)], 200), 200, capsys))
     assert "\\x1b[2Jgone\\r\\n[red]x[/]\\x9b" in shown
+
+
+@pytest.mark.parametrize(
+    ("text", "width", "shown"),
+    [
+        ("see `qmq groups show g` now", 12, ["see", "`qmq groups show g`", "now"]),
+        ("a name-of-20-characters b", 8, ["a", "name-of-20-characters", "b"]),
+        ("run `a b`, then `c`", 11, ["run `a b`,", "then `c`"]),
+        ("a lone ` is a word", 6, ["a lone", "` is a", "word"]),
+        ("", 6, [""]),
+    ],
+)
+def test_commands_and_names_are_not_broken(text: str, width: int, shown: list[str]) -> None:
+    assert folded(text, width).splitlines() == [line for line in shown if line or text]

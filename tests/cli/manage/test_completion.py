@@ -65,6 +65,17 @@ def test_names_come_from_the_broker(broker: BrokerProcess, words: str, names: li
     assert completed(words, broker.url) == names
 
 
+def test_ids_of_dead_letters_are_completed(broker: BrokerProcess) -> None:
+    with qmq.connect_sync(broker.url) as client, client.subscribe("bad.", group="bad") as consumer:
+        client.send_many("bad.a", [b"1", b"2"])
+        messages = consumer.pull(min_count=2)
+        for message in messages:
+            message.reject("no such address")
+    ids = sorted(message.id for message in messages)
+    assert completed("qmq dead-letters redrive bad ", broker.url) == ids
+    assert completed("qmq dead-letters delete bad f00f", broker.url) == []
+
+
 def test_nothing_is_said_where_no_broker_answers() -> None:
     assert completed("qmq groups show b", "qmq://127.0.0.1:1") == []
     assert completed("qmq groups show b", "http://nonsense") == []

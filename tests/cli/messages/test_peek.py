@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import qmq
+from qmq.cli.messages import peek
 from tests.broker_process import BrokerProcess, broker_process
 from tests.cli.commands import qmq as run
 
@@ -47,7 +48,11 @@ def test_lines_have_the_fields_of_a_message(broker: BrokerProcess) -> None:
     row = dict(zip(header, line, strict=True))
     wanted = {"subject": "shop.b", "sequence": "5", "key": "k-11", "tags": "vip", "attempt": "1", "body": "11"}
     assert row | wanted == row
-    assert run("peek", "bytes", server=broker.url).stdout.endswith("\t/w==\n")
+    assert row["encoding"] == "text"
+    assert run("peek", "bytes", server=broker.url).stdout.endswith("\tbase64\t/w==\n")
+    with qmq.connect_sync(broker.url) as client:
+        client.send("empty", b"")
+    assert run("peek", "empty", server=broker.url).stdout.endswith("\tempty\t\n")
 
 
 @pytest.mark.parametrize("mode", ["reliable", "at_most_once", "broadcast"])
@@ -67,6 +72,19 @@ def test_what_a_group_gets_next_is_shown_and_stays(broker: BrokerProcess, mode: 
         assert bodies("--group", group, "--last", "2", server=broker.url) == ["10", "11"]
         assert client.admin.groups(group) == before
         assert {one.name for one in client.admin.consumers(group)} <= {"c"}
+
+
+def test_a_person_sees_how_many_wait_elsewhere(broker: BrokerProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peek, "is_for_people", lambda as_json: True)
+    settings: Any = {"retry_delays": [3_600]}
+    with qmq.connect_sync(broker.url) as client, client.subscribe("shop.", group="bad", **settings) as consumer:
+        first, second, third, *_ = consumer.pull(max_count=4, min_count=4)
+        first.reject("no such address")
+        second.nack(reason="later")
+        third.nack(reason="later")
+        shown = run("peek", "--group", "bad", "--first", "1", server=broker.url).stdout
+    rest = "2 in retry, delivered again when due; 1 in flight; 1 dead (`qmq dead-letters list bad`)"
+    assert shown.splitlines()[-1] == f"not shown: {rest}"
 
 
 def test_a_group_with_tags_is_shown_what_has_them(broker: BrokerProcess) -> None:

@@ -36,7 +36,7 @@ def test_it_says_when_it_serves_and_ends_clean(tmp_path: Path, number: signal.Si
         log = process.stderr.read().decode()
     assert re.findall(r"(INFO|WARNING|ERROR) qmq\.broker: (\w+)", log) == [
         ("INFO", "made"),
-        ("INFO", "QMQ"),
+        ("INFO", "ready"),
         ("INFO", "stopping"),
         ("INFO", "stopped"),
     ]
@@ -219,7 +219,8 @@ def test_one_line_at_the_start_says_version_and_settings_that_differ(tmp_path: P
     (line,) = (line for line in lines if " QMQ " in line)
     said, settings = line.split("; settings that differ from the defaults: ")
     version = re.escape(metadata.version("qmq"))
-    assert re.search(rf"INFO qmq.broker: QMQ {version} on Python 3\.\S+ serves on qmq://127\.0\.0\.1:\d+$", said)
+    place = rf"ready on qmq://127\.0\.0\.1:\d+, data in {data}"
+    assert re.search(rf"INFO qmq.broker: {place}: QMQ {version} on Python 3\.\S+$", said)
     assert settings == f"data_dir = {data}, listen = 127.0.0.1:0, scrub_bytes_per_s = 2 MiB"
     assert not [line for line in lines if "WARNING" in line]
 

@@ -52,10 +52,10 @@ class HandlerRun:
             self._feed.stop()
             busy = sum(worker.message is not None for worker in self._workers)
             if busy:
-                log.info("a consumer stops: %d handlers have %g s to end", busy, drain)
+                log.info("a consumer stops, and waits up to %g s for %d handler%s", drain, busy, "s" * (busy != 1))
             _, late = await asyncio.wait(tasks, timeout=drain)
             if late:
-                log.warning("%d handlers did not end within %g s: they are cancelled", len(late), drain)
+                log.warning("cancelled %d handler%s: no end within %g s", len(late), "s" * (len(late) != 1), drain)
                 self.cut()
                 _, late = await asyncio.wait(late, timeout=CANCEL_GRACE)
             for worker in self._workers:

@@ -56,7 +56,7 @@ class ThreadRun:
             self._stopped.wait()
             busy = len(self._in_hand)
             if busy:
-                log.info("a consumer stops: %d handlers have %g s to end", busy, drain)
+                log.info("a consumer stops, and waits up to %g s for %d handler%s", drain, busy, "s" * (busy != 1))
             self._done.wait(min(drain, threading.TIMEOUT_MAX))
         finally:
             self._client.call(self._feed.stop)
