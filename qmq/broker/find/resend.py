@@ -22,6 +22,7 @@ from qmq.broker.find.resend_selection import (
     checked_times,
     ids_of,
     of_ids,
+    of_sequences,
     pack,
     unpack,
 )
@@ -31,6 +32,7 @@ from qmq.broker.groups.settings import members_of, unknown_group
 from qmq.broker.ports.commands import Administer, Now
 from qmq.broker.ports.effects import Administered, Asker, Effect, ReadWanted, Refused, first_number
 from qmq.errors import InvalidOption, Overloaded, QmqError
+from qmq.format.ids import MessageId
 from qmq.names import check_group_or_member, check_prefix
 from qmq.net.protocol.types import AT_MOST_ONCE
 from qmq.storage.store import ColdRead, Store
@@ -49,7 +51,7 @@ _FAILED: Final = 1_000
 RUN_SIZE: Final = 16
 
 
-class NothingSelected(InvalidOption):
+class NothingSelected(Exception):
     """No message that somebody follows is selected here; of a client with several brokers another one may have some."""
 
 
@@ -72,7 +74,9 @@ class _Job:
     targets: list[Group]
     #: The name of the group in the request; None: all that follow.
     group: str | None
-    ids: list[Any] = field(default_factory=list)
+    ids: list[MessageId] = field(default_factory=list)
+    #: The messages that the request names by subject and sequence.
+    named: ResendSelection | None = None
     dry: bool = False
     #: It goes on after a start: its records have been written.
     resumed: bool = False
@@ -131,17 +135,20 @@ class Resends:
 
     def _job_of(self, run: bytes, fields: dict[str, Any]) -> _Job:
         name, prefix, ids = fields.get("group"), fields.get("prefix"), fields.get("ids")
+        sequences = fields.get("sequences")
         since_us, until_us = checked_times(fields)
         if (name is None) is not bool(fields.get("all_groups")):
             raise InvalidOption("a resend goes either to one group or to all groups that follow")
-        if (prefix is None) is (ids is None):
-            raise InvalidOption("a resend is of messages with ids, or of a prefix")
-        if ids is not None and not (since_us is None and until_us is None):
-            raise InvalidOption("ids name their messages; they go with neither since nor until")
+        if sum(one is not None for one in (prefix, ids, sequences)) != 1:
+            raise InvalidOption("a resend is of messages with ids, of sequences, or of a prefix")
+        if prefix is None and not (since_us is None and until_us is None):
+            raise InvalidOption("ids and sequences name their messages; they go with neither since nor until")
         kept = {"prefix": None if prefix is None else check_prefix(prefix), "since_us": since_us, "until_us": until_us}
         job = _Job(run, kept, self._targets(name), name, dry=bool(fields.get("dry_run")))
         if ids is not None:
             job.ids = ids_of(self._store, ids)
+        if sequences is not None:
+            job.named = of_sequences(self._store, sequences)
         return job
 
     def _targets(self, name: object) -> list[Group]:
@@ -218,7 +225,7 @@ class Resends:
         except StopIteration:
             self._end(job)
             self._answer(job)
-        except QmqError as error:
+        except (QmqError, NothingSelected) as error:
             self._end(job)
             self._fail(job, error, now)
         else:
@@ -250,14 +257,15 @@ class Resends:
             else:
                 self._delivery.durable.answer(answer)
 
-    def _fail(self, job: _Job, error: QmqError, now: Now) -> None:
+    def _fail(self, job: _Job, error: QmqError | NothingSelected, now: Now) -> None:
         """End a resend where it is, and refuse the requests."""
         for group in job.targets:
             ledger = group.ledger
             known = ledger.resends.get(job.run) if ledger is not None else None
             if ledger is not None and known is not None and known.selection is not None and self._is_there(group):
                 ledger.resend(job.run, known._replace(selection=None), [], [], now.wall_us)
-        self._failed[job.run] = error
+        if isinstance(error, QmqError):
+            self._failed[job.run] = error
         if len(self._failed) > _FAILED:
             self._failed.popitem(last=False)
         for one in job.waiting:
@@ -299,12 +307,12 @@ class Resends:
             )
 
     def _select(self, job: _Job) -> Steps[ResendSelection]:
-        """Return the messages. Raises InvalidOption where there are none, StorageError."""
+        """Return the messages. Raises NothingSelected, InvalidOption, StorageError."""
         store, kept = self._store, job.kept
         if "ranges" in kept:
             return unpack(store, kept["ranges"])
-        if job.ids:
-            selection = yield from of_ids(store, job.ids)
+        if job.ids or job.named is not None:
+            selection = job.named or (yield from of_ids(store, job.ids))
             for one in selection.ranges:
                 name = store.subjects.name(one.number)
                 if not any(takes(group.filters, name) for group in job.targets):
@@ -332,7 +340,7 @@ class Resends:
 
     def _begin(self, job: _Job, targets: list[Group], selection: ResendSelection, now: Now) -> Steps[None]:
         """Record that the resend begins, so that it goes on after any end."""
-        if job.ids:
+        if job.kept["prefix"] is None:
             job.kept = {"ranges": pack(selection)}
         elif job.kept["until_us"] is None:  # messages that are stored later are not selected then, either
             job.kept = {**job.kept, "until_us": self._store.last_stored_at_us + 1}

@@ -6,6 +6,7 @@ A lookup takes several turns where it looks at many subjects, and waits for read
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
+from itertools import pairwise
 from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
@@ -105,6 +106,29 @@ def ids_of(store: Store, given: object) -> list[MessageId]:
                 "broker that stored it"
             )
     return ids
+
+
+def of_sequences(store: Store, given: object) -> ResendSelection:
+    """Return the messages of a request that names them: [subject, first sequence, the one behind the last] each.
+
+    Raises InvalidOption, and UnknownMessage for a subject that does not exist.
+    """
+    if type(given) is not list or not 0 < len(given) <= MOST_IDS:
+        raise InvalidOption(f"sequences must be a list of 1 to {MOST_IDS:,} lists of a subject and two sequences")
+    found = set[SelectedRange]()
+    for one in given:
+        match one:
+            case [str(subject), int(first), int(end)] if 0 <= first < end < 1 << 63:
+                number = store.subjects.number(subject)
+            case _:
+                raise InvalidOption(f"sequences must be lists of a subject and two sequences, not {one!r:.80}")
+        if number is None or is_private(subject):
+            raise UnknownMessage(f"there is no subject {subject!r:.80} here")
+        found.add(SelectedRange(number, first, min(end, int(store.subjects.ends[number]))))
+    ranges = sorted(one for one in found if one.first < one.end)
+    if any(one[0] == next_[0] and one.end > next_.first for one, next_ in pairwise(ranges)):
+        raise InvalidOption("two of the sequences overlap")
+    return ResendSelection(ranges, everywhere(store))
 
 
 def of_ids(store: Store, ids: list[MessageId]) -> Steps[ResendSelection]:

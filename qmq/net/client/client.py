@@ -20,7 +20,8 @@ from qmq.errors import ConnectionLost, InvalidOption, QmqError, UsageError
 from qmq.format.build import NO_HEADER, headers_of, make_header
 from qmq.format.ids import MessageId
 from qmq.names import check_prefix
-from qmq.net.client.admin.admin import Admin, Listing
+from qmq.net.client.admin.admin import Admin
+from qmq.net.client.admin.listing import Listing
 from qmq.net.client.admin.results import SubjectInfo
 from qmq.net.client.broker_link import Link, sequence_in
 from qmq.net.client.cluster import Brokers

@@ -143,6 +143,15 @@ def test_ids_name_single_messages(tmp_path: Path) -> None:
     driven.close()
 
 
+def test_sequences_name_messages(tmp_path: Path) -> None:
+    driven = filled(tmp_path, 6)
+    consumer = handled(driven)
+    answer = resend(driven, sequences=[["a.x", 4, 100], ["a.x", 1, 2]], group="g")
+    assert counts(answer).resent == 3
+    assert consumer.pull() == [b"1", b"4", b"5"]
+    driven.close()
+
+
 def test_times_choose_from_the_first_to_before_the_last(tmp_path: Path) -> None:
     driven = Driven(tmp_path)
     stamps = []
@@ -425,8 +434,8 @@ REFUSED: list[tuple[dict[str, Any], type[QmqError], str]] = [
     ({"prefix": "a.", "group": "once"}, InvalidOption, "at_most_once"),
     ({"prefix": "a."}, InvalidOption, "either to one group or to all"),
     ({"prefix": "a.", "group": "g", "all_groups": True}, InvalidOption, "either to one group or to all"),
-    ({"group": "g"}, InvalidOption, "with ids, or of a prefix"),
-    ({"prefix": "a.", "ids": [bytes(16)], "group": "g"}, InvalidOption, "with ids, or of a prefix"),
+    ({"group": "g"}, InvalidOption, "with ids, of sequences, or of a prefix"),
+    ({"prefix": "a.", "ids": [bytes(16)], "group": "g"}, InvalidOption, "with ids, of sequences, or of a prefix"),
     ({"prefix": "no body", "group": "g"}, InvalidName, "no body"),
     ({"prefix": "c.", "group": "g"}, InvalidOption, "nothing is selected: no message of prefix 'c.'"),
     ({"prefix": "a.y", "group": "g"}, InvalidOption, "nothing is selected: no message of subject 'a.y'"),
@@ -440,6 +449,13 @@ REFUSED: list[tuple[dict[str, Any], type[QmqError], str]] = [
     ({"ids": [bytes(16)] * 1_001, "group": "g"}, InvalidOption, "too many"),
     ({"ids": [bytes(16)], "group": "g"}, UnknownMessage, "is of store 000000000000; this broker's is"),
     ({"ids": [bytes(16)], "since_us": 5, "group": "g"}, InvalidOption, "neither since nor until"),
+    ({"sequences": [["a.x", 0, 1]], "until_us": 5, "group": "g"}, InvalidOption, "neither since nor until"),
+    ({"sequences": [], "group": "g"}, InvalidOption, "1 to 1,000 lists"),
+    ({"sequences": [["a.x", 1, 1]], "group": "g"}, InvalidOption, "a subject and two sequences"),
+    ({"sequences": [["a.x", 0, "1"]], "group": "g"}, InvalidOption, "a subject and two sequences"),
+    ({"sequences": [["a.x", 0, 2], ["a.x", 1, 3]], "group": "g"}, InvalidOption, "overlap"),
+    ({"sequences": [["absent", 0, 2]], "group": "g"}, UnknownMessage, "there is no subject 'absent' here"),
+    ({"sequences": [["b", 0, 1]], "group": "g"}, InvalidOption, "does not follow 'b'"),
 ]
 
 

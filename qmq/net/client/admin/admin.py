@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime
-from functools import partial
 from typing import Any, Final, Literal, NamedTuple, TypeVar, Unpack
 
 import msgpack
@@ -15,7 +14,8 @@ import msgpack
 from qmq.errors import BrokersMissed, InvalidOption, QmqError, UnknownGroup
 from qmq.names import check_group_or_member, check_prefix
 from qmq.net.client.admin.broker_info import BrokerInfo, broker_info_of
-from qmq.net.client.admin.resend import OnProgress, Resend, nothing_for, resend_at
+from qmq.net.client.admin.listing import Listing
+from qmq.net.client.admin.resend import OnProgress, Resending, resend_terms
 from qmq.net.client.admin.results import (
     ConsumerInfo,
     DeadLetter,
@@ -35,48 +35,6 @@ from qmq.net.protocol.frames import FrameKind
 log = logging.getLogger("qmq.client")
 
 T = TypeVar("T")
-
-
-class Listing:
-    """Lists of all brokers of one client, page by page, and the brokers that the last list lacks."""
-
-    def __init__(self, brokers: Brokers) -> None:
-        self._brokers = brokers
-        #: The brokers that the last list lacks, as they did not answer.
-        self.missed: tuple[str, ...] = ()
-
-    async def begin(self) -> list[Link]:
-        """Return the links of a new list: those that are connected within ``admin_timeout``. Raises BrokersMissed if
-        there is none.
-        """
-        found = await self._brokers.reached_within(self._brokers.options.admin_timeout)
-        missed = [str(link.address) for link in self._brokers.links if link not in found]
-        if not found:
-            raise BrokersMissed(self.no_answer(missed))
-        self.lacks(missed)
-        return found
-
-    async def page(self, link: Link, asked: Coroutine[Any, Any, T]) -> T | None:
-        """Return a page of one broker; None, and count it as missed, if this one of several does not answer. Raises
-        BrokersMissed if it is the only one.
-        """
-        try:
-            return await asked
-        except TimeoutError:
-            if len(self._brokers.links) == 1:
-                raise BrokersMissed(self.no_answer([str(link.address)])) from None
-            self.lacks([*self.missed, str(link.address)])
-            return None
-
-    def no_answer(self, addresses: Sequence[str]) -> str:
-        """Return the text that these brokers did not answer in time."""
-        return f"no answer within {self._brokers.options.admin_timeout:g} s from {', '.join(addresses)}"
-
-    def lacks(self, addresses: Sequence[str]) -> None:
-        """Note, and log, that the present list lacks these brokers."""
-        self.missed = tuple(addresses)
-        if addresses:
-            log.warning("the list lacks %s: %s", ", ".join(addresses), self.no_answer(addresses))
 
 
 _PAGE: Final = 500
@@ -337,6 +295,7 @@ class Admin:
         *,
         ids: Iterable[str] | None = None,
         prefix: str | None = None,
+        key: str | None = None,
         since: datetime | None = None,
         until: datetime | None = None,
         group: str | None = None,
@@ -346,8 +305,8 @@ class Admin:
     ) -> ResendCount:
         """Have stored messages handed out again, to one group or to all that follow their subjects; return how many.
 
-        They are the messages with these *ids*, or those of the subjects that *prefix* takes ("": of all), stored at
-        *since* or later and before *until* (datetimes with a time zone); at most 10 million at each broker. Consumers
+        They are the messages with these *ids*, or those of the subjects that *prefix* takes ("": of all), with this
+        *key*, stored at *since* or later and before *until* (aware datetimes); at most 10 million a broker. Consumers
         get them as attempt 1, with ``message.replayed``. Messages that are waiting, in flight or in retry are left
         alone; dead letters among them are dead no more. With *dry_run* it counts and changes nothing. *on_progress* is
         called with the messages looked at so far and in all.
@@ -361,56 +320,10 @@ class Admin:
             count = await client.admin.resend(prefix="shop.order.", since=yesterday, group="billing")
             print(count, "resent;", count.waiting, "come anyway")
         """
-        asked = Resend(ids, prefix, since, until, group, all_groups, dry_run)
-        links = await self._brokers.reached_within(self._brokers.options.admin_timeout)
-        missed = [str(link.address) for link in self._brokers.links if link not in links]
-        unknown = asked.unknown([link.store_id for link in links])
-        if unknown and not missed:
-            raise nothing_for(unknown, len(links))
-        if missed and (ids is None or unknown):
-            raise BrokersMissed(
-                f"nothing was done; {self._listing.no_answer(missed)}, which may have some of these messages; to "
-                "resend those of the other brokers, connect to these alone"
-            )
-        requests = [(link, request) for link in links for request in asked.requests(link.store_id)]
-        if ids is not None and len(requests) > 1 and not dry_run:
-            await self._resend([(link, asked.dry(request)) for link, request in requests], None)
-        return await self._resend(requests, on_progress)
-
-    async def _resend(self, requests: list[tuple[Link, dict[str, Any]]], on_progress: OnProgress | None) -> ResendCount:
-        """Have brokers resend, all at once."""
-        far = [(0, 0)] * len(requests)
-
-        def told(at: int, looked: int, total: int) -> None:
-            far[at] = looked, total
-            if on_progress is not None:
-                on_progress(sum(one for one, _ in far), sum(one for _, one in far))
-
-        asked = [
-            resend_at(AdminOfOne(link).do, request, partial(told, at)) for at, (link, request) in enumerate(requests)
-        ]
-        answers = await asyncio.gather(*asked, return_exceptions=True)
-        sums, nothing, errors, missed = ResendCount(), list[str](), list[BaseException](), list[str]()
-        for (link, _), answer in zip(requests, answers, strict=True):
-            if isinstance(answer, TimeoutError):
-                missed.append(str(link.address))
-            elif isinstance(answer, BaseException):
-                errors.append(answer)
-            elif isinstance(answer, str):
-                nothing.append(answer)
-            else:
-                sums = sums.plus(answer, groups=max(sums.groups, answer.groups))
-        if missed:
-            raise BrokersMissed(
-                f"{int(sums):,} resent; {self._listing.no_answer(missed)}, which may go on with it: look at the group "
-                "before you resend these again"
-            )
-        errors.sort(key=lambda error: isinstance(error, UnknownGroup))  # a group may be at some brokers only
-        if errors and (not isinstance(errors[0], UnknownGroup) or len(errors) + len(nothing) == len(requests)):
-            raise errors[0]
-        if nothing and len(errors) + len(nothing) == len(requests):
-            raise InvalidOption(min(nothing, key=lambda text: text.startswith("nothing")))  # nobody follows it, or none
-        return sums
+        terms = resend_terms(ids, prefix, key, since, until, group, all_groups, dry_run)
+        self._brokers.ready()
+        resending = Resending(self._brokers, self._listing, lambda link: AdminOfOne(link).do, on_progress)
+        return await resending.run(terms)
 
     # --- all brokers -------------------------------------------------------------------------------------------------
 

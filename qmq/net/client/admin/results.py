@@ -121,14 +121,6 @@ class ResendCount(int):
         made.in_flight, made.retrying, made.gone = in_flight, retrying, gone
         return made
 
-    def plus(self, other: ResendCount, *, groups: int) -> ResendCount:
-        """Return the sums of both, for so many groups."""
-        return ResendCount(
-            int(self) + int(other), groups=groups, redriven=self.redriven + other.redriven,
-            waiting=self.waiting + other.waiting, in_flight=self.in_flight + other.in_flight,
-            retrying=self.retrying + other.retrying, gone=self.gone + other.gone,
-        )  # fmt: skip
-
 
 def group_info_of(row: Mapping[str, Any]) -> GroupInfo:
     """Return the group of a row of the action groups."""

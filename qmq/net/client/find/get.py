@@ -7,7 +7,7 @@ import asyncio
 from qmq.errors import BrokersMissed, QmqError, UnknownMessage
 from qmq.format.ids import MessageId
 from qmq.format.layout import MESSAGE_ID
-from qmq.net.client.admin.admin import Listing
+from qmq.net.client.admin.listing import Listing
 from qmq.net.client.broker_link import Link
 from qmq.net.client.cluster import Brokers
 from qmq.net.client.find.requests import find_page, get_message

@@ -90,6 +90,7 @@ class SyncAdmin:
         *,
         ids: Iterable[str] | None = None,
         prefix: str | None = None,
+        key: str | None = None,
         since: datetime | None = None,
         until: datetime | None = None,
         group: str | None = None,
@@ -100,8 +101,8 @@ class SyncAdmin:
         """Have stored messages handed out again. See ``Admin.resend``. *on_progress* is called in another thread."""
         found: ResendCount = self._run(
             lambda admin: admin.resend(
-                ids=ids, prefix=prefix, since=since, until=until, group=group, all_groups=all_groups, dry_run=dry_run,
-                on_progress=on_progress,
+                ids=ids, prefix=prefix, key=key, since=since, until=until, group=group, all_groups=all_groups,
+                dry_run=dry_run, on_progress=on_progress,
             )
         )  # fmt: skip
         return found

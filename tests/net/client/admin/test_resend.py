@@ -58,6 +58,30 @@ async def test_times_and_all_groups(tmp_path: Path) -> None:
         assert [one.body for group in ("g", "h") for one in await handled(client, 1, group)] == [b"1", b"1"]
 
 
+async def test_keys(tmp_path: Path) -> None:
+    async with several(tmp_path) as brokers, qmq.connect(brokers.url) as client:
+        for number in range(2):
+            async with qmq.connect(brokers.one(number)) as one:
+                await one.send_many("a.x", [b"0", b"1", b"2"], keys=["k", "other", "k"])
+                await one.send("a.y", b"3", key="k")
+        await handled(client, 8)
+        assert await client.admin.resend(key="k", group="g", dry_run=True) == 6
+        assert await client.admin.resend(prefix="a.x", key="k", group="g") == 4
+        assert sorted(one.body for one in await handled(client, 4)) == [b"0", b"0", b"2", b"2"]
+
+
+async def test_a_message_that_was_delayed(tmp_path: Path) -> None:
+    async with several(tmp_path, 1) as brokers, qmq.connect(brokers.url) as client:
+        receipt = await client.send("a.x", b"late", delay=0.1)
+        later = await client.send("a.x", b"later", delay=3_600)
+        await handled(client, 1)
+        assert await client.admin.resend(ids=[receipt.id], group="g") == 1
+        (message,) = await handled(client, 1)
+        assert (message.id, message.body, message.replayed) == (receipt.id, b"late", True)
+        with pytest.raises(UnknownMessage, match="is not delivered yet"):
+            await client.admin.resend(ids=[later.id], group="g")
+
+
 async def test_a_failed_resent_message_stays_marked(tmp_path: Path) -> None:
     async with several(tmp_path, 1) as brokers, qmq.connect(brokers.url) as client:
         await client.send("a.x", b"0")
@@ -83,15 +107,18 @@ WRONG: list[tuple[dict[str, Any], type[QmqError], str]] = [
     ({"ids": ["0123"], "group": "g"}, InvalidOption, "is not a message id"),
     ({"ids": ["0" * 32], "since": NOW, "group": "g"}, UsageError, "with ids leave them out"),
     ({"prefix": "a.", "since": NOW, "until": NOW, "group": "g"}, UsageError, "is not before until"),
-    ({"prefix": "a.", "since": NOW.replace(tzinfo=None), "group": "g"}, UsageError, "with a time zone"),
-    ({"prefix": "a.", "since": 5, "group": "g"}, UsageError, "with a time zone"),
+    ({"prefix": "a.", "since": NOW.replace(tzinfo=None), "group": "g"}, UsageError, "has no time zone"),
+    ({"prefix": "a.", "since": 5, "group": "g"}, UsageError, "an aware datetime"),
     ({"prefix": "a b", "group": "g"}, InvalidName, "a b"),
     ({"prefix": "a.", "group": "no group"}, InvalidName, "no group"),
     ({"prefix": "a.", "group": "absent"}, UnknownGroup, "absent"),
     ({"prefix": "b.", "group": "g"}, InvalidOption, "nothing is selected"),
     ({"prefix": "c", "group": "g"}, InvalidOption, "does not follow subject 'c'"),
     ({"prefix": "a.", "since": NOW + timedelta(days=1), "group": "g"}, InvalidOption, "no message of that time"),
-    ({"ids": ["0" * 32], "group": "g"}, UnknownMessage, "none of the 1 brokers"),
+    ({"ids": ["0" * 32], "group": "g"}, UnknownMessage, "no broker here has message 0+"),
+    ({"key": "absent", "group": "g"}, InvalidOption, "has the key 'absent'"),
+    ({"key": "k" * 2000, "group": "g"}, UsageError, "key"),
+    ({"ids": ["0" * 32], "key": "k", "group": "g"}, UsageError, "give either the ids"),
 ]
 
 
