@@ -146,10 +146,12 @@ class KeyIndex:
             for base in self._files.keys() - self.indexed:
                 self._files.pop(base).close()
 
-    def walk(self, span: SegmentSpan, start: int) -> SegmentWalk:
-        """Return a reader, for a thread, of the batches of a segment from *start* on."""
+    def walk(self, span: SegmentSpan, start: int, wanted: int | None = None) -> SegmentWalk:
+        """Return a reader, for a thread, of the batches of a segment from *start* on, up to *wanted* or its end."""
         log = self._log
-        return SegmentWalk(self._disk, log.directory, log.owner.store_id, self._secret, span.base, start, span.end)
+        return SegmentWalk(
+            self._disk, log.directory, log.owner.store_id, self._secret, span.base, start, span.end, wanted
+        )
 
     def stretches(self, base: int, value: int) -> tuple[list[tuple[int, int]], int]:
         """[thread] Return the ranges of positions of an unindexed segment that may have batches with a hash, and the

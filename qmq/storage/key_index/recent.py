@@ -55,8 +55,9 @@ class RecentFilters:
             if page == len(self._bits):
                 self._bits = np.concatenate((self._bits, np.zeros_like(self._bits)))
         if len(hashes):
-            probes = probes_of(hashes).ravel()
-            np.bitwise_or.at(self._bits[page], probes >> 3, (1 << (probes & 7)).astype(np.uint8))
+            flags = np.zeros(KEY_FILTER_PAGE_BITS, np.bool_)
+            flags[probes_of(hashes)] = True
+            self._bits[page] |= np.packbits(flags, bitorder="little")
         self._hashes += len(hashes)
         if page == len(bounds) - 1:
             bounds.append(end)

@@ -38,7 +38,7 @@ class Segments(Protocol):
         self, span: SegmentSpan, value: int, low: int, high: int, *, newest: bool = False, limit: int = 0
     ) -> list[int] | None: ...
     def close_unused(self) -> None: ...
-    def walk(self, span: SegmentSpan, start: int) -> SegmentWalk: ...
+    def walk(self, span: SegmentSpan, start: int, wanted: int | None = None) -> SegmentWalk: ...
     def stretches(self, base: int, value: int) -> tuple[list[tuple[int, int]], int]: ...
 
 
@@ -142,7 +142,7 @@ class KeySearch:
             return self._step([], 0, 0)
         low, high = self._ranges[0]
         if self._walk is None:
-            self._walk = self._index.walk(part.span, low)
+            self._walk = self._index.walk(part.span, low, high)
         try:
             found = self._walk.step() if self._walk.position < high else None
         except StorageError:

@@ -40,14 +40,24 @@ class SegmentWalk:
     """
 
     def __init__(
-        self, disk: Disk, directory: Path, store_id: bytes, secret: bytes, base: int, start: int, end: int
+        self,
+        disk: Disk,
+        directory: Path,
+        store_id: bytes,
+        secret: bytes,
+        base: int,
+        start: int,
+        end: int,
+        wanted: int | None = None,
     ) -> None:
+        """*wanted*: batches that begin behind this position are not needed, so little is read of them."""
         self.path = segment_path(directory, base)
         self._disk = disk
         self._store_id = store_id
         self._secret = secret
         self._base = base
         self._end = end
+        self._wanted_to = end if wanted is None else wanted
         self._fd = -1
         self._unread = 0
         #: The position up to which the segment is read.
@@ -69,7 +79,7 @@ class SegmentWalk:
 
     def _step(self) -> WalkStep:
         position, self._unread = self.position, 0
-        view = self._read(position, STEP_BYTES)
+        view = self._read(position, min(STEP_BYTES, max(self._wanted_to - position, BATCH_HEADER_SIZE)))
         found = hashes_in(view, position)
         if not found.size and (size := self._wanted(view, position)) > len(view):
             view = self._read(position, size)
@@ -98,6 +108,8 @@ class SegmentWalk:
         for candidate in candidates(view[1:], position + 1):
             try:
                 found = view[candidate - position :]
+                if len(found) < BATCH_HEADER_SIZE:  # the view ends within the header
+                    found = self._read(candidate, BATCH_HEADER_SIZE)
                 if size := self._wanted(found, candidate):
                     found = found if size <= len(found) else self._read(candidate, size)
                     validate_stored_header(found, candidate, self._secret, self._store_id)
