@@ -26,8 +26,8 @@ KIB: Final = 1024
 MIB: Final = 1024 * KIB
 GIB: Final = 1024 * MIB
 
-_SIZE: Final = re.compile(r"(\d+) ?(KiB|MiB|GiB)?", re.ASCII)
-_SIZE_UNITS: Final = {None: 1, "KiB": KIB, "MiB": MIB, "GiB": GIB}
+_SIZE: Final = re.compile(r"(\d+) ?(KiB|MiB|GiB|TiB)?", re.ASCII)
+_SIZE_UNITS: Final = {None: 1, "KiB": KIB, "MiB": MIB, "GiB": GIB, "TiB": 1024 * GIB}
 #: Bytes of a frame with one message beside its body: headers, a run, its columns, the subject's name.
 _ONE_MESSAGE_EXTRA: Final = 4 * KIB
 #: Bytes of a segment file before its first batch.
@@ -71,7 +71,8 @@ def _milliseconds(value: object) -> object:
     return _whole_number(value)
 
 
-def _size(value: object) -> object:
+def size_of(value: object) -> object:
+    """Return the bytes of a size such as "256 MiB", or a whole number as it is. Raises ValueError."""
     if isinstance(value, str):
         match = _SIZE.fullmatch(value.strip())
         if match is None:
@@ -102,7 +103,7 @@ def show_bytes(count: int) -> str:
 
 Count = Annotated[int, BeforeValidator(_whole_number)]
 Milliseconds = Annotated[int, BeforeValidator(_milliseconds)]
-Bytes = Annotated[int, BeforeValidator(_size)]
+Bytes = Annotated[int, BeforeValidator(size_of)]
 
 
 class Settings(BaseModel):

@@ -26,6 +26,18 @@ ROTTING: Final = (
         _PULL_LOG,
     ),
     Mutant(
+        "skip ahead of the reserves of an older copy",
+        "skip_ahead:_behind",
+        instead("one.reserve + skip_bytes", "one.reserve"),
+        ("tests/storage/verify/test_skip_ahead.py",),
+    ),
+    Mutant(
+        "let a start on an older copy continue at the reserves",
+        "skip_ahead:_behind",
+        instead("clean=False", "clean=True"),
+        ("tests/storage/verify/test_skip_ahead.py",),
+    ),
+    Mutant(
         "tell that bytes of a reason are lost",
         "reason_in",
         never("any(slot in lost for slot in range(at, end))"),

@@ -19,6 +19,7 @@ from qmq.errors import DirectoryInUse
 from qmq.storage.disk.disk import Disk
 from qmq.storage.verify.repair import Outcome, Repair, RepairResult
 from qmq.storage.verify.repair import repair as repair_directory
+from qmq.storage.verify.skip_ahead import skip_ahead as skip
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -26,11 +27,23 @@ if TYPE_CHECKING:
 _COLOURS = {Outcome.LEFT: "red", Outcome.GIVEN_UP: "red"}
 
 
+def _size(context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
+    from qmq.settings import size_of
+
+    try:
+        return None if value is None else int(str(size_of(value)))
+    except ValueError:
+        raise click.BadParameter(f"{value!r:.80} is no size; give bytes, or a text such as 100GiB or 1TiB.") from None
+
+
 @click.command(short_help="Rebuild the derived files of a data directory.")
 @click.argument("directory", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option(
+    "--skip-ahead", metavar="SIZE", callback=_size, help="Of an older copy: leave out so many positions, 1TiB."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object for each fault, then a summary.")
 @click.pass_context
-def repair(context: click.Context, directory: Path, as_json: bool) -> None:
+def repair(context: click.Context, directory: Path, skip_ahead: int | None, as_json: bool) -> None:
     """Rebuild the consumer log and the indexes of the data directory DIRECTORY from its message log if they are missing
     or wrong, and repair what else a start of a broker repairs.
 
@@ -39,15 +52,28 @@ def repair(context: click.Context, directory: Path, as_json: bool) -> None:
     everything is good afterwards; 1 if something bad remains or was lost, which is named; 2 if a broker is using the
     directory or it is no data directory.
 
+    With --skip-ahead a broker that is started on an older copy (a backup) gives no message an id or a sequence that
+    the lost newer directory had given: it continues behind SIZE more bytes of messages than there are. Choose more than
+    was stored since the copy was made; no space is used, and the sequences in between are known as gaps.
+
     \b
-    Example:
+    Examples:
       qmq repair /var/lib/qmq
+      qmq repair /var/lib/qmq --skip-ahead 1TiB
     """
     try:
         with reading_bar() as progress:
             done = repair_directory(directory, Disk(), time.time_ns() // 1_000, progress)
     except DirectoryInUse as error:
         raise InUse(error) from error
+    if skip_ahead is not None and done.is_whole:
+        skipped = skip(directory, Disk(), time.time_ns() // 1_000, skip_ahead)
+        done.notes.append(
+            f"{directory} continues at position {', '.join(map(str, skipped.positions))}, and sequences were raised by "
+            f"{skipped.raised_by}: no id is given twice"
+        )
+    elif skip_ahead is not None:
+        done.notes.append(f"{directory} did not skip ahead, as it is not whole")
     if as_json:
         _print_json(done)
     elif sys.stdout.isatty():

@@ -147,7 +147,7 @@ def repair(directory: Path, disk: Disk, now_us: int, progress: Progress | None =
     Raises InvalidOption when there is no data directory, DirectoryInUse while a broker uses it, and the errors of
     verify and of opening, such as StorageFull and StorageFailed.
     """
-    _check_is_ours(directory, disk)
+    check_is_ours(directory, disk)
     done = _repair_one(directory, disk, now_us, progress)
     delayed = directory / DELAYED_NAME
     if any(disk.exists(delayed / name) for name in COPY_NAMES):
@@ -163,12 +163,10 @@ def _repair_one(directory: Path, disk: Disk, now_us: int, progress: Progress | N
     before = verify_one(directory, disk, _half(progress, 0))
     wrong = list(_wrong(before, disk))
     done = Repair(directory)
-    identity = None if before.absent else _identity(directory, disk)
+    identity = None if before.absent else identity_of(directory, disk)
     if wrong and identity is not None:
         lost = repair_runs(disk, directory, identity.store_id, group_claims(good_checkpoints(disk, directory)))
-        recovery = _start(
-            directory, disk, now_us, identity, {finding.file for finding in wrong if _is_derived(finding)}
-        )
+        recovery = start(directory, disk, now_us, identity, {finding.file for finding in wrong if _is_derived(finding)})
         after = verify_one(directory, disk, _half(progress, 1))
         done.treated = [*_compared(disk, wrong, after, lost), *_given_up(directory, disk, identity, recovery)]
         done.notes = recovery.notes
@@ -184,12 +182,12 @@ def _half(progress: Progress | None, pass_number: int) -> Progress | None:
     return None if progress is None else lambda done, total: progress(done + pass_number * total, 2 * total)
 
 
-def _check_is_ours(directory: Path, disk: Disk) -> None:
+def check_is_ours(directory: Path, disk: Disk) -> None:
     if not any(disk.exists(directory / name) for name in COPY_NAMES):
         raise InvalidOption(f"{directory} has neither {' nor '.join(COPY_NAMES)}: it is no data directory of QMQ")
 
 
-def _identity(directory: Path, disk: Disk) -> Identity | None:
+def identity_of(directory: Path, disk: Disk) -> Identity | None:
     """Return the identity; None when no copy of it is good."""
     copies = read_copies(disk, directory)
     return latest(*copies) if any(copy.identity is not None for copy in copies) else None
@@ -206,7 +204,7 @@ def _wrong(report: VerifyReport, disk: Disk) -> Iterator[Finding]:
             yield finding
 
 
-def _start(directory: Path, disk: Disk, now_us: int, identity: Identity, discarded: Collection[Path]) -> RecoveryReport:
+def start(directory: Path, disk: Disk, now_us: int, identity: Identity, discarded: Collection[Path]) -> RecoveryReport:
     """Open and close the directory as a broker without clients does."""
     # Never less than the broker's: smaller files look like files that were cut.
     largest = max([StoreOptions().segment_bytes, *(_size(disk, path) for path in _segments(directory, disk, identity))])

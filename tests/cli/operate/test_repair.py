@@ -10,12 +10,14 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
+import qmq
 from qmq.cli.main import cli
 from qmq.cli.operate.repair import _print_table
 from qmq.storage.disk.dir_lock import DirectoryLock
 from qmq.storage.disk.disk import Disk
 from qmq.storage.verify.repair import Outcome, Repair, RepairResult
 from qmq.storage.verify.report import Finding
+from tests.broker_process import broker_process
 from tests.storage.stops import fill
 from tests.storage.stores import Sender, close_cleanly, damage, open_store
 
@@ -113,3 +115,47 @@ def test_on_a_terminal_it_is_a_table() -> None:
     assert "something else" in capture.get()
     assert "/data: made again 1, mended 1, removed 1, given up 1, left 1" in capture.get()
     assert "5 more findings" in capture.get()
+
+
+def test_a_broker_on_an_older_copy_gives_no_id_twice(tmp_path: Path) -> None:
+    data, copy = tmp_path / "data", tmp_path / "copy"
+    lost = set[str]()
+    given = set[str]()
+    for path, ids in ((data, set[str]()), (data, lost), (copy, given)):
+        with broker_process(path) as broker, qmq.connect_sync(broker.url) as client:
+            with client.subscribe("shop.", group="g") as consumer:
+                receipts = [client.send("shop.order", b"%d" % number) for number in range(50)]
+                receipts += [client.send("shop.later", b"%d" % number, delay="1h") for number in range(20)]
+                ids |= {receipt.id for receipt in receipts}
+                taken = list[str]()
+                while len(taken) < 50:
+                    for message in consumer.pull():
+                        taken.append(message.id)
+                        message.ack()
+                consumer.flush()
+            assert set(taken) <= ids, "each message came once"
+            (group,) = client.admin.groups("g")
+            assert (group.ready, group.skipped, group.dead) == (0, 0, 0)
+        if path == data and not lost:
+            shutil.copytree(data, copy)
+        elif path == data:
+            shown = CliRunner().invoke(cli, ["repair", str(copy), "--skip-ahead", "16GiB"])
+            assert shown.exit_code == 0, shown.stdout
+            assert "no id is given twice" in shown.stdout
+            assert CliRunner().invoke(cli, ["verify", str(copy)]).exit_code == 0
+    assert len(lost) == len(given) == 70
+    assert lost.isdisjoint(given)
+    assert CliRunner().invoke(cli, ["verify", str(copy)]).exit_code == 0
+
+
+def test_a_bad_size_to_skip_is_wrong_usage(data: Path) -> None:
+    for size, said in (("1 mile", "is no size"), ("0", "must be 1 to"), ("1025TiB", "must be 1 to")):
+        shown = CliRunner().invoke(cli, ["repair", str(data), "--skip-ahead", size])
+        assert (shown.exit_code, said in shown.stderr) == (2, True), shown.stderr
+
+
+def test_a_directory_that_is_not_whole_does_not_skip(data: Path, sender: Sender) -> None:
+    damage(data, sender.sent[3], len(sender.sent[3].data) - 1)
+    shown = CliRunner().invoke(cli, ["repair", str(data), "--skip-ahead", "1GiB"])
+    assert shown.exit_code == 1
+    assert "did not skip ahead" in shown.stdout
