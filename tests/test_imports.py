@@ -130,6 +130,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "qmq.settings",
         "qmq.storage.disk.disk",
         "qmq.storage.verify.repair",
+        "qmq.storage.verify.skip_ahead",
         "qmq.storage.verify.verify",
         "qmq.daemon.log_format",
         "qmq.daemon.main",

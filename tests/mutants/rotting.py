@@ -34,7 +34,7 @@ ROTTING: Final = (
     Mutant(
         "let a start on an older copy continue at the reserves",
         "skip_ahead:_behind",
-        instead("clean=False", "clean=True"),
+        instead("False", "True"),
         ("tests/storage/verify/test_skip_ahead.py",),
     ),
     Mutant(
