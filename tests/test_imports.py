@@ -33,6 +33,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "qmq.format",
         "qmq.intervals",
         "qmq.names",
+        "qmq.net.protocol.matches",
         "qmq.net.protocol.selection",
         "qmq.net.protocol.types",
         "qmq.storage.store",
@@ -40,6 +41,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "qmq.net.protocol": ("qmq.errors", "qmq.format", "qmq.names", "qmq.net.protocol"),
     # Types that brokers and clients exchange: of QMQ they know the format alone, so both may import them.
     "qmq.net.protocol.types": ("qmq.format",),
+    "qmq.net.protocol.matches": ("qmq.errors", "qmq.format", "qmq.net.protocol.selection"),
     "qmq.net.protocol.selection": ("qmq.errors", "qmq.format", "qmq.names"),
     "qmq.net.client": (
         "qmq.durations",
@@ -79,6 +81,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "qmq.archive",
         "qmq.net.client.address",
         "qmq.net.client.log_reader",
+        "qmq.net.protocol.matches",
+        "qmq.net.protocol.selection",
         "qmq.storage.meta.checkpoint",
         "qmq.storage.consumer_log.header",
         "qmq.storage.disk.disk",

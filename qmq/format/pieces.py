@@ -121,6 +121,11 @@ class StoredBatch:
         self._firsts: npt.NDArray[np.int64] | None = None
         self._cuts: dict[int, _Cut] = {}
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The subjects of the batch."""
+        return self._names
+
     def piece(self, run_number: int, start: int, stop: int | None) -> tuple[list[Buffer], int]:
         """Return the buffers of a piece with messages [start, stop) of a run (None: to its end), and their size in
         bytes.

@@ -13,7 +13,6 @@ import numpy.typing as npt
 from qmq.broker.delivery.encode import PIECE_BYTES, AnswerEncoder, answer_bytes, parts_of_rows
 from qmq.broker.find.get import GetMessages
 from qmq.broker.find.hash_search import HashSearch, candidates_of, hash_searches
-from qmq.broker.find.matches import MessageMatcher
 from qmq.broker.find.rows import RowChunk, boundary_at, read_chunk, rows_between
 from qmq.broker.find.subjects import SubjectFilters
 from qmq.broker.groups.message_ranges import Rows, RunPart, WholeRuns
@@ -23,6 +22,7 @@ from qmq.errors import BadBatch, BadBytes, Overloaded, QmqError
 from qmq.format.batch import EntryRow
 from qmq.format.layout import ENTRY_HAS_ORIGIN_ID
 from qmq.format.pieces import StoredBatch
+from qmq.net.protocol.matches import MessageMatcher
 from qmq.net.protocol.selection import Boundary
 from qmq.storage.store import ColdRead, KnownBad, NotInMemory, Partition, Store
 
@@ -268,7 +268,7 @@ class Finds:
                 unreadable += batch is None
             if batch is None:
                 continue
-            found = [index for index in matcher.matches(batch, entry[5]) if start <= index < stop]
+            found = [index for index in matcher.matches(batch.run(entry[5])) if start <= index < stop]
             if newest:
                 found.reverse()
             for index in found[:count]:

@@ -171,7 +171,7 @@ def test_pages_are_stable_while_more_arrive(tmp_path: Path) -> None:
 
 def test_keys_whose_hashes_collide_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("qmq.format.build.hash_bytes", lambda key: 7)
-    monkeypatch.setattr("qmq.broker.find.matches.key_hash", lambda key: 7)
+    monkeypatch.setattr("qmq.net.protocol.matches.key_hash", lambda key: 7)
     driven = Driven(tmp_path)
     stored = send(driven, [("shop.mail", [("k1", b"1"), ("k2", b"2"), ("k1", b"3"), ("k3", b"4")])])
     for key in ("k1", "k2", "k3", "k4"):  # keys of this test alone: their headers are remembered

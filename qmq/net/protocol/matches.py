@@ -1,16 +1,14 @@
-"""The messages of a batch that have a key, or that are copies of one message."""
+"""The messages of a run that have a key, or that are copies of one message."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from qmq.errors import BadBatch
-from qmq.format.hashing import key_hash
+from qmq.format.hashing import hash_bytes, key_hash
 from qmq.format.layout import HAS_KEY_HASH, HAS_ORIGIN_ID
-from qmq.format.pieces import StoredBatch
 from qmq.format.run import Run
 from qmq.net.protocol.selection import Selection
-from qmq.storage.store import hash_of_id
 
 
 class MessageMatcher:
@@ -21,7 +19,7 @@ class MessageMatcher:
         if selection.key is not None:
             value = key_hash(selection.key)
         else:
-            value = 0 if selection.original is None else hash_of_id(selection.original)
+            value = 0 if selection.original is None else hash_bytes(selection.original)
         #: The hash by which the key index has the messages.
         self.value = value
         self._hash = np.uint64(value)
@@ -32,21 +30,20 @@ class MessageMatcher:
         """The columns without which no message of a batch is taken."""
         return (HAS_KEY_HASH if self._key is not None else 0) | (HAS_ORIGIN_ID if self._original is not None else 0)
 
-    def matches(self, batch: StoredBatch, run_number: int) -> list[int]:
+    def matches(self, run: Run) -> list[int]:
         """Return the messages of a run that are taken, ascending."""
-        if batch.header.flags & self.flags != self.flags:
+        if run.flags & self.flags != self.flags:
             return []
-        found: list[int] | None = None
+        found: list[int]
         if self._original is not None:
-            found = np.flatnonzero(batch.column(run_number, HAS_ORIGIN_ID) == self._original).tolist()
-        if self._key is None:
-            return found or []
-        if found is None:
-            found = np.flatnonzero(batch.column(run_number, HAS_KEY_HASH) == self._hash).tolist()
-        if not found:
-            return []
-        run = batch.run(run_number)
-        return [index for index in found if self._has_key(run, index)]
+            originals = run.column(HAS_ORIGIN_ID)
+            assert originals is not None
+            found = np.flatnonzero(originals == self._original).tolist()
+        else:
+            hashes = run.column(HAS_KEY_HASH)
+            assert hashes is not None
+            found = np.flatnonzero(hashes == self._hash).tolist()
+        return found if self._key is None else [index for index in found if self._has_key(run, index)]
 
     def _has_key(self, run: Run, index: int) -> bool:
         """Return whether a message has the key itself: other keys may have the same hash."""
