@@ -10,8 +10,8 @@ from typing import Any, Self
 from qmq.archive.archive import archived_segments, is_archive
 from qmq.archive.data_directory import DataDirectory, is_data_directory, open_data_directory
 from qmq.archive.files import Files, local_path
-from qmq.archive.find import SegmentSearch, searches_of
 from qmq.archive.locations import files_at
+from qmq.archive.search.segment_search import SegmentSearch, searches_of
 from qmq.errors import InvalidOption, UnknownMessage
 from qmq.format.ids import MessageId
 from qmq.format.layout import DELAY_PARTITION, MESSAGE_ID

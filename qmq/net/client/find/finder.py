@@ -265,7 +265,7 @@ class Finder:
                 return []
             count = _TEXT_PAGE if terms.text is not None else _PAGE
             if terms.limit is not None and terms.text is None:
-                count = min(count, terms.limit - self._found)
+                count = min(count, terms.limit - self._found + 1)  # one more tells whether there is more
             await asyncio.gather(*(search.fetch(count) for search in wanting))
 
     def _begin(self) -> list[_StoreSearch]:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from qmq.archive import find
 from qmq.archive.data_directory import open_data_directory
-from qmq.archive.find import SegmentSearch, searches_of
+from qmq.archive.search import segment_search
+from qmq.archive.search.segment_search import SegmentSearch, searches_of
 from qmq.errors import UnknownMessage
 from qmq.format.ids import MessageId
 from qmq.net.protocol.selection import Boundary, Selection
@@ -58,7 +58,7 @@ def all_of(search: SegmentSearch, selection: Selection, newest: bool, cursor: Bo
 def test_a_data_directory_is_searched_like_a_broker(
     tmp_path: Path, partitions: int, newest: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(find, "STEP_BYTES", 5_000)
+    monkeypatch.setattr(segment_search, "STEP_BYTES", 5_000)
     driven, stored = filled(tmp_path, partitions)
     driven.checkpoint()
     driven.store.close()

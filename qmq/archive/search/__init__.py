@@ -1,0 +1,1 @@
+"""Finds messages in segments without a broker."""
