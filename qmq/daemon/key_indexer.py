@@ -40,7 +40,7 @@ class KeyIndexer:
         self._thread = thread
         self._clock = clock
         self._refused: dict[tuple[int, int], int] = {}  # when to try again, by partition and base
-        self._last_error = ""
+        self._last_error: type[StorageError] | None = None
         self._task = asyncio.create_task(self._run(), name="qmq-key-index")
 
     async def close(self) -> None:
@@ -101,13 +101,15 @@ class KeyIndexer:
         except StorageError as error:
             self._refused[key] = self._clock().monotonic_us + _AGAIN_US
             part = self._store.partition(number)
-            if base not in part.key_index.removed and str(error) != self._last_error:
+            if base not in part.key_index.removed and type(error) is not self._last_error:  # each text names a file
                 log.warning("a key index could not be made, it is tried again; look-ups read the log: %s", error)
-                self._last_error = str(error)
+                self._last_error = type(error)
             return False
         finally:
             self._thread.call(work.close, _ignore)  # after a step that may still be running
         self._refused.pop(key, None)
+        if base >= 0:
+            self._last_error = None
         return True
 
     async def _step(self, work: Work) -> bool:

@@ -16,7 +16,7 @@ OF_HISTORY: Final = (
     Mutant(
         "let the manifest come last",
         "_Run._put_in_place",
-        instead("(MESSAGES, INDEX, MANIFEST)", "(MANIFEST, INDEX, MESSAGES)"),
+        instead("(MESSAGES, INDEX, KEYS, MANIFEST)", "(MANIFEST, INDEX, KEYS, MESSAGES)"),
         _ARCHIVING,
     ),
     Mutant(

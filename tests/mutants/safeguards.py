@@ -9,6 +9,7 @@ from tests.mutants.delays import OF_DELAYS
 from tests.mutants.following import FOLLOWING
 from tests.mutants.handing_over import HANDING_OVER
 from tests.mutants.history import OF_HISTORY
+from tests.mutants.indexing import OF_KEY_INDEXES
 from tests.mutants.modelled import MODELLED
 from tests.mutants.parquet import OF_PARQUET
 from tests.mutants.restoring import OF_RESTORES
@@ -30,6 +31,7 @@ SAFEGUARDS: Final = (
     *HANDING_OVER,
     *OF_DELAYS,
     *OF_HISTORY,
+    *OF_KEY_INDEXES,
     *OF_PARQUET,
     *OF_RESTORES,
     *OF_RETENTION,

@@ -286,6 +286,31 @@ def test_a_kill_at_any_step_leaves_a_whole_index_or_none(tmp_path: Path) -> None
     raise AssertionError("a builder takes fewer steps")
 
 
+def test_an_index_survives_a_loss_of_power_whole_or_not_at_all(tmp_path: Path) -> None:
+    source, disk = tmp_path / "source", FakeDisk("boot-1")
+    disk.track(source)
+    sender = Sender(open_store(source, disk))
+    stored = fill(sender)
+    checkpoint(sender.store)
+    part = sender.store.partitions[0]
+    builder = part.key_index.builder(part.message_log.sealed[0])
+    for step in range(100):
+        is_done = not builder.step()
+        lost = tmp_path / str(step)
+        disk.without_power(source, lost)
+        whole = lost / "log-0" / builder.path.name
+        assert whole.exists() == is_done
+        if is_done:
+            break
+    assert whole.read_bytes() == builder.path.read_bytes()
+    builder.close()
+    kill(sender.store)
+    store = open_store(lost, FakeDisk("boot-2"))
+    check_found(store, stored)
+    assert part.message_log.sealed[0].base in store.partitions[0].key_index.indexed
+    kill(store)
+
+
 def test_retention_removes_the_file_with_its_segment(tmp_path: Path, filled: tuple[Sender, Stored]) -> None:
     sender, stored = filled
     store = sender.store
