@@ -23,6 +23,7 @@ from qmq.broker.error_log.dead_letters import Redriving
 from qmq.broker.find.find import Finds
 from qmq.broker.find.get import GetMessages
 from qmq.broker.find.resend import Resends
+from qmq.broker.find.trace.traces import Traces
 from qmq.broker.groups.group import Group
 from qmq.broker.groups.membership import Broadcasts
 from qmq.broker.groups.untaken import UntakenNames
@@ -56,6 +57,7 @@ from qmq.broker.ports.commands import (
     Subscribe,
     SyncBroken,
     Synced,
+    TraceMessage,
     Unsubscribe,
     Withdraw,
 )
@@ -98,7 +100,7 @@ _MOST_LOOKED_AT: Final = 20_000
 #: Commands that are not refused, as no client waits for their answer.
 _WITHOUT_ANSWER: Final = (Synced, SyncBroken, ReadDone, Checked, Fetched, InfoFound, Disconnected, Withdraw)
 #: Commands that a stopping broker refuses, beside sends.
-_REFUSED_AT_STOP: Final = frozenset((Pull, HandOver, Restore, ReadLog, Get, Find))
+_REFUSED_AT_STOP: Final = frozenset((Pull, HandOver, Restore, ReadLog, Get, Find, TraceMessage))
 
 
 class BrokerParts(NamedTuple):
@@ -121,6 +123,7 @@ class BrokerParts(NamedTuple):
     segment_roll: SegmentRoll
     damages: Damages
     finds: Finds
+    traces: Traces
 
 
 class CommandDispatch:
@@ -158,6 +161,7 @@ class CommandDispatch:
             ReadLog: lambda command, now: log_reads.read(command),
             Get: lambda command, now: parts.finds.get(command),
             Find: lambda command, now: parts.finds.find(command),
+            TraceMessage: lambda command, now: parts.traces.trace(command),
             Fetched: lambda command, now: log_reads.fetched(command),
             InfoFound: lambda command, now: add(Administered(*command)),
             Disconnected: self._disconnected,
@@ -173,6 +177,7 @@ class CommandDispatch:
             Asker.RESEND: lambda done, now: parts.resends.read_done(done.error, now),
             Asker.RETENTION: lambda done, now: self._read_for_retention(done, now, parts.retention.read_done),
             Asker.FIND: lambda done, now: parts.finds.read_done(done),
+            Asker.TRACE: lambda done, now: parts.traces.read_done(done),
             Asker.FORWARDING: lambda done, now: self._read_for_retention(done, now, parts.retention.copied),
         }
 
@@ -220,6 +225,7 @@ class CommandDispatch:
         parts, connection = self._parts, command.connection
         parts.log_reads.disconnected(connection)
         parts.finds.disconnected(connection)
+        parts.traces.disconnected(connection)
         parts.delivery.disconnected(connection)
         parts.records.disconnected(connection)
         parts.intake.replies.disconnected(connection)
@@ -335,6 +341,7 @@ class Broker:
         )
         self._log_reads = LogReads(store, self._effects, self._intake.visible)
         self._finds = Finds(store, self._effects, GetMessages(store, self._delaying.is_cancelled))
+        self._traces = Traces(store, self._delivery.subscriptions.groups, self._delaying, self._effects)
         self._hand_overs = Handovers(store, self._delivery, self._intake, self._effects)
         self._restores = Restores(store, self._delivery, self._intake, self._effects)
         self._records = WriteGate(store, self._effects)
@@ -353,7 +360,7 @@ class Broker:
             BrokerParts(
                 store, self._effects, self._intake, self._delivery, self._delaying, self._records, self._hand_overs,
                 self._restores, self._reports, self._log_reads, self._admin, self._redriving, self._resends,
-                self._retention, self._segment_roll, self._damages, self._finds,
+                self._retention, self._segment_roll, self._damages, self._finds, self._traces,
             )
         )  # fmt: skip
         #: The short way for single messages; None where the store has several partitions.
@@ -417,6 +424,7 @@ class Broker:
         self._broadcasts.tick(now)
         self._redriving.tick(now)
         self._resends.tick(now)
+        self._traces.tick(now)
         self._segment_roll.tick(now)
         self._retention.tick(now)
         self._producers.expire(now.monotonic_us)
@@ -434,6 +442,7 @@ class Broker:
             self._delivery.durable.next_deadline_us(now.monotonic_us),
             self._resends.next_deadline_us(),
             self._segment_roll.next_deadline_us(now),
+            self._traces.next_deadline_us(),
             self._retention.next_deadline_us(now),
         )
         return min((deadline for deadline in deadlines if deadline is not None), default=None)

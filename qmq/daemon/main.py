@@ -109,6 +109,7 @@ class RunningBroker:
         self._key_worker = CallThread("qmq-keys")
         self._fsyncs = Fsyncs(self.store, (*range(len(self.store.partitions)), DELAY_PARTITION))
         self._readers = [CallThread(f"qmq-read-{partition}") for partition in range(len(self.store.partitions))]
+        self._tracer = CallThread("qmq-trace")
         self._fetchers = [CallThread(f"qmq-fetch-{partition}") for partition in range(len(self.store.partitions))]
         self.server = Server(
             self.broker, _server_options(self.settings, self.store), self._work, self._turned, self._clock
@@ -206,7 +207,7 @@ class RunningBroker:
             self._fsyncs.close(timeout_s)
             self._scrub_worker.stop(timeout_s)
             self._key_worker.stop(timeout_s)
-            for worker in [*self._readers, *self._fetchers]:
+            for worker in [*self._readers, *self._fetchers, self._tracer]:
                 worker.stop(0)  # their results are not used any more
             self._info.close()
             self._close_store(clean)
@@ -239,7 +240,8 @@ class RunningBroker:
             case SyncWanted():
                 self._sync(wanted)
             case ReadWanted(number, read):
-                self._readers[read.partition].call(read.step, lambda error: self.server.submit(ReadDone(number, error)))
+                reader = self._tracer if read.partition < 0 else self._readers[read.partition]
+                reader.call(read.step, lambda error: self.server.submit(ReadDone(number, error)))
             case FetchWanted(number, fetch):
                 self._fetchers[fetch.partition].call(
                     fetch.run, lambda error: self.server.submit(Fetched(number, error))

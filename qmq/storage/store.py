@@ -37,6 +37,7 @@ from qmq.storage.meta.take_checkpoint import Checkpoint, CheckpointTaker
 from qmq.storage.partition import Partition, SharedState
 from qmq.storage.pull_log.log import PullSync
 from qmq.storage.pull_log.records import PullRecord
+from qmq.storage.pull_log.scan import PullLogScan, PullPiece
 from qmq.storage.recovery.decide import RecoveryReport
 from qmq.storage.recovery.open import OpenedStore, open_directory
 from qmq.storage.recovery.sequences import merge_by_sequence
@@ -58,6 +59,8 @@ __all__ = [
     "OldSegment",
     "Partition",
     "PartitionDamage",
+    "PullLogScan",
+    "PullPiece",
     "PullRecord",
     "PullSync",
     "RecoveryReport",

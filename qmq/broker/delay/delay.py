@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgpack
 import numpy as np
@@ -52,6 +52,14 @@ _LOOK_US: Final = 1_000_000
 #: The producer of batches that cancel messages; consumers get nothing of their subject.
 CANCEL_PRODUCER: Final = b"qmq: cancelling\0"
 _CANCEL_SUBJECT: Final = "cancelled"
+
+
+class DelayedState(NamedTuple):
+    """A message of the delay log: delayed, cancelled or dropped; its subject, and when it falls due, or fell."""
+
+    state: str
+    subject: str
+    due_us: int
 
 
 class DelayedMessages:
@@ -143,6 +151,30 @@ class DelayedMessages:
     def is_cancelled(self, position: int) -> bool:
         """Return whether the message at a position of the delay log was cancelled, and is still remembered."""
         return position in self._cancelled
+
+    def find(self, name: MessageId, tries: int) -> DelayedState | None:
+        """Return what is known of a delayed message that no copy in the message log keeps; None when no message has
+        that id, or its batch is gone.
+
+        Raises NotInMemory, until *tries* reads were too many; BadBytes, StorageFailed, BadBatch.
+        """
+        with self._reads.looking_up(tries):
+            found = self._find(name)
+        if found is None:
+            return None
+        position, subject, due_us = found
+        if self.is_cancelled(position):
+            return DelayedState("cancelled", subject, due_us)
+        if due_us > self._late_us:
+            return DelayedState("delayed", subject, due_us)
+        # It is not in the message log although it fell due: it was cancelled, or delivered and dropped since.
+        firsts = [
+            part.consumer_log.read_entry(part.consumer_log.first_row)[2]
+            for part in self._store.partitions
+            if part.consumer_log.first_row < part.consumer_log.visible_row
+        ]
+        is_dropped = not firsts or due_us < min(firsts)
+        return DelayedState("dropped" if is_dropped else "cancelled", subject, due_us)
 
     def cancelled(self, position: int, subject: str, cancelled_at: int) -> None:
         """Leave out the message at *position*, which the batch at *cancelled_at* cancels."""

@@ -284,7 +284,7 @@ class DeliveryTracker:
         ledger = group.ledger
         assert ledger is not None
         if ledger.replay(kind, fields) and kind == RecordKind.PULL:
-            _, _, _, _, where, flat = fields
+            _, _, _, _, flat, where = fields
             self._replay_cursors(group, where, unflat(flat))
 
     def _replay_cursors(self, group: Group, where: list[Any], ranges: list[MessageRange]) -> None:

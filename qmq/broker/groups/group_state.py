@@ -281,13 +281,13 @@ class Ledger:
         in_flight = member.in_flight
         fields = ranges[0] if len(ranges) == 1 else flat(ranges)
         self._changed = True
-        self._write(_PULL, _pack((self.number, member.number, in_flight.next_sequence, size, now_us, where, fields)))
+        self._write(_PULL, _pack((self.number, member.number, in_flight.next_sequence, size, now_us, fields, where)))
         member.pulled_us = now_us
         if len(ranges) == 1:
             return in_flight.add([made(InFlightRange, (ranges[0], 1, 0))], size, now_us)
         return in_flight.add([InFlightRange(messages, 1, 0) for messages in ranges], size, now_us)
 
-    def _pulled(self, number: int, first: int, size: int, now_us: int, where: list[Any], fields: list[int]) -> bool:
+    def _pulled(self, number: int, first: int, size: int, now_us: int, fields: list[int], where: list[Any]) -> bool:
         member = self._consumers.there(number)
         if member is None:
             return False

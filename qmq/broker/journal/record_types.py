@@ -21,7 +21,7 @@ class RecordKind(enum.IntEnum):
 
     JOIN = 1  # numbers, name, nonce, transient, now, client, least epoch, least delivery sequence
     LEAVE = 2  # numbers, consumer, reason, now
-    PULL = 3  # number, consumer, first delivery sequence, bytes, now, positions of prefixes, ranges
+    PULL = 3  # number, consumer, first delivery sequence, bytes, now, ranges, positions of prefixes
     AGAIN = 4  # number, consumer, first delivery sequence, bytes, now, quarantined, [retry, its InFlightRange]
     ACK = 5  # number, consumer, now, intervals of delivery sequences
     BACK = 6  # numbers, consumer, [start, end, disposition, delay, index of the reason], reasons, now

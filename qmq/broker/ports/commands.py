@@ -267,6 +267,17 @@ class Find(NamedTuple):
     max_bytes: int = 256 << 10
 
 
+class TraceMessage(NamedTuple):
+    """Say what has become of the message with that id, 16 bytes, in each group. ``places`` are (partition, position) of
+    its copies in this store.
+    """
+
+    connection: int
+    request: int
+    message_id: bytes
+    places: tuple[tuple[int, int], ...] = ()
+
+
 class Disconnected(NamedTuple):
     """The connection is closed: its pulls and subscriptions end."""
 
@@ -342,6 +353,7 @@ Command = (
     | ReadLog
     | Get
     | Find
+    | TraceMessage
     | Disconnected
     | Synced
     | SyncBroken

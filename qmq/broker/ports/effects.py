@@ -201,6 +201,18 @@ class FoundMessages(NamedTuple):
     unreadable: int = 0
 
 
+class Traced(NamedTuple):
+    """What has become of a message: the facts about it, and a row for each group with its state and events. With
+    *is_partial* the pull log does not reach back to the message, or not all of it was read.
+    """
+
+    connection: int
+    request: int
+    message: dict[str, Any]
+    rows: list[dict[str, Any]]
+    is_partial: bool
+
+
 class Refused(NamedTuple):
     """The command failed, or is not allowed."""
 
@@ -233,6 +245,7 @@ class Asker(enum.IntEnum):
     FORWARDING = 8  # messages to carry forward out of one
     FIND = 9  # messages that clients look for
     RESEND = 10  # rows of messages that are handed out again
+    TRACE = 11  # a message to trace, and the pull log
 
 
 def first_number(asker: Asker) -> int:
@@ -246,8 +259,9 @@ def asker_of(number: int) -> Asker:
 
 
 class ReadWork(Protocol):
-    """A read that brings bytes of a file into memory."""
+    """A read that brings bytes of a file into memory, or looks through files."""
 
+    #: Whose thread takes it; -1: it is slow and of no partition, and has a thread of its own.
     partition: int
 
     def step(self) -> bool:
@@ -317,6 +331,7 @@ Effect = (
     | LogBytes
     | GotMessage
     | FoundMessages
+    | Traced
     | Refused
     | SyncWanted
     | ReadWanted

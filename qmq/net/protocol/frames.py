@@ -97,6 +97,7 @@ class FrameKind(enum.IntEnum):
     CLAIM = 19
     GET = 20
     FIND = 21
+    TRACE = 22
     WELCOME = 129
     SENT = 130
     SUBSCRIBED = 131
@@ -117,6 +118,7 @@ class FrameKind(enum.IntEnum):
     CLAIMED = 147
     GOT = 148
     FOUND = 149
+    TRACED = 150
     ERROR = 255
 
 

@@ -140,6 +140,13 @@ def batch_list(effect: effects.BatchList) -> bytes:
     return frames.encode_frame(FrameKind.BATCH_LIST, effect.request, meta, len(effect.records)) + effect.records
 
 
+def traced(effect: effects.Traced) -> bytes:
+    """Encode TRACED: the message and its groups are payload, since they may exceed the limit of meta."""
+    payload: bytes = msgpack.packb({"message": effect.message, "groups": effect.rows, "partial": effect.is_partial})
+    meta = frames.pack_meta({"crc": crc32c(payload)})
+    return frames.encode_frame(FrameKind.TRACED, effect.request, meta, len(payload)) + payload
+
+
 def log_bytes(effect: effects.LogBytes) -> bytes:
     """Encode the header of LOG_BYTES; the data of the effect follows."""
     return frames.encode_frame(FrameKind.LOG_BYTES, effect.request, b"", len(effect.data))
@@ -212,6 +219,7 @@ class ReplyWriter:
             effects.SegmentList: partial(self._answer, encode=segment_list),
             effects.BatchList: partial(self._answer, encode=batch_list),
             effects.LogBytes: self._log_bytes,
+            effects.Traced: partial(self._answer, encode=traced),
             effects.GotMessage: partial(self._found, encode=got),
             effects.FoundMessages: partial(self._found, encode=found),
             effects.Reported: partial(self._answer, encode=reported),

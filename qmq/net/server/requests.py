@@ -244,6 +244,17 @@ def _find(connection: int, frame: Frame) -> Command:
     )  # fmt: skip
 
 
+def _trace(connection: int, frame: Frame) -> Command:
+    fields = _fields(frame)
+    message_id, numbers = fields.get("id"), fields.get("places", [])
+    if type(message_id) is not bytes or len(message_id) != MESSAGE_ID_SIZE:
+        raise ProtocolError(f"TRACE has an id of {MESSAGE_ID_SIZE} bytes")
+    if type(numbers) is not list or len(numbers) % 2 or not all(_is_count(number) for number in numbers):
+        raise ProtocolError("TRACE has pairs of a partition and a position in places")
+    places = tuple(zip(numbers[::2], numbers[1::2], strict=True))
+    return commands.TraceMessage(connection, frame.request, message_id, places)
+
+
 _DECODERS: Final[dict[int, Callable[[int, Frame], Command]]] = {
     FrameKind.SUBSCRIBE: _subscribe,
     FrameKind.PULL: _pull,
@@ -264,6 +275,7 @@ _DECODERS: Final[dict[int, Callable[[int, Frame], Command]]] = {
     FrameKind.READ_LOG: _read_log,
     FrameKind.GET: _get,
     FrameKind.FIND: _find,
+    FrameKind.TRACE: _trace,
 }
 
 

@@ -31,6 +31,7 @@ from qmq.storage.pull_log.records import (
     read_pull_log,
     rewrite_pull_log,
 )
+from qmq.storage.pull_log.scan import PullLogScan
 from qmq.storage.types import DUE_NAME, GROUPS_NAME, Hole
 
 Owner = Schedule | ItemLog
@@ -174,6 +175,12 @@ class GroupFiles:
         owner = self._owners.get(path)
         slots = owner.runs().get(number) if owner is not None else None
         return None if owner is None or slots is None else (owner.slot_size, slots)
+
+    def scan_pulls(self, since_us: int) -> PullLogScan:
+        """Return a reader, for a thread, of what is written of the pull log, also of the files that are kept for it,
+        from about *since_us* on.
+        """
+        return PullLogScan(self.disk, self.pulls, self.store_id, self.secret, self._log.end, since_us)
 
     def full_pull_files(self) -> list[tuple[int, int]]:
         """Return where each full file of the pull log begins and ends."""

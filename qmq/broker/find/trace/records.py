@@ -1,0 +1,314 @@
+"""The records of the pull log that may concern one message, found beside the loop.
+
+Whole files are looked at as columns. Records that may name the message are checked and decoded one by one: those that
+hand out a range around it, and of the consumers that got such a range the acks, nacks and leaves around their delivery
+sequences. What exactly concerns the message is decided in the loop (events.py), since that may need rows of the log.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any, Final, NamedTuple
+
+import msgpack
+import numpy as np
+import numpy.typing as npt
+
+from qmq.broker.find.trace.columns import FieldWalk, Numbers, PieceBytes
+from qmq.broker.find.trace.places import MessagePlace, may_have
+from qmq.broker.groups.message_ranges import PARTITIONS
+from qmq.broker.journal.record_types import MessageRange, RecordKind, unflat
+from qmq.net.protocol.types import Disposition
+from qmq.storage.store import PullLogScan, PullPiece
+
+#: Records of one trace that are decoded; behind that it lacks events.
+MOST_DECODED: Final = 400_000
+#: Ranges of a record that are compared as columns; a record with more of them is decoded.
+_RANGES_IN_STEP: Final = 4
+_PARTITION_BITS: Final = np.uint64(0xFFFF)
+#: The field behind a range of an AGAIN record: its attempt and session expiries.
+_AGAIN_FIELDS: Final = 9
+_RANGE_FIELDS: Final = 6
+
+#: A consumer of a group, by their numbers.
+Consumer = tuple[int, int]
+
+
+class GivenRange(NamedTuple):
+    """A range that a consumer was given, from a delivery sequence on; ``position`` is that of the record."""
+
+    position: int
+    consumer: Consumer
+    first: int
+    messages: MessageRange
+    attempt: int
+    now_us: int
+
+
+class Settled(NamedTuple):
+    """Delivery sequences [start, end) of a consumer that were acked (no disposition) or handed back."""
+
+    position: int
+    start: int
+    end: int
+    disposition: Disposition | None
+    reason: str
+    now_us: int
+
+
+class Departure(NamedTuple):
+    """A consumer left, or its session expired: all its messages in flight before a delivery sequence came back."""
+
+    position: int
+    end: int
+    why: int
+    now_us: int
+
+
+class Brought(NamedTuple):
+    """A range that came to a group as retries: by a handover from another broker, or by a restore."""
+
+    position: int
+    group: int
+    messages: MessageRange
+    kind: RecordKind
+    attempt: int
+    reason: str
+    now_us: int
+
+
+class FoundRecords:
+    """The decoded records, by consumer and group."""
+
+    def __init__(self) -> None:
+        self.given: defaultdict[int, list[GivenRange]] = defaultdict(list)  # by group
+        self.settled: defaultdict[Consumer, list[Settled]] = defaultdict(list)
+        self.departed: defaultdict[Consumer, list[Departure]] = defaultdict(list)
+        self.brought: defaultdict[int, list[Brought]] = defaultdict(list)  # by group
+        #: The times at which letters of a group were redriven, with the position of each record.
+        self.redriven: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
+        self.names: dict[Consumer, str] = {}
+        self.decoded = 0
+        #: Some records were not decoded, or are kept no more.
+        self.is_partial = False
+
+
+class RecordScan:
+    """Reads the pull log for one message, in a thread, a file at a step."""
+
+    #: It is a read of no partition, and has a thread of its own.
+    partition = -1
+
+    def __init__(self, files: PullLogScan, places: list[MessagePlace]) -> None:
+        self._files = files
+        self._places = places
+        self.found = FoundRecords()
+        self._positions = np.array(sorted({place.entry[1] for place in places}), np.uint64)
+        self._subjects = np.array(sorted({place.entry[3] for place in places}), np.uint64)
+        #: The consumers that got a range which may have the message, and the delivery sequences of all their ranges.
+        self._consumers: dict[Consumer, tuple[int, int]] = {}
+        self._keys = self._lows = self._highs = np.empty(0, np.uint64)
+
+    def step(self) -> bool:
+        """[thread] Look at the next file; return whether there may be more. Raises StorageFailed."""
+        piece = self._files.next()
+        if piece is None:
+            self.found.is_partial |= self._files.is_partial
+            return False
+        found, data = self.found, PieceBytes(piece)
+        self._find_given(piece, data)
+        self._find_brought(piece)
+        self._find_joins(piece)
+        if self._consumers:
+            self._find_acks(piece, data)
+            self._find_returns(piece, data)
+        if found.decoded > MOST_DECODED:
+            found.is_partial = True
+            return False
+        return True
+
+    # --- ranges that were handed out ----------------------------------------------------------------------------------
+
+    def _find_given(self, piece: PullPiece, data: PieceBytes) -> None:
+        pulls = FieldWalk(data, piece.offsets[piece.kinds == RecordKind.PULL])
+        pulls.pass_octets(1)
+        pulls.pass_numbers(5)
+        counts = pulls.counts() // _RANGE_FIELDS
+        likely = self._brackets(pulls, counts, before=0, after=0)
+        again = FieldWalk(data, piece.offsets[piece.kinds == RecordKind.AGAIN])
+        again.pass_octets(1)
+        again.pass_numbers(5)
+        again.pass_octets(1)  # quarantined
+        likely += self._brackets(again, again.counts(), before=1, after=2)
+        if not likely:
+            return
+        for offset in sorted(set(likely)):
+            for given in self._given_by(piece, offset):
+                self.found.given[given.consumer[0]].append(given)
+                low, high = self._consumers.get(given.consumer, (given.first, given.first))
+                self._consumers[given.consumer] = min(low, given.first), max(high, given.first + given.messages.total)
+        keys = sorted(self._consumers)
+        self._keys = np.array([_key(consumer) for consumer in keys], np.uint64)
+        bounds = np.array([self._consumers[consumer] for consumer in keys], np.uint64).reshape(-1, 2)
+        self._lows, self._highs = bounds[:, 0], bounds[:, 1]
+
+    def _brackets(self, walk: FieldWalk, counts: npt.NDArray[np.int64], *, before: int, after: int) -> list[int]:
+        """Return the offsets of the records of which a range may have the message. The list of ranges comes next; each
+        has *before* and *after* so many other numbers; before the first of them are the headers of lists, if there are
+        any.
+        """
+        likely: list[int] = walk.records[counts > _RANGES_IN_STEP].tolist()
+        for number in range(_RANGES_IN_STEP):
+            here = counts > number
+            walk.keep(here)
+            counts = counts[here]
+            if not len(walk):
+                break
+            if before:
+                walk.pass_octets(1)
+                walk.pass_numbers(before)
+            log, first = walk.numbers(), walk.numbers()
+            walk.pass_numbers(1)
+            skip, total, end = walk.numbers(), walk.numbers(), walk.numbers()
+            walk.pass_numbers(after)
+            likely += walk.records[self._may_have(log, first, skip, total, end)].tolist()
+        return likely
+
+    def _may_have(
+        self, log: Numbers, first: Numbers, skip: Numbers, total: Numbers, end: Numbers
+    ) -> npt.NDArray[np.bool_]:
+        """Return which ranges may have the message, by one of its places."""
+        by_position = log >= PARTITIONS
+        between = np.searchsorted(self._positions, end, "right") > np.searchsorted(self._positions, first, "left")
+        found: npt.NDArray[np.bool_] = by_position & between
+        mine = np.flatnonzero(~by_position & np.isin(log, self._subjects))
+        for at in mine.tolist():
+            start, behind = int(first[at]) + int(skip[at]), int(first[at]) + int(skip[at]) + int(total[at])
+            number = int(log[at])
+            found[at] = any(place.entry[3] == number and start <= place.sequence < behind for place in self._places)
+        return found
+
+    def _given_by(self, piece: PullPiece, offset: int) -> list[GivenRange]:
+        fields, position, kind = self._decode(piece, offset)
+        if fields is None:
+            return []
+        number, consumer, first, _, now_us, *rest = fields
+        who, given = (number, consumer), list[GivenRange]()
+        if kind == RecordKind.PULL:
+            several = [(messages, 1) for messages in unflat(rest[0])]
+        else:
+            several = [(MessageRange(*one[1:7]), one[7]) for one in rest[1]]
+        for messages, attempt in several:
+            if any(may_have(messages, place) for place in self._places):
+                given.append(GivenRange(position, who, first, messages, attempt, now_us))
+            first += messages.total
+        return given
+
+    def _decode(self, piece: PullPiece, offset: int) -> tuple[list[Any] | None, int, int]:
+        """Return the fields of a record (None where these bytes are no record), its position and its kind."""
+        self.found.decoded += 1
+        record = piece.record(offset) if self.found.decoded <= MOST_DECODED else None
+        if record is None:
+            return None, 0, 0
+        return msgpack.unpackb(record.payload, strict_map_key=False), record.position, record.kind
+
+    # --- ranges that came as retries, and joins ----------------------------------------------------------------------
+
+    def _find_brought(self, piece: PullPiece) -> None:
+        kinds = (RecordKind.OVER, RecordKind.RESTORED, RecordKind.REDRIVE)
+        for offset in piece.offsets[np.isin(piece.kinds, kinds)].tolist():
+            fields, position, kind = self._decode(piece, offset)
+            if fields is None:
+                continue
+            group = fields[0]
+            if kind == RecordKind.REDRIVE:
+                self.found.redriven[group].append((position, fields[3]))
+                continue
+            if kind == RecordKind.OVER:
+                ranges, attempt, reason, now_us = [MessageRange(*fields[2])], fields[3], fields[5], fields[7]
+            else:
+                ranges, attempt, reason, now_us = unflat(fields[2]), 1, "restored", fields[-1]
+            for messages in ranges:
+                if any(may_have(messages, place) for place in self._places):
+                    brought = Brought(position, group, messages, RecordKind(kind), attempt, reason, now_us)
+                    self.found.brought[group].append(brought)
+
+    def _find_joins(self, piece: PullPiece) -> None:
+        """Note the names of consumers: the last join at which a number was the next one made the consumer."""
+        for offset in piece.offsets[piece.kinds == RecordKind.JOIN].tolist():
+            fields, _, _ = self._decode(piece, offset)
+            if fields is not None:
+                self.found.names[fields[0], fields[1][0]] = fields[2]
+
+    # --- what became of them -----------------------------------------------------------------------------------------
+
+    def _of_consumers(self, group: Numbers, consumer: Numbers) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.intp]]:
+        """Return which records are of a known consumer, and for each where that is among the known ones."""
+        keys = (group << np.uint64(32)) | consumer
+        at = np.searchsorted(self._keys, keys)
+        at[at == len(self._keys)] = 0
+        return self._keys[at] == keys, at
+
+    def _find_acks(self, piece: PullPiece, data: PieceBytes) -> None:
+        walk = FieldWalk(data, piece.offsets[piece.kinds == RecordKind.ACK])
+        if not len(walk):
+            return
+        walk.pass_octets(1)
+        known, at = self._of_consumers(walk.numbers(), walk.numbers())
+        walk.keep(known)
+        at = at[known]
+        walk.pass_numbers(1)
+        counts = walk.counts()
+        likely = walk.records[counts > 2].tolist()
+        walk.keep(counts == 2)
+        at = at[counts == 2]
+        start, end = walk.numbers(), walk.numbers()
+        likely += walk.records[(start < self._highs[at]) & (end > self._lows[at])].tolist()
+        for offset in sorted(likely):
+            fields, position, _ = self._decode(piece, offset)
+            if fields is None:
+                continue
+            group, consumer, now_us, numbers = fields
+            low, high = self._consumers[group, consumer]
+            for first, behind in zip(numbers[::2], numbers[1::2], strict=True):
+                if first < high and behind > low:
+                    self.found.settled[group, consumer].append(Settled(position, first, behind, None, "", now_us))
+
+    def _find_returns(self, piece: PullPiece, data: PieceBytes) -> None:
+        """Find what consumers handed back, and which of them left."""
+        kinds = (RecordKind.BACK, RecordKind.LEAVE, RecordKind.PART)
+        walk = FieldWalk(data, piece.offsets[np.isin(piece.kinds, kinds)])
+        if not len(walk):
+            return
+        walk.pass_octets(1)
+        group = walk.numbers()
+        walk.pass_octets(1)
+        walk.pass_numbers(3)
+        known, at = self._of_consumers(group, walk.numbers())
+        walk.keep(known)
+        at = at[known]
+        single = walk.fork(np.arange(len(walk)))
+        counts = single.counts()  # -1 for LEAVE and PART, which have a number here
+        single.pass_octets(1)
+        start, end = single.numbers(), single.numbers()
+        aside = (counts == 1) & ((start >= self._highs[at]) | (end <= self._lows[at]))
+        for offset in sorted(walk.records[~aside].tolist()):
+            fields, position, kind = self._decode(piece, offset)
+            if fields is None:
+                continue
+            who = fields[0], fields[2]
+            if kind == RecordKind.BACK:
+                low, high = self._consumers[who]
+                rows, reasons, now_us = fields[3:]
+                for first, behind, disposition, _, reason in rows:
+                    if first < high and behind > low:
+                        how = Disposition(disposition)
+                        self.found.settled[who].append(Settled(position, first, behind, how, reasons[reason], now_us))
+            elif kind == RecordKind.LEAVE:
+                self.found.departed[who].append(Departure(position, 1 << 64, fields[3], fields[4]))
+            else:
+                self.found.departed[who].append(Departure(position, fields[4], fields[3], fields[5]))
+
+
+def _key(consumer: Consumer) -> int:
+    return (consumer[0] << 32) | consumer[1]

@@ -1,0 +1,128 @@
+"""Reading the pull log beside the loop, for traces: file after file, also those that are kept.
+
+The records of a file are found at once, as columns: every record looks like one by its header, and few other bytes do.
+Who uses a record checks it by its checksum.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from qmq.format.layout import PULL_FILE_HEADER_SIZE, PULL_RECORD_HEADER_SIZE
+from qmq.storage.disk.disk import Disk, failure, read_around
+from qmq.storage.pull_log.kept import KEPT_SUFFIX, kept_file_path
+from qmq.storage.pull_log.records import (
+    MAX_RECORD_BYTES,
+    PullRecord,
+    list_pull_files,
+    pull_file_path,
+    pull_file_times,
+    record_at,
+)
+
+#: A message's records are written after it was stored. The wall clock, by which files and records go, may be set back
+#: meanwhile, by up to this time.
+CLOCK_SLACK_US: Final = 600_000_000
+
+Offsets = npt.NDArray[np.int64]
+
+
+class PullPiece(NamedTuple):
+    """The bytes of one file, and where records may begin in it, by kind of record: u8[n] beside i64[n]."""
+
+    data: bytes
+    base: int
+    offsets: Offsets
+    kinds: npt.NDArray[np.uint8]
+    secret: bytes
+
+    def record(self, offset: int) -> PullRecord | None:
+        """Return the record at *offset*; None where these bytes are none."""
+        return record_at(memoryview(self.data), offset, self.base, self.secret)
+
+
+class PullLogScan:
+    """The files of the pull log from about a time on, the oldest first."""
+
+    def __init__(self, disk: Disk, directory: Path, store_id: bytes, secret: bytes, end: int, since_us: int) -> None:
+        """*end* is the position behind the last record to read; records from before *since_us* need not be read."""
+        self._disk = disk
+        self._directory = directory
+        self._store_id = store_id
+        self._secret = secret
+        self._end = end
+        self._since_us = since_us
+        self._bases: list[int] | None = None  # from here on, the first file is the next to read
+        #: The oldest records that are kept are younger than ``since_us``.
+        self.is_partial = False
+
+    def next(self) -> PullPiece | None:
+        """[thread] Return the next file; None behind the last. Raises StorageFailed."""
+        if self._bases is None:
+            self._bases = self._wanted()
+        while self._bases:
+            base, *self._bases = self._bases
+            end = min(self._bases[0] if self._bases else self._end, self._end)
+            data = self._read(base, max(end - base, 0))
+            if len(data) > PULL_FILE_HEADER_SIZE:
+                offsets = _likely_records(data)
+                return PullPiece(data, base, offsets, np.frombuffer(data, np.uint8)[offsets + 8], self._secret)
+        return None
+
+    def _wanted(self) -> list[int]:
+        """Return the bases of the files to read, ascending: not those that end before the time."""
+        found = {
+            *list_pull_files(self._disk, self._directory, KEPT_SUFFIX),
+            *list_pull_files(self._disk, self._directory),
+        }
+        bases = sorted(base for base in found if base < self._end)
+        first, latest_us = 0, 0
+        for number, base in enumerate(bases):
+            begun_us = pull_file_times(self._read(base, PULL_FILE_HEADER_SIZE), self._directory, self._store_id, base)
+            latest_us = max(latest_us, begun_us)
+            if latest_us + CLOCK_SLACK_US < self._since_us:
+                first = number  # the files before it have no later record
+            if not number:
+                self.is_partial = begun_us > self._since_us
+        return bases[first:]
+
+    def _read(self, base: int, size: int) -> bytes:
+        """Return the first *size* bytes of a file, fewer where it has fewer or is removed meanwhile."""
+        paths = pull_file_path(self._directory, base), kept_file_path(self._directory, base)
+        for path in paths:  # a checkpoint may rename it: never back
+            try:
+                fd = self._disk.open(path, os.O_RDONLY)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                raise failure(error, "read", path) from error
+            try:
+                data, _ = read_around(self._disk, fd, min(size, self._disk.size(fd)), 0)
+            except OSError as error:
+                raise failure(error, "read", path) from error
+            finally:
+                self._disk.close(fd)
+            return bytes(data)
+        return b""
+
+
+def _likely_records(data: bytes) -> Offsets:
+    """Return the offsets of all records, and of few other bytes."""
+    octets = np.frombuffer(data, np.uint8)
+    last = len(data) - PULL_RECORD_HEADER_SIZE + 1
+    # The size of a record is below 2^20, its kind is not 0, and its reserved fields are.
+    likely = octets[3 : last + 3] == 0
+    for reserved in (9, 10, 11):
+        likely &= octets[reserved : last + reserved] == 0
+    likely &= octets[8 : last + 8] != 0
+    likely[:PULL_FILE_HEADER_SIZE] = False
+    offsets: Offsets = np.flatnonzero(likely)
+    sizes = np.ndarray((len(data) - 3,), "<u4", data, 0, (1,))[offsets].astype(np.int64)
+    ends = offsets + sizes
+    fits = (sizes > PULL_RECORD_HEADER_SIZE) & (sizes <= MAX_RECORD_BYTES) & (ends <= len(data))
+    return offsets[fits]
