@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from qmq.net.client.consumer.message import Message, MessageBatch
     from qmq.net.client.find.finder import Finder, FindProgress
     from qmq.net.client.find.stored_message import StoredMessage
+    from qmq.net.client.find.trace import GroupTrace, Trace, TraceEvent
     from qmq.net.client.options import Durability
     from qmq.net.client.producer.receipts import Receipt, Receipts
     from qmq.net.client.sync.admin import SyncAdmin
@@ -80,6 +81,7 @@ __all__ = [
     "Finder",
     "GroupInfo",
     "GroupMismatch",
+    "GroupTrace",
     "InvalidName",
     "InvalidOption",
     "Message",
@@ -114,6 +116,8 @@ __all__ = [
     "TooManyGroups",
     "TooManyProducers",
     "TooManySubjects",
+    "Trace",
+    "TraceEvent",
     "UnknownGroup",
     "UnknownMessage",
     "UnsupportedVersion",
@@ -140,6 +144,7 @@ _LAZY: Final = {
     "FindProgress": "qmq.net.client.find.finder",
     "Finder": "qmq.net.client.find.finder",
     "GroupInfo": "qmq.net.client.admin.results",
+    "GroupTrace": "qmq.net.client.find.trace",
     "Message": "qmq.net.client.consumer.message",
     "MessageBatch": "qmq.net.client.consumer.message",
     "Problem": "qmq.net.client.admin.broker_info",
@@ -155,6 +160,8 @@ _LAZY: Final = {
     "SyncFinder": "qmq.net.client.sync.finder",
     "SyncMessage": "qmq.net.client.sync.consumer",
     "SyncMessageBatch": "qmq.net.client.sync.consumer",
+    "Trace": "qmq.net.client.find.trace",
+    "TraceEvent": "qmq.net.client.find.trace",
 }
 
 

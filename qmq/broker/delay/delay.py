@@ -168,12 +168,8 @@ class DelayedMessages:
         if due_us > self._late_us:
             return DelayedState("delayed", subject, due_us)
         # It is not in the message log although it fell due: it was cancelled, or delivered and dropped since.
-        firsts = [
-            part.consumer_log.read_entry(part.consumer_log.first_row)[2]
-            for part in self._store.partitions
-            if part.consumer_log.first_row < part.consumer_log.visible_row
-        ]
-        is_dropped = not firsts or due_us < min(firsts)
+        logs = [part.consumer_log for part in self._store.partitions if part.consumer_log.first_row]  # others are whole
+        is_dropped = any(log.first_row == log.visible_row or due_us < log.read_entry(log.first_row)[2] for log in logs)
         return DelayedState("dropped" if is_dropped else "cancelled", subject, due_us)
 
     def cancelled(self, position: int, subject: str, cancelled_at: int) -> None:

@@ -31,6 +31,7 @@ from qmq.net.client.find.finder import STOP_AFTER, Finder, search_terms
 from qmq.net.client.find.get import get
 from qmq.net.client.find.requests import BrokerSource
 from qmq.net.client.find.stored_message import StoredMessage
+from qmq.net.client.find.trace import Trace, trace
 from qmq.net.client.group_settings import GroupSettings, OnDifference, terms_of
 from qmq.net.client.options import (
     NO_JSON,
@@ -332,6 +333,19 @@ class Client:
     def _sources(self) -> list[BrokerSource]:
         self._brokers.ready()
         return [BrokerSource(link, self._options.admin_timeout) for link in self._brokers.links]
+
+    async def trace(self, message_id: str) -> Trace:
+        """Return what has become of a message: its state in each group, and what happened to it there.
+
+            trace = await client.trace(receipt.id)
+            print({group.group: group.state for group in trace.groups})
+
+        The states are those that the broker acts on; the events come from its pull log, which is kept for
+        ``pull_log_keep_ms``. Looking changes nothing. Raises InvalidOption for an invalid id; UnknownMessage if no
+        broker here ever had the message; BrokersMissed if a broker that did not answer may have it; StorageError if it
+        cannot be read.
+        """
+        return await trace(self._brokers, self._listing, message_id)
 
     async def drain(self) -> None:
         """Wait while the queue is so full that more would not be sent faster. Call it between ``send_nowait``."""

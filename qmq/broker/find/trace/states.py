@@ -29,7 +29,6 @@ from qmq.broker.find.trace.places import MessagePlace, may_have, offset_in
 from qmq.broker.groups.group import Group, SubjectFilter, takes
 from qmq.broker.groups.group_state import Ledger
 from qmq.broker.groups.message_ranges import PARTITIONS
-from qmq.format.layout import RETRY_DTYPE
 from qmq.net.protocol.types import AT_MOST_ONCE
 from qmq.storage.store import Store
 
@@ -98,7 +97,7 @@ class GroupView:
         yield from self._in_flight()
         if len(ledger.dead):
             for items in ledger.dead.after(0):
-                for letter in self._touched(np.asarray(items, RETRY_DTYPE)):
+                for letter in self._touched(items):
                     if self._has(letter.messages):
                         yield GroupMessage(
                             "dead", self._name_of(letter.consumer), letter.due_us, letter.attempt, None, letter.reason

@@ -23,7 +23,7 @@ from qmq.broker.find.trace.states import GroupMessage, GroupView, with_events
 from qmq.broker.groups.group import Group, takes
 from qmq.broker.ports.commands import Now, ReadDone, TraceMessage
 from qmq.broker.ports.effects import Asker, Effect, ReadWanted, ReadWork, Refused, Traced, first_number
-from qmq.errors import InvalidOption, Overloaded, QmqError, StorageError, UnknownMessage
+from qmq.errors import InternalError, InvalidOption, Overloaded, QmqError, StorageError, UnknownMessage
 from qmq.format.ids import MessageId
 from qmq.format.layout import DELAY_PARTITION, MESSAGE_ID
 from qmq.storage.store import ColdRead, NotInMemory, Store
@@ -113,6 +113,10 @@ class Traces:
             self._end(command, done.value)
         except QmqError as error:
             self._end(command, Refused(command.connection, command.request, error))
+        except Exception:
+            error = InternalError("the broker failed to trace this message; its log has the details")
+            self._end(command, Refused(command.connection, command.request, error))
+            raise
         else:
             if command.connection not in self._by_connection:
                 self._steps = self._current = None  # nobody waits for the answer
@@ -151,14 +155,15 @@ class Traces:
         scan = RecordScan(self._store.groups.scan_pulls(facts.stored_us or 0), places)
         if places:
             yield scan
-        rows, count = list[dict[str, Any]](), 0
+        rows, count, is_own = list[dict[str, Any]](), 0, name.store_id == self._store.store_id
         for group_name in sorted(self._groups):
             group = self._groups.get(group_name)
             if group is None or group.ledger is None:
                 continue  # it was deleted meanwhile
-            row = yield from self._row(group, facts, places, scan.found)
-            rows.append({"group": group_name, **row})
             count += 1
+            if is_own or any(place.belongs_to(group_name) for place in places):
+                row = yield from self._row(group, facts, places, scan.found)
+                rows.append({"group": group_name, **row})
             if count % GROUPS_AT_ONCE == 0:
                 yield None
         return Traced(command.connection, command.request, facts._asdict(), rows, scan.found.is_partial)

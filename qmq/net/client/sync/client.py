@@ -19,6 +19,7 @@ from qmq.net.client.client import list_subjects
 from qmq.net.client.consumer.multi_broker import make_puller
 from qmq.net.client.find.finder import STOP_AFTER
 from qmq.net.client.find.stored_message import StoredMessage
+from qmq.net.client.find.trace import Trace
 from qmq.net.client.group_settings import GroupSettings, OnDifference, terms_of
 from qmq.net.client.options import (
     NO_JSON,
@@ -220,6 +221,11 @@ class SyncClient:
             stop_after=stop_after, cursor=cursor,
         )  # fmt: skip
         return SyncFinder(finder, thread.run)
+
+    def trace(self, message_id: str) -> Trace:
+        """Return what has become of a message in each group. See ``Client.trace``."""
+        thread = self._current_thread()
+        return thread.run(thread.client.trace(message_id))
 
     def drain(self) -> None:
         """Wait while the queue is so full that more messages would not be sent faster. See ``Client.drain``."""

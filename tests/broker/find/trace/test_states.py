@@ -1,0 +1,109 @@
+"""The state of each message in a trace is that of the model of a group, and its last event fits, after any history."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from qmq.broker.find.trace.events import MessageChange, events_of
+from qmq.broker.find.trace.places import MessagePlace
+from qmq.broker.find.trace.records import RecordScan
+from qmq.broker.find.trace.states import GroupMessage, GroupView, with_events
+from tests.broker.group_state import WrittenRecords
+from tests.broker.model import Message
+from tests.broker.test_group_model import HISTORIES, GroupMachine
+
+pytestmark = [pytest.mark.no_cover, pytest.mark.hypothesis]
+
+#: The states met in all histories of this run.
+MET: Counter[str] = Counter()
+#: The events that may come last, by state. A takeover that expires a session is no event.
+LAST = {
+    "retrying": {"nacked", "released", "session_expired", "left", "redriven", "handed_out"},
+    "in_flight": {"handed_out"},
+    "dead": {"nacked", "rejected", "session_expired", "handed_out"},
+}
+
+
+class TraceMachine(GroupMachine):
+    """As the machine above it; and now and then it traces all messages."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.driven.options.update(pull_log_keep_us=1 << 50, pull_log_keep_bytes=1 << 40)
+        self.driven.restart()
+        self.records = WrittenRecords(self.driven)
+
+    def check(self) -> None:
+        super().check()
+        self.counts["checks"] += 1
+        if self.counts["checks"] % 4 == 0 and self.group is not None:
+            self.trace_all()
+
+    def trace_all(self) -> None:
+        store, group = self.driven.store, self.driven.broker.groups["g"]
+        for message in self.sent:
+            place = self.place(message)
+            view = GroupView(store, group, [place], self.now_us)
+            for _ in view.look():
+                pass
+            scan = RecordScan(store.groups.scan_pulls(0), [place])
+            while scan.step():
+                pass
+            events = events_of(store, group, [place], scan.found, view.redriven_us)
+            MET[view.found.state] += 1
+            self.compare(message, view.found, events)
+
+    def place(self, message: Message) -> MessagePlace:
+        subject, sequence = message
+        store = self.driven.store
+        number = store.subjects.number(subject)
+        assert number is not None
+        ((partition, rows),) = store.subject_rows(number, sequence, 1)
+        entry = rows[0].item()
+        return MessagePlace(partition, entry, sequence - entry[0], subject)
+
+    def compare(self, message: Message, found: GroupMessage, events: list[MessageChange]) -> None:
+        model = self.group
+        assert model is not None
+        last = events[-1] if events else None
+        holders = [
+            (one.name, each.attempt)
+            for one in model.consumers.values()
+            for each in one.in_flight.values()
+            if each.message == message
+        ]
+        waiting = [one for one in model.waiting if message in one.messages]
+        if holders:
+            expected = "in_flight"
+            assert (found.consumer, found.attempts) in holders
+        elif waiting:
+            expected = "retrying"
+            assert (found.due_us, found.attempts + 1) in [(one.due_us, one.attempt) for one in waiting]
+        elif message in model.ready:
+            expected = "waiting"
+        elif letters := [letter for letter in model.dead if letter.message == message]:
+            expected = "dead"
+            assert (found.attempts, found.reason) in [(letter.attempt, letter.reason) for letter in letters]
+        else:
+            assert found.state in ("acked", "before_start")
+            past = with_events(found, events)
+            assert (past.state == "acked") >= (last is not None and last.kind == "acked")
+            MET[past.state] += 1
+            return
+        assert found.state == expected, (message, found, expected)
+        if expected in LAST and last is not None:
+            assert last.kind in LAST[expected], (message, found, events)
+        if expected == "in_flight" and last is not None:
+            assert (last.consumer, last.attempt) == (found.consumer, found.attempts)
+
+
+def test_each_state_is_that_of_the_model(pytestconfig: pytest.Config) -> None:
+    seed = pytestconfig.getoption("--hypothesis-seed", None)
+    MET.clear()
+    run_state_machine_as_test(TraceMachine, settings=settings(HISTORIES, derandomize=seed is None, max_examples=30))
+    print(dict(MET))
+    assert {"in_flight", "retrying", "waiting", "dead", "acked", "before_start"} <= MET.keys()
