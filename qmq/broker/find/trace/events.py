@@ -22,6 +22,7 @@ _DISPOSITIONS: Final = {
     Disposition.REJECT: "rejected",
 }
 _LEAVES: Final = {LeaveReason.LEFT: "left", LeaveReason.EXPIRED: "session_expired", LeaveReason.CLOSED: "dropped"}
+_BROUGHT: Final = {RecordKind.OVER: "handed_over", RecordKind.RESTORED: "restored", RecordKind.RESENT: "resent"}
 #: The most events of one group, the last ones.
 MOST_EVENTS: Final = 200
 
@@ -61,7 +62,7 @@ def events_of(
     events = list[MessageChange]()
     for brought in found.brought.get(number, ()):
         if any(offset_in(store, group, brought.messages, place) is not None for place in places):
-            kind = "handed_over" if brought.kind == RecordKind.OVER else "restored"
+            kind = _BROUGHT[brought.kind]
             events.append(MessageChange(brought.position, kind, brought.now_us, None, brought.attempt, brought.reason))
     for delivery in _deliveries(store, group, places, found):
         who = name_of(delivery.consumer)

@@ -56,7 +56,7 @@ class Settled(NamedTuple):
     now_us: int
 
 
-class Departure(NamedTuple):
+class LostHold(NamedTuple):
     """A consumer left, or its session expired: all its messages in flight before a delivery sequence came back."""
 
     position: int
@@ -66,7 +66,7 @@ class Departure(NamedTuple):
 
 
 class Brought(NamedTuple):
-    """A range that came to a group as retries: by a handover from another broker, or by a restore."""
+    """A range that came to a group as retries: by a handover from another broker, a restore or a resend."""
 
     position: int
     group: int
@@ -83,7 +83,7 @@ class FoundRecords:
     def __init__(self) -> None:
         self.given: defaultdict[int, list[GivenRange]] = defaultdict(list)  # by group
         self.settled: defaultdict[Consumer, list[Settled]] = defaultdict(list)
-        self.departed: defaultdict[Consumer, list[Departure]] = defaultdict(list)
+        self.departed: defaultdict[Consumer, list[LostHold]] = defaultdict(list)
         self.brought: defaultdict[int, list[Brought]] = defaultdict(list)  # by group
         #: The times at which letters of a group were redriven, with the position of each record.
         self.redriven: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
@@ -215,7 +215,7 @@ class RecordScan:
     # --- ranges that came as retries, and joins ----------------------------------------------------------------------
 
     def _find_brought(self, piece: PullPiece) -> None:
-        kinds = (RecordKind.OVER, RecordKind.RESTORED, RecordKind.REDRIVE)
+        kinds = (RecordKind.OVER, RecordKind.RESTORED, RecordKind.RESENT, RecordKind.REDRIVE)
         for offset in piece.offsets[np.isin(piece.kinds, kinds)].tolist():
             fields, position, kind = self._decode(piece, offset)
             if fields is None:
@@ -227,7 +227,12 @@ class RecordScan:
             if kind == RecordKind.OVER:
                 ranges, attempt, reason, now_us = [MessageRange(*fields[2])], fields[3], fields[5], fields[7]
             else:
-                ranges, attempt, reason, now_us = unflat(fields[2]), 1, "restored", fields[-1]
+                ranges, attempt, reason, now_us = (
+                    unflat(fields[2 if kind == RecordKind.RESTORED else 7]),
+                    1,
+                    "",
+                    fields[-1],
+                )
             for messages in ranges:
                 if any(may_have(messages, place) for place in self._places):
                     brought = Brought(position, group, messages, RecordKind(kind), attempt, reason, now_us)
@@ -305,9 +310,9 @@ class RecordScan:
                         how = Disposition(disposition)
                         self.found.settled[who].append(Settled(position, first, behind, how, reasons[reason], now_us))
             elif kind == RecordKind.LEAVE:
-                self.found.departed[who].append(Departure(position, 1 << 64, fields[3], fields[4]))
+                self.found.departed[who].append(LostHold(position, 1 << 64, fields[3], fields[4]))
             else:
-                self.found.departed[who].append(Departure(position, fields[4], fields[3], fields[5]))
+                self.found.departed[who].append(LostHold(position, fields[4], fields[3], fields[5]))
 
 
 def _key(consumer: Consumer) -> int:

@@ -114,8 +114,8 @@ class Traces:
         except QmqError as error:
             self._end(command, Refused(command.connection, command.request, error))
         except Exception:
-            error = InternalError("the broker failed to trace this message; its log has the details")
-            self._end(command, Refused(command.connection, command.request, error))
+            failed = InternalError("the broker failed to trace this message; its log has the details")
+            self._end(command, Refused(command.connection, command.request, failed))
             raise
         else:
             if command.connection not in self._by_connection:
