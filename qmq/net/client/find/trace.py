@@ -14,7 +14,7 @@ from crc32c import crc32c
 from qmq.errors import BrokersMissed, ProtocolError, UnknownMessage
 from qmq.format.ids import MessageId
 from qmq.format.layout import MESSAGE_ID
-from qmq.net.client.admin.admin import Listing
+from qmq.net.client.admin.listing import Listing
 from qmq.net.client.admin.results import time_of
 from qmq.net.client.broker_link import Link
 from qmq.net.client.cluster import Brokers
