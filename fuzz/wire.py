@@ -256,6 +256,14 @@ class Wires:
         if choice & 128:
             picks.edit(meta)
         self._put(untrusted, FrameKind.FIND, request, bytes(meta), b"")
+        if choice & 64:
+            assert self._core is not None
+            name = MESSAGE_ID.pack(self._core.store.store_id, picks.number(2), self._stored)
+            asked = {"id": name, "places": [picks.number(1), self._stored + picks.number(1)]}
+            meta = memoryview(bytearray(msgpack.packb(asked)))
+            if choice & 128:
+                picks.edit(meta)
+            self._put(untrusted, FrameKind.TRACE, request, bytes(meta), b"")
 
     def _numbers(self, picks: Picks, untrusted: Wire) -> None:
         request, which = 1 + picks.number(1), picks.number(1) % 9

@@ -7,7 +7,7 @@ from typing import get_args
 
 import pytest
 
-from qmq.broker.ports.commands import Command, Find, Get, HandOver, Pull, ReadDone, ReadLog, Restore, Send
+from qmq.broker.ports.commands import Command, Find, Get, HandOver, Pull, ReadDone, ReadLog, Restore, Send, TraceMessage
 from qmq.broker.ports.effects import Asker, Refused, first_number
 from qmq.errors import BrokerStopping
 from qmq.net.protocol.selection import Selection
@@ -41,9 +41,10 @@ def test_a_broker_that_stops_begins_nothing(tmp_path: Path) -> None:
         ReadLog(1, driven.request(), 0, 0, 1),
         Get(1, driven.request(), bytes(16)),
         Find(1, driven.request(), Selection()),
+        TraceMessage(1, driven.request(), bytes(16)),
     ]
-    assert {type(one) for one in begun} == {Send, Pull, HandOver, Restore, ReadLog, Get, Find}
+    assert {type(one) for one in begun} == {Send, Pull, HandOver, Restore, ReadLog, Get, Find, TraceMessage}
     said = driven.do(*begun)
-    assert [type(one) for one in said] == [Refused] * 7
+    assert [type(one) for one in said] == [Refused] * 8
     assert all(type(one.error) is BrokerStopping for one in said if isinstance(one, Refused))
     driven.close()

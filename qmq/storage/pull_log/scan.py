@@ -29,6 +29,9 @@ from qmq.storage.pull_log.records import (
 #: meanwhile, by up to this time.
 CLOCK_SLACK_US: Final = 600_000_000
 
+#: Bytes that are searched for records at once.
+_CHUNK_BYTES: Final = 256 << 10
+
 Offsets = npt.NDArray[np.int64]
 
 
@@ -114,15 +117,20 @@ class PullLogScan:
 def _likely_records(data: bytes) -> Offsets:
     """Return the offsets of all records, and of few other bytes."""
     octets = np.frombuffer(data, np.uint8)
-    last = len(data) - PULL_RECORD_HEADER_SIZE + 1
-    # The size of a record is below 2^20, its kind is not 0, and its reserved fields are.
-    likely = octets[3 : last + 3] == 0
-    for reserved in (9, 10, 11):
-        likely &= octets[reserved : last + reserved] == 0
-    likely &= octets[8 : last + 8] != 0
-    likely[:PULL_FILE_HEADER_SIZE] = False
-    offsets: Offsets = np.flatnonzero(likely)
+    found, last = list[Offsets](), len(data) - PULL_RECORD_HEADER_SIZE + 1
+    for start in range(PULL_FILE_HEADER_SIZE, last, _CHUNK_BYTES):  # which fit the processor's cache
+        stop = min(start + _CHUNK_BYTES, last)
+        zero = octets[start : stop + PULL_RECORD_HEADER_SIZE - 1] == 0
+        # The size of a record is below 2^20, its reserved fields are 0, and its kind is not.
+        count = stop - start
+        likely = zero[3 : count + 3] & zero[9 : count + 9]
+        likely &= zero[10 : count + 10]
+        likely &= zero[11 : count + 11]
+        found.append(np.flatnonzero(likely) + start)
+    offsets = np.concatenate(found) if found else np.empty(0, np.int64)
+    offsets = offsets[octets[offsets + 8] != 0]
     sizes = np.ndarray((len(data) - 3,), "<u4", data, 0, (1,))[offsets].astype(np.int64)
     ends = offsets + sizes
     fits = (sizes > PULL_RECORD_HEADER_SIZE) & (sizes <= MAX_RECORD_BYTES) & (ends <= len(data))
-    return offsets[fits]
+    records: Offsets = offsets[fits]
+    return records

@@ -69,6 +69,7 @@ FRAMES: Final = {
     "get": of(FrameKind.GET, bytes(range(16))),
     "find": of(FrameKind.FIND, meta={"prefix": "a.", "key": "k", "after": [5, 6], "upto_us": 7}),
     "find all": of(FrameKind.FIND),
+    "trace": of(FrameKind.TRACE, meta={"id": bytes(range(16)), "places": [1, 2, 3, 4]}),
     "restore": of(FrameKind.RESTORE, bytes(frame_of(b"x" * 50, b"y", b"z", batches=3))),
 }
 

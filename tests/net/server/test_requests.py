@@ -68,6 +68,11 @@ SUBSCRIBE = {"group": "g", "prefixes": ["a.", "b"], "consumer": "c", "start": No
         (of(FrameKind.READ_LOG, frames.READ_LOG.pack(5, 6, 1)), commands.ReadLog(3, 7, 1, 5, 6)),
         (of(FrameKind.GET, b"0123456789abcdef"), commands.Get(3, 7, b"0123456789abcdef")),
         (of(FrameKind.FIND), commands.Find(3, 7, Selection(), max_count=MAX_FOUND)),
+        (of(FrameKind.TRACE, meta={"id": bytes(16)}), commands.TraceMessage(3, 7, bytes(16))),
+        (
+            of(FrameKind.TRACE, meta={"id": bytes(16), "places": [1, 5, 2, 6]}),
+            commands.TraceMessage(3, 7, bytes(16), ((1, 5), (2, 6))),
+        ),
         (
             of(FrameKind.FIND, meta={"prefix": "a.", "key": "k", "since_us": 5, "until_us": 9, "newest": True}),
             commands.Find(3, 7, Selection("a.", "k", 5, 9), newest=True, max_count=MAX_FOUND),
@@ -117,6 +122,10 @@ def test_frames_become_commands(frame: Frame, command: commands.Command) -> None
         of(FrameKind.GET, bytes(15)),
         of(FrameKind.GET, bytes(16), meta={"a": 1}),
         of(FrameKind.FIND, bytes(16)),
+        of(FrameKind.TRACE, bytes(16)),
+        of(FrameKind.TRACE, meta={"id": bytes(15)}),
+        of(FrameKind.TRACE, meta={"id": bytes(16), "places": [1]}),
+        of(FrameKind.TRACE, meta={"id": bytes(16), "places": [1, -1]}),
         of(FrameKind.FIND, meta={"after": [1]}),
         of(FrameKind.FIND, meta={"after": [1, -1]}),
         of(FrameKind.FIND, meta={"upto_us": "now"}),

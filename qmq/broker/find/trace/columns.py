@@ -20,8 +20,8 @@ _SIZES[0xCC:0xD0] = (2, 3, 5, 9)
 #: How far the eight bytes behind the first are shifted to the number.
 _SHIFTS: Final = np.zeros(256, np.uint64)
 _SHIFTS[0xCC:0xD0] = (56, 48, 32, 0)
-#: Bytes behind the end, which are read with the last fields.
-_PADDING: Final = bytes(16)
+#: Bytes behind the end: fields that are none, of bytes that are no record, may lead there.
+_PADDING: Final = bytes(1_024)
 
 
 class PieceBytes:
@@ -31,7 +31,6 @@ class PieceBytes:
         data = piece.data + _PADDING
         self.octets = np.frombuffer(data, np.uint8)
         self.words: npt.NDArray[Any] = np.ndarray((len(data) - 8,), ">u8", data, 0, (1,))
-        self.size = len(piece.data)
 
 
 class FieldWalk:
@@ -61,20 +60,21 @@ class FieldWalk:
 
     def pass_octets(self, count: int) -> None:
         """Pass so many bytes of each record."""
-        self._at = np.minimum(self._at + count, self._data.size)
+        self._at = self._at + count
 
     def pass_numbers(self, count: int) -> None:
         """Pass so many whole numbers."""
         for _ in range(count):
-            self._at = np.minimum(self._at + _SIZES[self._data.octets[self._at]], self._data.size)
+            self._at = self._at + _SIZES[self._data.octets[self._at]]
 
     def numbers(self) -> Numbers:
         """Return the next field of each, a whole number, and pass it. The value is 0 where it is none."""
         first = self._data.octets[self._at]
         small = first < 0x80
-        found = self._data.words[self._at + 1].astype(np.uint64) >> _SHIFTS[first]
-        found[small] = first[small]
-        self._at = np.minimum(self._at + _SIZES[first], self._data.size)
+        found = self._data.words[self._at + 1].astype(np.uint64)
+        found >>= _SHIFTS[first]
+        np.copyto(found, first, where=small)
+        self._at = self._at + _SIZES[first]
         return found
 
     def counts(self) -> npt.NDArray[np.int64]:
@@ -88,5 +88,5 @@ class FieldWalk:
             is_short = first[long] == 0xDC
             found[long] = np.where(is_short, words >> np.uint64(48), words >> np.uint64(32)).astype(np.int64)
             size[long] = np.where(is_short, 3, 5)
-        self._at = np.minimum(self._at + size, self._data.size)
+        self._at = self._at + size
         return found

@@ -104,6 +104,7 @@ class RecordScan:
         self._places = places
         self.found = FoundRecords()
         self._positions = np.array(sorted({place.entry[1] for place in places}), np.uint64)
+        self._last_position = self._positions.max(initial=0)
         self._subjects = np.array(sorted({place.entry[3] for place in places}), np.uint64)
         #: The consumers that got a range which may have the message, and the delivery sequences of all their ranges.
         self._consumers: dict[Consumer, tuple[int, int]] = {}
@@ -168,10 +169,14 @@ class RecordScan:
                 walk.pass_octets(1)
                 walk.pass_numbers(before)
             log, first = walk.numbers(), walk.numbers()
-            walk.pass_numbers(1)
-            skip, total, end = walk.numbers(), walk.numbers(), walk.numbers()
-            walk.pass_numbers(after)
-            likely += walk.records[self._may_have(log, first, skip, total, end)].tolist()
+            by_position = log >= PARTITIONS
+            may = np.where(by_position, first <= self._last_position, np.isin(log, self._subjects))
+            some = walk.fork(np.flatnonzero(may))
+            walk.pass_numbers(4 + after)
+            if len(some):
+                some.pass_numbers(1)
+                numbers = log[may], first[may], some.numbers(), some.numbers(), some.numbers()
+                likely += some.records[self._may_have(*numbers)].tolist()
         return likely
 
     def _may_have(
@@ -267,8 +272,9 @@ class RecordScan:
         likely = walk.records[counts > 2].tolist()
         walk.keep(counts == 2)
         at = at[counts == 2]
-        start, end = walk.numbers(), walk.numbers()
-        likely += walk.records[(start < self._highs[at]) & (end > self._lows[at])].tolist()
+        before = walk.numbers() < self._highs[at]
+        walk.keep(before)
+        likely += walk.records[walk.numbers() > self._lows[at[before]]].tolist()
         for offset in sorted(likely):
             fields, position, _ = self._decode(piece, offset)
             if fields is None:

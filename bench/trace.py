@@ -1,0 +1,135 @@
+"""Measure traces: ``python -m bench.trace [--groups 1000] [--records 10000000] [--dir DIR]`` prints a table.
+
+A message that each of many groups was handed and has acknowledged is traced, while the pull log keeps many more records
+of these groups. Another client sends one message after another meanwhile, and before: the difference is what a trace
+costs others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import tempfile
+import time
+from pathlib import Path
+from typing import Final
+
+import msgpack
+
+import qmq
+from qmq.bench.processes import BrokerProcess
+from qmq.broker.journal.record_types import RecordKind
+from qmq.storage.disk.disk import Disk
+from qmq.storage.pull_log.kept import PullLogKeep
+from qmq.storage.store import Store, StoreOptions
+
+_SUBJECT: Final = "shop.order.created"
+_SETTINGS: Final = {"pull_log_keep_ms": "10d", "pull_log_keep_bytes": "16 GiB"}
+_KEEP: Final = PullLogKeep(10 * 86_400_000_000, 16 << 30)
+#: Records of one write.
+_AT_ONCE: Final = 1_000
+#: Where ranges by position begin: 2^31, in the log of partition 0.
+_LOG: Final = 1 << 31
+_HEAD: Final = "| | p50 | p99 | most |\n|---|---:|---:|---:|"
+
+
+async def prepare(directory: Path, groups: int) -> str:
+    """Have each group handed one message, which it acknowledges; return the message's id."""
+    broker = BrokerProcess(directory, _SETTINGS)
+    try:
+        async with qmq.connect(broker.url) as client:
+            receipt = await client.send(_SUBJECT, b"traced", key="order-4421")
+            for number in range(groups):
+                async with client.subscribe("shop.", group=f"group-{number}", consumer="one") as consumer:
+                    (message,) = await consumer.pull(1, timeout=60)
+                    await message.ack()
+    finally:
+        broker.end()
+    return receipt.id
+
+
+def fill(directory: Path, groups: int, records: int) -> int:
+    """Write so many records of pulls and acks of other messages into the pull log of a stopped broker, and a checkpoint
+    behind them; return their bytes.
+    """
+    now_us = time.time_ns() // 1_000
+    keep = {"pull_log_keep_us": _KEEP.keep_us, "pull_log_keep_bytes": _KEEP.keep_bytes}
+    store = Store.open(directory, StoreOptions(**keep), Disk(), now_us)
+    store.groups.take_records()
+    pack, files, position = msgpack.Packer().pack, store.groups, store.partitions[0].message_log.end
+    for number in range(0, records, 2):
+        group, at = 1 + number // 2 % groups, 10 * number
+        where = [["shop.", [position + 40 * at]]]
+        fields = (_LOG, position + 40 * at, 0, 0, 10, position + 40 * at)
+        files.stage(RecordKind.PULL, pack((group, 1, 10 + at, 2_130, now_us + number, fields, where)))
+        files.stage(RecordKind.ACK, pack((group, 1, now_us + number, (10 + at, 20 + at))))
+        if files.staged >= _AT_ONCE:
+            files.write()
+    files.write()
+    for _ in range(3):  # the records before the last but one are kept for traces alone
+        checkpoint = store.begin_checkpoint(dict(store.state), now_us + records)
+        checkpoint.write()
+        store.finish_checkpoint(checkpoint)
+    store.close(clean=True)
+    return sum(path.stat().st_size for path in (directory / "pulls").iterdir())
+
+
+async def send_for(client: qmq.Client, until: asyncio.Event) -> list[float]:
+    """Send one message after another until an event; return the milliseconds of each, ascending."""
+    taken = list[float]()
+    while not until.is_set():
+        begun = time.perf_counter()
+        await client.send("other.subject", b"x" * 100, durability="append")
+        taken.append((time.perf_counter() - begun) * 1_000)
+    return sorted(taken)
+
+
+async def measure(url: str, message_id: str, traces: int, seconds: float) -> None:
+    """Print the table."""
+    async with qmq.connect(url) as sender, qmq.connect(url, admin_timeout=600) as client:
+        end = asyncio.Event()
+        asyncio.get_running_loop().call_later(seconds, end.set)
+        print(_HEAD)
+        print(_row("a send, nothing beside it", await send_for(sender, end)))
+        end = asyncio.Event()
+        sending = asyncio.create_task(send_for(sender, end))
+        taken = list[float]()
+        for _ in range(traces):
+            begun = time.perf_counter()
+            found = await client.trace(message_id)
+            taken.append((time.perf_counter() - begun) * 1_000)
+            assert {group.state for group in found.groups} == {"acked"}, found.groups[0]
+            assert all(len(group.events) == 2 for group in found.groups)
+        end.set()
+        print(_row("a send, beside traces", await sending))
+        print(_row("a trace", sorted(taken)))
+
+
+def _row(name: str, taken: list[float]) -> str:
+    at = [taken[min(int(len(taken) * share), len(taken) - 1)] for share in (0.5, 0.99, 1.0)]
+    return f"| {name} | " + " | ".join(f"{one:,.2f} ms" for one in at) + " |"
+
+
+def main() -> None:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--groups", type=int, default=1_000)
+    parser.add_argument("--records", type=int, default=10_000_000)
+    parser.add_argument("--traces", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=5.0, help="of sends with nothing beside them")
+    parser.add_argument("--dir", type=Path, help="where the data directory is made; default: a temporary one")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=options.dir) as made:
+        directory = Path(made) / "data"
+        message_id = asyncio.run(prepare(directory, options.groups))
+        size = fill(directory, options.groups, options.records)
+        print(f"{options.groups:,} groups, {options.records:,} records, {size >> 20:,} MiB of pull log\n")
+        broker = BrokerProcess(directory, _SETTINGS)
+        try:
+            asyncio.run(measure(broker.url, message_id, options.traces, options.seconds))
+        finally:
+            broker.end()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""``qmq trace`` against a real broker: a timeline for people, rows for programs, refusals."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+import qmq
+from qmq.cli.find.trace import _print
+from tests.broker_process import BrokerProcess, broker_process
+from tests.cli.commands import qmq as run
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    with broker_process(tmp_path_factory.mktemp("tracing")) as broker:
+        yield broker
+
+
+@pytest.fixture(scope="module")
+def sent(broker: BrokerProcess) -> qmq.Receipt:
+    """Send a message that one group rejects, one acknowledges, one has not taken, and one does not follow."""
+    with qmq.connect_sync(broker.url) as client:
+        receipt = client.send("shop.order", b"it", key="order-4421", tags=["vip"])
+        for group in ("billing", "mail", "idle"):
+            with client.subscribe("shop.", group=group, consumer=f"{group}-1") as consumer:
+                if group != "idle":
+                    (message,) = consumer.pull(timeout=30)
+                    message.reject("no [red] card") if group == "billing" else message.ack()
+                    consumer.flush()
+        with client.subscribe("other.", group="returns"):
+            pass
+    return receipt
+
+
+def test_a_program_gets_one_object_a_group(broker: BrokerProcess, sent: qmq.Receipt) -> None:
+    found = run("trace", sent.id, "--json", server=broker.url)
+    assert found.exit_code == 0, found.stderr
+    rows = {row["group"]: row for row in map(json.loads, found.stdout.splitlines())}
+    states = {name: row["state"] for name, row in rows.items()}
+    assert states == {"billing": "dead", "idle": "waiting", "mail": "acked", "returns": "not_subscribed"}
+    assert rows["billing"]["reason"] == "no [red] card"
+    assert [event["kind"] for event in rows["mail"]["events"]] == ["handed_out", "acked"]
+    assert rows["mail"]["events"][1]["time"] == rows["mail"]["since"]
+    assert {row["id"] for row in rows.values()} == {sent.id}
+    lines = run("trace", sent.id, "--header", server=broker.url).stdout.splitlines()
+    assert lines[0].split("\t")[3:6] == ["group", "state", "consumer"]
+    assert lines[3].split("\t")[3:6] == ["mail", "acked", "mail-1"]
+
+
+@pytest.mark.parametrize("width", [80, 120, 200])
+def test_a_person_gets_a_timeline_that_fits(
+    broker: BrokerProcess,
+    sent: qmq.Receipt,
+    width: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    with qmq.connect_sync(broker.url) as client:
+        _print(client.trace(sent.id))
+    shown = capsys.readouterr().out
+    assert max(map(len, shown.splitlines())) <= width
+    assert "billing  dead after 1 attempt, " in shown
+    assert "rejected by billing-1: no [red] card" in shown
+    assert "mail  acked by mail-1, " in shown
+    assert "✔  acked by mail-1" in shown
+    assert "idle  waiting" in shown
+    assert "not subscribed: returns" in shown
+    assert "order-4421" in shown
+
+
+@pytest.mark.parametrize(
+    ("name", "exit_code", "reason"),
+    [("abc", 2, "32 hex digits"), ("0" * 32, 1, "of store 000000000000"), ("", 2, "32 hex digits")],
+)
+def test_wrong_ids_are_errors_that_say_why(broker: BrokerProcess, name: str, exit_code: int, reason: str) -> None:
+    found = run("trace", name, server=broker.url)
+    assert found.exit_code == exit_code
+    assert reason in found.stderr
