@@ -6,7 +6,7 @@ import numpy as np
 
 from qmq.errors import BadBatch
 from qmq.format.hashing import hash_bytes, key_hash
-from qmq.format.layout import HAS_KEY_HASH, HAS_ORIGIN_ID
+from qmq.format.layout import HAS_KEY_HASH, HAS_MORE_KEYS, HAS_ORIGIN_ID
 from qmq.format.run import Run
 from qmq.net.protocol.selection import Selection
 
@@ -23,6 +23,7 @@ class MessageMatcher:
         #: The hash by which the key index has the messages.
         self.value = value
         self._hash = np.uint64(value)
+        self._raw_key = b"" if selection.key is None else selection.key.encode()
         self._original = None if selection.original is None else np.frombuffer(selection.original, "V16")[0]
 
     @property
@@ -43,6 +44,8 @@ class MessageMatcher:
             hashes = run.column(HAS_KEY_HASH)
             assert hashes is not None
             found = np.flatnonzero(hashes == self._hash).tolist()
+            if run.flags & HAS_MORE_KEYS and bytes(run.payload).find(self._raw_key) >= 0:
+                found = list(range(run.count))  # the column has the first key of each message only
         return found if self._key is None else [index for index in found if self._has_key(run, index)]
 
     def _has_key(self, run: Run, index: int) -> bool:

@@ -5,14 +5,12 @@ from __future__ import annotations
 from typing import Any, Final, NamedTuple
 
 from qmq.errors import InvalidOption
-from qmq.format.layout import MESSAGE_ID_SIZE
+from qmq.format.layout import MAX_KEY_BYTES, MESSAGE_ID_SIZE
 from qmq.format.private import is_private, origin_subject
 from qmq.names import check_prefix
 
 #: Greater than all times.
 END_US: Final = 1 << 63
-#: The most bytes of a key that can be looked for.
-MAX_KEY_BYTES: Final = 1_024
 
 
 class Selection(NamedTuple):
@@ -81,8 +79,8 @@ def check_key(key: str) -> str:
         size = len(key.encode())
     except UnicodeEncodeError:
         raise InvalidOption(f"key {key!r:.80} is not text: it has a lone surrogate") from None
-    if size > MAX_KEY_BYTES:
-        raise InvalidOption(f"key {key[:40]!r}... has {size} bytes; a key has at most {MAX_KEY_BYTES}")
+    if not 0 < size <= MAX_KEY_BYTES:
+        raise InvalidOption(f"key {key[:40]!r} has {size:,} bytes; a key has 1 to {MAX_KEY_BYTES:,}")
     return key
 
 

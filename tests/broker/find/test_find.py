@@ -180,6 +180,25 @@ def test_keys_whose_hashes_collide_are_told_apart(tmp_path: Path, monkeypatch: p
     driven.close()
 
 
+@pytest.mark.parametrize("indexed", [False, True])
+def test_each_of_several_keys_finds_a_message(tmp_path: Path, indexed: bool) -> None:
+    driven = Driven(tmp_path, segment_bytes=16 << 10, max_frame_bytes=8 << 10)
+    keys = (["n1"], ["n2", "n1"], ["n3"], [], ["n3", "n2", "n1"])
+    bodies = [b"%d" % at for at in range(len(keys))]
+    for number in range(40):
+        content = RunContent("shop.mail", [body + b"x" * 200 for body in bodies], [make_header(some) for some in keys])
+        parts = build_batch([content], created_at_us=START_US, producer_id=bytes(16), producer_sequence=5 * number)
+        driven.do(Send(1, driven.request(), memoryview(bytearray(b"".join(parts))), True))
+    driven.checkpoint()
+    if indexed:
+        assert make_indexes(driven, 1) > 1
+    for key, having in (("n1", b"014"), ("n2", b"14"), ("n3", b"24"), ("n4", b"")):
+        selection = Selection("", key)
+        found = bytes(one.body[0] for one in search(driven, selection, max_count=7))
+        assert found == having * 40
+    driven.close()
+
+
 def make_indexes(driven: Driven, each: int) -> int:
     """Make the key index of every *each*-th sealed segment; return how many these are."""
     index = driven.store.partitions[0].key_index

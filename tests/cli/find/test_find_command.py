@@ -124,7 +124,7 @@ def test_messages_by_their_ids_also_delayed_ones(filled: Filled) -> None:
     [
         (("--id", "order-4421"), "is not a message id"),
         (("bad..name",), "not a valid name"),
-        (("--key", "k" * 1_025), "1025 bytes"),
+        (("--key", "k" * 1_025), "1,025 bytes"),
         (("--since", "yesterday"), "--since 'yesterday' is not a time"),
         (("--since", "1h", "--until", "2h"), "since is not before until"),
         (("--contains", ""), "not empty"),
