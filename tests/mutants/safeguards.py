@@ -6,6 +6,7 @@ from typing import Final
 
 from tests.mutants.consuming import CONSUMING
 from tests.mutants.delays import OF_DELAYS
+from tests.mutants.finding import FINDING
 from tests.mutants.following import FOLLOWING
 from tests.mutants.handing_over import HANDING_OVER
 from tests.mutants.history import OF_HISTORY
@@ -25,6 +26,7 @@ from tests.mutants.symbols import always, instead, never, skip
 
 SAFEGUARDS: Final = (
     *CONSUMING,
+    *FINDING,
     *FOLLOWING,
     *ROTTING,
     *MODELLED,

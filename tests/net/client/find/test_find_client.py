@@ -135,6 +135,19 @@ async def test_several_brokers_are_searched_as_one(tmp_path: Path) -> None:
             assert more.is_complete
 
 
+async def test_a_search_goes_on_after_its_broker_has_restarted(tmp_path: Path) -> None:
+    async with several(tmp_path, 1) as one, qmq.connect(one.url) as client:
+        sent = await client.send_many("shop.mail", [b"%d" % n for n in range(2_500)])
+        for newest in (False, True):
+            finder = client.find("shop.", limit=None, newest=newest)
+            found = await finder.page(100)
+            await one.stop(0)
+            await one.start(0)
+            found += [message async for message in finder]
+            assert [message.id for message in found] == [receipt.id for receipt in sent][:: -1 if newest else 1]
+            assert finder.is_complete
+
+
 async def test_a_message_that_was_handed_over_is_found_by_its_id(tmp_path: Path) -> None:
     async with (
         several(tmp_path, 2) as both,
