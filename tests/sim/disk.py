@@ -47,8 +47,7 @@ class SimulatedDisk(FakeDisk):
             fd, buffers, offset = arguments
             data = b"".join(buffers)
             if self.chance.random() < 0.6:
-                ends = range(SECTOR - offset % SECTOR, len(data), SECTOR)
-                data = data[: self.chance.choice([0, *ends])]
+                data = data[: self.chance.choice([0, *_borders(offset, data)])]
                 self.struck["write cut short"] += 1
             arguments = fd, [data], offset
         with suppress(OSError):
@@ -58,7 +57,7 @@ class SimulatedDisk(FakeDisk):
         if operation == "pwritev":
             fd, buffers, offset = arguments
             data = b"".join(buffers)
-            self.files.pwritev(fd, [data[: self.chance.randrange(len(data) + 1)]], offset)
+            self.files.pwritev(fd, [data[: self.chance.choice([0, *_borders(offset, data), len(data)])]], offset)
             self.struck["write failed"] += 1
         elif operation in ("fdatasync", "fsync"):
             self.struck["page of a failed sync"] += self.files.fail_sync(arguments[0])
@@ -96,6 +95,11 @@ class SimulatedDisk(FakeDisk):
     def _sync_names(self, path: Path) -> None:
         if not self.is_lying:
             self.files.fsync_directory(path)
+
+
+def _borders(offset: int, data: bytes) -> range:
+    """The lengths at which sectors end within a write: the system takes what lies in one as a whole, or not at all."""
+    return range(SECTOR - offset % SECTOR, len(data), SECTOR)
 
 
 class SimulatedFiles(Disk):
