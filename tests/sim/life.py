@@ -131,7 +131,9 @@ class Life:
             self.in_thread = before
 
     def beside(self) -> None:
-        """Between two operations of the loop, have the sync done that is wanted; between two of a thread, a turn."""
+        """Between two operations of the loop, have the sync done that is wanted; between two of a thread, a turn. What
+        fails there is no error of the operation that it goes on beside.
+        """
         if self._is_beside:
             return
         self._is_beside = True
@@ -145,6 +147,8 @@ class Life:
                 self.send(2)
             else:
                 self.pull(self.chance.choice(GROUPS))
+        except StorageError:
+            self.disk.struck["refused beside a sync"] += 1
         finally:
             self._is_beside = False
 
