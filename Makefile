@@ -43,7 +43,8 @@ docs: .venv-docs/ready  ## build the site of all documents into build/site; a de
 	@scripts/make-docs-env
 
 test: lint docs env-hdfs env-ops  ## lint, then run every test, three at a time, since many wait (ARGS=... for pytest)
-	$(BIN)/pytest --numprocesses 3 --dist worksteal $(ARGS)
+	@scripts/compile-tests
+	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest --numprocesses 3 --dist worksteal $(ARGS)
 
 test-pythons:  ## run a fast part of the tests on each of Python 3.11 to 3.13 (PYTHONS="3.12" for some, ARGS=... for pytest)
 	@PYTHONS="$(PYTHONS)" scripts/test-pythons $(ARGS)

@@ -134,7 +134,19 @@ def check_catchers(caught_by: Iterable[str], tree: Path, timeout_s: float = TIME
 def pytest(tests: Sequence[str], tree: Path, timeout_s: float) -> tuple[int, str]:
     """Exit code and output of these tests; they stop at the first failure. Raises TimeoutExpired."""
     done = subprocess.run(
-        [sys.executable, "-B", "-m", "pytest", "-x", "-q", "--no-header", "-p", "no:cacheprovider", *tests],
+        [
+            sys.executable,
+            "-B",
+            "-m",
+            "pytest",
+            "-x",
+            "-q",
+            "--no-header",
+            "-p",
+            "no:cacheprovider",
+            "--hypothesis-profile=many",
+            *tests,
+        ],
         cwd=tree,
         env={**os.environ, "PYTHONPATH": f"{tree}{os.pathsep}{tree / 'spark'}"},
         stdout=subprocess.PIPE,

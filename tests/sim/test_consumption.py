@@ -11,7 +11,7 @@ from tests.sim.runs import count_many, first_of_today, told
 pytestmark = pytest.mark.no_cover
 
 #: So many histories a test: a run of all tests has the first seeds, and those of its day; `make sim` as many as wanted.
-EACH = 50
+EACH = 25
 STRIKES = (
     "killed",
     "power lost",

