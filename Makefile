@@ -37,7 +37,7 @@ lint: env-spark  ## run ruff and mypy
 
 docs: .venv-docs/ready  ## build the site of all documents into build/site; a dead link is an error
 	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict
-	@echo "the site begins at build/site/index.html"
+	@echo "the site begins at build/site/index.html; to search it: python3 -m http.server --directory build/site"
 
 .venv-docs/ready: .venv/ready requirements-docs.lock
 	@scripts/make-docs-env

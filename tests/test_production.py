@@ -31,7 +31,15 @@ COMMANDS = [
 (PROGRAM,) = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 BIN = Path(sys.executable).parent
 #: Commands that change the machine; tests/test_packaging.py installs QMQ into a new environment.
-OF_THE_MACHINE = ("python3 -m venv", "/opt/qmq/bin/python -m pip install", "useradd", "journalctl", "podman", "kubectl")
+OF_THE_MACHINE = (
+    "ln --symbolic",
+    "python3 -m venv",
+    "/opt/qmq/bin/python -m pip install",
+    "useradd",
+    "journalctl",
+    "podman",
+    "kubectl",
+)
 
 
 class Machine:

@@ -12,6 +12,8 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parent.parent.parent
+#: What the site changes of its theme.
+STYLE = "scripts/docs/site.css"
 _LINK = re.compile(r"\]\(([^)#\s]+)[^)]*\)")
 
 
@@ -47,7 +49,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for file in list(files):
         if file.src_dir == config.docs_dir:
             files.remove(file)
-    paths = {path for page in pages() for path in (page, *linked(page))}
+    paths = {path for page in pages() for path in (page, *linked(page))} | {ROOT / STYLE}
     for path in sorted(paths):
         files.append(
             File(

@@ -18,7 +18,7 @@ from tests.mutants.retaining import OF_RETENTION
 from tests.mutants.rotting import ROTTING
 from tests.mutants.running import Mutant
 from tests.mutants.seen import OF_GROUPS
-from tests.mutants.serving import OF_ANSWERS
+from tests.mutants.serving import OF_ANSWERS, OF_OPERATION
 from tests.mutants.several import OF_SEVERAL
 from tests.mutants.sharing import OF_SHARING
 from tests.mutants.short_way import OF_SHORT_WAY
@@ -698,5 +698,6 @@ SAFEGUARDS: Final = (
     ),
     *OF_GROUPS,
     *OF_ANSWERS,
+    *OF_OPERATION,
     *OF_SEVERAL,
 )

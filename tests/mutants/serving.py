@@ -33,3 +33,59 @@ OF_ANSWERS: Final = (
         ("tests/net/server/test_flipped_headers.py",),
     ),
 )
+
+_RUN: Final = ("tests/net/client/consumer/test_run.py",)
+_INFO: Final = ("tests/daemon/test_info.py",)
+_SYSTEMD: Final = ("tests/daemon/test_systemd.py",)
+_UNTAKEN: Final = ("tests/broker/groups/test_untaken.py",)
+
+OF_OPERATION: Final = (
+    Mutant(
+        "release the message of a handler that is cancelled",
+        "run:_Worker._cancelled",
+        skip("self.message.release()"),
+        _RUN,
+    ),
+    Mutant(
+        "name a disk that does not answer",
+        "_disk_problems",
+        never("free is None or total is None"),
+        _INFO,
+    ),
+    Mutant(
+        "call a disk full where sends are refused",
+        "_disk_problems",
+        instead("free <= reserved", "free < 0"),
+        _INFO,
+    ),
+    Mutant(
+        "warn of an address that others reach",
+        "_address_problems",
+        never("not is_local"),
+        _INFO,
+    ),
+    Mutant(
+        "keep the variables of systemd from child processes",
+        "ServiceManager.__init__",
+        instead('environment.pop("NOTIFY_SOCKET", "")', 'environment.get("NOTIFY_SOCKET", "")'),
+        _SYSTEMD,
+    ),
+    Mutant(
+        "feed only the watchdog of this process",
+        "ServiceManager.__init__",
+        instead('process in ("", str(os.getpid()))', "True"),
+        _SYSTEMD,
+    ),
+    Mutant(
+        "report a name that nobody takes once",
+        "UntakenNames.look",
+        instead("named.keys() - self._known", "named.keys()"),
+        _UNTAKEN,
+    ),
+    Mutant(
+        "give a prefix an hour to be taken",
+        "UntakenNames._untaken_prefixes",
+        never("now_us - since_us < UNTAKEN_US or counted == _MOST_COUNTED"),
+        _UNTAKEN,
+    ),
+)

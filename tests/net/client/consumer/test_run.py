@@ -193,6 +193,23 @@ async def test_handlers_that_do_not_end_are_cancelled_and_their_messages_release
         assert await left(client, "drains", 2) == {b"1": 1, b"2": 1}
 
 
+async def test_the_message_of_a_cancelled_handler_is_released_at_once(broker: BrokerProcess) -> None:
+    async with qmq.connect(broker.url) as client, consuming(broker, "cut", b"1") as (_, consumer):
+        begun = asyncio.Event()
+
+        async def handle(message: qmq.Message) -> None:
+            begun.set()
+            await asyncio.Event().wait()
+
+        running = asyncio.create_task(consumer.run(handle, drain="10ms"))
+        await begun.wait()
+        consumer.stop()
+        await running
+        async with client.subscribe("cut", group="cut", consumer="other") as other:
+            (again,) = await other.pull(1, timeout=20)
+            assert (again.body, again.attempt) == (b"1", 1), "while the first consumer is still there"
+
+
 async def test_a_handler_that_ignores_its_cancellation_does_not_keep_the_run(
     broker: BrokerProcess, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
