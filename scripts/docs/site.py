@@ -10,6 +10,8 @@ from pathlib import Path
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+from mkdocs.structure.toc import AnchorLink
 
 ROOT = Path(__file__).parent.parent.parent
 #: What the site changes of its theme.
@@ -60,3 +62,21 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
             )
         )
     return files
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Have each name once in the contents of the reference: its page has a heading, and so has its description."""
+    for section in page.toc:
+        for part in section.children:
+            part.children = _merged(part.children)
+    return html
+
+
+def _merged(links: list[AnchorLink]) -> list[AnchorLink]:
+    kept = list[AnchorLink]()
+    for link in links:
+        if kept and kept[-1].title == link.title:
+            kept[-1].children += link.children
+        else:
+            kept.append(link)
+    return kept
