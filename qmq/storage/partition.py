@@ -124,7 +124,7 @@ class Partition:
         )
         self.consumer_log.attend(log.residence)
         #: Finds the batches that have a key, or an origin id, by its hash.
-        self.key_index = KeyIndex(shared.disk, log, shared.identity.current.secret)
+        self.key_index = KeyIndex(shared.disk, log, shared.identity.current.secret, room)
         self.key_index.load(opened.left)
 
     # --- writing -----------------------------------------------------------------------------------------------------

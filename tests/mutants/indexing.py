@@ -76,6 +76,12 @@ OF_KEY_INDEXES: Final = (
         _FILE,
     ),
     Mutant(
+        "leave a key index out where the room is kept",
+        "KeyIndexBuilder._written",
+        skip("self._check_room(sizes.file_bytes)"),
+        _FAULTS,
+    ),
+    Mutant(
         "sync a key index before it gets its name",
         "KeyIndexBuilder._written",
         skip("disk.fsync(self._fd)"),

@@ -51,7 +51,18 @@ class FreeSpace:
         """Measure at the next ``take``, since others write to the disks too."""
         self._left = -1
 
+    def check(self, size: int) -> None:
+        """[thread] Return if *size* bytes may be written that are no batch, such as those of a derived file. Raises as
+        ``take``.
+        """
+        if self._keep_bytes:
+            self._measured(size)
+
     def _measure(self, size: int) -> None:
+        self._left = self._measured(size)
+
+    def _measured(self, size: int) -> int:
+        """Return how many bytes may be written behind the next *size* before the next measurement."""
         left = self._keep_bytes
         for directory in self._directories:
             try:
@@ -65,4 +76,4 @@ class FreeSpace:
                     "checkpoints and acknowledgements; free some space: sends are taken again as soon as there is room"
                 )
             left = min(left, free - size - reserved, reserved // _AGAIN_PARTS)
-        self._left = left
+        return left

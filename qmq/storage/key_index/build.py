@@ -7,7 +7,7 @@ and are merged into the pages of the index. It is written as a whole, synced and
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, Literal, Protocol
@@ -34,8 +34,8 @@ from qmq.storage.key_index.walk import WalkStep
 
 #: Entries that are sorted at once: 12 bytes each, and three times as much while they are sorted.
 PART_ENTRIES: Final = 1 << 20
-#: Entries of each sorted part that are in memory while parts are merged.
-_MERGED_ENTRIES: Final = 1 << 16
+#: While parts are merged, so much of each is in memory.
+_MERGED_SHARE: Final = 1 / 16
 _HASH_BYTES: Final = 8
 
 
@@ -68,9 +68,9 @@ class _SortedPart:
         self._hashes, self._offsets = self._hashes[:0], self._offsets[:0]
         return start + 12 * self.count
 
-    def next(self, disk: Disk, fd: int) -> tuple[Hashes, Offsets]:
-        """Return the next entries, at most _MERGED_ENTRIES; the caller adds to ``taken`` how many it has used."""
-        count = min(_MERGED_ENTRIES, self.count - self.taken)
+    def next(self, disk: Disk, fd: int, most: int) -> tuple[Hashes, Offsets]:
+        """Return the next entries, at most *most*; the caller adds to ``taken`` how many it has used."""
+        count = min(most, self.count - self.taken)
         if self._start < 0:
             part = slice(self.taken, self.taken + count)
             return self._hashes[part], self._offsets[part]
@@ -95,11 +95,19 @@ class KeyIndexBuilder:
     """[thread] Makes the key index of one segment. Call ``step`` until it returns False, then ``close``."""
 
     def __init__(
-        self, disk: Disk, directory: Path, owner: DerivedHeader, walk: Walk, *, part_entries: int = PART_ENTRIES
+        self,
+        disk: Disk,
+        directory: Path,
+        owner: DerivedHeader,
+        walk: Walk,
+        *,
+        part_entries: int = PART_ENTRIES,
+        check_room: Callable[[int], None] = lambda size: None,
     ) -> None:
         """*owner* is the header of the file but for count and body_crc; *walk* reads the segment from its start.
-        *part_entries* are sorted at once.
+        *part_entries* are sorted at once. *check_room* raises StorageFull where so many bytes may not be written.
         """
+        self._check_room = check_room
         self._part_entries = part_entries
         self._disk = disk
         self._owner = owner
@@ -171,6 +179,7 @@ class KeyIndexBuilder:
         self._parts.append(_SortedPart(*sort_entries(hashes, offsets)))
 
     def _spill(self, part: _SortedPart) -> None:
+        self._check_room(12 * part.count)
         if self._parts_fd < 0:
             self._parts_fd = self._create(self._parts_path)
         self._parts_end = part.write(self._disk, self._parts_fd, self._parts_end)
@@ -184,6 +193,7 @@ class KeyIndexBuilder:
         disk, count = self._disk, sum(part.count for part in self._parts)
         sizes = sizes_of(count)
         header = self._owner._replace(rows=count)
+        self._check_room(sizes.file_bytes)
         self._fd = self._create(self._temporary)
         bits = Filter(sizes.filter_pages)
         pages, crc = 1, crc32c(pack_first_page(header)[DERIVED_HEADER_SIZE:])
@@ -208,9 +218,9 @@ class KeyIndexBuilder:
 
     def _merged(self) -> Iterator[tuple[Hashes, Offsets]]:
         """Yield all entries by (hash, offset), in pieces. Offsets of a part are above those of the parts before it."""
-        parts = [part for part in self._parts if part.count]
+        parts, most = [part for part in self._parts if part.count], max(1, int(self._part_entries * _MERGED_SHARE))
         while parts:
-            windows = [part.next(self._disk, self._parts_fd) for part in parts]
+            windows = [part.next(self._disk, self._parts_fd, most) for part in parts]
             lasts = [int(hashes[-1]) for hashes, _ in windows]
             bound = min(lasts)
             bounding = lasts.index(bound)

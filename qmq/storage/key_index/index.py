@@ -14,6 +14,7 @@ from typing import Final
 from qmq.errors import BadBytes, StorageFailed
 from qmq.format.layout import SEGMENT_HEADER_SIZE
 from qmq.storage.disk.disk import BAD_SECTOR, Disk
+from qmq.storage.disk.free_space import FreeSpace
 from qmq.storage.key_index.build import KeyIndexBuilder
 from qmq.storage.key_index.check import KeyReader
 from qmq.storage.key_index.key_file import SUFFIX, KeyFile, base_of, keys_path, owner_of
@@ -30,8 +31,9 @@ FILES_KEPT: Final = 128
 class KeyIndex:
     """The key indexes of one partition. All methods but those marked [thread] belong to the thread of the store."""
 
-    def __init__(self, disk: Disk, log: MessageLog, secret: bytes) -> None:
+    def __init__(self, disk: Disk, log: MessageLog, secret: bytes, room: FreeSpace) -> None:
         self._disk = disk
+        self._room = room
         self._log = log
         self._secret = secret
         self._lock = threading.Lock()
@@ -172,7 +174,9 @@ class KeyIndex:
         """Return a builder, for a thread, of the key index of a segment. Pass it to ``built`` when it is done."""
         log = self._log
         owner = owner_of(log.owner.partition, log.owner.store_id, *span)
-        return KeyIndexBuilder(self._disk, log.directory, owner, self.walk(span, span.base))
+        return KeyIndexBuilder(
+            self._disk, log.directory, owner, self.walk(span, span.base), check_room=self._room.check
+        )
 
     def built(self, base: int) -> bool:
         """Note that a builder is done. Return False where the segment has been removed meanwhile: ``discard`` it."""
@@ -196,7 +200,12 @@ class KeyIndex:
             self._recent[current] = RecentFilters(current)
         for span in reversed(self.unindexed()):
             recent = self._recent.get(span.base)
-            if recent is not None and recent.end < span.end and span.end > span.base + SEGMENT_HEADER_SIZE:
+            if (
+                recent is not None
+                and not recent.is_full
+                and recent.end < span.end
+                and span.end > span.base + SEGMENT_HEADER_SIZE
+            ):
                 return FilterExtension(recent, self.walk(span, recent.end))
         return None
 
@@ -225,7 +234,7 @@ class FilterExtension:
 
     def step(self) -> bool:
         """Read a megabyte of the segment; return False when it is covered. Raises StorageError."""
-        if self._walk.is_done:
+        if self._walk.is_done or self._recent.is_full:
             return False
         found = self._walk.step()
         if found.unread:

@@ -19,6 +19,8 @@ from qmq.storage.key_index.key_file import probes_of, probes_of_one
 STRETCH_HASHES: Final = KEY_FILTER_PAGE_BITS // KEY_FILTER_BITS
 STRETCH_BYTES: Final = 4 << 20
 _FIRST_PAGES: Final = 16
+#: The most pages of one segment, 32 MiB; behind what they cover it is read.
+MOST_PAGES: Final = 8_192
 
 
 class RecentFilters:
@@ -34,8 +36,13 @@ class RecentFilters:
         """The position up to which filters cover the segment."""
         return self._bounds[-1]
 
+    @property
+    def is_full(self) -> bool:
+        """Whether no more can be covered."""
+        return len(self._bounds) > MOST_PAGES
+
     def extend(self, hashes: Hashes, positions: Positions, end: int) -> None:
-        """Cover the batches up to *end*, which have these hashes."""
+        """Cover the batches up to *end*, which have these hashes, or as many of them as there is room for."""
         order = np.argsort(positions, kind="stable")
         hashes, positions = hashes[order], positions[order]
         while len(hashes) > STRETCH_HASHES:
@@ -48,6 +55,8 @@ class RecentFilters:
         self._add(hashes, end)
 
     def _add(self, hashes: Hashes, end: int) -> None:
+        if self.is_full:  # what follows is not covered, either
+            return
         bounds, page = self._bounds, len(self._bounds) - 2
         if page < 0 or self._hashes + len(hashes) > STRETCH_HASHES or end - bounds[page] > STRETCH_BYTES:
             page += 1

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from qmq.errors import StorageError, StorageFailed
+from qmq.errors import StorageError, StorageFailed, StorageFull
 from qmq.format.hashing import key_hash
 from qmq.format.layout import DERIVED_HEADER_SIZE, KEY_PAGE_SIZE
 from qmq.storage.key_index.key_file import keys_path
@@ -284,6 +284,24 @@ def test_a_kill_at_any_step_leaves_a_whole_index_or_none(tmp_path: Path) -> None
         if not is_killed:
             return
     raise AssertionError("a builder takes fewer steps")
+
+
+def test_an_index_takes_none_of_the_room_that_is_kept_for_acknowledgements(tmp_path: Path) -> None:
+    disk = FakeDisk()
+    sender = Sender(open_store(tmp_path, disk, keep_free_bytes=1 << 20))
+    stored = fill(sender)
+    checkpoint(sender.store)
+    part = sender.store.partitions[0]
+    span = part.message_log.sealed[0]
+    disk.room_left = {"": (1 << 20) + 100}
+    with pytest.raises(StorageFull, match="keep_free_bytes"):
+        make(part.key_index.builder(span))
+    assert key_files(tmp_path) == []
+    check_found(sender.store, stored)
+    disk.room_left = {"": 2 << 20}
+    make(part.key_index.builder(span))
+    close_cleanly(sender.store)
+    verified(tmp_path)
 
 
 def test_an_index_survives_a_loss_of_power_whole_or_not_at_all(tmp_path: Path) -> None:
