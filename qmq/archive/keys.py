@@ -24,7 +24,7 @@ from qmq.storage.key_index.key_file import SUFFIX as KEYS
 from qmq.storage.key_index.key_file import KeyFile, owner_of
 from qmq.storage.key_index.walk import WalkStep
 
-__all__ = ["KEYS", "batches_with", "key_file_of", "make_keys"]
+__all__ = ["KEYS", "batches_with", "key_file_of", "looked_up", "make_keys"]
 
 #: Bytes read at once; more only for a larger batch.
 _READ_BYTES: Final = 4 << 20
@@ -66,7 +66,7 @@ def batches_with(files: Files, segment: SegmentSource, value: int, *, newest: bo
     *value* is ``hashing.key_hash`` of a key, or ``hashes.hash_of_id`` of an origin id; a batch may have another key
     with the same hash. Raises StorageFailed, and BadBytes where the index of batches is bad.
     """
-    found = _looked_up(files, segment, value, newest)
+    found = looked_up(files, segment, value, newest)
     if found is not None:
         yield found
         return
@@ -82,7 +82,7 @@ def batches_with(files: Files, segment: SegmentSource, value: int, *, newest: bo
         yield positions[::-1]
 
 
-def _looked_up(files: Files, segment: SegmentSource, value: int, newest: bool) -> list[int] | None:
+def looked_up(files: Files, segment: SegmentSource, value: int, newest: bool) -> list[int] | None:
     """Return the positions by the key index; None where it is missing or rotten."""
     file = key_file_of(files, segment)
     if file is None:

@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from qmq.archive.files import Files, Reading
+from qmq.archive.keys import looked_up
 from qmq.archive.segments import Index, SegmentSource, followed
 from qmq.errors import BadBatch, BadBytes, UnknownMessage
 from qmq.format.ids import MessageId
@@ -63,6 +64,7 @@ class SegmentSearch:
         self._after: Boundary | None = None
         self._left = 0
         self._unreadable = 0
+        self._passed = 0  # bytes of segments that the key index has ruled out
 
     def close(self) -> None:
         """Close all files."""
@@ -121,6 +123,7 @@ class SegmentSearch:
         for place, view in self._views(sorted(places)):
             runs += self._runs(selection, matcher, place, view, newest, after)
         unreadable, self._unreadable = self._unreadable, 0
+        size, self._passed = size + self._passed, 0
         looked, self._left = min(size, self._left), max(self._left - size, 0)
         self._after = None
         if self._next is not None:
@@ -137,22 +140,32 @@ class SegmentSearch:
         elif after is not None:
             low = max(low, after.stored_at_us)
         numbers = sorted({segment.partition for segment in self._segments})
-        partitions = [self._partition(number, low, high, newest) for number in numbers]
+        value = MessageMatcher(selection).value if selection.is_sparse else None
+        partitions = [self._partition(number, low, high, newest, value) for number in numbers]
         self._batches = heapq.merge(*partitions, key=lambda place: place.stored_at_us, reverse=newest)
         self._left = sum(segment.end - segment.base for segment in self._segments)
         self._next = next(self._batches, None)
 
-    def _partition(self, number: int, low_us: int, high_us: int, newest: bool) -> Iterator[_Place]:
-        """Yield the batches of one partition that were stored in [low, high), in the order of the search."""
+    def _partition(self, number: int, low_us: int, high_us: int, newest: bool, value: int | None) -> Iterator[_Place]:
+        """Yield the batches of one partition that were stored in [low, high), in the order of the search; where a
+        segment has a key index, those that have the hash *value*.
+        """
         segments = [segment for segment in self._segments if segment.partition == number]
         for segment in reversed(segments) if newest else segments:
+            having = None if value is None else looked_up(self._files, segment, value, newest)
+            if having == []:
+                self._passed += segment.end - segment.base
+                continue
             try:
                 pieces: Iterator[tuple[Index, int]] = followed(segment.pieces(self._files), segment.end)
                 for index, end in reversed(list(pieces)) if newest else pieces:
                     positions = index["position"].astype(np.int64)
                     ends = np.append(positions[1:], end).tolist()
                     stamps = index["stored_at_us"]
-                    chosen = np.flatnonzero((stamps >= np.uint64(low_us)) & (stamps < np.uint64(high_us))).tolist()
+                    mask = (stamps >= np.uint64(low_us)) & (stamps < np.uint64(high_us))
+                    if having is not None:
+                        mask &= np.isin(positions, having)
+                    chosen = np.flatnonzero(mask).tolist()
                     for at in reversed(chosen) if newest else chosen:
                         yield _Place(int(stamps[at]), segment, int(positions[at]), ends[at])
             except BadBytes:  # without its index, nobody knows where its batches begin

@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 
 from qmq.archive.data_directory import open_data_directory
+from qmq.archive.files import LocalFiles, LocalReading
 from qmq.archive.search import segment_search
 from qmq.archive.search.segment_search import SegmentSearch, searches_of
 from qmq.errors import UnknownMessage
 from qmq.format.ids import MessageId
 from qmq.net.protocol.selection import Boundary, Selection
-from tests.broker.find.test_find import Stored, expected, send
+from tests.broker.find.test_find import Stored, expected, make_indexes, send
 from tests.broker.harness import Driven
 
 KEYS = ("a", "b", "order-4421", None)
@@ -94,6 +95,38 @@ def test_a_message_is_found_by_its_id(tmp_path: Path) -> None:
     for position in (0, last.position + last.ordinal + 1, 1 << 62):
         with pytest.raises(UnknownMessage, match="no message"):
             search.message(MessageId(store_id, 0, position))
+    search.close()
+
+
+class CountedFiles(LocalFiles):
+    """Remembers the files that were opened."""
+
+    opened: list[str]
+
+    def open(self, path: str) -> LocalReading:
+        self.opened.append(path)
+        return super().open(path)
+
+
+@pytest.mark.parametrize("newest", [False, True])
+def test_a_key_index_says_which_segments_are_read(tmp_path: Path, newest: bool) -> None:
+    driven, stored = filled(tmp_path)
+    rare = send(driven, [("shop.0", [("rare", b"1")])])
+    stored += rare
+    for n in range(60):
+        stored += send(driven, [("shop.1", [("a", b"%d" % n + b"x" * 600)])])
+    driven.checkpoint()
+    assert make_indexes(driven, 1) > 5
+    driven.store.close()
+    directory = open_data_directory(tmp_path)
+    files = CountedFiles(tmp_path)
+    files.opened = []
+    (search,) = searches_of(files, directory.segments)
+    assert all_of(search, Selection("", "rare"), newest) == rare
+    read = [path for path in files.opened if path.endswith(".messages")]
+    assert len(read) <= 2, "that of the message, and the last one, which has no index"
+    for key in ("a", "b", "order-4421", "never"):
+        assert all_of(search, Selection("", key), newest) == expected(stored, Selection("", key), newest)
     search.close()
 
 
