@@ -115,7 +115,7 @@ CONSUMING: Final = (
     Mutant(
         "keep acknowledgements in the pull log",
         "Ledger.ack",
-        skip("self._record(_ACK, self._packed([member.number, part]))"),
+        skip("self._record(_ACK, self._packed([member.number, now_us, part]))"),
         (_SIMULATION,),
     ),
     Mutant(

@@ -111,26 +111,26 @@ ROTTING: Final = (
     ),
     Mutant(
         "look at the checksum of an item",
-        "SortedRun.read",
-        instead("~sound(items)", "np.zeros(len(items))", at=1),
+        "SortedRun._read_slots",
+        instead("~sound(rows)", "np.zeros(len(rows))", at=1),
         _SCHEDULE,
     ),
     Mutant(
         "read a rotten item from the other copy",
-        "SortedRun.read",
-        instead("items[bad] = other[bad]", "del other"),
+        "SortedRun._read_slots",
+        instead("rows[bad] = other[bad]", "del other"),
         _SCHEDULE,
     ),
     Mutant(
         "leave out what is rotten in both copies",
-        "SortedRun.read",
-        skip("items[lost] = np.zeros(1, self._dtype)"),
+        "SortedRun._read_slots",
+        skip("rows[lost] = np.zeros(1, self._form)"),
         _SCHEDULE,
     ),
     Mutant(
         "scrub the items of runs",
         "RunReader._look_at",
-        skip("bad[start:start + count] = ~good_items(data, self._item_size, count)"),
+        skip("bad[start:start + count] = ~good_slots(data, self._slot_size, count)"),
         _SCRUB,
     ),
     Mutant(
