@@ -53,11 +53,12 @@ class KeyIndexer:
             for number in self._store.all_partitions():
                 await self._check(self._store.partition(number))
             while True:
-                for number in self._store.all_partitions():
+                has_built = False
+                for number in self._store.all_partitions():  # one of each, since one may lack very many
                     await self._cover(number)
-                    while await self._build_one(number):
-                        await self._cover(number)
-                await asyncio.sleep(_LOOK_US / 1_000_000)
+                    has_built |= await self._build_one(number)
+                if not has_built:
+                    await asyncio.sleep(_LOOK_US / 1_000_000)
         except Exception:
             log.exception("the key indexer failed unexpectedly; it resumes after a restart, look-ups read the log")
 
@@ -93,11 +94,11 @@ class KeyIndexer:
         """Do all steps in the thread; return whether that succeeded."""
         key = number, base
         try:
-            more = True
+            more, loop = True, asyncio.get_running_loop()
             while more:
-                begun_us = self._clock().monotonic_us
+                begun = loop.time()  # the clock may be one that a test moves
                 more = await self._step(work)
-                await asyncio.sleep(max(0, self._clock().monotonic_us - begun_us) / 1_000_000)
+                await asyncio.sleep(loop.time() - begun)
         except StorageError as error:
             self._refused[key] = self._clock().monotonic_us + _AGAIN_US
             part = self._store.partition(number)
