@@ -60,6 +60,7 @@ def message(
     subject: str = "test",
     json: object = None,
     key: str | None = None,
+    keys: Sequence[str] | None = None,
     tags: Sequence[str] = (),
     properties: Mapping[str, str] | None = None,
     attempt: int = 1,
@@ -83,7 +84,7 @@ def message(
     from qmq.testing.messages import MessageFields, RecordedMessage, recorded
 
     fields = MessageFields(
-        body, subject, json, key, tags, properties, attempt, max_attempts, sequence, id, stored_at, replayed
+        body, subject, json, key, keys, tags, properties, attempt, max_attempts, sequence, id, stored_at, replayed
     )
     return recorded(RecordedMessage, fields)
 
@@ -94,6 +95,7 @@ def sync_message(
     subject: str = "test",
     json: object = None,
     key: str | None = None,
+    keys: Sequence[str] | None = None,
     tags: Sequence[str] = (),
     properties: Mapping[str, str] | None = None,
     attempt: int = 1,
@@ -113,7 +115,7 @@ def sync_message(
     from qmq.testing.messages import MessageFields, RecordedSyncMessage, recorded
 
     fields = MessageFields(
-        body, subject, json, key, tags, properties, attempt, max_attempts, sequence, id, stored_at, replayed
+        body, subject, json, key, keys, tags, properties, attempt, max_attempts, sequence, id, stored_at, replayed
     )
     return recorded(RecordedSyncMessage, fields)
 

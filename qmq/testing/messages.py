@@ -12,7 +12,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeVar
 
 from qmq.errors import InvalidOption
 from qmq.format.batch import BatchLimits, check_batch, stamp
-from qmq.format.build import RunContent, build_batch, make_header
+from qmq.format.build import RunContent, build_batch, either_of, make_header
 from qmq.format.ids import MessageId
 from qmq.format.layout import PRODUCER_ID_SIZE, RUN_REPLAYED
 from qmq.format.pieces import read_answer
@@ -152,6 +152,7 @@ class MessageFields(NamedTuple):
     subject: str
     json: object
     key: str | None
+    keys: Sequence[str] | None
     tags: Sequence[str]
     properties: Mapping[str, str] | None
     attempt: int
@@ -181,7 +182,7 @@ def _stored(fields: MessageFields) -> Run:
     if fields.json is not None:
         body = json_module.dumps(fields.json, separators=(",", ":")).encode()
         properties.setdefault("content-type", "application/json")
-    header = make_header(fields.key, fields.tags, properties)
+    header = make_header(either_of(fields.key, fields.keys), fields.tags, properties)
     where = MessageId(os.urandom(6), 0, int.from_bytes(os.urandom(5), "little"))
     if fields.id is not None:
         where = MessageId.parse(fields.id)

@@ -55,6 +55,7 @@ FIELDS: Final[Fields[ShownLetter]] = {
 }
 _SHOWN: Final[Fields[ShownLetter]] = {
     **FIELDS,
+    "keys": lambda shown: shown.message and shown.message.keys,
     "tags": lambda shown: shown.message and shown.message.tags,
     "stored_at": lambda shown: shown.message and shown.message.stored_at,
     "encoding": lambda shown: shown.message and encoding_of(shown.message.body),
@@ -291,8 +292,7 @@ def _pairs(shown: ShownLetter) -> list[tuple[str, str]]:
     if message is None:
         return [*pairs, ("body", "[yellow]cannot be read: the message is no longer stored there[/]")]
     pairs.append(("stored", f"{age_of(message.stored_at)} ago, at {iso(message.stored_at)}"))
-    if message.key is not None:
-        pairs.append(("key", escape(visible(message.key))))
+    pairs += [("key", escape(visible(key))) for key in message.keys]
     if message.tags:
         pairs.append(("tags", escape(visible(", ".join(message.tags)))))
     pairs += [("property", escape(visible(f"{name} = {value}"))) for name, value in message.properties.items()]

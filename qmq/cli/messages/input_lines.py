@@ -14,7 +14,18 @@ from qmq.errors import InvalidOption, MessageTooLarge
 MAX_LINE_BYTES: Final = 64 << 20
 #: Fields that ``consume`` prints and a sender cannot set.
 _IGNORED: Final = frozenset(("id", "sequence", "attempt", "created_at", "stored_at", "replayed"))
-_TAKEN: Final = ("subject", "key", "tags", "properties", "delay", "deliver_at", "expires_in", "body", "body_base64")
+_TAKEN: Final = (
+    "subject",
+    "key",
+    "keys",
+    "tags",
+    "properties",
+    "delay",
+    "deliver_at",
+    "expires_in",
+    "body",
+    "body_base64",
+)
 
 
 class InputMessage(NamedTuple):
@@ -22,7 +33,7 @@ class InputMessage(NamedTuple):
 
     subject: str
     body: bytes
-    key: str | None
+    keys: list[str] | None
     tags: list[str] | None
     properties: dict[str, str] | None
     #: Seconds after it is stored, or a time: seconds since 1970, or an aware datetime.
@@ -88,7 +99,7 @@ def draft_of(line: bytes, defaults: InputMessage) -> InputMessage:
     return InputMessage(
         _text(fields, "subject") or defaults.subject,
         _body(fields),
-        _text(fields, "key") or defaults.key,
+        _keys(fields) or defaults.keys,
         (defaults.tags if tags is None else tags) or None,
         (defaults.properties if properties is None else properties) or None,
         delay,
@@ -113,6 +124,18 @@ def _text(fields: dict[str, Any], name: str) -> str | None:
     if value is not None and not isinstance(value, str):
         raise InvalidOption(f"{name} is a string, not {json.dumps(value)[:40]}")
     return value
+
+
+def _keys(fields: dict[str, Any]) -> list[str] | None:
+    """Return the keys. ``consume`` prints the first of them as the key, too."""
+    key, keys = _text(fields, "key"), fields.get("keys")
+    if keys is None:
+        return None if key is None else [key]
+    if not isinstance(keys, list) or not all(isinstance(one, str) for one in keys):
+        raise InvalidOption(f"keys is a list of strings, not {json.dumps(keys)[:40]}")
+    if key is not None and key != next(iter(keys), None):
+        raise InvalidOption("give either key or keys; beside keys, key can only be the first of them")
+    return keys
 
 
 def _body(fields: dict[str, Any]) -> bytes:

@@ -26,6 +26,7 @@ FIELDS: Final[Fields[Message]] = {
     "subject": lambda message: message.subject,
     "sequence": lambda message: message.sequence,
     "key": lambda message: message.key,
+    "keys": lambda message: message.keys,
     "tags": lambda message: message.tags,
     "attempt": lambda message: message.attempt,
     "stored_at": lambda message: message.stored_at,
@@ -58,8 +59,8 @@ def block(message: Message) -> str:
     if message.attempt > 1:
         parts.append(f"attempt {message.attempt}")
     lines = [head, *(f"  {part}" for part in parts)]
-    if message.key is not None:
-        lines.append(f"  key {visible(message.key)}")
+    if message.keys:
+        lines.append(f"  {'key' if len(message.keys) == 1 else 'keys'} {visible(', '.join(message.keys))}")
     if message.tags:
         lines.append(f"  tags {visible(', '.join(message.tags))}")
     lines += [f"  {visible(name)} = {visible(value)}" for name, value in message.properties.items()]
@@ -114,6 +115,7 @@ def json_line(message: Message) -> bytes:
         "subject": message.subject,
         "sequence": message.sequence,
         "key": message.key,
+        "keys": message.keys,
         "tags": message.tags,
         "properties": message.properties,
         "attempt": message.attempt,

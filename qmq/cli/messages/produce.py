@@ -44,7 +44,7 @@ _LAST_FLUSH_S: Final = 2.0
 @click.command(short_help="Send a message, or each line of stdin as one.")
 @click.argument("subject", required=False, shell_complete=complete_subjects)
 @click.argument("body", required=False)
-@click.option("--key", metavar="K", help="The key of each message.")
+@click.option("--key", "keys", metavar="K", multiple=True, help="A key of each message; may be repeated.")
 @click.option("--property", "pairs", metavar="NAME=VALUE", multiple=True, help="A property; may be repeated.")
 @click.option("--tag", "tags", metavar="T", multiple=True, help="A tag; may be repeated.")
 @click.option("--delay", type=Seconds(signed=True), metavar="S", help="Deliver each message later: 30m, 2h.")
@@ -69,7 +69,7 @@ def produce(
     context: click.Context,
     subject: str | None,
     body: str | None,
-    key: str | None,
+    keys: tuple[str, ...],
     pairs: tuple[str, ...],
     tags: tuple[str, ...],
     delay: float | None,
@@ -81,15 +81,15 @@ def produce(
 ) -> None:
     """Send BODY as a message to SUBJECT; without BODY each line of stdin. Print how many were acknowledged.
 
-    With --json a line is an object with body or body_base64 and, optionally, subject, key, tags, properties, expires_in
-    and delay (seconds, or a text such as 30m) or deliver_at (a time such as 2027-01-31T12:00:00Z, or seconds since
-    1970), which override the options; blank lines are ignored. It takes what `qmq consume --json` prints.
+    With --json a line is an object with body or body_base64 and, optionally, subject, key or keys, tags, properties,
+    expires_in and delay (seconds, or a text such as 30m) or deliver_at (a time such as 2027-01-31T12:00:00Z, or seconds
+    since 1970), which override the options; blank lines are ignored. It takes what `qmq consume --json` prints.
 
     Ends with 1, and names the lines, if some were not acknowledged.
 
     \b
     Examples:
-      qmq produce shop.order.paid '{"id": 4421}' --key order-4421
+      qmq produce shop.order.paid '{"id": 4421}' --key order-4421 --key user-7
       qmq produce shop.mail --delay 30m < mails.txt
       qmq consume shop. --solo --start first --json | qmq produce copy.shop --json
     """
@@ -106,9 +106,10 @@ def produce(
     if body is not None and as_json:
         raise click.UsageError("give either a BODY or --json, which takes the lines of stdin")
     properties = dict(map(_pair, pairs))
-    key = None if key is None else text_of(key)
-    defaults = InputMessage(subject or "", b"", key, words or None, properties or None, delay, None, expires_in)
-    make_header(key, words, properties)  # raises if an option is wrong, before a connection is made
+    texts = [text_of(key) for key in keys]
+    fields = texts or None, words or None, properties or None
+    defaults = InputMessage(subject or "", b"", *fields, delay, None, expires_in)
+    make_header(texts, words, properties)  # raises if an option is wrong, before a connection is made
     if body is not None:
         sent = run(_send_one(server, durability, defaults._replace(body=os.fsencode(body))))
         click.echo(sent if ids else "1 acknowledged")
@@ -296,7 +297,7 @@ async def _send_one(server: str, durability: Durability, draft: InputMessage) ->
 def _options(draft: InputMessage) -> SendOptions:
     """Return the options with which a message is sent."""
     return {
-        "key": draft.key,
+        "keys": draft.keys,
         "tags": draft.tags,
         "properties": draft.properties,
         "delay": draft.delay,
@@ -308,7 +309,7 @@ def _options(draft: InputMessage) -> SendOptions:
 class SendOptions(TypedDict):
     """The options with which a message of the command is sent."""
 
-    key: str | None
+    keys: list[str] | None
     tags: list[str] | None
     properties: dict[str, str] | None
     delay: float | None

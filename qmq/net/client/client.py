@@ -17,7 +17,7 @@ import msgpack
 
 from qmq.durations import Duration
 from qmq.errors import ConnectionLost, InvalidOption, QmqError, UsageError
-from qmq.format.build import NO_HEADER, headers_of, make_header
+from qmq.format.build import NO_HEADER, Keys, either_of, headers_of, make_header
 from qmq.format.ids import MessageId
 from qmq.names import check_prefix
 from qmq.net.client.admin.admin import Admin
@@ -152,6 +152,7 @@ class Client:
         *,
         json: Any = NO_JSON,
         key: str | None = None,
+        keys: Sequence[str] | None = None,
         tags: Sequence[str] | None = None,
         properties: dict[str, str] | None = None,
         delay: Duration | None = None,
@@ -162,12 +163,15 @@ class Client:
         """Send one message; return its receipt once it is stored.
 
             await client.send("shop.order.created", json={"id": "order-4421"}, key="order-4421")
+            await client.send("shop.order.paid", b"...", keys=["order-4421", "user-7"])
             await client.send("shop.reminder", b"...", delay="2h", expires_in="1d")
 
         Its body is *body*, or the value *json* as JSON with the property content-type: application/json, which
-        ``Message.json`` reads. It is delivered *delay* after it was stored, or at *deliver_at* (seconds since 1970, or
-        an aware datetime): at most 731 days (two years) ahead, and never early by the broker's clock. *expires_in*
-        after it was stored, or fell due, it becomes a dead letter of groups to which it was not handed out.
+        ``Message.json`` reads. *key*, or each of up to 16 *keys*, names what it is about, in 1 to 1,024 bytes of UTF-8;
+        one that is given twice counts once. It is delivered *delay* after it was stored, or at *deliver_at* (seconds
+        since 1970, or an aware datetime): at most 731 days (two years) ahead, and never early by the broker's clock.
+        *expires_in* after it was stored, or fell due, it becomes a dead letter of groups to which it was not handed
+        out.
 
         A send is written at once while nothing is on its way; concurrent sends go as one batch. Raises UsageError,
         InvalidName, InvalidOption, MessageTooLarge, TypeError before it is sent; SendFailed if it was not stored;
@@ -178,7 +182,7 @@ class Client:
         elif json is not NO_JSON:
             raise UsageError("give either a body or json, not both")
         due = deliver_at_of(delay, deliver_at) if delay is not None or deliver_at is not None else 0
-        plain = key is None and not tags and not properties and not due and expires_in is None
+        plain = key is keys is None and not tags and not properties and not due and expires_in is None
         if plain and durability is None and not self._accumulator.unfinished and type(body) is bytes:
             alone = self._brokers.send_now(subject, body)
             if alone is not None:
@@ -186,7 +190,7 @@ class Client:
         header = NO_HEADER
         if not plain:
             expire_at = 0 if expires_in is None else expire_at_of(expires_in)
-            header = make_header(key, tags, properties, due, expire_at)
+            header = make_header(either_of(key, keys), tags, properties, due, expire_at)
         flush = self._flush if durability is None else is_flush(durability)
         body = body_of(body)
         loop = self._brokers.ready()
@@ -200,7 +204,7 @@ class Client:
         subject: str,
         bodies: Sequence[Body],
         *,
-        keys: Sequence[str | None] | None = None,
+        keys: Sequence[Keys] | None = None,
         tags: Sequence[str] | None = None,
         properties: dict[str, str] | None = None,
         delay: Duration | None = None,
@@ -212,9 +216,9 @@ class Client:
 
             await client.send_many("shop.order.created", [b"1", b"2"], keys=["order-1", "order-2"], tags=["eu"])
 
-        *keys* has one key, or None, for each body; *tags* and *properties* are those of all. The messages go as one
-        batch, or as several if they are too large for one; each batch is stored as a whole or not at all. Raises as
-        ``send``; ``failures`` of SendFailed name the messages by index.
+        *keys* has a key, a list of keys, or None for each body; *tags* and *properties* are those of all. The messages
+        go as one batch, or as several if they are too large for one; each batch is stored as a whole or not at all.
+        Raises as ``send``; ``failures`` of SendFailed name the messages by index.
         """
         flush = self._flush if durability is None else is_flush(durability)
         packed = bodies_of(bodies)
@@ -236,6 +240,7 @@ class Client:
         *,
         json: Any = NO_JSON,
         key: str | None = None,
+        keys: Sequence[str] | None = None,
         tags: Sequence[str] | None = None,
         properties: dict[str, str] | None = None,
         delay: Duration | None = None,
@@ -251,7 +256,7 @@ class Client:
             body, properties = json_body_of(json, properties)
         elif json is not NO_JSON:
             raise UsageError("give either a body or json, not both")
-        plain = key is None and tags is None and properties is None and durability is None
+        plain = key is keys is tags is None and properties is None and durability is None
         if plain and delay is None and deliver_at is None and expires_in is None and type(body) is bytes:
             accumulator = self._accumulator
             run = accumulator.plain.get(subject)
@@ -269,7 +274,8 @@ class Client:
         flush = self._flush if durability is None else is_flush(durability)
         body = body_of(body)
         due = deliver_at_of(delay, deliver_at) if delay is not None or deliver_at is not None else 0
-        header = make_header(key, tags, properties, due, 0 if expires_in is None else expire_at_of(expires_in))
+        expire_at = 0 if expires_in is None else expire_at_of(expires_in)
+        header = make_header(key if keys is None else either_of(key, keys), tags, properties, due, expire_at)
         if ticket := self._accumulator.append_nowait(subject, body, header, flush):
             return ticket
         loop = self._brokers.ready()

@@ -70,7 +70,12 @@ def test_a_line_that_is_too_long_is_not_kept() -> None:
         ({"subject": "c", "body": "x"}, DEFAULTS._replace(subject="c", body=b"x")),
         (
             {"body": "x", "key": "k", "tags": ["t"], "properties": {"p": "v"}},
-            InputMessage("a.b", b"x", "k", ["t"], {"p": "v"}),
+            InputMessage("a.b", b"x", ["k"], ["t"], {"p": "v"}),
+        ),
+        ({"body": "x", "keys": ["k", "l"]}, DEFAULTS._replace(body=b"x", keys=["k", "l"])),
+        (
+            {"body": "x", "keys": ["k", "l"], "key": "k"},
+            DEFAULTS._replace(body=b"x", keys=["k", "l"]),
         ),
         (
             {"id": "0", "sequence": 5, "attempt": 1, "created_at": "2026", "stored_at": 7, "key": None, "body": "x"},
@@ -83,10 +88,10 @@ def test_json_lines_become_drafts(fields: dict[str, object], draft: InputMessage
 
 
 def test_a_line_wins_over_the_command() -> None:
-    defaults = InputMessage("a.b", b"", "key", ["tag"], {"p": "v"})
+    defaults = InputMessage("a.b", b"", ["key"], ["tag"], {"p": "v"})
     assert draft_of(b'{"body": "x"}', defaults) == defaults._replace(body=b"x")
     line = b'{"body": "x", "subject": "c", "key": "k", "tags": [], "properties": {}}'
-    assert draft_of(line, defaults) == InputMessage("c", b"x", "k", None, None)
+    assert draft_of(line, defaults) == InputMessage("c", b"x", ["k"], None, None)
 
 
 @pytest.mark.parametrize(
@@ -106,6 +111,10 @@ def test_a_line_wins_over_the_command() -> None:
         (b'{"body_base64": "\xc3\xa9"}', "not base64"),
         (b'{"body": "x", "subject": ["a"]}', "subject is a string"),
         (b'{"body": "x", "key": {}}', "key is a string"),
+        (b'{"body": "x", "keys": "k"}', "keys is a list of strings"),
+        (b'{"body": "x", "keys": ["k", 5]}', "keys is a list of strings"),
+        (b'{"body": "x", "keys": ["k"], "key": "l"}', "either key or keys"),
+        (b'{"body": "x", "keys": [], "key": "l"}', "either key or keys"),
         (b'{"body": "x", "priority": 5}', "unknown field 'priority'"),
         (b'{"body": "x", "Body": "y"}', "unknown field 'Body'; use subject, key"),
     ],

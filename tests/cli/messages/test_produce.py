@@ -29,14 +29,15 @@ def stored(url: str, prefix: str) -> list[dict[str, object]]:
 
 
 def test_each_line_is_a_message(broker: BrokerProcess) -> None:
-    arguments = ["--key", "k", "--tag", "t1", "--tag", "t2", "--property", "a=b=c", "--property", "d="]
+    arguments = ["--key", "k", "--key", "l", "--tag", "t1", "--tag", "t2", "--property", "a=b=c", "--property", "d="]
     done = qmq("produce", "lines.a", *arguments, stdin=b"one\n\nthree \xff\nlast", server=broker.url)
     assert (done.exit_code, done.stdout, done.stderr) == (0, "4 acknowledged\n", "")
     found = stored(broker.url, "lines.a")
     assert [message.get("body", message.get("body_base64")) for message in found] == ["one", "", "dGhyZWUg/w==", "last"]
     assert [message["sequence"] for message in found] == [0, 1, 2, 3]
     assert all(
-        (message["key"], message["tags"], message["properties"]) == ("k", ["t1", "t2"], {"a": "b=c", "d": ""})
+        (message["key"], message["keys"], message["tags"], message["properties"])
+        == ("k", ["k", "l"], ["t1", "t2"], {"a": "b=c", "d": ""})
         for message in found
     )
 

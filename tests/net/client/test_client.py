@@ -237,7 +237,13 @@ async def test_a_named_producer_goes_on_with_its_sequence() -> None:
         await playing
 
 
-@pytest.mark.parametrize("bad", [{"durability": "maybe"}, {"key": 7}, {"tags": "vip"}, {"properties": {"a": 1}}])
+@pytest.mark.parametrize(
+    "bad", [
+        {"durability": "maybe"}, {"key": 7}, {"key": ""}, {"keys": ["a", ""]}, {"keys": ["k" * 1_025]},
+        {"keys": [f"{number}" for number in range(17)]}, {"keys": "k"}, {"keys": {"k"}}, {"key": "k", "keys": ["k"]},
+        {"key": "k", "keys": []}, {"tags": "vip"}, {"properties": {"a": 1}},
+    ],
+)  # fmt: skip
 async def test_bad_options_are_refused_at_the_call(bad: dict[str, Any]) -> None:
     async with scripted_broker() as broker, qmq.connect(broker.url) as client:
         peer = await broker.peer()

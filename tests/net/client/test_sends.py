@@ -136,3 +136,18 @@ def test_headers_of_many_are_those_of_one_by_one(keys: list[Keys], tags: list[st
     shared = make_header(None, tags, properties, 5, 7)
     one_by_one = [make_header(key, tags, properties, 5, 7) for key in keys]
     assert headers_of(keys, len(keys), shared, tags, properties) == one_by_one
+
+
+async def test_messages_have_all_their_keys(tmp_path: Path) -> None:
+    async with solo(tmp_path / "data", "a") as (client, consumer):
+        await client.send("a", b"0", keys=["order-1", "user-7", "order-1"])
+        await client.send_many("a", [b"1", b"2", b"3"], keys=["order-2", ["order-3", "user-8"], None])
+        client.send_nowait("a", b"4", keys=("order-4", "user-9"), tags=["eu"])
+        client.send_nowait("a", b"5", keys=[])
+        client.send_nowait("a", b"6", keys=["order-5"], delay=0.001)
+        await client.flush()
+        found = [message for _ in range(7) for message in await consumer.pull(1, timeout=10)]
+        assert [(message.keys, message.key) for message in sorted(found, key=lambda message: message.body)] == [
+            (("order-1", "user-7"), "order-1"), (("order-2",), "order-2"), (("order-3", "user-8"), "order-3"),
+            ((), None), (("order-4", "user-9"), "order-4"), ((), None), (("order-5",), "order-5"),
+        ]  # fmt: skip

@@ -92,9 +92,14 @@ class Message:
 
     @property
     def key(self) -> str | None:
-        """The key it was sent with, or None."""
+        """The key it was sent with, the first of several, or None."""
         keys = self._run.header(self._index).get("k")
         return keys[0] if keys else None
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """All keys it was sent with."""
+        return tuple(self._run.header(self._index).get("k", ()))
 
     @property
     def tags(self) -> tuple[str, ...]:
@@ -583,6 +588,7 @@ class MessageBatch(Sequence[Message]):
                 "sequence": pa.array(self._per_message("first_sequence", count_up=True), pa.uint64()),
                 "body": pa.array(self.bodies, pa.large_binary()),
                 "key": pa.array([header["k"][0] if "k" in header else None for header in headers], pa.string()),
+                "keys": pa.array([header.get("k", ()) for header in headers], text_list),
                 "tags": pa.array([header.get("t", ()) for header in headers], text_list),
                 "properties": pa.array([list(header.get("p", {}).items()) for header in headers], text_map),
                 "attempt": pa.array(self._per_message("attempt"), pa.uint32()),

@@ -12,7 +12,7 @@ from typing import Any, Literal, Self, Unpack
 
 from qmq.durations import Duration
 from qmq.errors import UsageError
-from qmq.format.build import make_header
+from qmq.format.build import Keys, either_of, make_header
 from qmq.net.client.admin.admin import Admin
 from qmq.net.client.admin.results import SubjectInfo
 from qmq.net.client.client import list_subjects
@@ -114,6 +114,7 @@ class SyncClient:
         *,
         json: Any = NO_JSON,
         key: str | None = None,
+        keys: Sequence[str] | None = None,
         tags: Sequence[str] | None = None,
         properties: dict[str, str] | None = None,
         delay: Duration | None = None,
@@ -129,6 +130,7 @@ class SyncClient:
                 body,
                 json=json,
                 key=key,
+                keys=keys,
                 tags=tags,
                 properties=properties,
                 delay=delay,
@@ -143,7 +145,7 @@ class SyncClient:
         subject: str,
         bodies: Sequence[Body],
         *,
-        keys: Sequence[str | None] | None = None,
+        keys: Sequence[Keys] | None = None,
         tags: Sequence[str] | None = None,
         properties: dict[str, str] | None = None,
         delay: Duration | None = None,
@@ -174,6 +176,7 @@ class SyncClient:
         *,
         json: Any = NO_JSON,
         key: str | None = None,
+        keys: Sequence[str] | None = None,
         tags: Sequence[str] | None = None,
         properties: dict[str, str] | None = None,
         delay: Duration | None = None,
@@ -186,7 +189,8 @@ class SyncClient:
             body, properties = json_body_of(json, properties)
         elif json is not NO_JSON:
             raise UsageError("give either a body or json, not both")
-        header = make_header(key, tags, properties, deliver_at_of(delay, deliver_at), expire_at_of(expires_in))
+        times = deliver_at_of(delay, deliver_at), expire_at_of(expires_in)
+        header = make_header(either_of(key, keys), tags, properties, *times)
         return self._current_thread().queue(subject, body_of(body), header, durability)
 
     def cancel(self, message_id: str) -> bool:
