@@ -11,6 +11,7 @@ from qmq.errors import BadBatch, MessageTooLarge
 from qmq.format.batch import BatchLimits, check_batch, parse_header
 from qmq.format.layout import BATCH_HEADER_SIZE, RUN_SIZE
 from qmq.format.pieces import read_answer
+from qmq.format.source import NO_SOURCE
 from tests.format.contents import Contents, batch_of, plain, reseal, rich, set_header, with_table
 
 TEMPLATES: Final[tuple[Contents, ...]] = (
@@ -53,7 +54,8 @@ def make_batch(picks: Picks) -> memoryview:
 
 def _a_table(picks: Picks) -> bytes:
     names = [picks.take(picks.number(1) % 12).decode("latin-1") for _ in range(picks.number(1) % 5)]
-    packed: bytes = msgpack.packb({"subjects": names})
+    source = picks.take(picks.number(1) % 64) if picks.number(1) % 4 == 0 else NO_SOURCE
+    packed: bytes = msgpack.packb({"source": source, "subjects": names})
     return packed
 
 

@@ -9,6 +9,7 @@ import msgpack
 from fuzz.target import GrowthCheck
 from qmq.errors import BadBatch, ProtocolError
 from qmq.format.run import read_header
+from qmq.format.source import Source, source_in, sources_of
 from qmq.format.table import TABLE_BYTES, names_of
 from qmq.net.protocol.frames import MAX_META_BYTES, unpack_meta
 
@@ -28,6 +29,7 @@ class Tables:
             names = names_of(data[: 4 * TABLE_BYTES])
             assert names
             assert all(type(name) is str for name in names)
+            assert all(type(source) is Source for source in sources_of(source_in(data[: 4 * TABLE_BYTES])))
         except BadBatch:
             pass
         try:
@@ -44,8 +46,9 @@ class Tables:
     def seeds(self) -> list[bytes]:
         maps: list[dict[object, object]] = [
             {},
-            {"subjects": ["a.b", "c"]},
-            {"subjects": ["a"], "source": b"1.2.3.4", "n": [1, 2.5, None, True, -1, 1 << 63]},
+            {"source": bytes(21), "subjects": ["a.b", "c"]},
+            {"source": b"1.2.3.4", "subjects": ["a"], "n": [1, 2.5, None, True, -1, 1 << 63]},
+            {"source": bytes(19) + b"\x01\x10x" + bytes(16), "subjects": ["a"]},
             {"protocol": 1, "client": "x"},
             {"group": None, "prefixes": ["a.", ""], "consumer": "c", "start": ["time", 5]},
             {"k": ["key"], "t": ["tag", "vip"], "p": {"price": "1"}},

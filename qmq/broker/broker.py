@@ -35,6 +35,7 @@ from qmq.broker.ports.commands import (
     Checked,
     Claim,
     Command,
+    Connected,
     Disconnected,
     Fetched,
     Find,
@@ -98,7 +99,7 @@ _MAX_LIST: Final = 10_000
 #: Subjects whose names are compared for one answer, since a prefix may take none of a million.
 _MOST_LOOKED_AT: Final = 20_000
 #: Commands that are not refused, as no client waits for their answer.
-_WITHOUT_ANSWER: Final = (Synced, SyncBroken, ReadDone, Checked, Fetched, InfoFound, Disconnected, Withdraw)
+_WITHOUT_ANSWER: Final = (Synced, SyncBroken, ReadDone, Checked, Fetched, InfoFound, Connected, Disconnected, Withdraw)
 #: Commands that a stopping broker refuses, beside sends.
 _REFUSED_AT_STOP: Final = frozenset((Pull, HandOver, Restore, ReadLog, Get, Find, TraceMessage))
 
@@ -164,6 +165,7 @@ class CommandDispatch:
             TraceMessage: lambda command, now: parts.traces.trace(command),
             Fetched: lambda command, now: log_reads.fetched(command),
             InfoFound: lambda command, now: add(Administered(*command)),
+            Connected: self._connected,
             Disconnected: self._disconnected,
         }
         self._read_done: dict[Asker, Callable[[ReadDone, Now], object]] = {
@@ -221,6 +223,9 @@ class CommandDispatch:
         self._claims.claim(command.connection, command.producer_id, command.client)
         self._effects.append(Claimed(command.connection, command.request))
 
+    def _connected(self, command: Connected, now: Now) -> None:
+        self._parts.intake.connected(*command)
+
     def _disconnected(self, command: Disconnected, now: Now) -> None:
         parts, connection = self._parts, command.connection
         parts.log_reads.disconnected(connection)
@@ -228,7 +233,7 @@ class CommandDispatch:
         parts.traces.disconnected(connection)
         parts.delivery.disconnected(connection)
         parts.records.disconnected(connection)
-        parts.intake.replies.disconnected(connection)
+        parts.intake.disconnected(connection)
         parts.hand_overs.disconnected(connection)
         parts.segment_roll.disconnected(connection)
         parts.restores.disconnected(connection)

@@ -53,6 +53,7 @@ from qmq.format.layout import (
     STAMP_STORE,
     STAMP_STORE_OFFSET,
 )
+from qmq.format.source import check_sent, records_in, source_in, stamp_source
 from qmq.format.table import AHEAD_FIELD, AHEAD_SIZE, TABLE_BYTES, TABLE_BYTES_A_RUN, names_of, table_of
 
 #: Bytes that a message takes in columns, by batch flags.
@@ -188,6 +189,10 @@ def check_batch(view: memoryview, limits: BatchLimits) -> CheckedBatch:
     if crc32c(data) != header.data_crc:
         raise BadBatch("the checksum of the data is wrong")
     table = bytes(view[BATCH_HEADER_SIZE + RUN_SIZE * header.runs : data_start])
+    if limits.flags & HAS_ORIGIN_ID:
+        records_in(source_in(table))
+    else:
+        check_sent(source_in(table))
     if table[-AHEAD_SIZE:].startswith(AHEAD_FIELD) and not limits.is_stored:
         raise BadBatch("only the store adds the field 'ahead' to a table; leave it out")
     names = names_of(table)
@@ -362,9 +367,10 @@ def _fits_columns(data: memoryview, count: int, size: int, columns: int, max_mes
 
 def stamp_plain(
     view: memoryview, size: int, batch: PlainBatch, position: int, stored_at_us: int, partition: int, store_id: bytes,
-    mark: Any, first_sequence: int,
+    mark: Any, first_sequence: int, source: bytes,
 ) -> None:  # fmt: skip
     """Write the stamp into a plain batch, as ``stamp``. *mark* is a keyed blake2b without input (``mark_maker``)."""
+    stamp_source(view, PLAIN_SIZE, source)
     STAMP_POSITION.pack_into(view, STAMP_POSITION_OFFSET, position, stored_at_us)
     STAMP_STORE.pack_into(view, STAMP_STORE_OFFSET, partition, store_id)
     _FIRST_SEQUENCE.pack_into(view, BATCH_HEADER_SIZE + RUN_FIRST_SEQUENCE_OFFSET, first_sequence)
@@ -388,11 +394,15 @@ def stamp(
     store_id: bytes,
     secret: bytes,
     first_sequences: int | npt.NDArray[np.uint64],
+    source: bytes | None = None,
 ) -> None:
-    """Write the stamp into the batch, in place: position, time, store, sequences, checksum and mark.
+    """Write the stamp into the batch, in place: position, time, store, sequences, source, checksum and mark.
 
-    *first_sequences* is one int for a batch of one run, else u64[runs].
+    *first_sequences* is one int for a batch of one run, else u64[runs]. *source* is what ``source.stamp_of`` makes, and
+    must have room; None: the batch has copies, which keep theirs.
     """
+    if source is not None:
+        stamp_source(view, BATCH_HEADER_SIZE + RUN_SIZE * batch.header.runs, source)
     STAMP_POSITION.pack_into(view, STAMP_POSITION_OFFSET, position, stored_at_us)
     STAMP_STORE.pack_into(view, STAMP_STORE_OFFSET, partition, store_id)
     if batch.runs is None:
@@ -447,8 +457,12 @@ def runs_of(view: memoryview, header: Header) -> Runs:
 
 def stored_names(view: memoryview, header: Header) -> tuple[str, ...]:
     """Return the subjects in the table of the batch at the start of *view*."""
-    start = BATCH_HEADER_SIZE + RUN_SIZE * header.runs
-    return names_of(bytes(view[start : header.data_start]))
+    return names_of(stored_table(view, header))
+
+
+def stored_table(view: memoryview, header: Header) -> bytes:
+    """Return the table of the batch at the start of *view*."""
+    return bytes(view[BATCH_HEADER_SIZE + RUN_SIZE * header.runs : header.data_start])
 
 
 def entry_flags(run: int, batch: int) -> int:
@@ -499,8 +513,8 @@ def with_ahead(view: memoryview, batch: CheckedBatch, ahead_us: int) -> tuple[me
     header = batch.header
     if ahead_us < DELIVER_UNIT_US or not header.flags & _TIMED_FLAGS:
         return view, batch
-    table = bytearray(table_of(batch.names))
-    assert table[0] == 0x81, "a map of one field"
+    table = bytearray(table_of(batch.names, source_in(stored_table(view, header))))
+    assert table[0] == 0x82, "a map of two fields"
     table[0] += 1
     table += AHEAD_FIELD + ahead_us.to_bytes(8, "big")
     records = bytes(view[BATCH_HEADER_SIZE : BATCH_HEADER_SIZE + RUN_SIZE * header.runs])

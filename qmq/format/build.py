@@ -16,7 +16,7 @@ import numpy as np
 from crc32c import crc32c
 
 from qmq.errors import InvalidOption, MessageTooLarge
-from qmq.format.batch import FEW, parse_header
+from qmq.format.batch import FEW, parse_header, stored_table
 from qmq.format.hashing import Folds, check_of, checks_of, hash_bytes, tag_bits
 from qmq.format.layout import (
     BATCH_HEADER,
@@ -40,6 +40,7 @@ from qmq.format.layout import (
 )
 from qmq.format.pieces import stored_runs
 from qmq.format.run import cut_data
+from qmq.format.source import NO_SOURCE, source_in
 from qmq.format.table import table_of
 
 _PACK: Final = msgpack.Packer(autoreset=True, use_bin_type=True).pack
@@ -251,12 +252,18 @@ def message_bytes(run: RunLike) -> int:
 
 
 def build_batch(
-    runs: Sequence[RunLike], *, created_at_us: int, producer_id: bytes, producer_sequence: int
+    runs: Sequence[RunLike],
+    *,
+    created_at_us: int,
+    producer_id: bytes,
+    producer_sequence: int,
+    source: bytes = NO_SOURCE,
 ) -> list[bytes]:
     """Return the buffers of one batch, in order; their lengths sum to its size.
 
-    Every run has messages and a subject of its own, and there are at most MAX_RUNS of them. Everything is filled in
-    except position, stored_at_us, partition, store id, first sequences and mark.
+    *source* is what ``new_source`` makes. Every run has messages and a subject of its own, and there are at most
+    MAX_RUNS of them. Everything is filled in except position, stored_at_us, partition, store id, first sequences and
+    mark.
     """
     return build_flat(
         [run.subject for run in runs],
@@ -266,6 +273,7 @@ def build_batch(
         created_at_us=created_at_us,
         producer_id=producer_id,
         producer_sequence=producer_sequence,
+        source=source,
     )
 
 
@@ -279,6 +287,7 @@ def build_flat(
     producer_id: bytes,
     producer_sequence: int,
     lengths: bytes | None = None,
+    source: bytes = NO_SOURCE,
 ) -> list[bytes]:
     """As build_batch, with the runs given as their subjects, their numbers of messages, and the messages of all.
 
@@ -299,7 +308,7 @@ def build_flat(
         data = [b"".join(datas)]
         size, crc = len(data[0]), crc32c(data[0])
         records = records_of(counts, list(map(len, datas)), map(crc32c, datas))
-    table = table_of(subjects)
+    table = table_of(subjects, source)
     fields = (
         BATCH_MAGIC, BATCH_VERSION, 0, flags, BATCH_HEADER_SIZE + len(records) + len(table) + size, len(table),
         len(messages), len(subjects), 0, 0, created_at_us, 0, _NO_STORE, producer_id, producer_sequence, crc, 0,
@@ -309,13 +318,13 @@ def build_flat(
 
 
 def build_single(
-    subject: str, body: bytes, created_at_us: int, producer_id: bytes, producer_sequence: int
+    subject: str, body: bytes, created_at_us: int, producer_id: bytes, producer_sequence: int, source: bytes = NO_SOURCE
 ) -> tuple[bytes, bytes]:
     """As build_batch, for one message without a header."""
     size = len(body)
     data = _SINGLE_DATA.pack(size, 0, check_of(body, 0)) + body
     size += _SINGLE_DATA.size
-    crc, table = crc32c(data), table_of((subject,))
+    crc, table = crc32c(data), table_of((subject,), source)
     table_size = len(table)
     prefix = _SINGLE_PREFIX.pack(
         BATCH_MAGIC, BATCH_VERSION, _SINGLE_SIZE + table_size + size, table_size, 1, 1, created_at_us, producer_id,
@@ -469,7 +478,7 @@ def cut_batch(batch: memoryview, start: int, stop: int, producer_sequence: int) 
             subjects.append(run.subject)
             counts.append(end - first)
             datas.append(b"".join(cut_data(run.data, header.flags, run.count, first, end)))
-    data, table = b"".join(datas), table_of(subjects)
+    data, table = b"".join(datas), table_of(subjects, source_in(stored_table(batch, header)))
     records = records_of(counts, list(map(len, datas)), map(crc32c, datas))
     fields = header._replace(
         size=BATCH_HEADER_SIZE + len(records) + len(table) + len(data), table_size=len(table), messages=sum(counts),

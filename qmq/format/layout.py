@@ -76,11 +76,15 @@ HAS_CREATED_AT: Final = 1 << 4
 HAS_ORIGIN_ID: Final = 1 << 5
 #: A flag without a column: messages of the batch may have more than one key; the column has the hash of the first.
 HAS_MORE_KEYS: Final = 1 << 6
+#: A column of copies that came from several batches: which record of the source is that of the message.
+HAS_SOURCE: Final = 1 << 7
 KNOWN_FLAGS: Final = (
     HAS_TAGS | HAS_KEY_HASH | HAS_DELIVER_AT | HAS_EXPIRE_AT | HAS_CREATED_AT | HAS_ORIGIN_ID | HAS_MORE_KEYS
-)
-#: The flags that a client may send; only the broker gives ids, and times of creation of messages from several batches.
-SENT_FLAGS: Final = KNOWN_FLAGS & ~(HAS_CREATED_AT | HAS_ORIGIN_ID)
+    | HAS_SOURCE
+)  # fmt: skip
+#: The flags that a client may send; only the broker gives ids, and values that differ by the batch that a message came
+#: from.
+SENT_FLAGS: Final = KNOWN_FLAGS & ~(HAS_CREATED_AT | HAS_ORIGIN_ID | HAS_SOURCE)
 #: The flags of copies that a client hands over or restores.
 HANDED_FLAGS: Final = KNOWN_FLAGS & ~HAS_DELIVER_AT
 
@@ -93,6 +97,8 @@ MAX_DELAY_US: Final = 731 * 86_400 * 1_000_000
 #: MAX_DELAY_US as errors show it.
 MAX_DELAY_SHOWN: Final = f"{MAX_DELAY_US // 86_400_000_000} days (two years)"
 
+#: Bytes a message in the column of HAS_SOURCE.
+SOURCE_SIZE: Final = 4
 #: (flag, bytes a message) of the optional columns, in file order.
 OPTIONAL_COLUMNS: Final = (
     (HAS_TAGS, 4),
@@ -101,6 +107,7 @@ OPTIONAL_COLUMNS: Final = (
     (HAS_EXPIRE_AT, 8),
     (HAS_CREATED_AT, 8),
     (HAS_ORIGIN_ID, 16),
+    (HAS_SOURCE, SOURCE_SIZE),
 )
 #: length u32, header_size u16, check u32
 FIXED_COLUMN_BYTES: Final = 10
@@ -143,7 +150,8 @@ MAX_KEY_BYTES: Final = 1_024
 #: crcs decide) | flags u16 (of the batch) | size u32 (of the piece) | messages u32 | ordinal u32 (in the batch, of the
 #: piece's first message) | subject_size u16 | lane u16 | position u64 (of the batch) | stored_at_us u64 |
 #: created_at_us u64 | first_sequence u64 | partition u16 | store_id 6s | run_flags u16 | run u16 | data_crc u32 |
-#: reserved u32 | header_crc u32 (of the header before it and the subject); then the subject, then the data.
+#: table_size u32 | header_crc u32 (of the header before it, the subject and the table); then the subject, the table
+#: (which has the source only), and the data.
 PIECE_HEADER: Final = struct.Struct("<IBBHIIIHHQQQQH6sHHIII")
 PIECE_HEADER_SIZE: Final = 80
 PIECE_CRC_OFFSET: Final = 76
@@ -182,10 +190,11 @@ INDEX_DTYPE: Final = np.dtype([("position", "<u8"), ("stored_at_us", "<u8")])
 ENTRY: Final = struct.Struct("<QQQIIHHHHII")
 ENTRY_SIZE: Final = 48
 #: The batch flags that an entry has too (flag << 8), so that a pull need not read the batch for them.
-ENTRY_BATCH_FLAGS: Final = HAS_TAGS | HAS_EXPIRE_AT | HAS_ORIGIN_ID
+ENTRY_BATCH_FLAGS: Final = HAS_TAGS | HAS_EXPIRE_AT | HAS_ORIGIN_ID | HAS_SOURCE
 ENTRY_HAS_TAGS: Final = HAS_TAGS << 8
 ENTRY_HAS_EXPIRE_AT: Final = HAS_EXPIRE_AT << 8
 ENTRY_HAS_ORIGIN_ID: Final = HAS_ORIGIN_ID << 8
+ENTRY_HAS_SOURCE: Final = HAS_SOURCE << 8
 ENTRY_DTYPE: Final = np.dtype(
     [
         ("first_sequence", "<u8"),

@@ -24,7 +24,7 @@ from qmq.format.batch import (
     header_crc_of,
     parse_header,
     runs_of,
-    stored_names,
+    stored_table,
 )
 from qmq.format.hashing import checks_of
 from qmq.format.layout import (
@@ -48,7 +48,8 @@ from qmq.format.layout import (
 )
 from qmq.format.run import PieceHeader, RunsHeader, column_offsets, folds_of
 from qmq.format.run import Run as Run
-from qmq.format.table import names_of, table_of
+from qmq.format.source import source_in, with_producer
+from qmq.format.table import names_of, source_table, table_of
 
 Buffer = bytes | memoryview
 
@@ -107,7 +108,7 @@ class _Cut:
 class StoredBatch:
     """A stored batch from which pieces are cut; *view* begins with it. Its header is checked once."""
 
-    __slots__ = ("_cuts", "_data", "_firsts", "_names", "_view", "header")
+    __slots__ = ("_cuts", "_data", "_firsts", "_names", "_source", "_view", "header")
 
     def __init__(self, view: memoryview) -> None:
         """Raises BadBatch when the header does not fit its checksum, so that its sizes cannot be trusted."""
@@ -117,7 +118,9 @@ class StoredBatch:
             raise BadBatch(f"the header of the batch at position {header.position} does not fit its checksum")
         self._view = view
         self._data = view[start : header.size]
-        self._names = stored_names(view, header)
+        table = stored_table(view, header)
+        self._names = names_of(table)
+        self._source = with_producer(source_in(table), header.producer_id)
         self._firsts: npt.NDArray[np.int64] | None = None
         self._cuts: dict[int, _Cut] = {}
 
@@ -138,13 +141,14 @@ class StoredBatch:
         whole = start == 0 and stop == count
         slices: list[memoryview] = [cut.data] if whole else cut.slices(start, stop)
         data_size = sum(map(len, slices))
+        names = cut.subject + source_table(self._source)
         draft = PIECE_HEADER.pack(
-            PIECE_MAGIC, BATCH_VERSION, whole, header.flags, PIECE_HEADER_SIZE + len(cut.subject) + data_size,
+            PIECE_MAGIC, BATCH_VERSION, whole, header.flags, PIECE_HEADER_SIZE + len(names) + data_size,
             stop - start, cut.ordinal + start, len(cut.subject), lane, header.position, header.stored_at_us,
             header.created_at_us, first_sequence + start, header.partition, header.store_id, run_flags, run_number,
-            crc if whole else 0, 0, 0,
+            crc if whole else 0, len(names) - len(cut.subject), 0,
         )[:PIECE_CRC_OFFSET]  # fmt: skip
-        head = draft + crc32c(cut.subject, crc32c(draft)).to_bytes(4, "little") + cut.subject
+        head = draft + crc32c(names, crc32c(draft)).to_bytes(4, "little") + names
         if not whole and data_size <= _SMALL_BYTES:
             return [b"".join((head, *slices))], len(head) + data_size
         return [head, *slices], len(head) + data_size
@@ -159,7 +163,7 @@ class StoredBatch:
         records["subject"] = np.arange(len(records), dtype=np.uint16)
         records["offset"] = placed - sizes
         ordinals = self._ordinals()[run_numbers].astype("<u4").tobytes()
-        table = bytes(table_of(names))
+        table = table_of(names, self._source)
         size = RUNS_HEADER_SIZE + (RUN_SIZE + ORDINAL_SIZE) * len(records) + len(table) + int(placed[-1])
         draft = RUNS_HEADER.pack(
             RUNS_MAGIC, BATCH_VERSION, 0, header.flags, size, len(table), int(records["count"].sum(dtype=np.int64)),
@@ -274,10 +278,11 @@ def read_single(answer: memoryview) -> Run | None:
     ):
         return None
     try:
-        names = names_of(bytes(answer[_SINGLE_START:start]))
+        names = names_of(table := bytes(answer[_SINGLE_START:start]))
     except BadBatch:
         return None
-    run = Run(tuple.__new__(Header, fields), names[0], 1, lane, run_flags, first_sequence, 0, answer, start, size)
+    header = tuple.__new__(Header, fields)
+    run = Run(header, names[0], 1, lane, run_flags, first_sequence, 0, answer, start, size, table)
     return None if run.first_header_size() else run
 
 
@@ -394,14 +399,15 @@ def stored_runs(batch: memoryview, header: Header) -> list[Run]:
 
     Raises BadBatch when a run points outside of the batch.
     """
-    names = stored_names(batch, header)
+    table = stored_table(batch, header)
+    names = names_of(table)
     data = batch[header.data_start : header.size]
     if header.runs > 1:
-        return _runs_of_batch(header, names, runs_of(batch, header), data)
+        return _runs_of_batch(header, names, runs_of(batch, header), data, table)
     subject, lane, run_flags, _, count, offset, size, _, first_sequence = RUN.unpack_from(batch, BATCH_HEADER_SIZE)
     if subject or offset or size != len(data) or not 0 < count * COLUMN_BYTES[header.flags] <= size:
         raise BadBatch(_OUTSIDE)
-    return [Run(header, names[0], count, lane, run_flags, first_sequence, 0, data, 0, size)]
+    return [Run(header, names[0], count, lane, run_flags, first_sequence, 0, data, 0, size, table)]
 
 
 _OUTSIDE: Final = "a run of a batch points outside of it"
@@ -412,6 +418,7 @@ def _runs_of_batch(
     names: tuple[str, ...],
     records: Runs,
     data: memoryview,
+    table: bytes,
     ordinals: npt.NDArray[Any] | None = None,
 ) -> list[Run]:
     """Return the unverified runs of a batch or piece of several. *ordinals* has the ordinal of each run's first message
@@ -432,7 +439,7 @@ def _runs_of_batch(
     columns = (counts, records["lane"], records["flags"], records["first_sequence"], ordinals)
     fields = (
         repeat(header), map(names.__getitem__, subjects.tolist()), *(column.tolist() for column in columns),
-        repeat(data), starts.tolist(), ends.tolist(), repeat(bare),
+        repeat(data), starts.tolist(), ends.tolist(), repeat(table), repeat(bare),
     )  # fmt: skip
     # All runs stay alive, so the collector would find nothing.
     collects = gc.isenabled()
@@ -457,7 +464,8 @@ def _read_runs_piece(rest: memoryview, runs: list[Run], damaged: list[AnswerDama
     records = np.frombuffer(rest, RUN_DTYPE, header.runs, RUNS_HEADER_SIZE)
     ordinals = np.frombuffer(rest, "<u4", header.runs, RUNS_HEADER_SIZE + RUN_SIZE * header.runs)
     data = rest[start:size]
-    found = _runs_of_batch(header, names_of(bytes(rest[table_start:start])), records, data, ordinals)
+    table = bytes(rest[table_start:start])
+    found = _runs_of_batch(header, names_of(table), records, data, table, ordinals)
     starts = records["offset"].astype(np.int64)
     slices = map(slice, starts.tolist(), (starts + records["size"]).tolist())
     crcs, wanted = list(map(crc32c, map(data.__getitem__, slices))), records["crc"].tolist()
@@ -474,7 +482,8 @@ def _read_runs_piece(rest: memoryview, runs: list[Run], damaged: list[AnswerDama
 
 def _read_piece(rest: memoryview, runs: list[Run], damaged: list[AnswerDamage]) -> int:
     header = PieceHeader._make(PIECE_HEADER.unpack_from(rest))
-    start, size = PIECE_HEADER_SIZE + header.subject_size, header.size
+    table_start = PIECE_HEADER_SIZE + header.subject_size
+    start, size = table_start + header.table_size, header.size
     if start > size or size > len(rest):
         raise BadBatch("the sizes of a piece do not add up")
     if crc32c(rest[PIECE_HEADER_SIZE:start], crc32c(rest[:PIECE_CRC_OFFSET])) != header.header_crc:
@@ -484,12 +493,12 @@ def _read_piece(rest: memoryview, runs: list[Run], damaged: list[AnswerDamage]) 
     if not 0 < header.messages * COLUMN_BYTES[header.flags] <= size - start:
         raise BadBatch("a piece is shorter than its columns")
     try:
-        subject = str(rest[PIECE_HEADER_SIZE:start], "utf-8")
+        subject = str(rest[PIECE_HEADER_SIZE:table_start], "utf-8")
     except UnicodeDecodeError:
         raise BadBatch("the subject of a piece is not text") from None
     run = Run(
         header, subject, header.messages, header.lane, header.run_flags, header.first_sequence, header.ordinal,
-        rest, start, size,
+        rest, start, size, bytes(rest[table_start:start]),
     )  # fmt: skip
     if (header.whole and crc32c(run.data) == header.data_crc) or (header.messages == 1 and run.is_sound_alone()):
         runs.append(run)

@@ -23,12 +23,14 @@ from qmq.format.layout import (
     HAS_EXPIRE_AT,
     HAS_KEY_HASH,
     HAS_ORIGIN_ID,
+    HAS_SOURCE,
     HAS_TAGS,
     MESSAGE_ID,
     OPTIONAL_COLUMNS,
     PIECE_HEADER,
     RUNS_HEADER,
 )
+from qmq.format.source import NO_SOURCE, UNKNOWN_SOURCE, Source, records_in, source_in, sources_of, with_producer
 
 _HEADER_SIZE: Final = struct.Struct("<H")
 #: The columns that every message has: length u32 | header_size u16 | check u32
@@ -57,7 +59,7 @@ class PieceHeader(NamedTuple):
     run_flags: int
     run: int
     data_crc: int
-    reserved: int
+    table_size: int
     header_crc: int
 
 
@@ -94,7 +96,7 @@ class Run:
 
     __slots__ = (
         "_bodies", "_decoded", "_headers", "_start", "_stop", "_view", "attempt", "bare", "count", "first_sequence",
-        "in_flight", "lane", "lease", "ordinal", "origin", "delivery_sequence", "run_flags", "subject",
+        "in_flight", "lane", "lease", "ordinal", "origin", "delivery_sequence", "run_flags", "subject", "table",
     )  # fmt: skip
 
     def __init__(
@@ -109,10 +111,14 @@ class Run:
         view: memoryview,
         start: int,
         stop: int,
+        table: bytes = b"",
         bare: bool = False,
     ) -> None:
-        """Columns and payload are bytes [start, stop) of *view*. *bare*: it is known that no message has a header."""
+        """Columns and payload are bytes [start, stop) of *view*. *table* is that of the batch or piece; *bare*: it is
+        known that no message has a header.
+        """
         self.bare = bare
+        self.table = table
         self.origin = origin
         self.subject = subject
         self.count = count
@@ -197,7 +203,7 @@ class Run:
         return np.frombuffer(self.data, "<u4", self.count, 6 * self.count)
 
     def column(self, flag: int) -> npt.NDArray[Any] | None:
-        """Return the optional column of *flag*, or None: tags are u32, origin ids 16 bytes, the others u64."""
+        """Return the optional column of *flag*, or None: tags and sources are u32, origin ids 16 bytes, others u64."""
         if not self.flags & flag:
             return None
         offset = 10 * self.count
@@ -300,12 +306,37 @@ class Run:
             return MessageId._make(MESSAGE_ID.unpack_from(self._view, offset + MESSAGE_ID.size * index))
         return MessageId(origin.store_id, origin.partition, origin.position + self.ordinal + index)
 
+    def packed_source(self) -> bytes:
+        """Return the source of the messages, with their producer; empty if it is unknown. See ``format/source.py``."""
+        try:
+            source = source_in(self.table)
+        except BadBatch:
+            return b""
+        producer_id = getattr(self.origin, "producer_id", b"")  # in a piece the source has it
+        return with_producer(source, producer_id) if producer_id else source
+
+    def source(self, index: int) -> Source:
+        """Return where message *index* came from."""
+        sources, number = sources_of(self.packed_source()), self._source_number(index)
+        return sources[number] if number < len(sources) else UNKNOWN_SOURCE
+
+    def source_record(self, index: int) -> bytes:
+        """Return the record of the source of message *index*."""
+        try:
+            return records_in(self.packed_source())[self._source_number(index)]
+        except (BadBatch, IndexError):
+            return NO_SOURCE
+
+    def _source_number(self, index: int) -> int:
+        column = self.column(HAS_SOURCE)
+        return 0 if column is None else int(column[index])
+
     def slice(self, start: int, stop: int) -> Run:
         """Return messages [start, stop) as a run of their own; the columns are copied."""
         data = b"".join(cut_data(self.data, self.flags, self.count, start, stop))
         run = Run(
             self.origin, self.subject, stop - start, self.lane, self.run_flags, self.first_sequence + start,
-            self.ordinal + start, memoryview(data), 0, len(data),
+            self.ordinal + start, memoryview(data), 0, len(data), self.table,
         )  # fmt: skip
         run.in_flight, run.delivery_sequence, run.attempt = self.in_flight, self.delivery_sequence + start, self.attempt
         run.lease = self.lease
@@ -417,7 +448,7 @@ def folds_of(run: Run) -> npt.NDArray[np.uint32]:
     tags = run.column(HAS_TAGS)
     if tags is not None:
         folds ^= tags
-    for flag in (HAS_KEY_HASH, HAS_DELIVER_AT, HAS_EXPIRE_AT, HAS_CREATED_AT, HAS_ORIGIN_ID):
+    for flag in (HAS_KEY_HASH, HAS_DELIVER_AT, HAS_EXPIRE_AT, HAS_CREATED_AT, HAS_ORIGIN_ID, HAS_SOURCE):
         column = run.column(flag)
         if column is not None:
             folds ^= np.bitwise_xor.reduce(column.view("<u4").reshape(run.count, -1), axis=1)

@@ -1,4 +1,4 @@
-"""The table of a batch: a flat msgpack map, ``{"subjects": [names]}``; later versions may add fields.
+"""The table of a batch: a flat msgpack map, ``{"source": bytes, "subjects": [names]}``; later versions may add fields.
 
 It is the only part of a batch that the broker unpacks, so it is read without building nested data of an untrusted
 client.
@@ -15,12 +15,13 @@ import msgpack
 from qmq.errors import BadBatch
 from qmq.format.bounded_msgpack import cause_of
 from qmq.format.layout import MAX_RUNS
+from qmq.format.source import MOST_SOURCE_BYTES, NO_SOURCE, front_of, front_size
 from qmq.names import MAX_NAME_BYTES, MAX_SUBJECT_BYTES
 
 _PACK: Final = msgpack.Packer(autoreset=True, use_bin_type=True).pack
 
 #: The most bytes of a table: so many, and for each run a name with its msgpack header.
-TABLE_BYTES: Final = 1_024
+TABLE_BYTES: Final = 1_024 + MOST_SOURCE_BYTES
 TABLE_BYTES_A_RUN: Final = MAX_SUBJECT_BYTES + 3
 TABLE_FIELDS: Final = 16
 #: The last field of a table to which the broker has added how far the stamp is ahead; the value follows, u64
@@ -36,24 +37,34 @@ _CACHED_BYTES: Final = MAX_NAME_BYTES + 16
 #: The last large table is known too: pulls with small limits cut a batch of many runs many times.
 _LAST_BYTES: Final = 512 << 10
 
+#: The head of a map of two fields, and of one.
+_MAP: Final = b"\x82"
+_SOURCE_ONLY: Final = b"\x81"
+_SUBJECTS: Final = b"\xa8subjects"
+
 _tables: dict[str, bytes] = {}
 _names: dict[bytes, tuple[str, ...]] = {}
 _last: tuple[bytes, tuple[str, ...]] = (b"", ())
 
 
-def table_of(subjects: Sequence[str]) -> bytes:
-    """Return the table that names *subjects*, in this order."""
+def table_of(subjects: Sequence[str], source: bytes = NO_SOURCE) -> bytes:
+    """Return the table of messages from *source* that names *subjects*, in this order."""
     if len(subjects) > 1:
-        return bytes(_PACK({"subjects": subjects}))
+        return _MAP + front_of(source) + _SUBJECTS + bytes(_PACK(subjects))
     subject = subjects[0]
-    table = _tables.get(subject)
-    if table is None:
-        table = bytes(_PACK({"subjects": subjects}))
+    rest = _tables.get(subject)
+    if rest is None:
+        rest = _SUBJECTS + bytes(_PACK(subjects))
         if len(_tables) >= _CACHE_ENTRIES:
             _tables.clear()
-        if len(table) <= _CACHED_BYTES:
-            _tables[subject] = table
-    return table
+        if len(rest) <= _CACHED_BYTES:
+            _tables[subject] = rest
+    return _MAP + front_of(source) + rest
+
+
+def source_table(source: bytes) -> bytes:
+    """Return a table that has only a source, as pieces of one run have it."""
+    return _SOURCE_ONLY + front_of(source)
 
 
 def names_of(table: bytes) -> tuple[str, ...]:
@@ -62,10 +73,12 @@ def names_of(table: bytes) -> tuple[str, ...]:
     Raises BadBatch. Memory use is in proportion to the number of names, whatever the bytes are.
     """
     global _last
-    small = len(table) <= _CACHED_BYTES
     if table == _last[0] and table:
         return _last[1]
-    if small and (known := _names.get(table)) is not None:
+    # Sources differ by connection, the rest repeats.
+    rest = table[:1] + table[front_size(table) :]
+    small = len(rest) <= _CACHED_BYTES
+    if small and (known := _names.get(rest)) is not None:
         return known
     try:
         names = _read(table)
@@ -79,7 +92,7 @@ def names_of(table: bytes) -> tuple[str, ...]:
     if small:
         if len(_names) >= _CACHE_ENTRIES:
             _names.clear()
-        _names[table] = names
+        _names[rest] = names
     elif len(table) <= _LAST_BYTES:
         _last = table, names
     return names

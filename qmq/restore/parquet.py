@@ -16,10 +16,11 @@ from qmq.errors import BadBytes, InvalidOption, StorageError
 from qmq.format.batch import COLUMN_BYTES, parse_header
 from qmq.format.build import RunContent, build_batch, make_header
 from qmq.format.copies.restored import Part
-from qmq.format.layout import HAS_ORIGIN_ID
+from qmq.format.layout import HAS_ORIGIN_ID, MAX_KEY_BYTES, MAX_KEYS
 from qmq.format.pieces import stored_runs
 from qmq.format.private import is_private
 from qmq.format.run import Run
+from qmq.format.source import Source, packed
 from qmq.intervals import Intervals
 from qmq.restore.forms import listed_positions
 from qmq.restore.read import ArchiveDamage, Found, RestoreStep, new_parts
@@ -28,7 +29,8 @@ from qmq.restore.selection import RestoreSelection
 #: How many rows are decoded at a time.
 _ROWS: Final = 4_096
 _COLUMNS: Final = (
-    "subject", "message_id", "key", "tags", "properties", "created_at", "stored_at", "body", "partition", "position",
+    "subject", "message_id", "keys", "tags", "properties", "created_at", "stored_at", "body", "partition", "position",
+    "source", "sender", "producer", "app",
 )  # fmt: skip
 _NO_PRODUCER: Final = bytes(16)
 
@@ -110,12 +112,12 @@ class ParquetReader:
             yield RestoreStep(file.path, done, end, [], damage=damage, is_settled=False)
 
     def _steps_of(self, path: str, first: int, rows: list[Row]) -> Iterator[RestoreStep]:
-        """Yield a step for each range of rows with the same creation time."""
-        for created_at_us, together in groupby(rows, key=lambda row: int(row[5])):
+        """Yield a step for each range of rows with the same creation time and source."""
+        for (created_at_us, *source), together in groupby(rows, key=lambda row: (int(row[5]), *row[10:])):
             several = list(together)
             kept = [row for row in several if self._is_wanted(row)]
             private = sum(is_private(row[0]) and self._is_taken(row) for row in several)
-            runs = _runs_of(kept, created_at_us) if kept else []
+            runs = _runs_of(kept, created_at_us, packed(Source(*source))) if kept else []
             parts = list[Part]()
             for run in runs:
                 parts += [(self._selection.subject_for(run.subject), one) for one in new_parts(run, self.found)]
@@ -200,8 +202,8 @@ def _decoded(batch: pa.RecordBatch) -> list[Row]:
     return list(zip(*columns, strict=True))
 
 
-def _runs_of(rows: list[Row], created_at_us: int) -> list[Run]:
-    """Return the messages of the rows as runs, one for each subject, under their ids."""
+def _runs_of(rows: list[Row], created_at_us: int, source: bytes) -> list[Run]:
+    """Return the messages of the rows, which came from *source*, as runs, one for each subject, under their ids."""
     by_subject = dict[str, list[Row]]()
     for row in rows:
         by_subject.setdefault(row[0], []).append(row)
@@ -209,11 +211,13 @@ def _runs_of(rows: list[Row], created_at_us: int) -> list[Run]:
         RunContent(
             subject,
             [row[7] for row in some],
-            [make_header(row[2], row[3], dict(row[4] or ())) for row in some],
+            [make_header(_keys_of(row), row[3], dict(row[4] or ())) for row in some],
         )
         for subject, some in by_subject.items()
     ]
-    parts = build_batch(contents, created_at_us=created_at_us, producer_id=_NO_PRODUCER, producer_sequence=0)
+    parts = build_batch(
+        contents, created_at_us=created_at_us, producer_id=_NO_PRODUCER, producer_sequence=0, source=source
+    )
     view = memoryview(b"".join(parts))
     runs = stored_runs(view, parse_header(view))
     return [
@@ -227,7 +231,12 @@ def _with_ids(run: Run, ids: bytes) -> Run:
     columns = COLUMN_BYTES[run.flags] * run.count
     data = b"".join((run.data[:columns], ids, run.data[columns:]))
     header = run.origin._replace(flags=run.flags | HAS_ORIGIN_ID)
-    return Run(header, run.subject, run.count, 0, 0, 0, 0, memoryview(data), 0, len(data))
+    return Run(header, run.subject, run.count, 0, 0, 0, 0, memoryview(data), 0, len(data), run.table)
+
+
+def _keys_of(row: Row) -> list[str]:
+    """Return the keys of a message; without those that no QMQ client sends, which other clients may have sent."""
+    return [key for key in row[2] or () if 0 < len(key.encode()) <= MAX_KEY_BYTES][:MAX_KEYS]
 
 
 class _SeekableReading(io.RawIOBase):

@@ -14,13 +14,21 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from qmq.errors import BadBatch
-from qmq.format.layout import HAS_CREATED_AT, HAS_ORIGIN_ID, MESSAGE_ID_SIZE
+from qmq.format.layout import (
+    BATCH_HEADER_SIZE,
+    HAS_CREATED_AT,
+    HAS_ORIGIN_ID,
+    HAS_SOURCE,
+    MESSAGE_ID_SIZE,
+    RUN_SIZE,
+)
 from qmq.format.run import read_header
+from qmq.format.source import UNKNOWN_SOURCE, Source, source_in, sources_of, with_producer
 from qmq_spark.headers import KEYS, PROPERTIES, TAGS, Texts, Walked, walk
 from qmq_spark.heads import COLUMN_BYTES_BY_FLAGS, Heads, Ints, spread
 
 #: The columns that need the columns and headers of messages; others need only the heads of batches.
-OF_HEADERS: Final = frozenset(("key", "tags", "properties"))
+OF_HEADERS: Final = frozenset(("key", "keys", "tags", "properties"))
 OF_MESSAGES: Final = OF_HEADERS | {"body"}
 
 _FEW_A_RUN: Final = 32
@@ -54,6 +62,7 @@ class MessageColumns:
         self._payloads = self._columns + COLUMN_BYTES_BY_FLAGS[flags] * self.counts
         self.undecodable: list[Undecodable] = []
         self._lengths: Ints | None = None
+        self._sources: tuple[list[Source], pa.Array] | None = None
 
     def __len__(self) -> int:
         return int(self.counts.sum())
@@ -133,7 +142,7 @@ class MessageColumns:
         copies = np.flatnonzero(self._flags & HAS_ORIGIN_ID)
         if len(copies):
             counts = self.counts[copies]
-            origins = self._payloads[copies] - MESSAGE_ID_SIZE * counts
+            origins = self._columns[copies] + COLUMN_BYTES_BY_FLAGS[self._flags[copies] & (HAS_ORIGIN_ID - 1)] * counts
             places = np.repeat(origins, counts) + MESSAGE_ID_SIZE * spread(np.zeros(len(copies), np.int64), counts)
             raw = np.frombuffer(self._window, np.uint8)
             firsts = np.cumsum(self.counts) - self.counts
@@ -141,6 +150,50 @@ class MessageColumns:
         size = 2 * MESSAGE_ID_SIZE
         offsets = np.arange(0, size * (len(digits) + 1), size, dtype=np.int32)
         return pa.Array.from_buffers(pa.string(), len(digits), [None, pa.py_buffer(offsets), pa.py_buffer(digits)])
+
+    # --- where messages came from ------------------------------------------------------------------------------------
+
+    def source(self) -> pa.Array:
+        return self._of_sources("address")
+
+    def sender(self) -> pa.Array:
+        return self._of_sources("sender")
+
+    def producer(self) -> pa.Array:
+        return self._of_sources("producer")
+
+    def app(self) -> pa.Array:
+        return self._of_sources("app")
+
+    def _of_sources(self, name: str) -> pa.Array:
+        if self._sources is None:
+            self._sources = self._find_sources()
+        found, numbers = self._sources
+        return pa.array([getattr(source, name) for source in found], pa.string()).take(numbers)
+
+    def _find_sources(self) -> tuple[list[Source], pa.Array]:
+        """Return the sources of these messages, and for each message the index of its own."""
+        heads, known = self._heads, dict[Source, int]()
+        batches, batch_of = np.unique(heads.batch_of, return_inverse=True)
+        of_batches, tables = list[list[int]](), heads.offsets[batches] + BATCH_HEADER_SIZE
+        tables += RUN_SIZE * heads.headers["runs"][batches].astype(np.int64)
+        ends = heads.offsets[batches] + heads.data_starts[batches]
+        producers = heads.headers["producer_id"][batches].tolist()
+        for table, end, producer_id in zip(tables.tolist(), ends.tolist(), producers, strict=True):
+            source = with_producer(source_in(bytes(self._window[table:end])), producer_id)
+            of_batches.append([known.setdefault(one, len(known)) for one in sources_of(source)])
+        firsts = np.array([numbers[0] for numbers in of_batches], np.int32)
+        numbers: Any = self._repeated(firsts[batch_of])
+        begins = np.cumsum(self.counts) - self.counts
+        for run in np.flatnonzero(self._flags & HAS_SOURCE).tolist():
+            count, begin = int(self.counts[run]), int(begins[run])
+            column = int(self._columns[run] + COLUMN_BYTES_BY_FLAGS[self._flags[run] & (HAS_SOURCE - 1)] * count)
+            records = np.frombuffer(self._window, "<u4", count, column).astype(np.int64)
+            of_records = np.array(of_batches[batch_of[run]], np.int32)
+            unknown = known.setdefault(UNKNOWN_SOURCE, len(known))
+            there = np.minimum(records, len(of_records) - 1)
+            numbers[begin : begin + count] = np.where(records < len(of_records), of_records[there], unknown)
+        return list(known), pa.array(numbers)
 
     # --- what goes by message ----------------------------------------------------------------------------------------
 
@@ -185,6 +238,9 @@ class MessageColumns:
         n = len(starts)
         if "key" in schema.names:
             made["key"] = _key(keys, n)
+        if "keys" in schema.names:
+            offsets = _offsets(np.bincount(keys.message, minlength=n))
+            made["keys"] = pa.ListArray.from_arrays(offsets, keys.values, type=schema.field("keys").type)
         if "tags" in schema.names:
             offsets = _offsets(np.bincount(tags.message, minlength=n))
             made["tags"] = pa.ListArray.from_arrays(offsets, tags.values, type=schema.field("tags").type)
@@ -227,6 +283,10 @@ _MAKERS: Final[dict[str, Callable[[MessageColumns], pa.Array]]] = {
     "message_id": MessageColumns.message_id,
     "created_at": MessageColumns.created_at,
     "stored_at": MessageColumns.stored_at,
+    "source": MessageColumns.source,
+    "sender": MessageColumns.sender,
+    "producer": MessageColumns.producer,
+    "app": MessageColumns.app,
     "body": MessageColumns.body,
 }
 

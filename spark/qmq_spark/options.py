@@ -34,10 +34,15 @@ COLUMNS: Final = StructType(
         StructField("sequence", LongType(), False),
         StructField("message_id", StringType(), False),
         StructField("key", StringType()),
+        StructField("keys", ArrayType(StringType(), False), False),
         StructField("tags", ArrayType(StringType(), False), False),
         StructField("properties", MapType(StringType(), StringType(), False), False),
         StructField("created_at", TimestampType(), False),
         StructField("stored_at", TimestampType(), False),
+        StructField("source", StringType()),
+        StructField("sender", StringType()),
+        StructField("producer", StringType()),
+        StructField("app", StringType()),
         StructField("body", BinaryType(), False),
     ]
 )

@@ -13,7 +13,7 @@ from qmq.archive.files import Files, Reading
 from qmq.archive.segments import Index, SegmentSource, followed
 from qmq.errors import BadBatch, BadBytes, StorageError
 from qmq.format.batch import header_crc_of, parse_header
-from qmq.format.layout import BATCH_HEADER_SIZE, BATCH_MAGIC, HAS_CREATED_AT, HAS_ORIGIN_ID
+from qmq.format.layout import BATCH_HEADER_SIZE, BATCH_MAGIC, HAS_CREATED_AT, HAS_ORIGIN_ID, HAS_SOURCE
 from qmq.format.private import is_private
 from qmq_spark.columns import OF_MESSAGES, MessageColumns
 from qmq_spark.heads import NO_BATCH, Array, Heads, Ints, Subjects, check_headers, read_heads, with_runs, without
@@ -232,8 +232,8 @@ def _read_heads_of(file: Reading, base: int, positions: Ints, ends: Ints) -> _Ba
     for position, end in zip(positions.tolist(), ends.tolist(), strict=True):
         head = file.read(position - base, min(_HEAD_BYTES, end - position)).ljust(BATCH_HEADER_SIZE, b"\0")
         header = parse_header(head)
-        # ids and times of copies are columns
-        size = header.size if header.flags & (HAS_CREATED_AT | HAS_ORIGIN_ID) else header.data_start
+        # ids, times and sources of copies are columns
+        size = header.size if header.flags & (HAS_CREATED_AT | HAS_ORIGIN_ID | HAS_SOURCE) else header.data_start
         if header.magic == BATCH_MAGIC and len(head) < size <= end - position:
             head = file.read(position - base, size).ljust(BATCH_HEADER_SIZE, b"\0")
         heads.append(head)

@@ -26,10 +26,15 @@ SCHEMA: Final = pa.schema(
         _there("sequence", pa.int64()),
         _there("message_id", _TEXT),
         pa.field("key", _TEXT),
+        _there("keys", pa.list_(_there("element", _TEXT))),
         _there("tags", pa.list_(_there("element", _TEXT))),
         _there("properties", pa.map_(_TEXT, _there("value", _TEXT))),
         _there("created_at", _TIME),
         _there("stored_at", _TIME),
+        pa.field("source", _TEXT),
+        pa.field("sender", _TEXT),
+        pa.field("producer", _TEXT),
+        pa.field("app", _TEXT),
         _there("body", pa.binary()),
     ]
 )

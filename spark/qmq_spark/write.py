@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _COLUMNS: Final[dict[str, tuple[type[DataType], ...]]] = {
     "subject": (StringType,),
     "key": (StringType,),
+    "keys": (ArrayType,),
     "tags": (ArrayType,),
     "properties": (MapType,),
     "body": (BinaryType, StringType),
@@ -74,7 +75,7 @@ def _check(schema: StructType, subject: str | None) -> None:
         if kinds is None or not isinstance(field.dataType, kinds) or not texts:
             raise InvalidOption(
                 f"{field.name} {field.dataType.simpleString()} is no column of a message; select subject string, key "
-                "string, tags array<string>, properties map<string,string>, body binary or string"
+                "string, keys array<string>, tags array<string>, properties map<string,string>, body binary or string"
             )
     if "body" not in schema.names:
         raise InvalidOption("the rows have no column body")
@@ -108,28 +109,30 @@ def _queue(client: qmq.SyncClient, rows: pa.RecordBatch, subject: str | None) ->
         subjects,
         columns["body"],
         columns.get("key", none),
+        columns.get("keys", none),
         columns.get("tags", none),
         columns.get("properties", none),
         strict=True,
     )
-    for name, body, key, tags, properties in of_rows:
+    for name, body, key, keys, tags, properties in of_rows:
         if name is None or body is None:
             raise InvalidOption(f"a row has no {'subject' if name is None else 'body'}; leave it out, or fill it")
         body = body.encode() if isinstance(body, str) else body
-        send(client, name, body, key, tags, None if properties is None else dict(properties))
+        send(client, name, body, keys or key, tags, None if properties is None else dict(properties))
 
 
 def send(
     client: qmq.SyncClient,
     subject: str,
     body: bytes,
-    key: str | None,
+    keys: str | Sequence[str] | None,
     tags: Sequence[str] | None,
     properties: dict[str, str] | None,
 ) -> None:
     """Queue one message once the client has room for it."""
+    several = [keys] if isinstance(keys, str) else keys
     try:
-        client.send_nowait(subject, body, key=key, tags=tags, properties=properties)
+        client.send_nowait(subject, body, keys=several, tags=tags, properties=properties)
     except QueueFull:
         client.flush()
-        client.send_nowait(subject, body, key=key, tags=tags, properties=properties)
+        client.send_nowait(subject, body, keys=several, tags=tags, properties=properties)

@@ -6,6 +6,7 @@ import struct
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+import msgpack
 import numpy as np
 from crc32c import crc32c
 from hypothesis import strategies as st
@@ -15,6 +16,8 @@ from qmq.format.batch import BatchLimits, Header, check_batch, header_crc_of, pa
 from qmq.format.build import NO_HEADER, RunContent, build_batch, make_header
 from qmq.format.layout import BATCH_HEADER, BATCH_HEADER_SIZE, HEADER_CRC_OFFSET, RUN, RUN_SIZE
 from qmq.format.pieces import Run
+from qmq.format.source import NO_SOURCE, front_of, new_source, stamp_of, with_producer
+from qmq.format.table import source_table
 
 STORE = bytes.fromhex("7f0000015191")
 SECRET = bytes(range(16))
@@ -23,6 +26,11 @@ CREATED_US = 1_291_161_600_000_000
 STORED_US = CREATED_US + 86_400_000_000
 POSITION = 1 << 40
 LIMITS = BatchLimits()
+#: The source of the messages: from 10.0.0.7:51234, by shop-api.
+SOURCE = new_source("shop-api")
+SOURCE_STAMP = stamp_of(bytes((10, 0, 0, 7)), 51_234)
+#: The bytes of the table of a piece of one run.
+TABLE_SIZE = len(source_table(with_producer(SOURCE, PRODUCER)))
 
 
 class Sent(NamedTuple):
@@ -93,6 +101,7 @@ def batch_of(runs: Contents, sequence: int = 7, bare: bool = True) -> memoryview
         created_at_us=CREATED_US,
         producer_id=PRODUCER,
         producer_sequence=sequence,
+        source=SOURCE,
     )
     return memoryview(bytearray(b"".join(parts)))
 
@@ -115,6 +124,7 @@ def stored(runs: Contents, position: int = POSITION, secret: bytes = SECRET, bar
         store_id=STORE,
         secret=secret,
         first_sequences=firsts[0] if len(firsts) == 1 else np.array(firsts, np.uint64),
+        source=SOURCE_STAMP,
     )
     return view
 
@@ -197,6 +207,16 @@ def set_run(view: memoryview, number: int, **fields: int) -> None:
     records = runs_of(view, parse_header(view))
     for name, value in fields.items():
         records[name][number] = value
+
+
+def with_source(packed: bytes) -> bytes:
+    """Return a small map with a source as its first field."""
+    return bytes((packed[0] + 1,)) + front_of(NO_SOURCE) + packed[1:]
+
+
+def table_with(fields: dict[str, object]) -> bytes:
+    """Return a table with these fields behind the source."""
+    return with_source(bytes(msgpack.packb(fields)))
 
 
 def with_table(view: memoryview, table: bytes) -> memoryview:

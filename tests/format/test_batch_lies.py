@@ -35,6 +35,7 @@ from tests.format.contents import (
     reseal,
     set_header,
     set_run,
+    table_with,
     with_table,
 )
 
@@ -208,13 +209,14 @@ def test_a_run_checksum_of_its_own_must_fit_too() -> None:
 @pytest.mark.parametrize(
     ("table", "reason"),
     [
-        (msgpack.packb({"subjects": ["a"] * 2}), "names a subject twice"),
-        (msgpack.packb({"subjects": "ab"}), "not a flat msgpack map"),
-        (msgpack.packb({"subjects": [b"a", b"b"]}), "not a flat msgpack map"),
-        (msgpack.packb({"subjects": ["a", "b", "c"]}), r"the table names 3 subjects for [12] runs"),
-        (msgpack.packb({"subjects": [["a"], ["b"]]}), "not a flat msgpack map"),
-        (b"\x91" * 800, "not a flat msgpack map"),
-        (b"\xc0" * 3_000, r"a table of 3000 bytes is too large for \d runs"),
+        (table_with({"subjects": ["a"] * 2}), "names a subject twice"),
+        (table_with({"subjects": "ab"}), "not a flat msgpack map"),
+        (table_with({"subjects": [b"a", b"b"]}), "not a flat msgpack map"),
+        (table_with({"subjects": ["a", "b", "c"]}), r"the table names 3 subjects for [12] runs"),
+        (table_with({"subjects": [["a"], ["b"]]}), "not a flat msgpack map"),
+        (b"\x91" * 800, "first field of the table is not the source"),
+        (msgpack.packb({"subjects": ["a", "b"]}), "first field of the table is not the source"),
+        (b"\xc0" * 5_000, r"a table of 5000 bytes is too large for \d runs"),
     ],
 )
 def test_lying_tables_are_refused(table: bytes, reason: str) -> None:
@@ -225,7 +227,7 @@ def test_lying_tables_are_refused(table: bytes, reason: str) -> None:
 
 
 def test_a_table_that_names_fewer_subjects_than_there_are_runs() -> None:
-    view = with_table(batch_of([plain("a", 1), plain("b", 2)]), msgpack.packb({"subjects": ["a"]}))
+    view = with_table(batch_of([plain("a", 1), plain("b", 2)]), table_with({"subjects": ["a"]}))
     assert refused(view) == "the table names 1 subjects for 2 runs"
 
 

@@ -76,7 +76,7 @@ def by_the_page(runs: Contents) -> bytes:
         content = b"".join(columns) + payload
         records += struct.pack("<HHHHIIIIQ", number, 0, 0, 0, len(run), len(data), len(content), crc32c(content), 0)
         data += content
-    table = msgpack.packb({"subjects": [run[0].subject for run in runs]})
+    table = msgpack.packb({"source": bytes(19) + b"\x08\x00shop-api", "subjects": [run[0].subject for run in runs]})
     head = struct.pack(
         "<IBBHIIIIQQQH6s16sQI", 0x62514D51, 1, 0, flags, 96 + len(records) + len(table) + len(data),
         len(table), sum(map(len, runs)), len(runs), 0, 0, CREATED_US, 0, bytes(6), PRODUCER, 7, crc32c(data),

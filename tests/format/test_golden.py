@@ -7,6 +7,7 @@ import pytest
 from qmq.format.batch import check_batch, parse_header, validate_stored
 from qmq.format.layout import ENTRY, SEGMENT_HEADER, SEGMENT_MAGIC
 from qmq.format.pieces import read_answer
+from qmq.format.source import ADDRESS_SIZE, SLOT_OFFSET
 from tests.format.contents import LIMITS, POSITION, SECRET, STORE, STORED_US, expected, received
 from tests.format.golden_cases import BATCHES, DIRECTORY, RICH, RUNS, cases
 
@@ -50,6 +51,8 @@ def test_a_stored_batch_differs_only_where_the_broker_stamps() -> None:
         runs = parse_header(sent).runs
         stamped = {*range(24, 40), *range(48, 56), *range(84, 96)}
         stamped |= {96 + 32 * run + offset for run in range(runs) for offset in range(24, 32)}
+        slot = 96 + 32 * runs + SLOT_OFFSET
+        stamped |= {*range(slot, slot + ADDRESS_SIZE)}
         assert {place for place in range(len(sent)) if sent[place] != kept[place]} <= stamped
         assert len(sent) == len(kept)
 

@@ -79,10 +79,11 @@ def test_batches_and_pieces_agree_on_where_their_size_stands() -> None:
 
 def test_flags_are_one_bit_each_and_column_bytes_follow_them() -> None:
     flags = [flag for flag, _ in layout.OPTIONAL_COLUMNS]
-    assert sorted(flags) == [1, 2, 4, 8, 16, 32]
+    assert sorted(flags) == [1, 2, 4, 8, 16, 32, 128]
     assert layout.HAS_MORE_KEYS == 64, "it has no column"
     assert sum(flags) + layout.HAS_MORE_KEYS == layout.KNOWN_FLAGS
-    assert layout.KNOWN_FLAGS == layout.SENT_FLAGS | layout.HAS_CREATED_AT | layout.HAS_ORIGIN_ID
+    of_the_broker = layout.HAS_CREATED_AT | layout.HAS_ORIGIN_ID | layout.HAS_SOURCE
+    assert (layout.KNOWN_FLAGS, layout.SENT_FLAGS & of_the_broker) == (layout.SENT_FLAGS | of_the_broker, 0)
     assert COLUMN_BYTES[0] == 10
     assert COLUMN_BYTES[layout.HAS_TAGS] == 14
     assert COLUMN_BYTES[layout.HAS_KEY_HASH] == 18

@@ -18,6 +18,7 @@ from qmq.format.run import PieceHeader
 from tests.format.contents import (
     POSITION,
     STORE,
+    TABLE_SIZE,
     Contents,
     Received,
     Sent,
@@ -210,7 +211,7 @@ def test_a_flipped_bit_in_the_data_costs_one_message() -> None:
 def test_a_flipped_bit_in_a_cut_piece_yields_nothing_wrong(runs: Contents) -> None:
     answer = memoryview(piece(stored(runs), 0, 1, 4))
     everything = expected(runs)[1:4]
-    header_end = PIECE_HEADER_SIZE + 1
+    header_end = PIECE_HEADER_SIZE + 1 + TABLE_SIZE
     payload = len(answer) - sum(len(sent.body) for sent in runs[0][1:4])
     for bit, flipped in flips(answer):
         found, damaged = read(flipped)
@@ -218,7 +219,7 @@ def test_a_flipped_bit_in_a_cut_piece_yields_nothing_wrong(runs: Contents) -> No
         assert [message for message in everything if message in found] == found
         if bit < 8 * header_end:
             assert found == []
-        if bit >= 8 * payload and runs[0][0].key is None:
+        if bit >= 8 * payload and not runs[0][0].keys:
             assert len(found) == 2, "a rotten body costs one message"
 
 
@@ -229,7 +230,7 @@ def test_a_flipped_bit_in_a_whole_piece_is_found(runs: Contents) -> None:
         found, damaged = read(flipped)
         assert len(damaged) == 1
         assert [message for message in everything if message in found] == found != everything
-        if bit < 8 * (PIECE_HEADER_SIZE + 1):
+        if bit < 8 * (PIECE_HEADER_SIZE + 1 + TABLE_SIZE):
             assert found == []
 
 
@@ -341,7 +342,7 @@ def test_lying_records(fields: dict[str, int], reason: str) -> None:
         assert reason in damage
 
 
-@pytest.mark.parametrize(("fields", "reason"), [({"version": 2}, "version 2"), ({"flags": 64}, "flags 0x40")])
+@pytest.mark.parametrize(("fields", "reason"), [({"version": 2}, "version 2"), ({"flags": 0x100}, "flags 0x100")])
 def test_lying_headers(fields: dict[str, int], reason: str) -> None:
     view = stored(THREE)
     set_header(view, **fields)
@@ -364,6 +365,7 @@ def test_a_lying_table() -> None:
         ({"size": 10}, "sizes of a piece"),
         ({"size": 0xFFFFFFFF}, "sizes of a piece"),
         ({"subject_size": 0xFFFF}, "sizes of a piece"),
+        ({"table_size": 0xFFFF}, "sizes of a piece"),
         ({"messages": 2}, "a run of"),
     ],
 )
@@ -371,13 +373,13 @@ def test_lying_pieces(fields: dict[str, int], reason: str) -> None:
     view = bytearray(piece(stored([plain("a", 4)]), 0, 1, 4))
     header = PieceHeader._make(PIECE_HEADER.unpack_from(view))._replace(**fields)
     PIECE_HEADER.pack_into(view, 0, *header)
-    seal_piece(view, header.subject_size)
+    seal_piece(view, header.subject_size + header.table_size)
     found, (damage,) = read(bytes(view))
     assert (found, reason in damage) == ([], True)
 
 
-def seal_piece(view: bytearray, subject_size: int) -> None:
-    start = PIECE_HEADER_SIZE + subject_size
+def seal_piece(view: bytearray, names_size: int) -> None:
+    start = PIECE_HEADER_SIZE + names_size
     struct.pack_into(
         "<I", view, PIECE_CRC_OFFSET, crc32c(view[PIECE_HEADER_SIZE:start], crc32c(view[:PIECE_CRC_OFFSET]))
     )
@@ -386,7 +388,7 @@ def seal_piece(view: bytearray, subject_size: int) -> None:
 def test_a_piece_whose_subject_is_not_text() -> None:
     view = bytearray(piece(stored([plain("a", 4)]), 0, 1, 4))
     view[PIECE_HEADER_SIZE] = 0xFF
-    seal_piece(view, 1)
+    seal_piece(view, 1 + TABLE_SIZE)
     assert "is not text" in read(bytes(view))[1][0]
 
 

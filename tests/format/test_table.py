@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 from qmq.errors import BadBatch
 from qmq.format import table
 from qmq.format.layout import MAX_RUNS
+from qmq.format.source import NO_SOURCE, front_of
 from qmq.format.table import TABLE_BYTES, TABLE_BYTES_A_RUN, names_of, table_of
 from qmq.names import MAX_NAME_BYTES
+from tests.format.contents import table_with, with_source
 
 SUBJECTS = b"\xa8subjects"
 
@@ -22,12 +24,13 @@ SUBJECTS = b"\xa8subjects"
 def test_round_trip(names: list[str]) -> None:
     packed = table_of(names)
     assert names_of(packed) == tuple(names) == names_of(packed)
-    assert msgpack.unpackb(packed) == {"subjects": names}
+    assert msgpack.unpackb(packed) == {"source": NO_SOURCE, "subjects": names}
 
 
 def test_golden_table() -> None:
-    assert table_of(["a.b"]).hex() == "81a87375626a6563747391a3612e62"
-    assert table_of(["a", "b"]).hex() == "81a87375626a6563747392a161a162"
+    front = "82a6736f75726365c415" + "00" * 21
+    assert table_of(["a.b"]).hex() == front + "a87375626a6563747391a3612e62"
+    assert table_of(["a", "b"]).hex() == front + "a87375626a6563747392a161a162"
 
 
 def test_the_longest_names_fit_the_bound() -> None:
@@ -37,40 +40,46 @@ def test_the_longest_names_fit_the_bound() -> None:
 
 
 def test_other_fields_are_for_later_versions() -> None:
-    packed = msgpack.packb({"source": "10.0.0.1", "subjects": ["a", "b"], "compression": 0})
+    packed = table_with({"subjects": ["a", "b"], "compression": 0})
     assert names_of(packed) == ("a", "b")
 
 
 @pytest.mark.parametrize(
     ("packed", "reason"),
     [
-        (b"", "OutOfData"),
-        (b"\xc1", "Unexpected type header|Unpack failed|format"),
-        (b"\x80", "does not name a subject"),
-        (msgpack.packb({"x": 1}), "does not name a subject"),
-        (msgpack.packb({"subjects": []}), "does not name a subject"),
-        (msgpack.packb({"subjects": "abc"}), "Unexpected type header"),
-        (msgpack.packb({"subjects": {"a": 1}}), "Unexpected type header"),
-        (msgpack.packb({"subjects": 3}), "Unexpected type header"),
-        (msgpack.packb(["subjects"]), "Unexpected type header"),
-        (msgpack.packb({"subjects": ["a", "a"]}), "a subject twice"),
-        (msgpack.packb({"subjects": ["a", b"b"]}), "expected str instance, bytes found"),
-        (msgpack.packb({"subjects": ["a", 1]}), "expected str instance, int found"),
-        (msgpack.packb({"subjects": ["a", None]}), "expected str instance, NoneType found"),
-        (msgpack.packb({"subjects": ["a", []]}), "expected str instance, list found"),
-        (msgpack.packb({"subjects": [["a"]]}), "exceeds max_array_len"),
-        (msgpack.packb({"subjects": [{"a": 1}]}), "exceeds max_map_len"),
-        (msgpack.packb({"subjects": [msgpack.ExtType(1, b"x")]}), "exceeds max_ext_len"),
-        (msgpack.packb({"subjects": ["a"], "x": [1]}), "exceeds max_array_len"),
-        (msgpack.packb({"subjects": ["x" * (TABLE_BYTES + 1)]}), "exceeds max_str_len"),
-        (b"\x81" + SUBJECTS + b"\x91\xa2\xff\xfe", "decode|Unicode"),
-        (b"\x82" + SUBJECTS + b"\x91\xa1a" + SUBJECTS + b"\x91\xa1b", "stands in it twice"),
-        (b"\x81" + SUBJECTS + b"\x92\xa1a", "1 of 2 subjects"),
-        (b"\x81" + SUBJECTS + b"\x91\xa1a\xc0", "1 bytes behind it"),
-        (b"\x81" + SUBJECTS + b"\xdd\xff\xff\xff\xff", "4294967295 subjects"),
-        (b"\x81" + SUBJECTS + b"\xdd" + (MAX_RUNS + 1).to_bytes(4, "big") + b"\xa1a", "65536 subjects"),
-        (b"\xdf\xff\xff\xff\xff" + b"\xa1x\x01" * 10, "4294967295 fields, at most 16"),
-        (b"\x81" + SUBJECTS + b"\xc7\xff\x01", "Unexpected type header"),
+        (b"", "first field of the table is not the source"),
+        (b"\xc1", "first field of the table is not the source"),
+        (b"\x80", "first field of the table is not the source"),
+        (msgpack.packb({"subjects": ["a"]}), "first field of the table is not the source"),
+        (msgpack.packb({"source": "a" * 21, "subjects": ["a"]}), "first field of the table is not the source"),
+        (with_source(b"\x81" + SUBJECTS + b"\x91\xa1a")[:20], "first field of the table is not the source"),
+        (b"\x82\xa6source\xc5\xff\xff" + bytes(99), "first field of the table is not the source"),
+        (with_source(b"\x80"), "does not name a subject"),
+        (table_with({"x": 1}), "does not name a subject"),
+        (table_with({"subjects": []}), "does not name a subject"),
+        (table_with({"subjects": "abc"}), "Unexpected type header"),
+        (table_with({"subjects": {"a": 1}}), "Unexpected type header"),
+        (table_with({"subjects": 3}), "Unexpected type header"),
+        (msgpack.packb(["subjects"]), "first field of the table is not the source"),
+        (table_with({"subjects": ["a", "a"]}), "a subject twice"),
+        (table_with({"subjects": ["a", b"b"]}), "expected str instance, bytes found"),
+        (table_with({"subjects": ["a", 1]}), "expected str instance, int found"),
+        (table_with({"subjects": ["a", None]}), "expected str instance, NoneType found"),
+        (table_with({"subjects": ["a", []]}), "expected str instance, list found"),
+        (table_with({"subjects": [["a"]]}), "exceeds max_array_len"),
+        (table_with({"subjects": [{"a": 1}]}), "exceeds max_map_len"),
+        (table_with({"subjects": [msgpack.ExtType(1, b"x")]}), "exceeds max_ext_len"),
+        (table_with({"subjects": ["a"], "x": [1]}), "exceeds max_array_len"),
+        (table_with({"subjects": ["x" * (TABLE_BYTES + 1)]}), "exceeds max_str_len"),
+        (with_source(b"\x81" + SUBJECTS + b"\x91\xa2\xff\xfe"), "decode|Unicode"),
+        (with_source(b"\x82" + SUBJECTS + b"\x91\xa1a" + SUBJECTS + b"\x91\xa1b"), "stands in it twice"),
+        (with_source(b"\x81" + SUBJECTS + b"\x92\xa1a"), "1 of 2 subjects"),
+        (with_source(b"\x81" + SUBJECTS + b"\x91\xa1a\xc0"), "1 bytes behind it"),
+        (with_source(b"\x81" + SUBJECTS + b"\xdd\xff\xff\xff\xff"), "4294967295 subjects"),
+        (with_source(b"\x81" + SUBJECTS + b"\xdd" + (MAX_RUNS + 1).to_bytes(4, "big") + b"\xa1a"), "65536 subjects"),
+        (b"\xdf\xff\xff\xff\xff" + b"\xa1x\x01" * 10, "first field of the table is not the source"),
+        (b"\xff" + front_of(NO_SOURCE) + SUBJECTS + b"\x91\xa1a", "Unexpected type header"),
+        (with_source(b"\x81" + SUBJECTS + b"\xc7\xff\x01"), "Unexpected type header"),
     ],
 )
 def test_bad_tables_are_refused_with_the_reason(packed: bytes, reason: str) -> None:
@@ -81,7 +90,7 @@ def test_bad_tables_are_refused_with_the_reason(packed: bytes, reason: str) -> N
 
 @given(st.binary(max_size=60))
 def test_any_bytes_are_names_or_refused(packed: bytes) -> None:
-    for content in (packed, b"\x81" + SUBJECTS + packed):
+    for content in (packed, with_source(b"\x80" + packed), with_source(b"\x81" + SUBJECTS + packed)):
         try:
             names = names_of(content)
         except BadBatch:
@@ -104,6 +113,7 @@ NESTED = {
 
 @pytest.mark.parametrize("packed", NESTED.values(), ids=NESTED)
 def test_hostile_nesting_takes_no_memory(packed: bytes) -> None:
+    packed = with_source(packed)
     tracemalloc.start()
     try:
         with pytest.raises(BadBatch):

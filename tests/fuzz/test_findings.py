@@ -12,6 +12,7 @@ from qmq.errors import BadBatch, ProtocolError
 from qmq.format.run import read_header
 from qmq.format.table import names_of
 from qmq.net.protocol.frames import unpack_meta
+from tests.format.contents import with_source
 
 #: Lists in lists, as deep as msgpack unpacks them, with more behind: its error holds, and would show, all of it.
 NESTED_AND_MORE = b"\x91" * 1_000 + b"\x90" + b"more"
@@ -23,7 +24,7 @@ def test_a_deep_list_with_more_behind_it_is_refused_in_few_words() -> None:
     with pytest.raises(BadBatch, match="extra data") as header:
         read_header(NESTED_AND_MORE)
     with pytest.raises(BadBatch, match="not a flat msgpack map") as table:
-        names_of(NESTED_AND_MORE)
+        names_of(with_source(NESTED_AND_MORE))
     assert max(len(str(caught.value)) for caught in (meta, header, table)) < 300
 
 
@@ -39,7 +40,7 @@ def test_lists_that_say_more_than_they_have_get_no_room_for_it() -> None:
         with pytest.raises(BadBatch, match="not valid msgpack"):
             read_header(COUNTS_THAT_LIE)
         with pytest.raises(BadBatch, match="not a flat msgpack map"):
-            names_of(COUNTS_THAT_LIE)
+            names_of(with_source(COUNTS_THAT_LIE))
         _, most = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

@@ -45,7 +45,7 @@ class End(asyncio.Transport):
     # --- for protocols -----------------------------------------------------------------------------------------------
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        return ("world", 0) if name == "peername" else default
+        return ("10.0.0.7", 51_234) if name == "peername" else default
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
         pass

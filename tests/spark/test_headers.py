@@ -19,7 +19,7 @@ from qmq_spark.headers import KEYS, PROPERTIES, TAGS, walk
 TEXT = st.text(max_size=40)
 MADE = st.builds(
     lambda key, tags, properties: make_header(key, tags, properties).packed,
-    st.none() | TEXT,
+    st.lists(st.text(min_size=1, max_size=40), max_size=4),
     st.lists(TEXT, max_size=20),
     st.dictionaries(TEXT, TEXT, max_size=20),
 )

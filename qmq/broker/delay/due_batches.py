@@ -7,6 +7,7 @@ from typing import Final
 from qmq.broker.delay.items import DelayedRange
 from qmq.format.copies.due import Due, SingleBatch, join_singles, single_of
 from qmq.format.layout import DELAY_PARTITION
+from qmq.format.source import MAX_RECORD_BYTES, MOST_SOURCE_BYTES
 
 #: About the most messages and bytes of one batch; a message of more bytes is a batch of its own.
 _MOST: Final = 512
@@ -20,7 +21,8 @@ class DueBatch:
         self._most_bytes = min(_MOST_BYTES, segment_bytes // 3)  # the last message may double it
         self.parts: list[DelayedRange] = []
         self._singles: list[SingleBatch] = []
-        self._bytes = 0
+        self._sources = set[bytes]()
+        self._bytes = self._source_bytes = 0
 
     def add(self, batch: memoryview, part: DelayedRange) -> bool:
         """Add *part*, which is all of *batch*; return False when that has several messages, is large, or is damaged."""
@@ -30,12 +32,19 @@ class DueBatch:
         self.parts.append(part)
         self._singles.append(single)
         self._bytes += len(batch)
+        if single.source not in self._sources:
+            self._sources.add(single.source)
+            self._source_bytes += len(single.source)
         return True
 
     @property
     def is_full(self) -> bool:
         """Whether the batch is large enough to be written."""
-        return len(self.parts) >= _MOST or self._bytes >= self._most_bytes
+        return (
+            len(self.parts) >= _MOST
+            or self._bytes >= self._most_bytes
+            or self._source_bytes > MOST_SOURCE_BYTES - MAX_RECORD_BYTES
+        )
 
     def made(self, store_id: bytes) -> tuple[list[DelayedRange], Due]:
         """Return the collected ranges and the batch made of them."""
@@ -43,4 +52,4 @@ class DueBatch:
 
     def clear(self) -> None:
         """Begin the next batch."""
-        self.parts, self._singles, self._bytes = [], [], 0
+        self.parts, self._singles, self._sources, self._bytes, self._source_bytes = [], [], set(), 0, 0

@@ -14,16 +14,23 @@ from qmq.broker.journal.record_types import MessageRange
 from qmq.broker.ports.effects import Buffer
 from qmq.errors import BadBatch, BadBytes, QmqError, StorageFailed
 from qmq.format.batch import EntryRow
-from qmq.format.layout import PIECE_HEADER_SIZE
+from qmq.format.layout import ENTRY_HAS_SOURCE, PIECE_HEADER_SIZE, PRODUCER_ID_SIZE
 from qmq.format.pieces import StoredBatch
 from qmq.format.salvage import sound_pieces
+from qmq.format.source import MAX_SENT_BYTES, MOST_SOURCE_BYTES
 from qmq.names import MAX_NAME_BYTES
 from qmq.storage.store import KnownBad, NotInMemory, Store
 
 #: Up to this many runs are handled one by one, more as columns.
 FEW_ROWS: Final = 4
-#: The most that a piece adds to its data: its header and a subject.
-PIECE_BYTES: Final = PIECE_HEADER_SIZE + MAX_NAME_BYTES
+#: The most that a piece adds to its data: its header, a subject, and a table with one source.
+PIECE_BYTES: Final = PIECE_HEADER_SIZE + MAX_NAME_BYTES + MAX_SENT_BYTES + PRODUCER_ID_SIZE + 1
+_SOURCE_SHIFT: Final = ENTRY_HAS_SOURCE.bit_length() - 1
+
+
+def piece_bytes(entry: EntryRow) -> int:
+    """Return the most that a piece of a run adds to its data: more for copies that came from several batches."""
+    return PIECE_BYTES + MOST_SOURCE_BYTES if entry[8] & ENTRY_HAS_SOURCE else PIECE_BYTES
 
 
 def answer_bytes(rows: Rows) -> npt.NDArray[np.int64]:
@@ -33,6 +40,7 @@ def answer_bytes(rows: Rows) -> npt.NDArray[np.int64]:
     difference is counted with its first run.
     """
     sizes = rows["run_size"].astype(np.int64) + PIECE_BYTES
+    sizes += (rows["flags"] >> _SOURCE_SHIFT) * np.int64(MOST_SOURCE_BYTES)
     batches = rows["batch_size"].astype(np.int64)
     if (rows["runs"] == 1).all():
         return np.maximum(sizes, batches)
@@ -45,7 +53,7 @@ def answer_bytes(rows: Rows) -> npt.NDArray[np.int64]:
 
 def entry_bytes(entry: EntryRow) -> int:
     """Return how many bytes one run that goes alone adds to an answer at most."""
-    size = entry[9] + PIECE_BYTES
+    size = entry[9] + piece_bytes(entry)
     return max(size, entry[10]) if entry[7] == 1 else size
 
 

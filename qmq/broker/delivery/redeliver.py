@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Final, NamedTuple
 
 from qmq.broker.delivery.eligibility import share_of
-from qmq.broker.delivery.encode import PIECE_BYTES, AnswerEncoder, RangeLookup, answer_bytes
+from qmq.broker.delivery.encode import AnswerEncoder, RangeLookup, answer_bytes, piece_bytes
 from qmq.broker.delivery.filters import EXPIRED, MessageFilter
 from qmq.broker.error_log.error_log import MOST_TAKEN, Retries, Split, TakenRetry
 from qmq.broker.groups.group import Subscription
@@ -157,7 +157,7 @@ class Redelivery:
     def _bytes(self, part: RunPart | WholeRuns) -> int:
         """Return about how many bytes a part adds to an answer, with the names of its subjects; rarely too few."""
         if isinstance(part, RunPart):
-            size, runs = part.entry[9] * _count(part) // part.entry[4] + PIECE_BYTES, 1
+            size, runs = part.entry[9] * _count(part) // part.entry[4] + piece_bytes(part.entry), 1
             numbers = [part.entry[3]]
         else:
             size, runs = int(answer_bytes(part.rows).sum()), len(part.rows)

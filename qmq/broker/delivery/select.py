@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qmq.broker.delivery.at_most_once import OnDiskWaits
-from qmq.broker.delivery.encode import FEW_ROWS, PIECE_BYTES, answer_bytes, entry_bytes, parts_of_rows
+from qmq.broker.delivery.encode import FEW_ROWS, PIECE_BYTES, answer_bytes, entry_bytes, parts_of_rows, piece_bytes
 from qmq.broker.delivery.filters import FilteredParts, MessageFilter, filter_parts
 from qmq.broker.delivery.tracker import DeliveryTracker
 from qmq.broker.groups.group import Cursors, Group, SubjectFilter, Subscription, Waiting
@@ -22,7 +22,9 @@ from qmq.broker.groups.settings import ResolvedSettings
 from qmq.broker.ports.limits import BrokerLimits
 from qmq.errors import QmqError, StorageError
 from qmq.format.batch import COLUMN_BYTES, EntryRow
+from qmq.format.layout import ENTRY_HAS_SOURCE
 from qmq.format.pieces import StoredBatch
+from qmq.format.source import MOST_SOURCE_BYTES
 from qmq.net.protocol.types import AT_MOST_ONCE
 from qmq.storage.store import ColdRead, KnownBad, NotInMemory, Store
 
@@ -245,7 +247,7 @@ class PullSelection:
         if not self._store.partitions[partition].page_cache.has(entry[1], entry[10], self._now_us):
             self._cold, self.full = partition, True
             return False
-        size = entry_bytes(entry) + PIECE_BYTES * self._marks(partition, entry)
+        size = entry_bytes(entry) + piece_bytes(entry) * self._marks(partition, entry)
         if left <= self._max_count - self.count and size <= self._max_bytes - self._bytes:
             self.parts.append(RunPart(partition, entry, start, count))
             self._set(group, number, first + count)
@@ -301,7 +303,8 @@ class PullSelection:
         for partition in self._marked:
             mine = np.flatnonzero(np.broadcast_to(row_partitions, len(rows)) == partition)
             positions, batches = rows["position"][mine].astype(np.int64), rows["batch_size"][mine].astype(np.int64)
-            sizes[mine] += PIECE_BYTES * self._store.partitions[partition].message_log.unreadable.count_in(
+            most = PIECE_BYTES + (MOST_SOURCE_BYTES if (rows["flags"][mine] & ENTRY_HAS_SOURCE).any() else 0)
+            sizes[mine] += most * self._store.partitions[partition].message_log.unreadable.count_in(
                 positions, positions + batches
             )
         return sizes
@@ -389,7 +392,7 @@ class PullSelection:
             sizes = np.zeros(stop - start, np.int64)  # unreadable: it is not sent, and the cursor passes it
         room = self._max_bytes - self._bytes
         pieces = np.minimum(np.arange(1, len(sizes) + 1), 1 + self._marks(partition, entry))
-        sizes = np.cumsum(sizes) + PIECE_BYTES * pieces
+        sizes = np.cumsum(sizes) + piece_bytes(entry) * pieces
         if stop - start == count and entry[7] == 1:
             sizes[-1] = max(sizes[-1], entry[10])  # the whole batch goes as it lies
         fit = int(np.searchsorted(sizes, room, "right"))

@@ -278,6 +278,15 @@ class TraceMessage(NamedTuple):
     places: tuple[tuple[int, int], ...] = ()
 
 
+class Connected(NamedTuple):
+    """A client has connected. *source* is stamped into its batches: its address, and the name of its token, as
+    ``format.source.stamp_of`` packs them.
+    """
+
+    connection: int
+    source: bytes
+
+
 class Disconnected(NamedTuple):
     """The connection is closed: its pulls and subscriptions end."""
 
@@ -354,6 +363,7 @@ Command = (
     | Get
     | Find
     | TraceMessage
+    | Connected
     | Disconnected
     | Synced
     | SyncBroken

@@ -29,7 +29,7 @@ from qmq.broker.publish.staging import (
     StagedPartition,
     Visibility,
 )
-from qmq.errors import QmqError, StorageError, SyncFailed
+from qmq.errors import BadBatch, QmqError, StorageError, SyncFailed
 from qmq.format.batch import (
     ANY_MESSAGE_BYTES,
     PLAIN_SIZE,
@@ -49,6 +49,7 @@ from qmq.format.batch import (
 )
 from qmq.format.layout import BATCH_HEADER_SIZE, HANDED_FLAGS, HAS_DELIVER_AT, RUN_REPLAYED, RUN_SIZE
 from qmq.format.private import PRIVATE
+from qmq.format.source import ADDRESS_SIZE, NO_ADDRESS, has_room
 from qmq.names import check_subject
 from qmq.storage.store import Store
 
@@ -72,11 +73,22 @@ class Intake:
         self._avoided: frozenset[int] = frozenset()
         self._numbering = SubjectNumbering(store)
         self._mark = mark_maker(store.secret)
+        #: What is stamped as the source of batches, by connection.
+        self._sources: dict[int, bytes] = {}
         self.replies = SendReplies(producers, effects, self._partition, self._all)
         self._repeats: list[Repeat] = []
         self._last_positions: dict[
             int, LogPosition
         ] = {}  # end of the last batch, by subject number; with several partitions only
+
+    def connected(self, connection: int, source: bytes) -> None:
+        """Stamp *source*, which ``source.stamp_of`` makes, into the batches that come over a connection."""
+        self._sources[connection] = source
+
+    def disconnected(self, connection: int) -> None:
+        """Forget a connection."""
+        self._sources.pop(connection, None)
+        self.replies.disconnected(connection)
 
     # --- commands -----------------------------------------------------------------------------------------------------
 
@@ -101,6 +113,7 @@ class Intake:
             return
         view, batch = self._timed(command.batch, batch, now)
         header = batch.header
+        source = None if command.copy else self._source_of(command.connection, view, header.runs)
         own: OwnBatch | None = None
         if header.flags & HAS_DELIVER_AT:
             assert self.delay_log is not None
@@ -118,7 +131,7 @@ class Intake:
         if not command.copy:
             self._refusals.check(header.producer_id, header.producer_sequence)
         position = self._placed(partition, header.size)
-        self._stage(view, batch, partition, position, numbers, now, command, own, command.flush)
+        self._stage(view, batch, partition, position, numbers, now, command, own, command.flush, source=source)
 
     def append(
         self, buffer: bytearray, batch: CheckedBatch, own: OwnBatch, now: Now, answer: Answer | None = None,
@@ -161,18 +174,21 @@ class Intake:
         if batch is None:
             return None
         number = self._numbering.by_table.get(batch.table)
+        source = self._sources.get(connection, NO_ADDRESS)
         if number is None or not self._producers.is_next(batch.producer_id, batch.producer_sequence):
+            return None
+        if len(source) > ADDRESS_SIZE and not has_room(view, PLAIN_SIZE, source):
             return None
         stored_at_us = max(now.wall_us, self._stamp_us + 1)
         position, ends, store = partition.end(), self._store.subjects.ends, self._store
         first, messages = int(ends[number]), batch.messages
-        before = bytes(view[:PLAIN_SIZE])
-        stamp_plain(view, size, batch, position, stored_at_us, 0, store.store_id, self._mark, first)
+        before = bytes(view[: size - batch.run_size])
+        stamp_plain(view, size, batch, position, stored_at_us, 0, store.store_id, self._mark, first, source)
         row = (
             first, position, stored_at_us, number, messages, 0, 0, 1, entry_flags(0, batch.flags), batch.run_size, size
         )  # fmt: skip
         if not partition.stored.write_one(view, row):
-            view[:PLAIN_SIZE] = before
+            view[: size - batch.run_size] = before
             return None
         self._stamp_us = stored_at_us
         ends[number] = first + messages
@@ -187,6 +203,15 @@ class Intake:
         else:
             self._visibility.publish_one(partition)
         return row
+
+    def _source_of(self, connection: int, view: memoryview, runs: int) -> bytes:
+        """Return what to stamp as the source of a batch that came over a connection. Raises BadBatch."""
+        source = self._sources.get(connection, NO_ADDRESS)
+        if not has_room(view, BATCH_HEADER_SIZE + RUN_SIZE * runs, source):
+            raise BadBatch(
+                f"the source of a batch of this client needs {len(source) - ADDRESS_SIZE} bytes for the sender's name"
+            )
+        return source
 
     def _timed(self, view: memoryview, batch: CheckedBatch, now: Now) -> tuple[memoryview, CheckedBatch]:
         """Return the batch, with a field that says how far its stamp will be ahead of the wall clock where that
@@ -362,10 +387,11 @@ class Intake:
         own: OwnBatch | None,
         flush: bool,
         answer: Answer | None = None,
+        source: bytes | None = None,
     ) -> None:
         header = batch.header
         self._stamp_us = stored_at_us = max(now.wall_us, self._stamp_us + 1)
-        first, messages = _hand_in(partition, view, batch, position, stored_at_us, numbers)
+        first, messages = _hand_in(partition, view, batch, position, stored_at_us, numbers, source)
         if command is not None:
             if not command.copy:
                 self._producers.remember(
@@ -452,7 +478,7 @@ class Intake:
 
 def _hand_in(
     partition: StagedPartition, view: memoryview, batch: CheckedBatch, position: int, stored_at_us: int,
-    numbers: int | Numbers,
+    numbers: int | Numbers, source: bytes | None,
 ) -> tuple[int | npt.NDArray[np.uint64], int | npt.NDArray[Any]]:  # fmt: skip
     """Stamp a batch and stage it in its store; return its first sequences and message counts, by run when it has
     several.
@@ -468,7 +494,7 @@ def _hand_in(
         first, messages = ends[numbers], batch.runs["count"].astype(np.uint64)
     stamp(
         view, batch, position=position, stored_at_us=stored_at_us, partition=stored.number,
-        store_id=store.store_id, secret=store.secret, first_sequences=first,
+        store_id=store.store_id, secret=store.secret, first_sequences=first, source=source,
     )  # fmt: skip
     if isinstance(numbers, int):
         assert isinstance(first, int)
@@ -487,7 +513,7 @@ def _each(numbers: int | Numbers) -> list[int]:
 
 #: Tables that are remembered, and the bytes of the largest: an untrusted client must not fill the memory.
 _KNOWN_TABLES: Final = 16_384
-_KNOWN_TABLE_BYTES: Final = 128
+_KNOWN_TABLE_BYTES: Final = 384
 
 
 class SubjectNumbering:

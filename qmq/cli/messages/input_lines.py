@@ -13,7 +13,9 @@ from qmq.errors import InvalidOption, MessageTooLarge
 #: Longer lines are rejected: brokers take at most 1 GiB, and 4 MiB by default.
 MAX_LINE_BYTES: Final = 64 << 20
 #: Fields that ``consume`` prints and a sender cannot set.
-_IGNORED: Final = frozenset(("id", "sequence", "attempt", "created_at", "stored_at", "replayed"))
+_IGNORED: Final = frozenset(
+    ("id", "sequence", "attempt", "created_at", "stored_at", "replayed", "source", "sender", "producer", "app")
+)
 _TAKEN: Final = (
     "subject",
     "key",

@@ -30,6 +30,10 @@ FIELDS: Final[Fields[Message]] = {
     "tags": lambda message: message.tags,
     "attempt": lambda message: message.attempt,
     "stored_at": lambda message: message.stored_at,
+    "source": lambda message: message.source,
+    "sender": lambda message: message.sender,
+    "producer": lambda message: message.producer,
+    "app": lambda message: message.app,
     "encoding": lambda message: encoding_of(message.body),
     "body": lambda message: text_or_base64(message.body),
 }
@@ -56,6 +60,10 @@ def block(message: Message) -> str:
     """Return a message as people read it, in several lines."""
     head = click.style(f"{message.subject} #{message.sequence}", bold=True)
     parts = [f"id {message.id}", f"stored {age_of(message.stored_at)} ago, at {iso(message.stored_at)}"]
+    if message.source is not None:
+        program = f" by {visible(message.app)}" if message.app else ""
+        token = f", as {visible(message.sender)}" if message.sender else ""
+        parts.append(f"sent from {message.source}{program}{token}")
     if message.attempt > 1:
         parts.append(f"attempt {message.attempt}")
     lines = [head, *(f"  {part}" for part in parts)]
@@ -121,6 +129,10 @@ def json_line(message: Message) -> bytes:
         "attempt": message.attempt,
         "created_at": iso_time(message.created_at_us),
         "stored_at": iso_time(message.stored_at_us),
+        "source": message.source,
+        "sender": message.sender,
+        "producer": message.producer,
+        "app": message.app,
     }
     if message.replayed:
         fields["replayed"] = True

@@ -3,9 +3,9 @@
 A stored batch is cut to the messages that are due. They keep subject, header, body, time of creation, tags and key; the
 column deliver_at is left out.
 
-Messages that were sent one by one and fall due together become one batch. Each keeps header, body, tags, key, expiry
-and its time of creation, which is a column where the times differ. In a column that only some of them had, the others
-have 0, which means none.
+Messages that were sent one by one and fall due together become one batch. Each keeps header, body, tags, keys, expiry,
+and its time of creation and source, which are columns where they differ. In a column that only some of them had, the
+others have 0, which means none.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy.typing as npt
 from crc32c import crc32c
 
 from qmq.errors import BadBatch
-from qmq.format.batch import COLUMN_BYTES, CheckedBatch, Header, header_crc_of, parse_header
+from qmq.format.batch import COLUMN_BYTES, CheckedBatch, Header, header_crc_of, parse_header, stored_table
 from qmq.format.build import records_of, sealed_head
 from qmq.format.hashing import check_of, checks_of
 from qmq.format.layout import (
@@ -38,6 +38,7 @@ from qmq.format.layout import (
     HAS_KEY_HASH,
     HAS_MORE_KEYS,
     HAS_ORIGIN_ID,
+    HAS_SOURCE,
     HAS_TAGS,
     MESSAGE_ID,
     MESSAGE_ID_SIZE,
@@ -49,6 +50,7 @@ from qmq.format.layout import (
 )
 from qmq.format.pieces import bad_messages, stored_runs
 from qmq.format.run import Run, column_offsets, cut_data, folds_of
+from qmq.format.source import source_in, with_producer
 from qmq.format.table import names_of, table_of
 
 #: length u32 | header_size u16
@@ -67,6 +69,7 @@ class SingleBatch(NamedTuple):
     created_at_us: int
     columns: bytes
     payload: bytes
+    source: bytes
 
 
 def single_of(batch: memoryview) -> SingleBatch | None:
@@ -83,8 +86,10 @@ def single_of(batch: memoryview) -> SingleBatch | None:
     length, header_size = _LENGTHS.unpack_from(data)
     if length != len(data) - width or header_size > length:
         return None
-    names = names_of(bytes(batch[BATCH_HEADER_SIZE + RUN_SIZE : start]))
-    return SingleBatch(names[0], flags, header.position, header.created_at_us, data[:width], data[width:])
+    table = stored_table(batch, header)
+    source = with_producer(source_in(table), header.producer_id)
+    name = names_of(table)[0]
+    return SingleBatch(name, flags, header.position, header.created_at_us, data[:width], data[width:], source)
 
 
 def join_singles(singles: list[SingleBatch], store_id: bytes, partition: int) -> Due:
@@ -102,11 +107,16 @@ def join_singles(singles: list[SingleBatch], store_id: bytes, partition: int) ->
         columns[HAS_CREATED_AT] = np.array(created, "<u8")
     origins = b"".join([MESSAGE_ID.pack(store_id, partition, one.position) for one in singles])
     columns[HAS_ORIGIN_ID] = np.frombuffer(origins, "V16")
+    sources: dict[bytes, int] = {}
+    records = [sources.setdefault(one.source, len(sources)) for one in singles]
+    if len(sources) > 1:
+        columns[HAS_SOURCE] = np.array(records, "<u4")
     payloads = [one.payload for one in singles]
     checks = checks_of(payloads, _folds(sizes, columns), len(singles))
     datas = _datas([lengths, sizes, checks, *(columns[flag] for flag in sorted(columns))], payloads, counts)
     flags = sum(columns) | (HAS_MORE_KEYS if any(one.flags & HAS_MORE_KEYS for one in singles) else 0)
-    return Due(*_built(flags, list(numbers), counts, datas, min(created), store_id), 0)
+    table = table_of(list(numbers), b"".join(sources))
+    return Due(*_built(flags, list(numbers), table, counts, datas, min(created), store_id), 0)
 
 
 def _columns_of(singles: list[SingleBatch]) -> tuple[npt.NDArray[Any], npt.NDArray[Any], Columns]:
@@ -155,9 +165,10 @@ def _datas(columns: list[npt.NDArray[Any]], payloads: list[bytes], counts: list[
 
 
 def _built(
-    flags: int, names: list[str], counts: list[int], datas: list[bytes], created_at_us: int, store_id: bytes
-) -> tuple[bytearray, CheckedBatch]:
-    table, data = table_of(names), b"".join(datas)
+    flags: int, names: list[str], table: bytes, counts: list[int], datas: list[bytes], created_at_us: int,
+    store_id: bytes,
+) -> tuple[bytearray, CheckedBatch]:  # fmt: skip
+    data = b"".join(datas)
     records = records_of(counts, list(map(len, datas)), map(crc32c, datas))
     size = BATCH_HEADER_SIZE + len(records) + len(table) + len(data)
     fields = (
@@ -229,7 +240,7 @@ def cut_due(batch: memoryview, start: int, stop: int, partition: int) -> Due | N
         return None
     joined = [(subject, _joined(runs, partition)) for subject, runs in _by_subject(parts).items()]
     flags = (header.flags & ~HAS_DELIVER_AT) | HAS_ORIGIN_ID
-    return Due(*_build(header, flags, joined), lost)
+    return Due(*_build(header, flags, joined, parts[0].packed_source()), lost)
 
 
 def _cut_single(batch: memoryview, header: Header, partition: int) -> Due | None:
@@ -249,8 +260,10 @@ def _cut_single(batch: memoryview, header: Header, partition: int) -> Due | None
         fold ^= int.from_bytes(kept[place : place + 4], "little")
     payload = data[end:]
     made = data[:BEFORE_CHECK_COLUMN_BYTES] + check_of(payload, fold).to_bytes(4, "little") + kept + payload
-    names = names_of(bytes(batch[BATCH_HEADER_SIZE + RUN_SIZE : start]))
-    table = table_of(names)  # without the field that the broker added
+    stored = stored_table(batch, header)
+    names = names_of(stored)
+    source = with_producer(source_in(stored), header.producer_id)
+    table = table_of(names, source)  # without the field that the broker added
     crc = crc32c(made)
     record = RUN.pack(0, 0, 0, 0, 1, 0, len(made), crc, 0)
     size = BATCH_HEADER_SIZE + RUN_SIZE + len(table) + len(made)
@@ -311,11 +324,13 @@ def _joined(parts: list[Run], partition: int) -> tuple[int, bytes]:
     return count, b"".join([lengths, sizes, checks.tobytes(), *optional, origins, payload])
 
 
-def _build(header: Header, flags: int, joined: list[tuple[str, tuple[int, bytes]]]) -> tuple[bytearray, CheckedBatch]:
+def _build(
+    header: Header, flags: int, joined: list[tuple[str, tuple[int, bytes]]], source: bytes
+) -> tuple[bytearray, CheckedBatch]:
     names = [subject for subject, _ in joined]
     counts = [count for _, (count, _) in joined]
     datas = [data for _, (_, data) in joined]
-    table, data = table_of(names), b"".join(datas)
+    table, data = table_of(names, source), b"".join(datas)
     records = records_of(counts, list(map(len, datas)), map(crc32c, datas))
     size = BATCH_HEADER_SIZE + len(records) + len(table) + len(data)
     fields = list(header)

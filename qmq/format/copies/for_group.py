@@ -23,6 +23,7 @@ from qmq.format.layout import (
     HAS_EXPIRE_AT,
     HAS_KEY_HASH,
     HAS_ORIGIN_ID,
+    HAS_SOURCE,
     HAS_TAGS,
     MESSAGE_ID,
     MESSAGE_ID_SIZE,
@@ -31,16 +32,17 @@ from qmq.format.layout import (
 )
 from qmq.format.private import origin_subject, private_subject
 from qmq.format.run import Run, cut_data
+from qmq.format.source import NO_SOURCE
 from qmq.format.table import table_of
 
 
 def private_batch(run: Run, index: int, group: str, producer_id: bytes, producer_sequence: int) -> bytes:
     """Return message *index* of a run as a batch of its own for one group alone, as a client sends it.
 
-    It keeps header, body, tags, key, expiry and time of creation, and its id as origin id.
+    It keeps header, body, tags, keys, expiry, time of creation and source, and its id as origin id.
     """
     one = run.slice(index, index + 1)
-    flags = (one.flags & HANDED_FLAGS & ~HAS_CREATED_AT) | HAS_ORIGIN_ID
+    flags = (one.flags & HANDED_FLAGS & ~(HAS_CREATED_AT | HAS_SOURCE)) | HAS_ORIGIN_ID
     length, header_size, _, *optional, payload = map(bytes, cut_data(one.data, one.flags, 1, 0, 1))
     order = [flag for flag, _ in OPTIONAL_COLUMNS if one.flags & flag]
     columns = dict(zip(order, optional, strict=True))
@@ -52,7 +54,7 @@ def private_batch(run: Run, index: int, group: str, producer_id: bytes, producer
     check = check_of(payload, fold).to_bytes(4, "little")
     kept = [columns[flag] for flag, _ in OPTIONAL_COLUMNS if flags & flag]
     data = b"".join([length, header_size, check, *kept, payload])
-    table = table_of([private_subject(group, origin_subject(one.subject))])
+    table = table_of([private_subject(group, origin_subject(one.subject))], one.source_record(0))
     records = records_of([1], [len(data)], [crc32c(data)], one.run_flags)
     size = BATCH_HEADER_SIZE + len(records) + len(table) + len(data)
     fields = (
@@ -73,8 +75,8 @@ COPY_PRODUCER: Final = b"qmq: carrying on"
 def copied_batch(run: Run, group: str, clock_us: int, *, replayed: bool = False) -> bytearray:
     """Return all messages of a sound run as a batch for one group alone, ready to be stamped.
 
-    They keep header, body, tags, key, expiry and time of creation, and their ids as origin ids. *clock_us* is when they
-    were stored, by the wall clock. With *replayed* they are marked as messages that a resend hands out again.
+    They keep header, body, tags, keys, expiry, time of creation and source, and their ids as origin ids. *clock_us* is
+    when they were stored, by the wall clock. With *replayed* they are marked as messages that a resend hands out again.
     """
     flags, count = (run.flags & ~HAS_DELIVER_AT) | HAS_ORIGIN_ID, run.count
     lengths, header_sizes, _, *given, payload = map(bytes, cut_data(run.data, run.flags, count, 0, count))
@@ -91,7 +93,7 @@ def copied_batch(run: Run, group: str, clock_us: int, *, replayed: bool = False)
     view = memoryview(payload)
     checks = checks_of(map(view.__getitem__, map(slice, [0, *ends[:-1]], ends)), folds, count)
     data = b"".join([lengths, header_sizes, checks.tobytes(), *kept, payload])
-    table = table_of([private_subject(group, origin_subject(run.subject))])
+    table = table_of([private_subject(group, origin_subject(run.subject))], run.packed_source() or NO_SOURCE)
     records = records_of([count], [len(data)], [crc32c(data)], run.run_flags & RUN_REPLAYED | replayed * RUN_REPLAYED)
     size = BATCH_HEADER_SIZE + len(records) + len(table) + len(data)
     fields = (

@@ -28,6 +28,7 @@ from qmq.format.layout import (
     HAS_KEY_HASH,
     HAS_MORE_KEYS,
     HAS_ORIGIN_ID,
+    HAS_SOURCE,
     HAS_TAGS,
     HEADER_CRC_OFFSET,
     MESSAGE_ID,
@@ -35,8 +36,10 @@ from qmq.format.layout import (
     RUN,
     RUN_REPLAYED,
     RUN_SIZE,
+    SOURCE_SIZE,
 )
 from qmq.format.run import Run
+from qmq.format.source import NO_SOURCE
 from qmq.format.table import TABLE_BYTES_A_RUN, table_of
 
 #: Bytes of a batch beside its runs, and of a run beside its data.
@@ -45,7 +48,7 @@ _A_RUN: Final = RUN_SIZE + TABLE_BYTES_A_RUN
 _PRODUCER_OFFSET: Final = 56
 _PRODUCER: Final = 24
 #: The flags that a batch of restored messages has as well.
-_KEPT: Final = HAS_TAGS | HAS_KEY_HASH | HAS_CREATED_AT | HAS_MORE_KEYS
+_KEPT: Final = HAS_TAGS | HAS_KEY_HASH | HAS_CREATED_AT | HAS_MORE_KEYS | HAS_SOURCE
 _ID: Final = np.dtype([("place", "V8"), ("position", ">u8")])
 
 #: A run, and the subject that its messages get.
@@ -113,6 +116,7 @@ def _size_of(run: Run) -> int:
 
 def _fitting(parts: Sequence[Part], most_bytes: int) -> Iterator[list[Part]]:
     """Yield the same messages in groups that fit into *most_bytes*."""
+    most_bytes -= len(parts[0][1].packed_source()) if parts else 0
     some, left = list[Part](), most_bytes - _A_BATCH
     for subject, whole in parts:
         for run in _slices(whole, most_bytes - _A_BATCH):
@@ -159,7 +163,7 @@ def _batch(by_subject: dict[str, list[Run]], created_at_us: int) -> RestoredBatc
         data = b"".join(datas)
         crc = crc32c(data)
         records = records_of(counts, list(map(len, datas)), crcs, RUN_REPLAYED)
-    table = table_of(names)
+    table = table_of(names, several[0][0].packed_source() or NO_SOURCE)
     size = BATCH_HEADER_SIZE + len(records) + len(table) + len(data)
     fields = (
         BATCH_MAGIC, BATCH_VERSION, 0, flags, size, len(table), sum(counts), len(names), 0, 0, created_at_us, 0,
@@ -185,6 +189,8 @@ def _single(run: Run) -> bytes:
     if flags & HAS_CREATED_AT:
         kept += run.created_us(0).to_bytes(8, "little")
     kept += MESSAGE_ID.pack(*run.id(0))
+    if flags & HAS_SOURCE:
+        kept += data[COLUMN_BYTES[flags] - SOURCE_SIZE : COLUMN_BYTES[flags]]
     fold = int.from_bytes(data[4:6], "little")
     for place in range(0, len(kept), 4):
         fold ^= int.from_bytes(kept[place : place + 4], "little")
@@ -193,17 +199,18 @@ def _single(run: Run) -> bytes:
 
 
 def _columns_of(run: Run) -> tuple[bytes, ...]:
-    """Return lengths, header sizes, checksums, tags, key hashes and times of creation (or nothing), ids, and
-    payload.
+    """Return lengths, header sizes, checksums, tags, key hashes and times of creation (or nothing), ids, sources (or
+    nothing), and payload.
     """
     if run.count == 1:
         return _cut(_single(run), run.flags)
     lengths, sizes = run.lengths(), run.header_sizes()
     tags, keys, created = run.column(HAS_TAGS), run.column(HAS_KEY_HASH), run.column(HAS_CREATED_AT)
-    origins = ids_of(run).tobytes()
+    origins, sources = ids_of(run).tobytes(), run.column(HAS_SOURCE)
     folds = sizes.astype(np.uint32)
-    if tags is not None:
-        folds ^= tags
+    for narrow in (tags, sources):
+        if narrow is not None:
+            folds ^= narrow
     for column in (keys, created):
         if column is not None:
             folds ^= np.bitwise_xor.reduce(column.view("<u4").reshape(run.count, 2), axis=1)
@@ -214,7 +221,7 @@ def _columns_of(run: Run) -> tuple[bytes, ...]:
     return (
         lengths.tobytes(), sizes.tobytes(), checks.tobytes(), b"" if tags is None else tags.tobytes(),
         b"" if keys is None else keys.tobytes(), b"" if created is None else created.tobytes(), origins,
-        bytes(payload),
+        b"" if sources is None else sources.tobytes(), bytes(payload),
     )  # fmt: skip
 
 
@@ -222,7 +229,7 @@ def _cut(data: bytes, flags: int) -> tuple[bytes, ...]:
     """Return the columns of one message from its data."""
     parts, start = list[bytes](), 0
     optional = 4 * bool(flags & HAS_TAGS), 8 * bool(flags & HAS_KEY_HASH), 8 * bool(flags & HAS_CREATED_AT)
-    for size in (4, 2, 4, *optional, MESSAGE_ID_SIZE):
+    for size in (4, 2, 4, *optional, MESSAGE_ID_SIZE, SOURCE_SIZE * bool(flags & HAS_SOURCE)):
         parts.append(data[start : start + size])
         start += size
     return (*parts, data[start:])

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from qmq.errors import ConnectionLost, InvalidOption, QmqError, UsageError
 from qmq.format.layout import PRODUCER_ID_SIZE
+from qmq.format.source import new_source
 from qmq.net.client.backoff import Backoff
 from qmq.net.client.broker_link import Link
 from qmq.net.client.connection import Answer, BrokerConnection, Welcome
@@ -78,7 +79,7 @@ class Brokers:
     def __init__(self, options: ClientOptions, accumulator: Accumulator) -> None:
         producer_id = os.urandom(PRODUCER_ID_SIZE) if options.producer is None else producer_id_of(options.producer)
         self.options = options
-        self.outcomes = Outcomes(producer_id, accumulator)
+        self.outcomes = Outcomes(producer_id, accumulator, new_source(options.app))
         #: The brokers know this client's process by it.
         self.client_id = secrets.token_bytes(16)
         lanes = [SendWindow(self.outcomes, accumulator, options.send_timeout) for _ in options.addresses]

@@ -38,6 +38,8 @@ READ_S: Final = 10e-6
 _MANY: Final = 512
 #: Answers smaller than this on average are joined: copying them costs less than separate buffers.
 _JOIN_BELOW: Final = 1_024
+#: The address of a client that has none.
+NO_ADDRESS: Final = bytes(16), 0
 _JOIN_ALL_BELOW: Final = 64 << 10
 
 
@@ -97,7 +99,7 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     __slots__ = (
         "_began", "_costs_s", "_hub", "_most", "_unsent", "_stops", "_transport", "partial_frame", "_unread", "acked",
-        "answers", "app", "client", "ended", "greeted", "in_flight", "listings", "name", "number",
+        "address", "answers", "app", "client", "ended", "greeted", "in_flight", "listings", "name", "number",
         "opened_us", "peer", "deferred", "pulls", "sends", "took_s",
     )  # fmt: skip
 
@@ -111,6 +113,8 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self.number = number
         self.peer = ""
+        #: The client's IP address, packed, and its port.
+        self.address = NO_ADDRESS
         self.client = ""
         self.name = ""
         self.app = ""
@@ -139,7 +143,9 @@ class ClientConnection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(0)  # pause_writing follows each answer that the system does not take
-        self.peer = _peer_of(self._transport)
+        peer = self._transport.get_extra_info("peername")
+        self.peer = _shown_peer(peer)
+        self.address = _packed_peer(peer)
         _keep_alive(self._transport)
         try:
             self._hub.admit(self)
@@ -373,9 +379,18 @@ class ClientConnection(asyncio.BufferedProtocol):
         return FRAME_SIZE + len(frame.meta) + len(frame.payload)
 
 
-def _peer_of(transport: asyncio.Transport) -> str:
-    address = transport.get_extra_info("peername")
-    return f"{address[0]}:{address[1]}" if isinstance(address, tuple) else str(address)
+def _shown_peer(peer: object) -> str:
+    return f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else str(peer)
+
+
+def _packed_peer(peer: object) -> tuple[bytes, int]:
+    if not isinstance(peer, tuple):
+        return NO_ADDRESS
+    host, port = peer[:2]
+    try:
+        return socket.inet_pton(socket.AF_INET6 if ":" in host else socket.AF_INET, host.partition("%")[0]), port
+    except OSError:
+        return NO_ADDRESS
 
 
 def _keep_alive(transport: asyncio.Transport) -> None:

@@ -18,6 +18,7 @@ from typing import Final
 from qmq.broker.ports import commands, effects
 from qmq.broker.ports.commands import Command, Now
 from qmq.errors import Overloaded, ProtocolError, QmqError
+from qmq.format.source import stamp_of
 from qmq.net.protocol import frames
 from qmq.net.protocol.frames import Frame, FrameKind, made
 from qmq.net.server.accept import Acceptor
@@ -370,6 +371,8 @@ class Server:
             connection.client, connection.name, connection.app = decode_hello(frame)
             connection.greeted = True
             connection.opened_us = self._time.wall_us
+            # There are no tokens yet; the name of the client's token belongs here.
+            self._handle(commands.Connected(connection.number, stamp_of(*connection.address, sender="")))
             log.debug("connection %d of %s is client %r", connection.number, connection.shown, connection.client)
             self._replies.put(connection, frames.encode_frame(FrameKind.WELCOME, frame.request, self._welcome))
             return

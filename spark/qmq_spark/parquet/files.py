@@ -40,7 +40,17 @@ NO_SUBJECT: Final = "__HIVE_DEFAULT_PARTITION__"
 
 _FORMAT: Final[dict[str, Any]] = {
     "compression": "zstd",
-    "use_dictionary": ["subject", "lane", "partition", "tags.list.element", "properties.key_value.key"],
+    "use_dictionary": [
+        "subject",
+        "lane",
+        "partition",
+        "tags.list.element",
+        "properties.key_value.key",
+        "source",
+        "sender",
+        "producer",
+        "app",
+    ],
     "column_encoding": {
         "position": "DELTA_BINARY_PACKED",
         "sequence": "DELTA_BINARY_PACKED",

@@ -38,17 +38,24 @@ def test_raw_is_the_body_and_a_newline(broker: BrokerProcess) -> None:
 
 
 def test_json_has_every_field(broker: BrokerProcess) -> None:
-    line = '{"body": "h\u00e9\\n", "key": "k", "tags": ["t"], "properties": {"p": "v"}}\n{"body_base64": "/w=="}\n'
+    line = (
+        '{"body": "h\u00e9\\n", "keys": ["k", "l"], "tags": ["t"], "properties": {"p": "v"}}\n{"body_base64": "/w=="}\n'
+    )
     qmq("produce", "json.a", "--json", stdin=line.encode(), server=broker.url)
     shown = qmq("consume", "json.a", "--group", "g", "--count", "2", "--json", server=broker.url)
     first, second = (json.loads(line) for line in shown.stdout_bytes.splitlines())
     assert list(first) == [
-        "id", "subject", "sequence", "key", "tags", "properties", "attempt", "created_at", "stored_at", "body",
+        "id", "subject", "sequence", "key", "keys", "tags", "properties", "attempt", "created_at", "stored_at",
+        "source", "sender", "producer", "app", "body",
     ]  # fmt: skip
-    assert first | {"id": 0, "created_at": 0, "stored_at": 0} == {
-        "id": 0, "subject": "json.a", "sequence": 0, "key": "k", "tags": ["t"], "properties": {"p": "v"},
-        "attempt": 1, "created_at": 0, "stored_at": 0, "body": "h\u00e9\n",
+    assert first | {"id": 0, "created_at": 0, "stored_at": 0, "source": 0, "producer": 0, "app": 0} == {
+        "id": 0, "subject": "json.a", "sequence": 0, "key": "k", "keys": ["k", "l"], "tags": ["t"],
+        "properties": {"p": "v"},
+        "attempt": 1, "created_at": 0, "stored_at": 0, "source": 0, "sender": None, "producer": 0, "app": 0,
+        "body": "h\u00e9\n",
     }  # fmt: skip
+    assert re.fullmatch(r"127\.0\.0\.1:\d+", first["source"])
+    assert re.fullmatch("[0-9a-f]{32}", first["producer"])
     assert re.fullmatch("[0-9a-f]{32}", first["id"])
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z", first["stored_at"])
     assert abs(datetime.now(UTC) - datetime.fromisoformat(first["stored_at"])).total_seconds() < 600

@@ -21,7 +21,7 @@ import numpy as np
 
 from qmq.durations import Duration
 from qmq.errors import Fenced, QmqError, UsageError
-from qmq.format.layout import HAS_CREATED_AT, HAS_ORIGIN_ID, MESSAGE_ID, RUN_REPLAYED
+from qmq.format.layout import HAS_CREATED_AT, HAS_ORIGIN_ID, HAS_SOURCE, MESSAGE_ID, RUN_REPLAYED
 from qmq.format.run import Run, messages_in
 from qmq.net.client.consumer.in_flight import PendingDisposition, check_delay, check_reason, reason_of
 from qmq.net.client.consumer.nacks import FailureLog, delay_of
@@ -100,6 +100,26 @@ class Message:
     def keys(self) -> tuple[str, ...]:
         """All keys it was sent with."""
         return tuple(self._run.header(self._index).get("k", ()))
+
+    @property
+    def source(self) -> str | None:
+        """The address that it was sent from, as host:port, which the broker has seen; None if it is unknown."""
+        return self._run.source(self._index).address
+
+    @property
+    def sender(self) -> str | None:
+        """The name of the token that its sender had; None without one."""
+        return self._run.source(self._index).sender
+
+    @property
+    def producer(self) -> str | None:
+        """The id of the producer that sent it, 32 hex digits."""
+        return self._run.source(self._index).producer
+
+    @property
+    def app(self) -> str | None:
+        """The program that sent it, by its own account: ``connect(app=...)``."""
+        return self._run.source(self._index).app
 
     @property
     def tags(self) -> tuple[str, ...]:
@@ -594,8 +614,20 @@ class MessageBatch(Sequence[Message]):
                 "attempt": pa.array(self._per_message("attempt"), pa.uint32()),
                 "created_at": pa.array(self._created_us(), pa.int64()).cast(us),
                 "stored_at": pa.array(self._per_message("stored_at_us"), pa.int64()).cast(us),
+                **{name: pa.array(texts, pa.string()) for name, texts in self._sources().items()},
             }
         )
+
+    def _sources(self) -> dict[str, list[str | None]]:
+        columns: dict[str, list[str | None]] = {"source": [], "sender": [], "producer": [], "app": []}
+        for run in self._runs:
+            if run.flags & HAS_SOURCE:
+                found = [run.source(index) for index in range(run.count)]
+            else:
+                found = [run.source(0)] * run.count
+            for column, texts in zip(columns.values(), zip(*found, strict=True), strict=True):
+                column += texts
+        return columns
 
     def _ids(self) -> list[str]:
         pack = MESSAGE_ID.pack

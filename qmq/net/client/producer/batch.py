@@ -21,6 +21,7 @@ from qmq.format.layout import (
     NO_SEQUENCE,
     RUN_SIZE,
 )
+from qmq.format.source import MAX_SENT_BYTES
 from qmq.net.client.producer.receipts import Receipt, Receipts, StoredSpan
 from qmq.net.protocol.frames import made
 
@@ -33,7 +34,7 @@ RUN_OVERHEAD: Final = RUN_SIZE + 5
 #: Bytes of a run of one plain message beside its body and its subject's name.
 _SINGLE_OVERHEAD: Final = MESSAGE_OVERHEAD + RUN_OVERHEAD
 #: Bytes of a batch beside its runs.
-BATCH_OVERHEAD: Final = BATCH_HEADER_SIZE + 16
+BATCH_OVERHEAD: Final = BATCH_HEADER_SIZE + 16 + MAX_SENT_BYTES
 
 #: The sizes of bodies: little-endian u32.
 Sizes = npt.NDArray[np.uint32]
@@ -173,10 +174,10 @@ class OutgoingBatch:
         self.size += size
         return size
 
-    def build_single(self, created_at_us: int, producer_id: bytes, producer_sequence: int) -> None:
+    def build_single(self, created_at_us: int, producer_id: bytes, producer_sequence: int, source: bytes) -> None:
         """As ``build``, for the only message of a batch that has a waiter and no header."""
         run = self.waiters[0][0]
-        self.buffers = build_single(run.subject, run.bodies[0], created_at_us, producer_id, producer_sequence)
+        self.buffers = build_single(run.subject, run.bodies[0], created_at_us, producer_id, producer_sequence, source)
         run.bodies = []
         self.count = run.count = 1
         self.producer_sequence = producer_sequence
@@ -191,7 +192,7 @@ class OutgoingBatch:
         run.first_ticket = self.singles.pop(subject)
         return run
 
-    def build(self, created_at_us: int, producer_id: bytes, producer_sequence: int) -> None:
+    def build(self, created_at_us: int, producer_id: bytes, producer_sequence: int, source: bytes) -> None:
         """Build the bytes of the batch, and free the bodies."""
         bodies, counts, headers = self._flat()
         self.buffers = build_flat(
@@ -203,6 +204,7 @@ class OutgoingBatch:
             producer_id=producer_id,
             producer_sequence=producer_sequence,
             lengths=self._lengths(),
+            source=source,
         )
         runs = {subject: run for subject, run in self.runs.items() if type(run) is OutgoingRun}
         for run in runs.values():

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from qmq.errors import QmqError, SendFailed, SendFailure
+from qmq.format.source import NO_SOURCE
 from qmq.net.client.producer.accumulator import Accumulator
 from qmq.net.client.producer.batch import OutgoingBatch, Waiter, failure_of
 
@@ -26,8 +27,10 @@ class _Flusher(NamedTuple):
 class Outcomes:
     """The outcomes of all batches of one client. One thread uses it."""
 
-    def __init__(self, producer_id: bytes, accumulator: Accumulator) -> None:
+    def __init__(self, producer_id: bytes, accumulator: Accumulator, source: bytes = NO_SOURCE) -> None:
         self.producer_id = producer_id
+        #: The source in the client's batches: the program's name, and room for what the broker stamps.
+        self.source = source
         #: The producer sequence of the next message. No number is used at two brokers.
         self.next_sequence = 0
         #: When a batch was last stored, anywhere.

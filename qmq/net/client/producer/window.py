@@ -164,7 +164,8 @@ class SendWindow:
                 return None
             batch = new
         if batch.buffers is None:
-            batch.build(wall_us, self._outcomes.producer_id, self._outcomes.next_sequence)
+            outcomes = self._outcomes
+            batch.build(wall_us, outcomes.producer_id, outcomes.next_sequence, outcomes.source)
             self._outcomes.take_numbers(batch.count)
             batch.first_written_at = now
         self._begin(batch, request, now)
@@ -181,7 +182,7 @@ class SendWindow:
         batch = self._accumulator.take_single(subject, body, waiter, now)
         if batch is not None:
             outcomes = self._outcomes
-            batch.build_single(wall_us, outcomes.producer_id, outcomes.next_sequence)
+            batch.build_single(wall_us, outcomes.producer_id, outcomes.next_sequence, outcomes.source)
             outcomes.next_sequence += 1
             batch.first_written_at = now
             self._begin(batch, request, now)

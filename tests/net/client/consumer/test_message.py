@@ -104,7 +104,7 @@ def test_to_arrow_has_every_field() -> None:
     rows = table.to_pylist()
     for row, message in zip(rows, batch, strict=True):
         row["properties"] = dict(row["properties"])
-        row["tags"] = tuple(row["tags"])
+        row["keys"], row["tags"] = tuple(row["keys"]), tuple(row["tags"])
         assert row == {name: getattr(message, name) for name in table.column_names}
     assert table.schema.field("stored_at").type == pyarrow.timestamp("us", tz="UTC")
     assert table.schema == MessageBatch([]).to_arrow().schema
