@@ -43,6 +43,14 @@ class StoredMessage:
     expires_at_us: int | None = None
     #: Whether it was restored from an archive, under its original id.
     replayed: bool = False
+    #: The address that it was sent from, as host:port, which the broker has seen; None if it is unknown.
+    source: str | None = None
+    #: The name of the token that its sender had; None without one.
+    sender: str | None = None
+    #: The id of the producer that sent it, 32 hex digits.
+    producer: str | None = None
+    #: The program that sent it, by its own account.
+    app: str | None = None
     #: The bytes of header (keys, tags, properties) and body.
     size: int = 0
     broker: str = ""
@@ -90,6 +98,7 @@ def stored_message(run: Run, index: int, broker: str, delayed: MessageId | None 
     """
     header = run.header(index)
     due_us = None if delayed is None else _time_of(run, index, HAS_DELIVER_AT, run.stored_at_us)
+    source = run.source(index)
     has_sequence = delayed is None and not is_private(run.subject)
     return StoredMessage(
         id=str(delayed or run.id(index)),
@@ -104,6 +113,10 @@ def stored_message(run: Run, index: int, broker: str, delayed: MessageId | None 
         deliver_at_us=due_us,
         expires_at_us=_time_of(run, index, HAS_EXPIRE_AT, due_us or run.stored_at_us),
         replayed=bool(run.run_flags & RUN_REPLAYED),
+        source=source.address,
+        sender=source.sender,
+        producer=source.producer,
+        app=source.app,
         size=int(run.lengths()[index]),
         broker=broker,
     )
