@@ -53,6 +53,12 @@ _TAGS: Final = b"\xa1t"
 _PROPERTIES: Final = b"\xa1p"
 #: The packed bytes before a key, by the key's size: an array of one string.
 _SHORT_KEYS: Final = tuple(_KEYS + _PACK(["." * size])[:-size] for size in range(1, 256))
+#: The packed bytes before the key of a header that has nothing else, by the key's size.
+_KEY_ONLY: Final = (b"", *(_MAP[1] + front for front in _SHORT_KEYS))
+#: A key of fewer ASCII letters may stand for a header that has only this key.
+SHORT_KEY: Final = 256
+#: The most bytes of such a header beside its key.
+SHORT_KEY_OVERHEAD: Final = max(map(len, _KEY_ONLY))
 
 #: A batch of one message without a header: the batch header before its checksum without the fields that are 0; the
 #: checksum and the mark; the run; and the columns length u32 | header_size u16 | check u32.
@@ -85,6 +91,22 @@ class MessageHeader(NamedTuple):
 
 NO_HEADER: Final = MessageHeader(b"", 0, 0)
 
+#: A header, or in its place the only key of a message, if ``is_short_key`` says that it may.
+AnyHeader = MessageHeader | str
+
+
+def is_short_key(key: object) -> bool:
+    """Return whether a key may stand for a header that has nothing else: then it is packed with others, at once."""
+    return type(key) is str and 0 < len(key) < SHORT_KEY and key.isascii()
+
+
+def are_short_keys(keys: Sequence[object]) -> bool:
+    """Return ``is_short_key`` for all of *keys*, of which there is at least one."""
+    if set(map(type, keys)) != {str}:
+        return False
+    sizes = list(map(len, keys))  # type: ignore[arg-type]  # all are text
+    return min(sizes) > 0 and max(sizes) < SHORT_KEY and "".join(keys).isascii()  # type: ignore[arg-type]
+
 
 def make_header(
     keys: Keys = None,
@@ -101,6 +123,11 @@ def make_header(
     parts = bits = hashed = 0
     packed, more_keys = b"", False
     try:
+        if type(keys) is str and not (tags or properties or deliver_at or expire_at):
+            raw = keys.encode()
+            if 0 < len(raw) < SHORT_KEY:  # the common case, in a third of the time
+                made = _KEY_ONLY[len(raw)] + raw, 0, hash_bytes(raw), 0, 0, False
+                return tuple.__new__(MessageHeader, made)
         if keys is not None:
             packed, hashed, more_keys = _key_part(keys) if isinstance(keys, str) else _keys_part(keys)
             if packed and not (tags or properties or deliver_at or expire_at):
@@ -222,6 +249,11 @@ def _refuse(keys: object, tags: object, properties: object) -> NoReturn:
     raise InvalidOption(f"properties must be a dict of str to str that UTF-8 can hold, not {properties!r:.80}")
 
 
+def header_bytes(header: AnyHeader) -> int:
+    """Return the bytes of a header; of a short key the most that they can be."""
+    return len(header) + SHORT_KEY_OVERHEAD if type(header) is str else len(header.packed)  # type: ignore[union-attr]
+
+
 class RunContent(NamedTuple):
     """The messages of one subject for a batch. ``headers`` is None when no message has one."""
 
@@ -281,7 +313,7 @@ def build_flat(
     subjects: Sequence[str],
     counts: list[int],
     bodies: Sequence[bytes],
-    headers: Sequence[MessageHeader] | None,
+    headers: Sequence[AnyHeader] | None,
     *,
     created_at_us: int,
     producer_id: bytes,
@@ -358,7 +390,7 @@ Column = tuple[bytes, int]  # the bytes, and how many of them one message has
 
 
 def _columns_of(
-    bodies: Sequence[bytes], headers: Sequence[MessageHeader] | None, lengths: bytes | None
+    bodies: Sequence[bytes], headers: Sequence[AnyHeader] | None, lengths: bytes | None
 ) -> tuple[Sequence[bytes], list[Column], int]:
     """Return the messages (header and body), the columns in file order, and the flags of the optional columns."""
     count = len(bodies)
@@ -367,6 +399,11 @@ def _columns_of(
         return bodies, [(lengths, 4), (bytes(2 * count), 2), (_checks(bodies, None), 4)], 0
     if len(headers) != count:
         raise ValueError(f"{len(headers)} headers for {count} bodies")
+    kinds = set(map(type, headers))
+    if str in kinds:
+        if len(kinds) == 1:
+            return _of_short_keys(bodies, headers)  # type: ignore[arg-type]  # all are text
+        headers = [make_header(header) if type(header) is str else header for header in headers]
     packed, tags, keys, *times, more_keys = zip(*headers, strict=True)
     messages = list(map(add, packed, bodies))
     sizes = list(map(len, packed))
@@ -389,6 +426,21 @@ def _columns_of(
     return messages, columns, flags
 
 
+def _of_short_keys(bodies: Sequence[bytes], keys: Sequence[str]) -> tuple[Sequence[bytes], list[Column], int]:
+    """As _columns_of, for messages that have a short key each and nothing else in their headers."""
+    raws = list(map(str.encode, keys))
+    packed = list(map(add, map(_KEY_ONLY.__getitem__, map(len, raws)), raws))
+    messages = list(map(add, packed, bodies))
+    sizes, hashes = list(map(len, packed)), list(map(hash_bytes, raws))
+    columns = [
+        (little("I", map(len, messages)), 4),
+        (little("H", sizes), 2),
+        (_checks(messages, _folds(sizes, None, (hashes,))), 4),
+        (little("Q", hashes), 8),
+    ]
+    return messages, columns, HAS_KEY_HASH
+
+
 def fold(value: int) -> int:
     """Return a u64 folded into 32 bits."""
     return (value & 0xFFFFFFFF) ^ (value >> 32)
@@ -402,11 +454,13 @@ def fold_of(header_size: int, tags: int, key: int, deliver_at: int = 0, expire_a
     return header_size ^ tags ^ fold(key) ^ fold(deliver_at) ^ fold(expire_at)
 
 
-def _folds(sizes: list[int], tags: Sequence[int], wide: Iterable[Sequence[int]]) -> Folds:
-    """Return fold_of for each message; *wide* are the u64 columns that the batch has."""
+def _folds(sizes: list[int], tags: Sequence[int] | None, wide: Iterable[Sequence[int]]) -> Folds:
+    """Return fold_of for each message; *tags* None: all are 0; *wide* are the u64 columns that the batch has."""
     if len(sizes) < FEW:
-        return list(map(fold_of, sizes, tags, *wide))
-    folds = np.array(sizes, np.uint32) ^ np.array(tags, np.uint32)
+        return list(map(fold_of, sizes, repeat(0) if tags is None else tags, *wide))
+    folds = np.array(sizes, np.uint32)
+    if tags is not None:
+        folds ^= np.array(tags, np.uint32)
     for column in wide:
         both = np.array(column, np.uint64)
         folds ^= (both ^ (both >> np.uint64(32))).astype(np.uint32)

@@ -21,7 +21,7 @@ Row = dict[str, Any]
 
 def header_of(dice: random.Random) -> MessageHeader:
     """Return a header with key, tags and properties, none of them or all."""
-    key = dice.choice([None, "o", "order-4421", "größe", "k" * (1 + dice.randrange(299))])
+    key = dice.choice([None, "o", "order-4421", "größe", ["order-4421", "größe"], "k" * (1 + dice.randrange(299))])
     tags = [dice.choice(["vip", "new", "grün"]) for _ in range(dice.choice([0, 0, 1, 20]))]
     names = {f"p{dice.randrange(99)}": "v" * dice.choice([0, 5, 40, 300]) for _ in range(dice.choice([0, 0, 2, 17]))}
     return make_header(key, tags, names)
@@ -74,10 +74,12 @@ def _rows(store: Store, partition: int, header: Any) -> list[Row]:
             "sequence": run.first_sequence + index,
             "message_id": str(run.id(index)),
             "key": run.header(index).get("k", [None])[0],
+            "keys": run.header(index).get("k", []),
             "tags": run.header(index).get("t", []),
             "properties": list(run.header(index).get("p", {}).items()),
             "created_at": time_of(header.created_at_us),
             "stored_at": time_of(header.stored_at_us),
+            **dict(zip(("source", "sender", "producer", "app"), run.source(index), strict=True)),
             "body": run.body(index),
         }
         for run in stored_runs(view, parse_header(view))

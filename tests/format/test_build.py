@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from typing import Any
 
 import msgpack
 import pytest
@@ -15,12 +16,17 @@ from qmq.errors import InvalidOption, MessageTooLarge, UsageError
 from qmq.format.batch import COLUMN_BYTES, parse_header, runs_of, stored_names
 from qmq.format.build import (
     NO_HEADER,
+    AnyHeader,
     MessageHeader,
     RunContent,
+    are_short_keys,
     build_batch,
+    build_flat,
     build_single,
     either_of,
     fold_of,
+    header_bytes,
+    is_short_key,
     little,
     make_header,
     message_bytes,
@@ -346,3 +352,26 @@ def test_little_is_little_endian_everywhere(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_no_header_is_nothing() -> None:
     assert MessageHeader(b"", 0, 0) == NO_HEADER == make_header() == make_header(tags=[], properties={})
+
+
+@given(st.lists(st.text(st.characters(max_codepoint=127), min_size=1, max_size=300), min_size=1, max_size=40))
+def test_short_keys_stand_for_their_headers(given_keys: list[str]) -> None:
+    bodies = [b"%d" % number for number in range(len(given_keys))]
+    headers = [make_header(key) for key in given_keys]
+    short: list[AnyHeader] = [key if is_short_key(key) else make_header(key) for key in given_keys]
+    several = [RunContent("a", bodies, headers)]
+    expected = build(several)
+    fields: dict[str, Any] = {"created_at_us": 1, "producer_id": PRODUCER, "producer_sequence": 1}
+    assert b"".join(build_flat(["a"], [len(bodies)], bodies, short, **fields)) == expected
+    assert are_short_keys(given_keys) == all(map(is_short_key, given_keys))
+    assert all(header_bytes(one) >= len(header.packed) for one, header in zip(short, headers, strict=True))
+    if len(bodies) > 2:
+        mixed = [NO_HEADER, *short[1:]]
+        whole = build([RunContent("a", bodies, [NO_HEADER, *headers[1:]])])
+        assert b"".join(build_flat(["a"], [len(bodies)], bodies, mixed, **fields)) == whole
+
+
+@pytest.mark.parametrize("key", ["", "é", "k" * 256, b"k", None, 5, ["k"]])
+def test_other_keys_have_headers(key: object) -> None:
+    assert not is_short_key(key)
+    assert not are_short_keys(["k", key])

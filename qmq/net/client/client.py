@@ -17,7 +17,17 @@ import msgpack
 
 from qmq.durations import Duration
 from qmq.errors import ConnectionLost, InvalidOption, QmqError, UsageError
-from qmq.format.build import NO_HEADER, Keys, either_of, headers_of, make_header
+from qmq.format.build import (
+    NO_HEADER,
+    SHORT_KEY,
+    SHORT_KEY_OVERHEAD,
+    AnyHeader,
+    Keys,
+    are_short_keys,
+    either_of,
+    headers_of,
+    make_header,
+)
 from qmq.format.ids import MessageId
 from qmq.names import check_prefix
 from qmq.net.client.admin.admin import Admin
@@ -224,7 +234,13 @@ class Client:
         packed = bodies_of(bodies)
         times = deliver_at_of(delay, deliver_at), expire_at_of(expires_in)
         header = make_header(None, tags, properties, *times)
-        headers = None if keys is None else headers_of(keys, len(packed), header, tags, properties)
+        headers: Sequence[AnyHeader] | None = None
+        if keys is not None:
+            is_simple = header is NO_HEADER and len(keys) == len(packed) and not isinstance(keys, str)
+            if is_simple and keys and are_short_keys(keys):
+                headers = list(keys)  # type: ignore[arg-type]  # all are text
+            else:
+                headers = headers_of(keys, len(packed), header, tags, properties)
         loop = self._brokers.ready()
         if not packed:
             return Receipts(())
@@ -256,21 +272,40 @@ class Client:
             body, properties = json_body_of(json, properties)
         elif json is not NO_JSON:
             raise UsageError("give either a body or json, not both")
-        plain = key is keys is tags is None and properties is None and durability is None
-        if plain and delay is None and deliver_at is None and expires_in is None and type(body) is bytes:
+        if (
+            keys is None
+            and tags is None
+            and properties is None
+            and durability is None
+            and delay is None
+            and deliver_at is None
+            and expires_in is None
+            and type(body) is bytes
+        ):
             accumulator = self._accumulator
-            run = accumulator.plain.get(subject)
-            if run is not None:
-                room = accumulator.room - len(body) - MESSAGE_OVERHEAD
-                if room >= 0:
+            if key is None:
+                run = accumulator.plain.get(subject)
+                if run is not None:
+                    room = accumulator.room - len(body) - MESSAGE_OVERHEAD
+                    if room >= 0:
+                        accumulator.room = room
+                        bodies, tickets = run
+                        bodies.append(body)
+                        accumulator.ticket = ticket = accumulator.ticket + 1
+                        tickets.append(ticket)
+                        return ticket
+                elif ticket := accumulator.add_single(subject, body):
+                    return ticket
+            elif (keyed := accumulator.keyed.get(subject)) is not None and type(key) is str and key.isascii():
+                room = accumulator.room - len(body) - (size := len(key)) - (MESSAGE_OVERHEAD + SHORT_KEY_OVERHEAD)
+                if room >= 0 and 0 < size < SHORT_KEY:
                     accumulator.room = room
-                    bodies, tickets = run
+                    bodies, tickets, headers = keyed
                     bodies.append(body)
+                    headers.append(key)
                     accumulator.ticket = ticket = accumulator.ticket + 1
                     tickets.append(ticket)
                     return ticket
-            elif ticket := accumulator.add_single(subject, body):
-                return ticket
         flush = self._flush if durability is None else is_flush(durability)
         body = body_of(body)
         due = deliver_at_of(delay, deliver_at) if delay is not None or deliver_at is not None else 0

@@ -231,7 +231,7 @@ def test_rot_that_the_checkpoint_claims_is_a_fault(tmp_path: Path) -> None:
     sender = Sender(store)
     batches = [sender.send("a", b"x" * 50) for _ in range(5)]
     close_cleanly(store)
-    path = damage(directory, batches[2].position + 150)
+    path = damage(directory, batches[2].position + 190)
     found = faults(directory)
     assert len(found) == 1
     assert f"{path} at byte {batches[2].position - int(path.stem, 16)}" in found[0]

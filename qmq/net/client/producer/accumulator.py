@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qmq.errors import MessageTooLarge, QueueFull
-from qmq.format.build import NO_HEADER, MessageHeader
+from qmq.format.build import NO_HEADER, AnyHeader, MessageHeader, header_bytes
 from qmq.format.layout import MAX_RUNS
 from qmq.names import check_subject
 from qmq.net.client.producer.batch import (
@@ -64,6 +64,8 @@ class Accumulator:
         # The short cut of send_nowait: bodies and tickets of the runs that take plain messages of the usual durability,
         # and the bytes that still fit into their batch. The next call of a method counts the used part of ``room``.
         self.plain: dict[str, tuple[list[bytes], list[int]]] = {}
+        #: The same for messages that have a short key only, whose runs have headers.
+        self.keyed: dict[str, tuple[list[bytes], list[int], list[AnyHeader]]] = {}
         self.room = 0
         self.ticket = 0
         # The short cut of add_single: the runs of the open batch, and the tickets of its single messages.
@@ -155,10 +157,15 @@ class Accumulator:
         return ticket
 
     def _add_ticket(self, run: OutgoingRun, ticket: int) -> None:
-        """Give the last message a ticket. The second one opens the short cut of plain messages."""
+        """Give the last message a ticket. The second one opens the short cut of plain messages, or of those with a
+        key.
+        """
         run.add_ticket(ticket)
-        if run.headers is None and run.tickets is not None and self._may_cut_short:
-            self.plain[run.subject] = run.bodies, run.tickets
+        if run.tickets is not None and self._may_cut_short:
+            if run.headers is None:
+                self.plain[run.subject] = run.bodies, run.tickets
+            else:
+                self.keyed[run.subject] = run.bodies, run.tickets, run.headers
 
     def _append(self, subject: str, body: bytes, header: MessageHeader, flush: bool) -> OutgoingRun | None:
         """Append a message to the run of its subject in the open batch of the usual durability, if it is there and has
@@ -233,7 +240,7 @@ class Accumulator:
 
     def add_many(
         self, subject: str, bodies: Sequence[bytes], flush: bool, waiter: Waiter, now: float,
-        header: MessageHeader = NO_HEADER, headers: Sequence[MessageHeader] | None = None,
+        header: MessageHeader = NO_HEADER, headers: Sequence[AnyHeader] | None = None,
     ) -> None:  # fmt: skip
         """Add the bodies (at least one) to as few batches as their size allows. *headers*: one for each body, with the
         times of *header*; without them *header* is that of all. Raises as ``add``.
@@ -244,7 +251,7 @@ class Accumulator:
         if headers is None:
             sizes += len(header.packed)
         else:
-            sizes += np.fromiter((len(one.packed) for one in headers), np.int64, count)
+            sizes += np.fromiter(map(header_bytes, headers), np.int64, count)
         total = int(sizes.sum())
         self.check(subject, total if total <= self._limits.max_message_bytes else int(sizes.max()), 0)
         self._settle()
@@ -282,7 +289,7 @@ class Accumulator:
 
     def _place_some(
         self, subject: str, bodies: Sequence[bytes], sizes: Sizes, sizes_with_headers: npt.NDArray[np.int64],
-        flush: bool, many: ManyWaiter, now: float, header: MessageHeader, headers: Sequence[MessageHeader] | None,
+        flush: bool, many: ManyWaiter, now: float, header: MessageHeader, headers: Sequence[AnyHeader] | None,
     ) -> int:  # fmt: skip
         """Add as many of the bodies as fit (at least one) to an open batch; return their count."""
         overhead = MESSAGE_OVERHEAD + _more_of(header)
@@ -428,6 +435,7 @@ class Accumulator:
 
     def _close_short_cut(self) -> None:
         self.plain = {}
+        self.keyed = {}
         self.room = self._room_before = 0
         self._open_runs, self._open_waiters = {}, []
         self._single_runs = None

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from crc32c import crc32c
 
 from qmq.errors import QmqError, SendFailed, SendFailure, SendUnknown
-from qmq.format.build import NO_HEADER, MessageHeader, build_flat, build_single
+from qmq.format.build import NO_HEADER, AnyHeader, MessageHeader, build_flat, build_single
 from qmq.format.layout import (
     BATCH_HEADER_SIZE,
     BATCH_PREFIX_SIZE,
@@ -62,7 +62,7 @@ class OutgoingRun:
     def __init__(self, subject: str) -> None:
         self.subject = subject
         self.bodies: list[bytes] = []
-        self.headers: list[MessageHeader] | None = None
+        self.headers: list[AnyHeader] | None = None
         self.first_ticket = 0
         self.tickets: list[int] | None = None
         self.sizes: list[Sizes] | None = None  # sizes of the bodies that came from send_many
@@ -81,7 +81,7 @@ class OutgoingRun:
         bodies: Sequence[bytes],
         header: MessageHeader = NO_HEADER,
         sizes: Sizes | None = None,
-        headers: Sequence[MessageHeader] | None = None,
+        headers: Sequence[AnyHeader] | None = None,
     ) -> int:
         """Add messages with the same header, or each with its own of *headers*; return the index of the first. *sizes*:
         those of the bodies, if known.
@@ -134,7 +134,11 @@ class OutgoingRun:
 
     def key(self, index: int) -> str | None:
         """Return the key of message *index*."""
-        packed = self.headers[index].packed if self.headers is not None else b""
+        header = NO_HEADER if self.headers is None else self.headers[index]
+        if type(header) is str:
+            return header
+        assert type(header) is MessageHeader
+        packed = header.packed
         return msgpack.unpackb(packed).get("k", (None,))[0] if packed else None
 
 
@@ -221,11 +225,11 @@ class OutgoingBatch:
         (run,) = self.runs.values()
         return run.lengths() if type(run) is OutgoingRun else None
 
-    def _flat(self) -> tuple[list[bytes], list[int], list[MessageHeader] | None]:
+    def _flat(self) -> tuple[list[bytes], list[int], list[AnyHeader] | None]:
         """Return the bodies of all runs, the count of each run, and the headers, if any message has one."""
         bodies: list[bytes] = []
         counts: list[int] = []
-        headers: list[MessageHeader] | None = None
+        headers: list[AnyHeader] | None = None
         for run in self.runs.values():
             if type(run) is bytes:
                 bodies.append(run)
