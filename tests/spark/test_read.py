@@ -120,7 +120,7 @@ def test_takes_wanted_subjects_and_times(tmp_path: Path, orders: list[Sent]) -> 
     assert orders
 
 
-@pytest.mark.parametrize(("offset", "known"), [(-1, True), (30, False), (90, True), (100, True), (8, True)])
+@pytest.mark.parametrize(("offset", "known"), [(-1, True), (30, False), (90, True), (100, True), (9, True)])
 def test_tells_of_bad_batches_and_reads_the_others(
     tmp_path: Path, orders: list[Sent], offset: int, known: bool
 ) -> None:

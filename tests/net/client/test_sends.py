@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -151,3 +152,27 @@ async def test_messages_have_all_their_keys(tmp_path: Path) -> None:
             (("order-1", "user-7"), "order-1"), (("order-2",), "order-2"), (("order-3", "user-8"), "order-3"),
             ((), None), (("order-4", "user-9"), "order-4"), ((), None), (("order-5",), "order-5"),
         ]  # fmt: skip
+
+
+async def test_messages_with_short_keys_mix_with_others(tmp_path: Path) -> None:
+    kinds: list[dict[str, Any]] = [{"key": "order"}] * 3 + [
+        {}, {"key": "ž"}, {"key": "k" * 300}, {"tags": ["eu"]}, {"keys": ["a", "b"]}, {"key": "k" * 255},
+        {"key": "order", "properties": {"p": "v"}}, {"key": "order", "durability": "append"},
+    ]  # fmt: skip
+    chance = random.Random(4)
+    sent = [chance.choice(kinds) if number > 100 else kinds[0] for number in range(600)]
+    async with solo(tmp_path / "data", "a") as (client, consumer):
+        tickets = [client.send_nowait("a", b"%d" % number, **options) for number, options in enumerate(sent)]
+        assert tickets == sorted(set(tickets))
+        await client.send_many("a", [b"600", b"601"], keys=["x", "y"])
+        await client.flush()
+        found = list[qmq.Message]()
+        while len(found) < 602:
+            found += await consumer.pull(602, timeout=10)
+    by_body = {int(message.body): message for message in found}
+    assert len(by_body) == 602
+    for number, options in enumerate(sent):
+        keys = tuple(options.get("keys", [options["key"]] if "key" in options else ()))
+        message = by_body[number]
+        assert (message.keys, message.tags) == (keys, tuple(options.get("tags", ())))
+    assert [by_body[number].keys for number in (600, 601)] == [("x",), ("y",)]

@@ -306,7 +306,7 @@ _RUNS = st.builds(
     st.lists(
         st.tuples(
             st.binary(max_size=50),
-            st.none() | _TEXTS,
+            st.lists(st.text(min_size=1, max_size=5), max_size=3),
             st.lists(_TEXTS, max_size=3),
             st.dictionaries(_TEXTS, _TEXTS, max_size=3),
         ),

@@ -21,7 +21,7 @@ from qmq.format.layout import (
     NO_SEQUENCE,
     RUN_SIZE,
 )
-from qmq.format.source import MAX_SENT_BYTES
+from qmq.format.source import MAX_SENT_BYTES, NO_SOURCE
 from qmq.net.client.producer.receipts import Receipt, Receipts, StoredSpan
 from qmq.net.protocol.frames import made
 
@@ -196,7 +196,7 @@ class OutgoingBatch:
         run.first_ticket = self.singles.pop(subject)
         return run
 
-    def build(self, created_at_us: int, producer_id: bytes, producer_sequence: int, source: bytes) -> None:
+    def build(self, created_at_us: int, producer_id: bytes, producer_sequence: int, source: bytes = NO_SOURCE) -> None:
         """Build the bytes of the batch, and free the bodies."""
         bodies, counts, headers = self._flat()
         self.buffers = build_flat(

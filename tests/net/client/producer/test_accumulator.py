@@ -12,6 +12,7 @@ from qmq.errors import ConnectionLost, InvalidName, MessageTooLarge, QueueFull
 from qmq.format.batch import BatchLimits, check_batch
 from qmq.format.build import NO_HEADER, make_header
 from qmq.format.pieces import stored_runs
+from qmq.format.source import MAX_APP_BYTES, MAX_SENDER_BYTES, new_source
 from qmq.net.client.producer.accumulator import BATCH_BYTES, Accumulator, SendLimits
 from qmq.net.client.producer.batch import BATCH_OVERHEAD, MESSAGE_OVERHEAD, OutgoingBatch
 from tests.net.client.producer.test_batch import Waiting
@@ -156,19 +157,19 @@ def test_a_message_of_a_whole_frame_fits_or_is_refused() -> None:
     limits = SendLimits(max_frame_bytes=1 << 16, max_message_bytes=1 << 20)
     g = accumulator(limits=limits)
     largest = 0
-    for size in range((1 << 16) - 400, 1 << 16):
+    for size in range((1 << 16) - 600, 1 << 16):
         try:
             g.add("s" * 200, bytes(size), NO_HEADER, True, Waiting(), 0.0)
         except MessageTooLarge:
             continue
         largest = size
     for batch in all_batches(g):
-        batch.build(0, bytes(16), 0)
+        batch.build(0, bytes(16), 0, new_source("a" * MAX_APP_BYTES, MAX_SENDER_BYTES))
         assert batch.buffers is not None
         frame = b"".join(batch.buffers)
         assert len(frame) + 16 <= limits.max_frame_bytes
         check_batch(memoryview(frame), BatchLimits(limits.max_message_bytes))
-    assert largest > (1 << 16) - 450
+    assert largest > (1 << 16) - 650
 
 
 @pytest.mark.parametrize("subject", ["", "a..b", "a b", "ä", "~g", "a.", "a" * 201, 7])
