@@ -23,6 +23,7 @@ from tests.mutants.several import OF_SEVERAL
 from tests.mutants.sharing import OF_SHARING
 from tests.mutants.short_way import OF_SHORT_WAY
 from tests.mutants.symbols import always, instead, never, skip
+from tests.mutants.tracing import OF_TRACES
 
 SAFEGUARDS: Final = (
     *CONSUMING,
@@ -39,6 +40,7 @@ SAFEGUARDS: Final = (
     *OF_RETENTION,
     *OF_SHARING,
     *OF_SHORT_WAY,
+    *OF_TRACES,
     # --- modes, tags, expiry -----------------------------------------------------------------------------------------
     Mutant(
         "hand out of an at_most_once group only what is reserved",
