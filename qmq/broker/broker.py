@@ -502,7 +502,8 @@ class Broker:
     def take_damaged(self) -> list[QmqError]:
         """Return the damage found since the last call, each place once."""
         damaged = self._delivery.take_damaged() + self._delaying.damaged + self._finds.damaged
-        self._delaying.damaged, self._finds.damaged = [], []
+        damaged += self._traces.damaged
+        self._delaying.damaged, self._finds.damaged, self._traces.damaged = [], [], []
         for error in (*damaged, *self._store.groups.take_damaged()):
             self._damages.refused(error)
         return self._damages.take_news()

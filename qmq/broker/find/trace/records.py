@@ -22,12 +22,13 @@ from qmq.net.protocol.types import Disposition
 from qmq.storage.store import PullLogScan, PullPiece
 
 #: Records of one trace that are decoded; behind that it lacks events.
-MOST_DECODED: Final = 400_000
+MOST_DECODED: Final = 200_000
 #: Ranges of a record that are compared as columns; a record with more of them is decoded.
 _RANGES_IN_STEP: Final = 4
-_PARTITION_BITS: Final = np.uint64(0xFFFF)
-#: The field behind a range of an AGAIN record: its attempt and session expiries.
-_AGAIN_FIELDS: Final = 9
+#: Consumers whose ranges are compared as columns, and the bits of a delivery sequence in that.
+_MOST_CONSUMERS: Final = 1 << 16
+_SEQUENCE_BITS: Final = np.uint64(48)
+_LAST_SEQUENCE: Final = np.uint64((1 << 48) - 1)
 _RANGE_FIELDS: Final = 6
 
 #: A consumer of a group, by their numbers.
@@ -106,9 +107,10 @@ class RecordScan:
         self._positions = np.array(sorted({place.entry[1] for place in places}), np.uint64)
         self._last_position = self._positions.max(initial=0)
         self._subjects = np.array(sorted({place.entry[3] for place in places}), np.uint64)
-        #: The consumers that got a range which may have the message, and the delivery sequences of all their ranges.
-        self._consumers: dict[Consumer, tuple[int, int]] = {}
-        self._keys = self._lows = self._highs = np.empty(0, np.uint64)
+        #: The consumers that got ranges which may have the message, and the delivery sequences of these ranges.
+        self._consumers: defaultdict[Consumer, list[tuple[int, int]]] = defaultdict(list)
+        #: The keys of these consumers, ascending; and their intervals, each with the place of its consumer among them.
+        self._keys = self._places_of = self._lows = self._highs = np.empty(0, np.uint64)
 
     def step(self) -> bool:
         """[thread] Look at the next file; return whether there may be more. Raises StorageFailed."""
@@ -146,12 +148,18 @@ class RecordScan:
         for offset in sorted(set(likely)):
             for given in self._given_by(piece, offset):
                 self.found.given[given.consumer[0]].append(given)
-                low, high = self._consumers.get(given.consumer, (given.first, given.first))
-                self._consumers[given.consumer] = min(low, given.first), max(high, given.first + given.messages.total)
-        keys = sorted(self._consumers)
-        self._keys = np.array([_key(consumer) for consumer in keys], np.uint64)
-        bounds = np.array([self._consumers[consumer] for consumer in keys], np.uint64).reshape(-1, 2)
-        self._lows, self._highs = bounds[:, 0], bounds[:, 1]
+                self._consumers[given.consumer].append((given.first, given.first + given.messages.total))
+        consumers = sorted(self._consumers)[:_MOST_CONSUMERS]
+        self.found.is_partial |= len(consumers) < len(self._consumers)
+        self._keys = np.array([_key(consumer) for consumer in consumers], np.uint64)
+        rows = [
+            (place, *interval)
+            for place, consumer in enumerate(consumers)
+            for interval in sorted(self._consumers[consumer])
+        ]
+        places, lows, highs = np.array(rows, np.uint64).reshape(-1, 3).T
+        self._lows, self._highs = lows, _ordered(places, highs)
+        self._places_of = places
 
     def _brackets(self, walk: FieldWalk, counts: npt.NDArray[np.int64], *, before: int, after: int) -> list[int]:
         """Return the offsets of the records of which a range may have the message. The list of ranges comes next; each
@@ -259,6 +267,21 @@ class RecordScan:
         at[at == len(self._keys)] = 0
         return self._keys[at] == keys, at
 
+    def _overlap(self, at: npt.NDArray[np.intp], start: Numbers, end: Numbers) -> npt.NDArray[np.bool_]:
+        """Return which [start, end) have delivery sequences of a range of the consumer at *at*. Ranges do not overlap,
+        so the first one that ends behind *start* decides.
+        """
+        places = at.astype(np.uint64)
+        behind = np.searchsorted(self._highs, _ordered(places, start), "right")
+        is_there = behind < len(self._lows)
+        behind[~is_there] = 0
+        found: npt.NDArray[np.bool_] = is_there & (self._places_of[behind] == places) & (self._lows[behind] < end)
+        return found
+
+    def _has(self, consumer: Consumer, start: int, end: int) -> bool:
+        """Return whether [start, end) has delivery sequences of a range of a consumer."""
+        return any(low < end and start < high for low, high in self._consumers[consumer])
+
     def _find_acks(self, piece: PullPiece, data: PieceBytes) -> None:
         walk = FieldWalk(data, piece.offsets[piece.kinds == RecordKind.ACK])
         if not len(walk):
@@ -272,17 +295,14 @@ class RecordScan:
         likely = walk.records[counts > 2].tolist()
         walk.keep(counts == 2)
         at = at[counts == 2]
-        before = walk.numbers() < self._highs[at]
-        walk.keep(before)
-        likely += walk.records[walk.numbers() > self._lows[at[before]]].tolist()
+        likely += walk.records[self._overlap(at, walk.numbers(), walk.numbers())].tolist()
         for offset in sorted(likely):
             fields, position, _ = self._decode(piece, offset)
             if fields is None:
                 continue
             group, consumer, now_us, numbers = fields
-            low, high = self._consumers[group, consumer]
             for first, behind in zip(numbers[::2], numbers[1::2], strict=True):
-                if first < high and behind > low:
+                if self._has((group, consumer), first, behind):
                     self.found.settled[group, consumer].append(Settled(position, first, behind, None, "", now_us))
 
     def _find_returns(self, piece: PullPiece, data: PieceBytes) -> None:
@@ -301,24 +321,27 @@ class RecordScan:
         single = walk.fork(np.arange(len(walk)))
         counts = single.counts()  # -1 for LEAVE and PART, which have a number here
         single.pass_octets(1)
-        start, end = single.numbers(), single.numbers()
-        aside = (counts == 1) & ((start >= self._highs[at]) | (end <= self._lows[at]))
+        aside = (counts == 1) & ~self._overlap(at, single.numbers(), single.numbers())
         for offset in sorted(walk.records[~aside].tolist()):
             fields, position, kind = self._decode(piece, offset)
             if fields is None:
                 continue
             who = fields[0], fields[2]
             if kind == RecordKind.BACK:
-                low, high = self._consumers[who]
                 rows, reasons, now_us = fields[3:]
                 for first, behind, disposition, _, reason in rows:
-                    if first < high and behind > low:
+                    if self._has(who, first, behind):
                         how = Disposition(disposition)
                         self.found.settled[who].append(Settled(position, first, behind, how, reasons[reason], now_us))
             elif kind == RecordKind.LEAVE:
                 self.found.departed[who].append(LostHold(position, 1 << 64, fields[3], fields[4]))
             else:
                 self.found.departed[who].append(LostHold(position, fields[4], fields[3], fields[5]))
+
+
+def _ordered(places: Numbers, sequences: Numbers) -> Numbers:
+    """Return numbers that are in order of the places, then of the delivery sequences."""
+    return (places << _SEQUENCE_BITS) | np.minimum(sequences, _LAST_SEQUENCE)
 
 
 def _key(consumer: Consumer) -> int:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Mapping
-from contextlib import suppress
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -71,6 +70,8 @@ class Traces:
         self._read: ReadWork | None = None
         self._next_us = 0
         self._now = Now(0, 0)
+        #: Errors of reads.
+        self.damaged: list[StorageError] = []
 
     def trace(self, command: TraceMessage) -> None:
         """Begin a trace, or let it wait. Raises InvalidOption, UnknownMessage, Overloaded."""
@@ -136,10 +137,7 @@ class Traces:
     def read_done(self, done: ReadDone) -> None:
         """Go on after a read. The error of a read is met again by what needed it."""
         read, self._read = self._read, None
-        if isinstance(read, ColdRead):
-            with suppress(StorageError):
-                self._store.finish_read(read)
-        elif isinstance(read, RecordScan) and done.error is not None:
+        if isinstance(read, RecordScan) and done.error is not None:
             read.found.is_partial = True
 
     def next_deadline_us(self) -> int | None:
@@ -218,7 +216,7 @@ class Traces:
                 tries += 1
                 yield missing.read
                 assert self._store.delay_log is not None
-                self._store.delay_log.finish_read(missing.read)
+                self.damaged += self._store.delay_log.finish_read(missing.read)
 
     def _row(
         self, group: Group, facts: MessageFacts, places: list[MessagePlace], found: FoundRecords
@@ -238,7 +236,7 @@ class Traces:
                     yield None
                 break
             except NotInMemory as missing:
-                yield missing.read
+                yield from self._read_in(missing.read)
         else:
             with blocking_reads(self._store):
                 for _ in view.look():
@@ -250,12 +248,17 @@ class Traces:
         fields = with_events(state, events)._asdict()
         return {**fields, "events": [list(event[1:]) for event in events]}
 
+    def _read_in(self, read: ColdRead) -> Steps[None]:
+        """Have bytes of the message log read, and note the damage."""
+        yield read
+        self.damaged += self._store.finish_read(read)
+
     def _reading(self, look: Callable[[], T]) -> Steps[T]:
         """Return what *look* returns, after the reads that it needs."""
         for _ in range(_MOST_READS):
             try:
                 return look()
             except NotInMemory as missing:
-                yield missing.read
+                yield from self._read_in(missing.read)
         with blocking_reads(self._store):
             return look()

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from qmq.broker.find.trace.places import find_place
+from qmq.broker.find.trace.records import RecordScan
 from qmq.broker.find.trace.traces import GROUPS_AT_ONCE, MOST_OF_ONE, MOST_PLACES, MOST_WAITING
+from qmq.broker.journal.record_types import RecordKind
 from qmq.broker.ports.commands import Disconnected, Subscribe, TraceMessage
 from qmq.broker.ports.effects import Effect, Refused, Sent, Subscribed, Traced
 from qmq.broker.ports.limits import BrokerLimits
@@ -15,12 +19,16 @@ from qmq.errors import InvalidOption, Overloaded, QmqError, UnknownMessage
 from qmq.format.ids import MessageId
 from qmq.format.layout import DELAY_PARTITION, MESSAGE_ID
 from qmq.net.protocol.types import AT_MOST_ONCE, BROADCAST, Disposition
+from qmq.storage.disk.disk import Disk
 from qmq.storage.pull_log.kept import KEPT_SUFFIX
+from qmq.storage.pull_log.records import PullRecord, record_at
+from qmq.storage.verify.verify import verify
 from tests.broker.delay.test_delay import cancel, delay
 from tests.broker.harness import Driven
 from tests.broker.retention.test_retention import driven_in, send, settle
 from tests.broker.test_admin import ask
 from tests.broker.test_consuming import Consumer, filled, killed
+from tests.fake_disk import FakeDisk
 
 KEPT = {"pull_log_keep_us": 1 << 50, "pull_log_keep_bytes": 1 << 40}
 TIMEOUT_MS = 1_000
@@ -213,8 +221,9 @@ def test_a_dropped_message_and_its_copies_for_groups(tmp_path: Path) -> None:
     driven.close()
 
 
-def test_events_come_from_kept_files_too_and_a_start_reads_none_of_them(tmp_path: Path) -> None:
-    driven = Driven(tmp_path, segment_bytes=64 << 10, max_frame_bytes=4 << 10, **KEPT)
+def with_kept_files(path: Path, disk: Disk | None = None) -> tuple[Driven, MessageId]:
+    """Return a broker whose pull log has the events of a message in its oldest kept file."""
+    driven = Driven(path, disk=disk, segment_bytes=64 << 10, max_frame_bytes=4 << 10, **KEPT)
     name = id_of(driven, driven.send("a", b"it"))
     consumer = Consumer(driven, "one")
     assert consumer.pull() == [b"it"]
@@ -228,18 +237,88 @@ def test_events_come_from_kept_files_too_and_a_start_reads_none_of_them(tmp_path
             driven.checkpoint()
     for _ in range(3):
         driven.checkpoint()
-    assert list((tmp_path / "pulls").glob(f"*{KEPT_SUFFIX}"))
-    driven.restart()
+    assert kept(driven)
+    return driven, name
+
+
+def kept(driven: Driven) -> list[Path]:
+    return sorted((driven.directory / "pulls").glob(f"*{KEPT_SUFFIX}"))
+
+
+def test_events_come_from_kept_files_too_and_a_start_reads_none_of_them(tmp_path: Path) -> None:
+    disk = FakeDisk()
+    driven, name = with_kept_files(tmp_path, disk)
+    disk.fail_always("open", errno.EIO, KEPT_SUFFIX)
+    driven.store.close(clean=True)
+    driven.open()
+    disk.heal()
     row = traced(driven, name)["g"]
     assert (row["state"], kinds(row)) == ("acked", ["handed_out", "acked"])
     answer = answer_to(driven, name)
     assert isinstance(answer, Traced)
     assert not answer.is_partial
-    for path in (tmp_path / "pulls").glob(f"*{KEPT_SUFFIX}"):
+    disk.fail_always("open", errno.EIO, KEPT_SUFFIX)
+    answer = answer_to(driven, name)
+    assert isinstance(answer, Traced)
+    assert (answer.is_partial, answer.rows[0]["state"]) == (True, "acked"), "a disk that fails costs events alone"
+    disk.heal()
+    for path in kept(driven):
         path.unlink()
     answer = answer_to(driven, name)
     assert isinstance(answer, Traced)
     assert (answer.is_partial, answer.rows[0]["state"], answer.rows[0]["events"]) == (True, "acked", [])
+    driven.close()
+
+
+def test_rot_in_a_kept_file_costs_its_events_and_is_noted_by_verify(tmp_path: Path) -> None:
+    driven, name = with_kept_files(tmp_path)
+    driven.store.close(clean=True)
+    path = kept(driven)[0]
+    data = bytearray(path.read_bytes())
+    (pull,) = [record for record in records_of(driven, path) if record.kind == RecordKind.PULL][:1]
+    data[pull.position - int(path.stem, 16) + 20] ^= 1
+    path.write_bytes(data)
+    report = verify(tmp_path, Disk(), None)
+    assert not report.faults
+    assert any("no record" in note.what and note.file == path for note in report.findings), report.findings
+    driven.open()
+    row = traced(driven, name)["g"]
+    assert (row["state"], row["events"]) == ("acked", [])
+    driven.store.close(clean=True)
+
+
+def records_of(driven: Driven, path: Path) -> list[PullRecord]:
+    """Return the records of one file."""
+    found, secret = list[PullRecord](), driven.store.secret
+    data, base = memoryview(path.read_bytes()), int(path.stem, 16)
+    offset = 64
+    while (record := record_at(data, offset, base, secret)) is not None:
+        found.append(record)
+        offset += record.size
+    return found
+
+
+def test_records_between_two_attempts_are_not_decoded(tmp_path: Path) -> None:
+    driven = Driven(tmp_path, **KEPT)
+    name = id_of(driven, driven.send("a", b"it"))
+    consumer = Consumer(driven, "one")
+    assert consumer.pull() == [b"it"]
+    consumer.back(0, 1, delay_us=500_000)
+    for number in range(100):
+        driven.send("a", b"%d" % number)
+        consumer.pull()
+        consumer.ack(number + 1)
+    driven.advance(500)
+    assert consumer.pull() == [b"it"]
+    consumer.ack(101)
+    place = find_place(driven.store, name.partition, name.position)
+    assert place is not None
+    scan = RecordScan(driven.store.groups.scan_pulls(0), [place])
+    while scan.step():
+        pass
+    assert scan.found.decoded <= 6, "a join, two pulls, a nack and an ack, of more than 200 records"
+    row = traced(driven, name)["g"]
+    assert kinds(row) == ["handed_out", "nacked", "handed_out", "acked"]
     driven.close()
 
 
