@@ -107,7 +107,7 @@ def list_letters(group: str, as_json: bool, header: bool, server: str, timeout: 
 
     found, is_whole = run(load())
     none, caption = f"{group} has no dead letters", number(len(found), "dead letter")
-    show(found, FIELDS, _table, as_json=as_json, header=header, none=none, caption=caption)
+    show(found, FIELDS, _listed, as_json=as_json, header=header, none=none, caption=caption)
     end_if_incomplete(is_whole)
 
 
@@ -297,6 +297,25 @@ def _pairs(shown: ShownLetter) -> list[tuple[str, str]]:
         pairs.append(("tags", escape(visible(", ".join(message.tags)))))
     pairs += [("property", escape(visible(f"{name} = {value}"))) for name, value in message.properties.items()]
     return [*pairs, ("body", escape("\n".join(shown_body(message.body))))]
+
+
+def _listed(found: Sequence[ShownLetter], width: int) -> Table | str:
+    """Return a table, or on a narrow terminal, where a reason would be a column of single words, some lines each."""
+    from qmq.cli.common.tables import WIDE, folded
+
+    if width >= WIDE:
+        return _table(found, width)
+    several, blocks = are_several([shown.letter for shown in found]), []
+    for letter, message in found:
+        lost = f", {number(letter.session_expiries, 'consumer')} lost with it" if letter.session_expiries else ""
+        place = f", at {letter.broker}" if several else ""
+        key = f"key {visible(message.key)}" if message is not None and message.key is not None else ""
+        died = f"died {age_of(letter.died_at)} ago, after {number(letter.attempts, 'attempt')}{lost}{place}"
+        reason = folded(visible(letter.reason), width - 2).splitlines()
+        lines = [letter.subject or "", key, died, *(click.style(line, "red") for line in reason)]
+        name = click.style(letter.id or "(unreadable)", bold=True)
+        blocks.append("\n".join([name, *(f"  {line}" for line in lines if line)]))
+    return "\n\n".join(blocks) + "\n"
 
 
 def _table(found: Sequence[ShownLetter], width: int) -> Table:
