@@ -284,13 +284,12 @@ class Resends:
     def _steps(self, job: _Job, now: Now) -> Steps[None]:
         """Do a resend. Raises InvalidOption before anything is changed or if a group was sought, and StorageError."""
         selection = yield from self._select(job)
-        total = selection.total(self._store)
+        total = yield from selection.total(self._store)
         if total > MOST_MESSAGES and not job.resumed:
             raise InvalidOption(
                 f"{total:,} messages are selected; one resend takes at most {MOST_MESSAGES:,}: select fewer, by since "
                 "and until"
             )
-        yield None
         targets = [group for group in job.targets if self._may_follow(job, group, selection)]
         job.total = total * len(targets)
         job.names = selection.ranges[-1].number + 1 if selection.ranges else 0

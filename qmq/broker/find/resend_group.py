@@ -27,10 +27,12 @@ from qmq.storage.store import Store
 #: Retries and dead letters that one step looks at, and ranges whose messages it looks up (about 50 us each).
 _ITEMS: Final = 2_048
 _LOOKS: Final = 64
-#: A step hands out so many ranges or dead letters, or a few more, and looks at so many windows of messages at most.
-MOST_RANGES: Final = 512
+#: A step hands out so many ranges or dead letters, or a few more, and looks at so many windows of messages at most
+#: (about 20 us each; a start of the group by time takes as long as several).
+MOST_RANGES: Final = 256
 _LETTERS: Final = 128
-_WINDOWS: Final = 512
+_WINDOWS: Final = 128
+_BY_TIME: Final = 4
 #: Messages of a window, where some messages of the subject are not settled or dead.
 _WINDOW: Final = 2_048
 
@@ -197,7 +199,11 @@ class GroupResend:
                 windows += 1
                 continue
             self.follows_any = True
-            cursor = yield from reading(self._store, lambda number=selected.number: self._cursor(number))  # type: ignore[misc]
+            number = selected.number
+            cursor: int | None = int(self._cursors[number]) if number < len(self._cursors) else 0
+            if not cursor:
+                cursor = yield from reading(self._store, lambda number=number: self._beginning(number))  # type: ignore[misc]
+                windows += _BY_TIME
             for window in self._windows(selected):
                 self._settle(window, cursor, ranges, letters)
                 self._upto = window.number, window.end
@@ -220,12 +226,10 @@ class GroupResend:
         for start, stop in pairwise([*range(first, end, _WINDOW), end]):
             yield SelectedRange(number, start, stop)
 
-    def _cursor(self, number: int) -> int | None:
-        """Return the sequence of a subject from which on no consumer of the group had a message at the moment of the
-        look; None where none waits. Raises NotInMemory and StorageError.
+    def _beginning(self, number: int) -> int | None:
+        """Return the sequence at which the group begins in a subject of which no consumer had a message at the moment
+        of the look; None where none waits. Raises NotInMemory and StorageError.
         """
-        if number < len(self._cursors) and self._cursors[number]:
-            return int(self._cursors[number])
         name, store = self._store.subjects.name(number), self._store
         starts = [
             self._group.beginning(store, one, number)

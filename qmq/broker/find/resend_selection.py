@@ -23,9 +23,12 @@ from qmq.storage.store import ColdRead, NotInMemory, Store
 #: The most messages of one selection, and the most ids.
 MOST_MESSAGES: Final = 10_000_000
 MOST_IDS: Final = 1_000
-#: Names of subjects that one step compares with a prefix, and subjects whose messages it looks up by time.
-_NAMES: Final = 20_000
-_LOOKED_UP: Final = 64
+#: Names of subjects that one step compares with a prefix; and subjects that it looks up, which by time takes longer.
+_NAMES: Final = 10_000
+_LOOKED_UP: Final = 512
+_BY_TIME: Final = 8
+#: Ranges that one step counts.
+_COUNTED: Final = 4_096
 #: Behind all positions.
 _END: Final = (1 << 64) - 1
 
@@ -64,9 +67,13 @@ class ResendSelection(NamedTuple):
     ranges: list[SelectedRange]
     bounds: list[tuple[int, int]]
 
-    def total(self, store: Store) -> int:
+    def total(self, store: Store) -> Steps[int]:
         """Return how many messages they are, gaps left out."""
-        return sum(store.subjects.message_count(*one) for one in self.ranges)
+        total = 0
+        for at in range(0, len(self.ranges), _COUNTED):
+            total += sum(store.subjects.message_count(*one) for one in self.ranges[at : at + _COUNTED])
+            yield None
+        return total
 
     def numbers(self) -> npt.NDArray[np.uint32]:
         """Return the numbers of its subjects, ascending: u32[n]."""
@@ -196,8 +203,8 @@ class PrefixSelection:
                 if is_private(name):
                     continue
                 one = yield from reading(self._store, lambda number=number: self._range_of(number))  # type: ignore[misc]
-                looked_up += self._since_us is not None or self._until_us is not None
-                if looked_up == _LOOKED_UP:
+                looked_up += 1 if self._since_us is None and self._until_us is None else _BY_TIME
+                if looked_up >= _LOOKED_UP:
                     looked_up = 0
                     yield None
                 if one.first >= one.end:
