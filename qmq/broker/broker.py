@@ -435,7 +435,7 @@ class Broker:
         self._producers.expire(now.monotonic_us)
         self._records.turn(now.monotonic_us)
         self._delivery.durable.turn()
-        is_unfinished = self._delivery.unfinished() or self._finds.is_unfinished or self._resends.can_go_on
+        is_unfinished = self._delivery.unfinished() or self._finds.is_unfinished
         if is_unfinished or self._redriving or self._restores.is_looking:
             return now.monotonic_us
         deadlines = (

@@ -13,6 +13,7 @@ from tests.mutants.history import OF_HISTORY
 from tests.mutants.indexing import OF_KEY_INDEXES
 from tests.mutants.modelled import MODELLED
 from tests.mutants.parquet import OF_PARQUET
+from tests.mutants.resending import OF_RESENDS
 from tests.mutants.restoring import OF_RESTORES
 from tests.mutants.retaining import OF_RETENTION
 from tests.mutants.rotting import ROTTING
@@ -36,6 +37,7 @@ SAFEGUARDS: Final = (
     *OF_HISTORY,
     *OF_KEY_INDEXES,
     *OF_PARQUET,
+    *OF_RESENDS,
     *OF_RESTORES,
     *OF_RETENTION,
     *OF_SHARING,

@@ -41,6 +41,9 @@ from qmq.storage.store import ColdRead, Store
 READ_NUMBER: Final = first_number(Asker.RESEND)
 #: A client that waits learns how far it is after this time.
 ANSWER_AFTER_US: Final = 250_000
+#: After so many steps a resend takes one in this time, so that others have the broker for half of it at least.
+_AT_ONCE: Final = 16
+_STEP_EVERY_US: Final = 5_000
 #: Resends that wait for others to end.
 MOST_WAITING: Final = 100
 #: Groups whose records that a resend begins are staged in one step.
@@ -82,6 +85,7 @@ class _Job:
     resumed: bool = False
     waiting: list[_Request] = field(default_factory=list)
     steps: Steps[None] | None = None
+    taken: int = 0  # steps
     #: It waits until a checkpoint has the names of all its subjects, up to this number.
     names: int = 0
     total: int = 0
@@ -110,6 +114,7 @@ class Resends:
         self._effects = effects
         self._jobs: deque[_Job] = deque()
         self._read: ColdRead | None = None
+        self._next_us = 0  # when the next step is due
         self._failed: OrderedDict[bytes, QmqError] = OrderedDict()
 
     # --- in ----------------------------------------------------------------------------------------------------------
@@ -205,13 +210,19 @@ class Resends:
         return bool(self._jobs) and self._jobs[0].names > self._store.checkpoints.subjects_claimed
 
     def next_deadline_us(self) -> int | None:
-        """Return when a client is to learn how far its resend is."""
-        return min((one.until_us for job in self._jobs for one in job.waiting), default=None)
+        """Return when the next step is due, or a client is to learn how far its resend is."""
+        if not self._jobs:
+            return None
+        steps = [self._next_us] if self.can_go_on else []
+        return min((*steps, *(one.until_us for job in self._jobs for one in job.waiting)), default=None)
 
     def tick(self, now: Now) -> None:
         """Take the next step of the first resend, and tell clients how far theirs are."""
-        if self.can_go_on:
-            self._step(self._jobs[0], now)
+        if self.can_go_on and now.monotonic_us >= self._next_us:
+            job = self._jobs[0]
+            job.taken += 1
+            self._next_us = now.monotonic_us + (_STEP_EVERY_US if job.taken >= _AT_ONCE else 0)
+            self._step(job, now)
         for job in self._jobs:
             for one in [one for one in job.waiting if now.monotonic_us >= one.until_us]:
                 job.waiting.remove(one)

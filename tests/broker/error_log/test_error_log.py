@@ -3,11 +3,28 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import pytest
 
-from qmq.broker.error_log.error_log import PIECES, RetryItem, packed, rest_of, split, taken_of, unpacked, without
+from qmq.broker.error_log.error_log import (
+    LOADED_ITEMS,
+    PASSED_AFTER_US,
+    PIECES,
+    Failure,
+    Retries,
+    RetryItem,
+    packed,
+    rest_of,
+    split,
+    taken_of,
+    unpacked,
+    without,
+)
 from qmq.broker.journal.record_types import InFlightRange, MessageRange
+from qmq.format.layout import RETRY_DTYPE
+from qmq.storage.store import Schedule
+from tests.fake_disk import FakeDisk
 
 MESSAGES = MessageRange(3, 100, 2, 5, 40, 900)
 
@@ -57,3 +74,22 @@ def test_without_leaves_out_taken_messages() -> None:
 def test_taken_are_the_first_messages_with_their_attempt() -> None:
     retry = RetryItem(7, 50, MESSAGES, 3, 1, True, 9, 11, 40, "broke")
     assert taken_of(retry, 4) == (retry, 4, InFlightRange(MESSAGES.part(0, 4), 3, 1))
+
+
+def test_retries_that_are_put_back_during_a_walk_are_seen(tmp_path: Path) -> None:
+    """A walk has read the schedule, and then retries that were in memory are put back into it."""
+    retries = Retries(Schedule(FakeDisk(), tmp_path, b"store1", RETRY_DTYPE, []))
+    failure = Failure("broke", 1, 0, 10, 10)
+    for number in range(LOADED_ITEMS + 3):
+        retries.add(MESSAGES._replace(first=number), 1, 0, False, failure)
+    walk = retries.look()
+    read = {retry.number for items in retries.scheduled() for retry in unpacked(items)}
+    before = retries.waiting()
+    assert not retries.pass_over(20)
+    assert retries.pass_over(20 + PASSED_AFTER_US)
+    assert not {retry.number for retry in before} & {retry.number for retry in retries.waiting()}
+    assert {retry.number for retry in (*retries.waiting(), *walk.added, *walk.passed)} | read == set(
+        range(1, LOADED_ITEMS + 4)
+    )
+    assert all(retries.has(retry, walk) for retry in walk.passed)
+    retries.end_look(walk)

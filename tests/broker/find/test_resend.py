@@ -39,13 +39,13 @@ def once(driven: Driven, connection: int, fields: dict[str, Any]) -> dict[str, A
     """Ask once; return the answer."""
     command = Administer(connection, driven.request(), "resend", fields)
     said = driven.do(command)
-    for _ in range(10_000):
+    for turn in range(10_000):
         found = [effect for effect in said if getattr(effect, "request", None) == command.request]
         if found:
             return fields_of(found[0])
         if driven.broker.wants_checkpoint():
             driven.checkpoint()
-        said = driven.advance(0)
+        said = driven.advance(0 if turn < 30 else 5)
     raise AssertionError("no answer came")
 
 
@@ -276,7 +276,7 @@ def until_it_has_looked(driven: Driven, **fields: Any) -> None:
     driven.checkpoint()
     driven.broker.handle(Administer(9, driven.request(), "resend", {"run": RUN, **fields}), driven.now)
     while ledger_of(driven).resends.get(RUN) is None or ledger_of(driven).retries._watches:
-        driven.advance(0)
+        driven.advance(5)
     progress = ledger_of(driven).resends.get(RUN)
     assert progress is not None
     assert progress.selection is not None
@@ -299,6 +299,39 @@ def test_what_is_taken_and_acked_meanwhile_is_not_sent_again(tmp_path: Path) -> 
     driven.close()
 
 
+def test_what_fails_during_the_look_is_left_alone(tmp_path: Path) -> None:
+    driven = filled(tmp_path, 200)
+    consumer = Consumer(driven, "c", retry_delays_us=(60_000_000,))
+    assert len(consumer.pull(150)) == 150
+    consumer.back(0, 100, Disposition.REJECT)  # so that the look takes more than one step
+    driven.checkpoint()
+    driven.broker.handle(
+        Administer(9, driven.request(), "resend", {"run": RUN, "prefix": "a.", "group": "g"}), driven.now
+    )
+    while not ledger_of(driven).retries._watches:
+        driven.advance(0)
+    consumer.back(100, 150, Disposition.NACK)
+    assert counts(resend(driven, run=RUN, prefix="a.", group="g")) == ResendCounts(
+        resent=100, redriven=100, waiting=50, retrying=50
+    )
+    driven.close()
+
+
+def test_it_waits_until_a_checkpoint_has_the_names(tmp_path: Path) -> None:
+    driven = filled(tmp_path, 3)
+    consumer = handled(driven)
+    driven.do(Administer(9, driven.request(), "resend", {"run": RUN, "prefix": "a.", "group": "g"}))
+    for _ in range(10):
+        driven.advance(1)
+    assert ledger_of(driven).retries.is_empty
+    assert driven.broker.wants_checkpoint()
+    driven.checkpoint()
+    driven.advance(0)
+    driven.advance(0)
+    assert consumer.pull() == many(3)
+    driven.close()
+
+
 # --- many ranges, and ends in the middle -----------------------------------------------------------------------------
 
 
@@ -317,7 +350,7 @@ def test_it_goes_on_after_any_end(tmp_path: Path, stop: Callable[[Driven], None]
     driven.checkpoint()
     driven.do(Administer(9, driven.request(), "resend", {"run": RUN, "prefix": "a.", "group": "g"}))
     while ledger_of(driven).retries.count == 0:
-        driven.advance(0)
+        driven.advance(5)
     for _ in range(steps - 1):
         driven.advance(0)
     assert 0 < ledger_of(driven).retries.count < 3_000
@@ -340,7 +373,7 @@ def test_it_goes_on_without_its_client(tmp_path: Path) -> None:
     driven.do(Disconnected(9))
     driven.checkpoint()
     for _ in range(50):
-        driven.advance(1)
+        driven.advance(5)
     assert ledger_of(driven).retries.count == 3_000
     driven.close()
 
@@ -352,7 +385,7 @@ def test_a_client_learns_how_far_it_is(tmp_path: Path) -> None:
     driven.do(command)
     driven.checkpoint()
     while ledger_of(driven).retries.count == 0:
-        driven.advance(0)
+        driven.advance(5)
     (answer,) = driven.advance(250)
     found = fields_of(answer)
     assert not found["done"]
@@ -396,7 +429,7 @@ def test_a_seek_ends_it_for_that_group(tmp_path: Path) -> None:
     command = Administer(9, driven.request(), "resend", {"run": RUN, "prefix": "a.", "all_groups": True})
     driven.do(command)
     while ledger_of(driven).retries.count == 0:
-        driven.advance(0)
+        driven.advance(5)
     ask(driven, "seek_group", group="g", to="first", clear_retries=True)
     with pytest.raises(InvalidOption, match="group 'g' was sought while messages were resent"):
         resend(driven, run=RUN, prefix="a.", all_groups=True)
@@ -420,7 +453,7 @@ def test_a_deleted_group_ends_it(tmp_path: Path) -> None:
     fields = {"run": RUN, "prefix": "a.", "group": "g"}
     driven.do(Administer(9, driven.request(), "resend", fields))
     while ledger_of(driven).retries.count == 0:
-        driven.advance(0)
+        driven.advance(5)
     ask(driven, "delete_group", group="g")
     driven.advance(0)
     assert not driven.broker._resends._jobs
