@@ -43,7 +43,7 @@ _MOST_READS: Final = 8
 class _OpenRequest:
     """A request, the reads that were made for it, and the searches of threads for its answer."""
 
-    __slots__ = ("command", "reads", "running", "searches")
+    __slots__ = ("command", "reads", "running", "searches", "upto_us")
 
     def __init__(self, command: Get | Find) -> None:
         self.command = command
@@ -51,6 +51,8 @@ class _OpenRequest:
         self.searches: list[HashSearch] | None = None
         #: Searches that are not done.
         self.running = 0
+        #: The search covers what was stored before this time.
+        self.upto_us: int | None = None
 
 
 class _Taken(NamedTuple):
@@ -61,6 +63,8 @@ class _Taken(NamedTuple):
     parts: list[RunPart | WholeRuns]
     after: Boundary | None
     unreadable: int = 0
+    #: Rows of the chunk that were looked at, where whole runs are taken.
+    looked: int = 0
 
 
 class Finds:
@@ -178,7 +182,9 @@ class Finds:
         if isinstance(command, Get):
             return self._getting.message(command)
         selection, newest = command.selection, command.newest
-        upto_us = store.last_stored_at_us + 1 if command.upto_us is None else command.upto_us
+        if asked.upto_us is None:  # the same after reads, which take time
+            asked.upto_us = store.last_stored_at_us + 1 if command.upto_us is None else command.upto_us
+        upto_us = asked.upto_us
         lower = Boundary(selection.since_us, 0)
         upper = Boundary(min(selection.until_us, upto_us), 0)
         if command.after is not None:
@@ -203,7 +209,9 @@ class Finds:
         else:
             taken = self._dense(command, chunk, wanted)
         after = chunk.after if taken.after is None else taken.after
-        looked, left = _progress(store, lower, upper, after, newest)
+        looked, left = taken.looked, chunk.total - taken.looked
+        if selection.is_sparse:
+            looked, left = _progress(store, lower, upper, after, newest)
         buffers, lost = self._encoded(taken.parts)
         unreadable += taken.unreadable + lost
         return FoundMessages(command.connection, command.request, buffers, after, upto_us, looked, left, unreadable)
@@ -215,7 +223,7 @@ class Finds:
         newest = command.newest
         chosen = np.flatnonzero(wanted)
         if not len(chosen):
-            return _Taken([], None)
+            return _Taken([], None, looked=len(chunk.rows))
         if newest:
             chosen = chosen[::-1]
         chosen = chosen[:_RUNS]
@@ -235,11 +243,12 @@ class Finds:
         self._require(partitions, rows, newest)
         rest = wanted[: chosen[0]] if newest else wanted[chosen[-1] + 1 :]
         if not over and not rest.any():
-            return _Taken(_parts(partitions, rows, starts, stops), None)
+            return _Taken(_parts(partitions, rows, starts, stops), None, looked=len(chunk.rows))
         at = 0 if newest else -1
         index = int(starts[0] if newest else stops[-1])
         after = boundary_at(self._store.partitions[int(partitions[at])], int(chunk.numbers[chosen[at]]), index)
-        return _Taken(_parts(partitions, rows, starts, stops), after)
+        looked = len(chunk.rows) - int(chosen[0]) if newest else int(chosen[-1]) + 1
+        return _Taken(_parts(partitions, rows, starts, stops), after, looked=looked)
 
     def _sparse(self, command: Find, chunk: RowChunk, wanted: npt.NDArray[np.bool_], matcher: MessageMatcher) -> _Taken:
         """Look into batches for single messages, up to the bounds of a step. Raises StorageFailed, NotInMemory."""

@@ -29,6 +29,8 @@ class RowChunk(NamedTuple):
     starts: npt.NDArray[np.int64]
     stops: npt.NDArray[np.int64]
     after: Boundary | None
+    #: The rows between the boundaries, with those that were not read.
+    total: int = 0
 
 
 class _Span(NamedTuple):
@@ -60,7 +62,7 @@ def read_chunk(store: Store, lower: Boundary, upper: Boundary, newest: bool, lim
         at = 0 if newest else -1
         part, number = store.partitions[int(found.partitions[at])], int(found.numbers[at])
         after = boundary_at(part, number, 0 if newest else int(found.rows["count"][at]))
-    return found._replace(after=after)
+    return found._replace(after=after, total=sum(span.end - span.row for span in spans))
 
 
 def chunk_of_batches(

@@ -230,6 +230,23 @@ def test_a_key_is_found_in_segments_with_and_without_an_index(tmp_path: Path, ea
     driven.close()
 
 
+def test_a_search_covers_what_was_stored_when_it_began(tmp_path: Path) -> None:
+    driven = Driven(tmp_path)
+    stored = send(driven, [("shop.mail", [("a", b"1")])])
+    driven.auto_read = False
+    assert driven.do(Find(1, driven.request(), Selection("shop.", "a"))) == []
+    assert driven.reads, "threads look for the key"
+    driven.auto_read, late = True, driven.reads
+    driven.reads = []
+    later = send(driven, [("shop.mail", [("a", b"2")])])
+    driven.reads = late
+    (answer,) = driven.read() or driven.advance(0)
+    assert isinstance(answer, FoundMessages)
+    assert messages_of(answer) == stored
+    assert answer.upto_us <= later[0].stored_at_us, "what came meanwhile is for another search"
+    driven.close()
+
+
 def filled(tmp_path: Path) -> tuple[Driven, FakeDisk, list[Stored]]:
     """Return a broker with some segments of messages, on a disk that can forget what is in memory."""
     disk = FakeDisk("boot-1", forgets=0.0)
