@@ -44,6 +44,12 @@ OF_RESENDS: Final = (
         _RETENTION,
     ),
     Mutant(
+        "resend nothing that is not visible yet",
+        "visible_ends",
+        skip("np.minimum.at(ends, rows['subject'], rows['first_sequence'])"),
+        _RULES,
+    ),
+    Mutant(
         "take note of retries that come during the look",
         "GroupResend._look",
         instead("(*retries.waiting(), *watch.added, *watch.passed)", "retries.waiting()"),

@@ -9,6 +9,7 @@ so a client that has lost the connection, or another one, learns how it ended.
 from __future__ import annotations
 
 from collections import OrderedDict, deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -18,10 +19,12 @@ from qmq.broker.find.resend_selection import (
     MOST_MESSAGES,
     PrefixSelection,
     ResendSelection,
+    SelectedRange,
     Steps,
     checked_times,
     ids_of,
     of_ids,
+    of_ranges,
     of_sequences,
     pack,
     unpack,
@@ -79,7 +82,7 @@ class _Job:
     group: str | None
     ids: list[MessageId] = field(default_factory=list)
     #: The messages that the request names by subject and sequence.
-    named: ResendSelection | None = None
+    named: list[SelectedRange] = field(default_factory=list)
     dry: bool = False
     #: It goes on after a start: its records have been written.
     resumed: bool = False
@@ -108,8 +111,10 @@ class _Job:
 class Resends:
     """The resends of all groups, one after another. The answers go to *effects*."""
 
-    def __init__(self, store: Store, delivery: Delivery, effects: list[Effect]) -> None:
+    def __init__(self, store: Store, delivery: Delivery, effects: list[Effect], visible: Callable[[int], int]) -> None:
+        """*visible* returns the position before which a partition's messages may be pulled."""
         self._store = store
+        self._visible = visible
         self._delivery = delivery
         self._effects = effects
         self._jobs: deque[_Job] = deque()
@@ -321,8 +326,11 @@ class Resends:
         store, kept = self._store, job.kept
         if "ranges" in kept:
             return unpack(store, kept["ranges"])
-        if job.ids or job.named is not None:
-            selection = job.named or (yield from of_ids(store, job.ids))
+        if job.ids or job.named:
+            if job.ids:
+                selection = yield from of_ids(store, job.ids)
+            else:
+                selection = yield from of_ranges(store, job.named, self._visible)
             for one in selection.ranges:
                 name = store.subjects.name(one.number)
                 if not any(takes(group.filters, name) for group in job.targets):
@@ -330,7 +338,7 @@ class Resends:
             return selection
         prefixes = {prefix for group in job.targets for prefix in group.filters}
         prefix, since_us, until_us = kept["prefix"], kept["since_us"], kept["until_us"]
-        found = PrefixSelection(store, prefix, since_us, until_us, lambda name: takes(prefixes, name))
+        found = PrefixSelection(store, prefix, since_us, until_us, lambda name: takes(prefixes, name), self._visible)
         selection = yield from found.find()
         if selection.ranges or job.resumed:
             return selection

@@ -91,6 +91,21 @@ def unpack(store: Store, numbers: list[int]) -> ResendSelection:
     return ResendSelection(ranges, everywhere(store))
 
 
+def visible_ends(store: Store, visible: Callable[[int], int]) -> npt.NDArray[np.uint64]:
+    """Return the sequence behind the last visible message of each subject, by number. Raises NotInMemory, StorageError.
+
+    *visible* returns the position before which a partition's messages may be pulled. Others are no selection's: a group
+    that has nothing of their subject yet may not know that they wait.
+    """
+    ends = store.subjects.ends[: store.subjects.count].copy()
+    for part in store.partitions:
+        position = visible(part.number)
+        if position < part.message_log.end:
+            for rows in part.consumer_log.rows_since(position):
+                np.minimum.at(ends, rows["subject"], rows["first_sequence"])
+    return ends
+
+
 def everywhere(store: Store) -> list[tuple[int, int]]:
     """Return bounds that leave out nothing."""
     return [(0, _END)] * len(store.partitions)
@@ -115,7 +130,7 @@ def ids_of(store: Store, given: object) -> list[MessageId]:
     return ids
 
 
-def of_sequences(store: Store, given: object) -> ResendSelection:
+def of_sequences(store: Store, given: object) -> list[SelectedRange]:
     """Return the messages of a request that names them: [subject, first sequence, the one behind the last] each.
 
     Raises InvalidOption, and UnknownMessage for a subject that does not exist.
@@ -131,11 +146,18 @@ def of_sequences(store: Store, given: object) -> ResendSelection:
                 raise InvalidOption(f"sequences must be lists of a subject and two sequences, not {one!r:.80}")
         if number is None or is_private(subject):
             raise UnknownMessage(f"there is no subject {subject!r:.80} here")
-        found.add(SelectedRange(number, first, min(end, int(store.subjects.ends[number]))))
-    ranges = sorted(one for one in found if one.first < one.end)
-    if any(one[0] == next_[0] and one.end > next_.first for one, next_ in pairwise(ranges)):
+        found.add(SelectedRange(number, first, end))
+    ranges = sorted(found)
+    if any(one.number == next_.number and one.end > next_.first for one, next_ in pairwise(ranges)):
         raise InvalidOption("two of the sequences overlap")
-    return ResendSelection(ranges, everywhere(store))
+    return ranges
+
+
+def of_ranges(store: Store, ranges: list[SelectedRange], visible: Callable[[int], int]) -> Steps[ResendSelection]:
+    """Return the visible messages of these ranges. Raises StorageError."""
+    ends = yield from reading(store, lambda: visible_ends(store, visible))
+    bounded = [one._replace(end=min(one.end, int(ends[one.number]))) for one in ranges]
+    return ResendSelection([one for one in bounded if one.first < one.end], everywhere(store))
 
 
 def of_ids(store: Store, ids: list[MessageId]) -> Steps[ResendSelection]:
@@ -181,22 +203,25 @@ class PrefixSelection:
     """The messages of the subjects that a prefix takes, or of one subject, as they are when this is made."""
 
     def __init__(
-        self, store: Store, prefix: str, since_us: int | None, until_us: int | None, follows: Callable[[str], bool]
-    ) -> None:
+        self, store: Store, prefix: str, since_us: int | None, until_us: int | None, follows: Callable[[str], bool],
+        visible: Callable[[int], int],
+    ) -> None:  # fmt: skip
         """Messages stored from *since_us* on, before *until_us*; None: without limit. *follows* returns whether
-        anybody gets the messages of a subject.
+        anybody gets the messages of a subject; for *visible* see ``visible_ends``.
         """
         self._store = store
         self._prefix = prefix
         self._since_us, self._until_us = since_us, until_us
         self._follows = follows
-        self._ends = store.subjects.ends[: store.subjects.count].copy()
+        self._visible = visible
+        self._ends: npt.NDArray[np.uint64] = np.zeros(0, np.uint64)
         #: Subjects with such messages that nobody follows.
         self.unfollowed = 0
 
     def find(self) -> Steps[ResendSelection]:
         """Return the selection. Raises StorageError."""
         found, looked_up = list[SelectedRange](), 0
+        self._ends = yield from reading(self._store, lambda: visible_ends(self._store, self._visible))
         for numbers in self._numbers():
             for number in numbers:
                 name = self._store.subjects.name(number)

@@ -207,6 +207,24 @@ def test_what_waits_is_in_flight_or_in_retry_is_left_alone(tmp_path: Path) -> No
     driven.close()
 
 
+def test_what_is_not_visible_yet_is_left_alone(tmp_path: Path) -> None:
+    """It is written, and not synced; the group begins behind all messages, so it has no cursor there yet."""
+    driven = filled(tmp_path, 2)
+    driven.advance(1)
+    consumer = Consumer(driven, "c", start=("time", driven.now.wall_us))
+    driven.checkpoint()
+    driven.auto_sync = False
+    driven.advance(1)
+    driven.do(driven.send_command({"a.x": [b"late"], "a.y": [b"later"]}))
+    assert counts(resend(driven, prefix="a.", group="g")) == ResendCounts(resent=2)
+    driven.auto_sync = True
+    driven.sync()
+    assert counts(resend(driven, sequences=[["a.x", 0, 9]], group="g")) == ResendCounts(waiting=1, retrying=2)
+    assert sorted(consumer.pull() + consumer.pull()) == [b"0", b"1", b"late", b"later"]
+    assert consumer.pull() == []
+    driven.close()
+
+
 def test_a_second_resend_leaves_the_first_alone(tmp_path: Path) -> None:
     driven = filled(tmp_path, 5)
     consumer = handled(driven)
