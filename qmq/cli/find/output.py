@@ -92,6 +92,10 @@ def json_object(message: StoredMessage) -> dict[str, Any]:
         "expires_at": iso(message.expires_at),
         "replayed": message.replayed,
         "size": message.size,
+        "source": message.source,
+        "sender": message.sender,
+        "producer": message.producer,
+        "app": message.app,
         "broker": message.broker,
     }
     try:
@@ -108,6 +112,9 @@ def block(message: StoredMessage) -> str:
         at = "of one group alone"
     lines = [click.style(f"{message.subject} {at}", bold=True), f"  id {message.id}"]
     lines.append(f"  stored {age_of(message.stored_at)} ago, at {iso(message.stored_at)}, at {message.broker}")
+    sent = (("sent from", message.source), ("by", message.app), ("as", message.sender))
+    if any(text for _, text in sent):
+        lines.append("  " + ", ".join(f"{word} {visible(text)}" for word, text in sent if text))
     if message.deliver_at is not None:
         lines.append(f"  is delivered at {iso(message.deliver_at)}")
     if message.expires_at is not None:

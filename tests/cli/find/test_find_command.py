@@ -197,6 +197,7 @@ def test_tables_never_cut_an_id_or_a_number(width: int) -> None:
 
 
 def test_a_block_has_all_of_a_message() -> None:
+    assert "sent from 10.0.0.9:4, by shop-api" in block(message(7, source="10.0.0.9:4", app="shop-api"))
     shown = block(message(7, tags=("eu",), properties={"trace": "t\x1b"}, expires_at_us=1 << 50, replayed=True))
     for part in ("shop.order.created #7", "key order-4421", "tags eu", "trace = t\\x1b", "expires at", "restored"):
         assert part in shown

@@ -12,7 +12,7 @@ from tests.net.several import several
 
 
 async def test_a_message_is_found_by_its_id_with_all_its_fields(qmq_broker: qmq.testing.LocalBroker) -> None:
-    async with qmq.connect() as client:
+    async with qmq.connect(app="shop-api") as client:
         receipt = await client.send(
             "shop.order.paid", json={"total": 125}, key="order-4421", tags=["eu"], properties={"trace": "t-1"},
             expires_in="1d",
@@ -29,6 +29,9 @@ async def test_a_message_is_found_by_its_id_with_all_its_fields(qmq_broker: qmq.
         assert message.deliver_at is None
         assert message.size > len(message.body)
         assert message.broker in qmq_broker.url
+        assert (message.source or "").startswith("127.0.0.1:")
+        assert (message.app, message.sender) == ("shop-api", None)
+        assert len(message.producer or "") == 32
         with pytest.raises(FrozenInstanceError):
             message.subject = "other"  # type: ignore[misc]
         plain = await client.get((await client.send("shop.mail", b"no json")).id)
