@@ -21,16 +21,15 @@ _SIZES[0xCC:0xD0] = (2, 3, 5, 9)
 _SHIFTS: Final = np.zeros(256, np.uint64)
 _SHIFTS[0xCC:0xD0] = (56, 48, 32, 0)
 #: Bytes behind the end: fields that are none, of bytes that are no record, may lead there.
-_PADDING: Final = bytes(1_024)
+_PADDING: Final = np.zeros(1_024, np.uint8)
 
 
 class PieceBytes:
     """The bytes of a file of the pull log, to be read at many offsets at once."""
 
     def __init__(self, piece: PullPiece) -> None:
-        data = piece.data + _PADDING
-        self.octets = np.frombuffer(data, np.uint8)
-        self.words: npt.NDArray[Any] = np.ndarray((len(data) - 8,), ">u8", data, 0, (1,))
+        self.octets = np.concatenate([np.frombuffer(piece.data, np.uint8), _PADDING])  # others run meanwhile
+        self.words: npt.NDArray[Any] = np.ndarray((len(self.octets) - 8,), ">u8", self.octets.data, 0, (1,))
 
 
 class FieldWalk:

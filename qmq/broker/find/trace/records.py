@@ -23,6 +23,8 @@ from qmq.storage.store import PullLogScan, PullPiece
 
 #: Records of one trace that are decoded; behind that it lacks events.
 MOST_DECODED: Final = 200_000
+#: Records that are looked at as columns: each operation on them takes less than the interpreter's switch interval.
+_AT_ONCE: Final = 4_096
 #: Ranges of a record that are compared as columns; a record with more of them is decoded.
 _RANGES_IN_STEP: Final = 4
 #: Consumers whose ranges are compared as columns, and the bits of a delivery sequence in that.
@@ -30,6 +32,17 @@ _MOST_CONSUMERS: Final = 1 << 16
 _SEQUENCE_BITS: Final = np.uint64(48)
 _LAST_SEQUENCE: Final = np.uint64((1 << 48) - 1)
 _RANGE_FIELDS: Final = 6
+
+
+def _table(*kinds: RecordKind) -> npt.NDArray[np.bool_]:
+    """Return which kinds of records these are: bool[256]."""
+    table = np.zeros(256, np.bool_)
+    table[list(kinds)] = True
+    return table
+
+
+_BRINGS: Final = _table(RecordKind.OVER, RecordKind.RESTORED, RecordKind.RESENT, RecordKind.REDRIVE)
+_RETURNS: Final = _table(RecordKind.BACK, RecordKind.LEAVE, RecordKind.PART)
 
 #: A consumer of a group, by their numbers.
 Consumer = tuple[int, int]
@@ -118,17 +131,23 @@ class RecordScan:
         if piece is None:
             self.found.is_partial |= self._files.is_partial
             return False
-        found, data = self.found, PieceBytes(piece)
+        data = PieceBytes(piece)
+        for start in range(0, len(piece.offsets), _AT_ONCE):
+            some = slice(start, start + _AT_ONCE)
+            self._look(piece._replace(offsets=piece.offsets[some], kinds=piece.kinds[some]), data)
+            if self.found.decoded > MOST_DECODED:
+                self.found.is_partial = True
+                return False
+        return True
+
+    def _look(self, piece: PullPiece, data: PieceBytes) -> None:
+        """Look at some records of a file."""
         self._find_given(piece, data)
         self._find_brought(piece)
         self._find_joins(piece)
         if self._consumers:
             self._find_acks(piece, data)
             self._find_returns(piece, data)
-        if found.decoded > MOST_DECODED:
-            found.is_partial = True
-            return False
-        return True
 
     # --- ranges that were handed out ----------------------------------------------------------------------------------
 
@@ -178,7 +197,9 @@ class RecordScan:
                 walk.pass_numbers(before)
             log, first = walk.numbers(), walk.numbers()
             by_position = log >= PARTITIONS
-            may = np.where(by_position, first <= self._last_position, np.isin(log, self._subjects))
+            may = by_position & (first <= self._last_position)
+            if not by_position.all():
+                may |= np.isin(log, self._subjects)
             some = walk.fork(np.flatnonzero(may))
             walk.pass_numbers(4 + after)
             if len(some):
@@ -228,8 +249,7 @@ class RecordScan:
     # --- ranges that came as retries, and joins ----------------------------------------------------------------------
 
     def _find_brought(self, piece: PullPiece) -> None:
-        kinds = (RecordKind.OVER, RecordKind.RESTORED, RecordKind.RESENT, RecordKind.REDRIVE)
-        for offset in piece.offsets[np.isin(piece.kinds, kinds)].tolist():
+        for offset in piece.offsets[_BRINGS[piece.kinds]].tolist():
             fields, position, kind = self._decode(piece, offset)
             if fields is None:
                 continue
@@ -307,8 +327,7 @@ class RecordScan:
 
     def _find_returns(self, piece: PullPiece, data: PieceBytes) -> None:
         """Find what consumers handed back, and which of them left."""
-        kinds = (RecordKind.BACK, RecordKind.LEAVE, RecordKind.PART)
-        walk = FieldWalk(data, piece.offsets[np.isin(piece.kinds, kinds)])
+        walk = FieldWalk(data, piece.offsets[_RETURNS[piece.kinds]])
         if not len(walk):
             return
         walk.pass_octets(1)
