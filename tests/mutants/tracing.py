@@ -68,12 +68,6 @@ OF_TRACES: Final = (
         _STATES,
     ),
     Mutant(
-        "leave out retries that were handed out since they were scheduled",
-        "GroupView._held",
-        instead("ledger.retries.left_of(retry)", "[retry]"),
-        _STATES,
-    ),
-    Mutant(
         "call a deleted dead letter deleted",
         "with_events",
         never("found.state == 'acked' and last.kind not in (HANDED_OUT, 'dropped')"),

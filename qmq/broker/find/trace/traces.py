@@ -1,6 +1,6 @@
 """Answers traces: one after another, each in small steps, and never two steps in a row.
 
-A step takes about 0.1 ms, and at least a millisecond passes before the next, so that sends and pulls wait for none of
+A step takes 0.1 to 0.2 ms, and at least a millisecond passes before the next, so that sends and pulls wait for none of
 them, however many traces are asked for. The pull log is read in a thread.
 """
 
@@ -31,7 +31,7 @@ from qmq.storage.store import ColdRead, NotInMemory, Store
 MOST_WAITING: Final = 64
 MOST_OF_ONE: Final = 8
 #: Groups of one step; the time between two steps.
-GROUPS_AT_ONCE: Final = 4
+GROUPS_AT_ONCE: Final = 2
 _PAUSE_US: Final = 1_000
 #: Places of one message: itself and copies.
 MOST_PLACES: Final = 1_024
