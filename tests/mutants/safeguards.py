@@ -19,6 +19,7 @@ from tests.mutants.retaining import OF_RETENTION
 from tests.mutants.rotting import ROTTING
 from tests.mutants.running import Mutant
 from tests.mutants.seen import OF_GROUPS
+from tests.mutants.sending_from import OF_SOURCES
 from tests.mutants.serving import OF_ANSWERS, OF_OPERATION
 from tests.mutants.several import OF_SEVERAL
 from tests.mutants.sharing import OF_SHARING
@@ -42,6 +43,7 @@ SAFEGUARDS: Final = (
     *OF_RETENTION,
     *OF_SHARING,
     *OF_SHORT_WAY,
+    *OF_SOURCES,
     *OF_TRACES,
     # --- modes, tags, expiry -----------------------------------------------------------------------------------------
     Mutant(
