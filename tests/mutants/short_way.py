@@ -33,7 +33,7 @@ OF_SHORT_WAY: Final = (
     _guard("do not overtake a staged batch", "Intake.take_one", never("partition.staged")),
     _guard("do not overtake a refused batch", "Intake.take_one", never("self._refusals")),
     _guard("take nothing after a failed sync", "Intake.take_one", never("partition.broken is not None")),
-    _guard("leave a batch as it was", "Intake.take_one", skip("view[:PLAIN_SIZE] = before")),
+    _guard("leave a batch as it was", "Intake.take_one", skip("view[: size - batch.run_size] = before")),
     _guard("stamps go on", "Intake.take_one", instead("max(now.wall_us, self._stamp_us + 1)", "now.wall_us")),
     _guard("hide what is not synced", "Intake.take_one", skip("partition.hide(Barrier(position, end, True, ()))")),
     _guard("do not cross the end of a segment", "Partition.write_one", never("log.end + size > log.limit")),
