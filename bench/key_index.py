@@ -13,7 +13,7 @@ import os
 import random
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing, contextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -129,7 +129,7 @@ async def look_up(client: qmq.Client, key: str) -> int:
     return count
 
 
-async def _found(client: qmq.Client, key: str) -> AsyncIterator[object]:
+async def _found(client: qmq.Client, key: str) -> AsyncGenerator[object]:
     async for message in client.find("", key=key):
         yield message
 

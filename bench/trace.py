@@ -53,8 +53,8 @@ def fill(directory: Path, groups: int, records: int) -> int:
     behind them; return their bytes.
     """
     now_us = time.time_ns() // 1_000
-    keep = {"pull_log_keep_us": _KEEP.keep_us, "pull_log_keep_bytes": _KEEP.keep_bytes}
-    store = Store.open(directory, StoreOptions(**keep), Disk(), now_us)
+    options = StoreOptions(pull_log_keep_us=_KEEP.keep_us, pull_log_keep_bytes=_KEEP.keep_bytes)
+    store = Store.open(directory, options, Disk(), now_us)
     store.groups.take_records()
     pack, files, position = msgpack.Packer().pack, store.groups, store.partitions[0].message_log.end
     for number in range(0, records, 2):

@@ -556,7 +556,7 @@ SAFEGUARDS: Final = (
     ),
     Mutant(
         "leave room on a full disk",
-        "FreeSpace._measure",
+        "FreeSpace._measured",
         never("free - size < reserved"),
         ("tests/storage/disk/test_free_space.py",),
     ),
