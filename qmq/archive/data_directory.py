@@ -132,7 +132,7 @@ class _Partition:
         """Return the readable segments, ascending."""
         starts = [(base, end) for base, end in self._starts() if claim is None or not claim.is_removed(base)]
         found = []
-        for (base, _), behind in zip(starts, [*starts[1:], None], strict=True):
+        for (base, _), behind in zip(starts, [*starts[1:], None], strict=False):
             sealed = behind is not None or not is_live
             end = min(behind) if behind is not None else None
             segment = self._indexed(base, end) if end is not None else None
