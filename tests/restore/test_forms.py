@@ -24,7 +24,7 @@ LOG = f"{STORE}-0"
 
 
 def segment(base: int, end: int) -> Manifest:
-    return Manifest(STORE, 0, base, end, 1, 1, 1, 2, 9, 9, 9, 9, 9)
+    return Manifest(STORE, 0, base, end, 1, 1, 1, 2, 9, 9, 9, 9, 9, 9, 9)
 
 
 def listed(*spans: tuple[int, int]) -> FileTable:
