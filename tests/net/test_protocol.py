@@ -86,7 +86,7 @@ def test_the_rows_of_lists_have_what_the_page_says(tmp_path: Path) -> None:
 
 
 async def test_an_info_has_what_the_page_says(tmp_path: Path) -> None:
-    section = PAGE[PAGE.index("`info` gives a map of these") : PAGE.index("The name of a broadcast stands")]
+    section = PAGE[PAGE.index("`info` gives a map of these") : PAGE.index("#### Resends")]
     names = [name for cell in re.findall(r"^\| ([\w, ]+) \|", section, re.MULTILINE)[1:] for name in cell.split(", ")]
     async with running(tmp_path / "data") as broker, qmq.connect(broker.url) as client:
         (link,) = client.admin._brokers.links
