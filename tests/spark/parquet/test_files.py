@@ -23,6 +23,7 @@ def batch_of(subject: str, count: int, first: int = 0, body: bytes = b"x" * 100)
         "partition": 0,
         "message_id": "00",
         "key": None,
+        "keys": [],
         "tags": ["new"],
         "properties": [("a", "b")],
         "created_at": 7,
