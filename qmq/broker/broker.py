@@ -439,6 +439,7 @@ class Broker:
         if is_unfinished or self._redriving or self._restores.is_looking:
             return now.monotonic_us
         deadlines = (
+            self._intake.next_deadline_us(now.monotonic_us),
             self._delaying.next_deadline_us(now),
             self._delivery.next_deadline_us(),
             self._delivery.tracker.next_deadline_us(),

@@ -179,7 +179,7 @@ def test_each_of_many_nacked_at_once_comes_when_its_delay_is_over(tmp_path: Path
 
 
 def test_what_comes_again_takes_no_more_of_the_window_than_it_is(tmp_path: Path) -> None:
-    consumer = Consumer(filled(tmp_path, 30), "one", max_unacked_bytes=10_000)
+    consumer = Consumer(filled(tmp_path, 30), "one", max_unacked_bytes=14_000)
     consumer.pull()
     for number in range(30):
         consumer.back(number, number + 1, Disposition.RELEASE)

@@ -164,7 +164,7 @@ class Load:
         return self.random.choice(self._durabilities)
 
     def _key(self) -> str | None:
-        return self.random.choice((None, "", "k", f"order-{self.random.randrange(1_000)}"))
+        return self.random.choice((None, "k", f"order-{self.random.randrange(1_000)}"))
 
 
 class Killer:

@@ -47,6 +47,15 @@ SMALL: Final[dict[str, Any]] = {
 WHOLE: Final = 1 << 30
 #: Messages that a pull is to bring.
 AT_ONCE: Final = 4
+#: The kinds of frames that look at what is stored.
+LOOKS: Final = {
+    FrameKind.GET,
+    FrameKind.GOT,
+    FrameKind.FIND,
+    FrameKind.FOUND,
+    FrameKind.TRACE,
+    FrameKind.TRACED,
+}
 #: Heartbeats, readers of history and restores have connections of their own, which are not these wires; to be handed
 #: over takes two brokers.
 ELSEWHERE: Final = {
@@ -62,6 +71,7 @@ ELSEWHERE: Final = {
     FrameKind.LOG_BYTES,
     FrameKind.RESTORE,
     FrameKind.RESTORED,
+    *LOOKS,
 }
 
 
@@ -285,6 +295,33 @@ def assert_struck(wires: Wires, greeting: bool) -> None:
     kinds = set(FrameKind) - ELSEWHERE - (set() if greeting else GREETING)
     missed = {(kind.name, where) for kind in kinds for where in ("before", "during", "after")}
     assert missed <= {(kind, where) for _, kind, where in wires.struck}
+
+
+async def looks(world: World, message_id: str) -> list[Passing]:
+    """Look at one message by its id, at what has become of it, and at all of its key; return the frames that passed."""
+    wires = world.wires
+    wires.passed.clear()
+    wires.connections, wires.was_cut = 0, False
+    async with qmq.connect(CUT) as client:
+        assert (await client.get(message_id)).body == b"looked at"
+        trace = await client.trace(message_id)
+        assert trace.message is not None
+        assert [one.body async for one in client.find("looks.", key="key")] == [b"looked at"]
+    assert not world.cuts, f"nothing was cut: {world.cuts}"
+    return wires.passed.copy()
+
+
+async def test_a_cut_at_any_frame_of_a_look_is_borne(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with world_on(tmp_path, monkeypatch) as world:
+        async with qmq.connect(SPARED) as client:
+            receipt = await client.send("looks.at", b"looked at", key="key")
+        frames = await looks(world, receipt.id)
+        for passing in [one for one in frames if one.kind in LOOKS]:
+            for place in places_in(passing):
+                world.cuts = [Cut(*passing[:3], place)]
+                await looks(world, receipt.id)
+        struck = {(kind, where) for _, kind, where in world.wires.struck}
+        assert {(kind.name, where) for kind in LOOKS for where in ("before", "during", "after")} <= struck
 
 
 async def test_a_cut_at_any_frame_is_borne(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

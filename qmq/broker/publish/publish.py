@@ -53,6 +53,9 @@ from qmq.format.source import ADDRESS_SIZE, NO_ADDRESS, has_room
 from qmq.names import check_subject
 from qmq.storage.store import Store
 
+#: The time after which rows that could not be read are tried again.
+_AGAIN_US: Final = 100_000
+
 
 class Intake:
     """Takes batches in. Answers, and syncs that it needs, go to *effects*."""
@@ -260,6 +263,10 @@ class Intake:
             self._effects.append(Refused(effect.connection, effect.request, error))
         self._publish(partition)
 
+    def next_deadline_us(self, now_us: int) -> int | None:
+        """Return when a turn is to publish again what could not be read; None where nothing is behind."""
+        return now_us + _AGAIN_US if self._visibility.is_behind else None
+
     def avoid(self, numbers: frozenset[int]) -> None:
         """Give these partitions no new batches while there are others: their disks are far behind."""
         self._avoided = numbers
@@ -268,6 +275,10 @@ class Intake:
 
     def turn(self) -> None:
         """Write the batches staged since the last turn, send the answers that are ready, publish, and ask for syncs."""
+        if self._visibility.is_behind:
+            self._visibility.is_behind = False
+            for partition in self._all():
+                self._publish(partition)
         for partition in self._partitions:
             if partition.staged:
                 self._write(partition)

@@ -12,9 +12,9 @@ import numpy.typing as npt
 
 from qmq.broker.ports.commands import Send
 from qmq.broker.ports.effects import Administered, LastSequenceIs, Sent
-from qmq.errors import QmqError
+from qmq.errors import QmqError, StorageError
 from qmq.format.batch import CheckedBatch
-from qmq.storage.store import Store
+from qmq.storage.store import NotInMemory, Store
 
 #: The most barriers of a partition; behind them, a new barrier is merged with the last.
 MAX_BARRIERS: Final = 65_536
@@ -140,6 +140,8 @@ class Visibility:
 
     def __init__(self, partitions: list[StagedPartition]) -> None:
         self._partitions = partitions
+        #: Whether rows could not be read that are to become visible: the next turn tries again.
+        self.is_behind = False
 
     def publish(self) -> None:
         """Move each partition's visible end as far as its barriers allow; moving one may free another."""
@@ -158,8 +160,12 @@ class Visibility:
         visible = barriers[0].start if barriers else partition.end()
         if visible <= partition.visible:
             return False
+        try:
+            partition.stored.consumer_log.publish(visible)
+        except (NotInMemory, StorageError):  # its rows are in a file by now that cannot be read at the moment
+            self.is_behind = True
+            return False
         partition.visible = visible
-        partition.stored.consumer_log.publish(visible)
         return True
 
     def _passable(self, partition: StagedPartition, barrier: Barrier) -> bool:

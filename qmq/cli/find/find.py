@@ -178,5 +178,5 @@ def _say_what_is_missing(finder: Finder, limit: int, *, for_people: bool) -> boo
 
 def _say_how_to_go_on(finder: Finder, why: str) -> None:
     cursor = finder.cursor
-    if cursor is not None and finder.progress.looked:
-        click.echo(f"qmq: {why}; go on with --cursor {cursor}", err=True)
+    if cursor is not None:
+        click.echo(f"qmq: {why}" + (f"; go on with --cursor {cursor}" if finder.progress.looked else ""), err=True)

@@ -54,7 +54,7 @@ class Life:
                 "max_count": self.random.choice([least, 5, 1_000]),
                 "min_count": least,
                 "timeout_ms": self.random.choice([0, 60_000]),
-                "max_bytes": self.random.choice([300, 4 << 20]),
+                "max_bytes": self.random.choice([500, 4 << 20]),
             }
             command = self.driven.pull_command(self.subscription, **limits)
             self.waits = command.request
