@@ -104,7 +104,7 @@ def test_a_search_at_its_limit_says_how_to_go_on(filled: Filled) -> None:
 
 
 def test_a_search_that_is_stopped_is_not_whole(filled: Filled) -> None:
-    rows("--contains", "never", "--stop-after", "0s", server=filled.url, code=1)
+    rows("--contains", "never", "--stop-after", "0s", server=filled.url, code=1, error="--stop-after is over")
 
 
 def test_messages_by_their_ids_also_delayed_ones(filled: Filled) -> None:
