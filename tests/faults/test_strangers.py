@@ -19,7 +19,7 @@ from qmq.format.batch import parse_header
 from qmq.format.layout import BATCH_HEADER_DTYPE, BATCH_HEADER_SIZE, RUN_DTYPE, RUN_SIZE
 from qmq.format.pieces import read_answer
 from qmq.net.protocol import frames
-from qmq.net.protocol.frames import FRAME_SIZE, MAX_HELLO_BYTES, FrameKind
+from qmq.net.protocol.frames import FRAME_SIZE, MAX_HELLO_BYTES, FrameKind, decode_error
 from tests.faults.brokers import TIMEOUT_S, until
 from tests.faults.strangers import BUFFERED, HELLO_FRAME, KIB, MIB, Siege, UntrustedClient, connections_at_most, siege
 from tests.format.contents import Contents, batch_of, plain, reseal, rich, with_table
@@ -188,7 +188,10 @@ async def test_who_sends_and_never_reads_is_not_read_from(tmp_path: Path) -> Non
         assert not deaf.ended
         deaf.transport.resume_reading()
         await until(lambda: deaf.unsent() == 0, "one that reads again is read from again")
-        assert {answer.kind for answer in deaf.frames()} == {FrameKind.SENT}
+        answers = deaf.frames()
+        refused = [decode_error(answer) for answer in answers if answer.kind == FrameKind.ERROR]
+        assert {type(error) for error in refused} <= {qmq.Overloaded}  # a slow machine reads many frames at once
+        assert {answer.kind for answer in answers} - {FrameKind.ERROR} == {FrameKind.SENT}
 
 
 async def test_who_reads_a_byte_now_and_then_gets_right_bytes_or_goes(tmp_path: Path) -> None:
