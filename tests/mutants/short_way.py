@@ -52,7 +52,6 @@ OF_SHORT_WAY: Final = (
     _guard("answer acks that are due first", "ShortWay._hand", never("not self._gate.is_clear(now.monotonic_us)")),
     _guard("note that a consumer lives", "ShortWay._hand", skip("member.seen_us = now.monotonic_us")),
     _guard("read on behind the last row", "SubjectFilter.move", skip("self.row_cursors[0] = row")),
-    _guard("see rows that nobody waited for", "ShortWay.send", skip("self._arrivals.pass_over(row)")),
     _guard("wake the others", "ShortWay.send", skip("self._arrivals.wake(subject_filter, 0, entry)")),
     _guard("answer when the record is written", "ShortWay._write", skip("self._store.groups.write()")),
     _guard("keep answers back while the disk is full", "ShortWay._write", skip("self.is_unfinished = True")),
