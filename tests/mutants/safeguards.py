@@ -555,6 +555,12 @@ SAFEGUARDS: Final = (
         ("tests/storage/message_log/test_partition_log.py", "tests/broker/test_failures.py"),
     ),
     Mutant(
+        "publish again what could not be read",
+        "Intake.turn",
+        never("self._visibility.is_behind"),
+        ("tests/broker/publish/test_publish_again.py",),
+    ),
+    Mutant(
         "leave room on a full disk",
         "FreeSpace._measured",
         never("free - size < reserved"),

@@ -202,7 +202,7 @@ class FoundMessages(NamedTuple):
 
 
 class Traced(NamedTuple):
-    """What has become of a message: the facts about it, and a row for each group with its state and events. With
+    """The answer to a trace of a message: the facts about it, and a row for each group with its state and events. With
     *is_partial* the pull log does not reach back to the message, or not all of it was read.
     """
 

@@ -278,7 +278,11 @@ class Intake:
         if self._visibility.is_behind:
             self._visibility.is_behind = False
             for partition in self._all():
-                self._publish(partition)
+                partition.store.may_wait(True)  # a few rows, which nothing else would read
+                try:
+                    self._publish(partition)
+                finally:
+                    partition.store.may_wait(False)
         for partition in self._partitions:
             if partition.staged:
                 self._write(partition)

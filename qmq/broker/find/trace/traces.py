@@ -43,7 +43,7 @@ Steps = Generator[ReadWork | None, None, T]
 
 
 class MessageFacts(NamedTuple):
-    """What is known of a message apart from groups: ``state`` is stored, delayed, cancelled or dropped."""
+    """The facts of a message apart from groups: ``state`` is stored, delayed, cancelled or dropped."""
 
     state: str
     subject: str | None = None

@@ -82,8 +82,8 @@ class GroupTrace:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """What has become of a message: the message (None once no broker keeps it), and a row for each group of each broker
-    that has it.
+    """The trace of a message: the message (None once no broker keeps it), and a row for each group of each broker that
+    has it.
 
         for group in (await client.trace(receipt.id)).groups:
             print(group.group, group.state, group.consumer)
