@@ -85,6 +85,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "qmq.net.protocol.selection",
         "qmq.storage.meta.checkpoint",
         "qmq.storage.consumer_log.header",
+        "qmq.storage.disk.checksummed_json",
         "qmq.storage.disk.disk",
         "qmq.storage.key_index",
         "qmq.storage.meta.identity",

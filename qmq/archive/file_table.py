@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from qmq.archive.files import Files, WritableFiles
 from qmq.archive.segments import SegmentSource
 from qmq.errors import BadBytes, DirectoryInUse, StorageFailed
-from qmq.format.checksummed_json import pack_json, parse_json
+from qmq.storage.disk.checksummed_json import pack_json, parse_json
 
 _LOG: Final = logging.getLogger("qmq")
 

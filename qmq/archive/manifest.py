@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Final
 
 from qmq.errors import BadBytes
-from qmq.format.checksummed_json import pack_json, parse_json
+from qmq.storage.disk.checksummed_json import pack_json, parse_json
 
 VERSION: Final = 1
 _ADVICE: Final = "remove it, and archive its segment again"

@@ -87,7 +87,7 @@ class AdminCommands:
         groups = self._delivery.subscriptions.groups.values()
         ledgers = [group.ledger for group in groups if group.ledger is not None]
         return {
-            "subjects": self._store.subjects.count,
+            "subjects": self._store.subjects.count_names(),
             "groups": len(groups),
             "consumers": sum(member.is_there for ledger in ledgers for member in ledger.members.values()),
         }

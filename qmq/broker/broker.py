@@ -246,21 +246,29 @@ class CommandDispatch:
         if prefix == "" or prefix.endswith("."):
             numbers = store.subjects.under(prefix, command.after, end)
         else:
-            number, end = store.subjects.number(prefix), store.subjects.count
-            numbers = [number] if number is not None and number >= command.after else []
+            end = store.subjects.count
+            numbers = [number for number in store.subjects.numbers_of(prefix)[:1] if number >= command.after]
         rows: list[tuple[str, int, int, int, int]] = []
         most = max(1, min(command.limit, _MAX_LIST))
         for number in numbers:
             if len(rows) == most:
                 end = number
                 break
-            name = store.subjects.name(number)
-            if not is_private(name):
-                first, following = int(store.subjects.firsts[number]), int(store.subjects.ends[number])
-                count = store.subjects.message_count(number, first, following)
-                rows.append((name, first, following, count, self._parts.delaying.counts[name]))
+            name, lanes = store.subjects.name(number), store.subjects.same_name(number)
+            if number == lanes[0] and not is_private(name):
+                rows.append(self._subject_row(name, lanes))
         after = end if end < store.subjects.count else None
         return SubjectList(command.connection, command.request, rows, after)
+
+    def _subject_row(self, name: str, lanes: list[int]) -> tuple[str, int, int, int, int]:
+        """Return the row of a subject in a list: the sequences of its normal lane (without one, of its first lane), and
+        the messages of all its lanes.
+        """
+        subjects = self._parts.store.subjects
+        firsts, ends = subjects.firsts[lanes].tolist(), subjects.ends[lanes].tolist()
+        count = sum(map(subjects.message_count, lanes, firsts, ends))
+        shown = lanes.index(normal) if (normal := subjects.number(name)) in lanes else 0
+        return name, firsts[shown], ends[shown], count, self._parts.delaying.counts[name]
 
     # --- administration, and commands that wait for reads ------------------------------------------------------------
 

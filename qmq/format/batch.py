@@ -11,6 +11,7 @@ to batches for which that matters.
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from typing import Any, Final, NamedTuple
 
@@ -19,6 +20,7 @@ import numpy.typing as npt
 from crc32c import crc32c
 
 from qmq.errors import BadBatch, MessageTooLarge
+from qmq.format.lanes import are_known, is_known
 from qmq.format.layout import (
     BATCH_HEADER,
     BATCH_HEADER_SIZE,
@@ -37,6 +39,7 @@ from qmq.format.layout import (
     HAS_ORIGIN_ID,
     HAS_TAGS,
     KNOWN_FLAGS,
+    LANE_NORMAL,
     MARK_SIZE,
     MAX_RUNS,
     OPTIONAL_COLUMNS,
@@ -196,18 +199,18 @@ def check_batch(view: memoryview, limits: BatchLimits) -> CheckedBatch:
     if table[-AHEAD_SIZE:].startswith(AHEAD_FIELD) and not limits.is_stored:
         raise BadBatch("only the store adds the field 'ahead' to a table; leave it out")
     names = names_of(table)
-    if len(names) != header.runs:
+    if len(names) > header.runs:
         raise BadBatch(f"the table names {len(names)} subjects for {header.runs} runs")
     if header.runs == 1:
         return CheckedBatch(header, names, _check_run(view, data, header, limits), None)
-    return CheckedBatch(header, names, None, _check_runs(view, data, header, limits))
+    return CheckedBatch(header, names, None, _check_runs(view, data, header, limits, len(names)))
 
 
 def _check_run(view: memoryview, data: memoryview, header: Header, limits: BatchLimits) -> RunRecord:
     run: RunRecord = RUN.unpack_from(view, BATCH_HEADER_SIZE)
     subject, lane, flags, reserved, count, offset, size, crc, _ = run
     column_bytes = COLUMN_BYTES[header.flags] * count
-    if subject or lane or flags & ~limits.run_flags or reserved or offset:
+    if subject or (lane and not is_known(lane)) or flags & ~limits.run_flags or reserved or offset:
         raise BadBatch(f"run 0 is not valid: subject {subject} of 1, lane {lane}, flags {flags:#x}, offset {offset}")
     if count != header.messages or not count or size != len(data) or column_bytes > size:
         raise BadBatch(f"run 0 does not add up: {count} messages of {header.messages} in {size} bytes")
@@ -235,16 +238,24 @@ def _lengths(data: memoryview, count: int) -> tuple[int, int, bool]:
     return int(column.sum(dtype=np.uint64)), int(column.max()), fits
 
 
-def _check_runs(view: memoryview, data: memoryview, header: Header, limits: BatchLimits) -> Runs:
+def _check_runs(view: memoryview, data: memoryview, header: Header, limits: BatchLimits, names: int) -> Runs:
     runs: Runs = np.frombuffer(view, RUN_DTYPE, header.runs, BATCH_HEADER_SIZE)
     subjects, counts = runs["subject"], runs["count"].astype(np.int64)
     sizes, offsets = runs["size"].astype(np.int64), runs["offset"].astype(np.int64)
     ends = np.cumsum(sizes)
     unknown_flags = runs["flags"] & np.uint16(0xFFFF & ~limits.run_flags)
-    if (runs["lane"] | unknown_flags | runs["reserved"]).any() or int(subjects.max()) >= header.runs:
+    if (unknown_flags | runs["reserved"]).any() or int(subjects.max()) >= names:
         raise BadBatch("a run names a subject that the table does not have, or uses a reserved field")
-    if int(np.bincount(subjects).max()) > 1:
+    by_subject = np.bincount(subjects, minlength=names)
+    if runs["lane"].any():
+        if not are_known(runs["lane"]).all():
+            raise BadBatch("the lane of a run is neither a priority nor a slot of order keys")
+        if len(np.unique(subjects | runs["lane"].astype(np.uint32) << np.uint32(16))) < len(runs):
+            raise BadBatch("two runs of one batch have the same subject and lane")
+    elif int(by_subject.max()) > 1:
         raise BadBatch("two runs of one batch have the same subject")
+    if not by_subject.all():
+        raise BadBatch("the table names a subject that no run has")
     if int(ends[-1]) != len(data) or not np.array_equal(offsets, ends - sizes):
         raise BadBatch("the runs do not lie one after another")
     if not counts.all() or int(counts.sum()) != header.messages:
@@ -453,6 +464,20 @@ def validate_stored_header(view: memoryview, position: int, secret: bytes, store
 def runs_of(view: memoryview, header: Header) -> Runs:
     """Return the run records of the batch at the start of *view*: RUN_DTYPE[runs], not copied."""
     return np.frombuffer(view, RUN_DTYPE, header.runs, BATCH_HEADER_SIZE)
+
+
+def numbers_by_run(names: Sequence[str], runs: Runs, number_of: Callable[[str, int], int]) -> npt.NDArray[np.int64]:
+    """Return the number of each run's subject and lane: *number_of* returns it, maybe a new one, by name and lane.
+
+    Broker, recovery and verify number new subjects in the same order: by the table, and by the runs where a batch has
+    lanes.
+    """
+    subjects, lanes = runs["subject"], runs["lane"]
+    if not lanes.any():
+        numbers = np.fromiter((number_of(name, LANE_NORMAL) for name in names), np.int64, len(names))
+        return np.asarray(numbers[subjects])
+    by_run = map(names.__getitem__, subjects.tolist())
+    return np.fromiter(map(number_of, by_run, lanes.tolist()), np.int64, len(runs))
 
 
 def stored_names(view: memoryview, header: Header) -> tuple[str, ...]:

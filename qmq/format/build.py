@@ -30,6 +30,7 @@ from qmq.format.layout import (
     HAS_MORE_KEYS,
     HAS_TAGS,
     HEADER_CRC_OFFSET,
+    LANE_NORMAL,
     MAX_HEADER_BYTES,
     MAX_KEY_BYTES,
     MAX_KEYS,
@@ -255,11 +256,12 @@ def header_bytes(header: AnyHeader) -> int:
 
 
 class RunContent(NamedTuple):
-    """The messages of one subject for a batch. ``headers`` is None when no message has one."""
+    """The messages of one lane of a subject for a batch. ``headers`` is None when no message has one."""
 
     subject: str
     bodies: Sequence[bytes]
     headers: Sequence[MessageHeader] | None
+    lane: int = LANE_NORMAL
 
 
 class RunLike(Protocol):
@@ -271,6 +273,8 @@ class RunLike(Protocol):
     def bodies(self) -> Sequence[bytes]: ...
     @property
     def headers(self) -> Sequence[MessageHeader] | None: ...
+    @property
+    def lane(self) -> int: ...
 
 
 def message_bytes(run: RunLike) -> int:
@@ -293,9 +297,9 @@ def build_batch(
 ) -> list[bytes]:
     """Return the buffers of one batch, in order; their lengths sum to its size.
 
-    *source* is what ``new_source`` makes. Every run has messages and a subject of its own, and there are at most
-    MAX_RUNS of them. Everything is filled in except position, stored_at_us, partition, store id, first sequences and
-    mark.
+    *source* is what ``new_source`` makes. Every run has messages, no two have the same subject and lane, and there are
+    at most MAX_RUNS of them. Everything is filled in except position, stored_at_us, partition, store id, first
+    sequences and mark.
     """
     return build_flat(
         [run.subject for run in runs],
@@ -306,6 +310,7 @@ def build_batch(
         producer_id=producer_id,
         producer_sequence=producer_sequence,
         source=source,
+        lanes=[run.lane for run in runs],
     )
 
 
@@ -320,8 +325,10 @@ def build_flat(
     producer_sequence: int,
     lengths: bytes | None = None,
     source: bytes = NO_SOURCE,
+    lanes: Sequence[int] | None = None,
 ) -> list[bytes]:
-    """As build_batch, with the runs given as their subjects, their numbers of messages, and the messages of all.
+    """As build_batch, with the runs given as their subjects, their lanes (None: all are normal), their numbers of
+    messages, and the messages of all.
 
     *lengths* are those of the bodies as little-endian u32, where they are known and no message has a header.
     """
@@ -330,20 +337,22 @@ def build_flat(
         data = [b"".join([column for column, _ in columns]), b"".join(messages)]
         size = len(data[0]) + len(data[1])
         crc = crc32c(data[1], crc32c(data[0]))
-        records = RUN.pack(0, 0, 0, 0, len(messages), 0, size, crc, 0)
+        records = RUN.pack(0, lanes[0] if lanes else LANE_NORMAL, 0, 0, len(messages), 0, size, crc, 0)
     else:
         if len(subjects) > MAX_RUNS:
             raise MessageTooLarge(
                 f"{len(subjects)} subjects in one batch, at most {MAX_RUNS} are allowed; send more batches"
             )
+        named = name_runs(subjects, lanes)
         datas = _run_datas(messages, columns, counts)
         data = [b"".join(datas)]
         size, crc = len(data[0]), crc32c(data[0])
-        records = records_of(counts, list(map(len, datas)), map(crc32c, datas))
+        records = records_of(counts, list(map(len, datas)), map(crc32c, datas), named=named)
+        subjects = named.names
     table = table_of(subjects, source)
     fields = (
         BATCH_MAGIC, BATCH_VERSION, 0, flags, BATCH_HEADER_SIZE + len(records) + len(table) + size, len(table),
-        len(messages), len(subjects), 0, 0, created_at_us, 0, _NO_STORE, producer_id, producer_sequence, crc, 0,
+        len(messages), len(counts), 0, 0, created_at_us, 0, _NO_STORE, producer_id, producer_sequence, crc, 0,
         _NO_MARK,
     )  # fmt: skip
     return [sealed_head(fields, records + table), *data]
@@ -499,11 +508,35 @@ def _run_datas(messages: Sequence[bytes], columns: list[Column], counts: list[in
     return datas + singles[taken:]
 
 
-def records_of(counts: list[int], sizes: list[int], crcs: Iterable[int], run_flags: int = 0) -> bytes:
+class NamedRuns(NamedTuple):
+    """The different subjects of runs, as their table names them; the index of each run's, and its lane. None: each run
+    has a subject of its own, and all lanes are normal.
+    """
+
+    names: Sequence[str]
+    indexes: Sequence[int] | None = None
+    lanes: Sequence[int] | None = None
+
+
+def name_runs(subjects: Sequence[str], lanes: Sequence[int] | None) -> NamedRuns:
+    """Return the names of runs, whose subjects may repeat in other *lanes*."""
+    if lanes is None or not any(lanes):
+        return NamedRuns(subjects)
+    names: dict[str, int] = {}
+    indexes = [names.setdefault(subject, len(names)) for subject in subjects]
+    return NamedRuns(list(names), indexes, lanes)
+
+
+def records_of(
+    counts: list[int], sizes: list[int], crcs: Iterable[int], run_flags: int = 0, named: NamedRuns | None = None
+) -> bytes:
     """Return the run records of a batch, as a client fills them in."""
     records = np.zeros(len(counts), RUN_DTYPE)
     records["flags"] = run_flags
-    records["subject"] = np.arange(len(counts))
+    if named is None or named.indexes is None or named.lanes is None:
+        records["subject"] = np.arange(len(counts))
+    else:
+        records["subject"], records["lane"] = named.indexes, named.lanes
     records["count"] = counts
     records["size"] = sizes
     records["offset"][1:] = np.cumsum(sizes[:-1])
@@ -525,15 +558,17 @@ def cut_batch(batch: memoryview, start: int, stop: int, producer_sequence: int) 
     *producer_sequence* is that of the first of them.
     """
     header = parse_header(batch)
-    subjects, counts, datas = list[str](), list[int](), list[bytes]()
+    subjects, lanes, counts, datas = list[str](), list[int](), list[int](), list[bytes]()
     for run in stored_runs(batch, header):
         first, end = max(start - run.ordinal, 0), min(stop - run.ordinal, run.count)
         if first < end:
             subjects.append(run.subject)
+            lanes.append(run.lane)
             counts.append(end - first)
             datas.append(b"".join(cut_data(run.data, header.flags, run.count, first, end)))
-    data, table = b"".join(datas), table_of(subjects, source_in(stored_table(batch, header)))
-    records = records_of(counts, list(map(len, datas)), map(crc32c, datas))
+    named = name_runs(subjects, lanes)
+    data, table = b"".join(datas), table_of(named.names, source_in(stored_table(batch, header)))
+    records = records_of(counts, list(map(len, datas)), map(crc32c, datas), named=named)
     fields = header._replace(
         size=BATCH_HEADER_SIZE + len(records) + len(table) + len(data), table_size=len(table), messages=sum(counts),
         runs=len(counts), producer_sequence=producer_sequence, data_crc=crc32c(data), header_crc=0,

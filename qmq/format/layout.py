@@ -134,6 +134,13 @@ RUN_DTYPE: Final = np.dtype(
     ]
 )
 MAX_RUNS: Final = 65_535
+#: The lane of a run: the priority of its messages, or LANE_ORDERED | slot of messages with an order key, whose hash
+#: modulo ORDER_SLOTS is the slot. A subject number stands for a subject and a lane.
+LANE_NORMAL: Final = 0
+LANE_HIGH: Final = 1
+LANE_LOW: Final = 2
+LANE_ORDERED: Final = 0x1000
+ORDER_SLOTS: Final = 4_096
 #: Flag of a run: its messages were restored from an archive.
 RUN_REPLAYED: Final = 1 << 0
 #: Producer sequences end before this, so counting on from one never leaves 64 bits.
@@ -158,8 +165,8 @@ PIECE_CRC_OFFSET: Final = 76
 
 #: The header of a piece of several runs: the first 56 bytes as those of a batch (size, table_size, messages and runs
 #: are the piece's) | reserved u32 | header_crc u32 (of the header before it, the run records, the ordinals and the
-#: table). Then the run records (subject is the run's number here, offset counts from the end of the table), the ordinal
-#: u32 of each run's first message in the batch, the table, and the data.
+#: table). Then the run records (subject is an index into this table, offset counts from the end of the table), the
+#: ordinal u32 of each run's first message in the batch, the table, and the data.
 RUNS_HEADER: Final = struct.Struct("<IBBHIIIIQQQH6sII")
 RUNS_HEADER_SIZE: Final = 64
 RUNS_CRC_OFFSET: Final = 60

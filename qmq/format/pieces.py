@@ -157,10 +157,11 @@ class StoredBatch:
         """Return the buffers of a piece with these whole runs, in ascending order."""
         header = self.header
         records = runs_of(self._view, header)[run_numbers]  # a copy
-        names = [self._names[subject] for subject in records["subject"].tolist()]
+        used, indexes = np.unique(records["subject"], return_inverse=True)
+        names = [self._names[subject] for subject in used.tolist()]
         starts, sizes = records["offset"].astype(np.int64), records["size"].astype(np.int64)
         ends, placed = starts + sizes, np.cumsum(sizes)
-        records["subject"] = np.arange(len(records), dtype=np.uint16)
+        records["subject"] = indexes
         records["offset"] = placed - sizes
         ordinals = self._ordinals()[run_numbers].astype("<u4").tobytes()
         table = table_of(names, self._source)

@@ -18,7 +18,7 @@ from typing import Final
 
 from qmq.errors import StorageError, SyncFailed, TooManySubjects
 from qmq.format.batch import Header, parse_header
-from qmq.format.layout import BATCH_HEADER_SIZE, BATCH_MAGIC, DELAY_PARTITION
+from qmq.format.layout import BATCH_HEADER_SIZE, BATCH_MAGIC, DELAY_PARTITION, LANE_NORMAL
 from qmq.storage.consumer_log.subject_order import Rows
 from qmq.storage.disk.aio import AioSyncs
 from qmq.storage.disk.disk import Disk
@@ -192,17 +192,18 @@ class Store:
 
     # --- subjects ----------------------------------------------------------------------------------------------------
 
-    def add_subject(self, name: str, *, forced: bool = False) -> int:
-        """Register a subject, whose name was checked and is new; return its number. It is on disk with the next
-        checkpoint.
+    def add_subject(self, name: str, lane: int = LANE_NORMAL, *, forced: bool = False) -> int:
+        """Register a lane of a subject, whose name was checked; the lane is new. Return its number. It is on disk with
+        the next checkpoint.
 
         Raises TooManySubjects, unless it is *forced*: there is a message for it already.
         """
         if self.subjects.count >= self._options.max_subjects and not forced:
             raise TooManySubjects(
-                f"there are {self.subjects.count} subjects, as many as max_subjects allows; raise it to add {name!r}"
+                f"there are {self.subjects.count} subjects, as many as max_subjects allows (each priority and each "
+                f"slot of order keys of a subject counts as one); raise it to add {name!r}"
             )
-        return self.subjects.add(name)
+        return self.subjects.add(name, lane)
 
     def subject_rows(self, number: int, sequence: int, limit: int) -> list[tuple[int, Rows]]:
         """Return the rows of one subject from the one that contains or follows *sequence* on, in sequence order: pieces

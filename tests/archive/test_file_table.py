@@ -26,7 +26,7 @@ from qmq.archive.file_table import (
 from qmq.archive.files import LocalFiles
 from qmq.archive.segments import SegmentSource
 from qmq.errors import BadBytes, DirectoryInUse, StorageFailed
-from qmq.format.checksummed_json import pack_json, parse_json
+from qmq.storage.disk.checksummed_json import pack_json, parse_json
 
 STORE = "7f0000015191"
 FILE = ListedFile("parquet/a", "hotel", 3, 100, 7, 1, 2)

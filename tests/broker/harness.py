@@ -212,6 +212,15 @@ class Driven:
         self.produced += sum(map(len, contents.values()))
         return Send(connection, self.request(), batch, flush)
 
+    def send_runs(self, *runs: RunContent, flush: bool = True) -> Sent:
+        """Send one batch of runs that have headers or lanes; it must be acknowledged at once."""
+        parts = build_batch(runs, created_at_us=START_US, producer_id=self.producer, producer_sequence=self.produced)
+        self.produced += sum(len(run.bodies) for run in runs)
+        said = self.do(Send(1, self.request(), memoryview(bytearray(b"".join(parts))), flush))
+        (sent,) = (effect for effect in said if isinstance(effect, Sent | Refused))
+        assert isinstance(sent, Sent), sent
+        return sent
+
     def change_producer(self) -> None:
         """Send the batches that follow as another producer."""
         self.producer, self.produced = os.urandom(16), 0

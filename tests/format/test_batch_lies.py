@@ -84,7 +84,8 @@ ONE_RUN_LIES: dict[str, tuple[Callable[[memoryview], object], str]] = {
     ),
     "a mark": (lambda view: set_header(view, mark=b"12345678"), "only the store makes the mark"),
     "a subject that is not there": (lambda view: set_run(view, 0, subject=1), "run 0 is not valid"),
-    "a lane": (lambda view: set_run(view, 0, lane=1), "run 0 is not valid"),
+    "a lane that is none": (lambda view: set_run(view, 0, lane=3), "run 0 is not valid"),
+    "a slot past the last one": (lambda view: set_run(view, 0, lane=0x2000), "run 0 is not valid"),
     "a run flag": (lambda view: set_run(view, 0, flags=1), "run 0 is not valid"),
     "a reserved run field": (lambda view: set_run(view, 0, reserved=1), "run 0 is not valid"),
     "a run that begins later": (lambda view: set_run(view, 0, offset=1), "run 0 is not valid"),
@@ -167,7 +168,16 @@ def test_the_last_numbers_that_are_taken() -> None:
 RUNS_LIES: dict[str, tuple[Callable[[memoryview], object], str]] = {
     "a subject that is not there": (lambda view: set_run(view, 1, subject=3), "a subject that the table does not have"),
     "a subject twice": (lambda view: set_run(view, 1, subject=0), "two runs of one batch have the same subject"),
-    "a lane": (lambda view: set_run(view, 2, lane=1), "reserved field"),
+    "a lane that is none": (lambda view: set_run(view, 2, lane=0xFFF), "neither a priority nor a slot"),
+    "a slot past the last one": (lambda view: set_run(view, 2, lane=0x2000), "neither a priority nor a slot"),
+    "a subject and lane twice": (
+        lambda view: (set_run(view, 0, subject=0, lane=1), set_run(view, 1, subject=0, lane=1)),
+        "the same subject and lane",
+    ),
+    "a name without a run": (
+        lambda view: (set_run(view, 0, subject=0, lane=1), set_run(view, 1, subject=0, lane=2)),
+        "names a subject that no run has",
+    ),
     "a run flag": (lambda view: set_run(view, 2, flags=0x8000), "reserved field"),
     "a reserved run field": (lambda view: set_run(view, 0, reserved=1), "reserved field"),
     "runs that overlap": (lambda view: set_run(view, 1, offset=0), "do not lie one after another"),
@@ -228,7 +238,7 @@ def test_lying_tables_are_refused(table: bytes, reason: str) -> None:
 
 def test_a_table_that_names_fewer_subjects_than_there_are_runs() -> None:
     view = with_table(batch_of([plain("a", 1), plain("b", 2)]), table_with({"subjects": ["a"]}))
-    assert refused(view) == "the table names 1 subjects for 2 runs"
+    assert refused(view) == "a run names a subject that the table does not have, or uses a reserved field"
 
 
 def verdict(view: memoryview, few: int, monkeypatch: pytest.MonkeyPatch) -> str:

@@ -157,6 +157,7 @@ class Gathered:
         self.subject = subject
         self.bodies = bodies
         self.headers = None
+        self.lane = 0
 
 
 @pytest.mark.parametrize("count", [1, 3])

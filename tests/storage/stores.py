@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from qmq.format.batch import BatchLimits, check_batch, entries_of, entry_of, parse_header, stamp
+from qmq.format.batch import BatchLimits, check_batch, entries_of, entry_of, numbers_by_run, parse_header, stamp
 from qmq.format.build import RunContent, build_batch
 from qmq.storage.disk.disk import Disk
 from qmq.storage.meta.identity import Identity, read_copies
@@ -28,12 +28,13 @@ def options(**changes: Any) -> StoreOptions:
 
 
 class Sent(NamedTuple):
-    """A batch that was staged: where, what, and its runs as (subject, first sequence, count)."""
+    """A batch that was staged: where, what, its runs as (subject, first sequence, count), and their lanes."""
 
     partition: int
     position: int
     data: bytes
     runs: tuple[tuple[str, int, int], ...]
+    lanes: tuple[int, ...]
 
 
 class Sender:
@@ -56,7 +57,7 @@ class Sender:
         self._stamp_us += us
 
     def stage(self, *runs: tuple[str, Sequence[bytes]] | RunContent, partition: int = 0) -> Sent:
-        """Stage one batch of (subject, bodies) runs, or of runs with headers."""
+        """Stage one batch of (subject, bodies) runs, or of runs with headers or lanes."""
         store = self.store
         contents = [run if isinstance(run, RunContent) else RunContent(run[0], list(run[1]), None) for run in runs]
         parts = build_batch(contents, created_at_us=NOW_US, producer_id=PRODUCER, producer_sequence=self._sequence)
@@ -64,7 +65,6 @@ class Sender:
         self._sequence += sum(len(run[1]) for run in runs)
         view = memoryview(buffer)
         batch = check_batch(view, BatchLimits())
-        numbers = [self._number(name) for name in batch.names]
         position = store.partitions[partition].position_for(len(buffer))
         self._stamp_us = stamp_us = self._stamp_us + 1
         where: dict[str, Any] = {
@@ -75,15 +75,15 @@ class Sender:
             "secret": store.secret,
         }
         if batch.run is not None:
-            number, count = numbers[batch.run[0]], batch.run[4]
+            number, count = self._number(batch.names[batch.run[0]], batch.run[1]), batch.run[4]
             first = int(store.subjects.ends[number])
             stamp(view, batch, first_sequences=first, **where)
             store.partitions[partition].stage(position, buffer, entry_of(batch, position, stamp_us, number, first))
             store.subjects.ends[number] = first + count
-            given = ((batch.names[batch.run[0]], first, count),)
+            given, lanes = ((batch.names[batch.run[0]], first, count),), (batch.run[1],)
         else:
             assert batch.runs is not None
-            by_run = np.array(numbers)[batch.runs["subject"]]
+            by_run = numbers_by_run(batch.names, batch.runs, self._number)
             firsts = store.subjects.ends[by_run]
             stamp(view, batch, first_sequences=firsts, **where)
             store.partitions[partition].stage(
@@ -93,7 +93,8 @@ class Sender:
             store.subjects.ends[by_run] += counts
             names = [batch.names[place] for place in batch.runs["subject"].tolist()]
             given = tuple(zip(names, firsts.tolist(), counts.tolist(), strict=True))
-        sent = Sent(partition, position, bytes(buffer), given)
+            lanes = tuple(batch.runs["lane"].tolist())
+        sent = Sent(partition, position, bytes(buffer), given, lanes)
         self.staged.append(sent)
         return sent
 
@@ -108,8 +109,8 @@ class Sender:
     def take_back(self) -> None:
         """What the broker does when a write failed."""
         for sent in reversed(self.staged):
-            for name, _, count in sent.runs:
-                number = self.store.subjects.number(name)
+            for (name, _, count), lane in zip(sent.runs, sent.lanes, strict=True):
+                number = self.store.subjects.number(name, lane)
                 assert number is not None
                 self.store.subjects.ends[number] -= np.uint64(count)
         self.staged = []
@@ -120,9 +121,9 @@ class Sender:
         self.write()
         return sent
 
-    def _number(self, name: str) -> int:
-        number = self.store.subjects.number(name)
-        return self.store.add_subject(name) if number is None else number
+    def _number(self, name: str, lane: int) -> int:
+        number = self.store.subjects.number(name, lane)
+        return self.store.add_subject(name, lane) if number is None else number
 
 
 def open_store(path: Path, disk: Disk | None = None, **changes: Any) -> Store:
@@ -160,9 +161,9 @@ def check_stored(store: Store, batches: Sequence[Sent]) -> None:
     for sent in batches:
         assert bytes(store.partitions[sent.partition].message_log.view(sent.position, len(sent.data))) == sent.data
     expected = [
-        (sent.partition, sent.position, store.subjects.number(name), first, count)
+        (sent.partition, sent.position, store.subjects.number(name, lane), first, count)
         for sent in batches
-        for name, first, count in sent.runs
+        for (name, first, count), lane in zip(sent.runs, sent.lanes, strict=True)
     ]
     rows = []
     for partition in range(len(store.partitions)):
@@ -175,12 +176,13 @@ def check_stored(store: Store, batches: Sequence[Sent]) -> None:
 
 
 def check_counts(store: Store, batches: Sequence[Sent]) -> None:
-    """Of each subject as many messages are counted as are in *batches*."""
-    counts: Counter[str] = Counter()
+    """Of each lane of a subject as many messages are counted as are in *batches*."""
+    counts: Counter[tuple[str, int]] = Counter()
     for sent in batches:
-        counts.update({name: count for name, _, count in sent.runs})
+        named = zip(sent.runs, sent.lanes, strict=True)
+        counts.update({(name, lane): count for (name, _, count), lane in named})
     for number in range(store.subjects.count):
-        name = store.subjects.name(number)
+        name = store.subjects.name(number), store.subjects.lane(number)
         assert (
             store.subjects.message_count(number, int(store.subjects.firsts[number]), int(store.subjects.ends[number]))
             == counts[name]

@@ -69,7 +69,7 @@ class DelayedMessages:
         self._store = store
         self._intake = intake
         self._effects = effects
-        self._delayed = intake.delay_log = DelayIntake(store, self._arrived)
+        self._delayed = intake.delay_log = DelayIntake(store, intake.numbering, self._arrived)
         self._reads = DelayReads(store, effects)
         self._segments = DelaySegments(store)
         self._schedule: Schedule = store.groups.delayed()

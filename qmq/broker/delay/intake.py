@@ -9,12 +9,12 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from qmq.broker.publish.publish import SubjectNumbering
 from qmq.broker.publish.staging import Numbers, StagedBatch, StagedPartition
 from qmq.errors import InvalidOption, QmqError
-from qmq.format.batch import CheckedBatch, clock_us_of
+from qmq.format.batch import CheckedBatch, clock_us_of, numbers_by_run
 from qmq.format.copies.due import due_times
 from qmq.format.layout import DELAY_PARTITION, DELIVER_UNIT_US, MAX_DELAY_SHOWN, MAX_DELAY_US
-from qmq.names import check_subject
 from qmq.storage.store import Store
 
 _DAY_US: Final = 86_400_000_000
@@ -36,8 +36,10 @@ class Arrived(NamedTuple):
 class DelayIntake:
     """The delay log as the send path sees it. *arrived* is called with each batch once it is visible."""
 
-    def __init__(self, store: Store, arrived: Callable[[Arrived], None]) -> None:
+    def __init__(self, store: Store, numbering: SubjectNumbering, arrived: Callable[[Arrived], None]) -> None:
+        """*numbering* is that of the store itself, in which messages are delivered when they are due."""
         self._store = store
+        self._numbering = numbering
         self._arrived = arrived
         self._partition: StagedPartition | None = None
         self._hidden: deque[Arrived] = deque()
@@ -66,16 +68,15 @@ class DelayIntake:
     def numbers_of(self, batch: CheckedBatch) -> int | Numbers:
         """Return the number of each run's subject in the delay log."""
         log = self.partition().store
-        numbers = [self._number(log, name) for name in batch.names]
+
+        def number_of(name: str, lane: int) -> int:
+            number = log.subjects.number(name, lane)
+            return log.add_subject(name, lane, forced=True) if number is None else number
+
         if batch.runs is None:
             assert batch.run is not None
-            return numbers[batch.run[0]]
-        by_run: Numbers = np.array(numbers, np.int64)[batch.runs["subject"]]
-        return by_run
-
-    def _number(self, log: Store, name: str) -> int:
-        number = log.subjects.number(name)
-        return log.add_subject(name, forced=True) if number is None else number
+            return number_of(batch.names[0], batch.run[1])
+        return numbers_by_run(batch.names, batch.runs, number_of)
 
     # --- what comes ---------------------------------------------------------------------------------------------------
 
@@ -90,12 +91,7 @@ class DelayIntake:
                 f"a message is to be delivered in {(latest - wall_us) / _DAY_US:.1f} days; at most {MAX_DELAY_SHOWN} "
                 "are allowed"
             )
-        unknown = [name for name in batch.names if self._store.subjects.number(name) is None]
-        for name in unknown:
-            check_subject(name)
-        for name in unknown:
-            if self._store.subjects.number(name) is None:
-                self._store.add_subject(name)
+        self._numbering.of(batch)
         if self._partition is None:
             self._partition = StagedPartition(DELAY_PARTITION, self._store.open_delay_log(wall_us), 0)
         return DelayedArrival(self, view, batch)

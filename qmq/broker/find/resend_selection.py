@@ -246,8 +246,7 @@ class PrefixSelection:
         """Yield the numbers of the subjects, some at a time."""
         subjects, count = self._store.subjects, len(self._ends)
         if self._prefix != "" and not self._prefix.endswith("."):
-            number = subjects.number(self._prefix)
-            yield [] if number is None or number >= count else [number]
+            yield [number for number in subjects.numbers_of(self._prefix) if number < count]
             return
         for start in range(0, count, _NAMES):
             yield subjects.under(self._prefix, start, min(start + _NAMES, count))

@@ -29,11 +29,12 @@ class ReadyCount(NamedTuple):
 
 
 class SubjectLag(NamedTuple):
-    """A subject whose messages with sequences from ``start`` up to ``end`` no consumer of a group had yet."""
+    """A lane of a subject whose messages with sequences from ``start`` up to ``end`` no consumer of a group had yet."""
 
     subject: str
     start: int
     end: int
+    lane: int
 
 
 def ready(store: Store, group: Group) -> ReadyCount:
@@ -54,15 +55,16 @@ def has_ready(store: Store, group: Group, subject_filter: SubjectFilter) -> bool
 
 
 def waiting(store: Store, group: Group, after: int, most: int) -> tuple[list[SubjectLag], int | None]:
-    """Return subjects with messages that no consumer of the group had yet, from number *after* on, and the number to
-    go on from (None: there are no more).
+    """Return lanes of subjects with messages that no consumer of the group had yet, from number *after* on, and the
+    number to go on from (None: there are no more).
     """
     starts, ends, _ = _starts(store, group)
     numbers = np.flatnonzero(starts[after:] < ends[after:]) + after
     rows = list[SubjectLag]()
     for number in numbers[:most].tolist():
         with suppress(StorageError):  # its name is damaged
-            rows.append(SubjectLag(store.subjects.name(number), int(starts[number]), int(ends[number])))
+            span = int(starts[number]), int(ends[number])
+            rows.append(SubjectLag(store.subjects.name(number), *span, store.subjects.lane(number)))
     return rows, int(numbers[most]) if len(numbers) > most else None
 
 
@@ -84,8 +86,7 @@ def _starts(store: Store, group: Group) -> tuple[npt.NDArray[np.int64], npt.NDAr
 
 def _followed(store: Store, subject_filter: SubjectFilter) -> npt.NDArray[np.int64]:
     if subject_filter.exact:
-        number = subject_filter.subject(store)
-        return np.array([] if number is None else [number], np.int64)
+        return np.array(store.subjects.numbers_of(subject_filter.prefix), np.int64)
     matches = subject_filter.matches(store)
     return np.arange(store.subjects.count) if matches is None else np.flatnonzero(matches[: store.subjects.count])
 

@@ -95,8 +95,7 @@ class UntakenNames:
         untaken = subjects.ends[:count] > subjects.firsts[:count]
         for one in filters.values():
             if one.exact:
-                number = one.subject(self._store)
-                untaken[[] if number is None else [number]] = False
+                untaken[subjects.numbers_of(one.prefix)] = False
             elif (matches := one.matches(self._store)) is not None:
                 untaken &= ~matches[:count]
         since_us = np.zeros(count, np.int64)

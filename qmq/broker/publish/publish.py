@@ -8,6 +8,7 @@ becomes visible in order.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -37,17 +38,19 @@ from qmq.format.batch import (
     CheckedBatch,
     EntryRow,
     Header,
+    Runs,
     check_batch,
     check_plain,
     entries_of,
     entry_flags,
     entry_of,
     mark_maker,
+    numbers_by_run,
     stamp,
     stamp_plain,
     with_ahead,
 )
-from qmq.format.layout import BATCH_HEADER_SIZE, HANDED_FLAGS, HAS_DELIVER_AT, RUN_REPLAYED, RUN_SIZE
+from qmq.format.layout import BATCH_HEADER_SIZE, HANDED_FLAGS, HAS_DELIVER_AT, LANE_NORMAL, RUN_REPLAYED, RUN_SIZE
 from qmq.format.private import PRIVATE
 from qmq.format.source import ADDRESS_SIZE, NO_ADDRESS, has_room
 from qmq.names import check_subject
@@ -74,7 +77,8 @@ class Intake:
         #: The delay log; the part that delays messages sets it.
         self.delay_log: DelayLog | None = None
         self._avoided: frozenset[int] = frozenset()
-        self._numbering = SubjectNumbering(store)
+        #: Gives subjects and lanes their numbers.
+        self.numbering = SubjectNumbering(store)
         self._mark = mark_maker(store.secret)
         #: What is stamped as the source of batches, by connection.
         self._sources: dict[int, bytes] = {}
@@ -125,9 +129,9 @@ class Intake:
             self._check_whole(partition)
             numbers = self.delay_log.numbers_of(batch)
         else:
-            numbers = self._numbering.of(batch) if command.numbers is None else command.numbers
-            if batch.run is not None and not command.copy:
-                self._numbering.know(view, header, numbers)
+            numbers = self.numbering.of(batch) if command.numbers is None else command.numbers
+            if batch.run is not None and not command.copy and batch.run[1] == LANE_NORMAL:
+                self.numbering.know(view, header, numbers)
             partition = self._choose(numbers)
             if len(self._partitions) > 1:
                 self._write_before(partition, numbers)
@@ -154,7 +158,7 @@ class Intake:
             self._check_whole(partition)
             numbers = self.delay_log.numbers_of(batch)
         else:
-            numbers = self._numbering.of(batch, forced=True) if number is None else number
+            numbers = self.numbering.of(batch, forced=True) if number is None else number
             partition = self._choose(numbers)
             if len(self._partitions) > 1:
                 self._write_before(partition, numbers)
@@ -176,7 +180,7 @@ class Intake:
         batch = check_plain(view, size, self._limits.max_message_bytes)
         if batch is None:
             return None
-        number = self._numbering.by_table.get(batch.table)
+        number = self.numbering.by_table.get(batch.table)
         source = self._sources.get(connection, NO_ADDRESS)
         if number is None or not self._producers.is_next(batch.producer_id, batch.producer_sequence):
             return None
@@ -532,11 +536,12 @@ _KNOWN_TABLE_BYTES: Final = 384
 
 
 class SubjectNumbering:
-    """The numbers of the subjects of batches, in one store."""
+    """The numbers of the subjects and lanes of batches, in one store."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        #: The number of a subject by the table of a batch that names it alone, for small tables that were checked.
+        #: The number of a subject's normal lane by the table of a batch that names it alone, for small tables that were
+        #: checked.
         self.by_table: dict[bytes, int] = {}
 
     def of(self, batch: CheckedBatch, *, forced: bool = False) -> int | Numbers:
@@ -548,31 +553,59 @@ class SubjectNumbering:
             for name in batch.names:
                 check_subject(name)
         if batch.run is not None:
-            name = batch.names[batch.run[0]]
-            number = self._store.subjects.number(name)
-            return self._add(name, forced) if number is None else number
+            name, lane = batch.names[batch.run[0]], batch.run[1]
+            number = self._store.subjects.number(name, lane)
+            return self._add(name, lane, forced) if number is None else number
         assert batch.runs is not None
+        if batch.runs["lane"].any():
+            return self._of_lanes(batch.names, batch.runs, forced)
         known = self._store.subjects.numbers(batch.names)
         if None in known:
             for name, number in zip(batch.names, known, strict=True):
                 if number is None:
                     check_subject(name)  # all of them before any is registered
             known = [
-                self._add(name, forced) if number is None else number
+                self._add(name, LANE_NORMAL, forced) if number is None else number
                 for name, number in zip(batch.names, known, strict=True)
             ]
         by_run: Numbers = np.array(known, np.int64)[batch.runs["subject"]]
         return by_run
 
+    def _of_lanes(self, names: Sequence[str], runs: Runs, forced: bool) -> Numbers:
+        number = self._store.subjects.number
+        for name in names:
+            if number(name) is None:
+                check_subject(name)  # all of them before any is registered
+
+        def number_of(name: str, lane: int) -> int:
+            known = number(name, lane)
+            return self._add(name, lane, forced) if known is None else known
+
+        return numbers_by_run(names, runs, number_of)
+
+    def of_private(self, names: Sequence[str], runs: Runs, *, forced: bool = False) -> int | Numbers:
+        """Return the subject number of each run of copies for one group alone, whose subjects are checked; one int for
+        one run. Raises TooManySubjects, unless it is *forced*.
+        """
+
+        def number_of(name: str, lane: int) -> int:
+            number = self._store.subjects.number(name, lane)
+            return self._store.add_subject(name, lane, forced=forced) if number is None else number
+
+        if len(runs) == 1:
+            return number_of(names[int(runs["subject"][0])], int(runs["lane"][0]))
+        return numbers_by_run(names, runs, number_of)
+
     def know(self, view: memoryview, header: Header, number: int | Numbers) -> None:
-        """Remember the table of a batch of one run that a client sent, and that names the subject of that number."""
+        """Remember the table of a batch of one run of a normal lane, which a client sent, and which names the subject
+        of that number.
+        """
         assert isinstance(number, int)
         if header.table_size <= _KNOWN_TABLE_BYTES:
             if len(self.by_table) >= _KNOWN_TABLES:
                 self.by_table.clear()
             self.by_table[bytes(view[BATCH_HEADER_SIZE + RUN_SIZE : header.data_start])] = number
 
-    def _add(self, name: str, forced: bool) -> int:
-        """Register a subject, unless it is known: a table may name it twice."""
-        number = self._store.subjects.number(name)
-        return self._store.add_subject(check_subject(name), forced=forced) if number is None else number
+    def _add(self, name: str, lane: int, forced: bool) -> int:
+        """Register a lane of a subject, whose name is checked first."""
+        return self._store.add_subject(check_subject(name), lane, forced=forced)

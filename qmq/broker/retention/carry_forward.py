@@ -29,7 +29,7 @@ from qmq.broker.retention.references import (
     SegmentTarget,
 )
 from qmq.errors import QmqError, StorageError
-from qmq.format.batch import ANY_MESSAGE_BYTES, BatchLimits, check_batch
+from qmq.format.batch import ANY_MESSAGE_BYTES, BatchLimits, check_batch, runs_of
 from qmq.format.layout import HAS_DELIVER_AT, KNOWN_FLAGS, RUN_REPLAYED
 from qmq.storage.store import OldSegment, Store
 
@@ -175,17 +175,15 @@ class CarryForward:
                 self.carried_bytes += len(piece.batch)
                 try:
                     batch = check_batch(memoryview(piece.batch), _LIMITS)
-                    number = self._number(batch.names[0])
+                    runs = runs_of(memoryview(piece.batch), batch.header)
+                    number = self._intake.numbering.of_private(batch.names, runs, forced=True)
+                    assert isinstance(number, int), "a copy has one run"
                     self._intake.append(piece.batch, batch, one, now, number=number)
                 except QmqError as error:
                     one.refused(error)
                     return stored
         self._intake.turn()
         return stored
-
-    def _number(self, subject: str) -> int:
-        number = self._store.subjects.number(subject)
-        return self._store.add_subject(subject, forced=True) if number is None else number
 
     def _finish(self, now: Now) -> None:
         """Put the copies in the place of the originals, once they are on disk."""

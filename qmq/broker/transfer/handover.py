@@ -17,7 +17,7 @@ from qmq.broker.ports.commands import HandOver, Now, Send
 from qmq.broker.ports.effects import Effect, HandedOver, Refused, Sent
 from qmq.broker.publish.publish import Intake
 from qmq.errors import BadBatch, InvalidOption, UnknownGroup
-from qmq.format.batch import ANY_MESSAGE_BYTES, BatchLimits, check_batch
+from qmq.format.batch import ANY_MESSAGE_BYTES, BatchLimits, check_batch, runs_of
 from qmq.format.copies.due import DUE_PRODUCER
 from qmq.format.layout import HANDED_FLAGS, MAX_DELAY_SHOWN, MAX_DELAY_US, RUN_REPLAYED
 from qmq.format.private import check_private
@@ -49,14 +49,12 @@ class Handovers:
             raise BadBatch(f"a handover has one message, not {batch.header.messages}")
         if batch.header.producer_id == DUE_PRODUCER:
             raise BadBatch("that producer id is a broker's own: it marks delivered delayed messages")
-        subject = check_private(batch.names[0], command.group)
+        check_private(batch.names[0], command.group)
         key = batch.header.producer_id + batch.header.producer_sequence.to_bytes(8, "little")
         if key in ledger.handed:
             self._delivery.durable.answer(HandedOver(command.connection, command.request))
             return
-        number = self._store.subjects.number(subject)
-        if number is None:
-            number = self._store.add_subject(subject)
+        number = self._intake.numbering.of_private(batch.names, runs_of(command.batch, batch.header))
         self._waiting[command.connection, command.request] = command, key
         try:
             self._intake.send(

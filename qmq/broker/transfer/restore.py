@@ -13,8 +13,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
-import numpy as np
-
 from qmq.broker.delivery.pull import Delivery
 from qmq.broker.groups.group_state import Ledger
 from qmq.broker.groups.message_ranges import PARTITIONS
@@ -117,14 +115,10 @@ class Restores:
 
     def _own_numbers(self, batch: memoryview, header: Header, group: str) -> int | Numbers:
         """Return the subject number of each run; all subjects must be private to *group*. Raises InvalidName."""
-        numbers = list[int]()
-        for name in stored_names(batch, header):
-            number = self._store.subjects.number(check_private(name, group))
-            numbers.append(self._store.add_subject(name) if number is None else number)
-        if len(numbers) == 1:
-            return numbers[0]
-        by_run: Numbers = np.array(numbers, np.int64)[runs_of(batch, header)["subject"]]
-        return by_run
+        names = stored_names(batch, header)
+        for name in names:
+            check_private(name, group)
+        return self._intake.numbering.of_private(names, runs_of(batch, header))
 
     def disconnected(self, connection: int) -> None:
         """Forget the run of a connection that is gone; messages that are not named yet come again."""

@@ -22,12 +22,13 @@ _TIMEOUT_S: Final = 5.0
 
 
 class WaitingSpan(NamedTuple):
-    """Messages of a subject at one broker that no consumer of a group had yet."""
+    """Messages of a lane of a subject at one broker that no consumer of a group had yet."""
 
     broker: str
     subject: str
     start: int
     end: int
+    lane: int
 
 
 def waiting_spans(server: str, group: str, timeout: float, most: int) -> list[WaitingSpan]:

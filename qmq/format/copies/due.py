@@ -21,10 +21,9 @@ from crc32c import crc32c
 
 from qmq.errors import BadBatch
 from qmq.format.batch import COLUMN_BYTES, CheckedBatch, Header, header_crc_of, parse_header, stored_table
-from qmq.format.build import records_of, sealed_head
+from qmq.format.build import NamedRuns, name_runs, records_of, sealed_head
 from qmq.format.hashing import check_of, checks_of
 from qmq.format.layout import (
-    BATCH_HEADER,
     BATCH_HEADER_SIZE,
     BATCH_MAGIC,
     BATCH_VERSION,
@@ -64,6 +63,7 @@ class SingleBatch(NamedTuple):
     """A stored batch of one message, whose checksums are right."""
 
     subject: str
+    lane: int
     flags: int
     position: int
     created_at_us: int
@@ -88,14 +88,14 @@ def single_of(batch: memoryview) -> SingleBatch | None:
         return None
     table = stored_table(batch, header)
     source = with_producer(source_in(table), header.producer_id)
-    name = names_of(table)[0]
-    return SingleBatch(name, flags, header.position, header.created_at_us, data[:width], data[width:], source)
+    name, lane = names_of(table)[0], RUN.unpack_from(batch, BATCH_HEADER_SIZE)[1]
+    return SingleBatch(name, lane, flags, header.position, header.created_at_us, data[:width], data[width:], source)
 
 
 def join_singles(singles: list[SingleBatch], store_id: bytes, partition: int) -> Due:
-    """Return these messages as one batch, in their order within each subject. Their ids name *partition*."""
-    numbers: dict[str, int] = {}
-    subjects = [numbers.setdefault(one.subject, len(numbers)) for one in singles]
+    """Return these messages as one batch, in their order within each subject and lane. Their ids name *partition*."""
+    numbers: dict[tuple[str, int], int] = {}
+    subjects = [numbers.setdefault((one.subject, one.lane), len(numbers)) for one in singles]
     counts = [len(singles)]
     if len(numbers) > 1:
         order = sorted(range(len(singles)), key=subjects.__getitem__)
@@ -115,8 +115,9 @@ def join_singles(singles: list[SingleBatch], store_id: bytes, partition: int) ->
     checks = checks_of(payloads, _folds(sizes, columns), len(singles))
     datas = _datas([lengths, sizes, checks, *(columns[flag] for flag in sorted(columns))], payloads, counts)
     flags = sum(columns) | (HAS_MORE_KEYS if any(one.flags & HAS_MORE_KEYS for one in singles) else 0)
-    table = table_of(list(numbers), b"".join(sources))
-    return Due(*_built(flags, list(numbers), table, counts, datas, min(created), store_id), 0)
+    named = name_runs([subject for subject, _ in numbers], [lane for _, lane in numbers])
+    table = table_of(named.names, b"".join(sources))
+    return Due(*_built(flags, named, table, counts, datas, min(created), store_id), 0)
 
 
 def _columns_of(singles: list[SingleBatch]) -> tuple[npt.NDArray[Any], npt.NDArray[Any], Columns]:
@@ -165,22 +166,26 @@ def _datas(columns: list[npt.NDArray[Any]], payloads: list[bytes], counts: list[
 
 
 def _built(
-    flags: int, names: list[str], table: bytes, counts: list[int], datas: list[bytes], created_at_us: int,
+    flags: int, named: NamedRuns, table: bytes, counts: list[int], datas: list[bytes], created_at_us: int,
     store_id: bytes,
 ) -> tuple[bytearray, CheckedBatch]:  # fmt: skip
     data = b"".join(datas)
-    records = records_of(counts, list(map(len, datas)), map(crc32c, datas))
+    records = records_of(counts, list(map(len, datas)), map(crc32c, datas), named=named)
     size = BATCH_HEADER_SIZE + len(records) + len(table) + len(data)
     fields = (
-        BATCH_MAGIC, BATCH_VERSION, 0, flags, size, len(table), sum(counts), len(names), 0, 0, created_at_us, 0,
+        BATCH_MAGIC, BATCH_VERSION, 0, flags, size, len(table), sum(counts), len(counts), 0, 0, created_at_us, 0,
         store_id, DUE_PRODUCER, 0, crc32c(data), 0, bytes(8),
     )  # fmt: skip
     buffer = bytearray(sealed_head(fields, records + table) + data)
+    return buffer, _checked(buffer, named)
+
+
+def _checked(buffer: bytearray, named: NamedRuns) -> CheckedBatch:
     made = parse_header(memoryview(buffer))
-    if len(names) == 1:
-        return buffer, CheckedBatch(made, tuple(names), RUN.unpack_from(buffer, BATCH_HEADER_SIZE), None)
+    if made.runs == 1:
+        return CheckedBatch(made, tuple(named.names), RUN.unpack_from(buffer, BATCH_HEADER_SIZE), None)
     runs = np.frombuffer(memoryview(buffer), RUN_DTYPE, made.runs, BATCH_HEADER_SIZE)
-    return buffer, CheckedBatch(made, tuple(names), None, runs)
+    return CheckedBatch(made, tuple(named.names), None, runs)
 
 
 #: The producer of batches of due messages; no client has this id, since theirs are random or hashes.
@@ -238,7 +243,7 @@ def cut_due(batch: memoryview, start: int, stop: int, partition: int) -> Due | N
                 parts.append(part)
     if not parts:
         return None
-    joined = [(subject, _joined(runs, partition)) for subject, runs in _by_subject(parts).items()]
+    joined = [(lane, _joined(runs, partition)) for lane, runs in _by_lane(parts).items()]
     flags = (header.flags & ~HAS_DELIVER_AT) | HAS_ORIGIN_ID
     return Due(*_build(header, flags, joined, parts[0].packed_source()), lost)
 
@@ -265,7 +270,7 @@ def _cut_single(batch: memoryview, header: Header, partition: int) -> Due | None
     source = with_producer(source_in(stored), header.producer_id)
     table = table_of(names, source)  # without the field that the broker added
     crc = crc32c(made)
-    record = RUN.pack(0, 0, 0, 0, 1, 0, len(made), crc, 0)
+    record = RUN.pack(0, RUN.unpack_from(batch, BATCH_HEADER_SIZE)[1], 0, 0, 1, 0, len(made), crc, 0)
     size = BATCH_HEADER_SIZE + RUN_SIZE + len(table) + len(made)
     fields = (
         header.magic, header.version, 0, (flags & ~HAS_DELIVER_AT) | HAS_ORIGIN_ID, size, len(table), 1, 1, 0, 0,
@@ -292,10 +297,10 @@ def _sound_parts(run: Run) -> list[Run | int]:
     return [*parts, len(bad)]
 
 
-def _by_subject(parts: list[Run]) -> dict[str, list[Run]]:
-    found = dict[str, list[Run]]()
+def _by_lane(parts: list[Run]) -> dict[tuple[str, int], list[Run]]:
+    found = dict[tuple[str, int], list[Run]]()
     for part in parts:
-        found.setdefault(part.subject, []).append(part)
+        found.setdefault((part.subject, part.lane), []).append(part)
     return found
 
 
@@ -325,28 +330,23 @@ def _joined(parts: list[Run], partition: int) -> tuple[int, bytes]:
 
 
 def _build(
-    header: Header, flags: int, joined: list[tuple[str, tuple[int, bytes]]], source: bytes
+    header: Header, flags: int, joined: list[tuple[tuple[str, int], tuple[int, bytes]]], source: bytes
 ) -> tuple[bytearray, CheckedBatch]:
-    names = [subject for subject, _ in joined]
+    named = name_runs([subject for (subject, _), _ in joined], [lane for (_, lane), _ in joined])
     counts = [count for _, (count, _) in joined]
     datas = [data for _, (_, data) in joined]
-    table, data = table_of(names, source), b"".join(datas)
-    records = records_of(counts, list(map(len, datas)), map(crc32c, datas))
+    table, data = table_of(named.names, source), b"".join(datas)
+    records = records_of(counts, list(map(len, datas)), map(crc32c, datas), named=named)
     size = BATCH_HEADER_SIZE + len(records) + len(table) + len(data)
     fields = list(header)
     for name, value in (
-        ("flags", flags), ("size", size), ("table_size", len(table)), ("messages", sum(counts)), ("runs", len(names)),
+        ("flags", flags), ("size", size), ("table_size", len(table)), ("messages", sum(counts)), ("runs", len(counts)),
         ("producer_id", DUE_PRODUCER), ("producer_sequence", 0), ("data_crc", crc32c(data)), ("header_crc", 0),
         ("mark", bytes(8)),
     ):  # fmt: skip
         fields[Header._fields.index(name)] = value
     buffer = bytearray(sealed_head(tuple(fields), records + table) + data)
-    made = parse_header(bytes(buffer[: BATCH_HEADER.size]))
-    if made.runs == 1:
-        run = RUN.unpack_from(buffer, BATCH_HEADER_SIZE)
-        return buffer, CheckedBatch(made, tuple(names), run, None)
-    runs = np.frombuffer(memoryview(buffer), RUN_DTYPE, made.runs, BATCH_HEADER_SIZE)
-    return buffer, CheckedBatch(made, tuple(names), None, runs)
+    return buffer, _checked(buffer, named)
 
 
 def origins_of(batch: memoryview) -> list[tuple[bytes, int, npt.NDArray[np.uint64]]]:

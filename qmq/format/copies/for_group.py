@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 from crc32c import crc32c
 
-from qmq.format.build import fold_of, records_of, sealed_head
+from qmq.format.build import fold_of, sealed_head
 from qmq.format.hashing import check_of, checks_of
 from qmq.format.layout import (
     BATCH_HEADER_SIZE,
@@ -28,6 +28,7 @@ from qmq.format.layout import (
     MESSAGE_ID,
     MESSAGE_ID_SIZE,
     OPTIONAL_COLUMNS,
+    RUN,
     RUN_REPLAYED,
 )
 from qmq.format.private import origin_subject, private_subject
@@ -39,7 +40,7 @@ from qmq.format.table import table_of
 def private_batch(run: Run, index: int, group: str, producer_id: bytes, producer_sequence: int) -> bytes:
     """Return message *index* of a run as a batch of its own for one group alone, as a client sends it.
 
-    It keeps header, body, tags, keys, expiry, time of creation and source, and its id as origin id.
+    It keeps lane, header, body, tags, keys, expiry, time of creation and source, and its id as origin id.
     """
     one = run.slice(index, index + 1)
     flags = (one.flags & HANDED_FLAGS & ~(HAS_CREATED_AT | HAS_SOURCE)) | HAS_ORIGIN_ID
@@ -55,7 +56,7 @@ def private_batch(run: Run, index: int, group: str, producer_id: bytes, producer
     kept = [columns[flag] for flag, _ in OPTIONAL_COLUMNS if flags & flag]
     data = b"".join([length, header_size, check, *kept, payload])
     table = table_of([private_subject(group, origin_subject(one.subject))], one.source_record(0))
-    records = records_of([1], [len(data)], [crc32c(data)], one.run_flags)
+    records = RUN.pack(0, one.lane, one.run_flags, 0, 1, 0, len(data), crc32c(data), 0)
     size = BATCH_HEADER_SIZE + len(records) + len(table) + len(data)
     fields = (
         BATCH_MAGIC, BATCH_VERSION, 0, flags, size, len(table), 1, 1, 0, 0, one.created_us(0), 0, bytes(6), producer_id,
@@ -75,8 +76,9 @@ COPY_PRODUCER: Final = b"qmq: carrying on"
 def copied_batch(run: Run, group: str, clock_us: int, *, replayed: bool = False) -> bytearray:
     """Return all messages of a sound run as a batch for one group alone, ready to be stamped.
 
-    They keep header, body, tags, keys, expiry, time of creation and source, and their ids as origin ids. *clock_us* is
-    when they were stored, by the wall clock. With *replayed* they are marked as messages that a resend hands out again.
+    They keep lane, header, body, tags, keys, expiry, time of creation and source, and their ids as origin ids.
+    *clock_us* is when they were stored, by the wall clock. With *replayed* they are marked as messages that a resend
+    hands out again.
     """
     flags, count = (run.flags & ~HAS_DELIVER_AT) | HAS_ORIGIN_ID, run.count
     lengths, header_sizes, _, *given, payload = map(bytes, cut_data(run.data, run.flags, count, 0, count))
@@ -94,7 +96,8 @@ def copied_batch(run: Run, group: str, clock_us: int, *, replayed: bool = False)
     checks = checks_of(map(view.__getitem__, map(slice, [0, *ends[:-1]], ends)), folds, count)
     data = b"".join([lengths, header_sizes, checks.tobytes(), *kept, payload])
     table = table_of([private_subject(group, origin_subject(run.subject))], run.packed_source() or NO_SOURCE)
-    records = records_of([count], [len(data)], [crc32c(data)], run.run_flags & RUN_REPLAYED | replayed * RUN_REPLAYED)
+    run_flags = run.run_flags & RUN_REPLAYED | replayed * RUN_REPLAYED
+    records = RUN.pack(0, run.lane, run_flags, 0, count, 0, len(data), crc32c(data), 0)
     size = BATCH_HEADER_SIZE + len(records) + len(table) + len(data)
     fields = (
         BATCH_MAGIC, BATCH_VERSION, 0, flags, size, len(table), count, 1, 0, 0, run.created_at_us, 0, bytes(6),

@@ -1,7 +1,7 @@
 """Messages of an archive as batches for a broker: copies under their old ids, marked as replayed.
 
-They keep header, body, key, tags and time of creation. Delay and expiry are left out: they were about a time that is
-over, and a restore wants the messages now.
+They keep lane, header, body, key, tags and time of creation. Delay and expiry are left out: they were about a time that
+is over, and a restore wants the messages now.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from crc32c import crc32c
 
 from qmq.errors import MessageTooLarge
 from qmq.format.batch import COLUMN_BYTES, header_crc_of, parse_header
-from qmq.format.build import records_of, sealed_head
+from qmq.format.build import name_runs, records_of, sealed_head
 from qmq.format.hashing import check_of, checks_of
 from qmq.format.layout import (
     BATCH_HEADER_SIZE,
@@ -69,10 +69,10 @@ def restored_batches(parts: Sequence[Part], created_at_us: int, most_bytes: int)
     Raises MessageTooLarge when one message takes more.
     """
     for some in _fitting(parts, most_bytes):
-        by_subject = dict[str, list[Run]]()
+        by_lane = dict[tuple[str, int], list[Run]]()
         for subject, run in some:
-            by_subject.setdefault(subject, []).append(run)
-        yield _batch(by_subject, created_at_us)
+            by_lane.setdefault((subject, run.lane), []).append(run)
+        yield _batch(by_lane, created_at_us)
 
 
 def numbered(batch: bytearray, producer_id: bytes, producer_sequence: int) -> None:
@@ -149,24 +149,24 @@ def _slices(run: Run, most_bytes: int) -> Iterator[Run]:
         start, before = stop, int(ends[stop - 1])
 
 
-def _batch(by_subject: dict[str, list[Run]], created_at_us: int) -> RestoredBatch:
-    names = list(by_subject)
-    several = list(by_subject.values())
+def _batch(by_lane: dict[tuple[str, int], list[Run]], created_at_us: int) -> RestoredBatch:
+    named = name_runs([subject for subject, _ in by_lane], [lane for _, lane in by_lane])
+    several = list(by_lane.values())
     flags = (several[0][0].flags & _KEPT) | HAS_ORIGIN_ID
     datas = [_data_of(runs) for runs in several]
     counts = [sum(run.count for run in runs) for runs in several]
     crcs = [crc32c(data) for data in datas]
-    if len(names) == 1:
+    if len(several) == 1:
         data, crc = datas[0], crcs[0]
-        records = RUN.pack(0, 0, RUN_REPLAYED, 0, counts[0], 0, len(data), crc, 0)
+        records = RUN.pack(0, several[0][0].lane, RUN_REPLAYED, 0, counts[0], 0, len(data), crc, 0)
     else:
         data = b"".join(datas)
         crc = crc32c(data)
-        records = records_of(counts, list(map(len, datas)), crcs, RUN_REPLAYED)
-    table = table_of(names, several[0][0].packed_source() or NO_SOURCE)
+        records = records_of(counts, list(map(len, datas)), crcs, RUN_REPLAYED, named)
+    table = table_of(named.names, several[0][0].packed_source() or NO_SOURCE)
     size = BATCH_HEADER_SIZE + len(records) + len(table) + len(data)
     fields = (
-        BATCH_MAGIC, BATCH_VERSION, 0, flags, size, len(table), sum(counts), len(names), 0, 0, created_at_us, 0,
+        BATCH_MAGIC, BATCH_VERSION, 0, flags, size, len(table), sum(counts), len(several), 0, 0, created_at_us, 0,
         bytes(6), bytes(16), 0, crc, 0, bytes(8),
     )  # fmt: skip
     buffer = bytearray(sealed_head(fields, records + table))

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-import numpy as np
-
-from qmq.format.batch import EntryRow, Header, entries_of, entry_flags, parse_header, runs_of, stored_names
-from qmq.format.layout import BATCH_HEADER_SIZE, RUN, RUN_SIZE
+from qmq.format.batch import (
+    EntryRow,
+    Header,
+    entries_of,
+    entry_flags,
+    numbers_by_run,
+    parse_header,
+    runs_of,
+    stored_names,
+)
+from qmq.format.layout import BATCH_HEADER_SIZE, LANE_NORMAL, RUN, RUN_SIZE
 from qmq.storage.consumer_log.subject_order import Rows
 from qmq.storage.meta.subjects import SubjectTable
 
@@ -26,32 +33,32 @@ class Damaged(NamedTuple):
 
 
 class RowMaker:
-    """Makes consumer-log rows of stored batches, and registers new subjects."""
+    """Makes consumer-log rows of stored batches, and registers new subjects and lanes."""
 
     def __init__(self, subjects: SubjectTable) -> None:
         self._subjects = subjects
         self._by_table: dict[bytes, int] = {}
 
-    def number(self, name: str) -> int:
-        """Return the number of a subject, which is registered if it is new."""
-        number = self._subjects.number(name)
-        return self._subjects.add(name) if number is None else number
+    def number(self, name: str, lane: int) -> int:
+        """Return the number of a lane of a subject, which is registered if it is new."""
+        number = self._subjects.number(name, lane)
+        return self._subjects.add(name, lane) if number is None else number
 
     def rows(self, header: Header, batch: memoryview) -> EntryRow | Rows:
         """Return the rows of a valid batch: a tuple when it has one run, else ENTRY_DTYPE[runs]."""
         if header.runs == 1:
             subject, lane, flags, _, count, _, size, _, first = RUN.unpack_from(batch, BATCH_HEADER_SIZE)
             table = bytes(batch[_ONE_RUN_TABLE : header.data_start])
-            number = self._by_table.get(table)
+            number = self._by_table.get(table) if lane == LANE_NORMAL else None
             if number is None:
-                number = self.number(stored_names(batch, header)[subject])
-                if len(self._by_table) < _TABLES_KEPT and len(table) < _TABLE_BYTES_KEPT and subject == 0:
+                number = self.number(stored_names(batch, header)[subject], lane)
+                is_kept = lane == LANE_NORMAL and len(table) < _TABLE_BYTES_KEPT and subject == 0
+                if is_kept and len(self._by_table) < _TABLES_KEPT:
                     self._by_table[table] = number
             flags = entry_flags(flags, header.flags)
             return (first, header.position, header.stored_at_us, number, count, 0, lane, 1, flags, size, header.size)
-        names = stored_names(batch, header)
         runs = runs_of(batch, header)
-        numbers = np.fromiter(map(self.number, names), np.int64, len(names))[runs["subject"]]
+        numbers = numbers_by_run(stored_names(batch, header), runs, self.number)
         return entries_of(runs, header, header.position, header.stored_at_us, numbers)
 
     def damaged(self, prefix: bytes) -> list[Damaged]:

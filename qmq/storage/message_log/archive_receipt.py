@@ -1,6 +1,6 @@
 """The receipt beside a segment: ``<base:016x>.receipt`` says that an archive has a verified copy of the segment.
 
-Bytes: one line of JSON with a checksum (`qmq/format/checksummed_json.py`). The archive job writes it, also while a
+Bytes: one line of JSON with a checksum (`storage/disk/checksummed_json.py`). The archive job writes it, also while a
 broker runs. A segment may grow after it was archived: then its receipt ends before the segment, and does not cover all
 of it.
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from qmq.errors import BadBytes
-from qmq.format.checksummed_json import pack_json, parse_json
+from qmq.storage.disk.checksummed_json import pack_json, parse_json
 from qmq.storage.disk.disk import SHARED_FILE, Disk, failure, read_whole, write_atomically
 from qmq.storage.message_log.segment import SegmentOwner
 

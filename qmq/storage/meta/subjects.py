@@ -1,15 +1,16 @@
-"""The registry of subjects: names and numbers, and the first and next sequence of each.
+"""The registry of subjects: names, lanes and numbers, and the first and next sequence of each.
 
-The file ``subjects`` is append-only; a subject's number is the index of its record, and is never given again.
+A number stands for one lane of a subject: for its messages of one priority, or with order keys of one slot. The file
+``subjects`` is append-only; a number is the index of its record, and is never given again.
 
     header (32)   magic "QMQSUBJS" 8s | version u16 | store_id 6s | reserved 12s | crc32c u32 (of the 28 bytes before)
-    record        size u16 (of the name) | flags u16 (0) | check u32 | name (ASCII)
+    record        size u16 (of the name) | lane u16 | check u32 | name (ASCII)
 
-check is crc32c(name, seed = size | flags << 16) plus the record's number, modulo 2^32. So a record tells
+check is crc32c(name, seed = size | lane << 16) plus the record's number, modulo 2^32. So a record tells
 its number, and after bad bytes the next good record is found wherever it lies.
 
-In memory a subject costs its name, an entry in a dict and in a list, and 16 bytes of arrays: about 180 bytes with names
-of 36 characters, 180 MB for a million; 100,000 are read in 0.08 s.
+In memory a subject costs its name, an entry in a dict and in a list, and 18 bytes of arrays: about 180 bytes with names
+of 36 characters, 180 MB for a million; 100,000 are read in 0.08 s. A further lane of a name costs about 120 bytes.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ import numpy.typing as npt
 from crc32c import crc32c
 
 from qmq.errors import BadBytes, ForeignFile
-from qmq.format.layout import STORE_ID_SIZE, SUBJECTS_MAGIC, SUBJECTS_VERSION
+from qmq.format.lanes import is_known, kind_of
+from qmq.format.layout import LANE_NORMAL, STORE_ID_SIZE, SUBJECTS_MAGIC, SUBJECTS_VERSION
 from qmq.names import MAX_SUBJECT_BYTES  # bounds what a rotten size can claim
 from qmq.storage.disk.disk import Disk, failure, read_fully, write_atomically, write_fully
 from qmq.storage.disk.fsync import SureSync
@@ -56,9 +58,10 @@ class DamagedRecord(NamedTuple):
 
 
 class RegistryContent(NamedTuple):
-    """The content of a registry: a name by number (None: its record is bad), and the end of the good bytes."""
+    """The content of a registry: name (None: its record is bad) and lane by number, and the end of the good bytes."""
 
     names: list[str | None]
+    lanes: list[int]
     end: int
     damaged: list[DamagedRecord]
 
@@ -84,25 +87,27 @@ def check_header(data: bytes, store_id: bytes | None, path: Path) -> None:
         raise ForeignFile(f"{path} belongs to store {found_id.hex()}, not {store_id.hex()}; put the right file back")
 
 
-def pack_record(name: str, number: int) -> bytes:
-    """Return the record of subject *number*."""
+def pack_record(name: str, number: int, lane: int = LANE_NORMAL) -> bytes:
+    """Return the record of subject *number*: one lane of a name."""
     raw = name.encode("ascii")
     size = len(raw)
-    return RECORD.pack(size, 0, (crc32c(raw, size) + number) % _MODULUS) + raw
+    return RECORD.pack(size, lane, (crc32c(raw, size | lane << 16) + number) % _MODULUS) + raw
 
 
 def parse_records(data: bytes) -> RegistryContent:
     """Parse a registry's bytes, header and all. Bad records are skipped and listed, a bad end is left out."""
     names: list[str | None] = []
+    lanes: list[int] = []
     damaged: list[DamagedRecord] = []
     position, size_of_data, number = SUBJECTS_HEADER_SIZE, len(data), 0
     unpack = RECORD.unpack_from
     while position + RECORD_SIZE <= size_of_data:
-        size, flags, check = unpack(data, position)
+        size, lane, check = unpack(data, position)
         name = data[position + RECORD_SIZE : position + RECORD_SIZE + size]
-        fits = 0 < size <= MAX_SUBJECT_BYTES and len(name) == size and not flags  # zeros would pass the checksum
-        if fits and (crc32c(name, size | flags << 16) + number) % _MODULUS == check:
+        fits = 0 < size <= MAX_SUBJECT_BYTES and len(name) == size and is_known(lane)  # zeros would pass the checksum
+        if fits and (crc32c(name, size | lane << 16) + number) % _MODULUS == check:
             names.append(name.decode("ascii"))
+            lanes.append(lane)
             position += RECORD_SIZE + size
             number += 1
             continue
@@ -112,33 +117,36 @@ def parse_records(data: bytes) -> RegistryContent:
         damaged.append(DamagedRecord(number, position, f"{found[1] - number} records do not fit their checksum"))
         position, next_number = found
         names.extend([None] * (next_number - number))
+        lanes.extend([LANE_NORMAL] * (next_number - number))
         number = next_number
-    return RegistryContent(names, position, damaged)
+    return RegistryContent(names, lanes, position, damaged)
 
 
 def _next_record(data: bytes, start: int, number: int) -> tuple[int, int] | None:
     """Return the offset of the next good record after *number*, and its number; None when there is none."""
     for position in range(start, len(data) - RECORD_SIZE):
-        size, flags, check = RECORD.unpack_from(data, position)
-        if flags or not 0 < size <= MAX_SUBJECT_BYTES or position + RECORD_SIZE + size > len(data):
+        size, lane, check = RECORD.unpack_from(data, position)
+        if not 0 < size <= MAX_SUBJECT_BYTES or position + RECORD_SIZE + size > len(data) or not is_known(lane):
             continue
         name = data[position + RECORD_SIZE : position + RECORD_SIZE + size]
-        found = (check - crc32c(name, size)) % _MODULUS
+        found = (check - crc32c(name, size | lane << 16)) % _MODULUS
         if number < found <= number + 1 + (position - start) // RECORD_SIZE and name.isascii():
             return position, found
     return None
 
 
 class SubjectTable:
-    """Names to numbers and back, the next and the first sequence of each subject, and the gaps between.
+    """Names and lanes to numbers and back, the next and the first sequence of each number, and the gaps between.
 
-    ``ends`` and ``firsts`` are u64 by number; they are replaced when they grow, so read the attributes again after
-    ``add``, and use [:count]. New subjects begin at ``sequence_base``. New records are on disk after flush and fsync.
+    ``ends`` and ``firsts`` are u64 by number, ``lanes`` is u16; they are replaced when they grow, so read the
+    attributes again after ``add``, and use [:count]. New subjects begin at ``sequence_base``. New records are on disk
+    after flush and fsync.
     """
 
     __slots__ = (
-        "_disk", "_fd", "_header", "_names", "_numbers", "_pending", "cut_bytes", "damaged", "ends", "firsts", "gaps",
-        "has_private", "length_bytes", "path", "sequence_base", "sync",
+        "_disk", "_fd", "_header", "_names", "_numbers", "_other_lanes", "_pending", "cut_bytes", "damaged", "ends",
+        "firsts", "gaps", "has_lanes", "has_private", "lane_kinds", "lanes", "length_bytes", "path", "sequence_base",
+        "sync",
     )  # fmt: skip
 
     def __init__(self, disk: Disk, path: Path, fd: int, header: bytes, records: RegistryContent) -> None:
@@ -146,10 +154,16 @@ class SubjectTable:
         self._header = header
         self._fd = fd
         self._names = records.names
+        #: The numbers of normal lanes by name; those of other lanes by name and lane.
         self._numbers: dict[str, int] = {}
+        self._other_lanes: dict[str, dict[int, int]] = {}
         #: There are subjects of one group alone: their names begin with a ~.
         self.has_private = False
-        self._find_by_name(enumerate(records.names))
+        #: There are messages with a priority or an order key: some lane is not LANE_NORMAL.
+        self.has_lanes = False
+        #: The lanes that exist; LANE_ORDERED stands for all slots.
+        self.lane_kinds: set[int] = set()
+        self._find_by_name(zip(range(len(records.names)), records.names, records.lanes, strict=True))
         self._pending: list[bytes] = []
         self.path = path
         self.damaged = records.damaged
@@ -164,6 +178,8 @@ class SubjectTable:
             capacity *= 2
         self.ends: npt.NDArray[np.uint64] = np.zeros(capacity, np.uint64)
         self.firsts: npt.NDArray[np.uint64] = np.zeros(capacity, np.uint64)
+        self.lanes: npt.NDArray[np.uint16] = np.zeros(capacity, np.uint16)
+        self.lanes[: len(records.lanes)] = records.lanes
 
     @classmethod
     def open(cls, disk: Disk, path: Path, store_id: bytes, length_bytes: int | None = None) -> SubjectTable:
@@ -210,21 +226,64 @@ class SubjectTable:
 
     @property
     def count(self) -> int:
-        """The number of subjects; the next one gets this number."""
+        """The count of numbers; the next lane of a subject gets this number."""
         return len(self._names)
 
-    def _find_by_name(self, names: Iterable[tuple[int, str | None]]) -> None:
-        """Map names to numbers, but for names that stand for lost ones."""
-        self._numbers.update((name, number) for number, name in names if name is not None and _is_found(name))
-        self.has_private = any(name[0] == INTERNAL for name in self._numbers)
+    def _find_by_name(self, records: Iterable[tuple[int, str | None, int]]) -> None:
+        """Map names and lanes to numbers, but for names that stand for lost ones."""
+        for number, name, lane in records:
+            if name is not None and _is_found(name):
+                self._map(name, lane, number)
 
-    def number(self, name: str) -> int | None:
-        """Return the number of a subject, None when it does not exist or stands for a lost name."""
-        return self._numbers.get(name)
+    def _map(self, name: str, lane: int, number: int) -> None:
+        if lane == LANE_NORMAL:
+            self._numbers[name] = number
+        else:
+            self._other_lanes.setdefault(name, {})[lane] = number
+            self.has_lanes = True
+        self.lane_kinds.add(kind_of(lane))
+        if name[0] == INTERNAL:
+            self.has_private = True
+
+    def number(self, name: str, lane: int = LANE_NORMAL) -> int | None:
+        """Return the number of a lane of a subject, None when it does not exist or stands for a lost name."""
+        if lane == LANE_NORMAL:
+            return self._numbers.get(name)
+        others = self._other_lanes.get(name)
+        return None if others is None else others.get(lane)
 
     def numbers(self, names: Iterable[str]) -> list[int | None]:
-        """Return the number of each of many subjects, None for those that do not exist."""
+        """Return the number of the normal lane of each of many subjects, None for those that do not exist."""
         return list(map(self._numbers.get, names))
+
+    def numbers_of(self, name: str) -> list[int]:
+        """Return the numbers of all lanes of a subject, ascending; none when it does not exist."""
+        normal = self._numbers.get(name)
+        numbers = [] if normal is None else [normal]
+        others = self._other_lanes.get(name)
+        return numbers if others is None else sorted([*numbers, *others.values()])
+
+    def lanes_of(self, name: str) -> dict[int, int]:
+        """Return the number of each lane of a subject, by lane."""
+        normal = self._numbers.get(name)
+        lanes = {} if normal is None else {LANE_NORMAL: normal}
+        return lanes | self._other_lanes.get(name, {})
+
+    def lane(self, number: int) -> int:
+        """Return the lane of a number."""
+        return int(self.lanes[number])
+
+    def same_name(self, number: int) -> list[int]:
+        """Return the numbers of all lanes of the subject of a number, ascending; itself where its name is lost."""
+        if not self.has_lanes:
+            return [number]
+        name = self._names[number]
+        return [number] if name is None or not _is_found(name) else self.numbers_of(name)
+
+    def count_names(self) -> int:
+        """Return how many subjects there are, each counted once whatever its lanes."""
+        further = sum(len(lanes) - (name not in self._numbers) for name, lanes in self._other_lanes.items())
+        return len(self._names) - further
 
     def name(self, number: int) -> str:
         """Return the name of a subject. Raises BadBytes when its record is damaged."""
@@ -234,32 +293,39 @@ class SubjectTable:
         return name
 
     def under(self, prefix: str, start: int, end: int) -> list[int]:
-        """Return the numbers in [start, end) of subjects whose names start with *prefix*: a million take 0.2 s."""
+        """Return the numbers in [start, end), of all lanes, of subjects whose names start with *prefix*: a million take
+        0.2 s.
+        """
         names = enumerate(self._names[start:end], start)
         return [number for number, name in names if name is not None and name.startswith(prefix)]
 
-    def add(self, name: str) -> int:
-        """Add a new name (not empty, ASCII) and return its number. The caller knows that it does not exist."""
+    def add(self, name: str, lane: int = LANE_NORMAL) -> int:
+        """Add a lane of a name (not empty, ASCII) and return its number. The caller knows that it does not exist."""
         number = len(self._names)
         if number >= len(self.ends):
             self.ends = np.concatenate((self.ends, np.zeros_like(self.ends)))
             self.firsts = np.concatenate((self.firsts, np.zeros_like(self.firsts)))
-        self._pending.append(pack_record(name, number))
+            self.lanes = np.concatenate((self.lanes, np.zeros_like(self.lanes)))
+        self._pending.append(pack_record(name, number, lane))
         self._names.append(name)
+        self.lanes[number] = lane
         if _is_found(name):
-            self._numbers[name] = number
-            self.has_private = self.has_private or name[0] == INTERNAL
+            self._map(name, lane, number)
         self.ends[number] = self.firsts[number] = self.sequence_base
         return number
 
-    def restore(self, names: dict[int, str]) -> None:
-        """Give all damaged records the names that the message log still has, and write the registry again.
+    def restore(self, names: dict[int, tuple[str, int]]) -> None:
+        """Give all damaged records the names and lanes that the message log still has, and write the registry again.
 
         It is on disk when this returns. Raises StorageFull or StorageFailed; the old file stands then.
         """
-        whole = [names.get(number) if name is None else name for number, name in enumerate(self._names)]
-        records = [pack_record(name, number) for number, name in enumerate(whole) if name is not None]
-        assert len(records) == len(whole), "every damaged record needs its name"
+        assert all(name is not None or number in names for number, name in enumerate(self._names))
+        lanes = self.lanes[: len(self._names)].tolist()
+        whole = [
+            names[number] if name is None else (name, lane)
+            for number, (name, lane) in enumerate(zip(self._names, lanes, strict=True))
+        ]
+        records = [pack_record(name, number, lane) for number, (name, lane) in enumerate(whole)]
         data = b"".join((self._header, *records))
         write_atomically(self._disk, self.path, data)
         try:
@@ -267,8 +333,9 @@ class SubjectTable:
         except OSError as error:
             raise failure(error, "open", self.path) from error
         self._disk.close(self._fd)
-        self._fd, self._names, self.length_bytes, self.damaged = fd, list(whole), len(data), []
-        self._find_by_name(names.items())
+        self._fd, self._names, self.length_bytes, self.damaged = fd, [name for name, _ in whole], len(data), []
+        self.lanes[: len(whole)] = [lane for _, lane in whole]
+        self._find_by_name((number, name, lane) for number, (name, lane) in names.items())
         self._pending.clear()
 
     def message_count(self, number: int, first: int, end: int) -> int:

@@ -1,7 +1,7 @@
 """Restore names that the registry of subjects has lost, from the message log by way of the consumer log.
 
-Every row has its subject's number, and the batch that the row points to has the name. A subject without a readable row
-gets a name that clients cannot send to, so that the other subjects keep their numbers.
+Every row has its subject's number and lane, and the batch that the row points to has the name. A number without a
+readable row gets a name that clients cannot send to, so that the other subjects keep their numbers.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Final
 
 from qmq.errors import BadBatch, BadBytes, StorageError
 from qmq.format.batch import EntryRow, runs_of, stored_names, validate_stored_header
+from qmq.format.layout import LANE_NORMAL
 from qmq.storage.consumer_log.partition_index import ConsumerLog
 from qmq.storage.disk.disk import Disk, read_fully
 from qmq.storage.message_log.segment import Segment
@@ -35,11 +36,11 @@ class NameLookupLog:
         known = [(span.base, span.end, span != claim.segments[-1]) for span in claim.segments]
         consumer.load(known, claim.position, claim.journal)
 
-    def name_of(self, number: int) -> str | None:
-        """Return the name of a subject; None when no row of it is readable in this partition."""
+    def name_of(self, number: int) -> tuple[str, int] | None:
+        """Return the name and lane of a number; None when no row of it is readable in this partition."""
         try:
             rows = self._consumer.subject_rows(number, 0, 1)
-            return self._read(rows[0].item()) if len(rows) else None
+            return (self._read(rows[0].item()), int(rows[0]["lane"])) if len(rows) else None
         except (BadBatch, BadBytes, OSError, StorageError):
             return None
 
@@ -68,18 +69,18 @@ def restore_names(table: SubjectTable, count: int, readers: list[NameLookupLog])
     lost = [number for number in range(max(table.count, count)) if not _is_known(table, number)]
     if not lost:
         return [], []
-    names: dict[int, str] = {}
+    names: dict[int, tuple[str, int]] = {}
     for number in lost:
         found = (reader.name_of(number) for reader in readers)
-        name = next((name for name in found if name is not None and table.number(name) is None), None)
-        names[number] = name if name is not None else f"{LOST_PREFIX}{number}"
+        name = next((name for name in found if name is not None and table.number(*name) is None), None)
+        names[number] = name if name is not None else (f"{LOST_PREFIX}{number}", LANE_NORMAL)
     missing = [number for number in lost if number >= table.count]
     damaged = {number: name for number, name in names.items() if number < table.count}
     if damaged:
         table.restore(damaged)
     for number in missing:
-        table.add(names[number])
-    unknown = [number for number, name in names.items() if name.startswith(LOST_PREFIX)]
+        table.add(*names[number])
+    unknown = [number for number, (name, _) in names.items() if name.startswith(LOST_PREFIX)]
     found_again = f"{len(lost) - len(unknown)} were found again in the message log"
     return unknown, [f"{table.path} had lost {len(lost)} names; {found_again}"]
 

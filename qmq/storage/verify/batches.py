@@ -17,7 +17,8 @@ import numpy.typing as npt
 from crc32c import crc32c
 
 from qmq.errors import BadBatch
-from qmq.format.batch import COLUMN_BYTES, gather_lengths
+from qmq.format.batch import COLUMN_BYTES, gather_lengths, numbers_by_run
+from qmq.format.lanes import are_known
 from qmq.format.layout import (
     BATCH_HEADER_DTYPE,
     BATCH_HEADER_SIZE,
@@ -29,6 +30,7 @@ from qmq.format.layout import (
     HAS_KEY_HASH,
     HAS_MORE_KEYS,
     KNOWN_FLAGS,
+    LANE_NORMAL,
     MARK_SIZE,
     MAX_RUNS,
     RUN_DTYPE,
@@ -67,7 +69,7 @@ class GoodPrefix(NamedTuple):
 class BatchColumns:
     """Checks the batches of one partition."""
 
-    def __init__(self, owner: SegmentOwner, secret: bytes, number_of: Callable[[str], int]) -> None:
+    def __init__(self, owner: SegmentOwner, secret: bytes, number_of: Callable[[str, int], int]) -> None:
         self._owner = owner
         self._store_id = np.void(owner.store_id)
         self._keyed = blake2b(digest_size=MARK_SIZE, key=secret)  # copied for each mark, so the key is mixed in once
@@ -83,11 +85,11 @@ class BatchColumns:
         count = _first_bad(self._stamps(heads, starts, position))
         data_starts = BATCH_HEADER_SIZE + RUN_SIZE * heads["runs"].astype(np.int64) + heads["table_size"]
         count = self._sealed(data, heads[:count], offsets, data_starts.tolist())
-        numbers, count = self._subjects(data, heads[:count], offsets, data_starts.tolist())
         if not count:
             return GoodPrefix(np.empty(0, ENTRY_DTYPE), 0)
         heads, starts, data_starts = heads[:count], starts[: count + 1], data_starts[:count]
         runs = _Runs(view, data, heads, starts, data_starts)
+        numbers, count = self._subjects(data, heads, offsets, data_starts.tolist(), runs)
         good = min(count, runs.first_bad())
         return GoodPrefix(_rows(heads, runs, numbers)[: runs.rows_of(good)], offsets[good])
 
@@ -132,29 +134,41 @@ class BatchColumns:
         return np.frombuffer(b"".join(marks), "<u8")
 
     def _subjects(
-        self, data: bytes | memoryview, heads: Columns, offsets: Sequence[int], data_starts: Sequence[int]
+        self, data: bytes | memoryview, heads: Columns, offsets: Sequence[int], data_starts: Sequence[int], runs: _Runs
     ) -> tuple[list[int], int]:
-        """Return the subjects that the tables name, batch after batch, and how many batches name as many as they have
-        runs.
+        """Return as many subject numbers as there are runs, batch after batch, and how many batches have good tables:
+        in the order of the table, or of the runs where a batch has lanes.
         """
         numbers: list[int] = []
-        runs = heads["runs"].tolist()
+        counts, laned = heads["runs"].tolist(), runs.laned.tolist()
         for at, (offset, data_start) in enumerate(
-            zip(offsets, _absolute(offsets, data_starts, len(runs)), strict=False)
+            zip(offsets, _absolute(offsets, data_starts, len(counts)), strict=False)
         ):
-            table = bytes(data[offset + BATCH_HEADER_SIZE + RUN_SIZE * runs[at] : data_start])
-            named = self._tables.get(table)
-            if named is None:
-                named = self._read_table(table)
-            if len(named) != runs[at]:
+            table = bytes(data[offset + BATCH_HEADER_SIZE + RUN_SIZE * counts[at] : data_start])
+            if laned[at]:
+                named = self._numbers_by_run(table, runs.of_batch(at))
+            else:
+                named = self._tables.get(table) or self._read_table(table)
+            if len(named) != counts[at]:
                 return numbers, at
             numbers += named
-        return numbers, len(runs)
+        return numbers, len(counts)
+
+    def _numbers_by_run(self, table: bytes, records: Columns) -> Sequence[int]:
+        """Return the number of each run's subject and lane; none when the table does not fit the runs."""
+        try:
+            names = names_of(table)
+        except BadBatch:
+            return ()
+        if set(records["subject"].tolist()) != set(range(len(names))) or not are_known(records["lane"]).all():
+            return ()
+        numbers: list[int] = numbers_by_run(names, records, self._number_of).tolist()
+        return numbers
 
     def _read_table(self, table: bytes) -> tuple[int, ...]:
         """Return the numbers of the subjects in a table; none when it is bad."""
         try:
-            named = tuple(map(self._number_of, names_of(table)))
+            named = tuple(self._number_of(name, LANE_NORMAL) for name in names_of(table))
         except BadBatch:
             return ()
         if len(self._tables) < _TABLES_KEPT and len(table) < _TABLE_BYTES_KEPT:
@@ -178,8 +192,14 @@ class _Runs:
         self.within: Numbers = np.arange(len(self.batch)) - self._firsts[self.batch]
         offsets = starts[self.batch] + BATCH_HEADER_SIZE + RUN_SIZE * self.within
         self.records = _records(view, offsets, RUN_DTYPE)
+        #: Whether each batch has a run with a lane: then its runs may share subjects.
+        self.laned: Mask = np.logical_or.reduceat(self.records["lane"] != 0, self._firsts[:-1])
         self._base: Numbers = starts[:-1] + data_starts
         self._data_sizes: Numbers = np.diff(starts) - data_starts
+
+    def of_batch(self, at: int) -> Columns:
+        """Return the records of one batch."""
+        return self.records[self._firsts[at] : self._firsts[at + 1]]
 
     def rows_of(self, batches: int) -> int:
         """Return how many runs the first *batches* have."""
@@ -192,7 +212,7 @@ class _Runs:
         sizes, offsets = records["size"].astype(np.int64), records["offset"].astype(np.int64)
         before = np.cumsum(sizes) - sizes
         unknown_flags = records["flags"] & _UNKNOWN_RUN_FLAGS
-        good: Mask = (records["lane"] | unknown_flags | records["reserved"]) == 0
+        good: Mask = (unknown_flags | records["reserved"]) == 0
         good &= (counts > 0) & (subjects < self._counts[self.batch])
         good &= offsets == before - before[firsts][self.batch]
         payloads = sizes - counts * _COLUMN_BYTES[self._heads["flags"]][self.batch]
@@ -210,10 +230,10 @@ class _Runs:
         return count if bad == rows else int(self.batch[bad])
 
     def _are_different(self, subjects: Numbers) -> Mask:
-        """Return False for each run that has the same subject as another run of its batch."""
+        """Return False for each run that has the same subject and lane as another run of its batch."""
         if len(subjects) == len(self._heads):
             return np.ones(len(subjects), np.bool_)
-        keys = self.batch * (MAX_RUNS + 1) + subjects
+        keys = (self.batch * (MAX_RUNS + 1) + subjects) << 16 | self.records["lane"].astype(np.int64)
         _, inverse, times = np.unique(keys, return_inverse=True, return_counts=True)
         return np.asarray(times[inverse] == 1)
 
@@ -244,14 +264,15 @@ class _Runs:
 
 
 def _rows(heads: Columns, runs: _Runs, numbers: list[int]) -> Rows:
-    """Return the consumer-log rows of batches; *numbers* are the subjects that their tables name, one after another."""
+    """Return the consumer-log rows of batches; *numbers* are what ``BatchColumns._subjects`` returns."""
     records, batch = runs.records, runs.batch
     rows = np.empty(len(records), ENTRY_DTYPE)
     rows["first_sequence"] = records["first_sequence"]
     rows["position"] = heads["position"][batch]
     rows["stored_at_us"] = heads["stored_at_us"][batch]
-    named = np.minimum(records["subject"] - runs.within + np.arange(len(records)), len(numbers) - 1)
-    rows["subject"] = np.array(numbers, np.uint32)[named]
+    within = np.where(runs.laned[batch], runs.within, records["subject"])
+    named = np.minimum(within - runs.within + np.arange(len(records)), len(numbers) - 1)
+    rows["subject"] = np.array(numbers, np.uint32)[named] if numbers else 0
     rows["count"] = records["count"]
     rows["run"] = runs.within
     rows["lane"] = records["lane"]

@@ -21,6 +21,7 @@ from qmq.format.batch import (
     check_batch,
     entries_of,
     mark_of,
+    numbers_by_run,
     parse_header,
     runs_of,
     validate_stored_header,
@@ -127,7 +128,7 @@ class PartitionCheck:
         owner: SegmentOwner,
         secret: bytes,
         claim: PartitionClaim | None,
-        number_of: Callable[[str], int],
+        number_of: Callable[[str, int], int],
         progress: Callable[[int], None],
         shared: bool = False,
     ) -> None:
@@ -285,9 +286,8 @@ class PartitionCheck:
             batch = check_batch(view, _NO_LIMITS)
         finally:
             mark[:] = header.mark
-        numbers = [self._number_of(name) for name in batch.names]
         runs = runs_of(view, header)
-        subjects = np.array(numbers, np.uint32)[runs["subject"]]
+        subjects = numbers_by_run(batch.names, runs, self._number_of)
         return entries_of(runs, header, position, header.stored_at_us, subjects), header.size
 
     def _header(self, file: _File, position: int, stop: int) -> Header:

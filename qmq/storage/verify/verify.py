@@ -111,7 +111,7 @@ class _Verification:
         self._good_checkpoints: list[CheckpointClaims] = []  # the last one first
         self._claims_path = directory
         self._names: list[str] = []
-        self._numbers: dict[str, int] = {}
+        self._numbers: dict[tuple[str, int], int] = {}  # by name and lane
 
     def run(self) -> None:
         """Fill the report. Raises OSError and StorageError."""
@@ -241,21 +241,21 @@ class _Verification:
         self._take_names(path, records)
 
     def _take_names(self, path: Path, records: RegistryContent) -> None:
-        for number, name in enumerate(records.names):
-            if name is not None and name in self._numbers:
-                what = f"subject {number} has the name of subject {self._numbers[name]}, {name}"
+        for number, (name, lane) in enumerate(zip(records.names, records.lanes, strict=True)):
+            if name is not None and (name, lane) in self._numbers:
+                what = f"subject {number} has the name and lane of subject {self._numbers[name, lane]}, {name}"
                 self._report.fault(path, None, what, "keep a copy of the directory and report it")
             self._names.append(name if name is not None else f"(damaged {number})")
             if name is not None:
-                self._numbers.setdefault(name, number)
+                self._numbers.setdefault((name, lane), number)
         if self._claims is not None:  # below, a subject in the log gets a number of its own
             missing = self._claims.subjects.count - len(self._names)
             self._names += [f"(lost {len(self._names) + n})" for n in range(missing)]
 
-    def _number_of(self, name: str) -> int:
-        number = self._numbers.get(name)
+    def _number_of(self, name: str, lane: int) -> int:
+        number = self._numbers.get((name, lane))
         if number is None:
-            number = self._numbers[name] = len(self._names)
+            number = self._numbers[name, lane] = len(self._names)
             self._names.append(name)
         return number
 

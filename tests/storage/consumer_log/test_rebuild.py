@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from qmq.format.build import RunContent
+from qmq.format.layout import LANE_HIGH, LANE_NORMAL, LANE_ORDERED
 from qmq.storage.consumer_log import active, subject_order
 from qmq.storage.disk.disk import Disk
 from qmq.storage.verify.verify import verify
@@ -19,13 +21,19 @@ PARTITIONS = 3
 
 
 def fill(sender: Sender, batches: int, seed: int) -> None:
-    """Send batches of one run and of many, over 40 subjects, some of them late, to all partitions."""
+    """Send batches of one run and of many, over 40 lanes of 14 subjects, some of them late, to all partitions."""
     random = np.random.default_rng(seed)
     for number in range(batches):
         count = 1 if number % 2 else int(random.integers(2, 12))
         subjects = random.permutation(10 + number % 30)[:count].tolist()
         runs = [
-            (f"city{n}.order", [bytes(int(random.integers(0, 400)))] * int(random.integers(1, 5))) for n in subjects
+            RunContent(
+                f"city{n // 3}.order",
+                [bytes(int(random.integers(0, 400)))] * int(random.integers(1, 5)),
+                None,
+                (LANE_NORMAL, LANE_HIGH, LANE_ORDERED | n)[n % 3],
+            )
+            for n in subjects
         ]
         sender.stage(*runs, partition=int(random.integers(0, PARTITIONS)))
         sender.write()

@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from qmq.format.batch import parse_header
-from qmq.format.layout import ENTRY_DTYPE
+from qmq.format.build import RunContent
+from qmq.format.layout import ENTRY_DTYPE, LANE_HIGH, LANE_LOW, LANE_ORDERED
 from qmq.storage.consumer_log.rebuild import Damaged, RowMaker
 from qmq.storage.meta.subjects import SubjectTable
 from qmq.storage.store import Store
@@ -20,6 +21,9 @@ def test_rows_are_made_as_the_broker_makes_them(tmp_path: Path) -> None:
     sender = Sender(store)
     sender.stage(("one", [b"1", b"2"]))
     sender.stage(("two", [b"1"]), ("one", [b"2"]), ("three", [b"3"] * 4))
+    sender.stage(RunContent("one", [b"5"], None, LANE_HIGH))
+    two = [RunContent("two", [b"7"], None, lane) for lane in (LANE_ORDERED, LANE_LOW)]
+    sender.stage(("one", [b"6"]), *two)
     sender.write()
     subjects = SubjectTable.open(FakeDisk(), tmp_path / "other", store.store_id)
     for name in ("one", "two"):
@@ -32,11 +36,13 @@ def test_rows_are_made_as_the_broker_makes_them(tmp_path: Path) -> None:
             rows = maker.rows(parse_header(view), view)
         made += [rows] if isinstance(rows, tuple) else rows.tolist()
     expected = store.partitions[0].consumer_log.rows(0, 10)
-    numbers = {store.subjects.number(name): number for number, name in enumerate(("one", "two", "three"))}
+    lanes = (("one", 0), ("two", 0), ("three", 0), ("one", LANE_HIGH), ("two", LANE_ORDERED), ("two", LANE_LOW))
+    numbers = {store.subjects.number(*lane): number for number, lane in enumerate(lanes)}
     assert np.array(made, ENTRY_DTYPE)["subject"].tolist() == [numbers[n] for n in expected["subject"].tolist()]
-    for field in ("first_sequence", "position", "stored_at_us", "count", "run", "runs", "run_size", "batch_size"):
+    fields = ("first_sequence", "position", "stored_at_us", "count", "run", "runs", "lane", "run_size", "batch_size")
+    for field in fields:
         assert np.array(made, ENTRY_DTYPE)[field].tolist() == expected[field].tolist()
-    assert subjects.count == 3
+    assert subjects.count == 6
     damaged = maker.damaged(sender.sent[1].data)
     assert sorted(damaged) == [Damaged(0, 2, 3), Damaged(1, 0, 1), Damaged(2, 0, 4)]
     subjects.close()

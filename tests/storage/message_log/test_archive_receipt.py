@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from qmq.errors import BadBytes, ForeignFile, StorageFailed, StorageFull
-from qmq.format.checksummed_json import pack_json
+from qmq.storage.disk.checksummed_json import pack_json
 from qmq.storage.message_log.archive_receipt import ArchiveReceipt, read_receipt, receipt_path, write_receipt
 from qmq.storage.message_log.segment import SegmentOwner, base_of
 from qmq.storage.verify.repair import repair

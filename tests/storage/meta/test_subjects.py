@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qmq.errors import BadBytes, ForeignFile, StorageFull
+from qmq.format.layout import LANE_HIGH, LANE_LOW, LANE_NORMAL, LANE_ORDERED
 from qmq.storage.disk.disk import Disk
 from qmq.storage.meta.subjects import (
     RECORD_SIZE,
@@ -22,6 +23,7 @@ from qmq.storage.meta.subjects import (
 from tests.fake_disk import FakeDisk
 
 STORE = b"store1"
+LANES = st.sampled_from([LANE_NORMAL, LANE_HIGH, LANE_LOW, LANE_ORDERED, LANE_ORDERED | 77, LANE_ORDERED | 4_095])
 NAMES = st.lists(st.text("abc._-9", min_size=1, max_size=20), unique=True, max_size=30)
 
 
@@ -66,6 +68,41 @@ def test_those_under_a_prefix_are_found(tmp_path: Path) -> None:
     table.close()
 
 
+def test_a_number_stands_for_a_name_and_a_lane(tmp_path: Path) -> None:
+    path = tmp_path / "subjects"
+    table = SubjectTable.open(Disk(), path, STORE)
+    assert [table.add("a.x"), table.add("b"), table.add("a.x", LANE_HIGH)] == [0, 1, 2]
+    assert (table.has_lanes, table.lane_kinds) == (True, {LANE_NORMAL, LANE_HIGH})
+    assert [table.add("c", LANE_ORDERED | 4_095), table.add("a.x", LANE_ORDERED)] == [3, 4]
+    table.flush()
+    again = SubjectTable.open(Disk(), path, STORE, table.length_bytes)
+    for one in (table, again):
+        assert one.lanes[: one.count].tolist() == [0, 0, LANE_HIGH, LANE_ORDERED | 4_095, LANE_ORDERED]
+        assert (one.number("a.x"), one.number("a.x", LANE_HIGH), one.number("a.x", LANE_LOW)) == (0, 2, None)
+        assert (one.number("c"), one.number("c", LANE_ORDERED | 4_095)) == (None, 3)
+        assert [one.numbers_of(name) for name in ("a.x", "b", "c", "d")] == [[0, 2, 4], [1], [3], []]
+        assert one.lanes_of("a.x") == {LANE_NORMAL: 0, LANE_HIGH: 2, LANE_ORDERED: 4}
+        assert [one.same_name(number) for number in (0, 1, 4)] == [[0, 2, 4], [1], [0, 2, 4]]
+        assert one.under("a.", 0, 5) == [0, 2, 4]
+        assert one.lane_kinds == {LANE_NORMAL, LANE_HIGH, LANE_ORDERED}
+        assert (one.count, one.count_names()) == (5, 3)
+        one.close()
+
+
+def test_without_lanes_names_are_numbers(tmp_path: Path) -> None:
+    table = make(tmp_path / "subjects", ["a", "b"])
+    assert (table.has_lanes, table.lane_kinds, table.same_name(1)) == (False, {LANE_NORMAL}, [1])
+    assert table.count_names() == table.count == 2
+    table.close()
+
+
+def test_a_lane_that_is_none_is_damage() -> None:
+    good, bad = pack_record("a", 0, LANE_LOW), pack_record("b", 1, 7)
+    found = parse_records(pack_header(STORE) + good + bad + pack_record("c", 2, LANE_ORDERED))
+    assert (found.names, found.lanes) == (["a", None, "c"], [LANE_LOW, 0, LANE_ORDERED])
+    assert [one.number for one in found.damaged] == [1]
+
+
 def test_nothing_is_written_before_flush(tmp_path: Path) -> None:
     path = tmp_path / "subjects"
     table = SubjectTable.open(Disk(), path, STORE)
@@ -89,11 +126,13 @@ def test_arrays_grow_and_new_subjects_begin_at_the_base(tmp_path: Path) -> None:
     table.close()
 
 
-@given(names=NAMES)
+@given(records=st.lists(st.tuples(NAMES.map("".join).filter(bool), LANES), max_size=30))
 @settings(max_examples=50)
-def test_bytes_and_back(names: list[str]) -> None:
-    data = pack_header(STORE) + b"".join(pack_record(name, number) for number, name in enumerate(names))
-    assert parse_records(data) == (names, len(data), [])
+def test_bytes_and_back(records: list[tuple[str, int]]) -> None:
+    names, lanes = [name for name, _ in records], [lane for _, lane in records]
+    packed = [pack_record(name, number, lane) for number, (name, lane) in enumerate(records)]
+    data = pack_header(STORE) + b"".join(packed)
+    assert parse_records(data) == (names, lanes, len(data), [])
 
 
 @given(names=NAMES.filter(bool), data=st.data())
@@ -146,7 +185,7 @@ def test_damage_before_the_checkpoint_is_told_and_can_be_restored(tmp_path: Path
     assert (table.number("bb"), table.number("bx"), table.number("cc")) == (None, None, 2)
     with pytest.raises(BadBytes, match="record of subject 1"):
         table.name(1)
-    table.restore({1: "bb"})
+    table.restore({1: ("bb", 0)})
     assert (table.name(1), table.number("bb"), table.damaged) == ("bb", 1, [])
     table.add("d")
     table.flush()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from qmq.format.build import RunContent
+from qmq.format.layout import LANE_HIGH, LANE_NORMAL, LANE_ORDERED
 from qmq.storage.consumer_log.partition_index import ConsumerLog
 from qmq.storage.disk.disk import Disk
 from qmq.storage.meta.checkpoint import CheckpointClaims, list_checkpoints, read_checkpoint
@@ -14,18 +16,21 @@ from tests.fake_disk import FakeDisk
 from tests.storage.stores import Sender, close_cleanly, damage, open_store
 
 NAMES = [f"some.{number}" for number in range(12)]
+#: In which lane the messages of each are.
+LANES = [(LANE_NORMAL, LANE_HIGH, LANE_ORDERED | 9)[number % 3] for number in range(12)]
 
 
 def make(path: Path) -> Sender:
     """Subjects over two partitions and some segments; the last one was registered and never used."""
     sender = Sender(open_store(path, FakeDisk(), partitions=2))
     for number in range(44):
-        names = [NAMES[number % 11], NAMES[(number + 3) % 11]]
-        sender.stage(*((name, [b"x" * 2_000]) for name in names), partition=number % 2)
+        both = number % 11, (number + 3) % 11
+        runs = [RunContent(NAMES[one], [b"x" * 2_000], None, LANES[one]) for one in both]
+        sender.stage(*runs, partition=number % 2)
     sender.write()
-    for name in NAMES:
-        if sender.store.subjects.number(name) is None:
-            sender.store.add_subject(name)
+    for name, lane in zip(NAMES, LANES, strict=True):
+        if sender.store.subjects.number(name, lane) is None:
+            sender.store.add_subject(name, lane)
     close_cleanly(sender.store)
     return sender
 
@@ -50,7 +55,10 @@ def names_after(path: Path) -> tuple[list[str], list[str]]:
     _, notes = restore_names(table, claims.subjects.count, readers)
     names = [table.name(number) for number in range(table.count)]
     table.flush()
-    assert parse_records((path / "subjects").read_bytes()).names == names
+    read = parse_records((path / "subjects").read_bytes())
+    assert (read.names, read.lanes) == (names, table.lanes[: table.count].tolist())
+    for name, lane in zip(names, read.lanes, strict=True):
+        assert name.startswith(LOST_PREFIX) or lane == LANES[NAMES.index(name)], name
     table.close()
     for consumer in consumers:
         consumer.close()

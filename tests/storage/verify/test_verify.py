@@ -18,12 +18,16 @@ from hypothesis import strategies as st
 from qmq.archive.data_directory import open_data_directory
 from qmq.errors import DirectoryInUse, InvalidOption, StorageFailed
 from qmq.format.batch import stamp
+from qmq.format.build import RunContent
 from qmq.format.layout import (
     DERIVED_HEADER_SIZE,
     ENTRIES_MAGIC,
     ENTRY_SIZE,
     INDEX_ENTRY_SIZE,
     INDEX_MAGIC,
+    LANE_HIGH,
+    LANE_LOW,
+    LANE_ORDERED,
     SEGMENT_HEADER_SIZE,
 )
 from qmq.storage.consumer_log.header import parse_derived
@@ -35,6 +39,9 @@ from qmq.storage.verify.verify import VerifyReport, verify
 from tests.fake_disk import FakeDisk
 from tests.storage import stores
 from tests.storage.stores import Sender, checkpoint, close_cleanly, kill, open_store
+
+#: The other lane of each subject.
+LANE_OF = (LANE_HIGH, LANE_LOW, LANE_ORDERED | 4_095)
 
 
 def check(directory: Path) -> VerifyReport:
@@ -52,11 +59,14 @@ def notes(directory: Path) -> list[str]:
 
 
 def fill(sender: Sender, batches: int, seed: int = 1) -> None:
-    """Send random batches of one to four runs over five subjects, to every partition."""
+    """Send random batches of one to four runs over three subjects in two lanes, to every partition."""
     random = np.random.default_rng(seed)
     for number in range(batches):
-        subjects = random.permutation(5)[: random.integers(1, 5)].tolist()
-        runs = [(f"s{n}.x", [bytes(random.integers(1, 900))] * int(random.integers(1, 6))) for n in subjects]
+        lanes = [(f"s{n // 2}.x", n % 2 * LANE_OF[n // 2]) for n in random.permutation(6)[: random.integers(1, 5)]]
+        runs = [
+            RunContent(name, [bytes(random.integers(1, 900))] * int(random.integers(1, 6)), None, lane)
+            for name, lane in lanes
+        ]
         sender.stage(*runs, partition=number // 3 % len(sender.store.partitions))
         if number % 3 == 2:
             sender.write()
@@ -93,7 +103,7 @@ def test_a_sound_store_has_nothing_to_tell(sound: Path) -> None:
     assert report.is_good
     assert report.counts["messages"].records == report.counts["index"].records + current_batches(sound) == 90
     assert report.counts["entries"].records > 90
-    assert report.counts["subjects"].records == 5
+    assert report.counts["subjects"].records == 6  # a number for each lane
     assert report.counts["entries"].files == report.counts["messages"].files
     assert report.counts["order"].files == report.counts["index"].files == report.counts["messages"].files - 2
     assert calls[-1][0] == calls[-1][1] > 0

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from qmq.errors import BadBytes, ForeignFile
-from qmq.format.checksummed_json import pack_json, parse_json
+from qmq.storage.disk.checksummed_json import pack_json, parse_json
 
 CONTENT = {"store_id": "7f0000015191", "base": 1 << 60, "destination": "hdfs://host/größe"}
 

@@ -1,0 +1,133 @@
+"""Priorities and slots of order keys: each lane of a subject has its own number and sequences, lists add them up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from qmq.broker.groups.lag import ready, waiting
+from qmq.broker.ports.commands import Administer, ListSubjects, Send
+from qmq.broker.ports.effects import InfoWanted, SubjectList
+from qmq.format.build import RunContent
+from qmq.format.layout import LANE_HIGH, LANE_LOW, LANE_NORMAL, LANE_ORDERED
+from qmq.storage.store import Store
+from tests.broker.harness import Driven, batch_of
+
+SLOT = LANE_ORDERED | 4_095
+
+
+def run(subject: str, lane: int, *bodies: bytes) -> RunContent:
+    return RunContent(subject, bodies, None, lane)
+
+
+def lanes_of(store: Store) -> list[tuple[str, int, int]]:
+    """Return (name, lane, next sequence) of each number."""
+    subjects = store.subjects
+    return [
+        (subjects.name(number), subjects.lane(number), int(subjects.ends[number])) for number in range(subjects.count)
+    ]
+
+
+def send_all(driven: Driven) -> None:
+    driven.send("a.x", b"1", b"2")
+    driven.send_runs(run("a.x", LANE_HIGH, b"3"))
+    driven.send_runs(run("a.x", SLOT, b"4"), run("a.y", LANE_LOW, b"5"), run("a.x", LANE_NORMAL, b"6"))
+
+
+EXPECTED = [("a.x", LANE_NORMAL, 3), ("a.x", LANE_HIGH, 1), ("a.x", SLOT, 1), ("a.y", LANE_LOW, 1)]
+
+
+@pytest.mark.parametrize("partitions", [1, 2])
+def test_each_lane_has_a_number_and_sequences_of_its_own(tmp_path: Path, partitions: int) -> None:
+    driven = Driven(tmp_path, partitions=partitions)
+    send_all(driven)
+    assert lanes_of(driven.store) == EXPECTED
+    driven.restart()  # the log is read again
+    assert sorted(lanes_of(driven.store)) == sorted(EXPECTED)
+    driven.checkpoint()
+    driven.restart()
+    assert sorted(lanes_of(driven.store)) == sorted(EXPECTED)
+    driven.close()
+
+
+def test_a_prefix_takes_all_lanes(tmp_path: Path) -> None:
+    driven = Driven(tmp_path)
+    subscription = driven.subscribe("a.", start="first")
+    send_all(driven)
+    found = [(one.subject, one.lane, one.bodies()) for one in driven.pull(subscription)]
+    assert sorted(found) == [
+        ("a.x", LANE_NORMAL, [b"1", b"2"]), ("a.x", LANE_NORMAL, [b"6"]), ("a.x", LANE_HIGH, [b"3"]),
+        ("a.x", SLOT, [b"4"]), ("a.y", LANE_LOW, [b"5"]),
+    ]  # fmt: skip
+    assert driven.pull(subscription) == []
+    driven.close()
+
+
+def test_lists_add_the_lanes_of_a_subject_up(tmp_path: Path) -> None:
+    driven = Driven(tmp_path)
+    driven.subscribe("a.", start="first")
+    send_all(driven)
+    (found,) = driven.do(ListSubjects(1, 1, "", 0, 100))
+    assert isinstance(found, SubjectList)
+    assert found.rows == [("a.x", 0, 3, 5, 0), ("a.y", 0, 1, 1, 0)]
+    assert found.after is None
+    (found,) = driven.do(ListSubjects(1, 1, "a.y", 0, 100))
+    assert isinstance(found, SubjectList)
+    assert found.rows == [("a.y", 0, 1, 1, 0)]
+    rows = list[str]()
+    after: int | None = 0
+    while after is not None:  # one at a time
+        (found,) = driven.do(ListSubjects(1, 1, "a.", after, 1))
+        assert isinstance(found, SubjectList)
+        rows += [row[0] for row in found.rows]
+        after = found.after
+    assert rows == ["a.x", "a.y"]
+    (info,) = driven.do(Administer(1, 2, "info", {}))
+    assert isinstance(info, InfoWanted)
+    assert info.fields["subjects"] == 2
+    group = driven.broker.groups["g"]
+    assert ready(driven.store, group) == (6, True)
+    assert {(row.subject, row.lane, row.end - row.start) for row in waiting(driven.store, group, 0, 10)[0]} == {
+        (name, lane, count) for name, lane, count in EXPECTED
+    }
+    driven.close()
+
+
+def test_a_lane_that_is_none_is_refused(tmp_path: Path) -> None:
+    driven = Driven(tmp_path)
+    before = driven.store.subjects.count
+    with pytest.raises(AssertionError, match="lane 7"):
+        driven.send_runs(run("a", 7, b"1"))
+    with pytest.raises(AssertionError, match="neither a priority nor a slot"):
+        driven.send_runs(run("a", 7, b"1"), run("b", 0, b"2"))
+    assert driven.store.subjects.count == before
+    driven.send("a", b"good")
+    driven.close()
+
+
+def test_each_lane_counts_as_a_subject(tmp_path: Path) -> None:
+    driven = Driven(tmp_path, max_subjects=2)
+    driven.send("a", b"1")
+    driven.send_runs(run("a", LANE_HIGH, b"2"))
+    with pytest.raises(AssertionError, match="each priority and each slot of order keys of a subject counts as one"):
+        driven.send_runs(run("a", LANE_LOW, b"3"))
+    driven.close()
+
+
+def test_the_short_way_and_lanes_are_told_apart(tmp_path: Path) -> None:
+    """A plain batch whose table is known takes the short way; one with the same table and a lane must not."""
+    driven = Driven(tmp_path)
+    for lane, body in ((LANE_NORMAL, b"1"), (LANE_HIGH, b"2"), (LANE_NORMAL, b"3")):
+        if lane:
+            driven.send_runs(run("a", lane, body))
+        else:
+            view = batch_of({"a": [body]}, driven.produced)
+            driven.produced += 1
+            assert driven.broker.short_way is not None
+            done = driven.broker.short_way.send(1, driven.request(), view, len(view), False, driven.now)
+            assert (done is not None) == (body == b"3")
+            if body == b"1":
+                driven.do(Send(1, driven.request(), view, False))
+    assert {(name, lane) for name, lane, _ in lanes_of(driven.store)} == {("a", LANE_NORMAL), ("a", LANE_HIGH)}
+    driven.close()

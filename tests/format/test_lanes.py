@@ -1,0 +1,106 @@
+"""Lanes in batches: runs of one subject with different priorities and slots, and the copies that keep them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from qmq.errors import BadBatch
+from qmq.format.batch import BatchLimits, check_batch, check_plain, entries_of, numbers_by_run, parse_header
+from qmq.format.build import RunContent, build_batch, cut_batch
+from qmq.format.lanes import are_known, is_known, kind_of, lane_of_key_hash, priority_of
+from qmq.format.layout import LANE_HIGH, LANE_LOW, LANE_NORMAL, LANE_ORDERED, ORDER_SLOTS
+from qmq.format.pieces import StoredBatch, read_answer, stored_runs
+from qmq.format.table import names_of
+
+LIMITS = BatchLimits()
+#: (subject, lane, messages) by run
+RUNS = [
+    ("a", LANE_NORMAL, 2), ("b", LANE_HIGH, 1), ("a", LANE_LOW, 3), ("a", LANE_ORDERED | 4_095, 1),
+    ("b", LANE_ORDERED | 4_095, 2),
+]  # fmt: skip
+
+
+def batch_of(runs: list[tuple[str, int, int]] = RUNS) -> memoryview:
+    contents = [
+        RunContent(subject, [b"%s-%d-%d" % (subject.encode(), lane, at) for at in range(count)], None, lane)
+        for subject, lane, count in runs
+    ]
+    return memoryview(
+        bytearray(b"".join(build_batch(contents, created_at_us=1, producer_id=bytes(16), producer_sequence=1)))
+    )
+
+
+def described(batch: memoryview) -> list[tuple[str, int, int]]:
+    return [(run.subject, run.lane, run.count) for run in stored_runs(batch, parse_header(batch))]
+
+
+def test_a_table_names_each_subject_once() -> None:
+    batch = batch_of()
+    checked = check_batch(batch, LIMITS)
+    assert checked.names == ("a", "b")
+    assert checked.runs is not None
+    assert checked.runs["subject"].tolist() == [0, 1, 0, 0, 1]
+    assert described(batch) == RUNS
+    rows = entries_of(checked.runs, checked.header, 0, 0, np.arange(5))
+    assert rows["lane"].tolist() == [lane for _, lane, _ in RUNS]
+
+
+@pytest.mark.parametrize("lane", [LANE_NORMAL, LANE_HIGH, LANE_LOW, LANE_ORDERED, LANE_ORDERED | 4_095])
+def test_a_run_alone_has_its_lane(lane: int) -> None:
+    batch = batch_of([("a", lane, 2)])
+    checked = check_batch(batch, LIMITS)
+    assert checked.run is not None
+    assert checked.run[1] == lane
+    # only batches of normal lanes take the short way of a plain batch
+    assert (check_plain(batch, len(batch), 100) is not None) == (lane == LANE_NORMAL)
+
+
+def test_a_cut_batch_and_pieces_keep_lanes() -> None:
+    batch = batch_of()
+    cut = memoryview(b"".join(cut_batch(batch, 1, 7, 5)))
+    assert described(cut) == [("a", LANE_NORMAL, 1), *RUNS[1:4]]
+    check_batch(memoryview(bytearray(cut)), LIMITS)
+    stored = StoredBatch(batch)
+    piece = b"".join(stored.runs_piece(np.array([1, 2, 4])))
+    runs, damaged = read_answer(memoryview(piece))
+    assert damaged == []
+    assert [(run.subject, run.lane, run.count) for run in runs] == [RUNS[1], RUNS[2], RUNS[4]]
+    assert [run.bodies()[0] for run in runs] == [b"b-1-0", b"a-2-0", b"b-8191-0"]
+    one, _ = stored.piece(2, 1, 3)
+    runs, _ = read_answer(memoryview(b"".join(one)))
+    assert [(run.subject, run.lane, run.bodies()) for run in runs] == [("a", LANE_LOW, [b"a-2-1", b"a-2-2"])]
+
+
+def test_a_piece_names_only_its_subjects() -> None:
+    piece = memoryview(b"".join(StoredBatch(batch_of()).runs_piece(np.array([1, 4]))))
+    runs, _ = read_answer(piece)
+    assert names_of(runs[0].table) == ("b",)
+
+
+def test_new_numbers_go_by_the_table_and_by_the_runs_of_a_batch_with_lanes() -> None:
+    numbers = dict[tuple[str, int], int]()
+
+    def number_of(name: str, lane: int) -> int:
+        return numbers.setdefault((name, lane), len(numbers))
+
+    for runs in ([("x", LANE_NORMAL, 1), ("y", LANE_NORMAL, 1)], RUNS):
+        checked = check_batch(batch_of(runs), LIMITS)
+        assert checked.runs is not None
+        by_run = numbers_by_run(checked.names, checked.runs, number_of)
+        assert by_run.tolist() == [numbers[subject, lane] for subject, lane, _ in runs]
+    assert [name for name, _ in numbers] == ["x", "y", "a", "b", "a", "a", "b"]
+
+
+def test_lanes_are_priorities_and_slots() -> None:
+    known = {LANE_NORMAL, LANE_HIGH, LANE_LOW, *range(LANE_ORDERED, LANE_ORDERED + ORDER_SLOTS)}
+    assert {lane for lane in range(1 << 16) if is_known(lane)} == known
+    assert set(np.flatnonzero(are_known(np.arange(1 << 16, dtype=np.uint16))).tolist()) == known
+    assert {kind_of(lane) for lane in known} == {LANE_NORMAL, LANE_HIGH, LANE_LOW, LANE_ORDERED}
+    assert [priority_of(lane) for lane in (0, 1, 2, LANE_ORDERED | 9)] == ["normal", "high", "low", "normal"]
+    assert {lane_of_key_hash(number << 7) for number in range(1 << 12)} <= known
+
+
+def test_two_runs_of_a_subject_need_two_lanes() -> None:
+    with pytest.raises(BadBatch, match="same subject and lane"):
+        check_batch(batch_of([("a", LANE_HIGH, 1), ("a", LANE_HIGH, 2), ("b", LANE_NORMAL, 1)]), LIMITS)
