@@ -73,6 +73,6 @@ OF_TRACES: Final = (
         never("deleted is not None or (found.state == 'acked' and last.kind != HANDED_OUT)"),
         _TRACES,
     ),
-    Mutant("take a takeover that expires a session for an end", "RecordScan._find_joins", never("expired"), _TRACES),
+    Mutant("take a takeover that expires a session for an end", "RecordScan._find_joins", never("expired", 2), _TRACES),
     Mutant("take a seek for an end", "events:_end_of", instead("one.position > position", "False"), _STATES),
 )
