@@ -453,8 +453,8 @@ def _of_short_keys(
     if len(sizes) == 1:  # as of most programs: all headers are made by one join, and taken apart by one call
         (size,) = sizes
         front = _KEY_ONLY[size]
-        raws = _pieces("".join(keys).encode(), size)
-        packed = _pieces(front.decode("latin-1").join(("", *keys)).encode("latin-1"), len(front) + size)
+        raws = _cut_evenly("".join(keys).encode(), size)
+        packed = _cut_evenly(front.decode("latin-1").join(("", *keys)).encode("latin-1"), len(front) + size)
         header_sizes = np.full(len(keys), len(front) + size, "<u2")
     else:
         raws = list(map(str.encode, keys))
@@ -477,7 +477,7 @@ def _of_short_keys(
     return messages, columns, HAS_KEY_HASH
 
 
-def _pieces(data: bytes, size: int) -> list[bytes]:
+def _cut_evenly(data: bytes, size: int) -> list[bytes]:
     """Return *data* cut into pieces of that size."""
     pieces: list[bytes] = np.frombuffer(data, f"V{size}").tolist()
     return pieces
