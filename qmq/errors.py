@@ -73,6 +73,12 @@ class ConnectionLost(QmqError):
     code = "connection_lost"
 
 
+class TlsFailed(QmqError):
+    """No connection by TLS can be made: one side does not trust the other's certificate, or does not speak TLS."""
+
+    code = "tls_failed"
+
+
 class BrokerStopping(QmqError):
     """The broker is shutting down. Another broker may answer, or this one after its restart."""
 

@@ -121,6 +121,15 @@ class Settings(BaseModel):
     advertise: Annotated[str, AfterValidator(_reachable_address)] | None = Field(
         None, description="HOST:PORT at which clients reach this broker, if it differs from listen."
     )
+    tls_cert: Annotated[Path, BeforeValidator(_path)] | None = Field(
+        None, description="PEM file with the broker's certificate and its intermediate ones: clients connect by TLS."
+    )
+    tls_key: Annotated[Path, BeforeValidator(_path)] | None = Field(
+        None, description="PEM file with the key of tls_cert, without a password."
+    )
+    tls_client_ca: Annotated[Path, BeforeValidator(_path)] | None = Field(
+        None, description="PEM file with the CAs of client certificates; if given, every client needs one."
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="Lowest level of log lines that are written to stderr."
     )
@@ -235,7 +244,13 @@ class Settings(BaseModel):
         description="Most bytes of unfinished frames, unread answers and open requests of all connections together.",
     )
     first_frame_timeout_ms: Milliseconds = Field(
-        10_000, ge=10, le=3_600_000, description="Time within which a new connection must send HELLO."
+        10_000,
+        ge=10,
+        le=3_600_000,
+        description="Time within which a new connection must send HELLO, and before that finish its TLS handshake.",
+    )
+    max_handshakes: Count = Field(
+        1_000, ge=1, le=100_000, description="Most unfinished TLS handshakes; one more ends the oldest."
     )
     max_pull_count: Count = Field(1_000_000, ge=1, le=10_000_000, description="Most messages that one pull returns.")
     max_pull_bytes: Bytes = Field(
@@ -282,6 +297,11 @@ class Settings(BaseModel):
 
     @model_validator(mode="after")
     def _fit_together(self) -> Self:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            key, other = ("tls_cert", "tls_key") if self.tls_key is None else ("tls_key", "tls_cert")
+            raise _misfit(key, str(getattr(self, key)), f"{other} as well (one file may be both)")
+        if self.tls_client_ca is not None and self.tls_cert is None:
+            raise _misfit("tls_client_ca", str(self.tls_client_ca), "tls_cert and tls_key as well")
         if self.partition_dirs and len(self.partition_dirs) != self.partitions:
             raise _misfit(
                 "partition_dirs", self.partition_dirs, f"one directory for each of the {self.partitions} partitions"
@@ -459,6 +479,9 @@ def _allowed(key: str, field: FieldInfo) -> str:
         "partition_dirs": "the paths of directories, separated by commas",
         "listen": "HOST:PORT, such as 127.0.0.1:20881 or [::1]:20881",
         "advertise": "HOST:PORT with a port that is not 0",
+        "tls_cert": "the path of a PEM file, and tls_key with it",
+        "tls_key": "the path of a PEM file, and tls_cert with it",
+        "tls_client_ca": "the path of a PEM file, and tls_cert with it",
         "log_level": "debug, info, warning or error",
         "log_format": "text or json",
         "retention_needs_archive": "yes or no",

@@ -15,6 +15,7 @@ from typing import IO, Any, Protocol
 from qmq.daemon.main import RunningBroker
 from qmq.settings import Settings
 from qmq.storage.disk.disk import Disk
+from tests.certificates import active
 from tests.forks import SHARED
 
 _TIMEOUT_S = 60
@@ -43,10 +44,17 @@ def executed(arguments: list[str], stderr: IO[str]) -> Process:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True)
 
 
+def tls_settings() -> dict[str, str]:
+    """The settings by which a broker takes connections by TLS; none unless tests run over TLS."""
+    files = active()
+    return {} if files is None else files.settings
+
+
 @asynccontextmanager
 async def running(path: Path, disk: Disk | None = None, **settings: Any) -> AsyncIterator[RunningBroker]:
     """A broker on the data directory *path* in this process, on a free port; *settings* are keys of ``qmq serve``."""
-    broker = RunningBroker(Settings.model_validate({"data_dir": path, "listen": "127.0.0.1:0", **settings}), disk)
+    all_settings = {"data_dir": path, "listen": "127.0.0.1:0", **tls_settings(), **settings}
+    broker = RunningBroker(Settings.model_validate(all_settings), disk)
     await broker.start()
     try:
         yield broker
@@ -69,7 +77,7 @@ class BrokerProcess:
 
     def __init__(self, path: Path, starter: Starter = SHARED, **settings: Any) -> None:
         self.path = path
-        self._settings = settings
+        self._settings = {**tls_settings(), **settings}
         self._starter = starter
         self._port = 0
         self._process: Process | None = None
@@ -78,7 +86,7 @@ class BrokerProcess:
 
     @property
     def url(self) -> str:
-        return f"qmq://127.0.0.1:{self._port}"
+        return f"{'qmqs' if 'tls_cert' in self._settings else 'qmq'}://127.0.0.1:{self._port}"
 
     @property
     def pid(self) -> int:

@@ -41,6 +41,7 @@ from qmq.errors import QmqError, StorageError, StorageFailed
 from qmq.format.layout import DELAY_PARTITION
 from qmq.net.server import Server, ServerOptions, clock
 from qmq.net.server.accept import bind, cannot_listen
+from qmq.net.server.certificates import LOOK_S, ServerCertificates
 from qmq.settings import Settings, parse_address, settings_text
 from qmq.storage.disk.disk import Disk
 from qmq.storage.store import PartitionDamage, Store, StoreOptions
@@ -68,13 +69,16 @@ class RunningBroker:
     """
 
     def __init__(self, settings: Settings, disk: Disk | None = None, clock: Callable[[], Now] = clock) -> None:
-        """Open the directory and bind the port; this takes as long as recovery. Raises ClockNotSet, CannotListen and
-        StorageError.
+        """Open the directory and bind the port; this takes as long as recovery. Raises ClockNotSet, CannotListen,
+        InvalidOption for files of TLS that cannot be used, and StorageError.
         """
         self.settings = settings
         self._clock = clock
         self._started = now = clock()
         check_clock(now)
+        self._certificates: ServerCertificates | None = None
+        if settings.tls_cert is not None and settings.tls_key is not None:
+            self._certificates = ServerCertificates(settings.tls_cert, settings.tls_key, settings.tls_client_ca)
         self._sockets, self.address = bind(*parse_address(settings.listen))
         with ExitStack() as undo:
             undo.callback(self._close_sockets)
@@ -90,13 +94,15 @@ class RunningBroker:
         self._unlogged = 0  # damages since the last one that was logged
         self._stopping = False
         self._name_timer: asyncio.TimerHandle | None = None
+        self._certificate_timer: asyncio.TimerHandle | None = None
         self._settled = asyncio.Event()
 
     @property
     def url(self) -> str:
         """The URL at which clients reach the broker."""
         host, port = self.address
-        return f"qmq://[{host}]:{port}" if ":" in host else f"qmq://{host}:{port}"
+        scheme = "qmq" if self._certificates is None else "qmqs"
+        return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
     @property
     def counters(self) -> Counters:
@@ -112,8 +118,9 @@ class RunningBroker:
         self._tracer = CallThread("qmq-trace")
         self._fetchers = [CallThread(f"qmq-fetch-{partition}") for partition in range(len(self.store.partitions))]
         self.server = Server(
-            self.broker, _server_options(self.settings, self.store), self._work, self._turned, self._clock
-        )
+            self.broker, _server_options(self.settings, self.store), self._work, self._turned, self._clock,
+            tls=None if self._certificates is None else self._certificates.context,
+        )  # fmt: skip
         self._broken: set[int] = set()  # partitions that failed a sync
         self._delayed: set[int] = set()  # partitions whose sync could not start; each is logged once
         self._is_paced = False  # whether a disk is far behind
@@ -137,6 +144,15 @@ class RunningBroker:
             raise cannot_listen(*self.address, error) from error
         self.server.turn()  # starts the timers
         self._look_at_names()
+        if self._certificates is not None:
+            self._look_at_certificates(self._certificates)
+
+    def _look_at_certificates(self, certificates: ServerCertificates) -> None:
+        """Take a renewed certificate, now and every LOOK_S seconds."""
+        if not self._stopping:
+            certificates.look()
+            loop = asyncio.get_running_loop()
+            self._certificate_timer = loop.call_later(LOOK_S, self._look_at_certificates, certificates)
 
     def _look_at_names(self) -> None:
         """Log names whose messages nobody takes, once each, now and from time to time."""
@@ -177,8 +193,9 @@ class RunningBroker:
         Raises StorageError if the last checkpoint cannot be written: the next start then recovers as after a crash.
         """
         self._stopping = True
-        if self._name_timer is not None:
-            self._name_timer.cancel()
+        for timer in (self._name_timer, self._certificate_timer):
+            if timer is not None:
+                timer.cancel()
         if self._scrubber is not None:
             await self._scrubber.close()
         await self._key_indexer.close()
@@ -563,4 +580,5 @@ def _server_options(settings: Settings, store: Store) -> ServerOptions:
         max_inflight_bytes=settings.max_inflight_bytes,
         max_buffered_bytes=max(settings.max_buffered_bytes, 2 * store.max_batch_bytes),
         first_frame_timeout_ms=settings.first_frame_timeout_ms,
+        max_handshakes=settings.max_handshakes,
     )

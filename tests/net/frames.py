@@ -13,6 +13,7 @@ import uvloop
 from qmq.format.build import RunContent, build_batch
 from qmq.net.protocol import frames
 from qmq.net.protocol.frames import Frame, FrameKind
+from tests.certificates import active, client_context
 
 HELLO = frames.pack_meta({"protocol": frames.PROTOCOL_VERSION, "client": "test"})
 
@@ -55,7 +56,9 @@ class RawClient:
 
     @classmethod
     async def connect(cls, address: tuple[str, int], hello: bool = True) -> RawClient:
-        client = cls(*await asyncio.open_connection(*address))
+        files = active()
+        tls = None if files is None else client_context(files)
+        client = cls(*await asyncio.open_connection(*address, ssl=tls))
         if hello:
             client.send(frames.encode_frame(FrameKind.HELLO, 1, HELLO))
             welcome = await client.read()

@@ -28,6 +28,8 @@ _PAUSE_SLOW_S: Final = 0.01
 _SERVED_S: Final = 0.1
 #: The pause after the system has refused a connection, for want of descriptors or memory.
 _PAUSE_REFUSED_S: Final = 0.1
+#: Seconds between two log lines about refused connections.
+WARN_EVERY_S: Final = 1.0
 _ADVICE: Final = {
     errno.EADDRINUSE: "stop the process that listens there, or give another address to --listen",
     errno.EADDRNOTAVAIL: "give --listen an address that this machine has",
@@ -67,6 +69,25 @@ def cannot_listen(host: str, port: int, error: OSError) -> CannotListen:
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     advice = _ADVICE.get(error.errno or 0, "give another address to --listen")
     return CannotListen(f"cannot listen on {address}: {error.strerror or error}; {advice}")
+
+
+class ConnectionWarnings:
+    """Logs why connections are refused, at most one line in WARN_EVERY_S seconds: strangers may cause any number."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._next_at = 0.0
+        self._unlogged = 0
+
+    def add(self, peer: str, why: str) -> None:
+        """Log that the connection of *peer* is refused, or only count it."""
+        now = self._loop.time()
+        if now < self._next_at:
+            self._unlogged += 1
+            return
+        others = f" ({self._unlogged} more were refused before)" if self._unlogged else ""
+        self._next_at, self._unlogged = now + WARN_EVERY_S, 0
+        log.warning("the connection of %s is refused: %s%s", peer, why, others)
 
 
 class Acceptor:

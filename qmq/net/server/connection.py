@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Final, Protocol, cast
 
 from qmq.broker.ports.commands import Command
-from qmq.errors import ProtocolError, QmqError
+from qmq.errors import ProtocolError, QmqError, TlsFailed
 from qmq.net.protocol.frames import FRAME_SIZE, MAX_HELLO_BYTES, Frame, encode_error, split_frames
 from qmq.net.server.options import internal_error
 from qmq.net.server.receive_buffer import RECEIVE_BUFFER_BYTES, PartialFrame, ReceiveBuffer
@@ -41,6 +41,8 @@ _JOIN_BELOW: Final = 1_024
 #: The address of a client that has none.
 NO_ADDRESS: Final = bytes(16), 0
 _JOIN_ALL_BELOW: Final = 64 << 10
+#: The first bytes of a client that speaks TLS.
+_TLS: Final = b"\x16\x03"
 
 
 class Hub(Protocol):
@@ -84,6 +86,9 @@ class Hub(Protocol):
     def broke_protocol(self, connection: ClientConnection) -> None:
         """Charge the cost of a connection that is ended for a protocol error."""
 
+    def warn(self, connection: ClientConnection, why: str) -> None:
+        """Log that a connection is refused, at a limited rate."""
+
     def lingers(self, connection: ClientConnection) -> None:
         """Close the connection once the client had time to read the last frame."""
 
@@ -99,8 +104,8 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     __slots__ = (
         "_began", "_costs_s", "_hub", "_most", "_unsent", "_stops", "_transport", "partial_frame", "_unread", "acked",
-        "address", "answers", "app", "client", "ended", "greeted", "in_flight", "listings", "name", "number",
-        "opened_us", "peer", "deferred", "pulls", "sends", "took_s",
+        "address", "answers", "app", "certificate_name", "client", "ended", "greeted", "in_flight", "listings", "name",
+        "number", "opened_us", "peer", "deferred", "pulls", "sends", "took_s",
     )  # fmt: skip
 
     def __init__(self, hub: Hub, number: int) -> None:
@@ -115,6 +120,8 @@ class ClientConnection(asyncio.BufferedProtocol):
         self.peer = ""
         #: The client's IP address, packed, and its port.
         self.address = NO_ADDRESS
+        #: The name in the client's certificate; "" without one.
+        self.certificate_name = ""
         self.client = ""
         self.name = ""
         self.app = ""
@@ -144,7 +151,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(0)  # pause_writing follows each answer that the system does not take
         peer = self._transport.get_extra_info("peername")
-        self.peer = _shown_peer(peer)
+        self.peer = shown_peer(peer)
         self.address = _packed_peer(peer)
         _keep_alive(self._transport)
         try:
@@ -190,6 +197,8 @@ class ClientConnection(asyncio.BufferedProtocol):
         except QmqError as error:
             self.took_s = self._cost_s()
             hub.broke_protocol(self)
+            if type(error) is TlsFailed:
+                hub.warn(self, str(error))
             self.end(error)
         except Exception:
             log.exception("the broker failed to read a frame of %s", self.shown)
@@ -256,6 +265,11 @@ class ClientConnection(asyncio.BufferedProtocol):
     def shown(self) -> str:
         """The client for the log: its address, and its name if it gave one."""
         return f"{self.name!r} at {self.peer}" if self.name else self.peer
+
+    @property
+    def read_bytes(self) -> int:
+        """The most bytes that it reads at once."""
+        return self._most
 
     def unread_bytes(self) -> int:
         """Return how many bytes of its answers the system has not taken."""
@@ -371,6 +385,11 @@ class ClientConnection(asyncio.BufferedProtocol):
         try:
             frame = next(split_frames(view, MAX_HELLO_BYTES), None)
         except ProtocolError:
+            if bytes(view[:2]) == _TLS:
+                raise TlsFailed(
+                    "it speaks TLS, and this broker does not: connect with qmq://, or give the broker tls_cert and "
+                    "tls_key"
+                ) from None
             raise ProtocolError(f"this is a QMQ broker, and {bytes(view[:FRAME_SIZE])!r} is no HELLO frame") from None
         if frame is None:
             return 0
@@ -379,7 +398,8 @@ class ClientConnection(asyncio.BufferedProtocol):
         return FRAME_SIZE + len(frame.meta) + len(frame.payload)
 
 
-def _shown_peer(peer: object) -> str:
+def shown_peer(peer: object) -> str:
+    """Return the address of a client for the log."""
     return f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else str(peer)
 
 

@@ -11,6 +11,7 @@ from qmq.net.protocol import frames
 
 _NOT_ANNOUNCED: Final = (
     "max_waiting_pulls", "max_connections", "max_inflight_bytes", "max_buffered_bytes", "first_frame_timeout_ms",
+    "max_handshakes",
 )  # fmt: skip
 
 
@@ -74,6 +75,7 @@ class ServerOptions(NamedTuple):
     max_inflight_bytes: int
     max_buffered_bytes: int
     first_frame_timeout_ms: int
+    max_handshakes: int = 1_000
 
     def welcome(self) -> bytes:
         """Return the meta of WELCOME."""

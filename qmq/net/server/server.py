@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from itertools import islice
 from socket import socket
+from ssl import SSLContext
 from typing import Final
 
 from qmq.broker.ports import commands, effects
@@ -21,7 +22,7 @@ from qmq.errors import Overloaded, ProtocolError, QmqError
 from qmq.format.source import stamp_of
 from qmq.net.protocol import frames
 from qmq.net.protocol.frames import Frame, FrameKind, made
-from qmq.net.server.accept import Acceptor
+from qmq.net.server.accept import Acceptor, ConnectionWarnings
 from qmq.net.server.admission import END_S, Admission, DeferredRequests, Throttle
 from qmq.net.server.connection import LINGER_S, SLOW_DISK, STOPPING, ClientConnection
 from qmq.net.server.options import BrokerRules, ClientInfo, ServerOptions, internal_error, stopping
@@ -30,6 +31,7 @@ from qmq.net.server.replies import DiskWork, ReplyWriter
 from qmq.net.server.requests import decode_hello, decode_request
 from qmq.net.server.small_frames import SmallFrames
 from qmq.net.server.timeouts import ConnectionTimeouts
+from qmq.net.server.tls import Handshakes, TlsChannel
 from qmq.net.server.write_queue import WriteQueue
 
 log = logging.getLogger("qmq.server")
@@ -60,7 +62,7 @@ class Server:
 
     *work* is called with the syncs and reads to do; their results come back through ``submit``. *turned* is called
     after each turn, with whether the broker's timers were checked. *timer* returns seconds, to measure the cost of
-    frames.
+    frames. *tls* returns the TLS context of a new connection; without it connections are plain.
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class Server:
         now: Callable[[], Now] = clock,
         loop: asyncio.AbstractEventLoop | None = None,
         timer: Callable[[], float] = time.perf_counter,
+        tls: Callable[[], SSLContext] | None = None,
     ) -> None:
         self._broker = broker
         self._options = options
@@ -96,6 +99,13 @@ class Server:
         self._all_closed = asyncio.Event()
         self._all_closed.set()
         self._throttle = Throttle(self._loop)
+        self._warnings = ConnectionWarnings(self._loop)
+        self._handshakes: Handshakes | None = None
+        if tls is not None:
+            self._handshakes = Handshakes(
+                self._loop, tls, options.max_handshakes, options.first_frame_timeout_ms / 1_000, self._throttle,
+                self._warnings, timer,
+            )  # fmt: skip
         self._replies = ReplyWriter(options.store_id, self._admission, self._throttle, work)
         self._connections = self._replies.connections  # those that the broker knows
         self._half = options.max_buffered_bytes >> 1  # beyond it, requests may be refused
@@ -253,6 +263,8 @@ class Server:
             for connection in list(self._open):
                 connection.abort()
             await asyncio.sleep(0)  # lets the loop report that they are closed
+        if self._handshakes is not None:
+            self._handshakes.close()
         self._silent.close()
         self._lingering.close()
         self._throttle.close()
@@ -262,10 +274,11 @@ class Server:
 
     # --- from connections --------------------------------------------------------------------------------------------
 
-    def connection(self) -> ClientConnection:
+    def connection(self) -> ClientConnection | TlsChannel:
         """Return the protocol of a new connection."""
         self._last_number += 1
-        return ClientConnection(self, self._last_number)
+        connection = ClientConnection(self, self._last_number)
+        return connection if self._handshakes is None else TlsChannel(self._handshakes, connection)
 
     def admit(self, connection: ClientConnection) -> None:
         """Register a new connection. Raises Overloaded and BrokerStopping."""
@@ -347,6 +360,10 @@ class Server:
     def broke_protocol(self, connection: ClientConnection) -> None:
         """Charge the cost of a connection that is ended for a protocol error."""
         self._throttle.charge(connection.took_s + END_S)
+
+    def warn(self, connection: ClientConnection, why: str) -> None:
+        """Log that *connection* is refused, at a limited rate."""
+        self._warnings.add(connection.peer, why)
 
     def lingers(self, connection: ClientConnection) -> None:
         """Close *connection* after LINGER_S."""

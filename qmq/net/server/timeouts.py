@@ -3,35 +3,33 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Hashable
+from typing import Final, Generic, TypeVar
 
-from qmq.net.server.connection import ClientConnection
+T = TypeVar("T", bound=Hashable)
 
 #: Ten thousand that expire together are ended within five seconds, for a tenth of the loop's time.
 _AT_ONCE: Final = 4
 _PAUSE_S: Final = 0.002
 
 
-class ConnectionTimeouts:
+class ConnectionTimeouts(Generic[T]):
     """Calls *over* for each connection that was added *wait_s* seconds ago and not discarded since."""
 
-    def __init__(
-        self, loop: asyncio.AbstractEventLoop, wait_s: float, over: Callable[[ClientConnection], None]
-    ) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, wait_s: float, over: Callable[[T], None]) -> None:
         self._loop = loop
         self._wait_s = wait_s
         self._over = over
-        self._due: dict[ClientConnection, float] = {}  # in the order of time
+        self._due: dict[T, float] = {}  # in the order of time
         self._timer: asyncio.TimerHandle | None = None
 
-    def add(self, connection: ClientConnection) -> None:
+    def add(self, connection: T) -> None:
         """Start the timeout of *connection*."""
         self._due[connection] = self._loop.time() + self._wait_s
         if self._timer is None:
             self._timer = self._loop.call_later(self._wait_s, self._fire)
 
-    def discard(self, connection: ClientConnection) -> None:
+    def discard(self, connection: T) -> None:
         """Cancel the timeout of *connection*."""
         self._due.pop(connection, None)
 

@@ -12,6 +12,8 @@ from qmq.broker.ports.commands import Command, Now
 from qmq.broker.ports.effects import Effect
 from qmq.net.server import Server, ServerOptions
 from qmq.net.server.accept import bind
+from qmq.net.server.certificates import ServerCertificates
+from tests.certificates import active
 
 STORE = b"store!"
 OPTIONS = ServerOptions(
@@ -97,11 +99,14 @@ class Serving:
 
 @asynccontextmanager
 async def serving(**options: Any) -> AsyncIterator[Serving]:
-    rules = StandIn()
+    """A server, over TLS where tests run so."""
+    rules, files = StandIn(), active()
+    certificates = None if files is None else ServerCertificates(files.server.cert, files.server.key)
     logging.getLogger("qmq.server").setLevel(logging.DEBUG)
     sockets, address = bind("127.0.0.1", 0)
     synced: list[effects.SyncWanted] = []
-    server = Server(rules, OPTIONS._replace(**options), synced.append, lambda looked: None)
+    tls = None if certificates is None else certificates.context
+    server = Server(rules, OPTIONS._replace(**options), synced.append, lambda looked: None, tls=tls)
     server.listen(sockets)
     serving = Serving(rules, server, address)
     serving.synced = synced

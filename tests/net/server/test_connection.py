@@ -18,7 +18,6 @@ from tests.net.server.rules import serving
 JUNK = {
     "http": b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
     "http with a body": b"POST / HTTP/1.1\r\nContent-Length: 3000000\r\n\r\n" + b"x" * 3_000_000,
-    "tls": bytes.fromhex("1603010200010001fc0303") + bytes(500),
     "ssh": b"SSH-2.0-OpenSSH_9.6\r\n",
     "redis": b"*1\r\n$4\r\nPING\r\n*1\r\n$4\r\nPING\r\n",
     "zeros": bytes(64),

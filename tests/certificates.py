@@ -1,0 +1,97 @@
+"""Certificates for tests, by an authority of their own, and the switch that has a test run over TLS."""
+
+from __future__ import annotations
+
+import os
+import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+from trustme import CA
+
+#: The names that clients use for a broker on this machine.
+LOCAL = ("127.0.0.1", "localhost", "::1")
+
+
+class Issued(NamedTuple):
+    """The PEM files of a certificate and of its key."""
+
+    cert: Path
+    key: Path
+
+
+class Authority:
+    """A CA. ``ca`` is the file by which others trust it."""
+
+    def __init__(self, directory: Path, name: str = "ca") -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self._directory = directory
+        self._ca = CA(organization_name=name)
+        self.ca = directory / f"{name}.pem"
+        self._ca.cert_pem.write_to_path(str(self.ca))
+
+    def issue(
+        self, *names: str, common_name: str | None = None, file: str = "server", ended_days_ago: int | None = None
+    ) -> Issued:
+        """Write a certificate for these names. With *ended_days_ago* it is not valid any more."""
+        times: dict[str, Any] = {}
+        if ended_days_ago is not None:
+            end = datetime.now(UTC) - timedelta(days=ended_days_ago)
+            times = {"not_before": end - timedelta(days=30), "not_after": end}
+        made = self._ca.issue_cert(*(names or LOCAL), common_name=common_name, **times)
+        issued = Issued(self._directory / f"{file}.pem", self._directory / f"{file}.key")
+        issued.cert.write_bytes(b"".join(blob.bytes() for blob in made.cert_chain_pems))
+        issued.key.write_bytes(made.private_key_pem.bytes())
+        return issued
+
+
+class TlsFilesOfTests(NamedTuple):
+    """The files of a broker and its clients."""
+
+    authority: Authority
+    server: Issued
+
+    @classmethod
+    def make(cls, directory: Path) -> Self:
+        """Issue a certificate for a broker on this machine."""
+        authority = Authority(directory)
+        return cls(authority, authority.issue())
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """The settings of a broker."""
+        return {"tls_cert": str(self.server.cert), "tls_key": str(self.server.key)}
+
+
+#: The files by which all brokers and clients of a test are connected; None: they are connected without TLS.
+_active: TlsFilesOfTests | None = None
+
+
+def active() -> TlsFilesOfTests | None:
+    """Return the files that brokers of tests use now."""
+    return _active
+
+
+@contextmanager
+def over_tls(directory: Path) -> Iterator[TlsFilesOfTests]:
+    """Have the brokers that start in the block take connections by TLS only, and clients trust them."""
+    global _active
+    before, ca = _active, os.environ.get("QMQ_TLS_CA")
+    _active = TlsFilesOfTests.make(directory)
+    os.environ["QMQ_TLS_CA"] = str(_active.authority.ca)
+    try:
+        yield _active
+    finally:
+        _active = before
+        if ca is None:
+            del os.environ["QMQ_TLS_CA"]
+        else:
+            os.environ["QMQ_TLS_CA"] = ca
+
+
+def client_context(files: TlsFilesOfTests) -> ssl.SSLContext:
+    """Return a context that trusts the broker, for a client of a test's own."""
+    return ssl.create_default_context(cafile=files.authority.ca)
