@@ -33,6 +33,7 @@ from qmq.errors import (
     StorageError,
     StorageFailed,
     StorageFull,
+    TlsFailed,
     TooManyConsumers,
     TooManyGroups,
     TooManyProducers,
@@ -44,6 +45,8 @@ from qmq.errors import (
 )
 
 if TYPE_CHECKING:
+    from os import PathLike
+
     from qmq.durations import Duration
     from qmq.net.client.admin.admin import Admin
     from qmq.net.client.admin.broker_info import BrokerInfo, ConnectionInfo, DiskInfo, Problem
@@ -112,6 +115,7 @@ __all__ = [
     "SyncFinder",
     "SyncMessage",
     "SyncMessageBatch",
+    "TlsFailed",
     "TooManyConsumers",
     "TooManyGroups",
     "TooManyProducers",
@@ -194,6 +198,9 @@ def connect(
     max_queued_bytes: int = _MAX_QUEUED_BYTES,
     failover_after: Duration | None = 5,
     admin_timeout: Duration = 10,
+    tls_ca: str | PathLike[str] | None = None,
+    tls_cert: str | PathLike[str] | None = None,
+    tls_key: str | PathLike[str] | None = None,
 ) -> Client:
     """Return a client of the broker at *url* (several brokers: comma separated); use it with ``async with``.
 
@@ -209,8 +216,13 @@ def connect(
     broker before it goes to another one (None: it never does, and may end as SendUnknown). *admin_timeout*: each
     broker has so long for each answer to a call of ``client.admin`` or ``client.subjects``.
 
+    At a URL with ``qmqs://`` the client speaks TLS, and checks the broker's certificate and its name. Paths of PEM
+    files: *tls_ca* has the CAs to trust (default: those of the system); *tls_cert* and *tls_key* are the client's
+    certificate, for brokers that ask for one. Without an argument it is the environment variable QMQ_TLS_CA,
+    QMQ_TLS_CERT, QMQ_TLS_KEY. The files are read again when they have changed.
+
     Durations are seconds, timedeltas, or texts such as "250ms" and "5m". Raises InvalidOption and InvalidName at once,
-    and ConnectionLost when the client connects.
+    and ConnectionLost or TlsFailed when the client connects.
 
     Where a block does not fit, ``await`` connects and ``close`` ends::
 
@@ -225,7 +237,7 @@ def connect(
 
     options = check_options(
         url, durability, linger, producer, send_timeout, max_queued_bytes, failover_after, admin_timeout, name, app,
-        wait,
+        wait, tls_ca, tls_cert, tls_key,
     )  # fmt: skip
     return Client(make_parts(options))
 
@@ -243,6 +255,9 @@ def connect_sync(
     max_queued_bytes: int = _MAX_QUEUED_BYTES,
     failover_after: Duration | None = 5,
     admin_timeout: Duration = 10,
+    tls_ca: str | PathLike[str] | None = None,
+    tls_cert: str | PathLike[str] | None = None,
+    tls_key: str | PathLike[str] | None = None,
 ) -> SyncClient:
     """Return a client as ``connect`` does, for code without asyncio: the same calls without ``await``, from any thread.
 
@@ -257,6 +272,6 @@ def connect_sync(
 
     options = check_options(
         url, durability, linger, producer, send_timeout, max_queued_bytes, failover_after, admin_timeout, name, app,
-        wait,
+        wait, tls_ca, tls_cert, tls_key,
     )  # fmt: skip
     return SyncClient(options)

@@ -17,10 +17,14 @@ from qmq.archive.files import Reading
 from qmq.archive.segments import MESSAGES, Index, SegmentSource
 from qmq.errors import BadBytes
 from qmq.format.layout import INDEX_DTYPE, INDEX_ENTRY_SIZE
-from qmq.net.client.address import Address, parse_url
+from qmq.net.client.address import BROKER_SCHEMES, Address, check_used, parse_url, tls_files
 from qmq.net.client.log_reader import LogReader, Span
 
-SCHEME: Final = "qmq://"
+#: What the URL of a broker begins with.
+SCHEMES: Final = BROKER_SCHEMES
+#: The arguments tls_ca, tls_cert and tls_key of BrokerFiles.
+TlsPaths = tuple[str | None, str | None, str | None]
+NO_TLS: Final[TlsPaths] = (None, None, None)
 
 
 class BrokerReading:
@@ -47,10 +51,13 @@ class BrokerReading:
 class BrokerFiles:
     """The logs of all brokers of a URL. It must not be shared by threads or used after a fork."""
 
-    def __init__(self, url: str) -> None:
-        """Raises InvalidOption for a wrong URL."""
+    def __init__(
+        self, url: str, tls_ca: str | None = None, tls_cert: str | None = None, tls_key: str | None = None
+    ) -> None:
+        """*tls_ca* and the others are as in ``qmq.connect``. Raises InvalidOption for a wrong URL."""
         self.name = url
-        self._left: list[Address] = parse_url(url)[::-1]
+        self._left: list[Address] = parse_url(url, tls_files(tls_ca, tls_cert, tls_key))[::-1]
+        check_used(self._left, {"tls_ca": tls_ca, "tls_cert": tls_cert, "tls_key": tls_key})
         self._readers: dict[bytes, LogReader] = {}
 
     def close(self) -> None:

@@ -44,7 +44,7 @@ class Attack:
 
     async def connect(self, hello: bool) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Open a connection; with *hello*, say hello and read the answer."""
-        reader, writer = await asyncio.open_connection(*self.address, limit=1 << 12)
+        reader, writer = await asyncio.open_connection(self.address.host, self.address.port, limit=1 << 12)
         if hello:
             writer.write(_HELLO)
             size = frames.FRAME.unpack(await reader.readexactly(FRAME_SIZE))[0]

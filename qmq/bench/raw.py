@@ -17,6 +17,7 @@ from qmq.bench.worker import Gate
 from qmq.format.build import RunContent, build_batch
 from qmq.format.layout import BATCH_HEADER_SIZE, BATCH_PREFIX_SIZE, HEADER_CRC_OFFSET, PRODUCER_ID_SIZE
 from qmq.net.client.address import parse_url
+from qmq.net.client.blocking import open_socket
 from qmq.net.protocol import frames
 from qmq.net.protocol.frames import FRAME_SIZE, FrameKind
 
@@ -76,7 +77,8 @@ class RawClient:
 
     def __init__(self, url: str) -> None:
         address = parse_url(url)[0]
-        self._socket = socket.create_connection((address.host, address.port))
+        self._socket = open_socket(address, None)
+        self._is_plain = address.tls is None
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._unread = b""
         #: The number of batches of `send` that were acknowledged.
@@ -89,7 +91,7 @@ class RawClient:
         """Send batches, with at most WINDOW unanswered, until all are acknowledged."""
         unanswered = 0
         for head, data in sent:
-            done = self._socket.sendmsg([head, data])
+            done = self._socket.sendmsg([head, data]) if self._is_plain else 0  # a socket by TLS has no sendmsg
             if done < len(head) + len(data):
                 self._socket.sendall((head + data)[done:])
             unanswered += 1

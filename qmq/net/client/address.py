@@ -1,7 +1,9 @@
-"""Addresses of brokers: `qmq://host:port`, or several of them separated by commas."""
+"""Addresses of brokers: `qmq://host:port`, by TLS `qmqs://host:port`, or several of them separated by commas."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
@@ -9,28 +11,89 @@ from qmq.errors import InvalidOption
 
 DEFAULT_PORT: Final = 20881
 DEFAULT_URL: Final = f"qmq://127.0.0.1:{DEFAULT_PORT}"
-_SCHEMES: Final = ("qmq://", "file://", "hdfs://")
+#: What a URL of brokers begins with: plain connections, and those by TLS.
+BROKER_SCHEMES: Final = ("qmq://", "qmqs://")
+_SCHEMES: Final = (*BROKER_SCHEMES, "file://", "hdfs://")
+
+
+class TlsFiles(NamedTuple):
+    """The paths of a client's PEM files: the CAs that it trusts (empty: those of the system), and its own certificate
+    with its key (empty: none).
+    """
+
+    ca: str = ""
+    cert: str = ""
+    key: str = ""
+
+
+#: The environment variables that name the files, in the order of TlsFiles.
+TLS_VARIABLES: Final = ("QMQ_TLS_CA", "QMQ_TLS_CERT", "QMQ_TLS_KEY")
 
 
 class Address(NamedTuple):
-    """The address of one broker."""
+    """The address of one broker. ``tls``: the files of a connection by TLS; None: a plain connection."""
 
     host: str
     port: int
+    tls: TlsFiles | None = None
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
+    @property
+    def url(self) -> str:
+        """The address as a URL."""
+        return f"{BROKER_SCHEMES[self.tls is not None]}{self}"
 
-def parse_url(url: str) -> list[Address]:
-    """Return the addresses in *url*, in its order. Raises InvalidOption.
+
+def tls_files(
+    ca: str | os.PathLike[str] | None = None,
+    cert: str | os.PathLike[str] | None = None,
+    key: str | os.PathLike[str] | None = None,
+) -> TlsFiles:
+    """Return the files of a client: the arguments that are given, else what the environment variables name.
+
+    Raises InvalidOption if only one of certificate and key is there.
+    """
+    found = [
+        os.environ.get(variable, "") if path is None else os.fspath(path)
+        for variable, path in zip(TLS_VARIABLES, (ca, cert, key), strict=True)
+    ]
+    files = TlsFiles(*found)
+    if bool(files.cert) != bool(files.key):
+        raise InvalidOption(
+            "a client certificate needs tls_cert and tls_key, and only one of them is given; a file that has both may "
+            "be named twice"
+        )
+    return files
+
+
+def parse_url(url: str, tls: TlsFiles | None = None) -> list[Address]:
+    """Return the addresses in *url*, in its order. A part without a scheme has that of the part before it.
+
+    Addresses with ``qmqs://`` get the files *tls*, or without them those of the environment. Raises InvalidOption.
 
     >>> [str(address) for address in parse_url("qmq://10.0.0.1:20881,10.0.0.2")]
     ['10.0.0.1:20881', '10.0.0.2:20881']
     """
     if not isinstance(url, str):
         raise InvalidOption(f"the address of a broker must be a str, not {type(url).__name__}")
-    return [_parse_one(part.strip(), url) for part in url.split(",")]
+    found: list[Address] = []
+    scheme = "qmq"
+    for part in url.split(","):
+        scheme, address = _parse_one(part.strip(), url, scheme)
+        if scheme == "qmqs":
+            tls = tls_files() if tls is None else tls
+            address = address._replace(tls=tls)
+        found.append(address)
+    return found
+
+
+def check_used(addresses: Iterable[Address], given: Mapping[str, object]) -> None:
+    """Raise InvalidOption if files of TLS are *given* by name, and no address is reached by TLS."""
+    names = [name for name, value in given.items() if value is not None]
+    if names and all(address.tls is None for address in addresses):
+        raise InvalidOption(f"{names[0]} is given, but no address begins with qmqs://: these connections are plain")
 
 
 def shown_url(url: str) -> str:
@@ -57,11 +120,12 @@ def shown_location(location: str) -> str:
     return shown_url(location) if is_url and may_have_password else location
 
 
-def _parse_one(part: str, url: str) -> Address:
+def _parse_one(part: str, url: str, before: str) -> tuple[str, Address]:
+    """Return scheme and address of *part*; *before* is the scheme of the part before it."""
     scheme, separator, rest = part.partition("://")
     try:
-        if separator and scheme != "qmq":
-            raise ValueError("the scheme is not qmq")
+        if separator and f"{scheme}://" not in BROKER_SCHEMES:
+            raise ValueError("the scheme is neither qmq nor qmqs")
         if "@" in part:
             raise ValueError("it has a user or a password, which brokers do not use")
         try:
@@ -82,9 +146,9 @@ def _parse_one(part: str, url: str) -> Address:
         which = f" ({part!r})" if part != url and "@" not in url and "?" not in url else ""
         raise InvalidOption(
             f"{shown_url(url)!r} is not the address of a broker{which}: {error}; use {DEFAULT_URL}, "
-            "or several of that form separated by commas"
+            "or several of that form separated by commas; with TLS qmqs://"
         ) from None
-    return Address(parts.hostname, DEFAULT_PORT if port is None else port)
+    return scheme if separator else before, Address(parts.hostname, DEFAULT_PORT if port is None else port)
 
 
 def _is_host(name: str) -> bool:

@@ -24,6 +24,18 @@ _MAX_ANSWER_BYTES: Final = 64 << 20
 _PRODUCER_ID_SIZE: Final = 16
 
 
+def open_socket(address: Address, timeout: float | None) -> socket.socket:
+    """Return a socket that is connected to a broker, by TLS if its address says so. *timeout*, in seconds, is for each
+    wait; None: no limit. Raises OSError, and with TLS QmqError.
+    """
+    sock = socket.create_connection((address.host, address.port), timeout)
+    if address.tls is None:
+        return sock
+    from qmq.net.client.tls.context import wrap
+
+    return wrap(sock, address)
+
+
 class BlockingConnection:
     """A connection of one thread. Calls raise OSError and ConnectionLost when it breaks; it is of no use then."""
 
@@ -40,15 +52,20 @@ class BlockingConnection:
         self._clock = clock
         self._due = clock() + timeout if clock is not None else 0.0
         self._request = 0
-        self._socket = socket.create_connection(address, timeout)
+        self._socket = open_socket(address, timeout)
         try:
             with suppress(OSError):
                 self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             hello = frames.pack_meta({"protocol": frames.PROTOCOL_VERSION, "client": client})
             #: The fields of WELCOME.
             self.welcome = frames.unpack_meta(self.ask(FrameKind.HELLO, meta=hello).meta)
-        except BaseException:
+        except BaseException as error:
             self._socket.close()
+            if address.tls is not None and isinstance(error, OSError) and not isinstance(error, TimeoutError):
+                from qmq.net.client.tls.failures import connect_error
+
+                # With TLS 1.3 a broker that refuses the client's certificate says so after the handshake.
+                raise connect_error(error, str(address), has_cert=bool(address.tls.cert)) from error
             raise
 
     def __enter__(self) -> Self:

@@ -11,7 +11,16 @@ from importlib import metadata
 from itertools import islice
 from typing import Any, Final, NamedTuple, Protocol
 
-from qmq.errors import ConnectionLost, Fenced, InvalidOption, ProducerInUse, ProtocolError, QmqError, UsageError
+from qmq.errors import (
+    ConnectionLost,
+    Fenced,
+    InvalidOption,
+    ProducerInUse,
+    ProtocolError,
+    QmqError,
+    TlsFailed,
+    UsageError,
+)
 from qmq.net.client.address import Address
 from qmq.net.client.backoff import Backoff
 from qmq.net.client.connection import ANSWER_TIMEOUT, Answer, BrokerConnection, Welcome
@@ -40,6 +49,8 @@ WARN_EVERY: Final = 30.0
 DEPARTURES_AT_ONCE: Final = 100
 #: This many invalid welcomes in a row end a link: a single one may have been damaged on the way.
 _MAX_INVALID_WELCOMES: Final = 3
+#: A link that was connected before tries on for so long after TlsFailed: a certificate may be half renewed.
+TLS_TRIES_S: Final = 60.0
 _TICK: Final = 1.0
 
 
@@ -427,7 +438,8 @@ class Link:
     async def _reconnect(self) -> None:
         """Try to connect until it succeeds, or the owner gives up."""
         assert self._loop is not None
-        invalid = 0
+        invalid, is_told = 0, False
+        tls_until = self._loop.time() + (TLS_TRIES_S if self.welcome is not None else 0)
         if self._backoff.tries:
             await asyncio.sleep(self._backoff.next_delay())
         while True:
@@ -439,6 +451,11 @@ class Link:
                 is_final = not error.retryable and (
                     type(error) is not ProtocolError or invalid >= _MAX_INVALID_WELCOMES
                 )
+                if type(error) is TlsFailed and self._loop.time() < tls_until:
+                    is_final = False
+                    if not is_told:
+                        is_told = True
+                        log.warning("%s; trying for %g s more", error, tls_until - self._loop.time())
                 if is_final:
                     this, self._reconnecting = self._reconnecting, None
                     if self._owner.is_hopeless(self, error):
@@ -457,7 +474,7 @@ class Link:
         connection = BrokerConnection(self, str(address), loop)
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT):
-                await loop.create_connection(lambda: connection, address.host, address.port)
+                await connection.open(address)
                 await self._adopt(
                     connection, await connection.hello(client_name(), self._options.name, self._options.app)
                 )
@@ -465,8 +482,6 @@ class Link:
             connection.abort(ConnectionLost("given up"))
             if isinstance(error, TimeoutError):
                 raise ConnectionLost(f"{address} did not answer within {CONNECT_TIMEOUT:g} s") from None
-            if isinstance(error, OSError):
-                raise ConnectionLost(f"{address}: {error.strerror or error}") from error
             raise
 
     async def _adopt(self, connection: BrokerConnection, welcome: Welcome) -> None:

@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from qmq.errors import ConnectionLost, ProtocolError, QmqError
 from qmq.format.pieces import PartialAnswer
+from qmq.net.client.address import Address, TlsFiles
 from qmq.net.protocol import frames
 from qmq.net.protocol.frames import FRAME, FRAME_SIZE, Frame, FrameKind, made
 from qmq.net.protocol.messages import EMPTY_HEAD, MessagesHead, decode_head
@@ -161,6 +162,7 @@ class BrokerConnection(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._max_frame_bytes = _MAX_WELCOME_BYTES
         self._greeted = False
+        self._tls: TlsFiles | None = None
         self._counted = 0
         self._asked: dict[int, _Asked] = {}
         self._unwritten = b""  # a frame that leaves together with the next one
@@ -175,6 +177,30 @@ class BrokerConnection(asyncio.BufferedProtocol):
         self._buffers = ReceiveBuffers()
         self._arriving: PartialAnswer | None = None  # decodes the large frame, if it is an answer to a pull
         self._payload_at = 0  # in the large frame
+
+    async def open(self, address: Address) -> None:
+        """Connect to a broker, by TLS if its address says so. Raises QmqError."""
+        tls: dict[str, Any] = {}
+        self._tls = address.tls
+        if address.tls is not None:
+            from qmq.net.client.tls.context import context_of
+
+            # CLOSE_TIMEOUT bounds the end of a connection, and the caller the handshake
+            tls = {"ssl": context_of(address.tls), "server_hostname": address.host}
+        try:
+            await self._loop.create_connection(lambda: self, address.host, address.port, **tls)
+        except TimeoutError:
+            raise
+        except OSError as error:
+            raise self._connect_error(error) from error
+
+    def _connect_error(self, error: OSError) -> QmqError:
+        """Return the error for one that ended the connection before WELCOME came."""
+        if self._tls is None:
+            return ConnectionLost(f"{self.address}: {error.strerror or error}")
+        from qmq.net.client.tls.failures import connect_error
+
+        return connect_error(error, self.address, has_cert=bool(self._tls.cert))
 
     # --- requests ----------------------------------------------------------------------------------------------------
 
@@ -305,7 +331,10 @@ class BrokerConnection(asyncio.BufferedProtocol):
         if self._end_waiter is not None:
             self._end_waiter.set_result(None)
         if self._error is None and exc is not None:
-            self._error = ConnectionLost(f"the connection to {self.address} was lost: {exc}")
+            # With TLS 1.3 a broker that refuses the client's certificate says so after the handshake.
+            is_refusal = self._tls is not None and not self._greeted and isinstance(exc, OSError)
+            lost = ConnectionLost(f"the connection to {self.address} was lost: {exc}")
+            self._error = self._connect_error(cast(OSError, exc)) if is_refusal else lost
         error = self.end_error()
         asked, self._asked = self._asked, {}
         for request in asked.values():

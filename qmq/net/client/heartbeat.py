@@ -19,6 +19,7 @@ import msgpack
 
 from qmq.errors import ProtocolError, QmqError
 from qmq.net.client.address import Address
+from qmq.net.client.blocking import open_socket
 from qmq.net.protocol import frames
 from qmq.net.protocol.frames import FRAME, FRAME_SIZE, FrameKind
 
@@ -108,7 +109,7 @@ class HeartbeatSender:
         return not self._ended.is_set() and loop.is_running()
 
     def _connected(self) -> socket.socket:
-        connection = socket.create_connection(self._address(), timeout=self._interval_s)
+        connection = open_socket(self._address(), self._interval_s)
         try:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             hello = msgpack.packb({"protocol": frames.PROTOCOL_VERSION, "client": "qmq heartbeat"})

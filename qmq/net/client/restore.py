@@ -42,14 +42,12 @@ class RestoreTarget:
         connection = BrokerConnection(RequestsOnly(), str(address), loop)
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT):
-                await loop.create_connection(lambda: connection, address.host, address.port)
+                await connection.open(address)
                 return cls(connection, await connection.hello("qmq-restore"))
         except BaseException as error:
             connection.abort(ConnectionLost("given up"))
             if isinstance(error, TimeoutError):
                 raise ConnectionLost(f"{address} did not answer within {CONNECT_TIMEOUT:g} s") from None
-            if isinstance(error, OSError):
-                raise ConnectionLost(f"{address}: {error.strerror or error}") from error
             raise
 
     @property

@@ -22,7 +22,7 @@ from qmq.net.client.address import Address, parse_url, shown_location, shown_url
     ],
 )
 def test_addresses_are_read(url: str, addresses: list[tuple[str, int]]) -> None:
-    assert parse_url(url) == addresses
+    assert parse_url(url) == [Address(*address) for address in addresses]
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qmq.errors import MessageTooLarge, QueueFull
-from qmq.format.build import NO_HEADER, AnyHeader, MessageHeader, sizes_of_headers
+from qmq.format.build import NO_HEADER, AnyHeader, MessageHeader, header_bytes
 from qmq.format.layout import MAX_RUNS
 from qmq.names import check_subject
 from qmq.net.client.producer.batch import (
@@ -251,7 +251,7 @@ class Accumulator:
         if headers is None:
             sizes += len(header.packed)
         else:
-            sizes += sizes_of_headers(headers)
+            sizes += np.fromiter(map(header_bytes, headers), np.int64, count)
         total = int(sizes.sum())
         self.check(subject, total if total <= self._limits.max_message_bytes else int(sizes.max()), 0)
         self._settle()

@@ -99,8 +99,8 @@ class OutgoingRun:
         return index
 
     def lengths(self) -> bytes | None:
-        """Return the sizes of the bodies as little-endian u32; None if unknown."""
-        if self.sizes is None or sum(map(len, self.sizes)) != len(self.bodies):
+        """Return the sizes of the bodies as little-endian u32; None if unknown, or if messages have headers."""
+        if self.sizes is None or self.headers is not None or sum(map(len, self.sizes)) != len(self.bodies):
             return None
         return np.concatenate(self.sizes).tobytes()
 
