@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
-from contextlib import closing
-from typing import Any, TypeVar
+import os
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from contextlib import closing, contextmanager
+from functools import wraps
+from typing import Any, Final, TypeVar
 
 import click
 from click.core import ParameterSource
 
 from qmq.cli.common.arguments import Seconds, given_in
 from qmq.cli.common.profiles import complete_profiles, profile_of, take_profile
+from qmq.errors import InvalidOption
 
 T = TypeVar("T")
 
 DEFAULT_SERVER = "qmq://127.0.0.1:20881"
+#: The options of TLS, and what they name.
+_TLS_OPTIONS: Final = {
+    "tls_ca": "PEM file with the CAs to trust at qmqs:// (default: those of the system).",
+    "tls_cert": "PEM file with this client's certificate, for a broker that asks for one.",
+    "tls_key": "PEM file with the key of --tls-cert.",
+}
 
 
 def profile_option(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -27,7 +36,7 @@ def profile_option(command: Callable[..., Any]) -> Callable[..., Any]:
         expose_value=False,
         callback=take_profile,
         shell_complete=complete_profiles,
-        help="Take --server and --timeout from this profile of ~/.config/qmq.toml. Also from QMQ_PROFILE.",
+        help="Take --server, --timeout and --tls-ca from this profile of ~/.config/qmq.toml. Also from QMQ_PROFILE.",
     )(command)
 
 
@@ -35,6 +44,9 @@ def leading_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give ``qmq`` itself the options --server and --profile, which then hold for the command that follows."""
     help_ = "For the command that follows, if it talks to a broker: see there."
     server = click.option("--server", metavar="URL", help=help_)
+    for name in reversed(_TLS_OPTIONS):
+        option = click.option(f"--{name.replace('_', '-')}", name, metavar="FILE", expose_value=False, help=help_)
+        command = option(command)
     profile = click.option(
         "--profile",
         metavar="NAME",
@@ -55,9 +67,60 @@ def server_option(command: Callable[..., Any]) -> Callable[..., Any]:
         default=DEFAULT_SERVER,
         show_default=True,
         callback=_chosen,
-        help="The broker; several addresses with commas between. Also from QMQ_SERVER.",
+        help="The broker; several addresses with commas between; with TLS qmqs://. Also from QMQ_SERVER.",
     )
-    return server(profile_option(command))
+    return server(tls_options(profile_option(command)))
+
+
+def tls_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the options --tls-ca, --tls-cert and --tls-key.
+
+    The client reads them from environment variables, and so do processes that the command starts: while it runs, the
+    variables have the values that were chosen.
+    """
+
+    @wraps(command)
+    def with_tls(*args: Any, **values: Any) -> Any:
+        chosen = {name: values.pop(name) for name in _TLS_OPTIONS}
+        _check_used(click.get_current_context(), values.get("server"))
+        with _in_environment({f"QMQ_{name.upper()}": value for name, value in chosen.items()}):
+            return command(*args, **values)
+
+    decorated: Callable[..., Any] = with_tls
+    for name, help_ in reversed(_TLS_OPTIONS.items()):
+        variable = f"QMQ_{name.upper()}"
+        decorated = click.option(
+            f"--{name.replace('_', '-')}",
+            name,
+            metavar="FILE",
+            envvar=variable,
+            callback=_chosen,
+            help=f"{help_} Also from {variable}.",
+        )(decorated)
+    return decorated
+
+
+def _check_used(context: click.Context, server: object) -> None:
+    """Raise InvalidOption for an option of TLS on the command line, if the broker is not reached by TLS."""
+    for name in _TLS_OPTIONS:
+        if isinstance(server, str) and "qmqs://" not in server and given_in(context, name) is not None:
+            option = f"--{name.replace('_', '-')}"
+            raise InvalidOption(f"{option} is given, but {server} does not begin with qmqs://: no TLS is used")
+
+
+@contextmanager
+def _in_environment(values: Mapping[str, str | None]) -> Iterator[None]:
+    """Set environment variables for a while; None leaves one as it is."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update({name: value for name, value in values.items() if value is not None})
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 def admin_options(command: Callable[..., Any]) -> Callable[..., Any]:

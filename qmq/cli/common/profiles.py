@@ -4,7 +4,8 @@
 server = "qmq://127.0.0.1:20881"
 
 [prod]
-server = "qmq://broker-a:20881,broker-b:20881"
+server = "qmqs://broker-a:20881,broker-b:20881"
+tls_ca = "/etc/qmq/ca.pem"
 timeout = "30s"
 """
 
@@ -22,7 +23,7 @@ from click.core import ParameterSource
 from qmq.errors import InvalidOption
 
 #: The options that a profile may give.
-KEYS: Final = ("server", "timeout")
+KEYS: Final = ("server", "timeout", "tls_ca", "tls_cert", "tls_key")
 #: The profile that counts where none is named.
 DEFAULT: Final = "default"
 
@@ -61,9 +62,9 @@ def read_profiles() -> dict[str, dict[str, Any]]:
         for key, value in values.items():
             if key not in KEYS:
                 near = get_close_matches(key, KEYS, n=1)
-                advice = f"did you mean {near[0]}?" if near else f"a profile has {' and '.join(KEYS)}"
+                advice = f"did you mean {near[0]}?" if near else f"a profile has {', '.join(KEYS)}"
                 raise InvalidOption(f"profile {name!r} in {path} has a key {key!r:.80}; {advice}")
-            if not isinstance(value, str if key == "server" else str | int | float) or isinstance(value, bool):
+            if not isinstance(value, str | int | float if key == "timeout" else str) or isinstance(value, bool):
                 raise InvalidOption(f"{key} = {value!r:.80} of profile {name!r} in {path} is not a text")
     return profiles
 

@@ -71,7 +71,7 @@ def doctor(as_json: bool, header: bool, server: str, timeout: float) -> None:
     found: list[Ailment] = []
     for address in parse_url(server):
         try:
-            found += run(_examine(f"qmq://{address}", timeout))
+            found += run(_examine(address.url, timeout))
         except QmqError as error:
             text = f"{error}; see whether `qmq serve` runs there, and its log"
             found.append(Ailment("error", "not_reached", str(address), " ".join(text.split())))

@@ -18,6 +18,7 @@ from rich.table import Table
 from qmq.bench import suite
 from qmq.bench.context import SIZES_OF_RUNS, Bench
 from qmq.bench.values import GOALS, Summary, Value, shown, summarize
+from qmq.cli.common.connect import tls_options
 from qmq.cli.common.tables import print_table
 from qmq.errors import InvalidOption
 
@@ -38,6 +39,7 @@ WIDTH = 120
 @click.option("--set", "assignments", metavar="KEY=VALUE", multiple=True, help="A setting of the new broker.")
 @click.option("--dir", "directory", metavar="DIR", type=click.Path(path_type=Path), help="Where the new broker writes.")
 @click.option("--list", "as_list", is_flag=True, help="List the measurements.")
+@tls_options
 def bench(
     only: tuple[str, ...],
     rounds: int,
