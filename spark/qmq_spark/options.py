@@ -22,6 +22,7 @@ from pyspark.sql.types import (
 from qmq.errors import InvalidOption
 
 if TYPE_CHECKING:
+    from qmq.archive.broker_logs import TlsPaths
     from qmq_spark.read import Wanted
 
 #: The columns in their order. Spark need not check columns that are never null message by message.
@@ -68,7 +69,9 @@ _CHOICES: Final = {
 }
 #: Where a stream may start, besides a time.
 _ENDS: Final = ("first", "new")
-_NAMES: Final = (*_CHOICES, "columns", "prefix", "since", "start", "part_bytes", "max_trigger_bytes")
+#: The options of TLS: paths that exist wherever Spark's tasks run.
+TLS_NAMES: Final = ("tls_ca", "tls_cert", "tls_key")
+_NAMES: Final = (*_CHOICES, "columns", "prefix", "since", "start", "part_bytes", "max_trigger_bytes", *TLS_NAMES)
 
 
 @dataclass(frozen=True)
@@ -89,6 +92,8 @@ class ReadOptions:
     max_trigger_bytes: int | None = None
     starts_new: bool = False
     chosen: tuple[str, ...] = ()
+    #: The values of TLS_NAMES; None where an option is not given.
+    tls: TlsPaths = (None, None, None)
 
     @property
     def columns(self) -> StructType:
@@ -144,9 +149,18 @@ def read_options(given: Mapping[str, str]) -> ReadOptions:
         None if limit is None else _bytes("max_trigger_bytes", limit),
         start == "new",
         tuple(name.strip() for name in found["columns"].split(",")) if "columns" in found else (),
+        tls_options(found, place),
     )
     _check_chosen(options)
     return options
+
+
+def tls_options(found: Mapping[str, str], place: str) -> TlsPaths:
+    """Return the options of TLS among those found. Raises InvalidOption if *place* is not reached by TLS."""
+    given = [name for name in TLS_NAMES if name in found]
+    if given and "qmqs://" not in place:
+        raise InvalidOption(f"option {given[0]} is given, but {place} does not begin with qmqs://: no TLS is used")
+    return found.get("tls_ca"), found.get("tls_cert"), found.get("tls_key")
 
 
 def _check_chosen(options: ReadOptions) -> None:

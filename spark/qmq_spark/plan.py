@@ -10,7 +10,7 @@ from typing import NamedTuple, Self
 import numpy as np
 
 from qmq.archive.archive import archived_segments, is_archive
-from qmq.archive.broker_logs import SCHEME, BrokerFiles
+from qmq.archive.broker_logs import NO_TLS, SCHEMES, BrokerFiles, TlsPaths
 from qmq.archive.data_directory import check_is_there, is_data_directory, open_data_directory
 from qmq.archive.file_table import FileTable, SegmentKey, only_in_files, read_table
 from qmq.archive.files import Files, local_path
@@ -44,8 +44,9 @@ class SourceView:
     With *only_segments* an archive that lacks some segments is refused.
     """
 
-    def __init__(self, location: str, *, only_segments: bool = False) -> None:
+    def __init__(self, location: str, *, only_segments: bool = False, tls: TlsPaths = NO_TLS) -> None:
         self._place = location
+        self._tls = tls
         self._only_segments = only_segments
         self._files: Files | None = None
         self._known: list[SegmentSource] = []
@@ -67,7 +68,7 @@ class SourceView:
     def look(self) -> SourceSnapshot:
         """Return the current contents. Raises InvalidOption, BadBytes, StorageError."""
         if self._files is None:
-            self._files = open_files(self._place)
+            self._files = open_files(self._place, self._tls)
         source = self._look(self._files)
         self._known = source.segments
         return source
@@ -98,10 +99,10 @@ class SourceView:
         return SourceSnapshot(files, segments, table)
 
 
-def open_files(location: str) -> Files:
+def open_files(location: str, tls: TlsPaths = NO_TLS) -> Files:
     """Return the tree that *location* names. Raises InvalidOption for an unknown scheme."""
-    if location.startswith(SCHEME):
-        return BrokerFiles(location)
+    if location.startswith(SCHEMES):
+        return BrokerFiles(location, *tls)
     return files_at(location)
 
 

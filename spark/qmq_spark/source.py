@@ -71,7 +71,7 @@ class QmqReader(DataSourceReader):
         from qmq_spark.plan import SourceView
         from qmq_spark.tasks import parts_of
 
-        with SourceView(self._options.place) as view:
+        with SourceView(self._options.place, tls=self._options.tls) as view:
             return parts_of(view.look(), self._wanted, self._options.part_bytes)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

@@ -33,7 +33,7 @@ class QmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self._options = options
         self._schema = schema
-        self._view = SourceView(options.place, only_segments=True)
+        self._view = SourceView(options.place, only_segments=True, tls=options.tls)
         #: The end of a stream that only reads what is there when it starts.
         self._target: Read | None = None
         #: The end at which this stream begins, until a micro-batch has been planned.
@@ -99,7 +99,8 @@ class QmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for tasks, which need the options but not what was found."""
-        return {**self.__dict__, "_view": SourceView(self._options.place, only_segments=True)}
+        options = self._options
+        return {**self.__dict__, "_view": SourceView(options.place, only_segments=True, tls=options.tls)}
 
 
 def _end_of(ranges: Intervals | None) -> int:

@@ -84,7 +84,7 @@ def _read(
         report(damage)
     if not part.segment_ranges and not part.pieces:
         return
-    files = open_files(options.place)
+    files = open_files(options.place, options.tls)
     try:
         reader = RangeReader(files, wanted, schema, report)
         for segment_range in part.segment_ranges:

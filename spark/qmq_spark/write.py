@@ -15,9 +15,12 @@ from pyspark.sql.types import ArrayType, BinaryType, DataType, MapType, StringTy
 
 import qmq
 from qmq.errors import InvalidOption, QueueFull
+from qmq_spark.options import TLS_NAMES, tls_options
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from qmq.archive.broker_logs import TlsPaths
 
 #: The types that each column of a message may have.
 _COLUMNS: Final[dict[str, tuple[type[DataType], ...]]] = {
@@ -28,7 +31,7 @@ _COLUMNS: Final[dict[str, tuple[type[DataType], ...]]] = {
     "properties": (MapType,),
     "body": (BinaryType, StringType),
 }
-_NAMES: Final = ("subject", "durability", "send_timeout")
+_NAMES: Final = ("subject", "durability", "send_timeout", *TLS_NAMES)
 _DURABILITIES: Final[dict[str, Literal["flush", "append"]]] = {"flush": "flush", "append": "append"}
 #: The rows that are queued before the task checks that the client has room.
 _ROWS: Final = 1_000
@@ -42,6 +45,7 @@ class WriteOptions:
     subject: str | None
     durability: Literal["flush", "append"]
     send_timeout: float
+    tls: TlsPaths = (None, None, None)
 
 
 def write_options(given: Mapping[str, str], schema: StructType, *, overwrite: bool) -> WriteOptions:
@@ -50,7 +54,7 @@ def write_options(given: Mapping[str, str], schema: StructType, *, overwrite: bo
     url = found.pop("path", "")
     if overwrite:
         raise InvalidOption('messages cannot be overwritten; append them: .mode("append")')
-    if not url.startswith("qmq://"):
+    if not url.startswith(("qmq://", "qmqs://")):
         raise InvalidOption(f"{url or 'nothing'} is no URL of a broker; give one: .save('qmq://127.0.0.1:20881')")
     unknown = sorted(found.keys() - set(_NAMES))
     if unknown:
@@ -63,7 +67,7 @@ def write_options(given: Mapping[str, str], schema: StructType, *, overwrite: bo
     except ValueError:
         raise InvalidOption(f"option send_timeout is {found['send_timeout']!r}; give seconds") from None
     _check(schema, subject)
-    return WriteOptions(url, subject, durability, send_timeout)
+    return WriteOptions(url, subject, durability, send_timeout, tls_options(found, url))
 
 
 def _check(schema: StructType, subject: str | None) -> None:
@@ -91,7 +95,11 @@ class QmqWriter(DataSourceArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         options = self._options
-        with qmq.connect_sync(options.url, durability=options.durability, send_timeout=options.send_timeout) as client:
+        tls_ca, tls_cert, tls_key = options.tls
+        with qmq.connect_sync(
+            options.url, durability=options.durability, send_timeout=options.send_timeout,
+            tls_ca=tls_ca, tls_cert=tls_cert, tls_key=tls_key,
+        ) as client:  # fmt: skip
             for batch in iterator:
                 for first in range(0, batch.num_rows, _ROWS):
                     _queue(client, batch.slice(first, _ROWS), options.subject)
