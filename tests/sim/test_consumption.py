@@ -32,8 +32,6 @@ STRIKES = (
     "dead",
     "redrive",
     "seek_group",
-    "resend",
-    "resent",
     "recovered",
 )
 
