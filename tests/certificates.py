@@ -10,8 +10,6 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from trustme import CA
-
 #: The names that clients use for a broker on this machine.
 LOCAL = ("127.0.0.1", "localhost", "::1")
 
@@ -27,6 +25,8 @@ class Authority:
     """A CA. ``ca`` is the file by which others trust it."""
 
     def __init__(self, directory: Path, name: str = "ca") -> None:
+        from trustme import CA  # takes a tenth of a second to import, and most tests need none
+
         directory.mkdir(parents=True, exist_ok=True)
         self._directory = directory
         self._ca = CA(organization_name=name)
