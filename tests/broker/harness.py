@@ -24,6 +24,7 @@ from qmq.broker.ports.effects import (
 from qmq.broker.ports.limits import BrokerLimits
 from qmq.errors import QmqError, StorageError
 from qmq.format.build import RunContent, build_batch, make_header
+from qmq.format.layout import LANE_NORMAL
 from qmq.format.pieces import Run, read_answer
 from qmq.storage.disk.disk import Disk
 from qmq.storage.store import Store, StoreOptions
@@ -35,12 +36,13 @@ _WORK = SyncWanted | ReadWanted | CheckWanted | FetchWanted
 
 
 def batch_of(
-    contents: dict[str, Sequence[bytes]], sequence: int, producer_id: bytes = PRODUCER, key: str | None = None
-) -> memoryview:
+    contents: dict[str, Sequence[bytes]], sequence: int, producer_id: bytes = PRODUCER, key: str | None = None,
+    lane: int = LANE_NORMAL,
+) -> memoryview:  # fmt: skip
     """Return a writable batch, as a server hands it in."""
     headers = make_header(key) if key is not None else None
     runs = [
-        RunContent(subject, bodies, None if headers is None else [headers] * len(bodies))
+        RunContent(subject, bodies, None if headers is None else [headers] * len(bodies), lane)
         for subject, bodies in contents.items()
     ]
     parts = build_batch(runs, created_at_us=START_US, producer_id=producer_id, producer_sequence=sequence)
@@ -206,9 +208,11 @@ class Driven:
         self.requests += 1
         return self.requests
 
-    def send_command(self, contents: dict[str, Sequence[bytes]], flush: bool = True, connection: int = 1) -> Send:
-        """Return a Send with the next batch of the test's producer."""
-        batch = batch_of(contents, self.produced, self.producer)
+    def send_command(
+        self, contents: dict[str, Sequence[bytes]], flush: bool = True, connection: int = 1, lane: int = LANE_NORMAL
+    ) -> Send:
+        """Return a Send with the next batch of the test's producer, whose messages are all in one lane."""
+        batch = batch_of(contents, self.produced, self.producer, lane=lane)
         self.produced += sum(map(len, contents.values()))
         return Send(connection, self.request(), batch, flush)
 

@@ -17,7 +17,7 @@ from typing import Any, Final
 import msgpack
 import numpy as np
 
-from qmq.broker.groups.group import Group, SubjectFilter
+from qmq.broker.groups.group import Group, SubjectFilter, is_exact
 from qmq.broker.groups.message_ranges import MessageParts, Rows, RunPart, WholeRuns, chosen_of
 from qmq.broker.journal.record_types import RecordKind
 from qmq.errors import StorageError
@@ -28,6 +28,8 @@ from qmq.storage.store import Hole, NotInMemory, PullRecord, PullSync, Store
 AHEAD_US: Final = 1_000_000
 _CHUNK_ROWS: Final = 8_192
 _MOST_DOUBLED: Final = 16
+#: A block that ends before this, in 2005, ends at a sequence, not at a stamp.
+_STAMPS_FROM_US: Final = 1 << 50
 
 #: Chosen messages by the filter that they were chosen for; no filter without any.
 ChosenByFilter = list[tuple[SubjectFilter, MessageParts]]
@@ -168,7 +170,9 @@ class AtMostOnce:
             for subject_filter in group.all_filters():
                 end = 1 << 62 if lost else subject_filter.reserved
                 subject_filter.reserved = 0
-                if subject_filter.exact:
+                subject_filter.find_lanes(self._store)
+                if is_exact(subject_filter.prefix) and (subject_filter.exact or end < _STAMPS_FROM_US):
+                    # Also a block of a subject that has had one lane when the block was written.
                     group.skipped += self._pass_sequences(subject_filter, end)
                     continue
                 ends = [part.consumer_log.row_at_time(end + 1) if end else 0 for part in self._store.partitions]

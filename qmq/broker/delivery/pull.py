@@ -48,6 +48,8 @@ class Delivery:
             self.at_most_once, on_disk,
         )  # fmt: skip
         self.subscriptions = Subscriptions(store, limits, effects, self.arrivals, self.tracker, self.durable)
+        #: The subjects among which consumers have looked for lanes; none before there is one.
+        self._known_subjects = store.subjects.count if store.subjects.has_lanes else 0
 
     def _wake(self, ledger: Ledger) -> None:
         """Make ready the filters of a group with new retries."""
@@ -220,8 +222,18 @@ class Delivery:
 
     # --- arrivals and time -------------------------------------------------------------------------------------------
 
+    def _find_lanes(self) -> None:
+        """Have all consumers look for messages of lanes that are new since the last turn, from its rows on."""
+        count, seen = self._store.subjects.count, self.arrivals.seen()
+        for subscription in self.subscriptions.by_number.values():
+            if subscription.find_lanes(self._store, self._known_subjects, seen):
+                subscription.plain_at = -1
+        self._known_subjects = count
+
     def turn(self) -> None:
         """Serve the waiting pulls that messages visible since the last turn are for."""
+        if self._store.subjects.has_lanes and self._known_subjects != self._store.subjects.count:
+            self._find_lanes()
         self.arrivals.look(bool(self.waiting.count))
         if self.arrivals.ready:
             ready, self.arrivals.ready = self.arrivals.ready, {}
@@ -254,7 +266,8 @@ class Delivery:
         ledger = subject_filter.group.ledger
         if ledger is not None and (ledger.retries.is_due or ledger.retries.is_quarantined_due):
             return True
-        return subject_filter.has_more(self._store)
+        base = subject_filter.base or subject_filter
+        return any(lane.has_more(self._store) for lane in base.with_lanes())
 
     def tick(self, now_us: int) -> None:
         """Answer the waiting pulls whose deadline has come."""

@@ -17,6 +17,7 @@ from qmq.broker.groups.in_flight import InFlight
 from qmq.broker.groups.member import Member
 from qmq.broker.groups.membership import MessageKind, Offer
 from qmq.broker.groups.message_ranges import MessageParts, RunPart, WholeRuns, parts_of
+from qmq.broker.groups.priorities import RANKS
 from qmq.broker.journal.record_types import InFlightRange, MessageRange
 from qmq.broker.ports.commands import DispositionRange, Pull
 from qmq.broker.ports.effects import Buffer
@@ -46,6 +47,8 @@ class Redelivery:
         #: Messages that could not be read when they were to be delivered, and were passed.
         self.lost = 0
         self.damaged: list[QmqError] = []  # failed reads since the last take_damaged
+        #: How many messages of each rank were among the last retries.
+        self.by_rank = [0] * RANKS
 
     def redeliver(self, subscription: Subscription, offer: Offer, pull: Pull, now_us: int) -> PullAnswer | None:
         """Return the answer to a pull that *offer* allows to be delivered again; None for none. Raises NotInMemory."""
@@ -83,6 +86,9 @@ class Redelivery:
             if not taken:
                 return None
         ledger.was_again = True
+        self.by_rank = [0] * RANKS
+        for one in taken:
+            self.by_rank[ledger.retries.rank(one.in_flight.messages)] += one.total
         given = ledger.pulled_again(member, taken, size, now_us)
         if subscription.group.ended:
             ranges, sequence = list[tuple[int, MessageRange]](), given.first

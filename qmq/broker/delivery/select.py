@@ -18,6 +18,7 @@ from qmq.broker.delivery.filters import FilteredParts, MessageFilter, filter_par
 from qmq.broker.delivery.tracker import DeliveryTracker
 from qmq.broker.groups.group import Cursors, Group, SubjectFilter, Subscription, Waiting
 from qmq.broker.groups.message_ranges import MessageParts, Rows, RunPart, WholeRuns, chosen_of
+from qmq.broker.groups.priorities import HIGH, LOW, NORMAL, RANKS, PriorityShare, rank_of
 from qmq.broker.groups.settings import ResolvedSettings
 from qmq.broker.ports.limits import BrokerLimits
 from qmq.errors import QmqError, StorageError
@@ -69,8 +70,29 @@ class PullSelection:
         #: The filter that was chosen from last.
         self.stopped_at: SubjectFilter
         self._cold: int | None = None  # the partition of the run at which the choice stopped for a read
+        #: How many messages of each rank were chosen, where filters are chosen from by priority; else all 0.
+        self.by_rank = [0] * RANKS
 
     # --- choosing ----------------------------------------------------------------------------------------------------
+
+    def take_some(self, filters: list[SubjectFilter], rank: int, most: int) -> int:
+        """Choose up to *most* messages of filters of one rank, until the pull is full; return how many."""
+        before, max_count, need = self.count, self._max_count, self._need
+        is_cut = most < max_count - before
+        if is_cut:
+            self._max_count = before + most
+            self._need = max(need, self._max_count)  # so that a longer run is cut
+        for subject_filter in filters:
+            if self.full or most <= 0:
+                break
+            if not subject_filter.reading:
+                self.take(subject_filter)
+        if is_cut:
+            self._max_count, self._need = max_count, need
+            can_go_on = self.wanted is None and self.failed is None
+            self.full = self.full and not (can_go_on and self.count == before + most and self._bytes < self._max_bytes)
+        self.by_rank[rank] += self.count - before
+        return self.count - before
 
     def take(self, subject_filter: SubjectFilter) -> None:
         """Choose the ready messages of a filter, until there are no more, the pull is full, or a read is needed."""
@@ -449,14 +471,17 @@ class PullSelector:
         self._limits = limits
         self._tracker = tracker
         self._on_disk = on_disk
+        self._lowest = LOW
 
     def choose(
-        self, waiting: Waiting, max_count: int, need: int, max_bytes: int, undo: bool = False
+        self, waiting: Waiting, max_count: int, need: int, max_bytes: int, undo: bool = False, lowest: int = LOW
     ) -> tuple[PullSelection, FilteredParts | None]:
-        """Return the choice for a pull, and the filtered parts where the pull does not get all that was chosen.
+        """Return the choice for a pull, and the filtered parts where the pull does not get all that was chosen. It has
+        no messages of lower ranks than *lowest*, in a group that heeds priorities.
 
         ``count`` of the choice is the number of messages that the pull would get. A choice without any is passed.
         """
+        self._lowest = lowest
         rounds = _MOST_ROUNDS
         while True:
             again = rounds < _MOST_ROUNDS
@@ -520,7 +545,11 @@ class PullSelector:
 
     def _select_any(self, waiting: Waiting, max_count: int, need: int, max_bytes: int, undo: bool) -> PullSelection:
         selection = PullSelection(self._store, max_count, max_bytes, need, undo, self._tracker.now.monotonic_us)
-        for subject_filter in waiting.subscription.in_turn():
+        subscription = waiting.subscription
+        if subscription.find_lanes(self._store) and subscription.group.heeds_priority:
+            take_by_rank(selection, subscription, max_count, self._lowest)
+            return selection
+        for subject_filter in subscription.in_turn():
             if not subject_filter.reading:
                 selection.take(subject_filter)
                 if selection.full:
@@ -539,6 +568,39 @@ class PullSelector:
         if filtered_parts.expired:
             self._tracker.expire(subscription, [(start + low, start + high) for low, high in filtered_parts.expired])
         return start, end
+
+
+def take_by_rank(selection: PullSelection, subscription: Subscription, max_count: int, lowest: int) -> None:
+    """Choose from the filters of a subscription, higher priorities first, but for what lower ones have coming."""
+    ranked: list[list[SubjectFilter]] = [[] for _ in range(RANKS)]
+    for base in subscription.in_turn():
+        for one in base.with_lanes():
+            rank = rank_of(one.kind or 0)
+            if rank <= lowest:
+                ranked[rank].append(one)
+    share = subscription.group.share
+    coming = min(share.coming(HIGH), max_count) if ranked[HIGH] else 0
+    if coming and not _take_lower(selection, ranked, share, coming) and not selection.full:
+        share.none_wait(HIGH)
+    if not selection.full:
+        selection.take_some(ranked[HIGH], HIGH, max_count)
+    if not selection.full:
+        _take_lower(selection, ranked, share, max_count)
+
+
+def _take_lower(
+    selection: PullSelection, ranked: list[list[SubjectFilter]], share: PriorityShare, most: int
+) -> int:  # fmt: skip
+    """Choose up to *most* messages of normal and low priority; return how many."""
+    coming = min(share.coming(NORMAL), most) if ranked[LOW] else 0
+    taken = selection.take_some(ranked[LOW], LOW, coming) if coming else 0
+    if coming and not taken and not selection.full:
+        share.none_wait(NORMAL)
+    if not selection.full:
+        taken += selection.take_some(ranked[NORMAL], NORMAL, most - taken)
+    if not selection.full:
+        taken += selection.take_some(ranked[LOW], LOW, most - taken)
+    return taken
 
 
 def _fitting(filtered_parts: FilteredParts, max_bytes: int) -> int:

@@ -17,6 +17,7 @@ from qmq.broker.delivery.tracker import DeliveryTracker
 from qmq.broker.delivery.wakeups import Arrivals, WaitingPulls
 from qmq.broker.groups.group import SubjectFilter, Subscription, Waiting
 from qmq.broker.groups.membership import MessageKind, Offer
+from qmq.broker.groups.priorities import HIGH, LOW
 from qmq.broker.ports.commands import Pull
 from qmq.broker.ports.effects import Buffer, Effect, PulledMessages, Refused
 from qmq.broker.ports.limits import BrokerLimits
@@ -92,18 +93,21 @@ class PullServer:
         except QmqError as error:
             self.refuse(waiting, error)
             return None
+        lowest, again = LOW, False
         if offer is not None:
+            if self._store.subjects.has_lanes and waiting.subscription.group.heeds_priority:
+                offer, lowest, again = self._ranked(waiting.subscription, offer)
             if offer.what is not _FRESH:
                 return self._redeliver(waiting, offer, final)
             most, size = min(most, offer.max_count), min(size, offer.max_bytes)
         if not final and not self._may_have(waiting.subscription):
             return 0
-        need = 1 if final else min(self.need(pull), most)
+        need = 1 if final or again else min(self.need(pull), most)
         fast = None if pull.checks else self._take_fast(waiting.subscription, most, size, need)
         if fast is not None:
             self._answer_fast(waiting, fast)
             return None
-        selection, filtered_parts = self._selector.choose(waiting, most, need, size)
+        selection, filtered_parts = self._selector.choose(waiting, most, need, size, lowest=lowest)
         if selection.awaits_sync and selection.count < need:
             selection.take_back()
             return 0  # also past the deadline: the sync has been asked for, and wakes the pull
@@ -125,14 +129,35 @@ class PullServer:
         bound = selection.full and wanted is None
         if bound and not selection.count:
             self._arrivals.make_ready(filters)  # go on in the next turn
-        reading = any(subject_filter.reading for subject_filter in filters)
+        reading = any(one.reading for subject_filter in filters for one in subject_filter.with_lanes())
         if not reading and (final or (bound and selection.count)):
             return self._answer(waiting, selection, filtered_parts, final)
         if selection.count:
             selection.take_back()  # rows passed without a choice need not be looked at again
         return selection.count
 
+    def _ranked(self, subscription: Subscription, offer: Offer) -> tuple[Offer, int, bool]:
+        """Return what a pull may get by priority: the offer, the lowest rank of new messages, and whether these come
+        before retries that the consumer would get now.
+
+        Retries and new messages take turns only where both have the highest rank of all that is ready.
+        """
+        ledger = subscription.group.ledger
+        assert ledger is not None
+        rank = ledger.retries.due_rank
+        if offer.what not in (MessageKind.AGAIN, _FRESH) or rank is None:
+            return offer, LOW, False
+        is_again = offer.what is MessageKind.AGAIN
+        coming = subscription.group.share.coming(HIGH)
+        if rank == HIGH or coming:
+            if is_again and rank != HIGH:
+                offer = offer._replace(max_count=min(offer.max_count, coming))
+            return offer, LOW if coming else rank, False
+        return offer._replace(what=_FRESH), rank - 1 if is_again else rank, is_again
+
     def _take_fast(self, subscription: Subscription, most: int, size: int, need: int) -> FastAnswer | None:
+        if subscription.find_lanes(self._store):
+            return None
         return self._fast_path.take(subscription, most, size, need, self._tracker.now.monotonic_us)
 
     def _may_have(self, subscription: Subscription) -> bool:
@@ -140,6 +165,10 @@ class PullServer:
         for subject_filter in subscription.filters:
             if subject_filter.has_more(self._store):
                 return True
+        if subscription.find_lanes(self._store) and any(
+            lane.has_more(self._store) for base in subscription.filters for lane in base.lanes.values()
+        ):
+            return True
         return self._tracker.is_due(subscription)
 
     def _answer_fast(self, waiting: Waiting, answer: FastAnswer) -> None:
@@ -153,6 +182,12 @@ class PullServer:
         subscription.filters[0].reads.clear()
         fields = answer.buffers, answer.size, answer.messages, None, ranges
         self._effects.append(PulledMessages(pull.connection, pull.request, *fields))
+
+    def _note_handed(self, subscription: Subscription, by_rank: list[int]) -> None:
+        """Count messages that were handed out, by rank, for the share of lower priorities."""
+        ledger = subscription.group.ledger
+        if ledger is not None and any(by_rank):
+            subscription.group.share.note_handed(by_rank, ledger.settings.priority_share)
 
     def _is_ahead(self, waiting: Waiting, selection: PullSelection) -> bool:
         """Return whether the choice of an at-most-once group needs a block that is not on disk yet."""
@@ -193,6 +228,8 @@ class PullServer:
             return _PASSED
         self._waiting_pulls.remove(waiting)
         self._tracker.record_redelivery(subscription)
+        if offer.what is MessageKind.AGAIN and self._store.subjects.has_lanes:
+            self._note_handed(subscription, redelivery.by_rank)
         fields = answer.buffers, answer.size, answer.messages, None, tuple(answer.ranges), _tags_of(subscription)
         self._effects.append(PulledMessages(pull.connection, pull.request, *fields))
         return None
@@ -248,7 +285,9 @@ class PullServer:
             # The next pull begins with the next filter, so that each filter comes first in turn.
             subscription.turn = (subscription.turn + 1) % len(subscription.filters)
             for subject_filter in subscription.filters:
-                subject_filter.reads.clear()
+                for lane in subject_filter.with_lanes():
+                    lane.reads.clear()
+            self._note_handed(subscription, selection.by_rank)
         left_us = self._left_us(subscription)
         fields = buffers, size, selection.count, left_us, ranges, _tags_of(subscription)
         self._effects.append(PulledMessages(pull.connection, pull.request, *fields))

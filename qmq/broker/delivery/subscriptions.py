@@ -126,10 +126,11 @@ class Subscriptions:
         """Have a group follow a prefix, from where it is or was in these subjects, else from *begin* on."""
         known = group.covering(prefix) or group.left_at(prefix)
         if known is not None:
+            row_cursors, positions = known.first_cursors()
             row_cursors = [
-                max(row, self._store.partitions[number].offered_row) for number, row in enumerate(known.row_cursors)
+                max(row, self._store.partitions[number].offered_row) for number, row in enumerate(row_cursors)
             ]
-            begin = GroupStart(known.start, row_cursors, known.positions)
+            begin = GroupStart(known.start, row_cursors, positions)
         subject_filter = group.follow(prefix, begin)
         self._tracker.follows(group, subject_filter)
         group.ticket = self._durable.ticket()

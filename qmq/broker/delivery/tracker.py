@@ -16,12 +16,13 @@ from qmq.broker.groups.group import Group, SubjectFilter, Subscription
 from qmq.broker.groups.group_state import Ledger
 from qmq.broker.groups.member import Member
 from qmq.broker.groups.membership import NOTHING_WAITS, DueRetries, Membership, Offer
-from qmq.broker.groups.message_ranges import MessageParts, WholeRuns, parts_of, ranges_of
+from qmq.broker.groups.message_ranges import MessageParts, WholeRuns, lane_kind_of, parts_of, ranges_of
+from qmq.broker.groups.priorities import rank_of
 from qmq.broker.journal.record_types import MOST_RANGES_A_RECORD, MessageRange, RecordKind, unflat
 from qmq.broker.ports.commands import DispositionRange, Heartbeat, Now, Pull, Subscribe
 from qmq.errors import InvalidOption
 from qmq.format.layout import ENTRY_DTYPE, MAX_DELAY_SHOWN, MAX_DELAY_US
-from qmq.net.protocol.types import BROADCAST, ConsumerState, Disposition
+from qmq.net.protocol.types import BROADCAST, RELIABLE, ConsumerState, Disposition
 from qmq.storage.store import Store
 
 #: The reason of dead letters that have expired.
@@ -62,9 +63,13 @@ class DeliveryTracker:
     def _make(self, number: int, mode: str) -> Ledger:
         files = self._store.groups
         ledger = self.ledgers[number] = Ledger(
-            number, files.retries(number), files.dead(number), files.stage, keeps_absent=mode == BROADCAST
-        )
+            number, files.retries(number), files.dead(number), files.stage, keeps_absent=mode == BROADCAST,
+            rank=self._rank if mode == RELIABLE else None,
+        )  # fmt: skip
         return ledger
+
+    def _rank(self, messages: MessageRange) -> int:
+        return rank_of(lane_kind_of(self._store, messages))
 
     def join(self, command: Subscribe, group: Group) -> Member:
         """Take a consumer into the group, new or known; return it."""
@@ -203,7 +208,8 @@ class DeliveryTracker:
     def record_pull(self, subscription: Subscription, parts: MessageParts, size: int) -> tuple[int, int]:
         """Record a pull of new messages; return the interval of their delivery sequences."""
         ledger, member = ledger_and_member(subscription)
-        ranges = ranges_of(self._store, parts, subscription.filters)
+        has_lanes = self._store.subjects.has_lanes
+        ranges = ranges_of(self._store, parts, subscription.every_lane() if has_lanes else subscription.filters)
         start = member.in_flight.next_sequence
         while len(ranges) > MOST_RANGES_A_RECORD:
             ledger.pulled(member, ranges[:MOST_RANGES_A_RECORD], 0, self.now.wall_us, [])
@@ -223,14 +229,18 @@ class DeliveryTracker:
         ledger.hand_back(member, backs, self.now.wall_us)
 
     def _positions_read(self, subscription: Subscription) -> list[Any]:
-        """Return how far the subscription's prefixes have been read: [prefix, position by partition] each."""
-        prefix_filters = [subject_filter for subject_filter in subscription.filters if not subject_filter.exact]
+        """Return how far the subscription's prefixes have been read: [prefix, position by partition] each, with a third
+        item for another kind of lanes than normal ones.
+        """
+        has_lanes = self._store.subjects.has_lanes
+        filters = subscription.every_lane() if has_lanes else subscription.filters
+        prefix_filters = [subject_filter for subject_filter in filters if not subject_filter.exact]
         if not prefix_filters:
             return []
         visible = [self._visible(partition) for partition in range(len(self._store.partitions))]
         return [
-            [subject_filter.prefix, subject_filter.positions_now(self._store, visible)]
-            for subject_filter in prefix_filters
+            [one.prefix, one.positions_now(self._store, visible), *([one.kind] if one.base is not None else ())]
+            for one in prefix_filters
         ]
 
     # --- time --------------------------------------------------------------------------------------------------------
@@ -295,14 +305,18 @@ class DeliveryTracker:
                 ends = rows["first_sequence"] + (rows["count"] if isinstance(part, WholeRuns) else part.stop)
                 cursors = group.cursors.upto(int(rows["subject"].max()) + 1)
                 np.maximum.at(cursors, rows["subject"], ends)
-        for prefix, positions in where:
+        for prefix, positions, *kinds in where:
             subject_filter = group.filters.get(prefix)
-            if subject_filter is not None:
-                subject_filter.row_cursors[:] = [
-                    self._store.partitions[number].consumer_log.row_at_position(position)
-                    for number, position in enumerate(positions)
-                ]
-                subject_filter.positions[:] = positions
+            if subject_filter is None:
+                continue
+            rows = [
+                self._store.partitions[number].consumer_log.row_at_position(position)
+                for number, position in enumerate(positions)
+            ]
+            for kind in kinds:
+                subject_filter = subject_filter.lanes.get(kind) or subject_filter.add_lane(kind, rows, positions)
+            subject_filter.row_cursors[:] = rows
+            subject_filter.positions[:] = positions
         group.dirty = True
 
     def restored(self) -> None:

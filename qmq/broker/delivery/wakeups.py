@@ -13,6 +13,7 @@ from qmq.broker.delivery.encode import FEW_ROWS
 from qmq.broker.groups.group import SubjectFilter, Subscription, Waiting
 from qmq.errors import StorageError
 from qmq.format.batch import EntryRow
+from qmq.format.layout import LANE_NORMAL
 from qmq.storage.store import NotInMemory, Store
 
 #: Up to this many deadlines, those of answered pulls are left in the heap.
@@ -147,6 +148,10 @@ class Arrivals:
         self._seen[0] = row + 1
         return self._watching(entry[3])
 
+    def seen(self) -> list[int]:
+        """Return the rows that had become visible when ``look`` was last called, by partition, or earlier ones."""
+        return list(self._seen)
+
     def pass_over(self, row: int) -> None:
         """Note that a row of the only partition became visible while no pull waited."""
         if self._seen[0] == row:
@@ -187,7 +192,7 @@ class Arrivals:
     def wake(self, subject_filter: SubjectFilter, partition: int, entry: EntryRow) -> None:
         """Make ready a filter that takes a row."""
         self.ready[id(subject_filter)] = subject_filter
-        if subject_filter.exact:
+        if subject_filter.exact and entry[6] == LANE_NORMAL:
             subject_filter.arrived.append((partition, entry))
 
     def _watching(self, number: int) -> list[SubjectFilter]:

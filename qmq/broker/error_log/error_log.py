@@ -7,6 +7,7 @@ disk. Every decision here follows from the arguments, so that a start that repla
 from __future__ import annotations
 
 import functools
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, NamedTuple
@@ -168,11 +169,18 @@ class RetryChanges(NamedTuple):
     passed: list[RetryItem]
 
 
-class Retries:
-    """The retries of one group."""
+def _one_rank(messages: MessageRange) -> int:
+    """Return the rank of messages in a group that heeds no priorities."""
+    return 0
 
-    def __init__(self, schedule: Schedule) -> None:
+
+class Retries:
+    """The retries of one group. Those that are due and in memory come by rank, and of one rank by due time."""
+
+    def __init__(self, schedule: Schedule, rank: Callable[[MessageRange], int] = _one_rank) -> None:
+        """*rank* returns the rank of a retry's messages: the lowest number comes first."""
         self._schedule = schedule
+        self.rank = rank
         self._due: deque[RetryItem] = deque()
         self._quarantined: deque[RetryItem] = deque()
         self._next_number = 1
@@ -231,9 +239,23 @@ class Retries:
         if retry.number in self._void:
             return
         if taken is None:
+            self._put(queue, retry)
+        else:
+            for messages in rest_of(retry.messages, taken):
+                self._put(queue, retry._replace(messages=messages))
+
+    def _put(self, queue: deque[RetryItem], retry: RetryItem) -> None:
+        """Put a retry behind those of its rank."""
+        rank = self.rank(retry.messages)
+        if not queue or self.rank(queue[-1].messages) <= rank:
             queue.append(retry)
         else:
-            queue.extend(retry._replace(messages=messages) for messages in rest_of(retry.messages, taken))
+            queue.insert(bisect_right(queue, rank, key=lambda one: self.rank(one.messages)), retry)
+
+    @property
+    def due_rank(self) -> int | None:
+        """The rank of the first retry that is due and in memory; None without one."""
+        return self.rank(self._due[0].messages) if self._due else None
 
     def waiting(self) -> list[RetryItem]:
         """Return the retries that are due and in memory."""

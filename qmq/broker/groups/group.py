@@ -1,9 +1,12 @@
 """Groups: the subjects that they follow, and their cursors.
 
 A group follows prefixes and exact subjects. Its cursor in a subject is the next sequence to hand out; a cursor belongs
-to (group, subject), whichever prefix brought the message. Each prefix also has a row cursor for each partition: the row
-of the consumer log before which no message is left to hand out. A pull over a prefix reads on from there in message-log
-order, and costs the same however many subjects match.
+to (group, subject and lane), whichever prefix brought the message. Each prefix also has a row cursor for each
+partition: the row of the consumer log before which no message is left to hand out. A pull over a prefix reads on from
+there in message-log order, and costs the same however many subjects match.
+
+A group that heeds priorities has a filter of its own for each kind of lane under a prefix, with row cursors of its own
+(see ``SubjectFilter.lanes``). Other groups have one filter for all lanes.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ import itertools
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgpack
 import numpy as np
@@ -20,10 +23,13 @@ import numpy.typing as npt
 
 from qmq.broker.groups.group_state import Ledger
 from qmq.broker.groups.member import Member
+from qmq.broker.groups.priorities import PriorityShare
 from qmq.broker.journal.record_types import MessageRange
 from qmq.broker.ports.commands import Pull, Subscribe
 from qmq.errors import InvalidOption, StorageError
 from qmq.format.batch import EntryRow
+from qmq.format.lanes import kind_of
+from qmq.format.layout import LANE_HIGH, LANE_LOW, LANE_NORMAL, LANE_ORDERED
 from qmq.format.private import is_private
 from qmq.net.protocol.types import RELIABLE
 from qmq.storage.store import NotInMemory, Store
@@ -78,20 +84,36 @@ class Waiting:
         self.done = False
 
 
+#: The kinds of lanes, by their codes in the number of a filter: see ``SubjectFilter.ordinal``.
+LANE_KINDS: Final = (LANE_NORMAL, LANE_HIGH, LANE_LOW, LANE_ORDERED)
+#: The bits of a filter's number below the code of its kind of lanes.
+ORDINAL_BITS: Final = 13
+_ORDINALS: Final = 1 << ORDINAL_BITS
+
+
 class SubjectFilter:
     """One prefix or exact subject that a group follows."""
 
     def __init__(
-        self, group: Group, prefix: str, start: StartRule, row_cursors: list[int], positions: list[int], ordinal: int
-    ) -> None:
+        self, group: Group, prefix: str, start: StartRule, row_cursors: list[int], positions: list[int], ordinal: int,
+        base: SubjectFilter | None = None, kind: int | None = None,
+    ) -> None:  # fmt: skip
+        """*kind* says which lanes it takes, one of LANE_KINDS; None: all. *base* is the prefix's filter of normal
+        lanes, None for that itself.
+        """
         self.group = group
         self.prefix = prefix
+        self.kind = kind
+        self.base = base
+        #: In a filter of normal lanes: the filters of other lanes, by kind. Each is made before its first message is
+        #: looked for, with the row cursors from then: the rows before these have none of its messages.
+        self.lanes: dict[int, SubjectFilter] = {}
         self.start = start
         self.row_cursors = row_cursors  # by partition: the next row to read; unused for an exact subject
         #: By partition, for the checkpoint: a position at or before that row.
         self.positions = positions
-        self.exact = prefix != "" and not prefix.endswith(".")
-        #: Its number in its group, from 1 on; it never changes.
+        self.exact = is_exact(prefix) and kind != LANE_ORDERED
+        #: Its number in its group, from 1 on, with the code of its kind of lanes above ORDINAL_BITS; it never changes.
         self.ordinal = ordinal
         self.number: int | None = None  # the number of an exact subject, once it exists
         #: In an at_most_once group: a start skips all messages up to this stamp (exact subject: sequence), and the
@@ -109,13 +131,69 @@ class SubjectFilter:
         self.reads: set[object] = set()
         self._matches: npt.NDArray[np.bool_] = np.zeros(0, np.bool_)
         self._matched = 0
+        self._looked = 0  # the subjects that ``find_lanes`` has looked at
+
+    # --- lanes -------------------------------------------------------------------------------------------------------
+
+    def find_lanes(self, store: Store, since: int = 0, least: list[int] | None = None) -> bool:
+        """Make the filters of other lanes of which there are subjects now; return whether there are any.
+
+        *least*: no row before these is of a subject of another lane from number *since* on. Call it before the row
+        cursors move. A filter of all lanes of one subject reads rows once the subject has a second lane.
+        """
+        count = store.subjects.count
+        if self._looked != count:
+            if store.subjects.has_lanes:
+                self._find_lanes(store, least if self._looked >= since else None)
+            self._looked = count
+        return bool(self.lanes) or (self.kind is None and not self.exact and is_exact(self.prefix))
+
+    def _find_lanes(self, store: Store, least: list[int] | None) -> None:
+        subjects = store.subjects
+        if is_exact(self.prefix):
+            kinds = {kind_of(lane) for lane in subjects.lanes_of(self.prefix)}
+            if self.kind is None and kinds - {LANE_NORMAL}:
+                self.exact = False
+        else:
+            numbers = np.array(subjects.under(self.prefix, self._looked, subjects.count), np.int64)
+            kinds = _kinds_in(subjects.lanes[numbers])
+        if self.kind is None:
+            return
+        for kind in kinds - {LANE_NORMAL} - self.lanes.keys():
+            rows = self.row_cursors if least is None else map(max, self.row_cursors, least)
+            self.add_lane(kind, list(rows), list(self.positions))
+
+    def add_lane(self, kind: int, row_cursors: list[int], positions: list[int]) -> SubjectFilter:
+        """Add the filter of another kind of lanes."""
+        ordinal = self.ordinal | LANE_KINDS.index(kind) << ORDINAL_BITS
+        start = self.start
+        self.lanes[kind] = added = SubjectFilter(
+            self.group, self.prefix, start, row_cursors, positions, ordinal, self, kind
+        )
+        added.waiting = self.waiting  # a pull waits for all lanes
+        self.group.dirty = True
+        return added
+
+    def with_lanes(self) -> Iterator[SubjectFilter]:
+        """Return the filter and those of its other lanes."""
+        return itertools.chain((self,), self.lanes.values())
+
+    def first_cursors(self) -> tuple[list[int], list[int]]:
+        """Return its row cursors, or those of one of its other lanes where they lie before, and their positions."""
+        several = list(self.with_lanes())
+        rows = [min(by_filter) for by_filter in zip(*(one.row_cursors for one in several), strict=True)]
+        positions = [min(by_filter) for by_filter in zip(*(one.positions for one in several), strict=True)]
+        return rows, positions
+
+    # --- subjects ----------------------------------------------------------------------------------------------------
 
     def matches(self, store: Store) -> npt.NDArray[np.bool_] | None:
-        """Return which subjects the prefix takes, by subject number; None if it takes all.
+        """Return which subjects of its lanes the prefix takes, by subject number; None if it takes all.
 
         No prefix takes a subject that is private to one group.
         """
-        if self.prefix == "" and not store.subjects.has_private:
+        takes_all_lanes = self.kind is None or (self.kind == LANE_NORMAL and not store.subjects.has_lanes)
+        if self.prefix == "" and takes_all_lanes and not store.subjects.has_private:
             return None
         count = store.subjects.count
         if self._matched < count:
@@ -123,13 +201,27 @@ class SubjectFilter:
                 grown = np.zeros(max(count, 2 * len(self._matches)), np.bool_)
                 grown[: self._matched] = self._matches[: self._matched]
                 self._matches = grown
-            numbers = np.array(store.subjects.under(self.prefix, self._matched, count), np.int64)
+            numbers = self._numbers(store, self._matched, count)
+            if store.subjects.has_lanes and self.kind is not None:
+                numbers = numbers[_of_kind(store.subjects.lanes[numbers], self.kind)]
             self._matches[numbers] = True
-            if store.subjects.has_private:
-                private = [number for number in numbers.tolist() if is_private(store.subjects.name(number))]
-                self._matches[private] = False
             self._matched = count
         return self._matches
+
+    def numbers(self, store: Store) -> npt.NDArray[np.int64]:
+        """Return the numbers of all subjects under the prefix, whatever their lanes."""
+        return self._numbers(store, 0, store.subjects.count)
+
+    def _numbers(self, store: Store, start: int, end: int) -> npt.NDArray[np.int64]:
+        """Return the numbers in [start, end) of subjects under the prefix, of all lanes."""
+        if is_exact(self.prefix):
+            return np.array([one for one in store.subjects.numbers_of(self.prefix) if start <= one < end], np.int64)
+        if self.prefix == "" and not store.subjects.has_private:
+            return np.arange(start, end)
+        numbers = store.subjects.under(self.prefix, start, end)
+        if store.subjects.has_private:
+            numbers = [number for number in numbers if not is_private(store.subjects.name(number))]
+        return np.array(numbers, np.int64)
 
     def positions_now(self, store: Store, visible: list[int]) -> list[int]:
         """Return the positions of its row cursors, by partition: all before is handed out."""
@@ -169,10 +261,24 @@ class SubjectFilter:
         group.dirty = True
 
     def subject(self, store: Store) -> int | None:
-        """Return the number of the exact subject, or None before its first message."""
+        """Return the number of the exact subject in its lane, or None before its first message."""
         if self.number is None:
-            self.number = store.subjects.number(self.prefix)
+            self.number = store.subjects.number(self.prefix, self.kind or LANE_NORMAL)
         return self.number
+
+
+def is_exact(prefix: str) -> bool:
+    """Return whether a prefix takes one subject only."""
+    return prefix != "" and not prefix.endswith(".")
+
+
+def _kinds_in(lanes: npt.NDArray[np.uint16]) -> set[int]:
+    return {kind for kind in LANE_KINDS if _of_kind(lanes, kind).any()}
+
+
+def _of_kind(lanes: npt.NDArray[np.uint16], kind: int) -> npt.NDArray[np.bool_]:
+    found: npt.NDArray[np.bool_] = lanes >= kind if kind == LANE_ORDERED else lanes == kind
+    return found
 
 
 class Group:
@@ -181,6 +287,10 @@ class Group:
     def __init__(self, name: str | None, mode: str = RELIABLE) -> None:
         self.name = name
         self.mode = mode
+        #: It hands out higher priorities first; other groups and solo consumers get messages in stored order.
+        self.heeds_priority = name is not None and mode == RELIABLE
+        #: What lower priorities have coming, in a group that heeds priorities.
+        self.share = PriorityShare()
         self.cursors = Cursors()
         self.filters: dict[str, SubjectFilter] = {}
         #: The prefixes that it no longer follows, with their cursors, should it follow them again.
@@ -204,8 +314,9 @@ class Group:
         if ordinal is None:
             ordinal = 1 + max(self._by_ordinal, default=0) if before is None else before.ordinal
         subject_filter = SubjectFilter(
-            self, prefix, begin.start, list(begin.row_cursors), list(begin.positions), ordinal
-        )
+            self, prefix, begin.start, list(begin.row_cursors), list(begin.positions), ordinal,
+            kind=LANE_NORMAL if self.heeds_priority else None,
+        )  # fmt: skip
         if before is not None:
             subject_filter.reserved = before.reserved  # a start skips that block even so
         self.filters[prefix] = self._by_ordinal[ordinal] = subject_filter
@@ -227,14 +338,27 @@ class Group:
         """Return the filters of all prefixes that it follows or once followed."""
         return itertools.chain(self.filters.values(), self.ended.values())
 
+    def every_lane(self, store: Store) -> list[SubjectFilter]:
+        """Return the filters of all lanes of which there are subjects, for the prefixes that it follows."""
+        for subject_filter in self.filters.values():
+            subject_filter.find_lanes(store)
+        return [one for subject_filter in self.filters.values() for one in subject_filter.with_lanes()]
+
     def filter_of(self, ordinal: int) -> SubjectFilter | None:
         """Return the filter with that number, also an ended one; None if the record of it is lost."""
-        return self._by_ordinal.get(ordinal)
+        subject_filter = self._by_ordinal.get(ordinal % _ORDINALS)
+        kind = LANE_KINDS[ordinal >> ORDINAL_BITS]
+        if subject_filter is None or kind == LANE_NORMAL:
+            return subject_filter
+        known = subject_filter.lanes.get(kind)
+        if known is None:
+            known = subject_filter.add_lane(kind, list(subject_filter.row_cursors), list(subject_filter.positions))
+        return known
 
     def seek(self, begin: GroupStart) -> None:
         """Set the cursors of all prefixes that it follows or once followed."""
         self.cursors = Cursors()
-        for subject_filter in self.all_filters():
+        for subject_filter in [one for base in self.all_filters() for one in base.with_lanes()]:
             subject_filter.start = begin.start
             subject_filter.row_cursors[:] = begin.row_cursors
             subject_filter.positions[:] = begin.positions
@@ -318,6 +442,10 @@ class Group:
                         _filter_positions(store, subject_filter, visible),
                         subject_filter.reserved,
                         subject_filter.prefix in self.ended,
+                        [
+                            (kind, _filter_positions(store, lane, visible))
+                            for kind, lane in subject_filter.lanes.items()
+                        ],
                     )
                     for subject_filter in self.all_filters()
                 ],
@@ -331,15 +459,23 @@ class Group:
         self.cursors.restore(*packed["cursors"])
         self.skipped = packed["skipped"]
         self.filtered = packed["filtered"]
-        for prefix, ordinal, start, positions, reserved, has_ended in packed["filters"]:
-            row_cursors = [
-                part.consumer_log.row_at_position(positions[partition]) if partition < len(positions) else 0
-                for partition, part in enumerate(store.partitions)
-            ]
-            by_partition = [*positions, *[0] * len(store.partitions)][: len(store.partitions)]
-            self.follow(prefix, GroupStart(StartRule(*start), row_cursors, by_partition), ordinal).reserved = reserved
+        for prefix, ordinal, start, positions, reserved, has_ended, lanes in packed["filters"]:
+            begin = GroupStart(StartRule(*start), *_rows_at(store, positions))
+            subject_filter = self.follow(prefix, begin, ordinal)
+            subject_filter.reserved = reserved
+            for kind, positions_of_lane in lanes:
+                subject_filter.add_lane(kind, *_rows_at(store, positions_of_lane))
             if has_ended:
                 self.unfollow([prefix])
+
+
+def _rows_at(store: Store, positions: list[int]) -> tuple[list[int], list[int]]:
+    """Return the row at each partition's position, and the positions; a partition may be new."""
+    row_cursors = [
+        part.consumer_log.row_at_position(positions[partition]) if partition < len(positions) else 0
+        for partition, part in enumerate(store.partitions)
+    ]
+    return row_cursors, [*positions, *[0] * len(store.partitions)][: len(store.partitions)]
 
 
 def takes(prefixes: Collection[str], name: str) -> bool:
@@ -436,8 +572,8 @@ class Subscription:
     def note_plain(self, store: Store) -> None:
         """Note whether the consumer may get the next messages without a further question, until its group changes.
 
-        It follows one prefix or subject, the store has one partition, and the group has no retries and no settings that
-        choose among messages or limit their time.
+        It follows one prefix or subject, which has no other lanes than normal ones, the store has one partition, and
+        the group has no retries and no settings that choose among messages or limit their time.
         """
         ledger, member = self.group.ledger, self.member
         if (
@@ -449,10 +585,22 @@ class Subscription:
             and len(self.filters) == 1
             and len(store.partitions) == 1
             and ledger.is_plain
+            and not self.find_lanes(store)
         ):
             self.plain_at = ledger.version
         else:
             self.plain_at = -1
+
+    def find_lanes(self, store: Store, since: int = 0, least: list[int] | None = None) -> bool:
+        """Return whether there are subjects of other lanes than normal ones for it; see SubjectFilter.find_lanes."""
+        if not store.subjects.has_lanes:
+            return False
+        found = [subject_filter.find_lanes(store, since, least) for subject_filter in self.filters]  # all of them look
+        return any(found)
+
+    def every_lane(self) -> list[SubjectFilter]:
+        """Return its filters, with those of other lanes."""
+        return [one for subject_filter in self.filters for one in subject_filter.with_lanes()]
 
     def in_turn(self) -> Iterator[SubjectFilter]:
         """Return the filters, beginning with the one that the next pull begins with."""

@@ -146,16 +146,18 @@ class Ledger:
 
     def __init__(
         self, number: int, schedule: Schedule, dead: ItemLog, record: Callable[[RecordKind, bytes], None],
-        *, keeps_absent: bool = False,
+        *, keeps_absent: bool = False, rank: Callable[[MessageRange], int] | None = None,
     ) -> None:  # fmt: skip
-        """*keeps_absent*: forget a transient consumer only when it leaves by itself, not when its session expires."""
+        """*keeps_absent*: forget a transient consumer only when it leaves by itself, not when its session expires.
+        *rank* returns the rank of messages in a group that heeds priorities.
+        """
         self.number = number
         self.keeps_absent = keeps_absent
         self.settings = ResolvedSettings()
         self._consumers = Consumers()
         self.members = self._consumers.by_number
         self.by_name = self._consumers.by_name
-        self.retries = Retries(schedule)
+        self.retries = Retries(schedule) if rank is None else Retries(schedule, rank)
         self.dead = dead
         self._returning = Returning(self.retries, dead)
         #: The names of handovers from other brokers, the oldest first.

@@ -9,18 +9,22 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from qmq.broker.groups.group import Group, SubjectFilter
+from qmq.broker.groups.group import LANE_KINDS, ORDINAL_BITS, Group, SubjectFilter
 from qmq.broker.journal.record_types import MessageRange
 from qmq.errors import StorageError
 from qmq.format.batch import EntryRow, made
+from qmq.format.lanes import kind_of
+from qmq.format.layout import LANE_ORDERED
 from qmq.storage.store import NotInMemory, Store
 
 #: ``MessageRange.log`` is a subject's number below this, and a partition from here on.
 PARTITIONS: Final = 1 << 31
-#: The bits of ``log`` above the partition are the number of a prefix of the group, from 1 on: the range has only
-#: messages that the prefix takes; with 0 it has all.
+#: The bits of ``log`` above the partition are the number of a filter of the group: the range has only messages that it
+#: takes. With 0 below the code of a kind of lanes, it has all messages, and the first is of such a lane.
 _PREFIX_SHIFT: Final = 16
 _PARTITION_BITS: Final = (1 << _PREFIX_SHIFT) - 1
+_PREFIX_BITS: Final = (1 << ORDINAL_BITS) - 1
+_KIND_SHIFT: Final = _PREFIX_SHIFT + ORDINAL_BITS
 _FIRST_ROWS: Final = 8
 _CHUNK_ROWS: Final = 8_192
 #: Prefixes of a consumer to look for in the chosen messages; further ones are not looked for.
@@ -68,7 +72,7 @@ def ranges_of(store: Store, parts: MessageParts, filters: Sequence[SubjectFilter
     if len(parts) == 1 and isinstance(parts[0], RunPart):
         return [_range_of(parts[0])]
     found = list[MessageRange]()
-    expected = (-1, -1, -1)  # partition, position, run of what goes on from the last range
+    expected = (-1, -1, -1)  # log, position, run of what goes on from the last range
     if all(type(part) is RunPart for part in parts):
         joined: Iterable[tuple[SubjectFilter | None, RunPart | WholeRuns]] = zip(repeat(None), parts, strict=False)
     else:
@@ -81,7 +85,7 @@ def ranges_of(store: Store, parts: MessageParts, filters: Sequence[SubjectFilter
             more = _in_log(store, part.partition, part.rows, prefix)
             behind = _behind(part.partition, part.rows[-1].item())
         head = more[0]
-        if expected == (head.log - PARTITIONS, head.first, head.run) and not head.skip and found[-1].log == head.log:
+        if expected == head[:3] and not head.skip and found[-1].log == head.log:
             found[-1] = found[-1]._replace(total=found[-1].total + head.total, end=head.end)
             del more[0]
         found += more
@@ -93,12 +97,17 @@ def range_of_run(store: Store, partition: int, entry: EntryRow, subject_filter: 
     """Return the range that ``ranges_of`` gives for one whole run that a single filter takes."""
     if subject_filter.exact and entry[3] < store.checkpoints.subjects_claimed:
         return made(MessageRange, (entry[3], entry[0], 0, 0, entry[4], 0))
-    return made(MessageRange, (PARTITIONS + partition, entry[1], entry[5], 0, entry[4], entry[1]))
+    return made(MessageRange, (log_of_lane(partition, entry[6]), entry[1], entry[5], 0, entry[4], entry[1]))
+
+
+def log_of_lane(partition: int, lane: int) -> int:
+    """Return ``MessageRange.log`` of messages that are named by position, all of them of one kind of lanes."""
+    return PARTITIONS + partition + (LANE_KINDS.index(kind_of(lane)) << _KIND_SHIFT if lane else 0)
 
 
 def _range_of(part: RunPart) -> MessageRange:
     partition, entry, start, stop = part
-    return MessageRange(PARTITIONS + partition, entry[1], entry[5], start, stop - start, entry[1])
+    return MessageRange(log_of_lane(partition, entry[6]), entry[1], entry[5], start, stop - start, entry[1])
 
 
 def _keep_numbers(store: Store, filters: Sequence[SubjectFilter]) -> bool:
@@ -116,7 +125,8 @@ def _joined(
     parts: MessageParts, store: Store, filters: Sequence[SubjectFilter]
 ) -> Iterator[tuple[SubjectFilter | None, RunPart | WholeRuns]]:
     """Yield the parts, with the rows of one partition and one prefix as one part, and that prefix."""
-    prefixes = [subject_filter for subject_filter in filters if subject_filter.prefix and not subject_filter.exact]
+    is_named = store.subjects.has_lanes  # the prefix "" takes every row of a log without lanes, so it tells nothing
+    prefixes = [one for one in filters if (one.prefix or is_named) and not one.exact]
 
     def kind(part: RunPart | WholeRuns) -> tuple[int, SubjectFilter | None]:
         if isinstance(part, RunPart):
@@ -139,9 +149,10 @@ def _takes(store: Store, prefix: SubjectFilter, subject: int) -> bool:
 
 
 def _behind(partition: int, entry: EntryRow) -> tuple[int, int, int]:
-    """Where the run behind that one lies."""
+    """Where the run behind that one lies, if it is of the same kind of lanes."""
     position, run, runs, size = entry[1], entry[5], entry[7], entry[10]
-    return (partition, position, run + 1) if run + 1 < runs else (partition, position + size, 0)
+    log = log_of_lane(partition, entry[6])
+    return (log, position, run + 1) if run + 1 < runs else (log, position + size, 0)
 
 
 def _by_sequences(parts: MessageParts) -> list[MessageRange]:
@@ -206,8 +217,10 @@ def _ranges(partition: int, rows: Rows, subject_filter: npt.NDArray[np.bool_]) -
     positions, runs = rows["position"], rows["run"]
     firsts, first_runs = positions[heads[:-1]].tolist(), runs[heads[:-1]].tolist()
     ends = positions[[tail - 1 for tail in heads[1:]]].tolist()
-    for first, run, (before, behind), end in zip(firsts, first_runs, pairwise(totals), ends, strict=True):
-        yield MessageRange(PARTITIONS + partition, first, run, 0, behind - before, end)
+    lanes = rows["lane"][heads[:-1]].tolist()
+    columns = zip(firsts, first_runs, pairwise(totals), ends, lanes, strict=True)
+    for first, run, (before, behind), end, lane in columns:
+        yield MessageRange(log_of_lane(partition, lane), first, run, 0, behind - before, end)
 
 
 def _subject_filter(rows: Rows) -> npt.NDArray[np.bool_]:
@@ -217,7 +230,11 @@ def _subject_filter(rows: Rows) -> npt.NDArray[np.bool_]:
     last = runs[:-1] + 1 == rows["runs"][:-1]
     adjacent: npt.NDArray[np.bool_] = last & (runs[1:] == 0)
     adjacent &= positions[1:] == positions[:-1] + rows["batch_size"][:-1]
-    return same | adjacent
+    same |= adjacent
+    if (lanes := rows["lane"]).any():
+        kinds = np.minimum(lanes, LANE_ORDERED)
+        same &= kinds[1:] == kinds[:-1]
+    return same
 
 
 def _in_subjects(rows: Rows) -> Iterator[MessageRange]:
@@ -240,8 +257,16 @@ def partition_of(messages: MessageRange) -> int:
 
 
 def prefix_of(messages: MessageRange) -> int:
-    """Return the number of the prefix whose messages are meant, in its group; 0 for all messages."""
-    return max(messages.log - PARTITIONS, 0) >> _PREFIX_SHIFT
+    """Return the number of the filter whose messages are meant, in its group; 0 for all messages."""
+    ordinal = max(messages.log - PARTITIONS, 0) >> _PREFIX_SHIFT
+    return ordinal if ordinal & _PREFIX_BITS else 0
+
+
+def lane_kind_of(store: Store, messages: MessageRange) -> int:
+    """Return the kind of lanes of a range's messages, one of LANE_KINDS."""
+    if messages.log < PARTITIONS:
+        return kind_of(store.subjects.lane(messages.log))
+    return LANE_KINDS[messages.log - PARTITIONS >> _KIND_SHIFT]
 
 
 def parts_of(store: Store, group: Group, messages: MessageRange) -> MessageParts:

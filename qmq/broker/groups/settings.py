@@ -30,6 +30,8 @@ class ResolvedSettings(NamedTuple):
     ack_deadline_us: int = 0
     #: The group takes messages that have one of these tags; without tags it takes all.
     tags: tuple[str, ...] = ()
+    #: The share of what is handed out that goes to lower priorities while they wait.
+    priority_share: float = 0.1
 
     def delay_us(self, attempt: int) -> int:
         """Return the delay after that attempt (from 1) failed."""
@@ -87,6 +89,12 @@ def _checked(name: str, value: object) -> Any:
                 f"tags must be up to {MOST_TAGS} texts of 1 to {MOST_TAG_BYTES} bytes each, not {value!r:.80}"
             )
         return tuple(dict.fromkeys(tags))
+    if name == "priority_share":
+        if type(value) not in (int, float) or not 0 <= value <= 1:  # type: ignore[operator]  # it is a number there
+            raise InvalidOption(
+                f"priority_share must be a number from 0 (higher priorities always first) to 1, not {value!r:.80}"
+            )
+        return float(value)  # type: ignore[arg-type]
     least, most = _BOUNDS[name]
     if not _is_between(value, least, most):
         span = _TIME if name.endswith("_us") else f"a whole number from {least} to {most}"

@@ -36,7 +36,7 @@ class RecordKind(enum.IntEnum):
     REWOUND = 15  # number, size of the holes to which a start rewound the group: later records count again
     RESTORED = 18  # numbers, ranges, the run of a restore, its messages from, up to; now
     PART = 16  # numbers, consumer, reason, the delivery sequence before which nothing stays in flight; now
-    MOVED = 17  # number, partition, position before which all is dropped, skipped messages, [exact subject, cursor]
+    MOVED = 17  # number, partition, position before which all is dropped, skipped messages, [subject, lane, cursor]
     UNFOLLOW = 20  # number, the prefixes and subjects that it no longer follows
     FORWARD = 19  # numbers, retries, dead letters and messages in flight that point at copies from now on; now
     RESENT = 21  # numbers, a resend, its selection, how far it is, its counts, dead letters, ranges, now

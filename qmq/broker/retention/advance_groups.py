@@ -12,6 +12,7 @@ from qmq.broker.groups.group import Group, SubjectFilter
 from qmq.broker.groups.message_ranges import Rows, chosen_of
 from qmq.broker.journal.record_types import RecordKind
 from qmq.broker.retention.references import SegmentTarget
+from qmq.format.layout import LANE_NORMAL
 from qmq.storage.store import Store, subject_ranges_of
 
 
@@ -49,7 +50,7 @@ class GroupAdvance:
         """Return how many messages of the segment the group has not taken. Raises NotInMemory and StorageError."""
         had = self._target.had
         starts = had.ends.copy()  # the group misses each range of sequences from here on
-        for subject_filter in group.filters.values():
+        for subject_filter in group.every_lane(self._store):
             if subject_filter.exact:
                 number = subject_filter.subject(self._store)
                 first = None if number is None else self._next(subject_filter, number)
@@ -65,8 +66,8 @@ class GroupAdvance:
 
         Nothing has changed when this raises NotInMemory or StorageError.
         """
-        behind = [subject_filter for subject_filter in group.filters.values() if self._is_behind(subject_filter)]
-        for subject_filter in group.all_filters():
+        behind = [one for one in group.every_lane(self._store) if self._is_behind(one)]
+        for subject_filter in [one for base in group.all_filters() for one in base.with_lanes()]:
             if subject_filter.exact or subject_filter.prefix in group.ended:  # such a filter reads no rows
                 subject_filter.row_cursors[self._target.partition] = max(
                     subject_filter.row_cursors[self._target.partition], self._end_row
@@ -82,7 +83,7 @@ class GroupAdvance:
             assert number is not None
             end = self._store.offered_sequence(number)
             group.cursors.upto(number + 1)[number] = end
-            cursors.append([subject_filter.prefix, end])
+            cursors.append([subject_filter.prefix, subject_filter.kind or LANE_NORMAL, end])
         for subject_filter in behind:
             if not subject_filter.exact:
                 subject_filter.row_cursors[self._target.partition] = self._end_row
@@ -132,11 +133,11 @@ class GroupAdvance:
 def replay(store: Store, group: Group, partition: int, position: int, skipped: int, cursors: list[Any]) -> None:
     """Apply the record that a group was moved past everything before *position*."""
     row = store.partitions[partition].consumer_log.row_at_position(position)
-    for subject_filter in group.filters.values():
+    for subject_filter in group.every_lane(store):
         if not subject_filter.exact:
             subject_filter.row_cursors[partition] = max(subject_filter.row_cursors[partition], row)
-    for subject, cursor in cursors:
-        number = store.subjects.number(subject)
+    for subject, lane, cursor in cursors:
+        number = store.subjects.number(subject, lane)
         if number is not None:
             known = group.cursors.upto(number + 1)
             known[number] = max(int(known[number]), cursor)

@@ -139,6 +139,8 @@ def set_group(group: str, settings: tuple[str, ...], as_json: bool, server: str,
     max_session_expiries  how many consumers may be lost with a message
     max_unacked           messages that a consumer has in flight at most
     max_unacked_bytes     and bytes
+    priority_share        the share of what is handed out that goes to lower
+                          priorities while they wait: 0.1; 0: none
     tags                  only messages with one of these: a,b; none: all
     follows               the prefixes and subjects that it takes from now on,
                           and no others: shop.order.,shop.mail; none: everything
@@ -170,7 +172,7 @@ def set_group(group: str, settings: tuple[str, ...], as_json: bool, server: str,
         print_object({"group": group, **changed})
         return
     for name, value in changed.items():
-        click.echo(f"{name}={shown_value(value)}")
+        click.echo(f"{name}={shown_value(name, value)}")
 
 
 @groups.command("seek", short_help="Move the cursors of a group.")
@@ -266,16 +268,23 @@ def setting_of(text: str) -> tuple[str, Any]:
         return name, [duration_of(name, part) for part in value.split(",")]
     if name in ("expire_after", "ack_deadline"):
         return name, duration_of(name, value)
+    if name == "priority_share":
+        try:
+            return name, float(value)
+        except ValueError:
+            raise InvalidOption(f"{name}: {value!r:.80} is not a number from 0 to 1") from None
     try:
         return name, whole_number_of(value)
     except ValueError:
         raise InvalidOption(f"{name}: {value!r:.80} is not a whole number") from None
 
 
-def shown_value(value: object) -> str:
-    """Return a setting in the form that ``groups set`` takes."""
+def shown_value(name: str, value: object) -> str:
+    """Return the value of a setting in the form that ``groups set`` takes."""
     if isinstance(value, list):
-        return ",".join(map(shown_value, value))
+        return ",".join(shown_value(name, one) for one in value)
+    if name == "priority_share":
+        return f"{value:g}"
     return duration_text(value) if value and isinstance(value, float) else f"{value:g}" if value == 0 else str(value)
 
 
@@ -310,7 +319,7 @@ def _pairs(info: GroupInfo) -> list[tuple[str, str]]:
         ("filtered", f"{info.filtered:,}"),
         ("delayed", f"{info.delayed:,}"),
     ]
-    return pairs + [(name, shown_value(value)) for name, value in info.settings.items()]
+    return pairs + [(name, shown_value(name, value)) for name, value in info.settings.items()]
 
 
 def _table(found: Sequence[GroupInfo], width: int) -> Table:

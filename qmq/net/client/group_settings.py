@@ -15,7 +15,7 @@ from qmq.net.protocol.types import MODES
 _COUNTS: Final = ("max_attempts", "max_session_expiries", "max_unacked", "max_unacked_bytes")
 _SECONDS: Final = {"expire_after": "expire_after_us", "ack_deadline": "ack_deadline_us"}
 _DELAYS: Final = ("retry_delays", "retry_delays_us")
-SETTINGS: Final = (*_COUNTS, _DELAYS[0], *_SECONDS, "tags")
+SETTINGS: Final = (*_COUNTS, _DELAYS[0], *_SECONDS, "tags", "priority_share")
 
 
 class GroupSettings(TypedDict, total=False):
@@ -25,7 +25,8 @@ class GroupSettings(TypedDict, total=False):
     A message is handed out at most ``max_attempts`` times, again after the ``retry_delays`` of its attempts, and may be
     in flight at most in ``max_session_expiries`` sessions that expire. A consumer has at most ``max_unacked`` messages
     of ``max_unacked_bytes`` in flight, each for at most ``ack_deadline``. A message that waits longer than
-    ``expire_after`` becomes a dead letter.
+    ``expire_after`` becomes a dead letter. ``priority_share``, from 0 to 1, is the share of what is handed out that
+    goes to lower priorities while they wait; 0: higher ones always come first.
     """
 
     max_attempts: int | None
@@ -35,6 +36,7 @@ class GroupSettings(TypedDict, total=False):
     retry_delays: Iterable[Duration] | None
     expire_after: Duration | None
     ack_deadline: Duration | None
+    priority_share: float | None
 
 
 class ChangedSettings(TypedDict, total=False):
@@ -47,6 +49,7 @@ class ChangedSettings(TypedDict, total=False):
     retry_delays: Iterable[Duration]
     expire_after: Duration
     ack_deadline: Duration
+    priority_share: float
     tags: Iterable[str]
 
 
@@ -104,6 +107,10 @@ def packed_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
             packed[_DELAYS[1]] = [delay_us_of(name, one) for one in _listed(name, "durations", value)]
         elif name in _SECONDS:
             packed[_SECONDS[name]] = delay_us_of(name, value)
+        elif name == "priority_share":
+            if type(value) not in (int, float) or not 0 <= value <= 1:
+                raise InvalidOption(f"priority_share must be a number from 0 to 1, not {value!r:.80}")
+            packed[name] = float(value)
         elif name == "tags":
             packed[name] = [_text(one) for one in _listed(name, "texts", value)]
         else:
