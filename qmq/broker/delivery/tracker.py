@@ -309,13 +309,13 @@ class DeliveryTracker:
             subject_filter = group.filters.get(prefix)
             if subject_filter is None:
                 continue
-            rows = [
+            row_cursors = [
                 self._store.partitions[number].consumer_log.row_at_position(position)
                 for number, position in enumerate(positions)
             ]
             for kind in kinds:
-                subject_filter = subject_filter.lanes.get(kind) or subject_filter.add_lane(kind, rows, positions)
-            subject_filter.row_cursors[:] = rows
+                subject_filter = subject_filter.lanes.get(kind) or subject_filter.add_lane(kind, row_cursors, positions)
+            subject_filter.row_cursors[:] = row_cursors
             subject_filter.positions[:] = positions
         group.dirty = True
 

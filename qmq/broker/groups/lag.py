@@ -47,11 +47,15 @@ def has_ready(store: Store, group: Group, subject_filter: SubjectFilter) -> bool
     """Return whether there are messages of a filter that no consumer of the group had yet; False where that would need
     a read.
     """
-    numbers = _followed(store, subject_filter)
+    subject_filter.find_lanes(store)
     ends = store.subjects.ends[: store.subjects.count].astype(np.int64)
-    cursors, _ = _cursors(store, group, subject_filter, numbers, ends)
-    starts = np.maximum(cursors, store.subjects.firsts[numbers].astype(np.int64))
-    return bool((starts < ends[numbers]).any())
+    for lane in subject_filter.with_lanes():
+        numbers = _followed(store, lane)
+        cursors, _ = _cursors(store, group, lane, numbers, ends)
+        starts = np.maximum(cursors, store.subjects.firsts[numbers].astype(np.int64))
+        if (starts < ends[numbers]).any():
+            return True
+    return False
 
 
 def waiting(store: Store, group: Group, after: int, most: int) -> tuple[list[SubjectLag], int | None]:
@@ -75,7 +79,7 @@ def _starts(store: Store, group: Group) -> tuple[npt.NDArray[np.int64], npt.NDAr
     count = store.subjects.count
     firsts, ends = store.subjects.firsts[:count].astype(np.int64), store.subjects.ends[:count].astype(np.int64)
     nexts, exact = np.full(count, np.iinfo(np.int64).max), True
-    for subject_filter in group.filters.values():
+    for subject_filter in group.every_lane(store):
         numbers = _followed(store, subject_filter)
         if len(numbers):
             cursors, all_known = _cursors(store, group, subject_filter, numbers, ends)
@@ -86,7 +90,8 @@ def _starts(store: Store, group: Group) -> tuple[npt.NDArray[np.int64], npt.NDAr
 
 def _followed(store: Store, subject_filter: SubjectFilter) -> npt.NDArray[np.int64]:
     if subject_filter.exact:
-        return np.array(store.subjects.numbers_of(subject_filter.prefix), np.int64)
+        number = subject_filter.subject(store)
+        return np.array([] if number is None else [number], np.int64)
     matches = subject_filter.matches(store)
     return np.arange(store.subjects.count) if matches is None else np.flatnonzero(matches[: store.subjects.count])
 
@@ -122,7 +127,7 @@ def oldest_us(store: Store, group: Group) -> int | None:
     """
     found = [
         stored_us
-        for subject_filter in group.filters.values()
+        for subject_filter in group.every_lane(store)
         for stored_us in (_oldest_of_subject if subject_filter.exact else _oldest_of_prefix)(
             store, group, subject_filter
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from itertools import groupby, pairwise, repeat
 from typing import Final, NamedTuple
 
@@ -14,7 +15,7 @@ from qmq.broker.journal.record_types import MessageRange
 from qmq.errors import StorageError
 from qmq.format.batch import EntryRow, made
 from qmq.format.lanes import kind_of
-from qmq.format.layout import LANE_ORDERED
+from qmq.format.layout import LANE_ORDERED, MAX_RUNS
 from qmq.storage.store import NotInMemory, Store
 
 #: ``MessageRange.log`` is a subject's number below this, and a partition from here on.
@@ -103,6 +104,17 @@ def range_of_run(store: Store, partition: int, entry: EntryRow, subject_filter: 
 def log_of_lane(partition: int, lane: int) -> int:
     """Return ``MessageRange.log`` of messages that are named by position, all of them of one kind of lanes."""
     return PARTITIONS + partition + (LANE_KINDS.index(kind_of(lane)) << _KIND_SHIFT if lane else 0)
+
+
+def ranges_of_batch(store: Store, partition: int, position: int, messages: int) -> list[MessageRange]:
+    """Return the ranges of all messages of a batch, by position; one where all are of one kind of lanes."""
+    with suppress(NotInMemory, StorageError):
+        log = store.partitions[partition].consumer_log
+        rows = log.rows(log.row_at_position(position), MAX_RUNS if store.subjects.has_lanes else 0)
+        rows = rows[rows["position"] == position]
+        if len(rows):
+            return list(_ranges(partition, rows, _subject_filter(rows)))
+    return [MessageRange(PARTITIONS + partition, position, 0, 0, messages, position)]
 
 
 def _range_of(part: RunPart) -> MessageRange:

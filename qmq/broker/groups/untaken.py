@@ -93,11 +93,13 @@ class UntakenNames:
         subjects = self._store.subjects
         count = subjects.count
         untaken = subjects.ends[:count] > subjects.firsts[:count]
-        for one in filters.values():
-            if one.exact:
-                untaken[subjects.numbers_of(one.prefix)] = False
-            elif (matches := one.matches(self._store)) is not None:
-                untaken &= ~matches[:count]
+        for base in filters.values():
+            base.find_lanes(self._store)
+            for one in base.with_lanes():
+                if one.exact:
+                    untaken[subjects.numbers_of(one.prefix)] = False
+                elif (matches := one.matches(self._store)) is not None:
+                    untaken &= ~matches[:count]
         since_us = np.zeros(count, np.int64)
         since_us[: len(self._subjects)] = self._subjects
         since_us[~untaken] = 0

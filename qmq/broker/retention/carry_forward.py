@@ -13,7 +13,7 @@ from typing import Any, Final
 from qmq.broker.delivery.tracker import DeliveryTracker
 from qmq.broker.error_log.error_log import to_record
 from qmq.broker.groups.group import Group
-from qmq.broker.groups.message_ranges import PARTITIONS, prefix_of
+from qmq.broker.groups.message_ranges import prefix_of, ranges_of_batch
 from qmq.broker.journal.record_types import MessageRange, flat
 from qmq.broker.ports.commands import Now, ReadDone
 from qmq.broker.ports.effects import Asker, Effect, ReadWanted, first_number
@@ -241,9 +241,7 @@ class CarryForward:
         for piece in pieces:
             if isinstance(piece, CopiedBatch):
                 one = next(stored)
-                ranges.append(
-                    MessageRange(PARTITIONS + one.partition, one.position, 0, 0, piece.messages, one.position)
-                )
+                ranges += ranges_of_batch(self._store, one.partition, one.position, piece.messages)
             elif isinstance(piece, UnreadableMessages):
                 ranges.append(piece.messages)
                 lost.append(piece.messages)

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 from qmq.broker.delivery.pull import Delivery
 from qmq.broker.groups.group_state import Ledger
-from qmq.broker.groups.message_ranges import PARTITIONS
-from qmq.broker.journal.record_types import MessageRange
+from qmq.broker.groups.message_ranges import ranges_of_batch
 from qmq.broker.ports.commands import HandOver, Now, Send
 from qmq.broker.ports.effects import Effect, HandedOver, Refused, Sent
 from qmq.broker.publish.publish import Intake
@@ -99,7 +98,7 @@ class Handovers:
             return
         if key not in ledger.handed:
             # By position: after a restart, a subject that is newer than the checkpoint may have another number.
-            messages = MessageRange(PARTITIONS + sent.partition, sent.position, 0, 0, 1, sent.position)
+            (messages,) = ranges_of_batch(self._store, sent.partition, sent.position, 1)
             ledger.take_over(
                 messages,
                 command.attempt,

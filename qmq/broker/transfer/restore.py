@@ -15,9 +15,8 @@ from typing import Final
 
 from qmq.broker.delivery.pull import Delivery
 from qmq.broker.groups.group_state import Ledger
-from qmq.broker.groups.message_ranges import PARTITIONS
+from qmq.broker.groups.message_ranges import ranges_of_batch
 from qmq.broker.groups.settings import unknown_group
-from qmq.broker.journal.record_types import MessageRange
 from qmq.broker.ports.commands import Administer, Now, Restore, Send
 from qmq.broker.ports.effects import Effect, Refused, Restored, Sent
 from qmq.broker.publish.publish import Intake
@@ -186,8 +185,9 @@ class Restores:
             return
         # By position: after a restart, a subject that is newer than the checkpoint may have another number.
         ranges = [
-            MessageRange(PARTITIONS + sent.partition, sent.position, 0, 0, messages, sent.position)
-            for sent, messages in frame.stored
+            messages
+            for sent, count in frame.stored
+            for messages in ranges_of_batch(self._store, sent.partition, sent.position, count)
         ]
         ledger.bring_back(ranges, frame.run, frame.start, frame.end, now.wall_us)
         self._delivery.tracker.members.look(ledger)
