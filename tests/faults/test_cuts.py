@@ -45,6 +45,8 @@ SMALL: Final[dict[str, Any]] = {
 }
 #: More than any frame has.
 WHOLE: Final = 1 << 30
+#: So many frames of a kind share the places where to cut one in the middle.
+MOST_SHARED: Final = 3
 #: Messages that a pull is to bring.
 AT_ONCE: Final = 4
 #: The kinds of frames that look at what is stored.
@@ -269,11 +271,20 @@ async def share(client: qmq.Client, world: World, ledger: Ledger, name: str) -> 
 GREETING: Final = {FrameKind.HELLO, FrameKind.WELCOME, FrameKind.CLAIM, FrameKind.CLAIMED}
 
 
-def places_in(passing: Passing) -> list[int]:
-    """Bytes of a frame to cut it after: none, one, its header but one, its header, some more, all but one, all."""
-    size = passing.size
-    inside = {1, FRAME_SIZE - 1, FRAME_SIZE, FRAME_SIZE + 1, size // 2, size - 1}
-    return [0, *sorted(place for place in inside if 0 < place < size), WHOLE]
+def places_in(frames: Iterable[Passing]) -> Iterator[Cut]:
+    """Cuts of each of these frames: after none of its bytes, after all, and after one, its header but one, its header,
+    one more, half, all but one. Frames of a kind share those in between: each is tried with one of them at least.
+    """
+    by_kind: dict[tuple[str, int], list[Passing]] = {}
+    for passing in frames:
+        by_kind.setdefault((passing.direction, passing.kind), []).append(passing)
+    for alike in by_kind.values():
+        for place, passing in enumerate(alike):
+            size = passing.size
+            inside = {1, FRAME_SIZE - 1, FRAME_SIZE, FRAME_SIZE + 1, size // 2, size - 1}
+            mine = sorted(inside & set(range(1, size)))[place % MOST_SHARED :: min(len(alike), MOST_SHARED)]
+            for passed in (0, *mine, WHOLE):
+                yield Cut(*passing[:3], passed)
 
 
 def at_work(frames: list[Passing]) -> list[Passing]:
@@ -316,10 +327,9 @@ async def test_a_cut_at_any_frame_of_a_look_is_borne(tmp_path: Path, monkeypatch
         async with qmq.connect(SPARED) as client:
             receipt = await client.send("looks.at", b"looked at", key="key")
         frames = await looks(world, receipt.id)
-        for passing in [one for one in frames if one.kind in LOOKS]:
-            for place in places_in(passing):
-                world.cuts = [Cut(*passing[:3], place)]
-                await looks(world, receipt.id)
+        for cut in places_in(one for one in frames if one.kind in LOOKS):
+            world.cuts = [cut]
+            await looks(world, receipt.id)
         struck = {(kind, where) for _, kind, where in world.wires.struck}
         assert {(kind.name, where) for kind in LOOKS for where in ("before", "during", "after")} <= struck
 
@@ -329,16 +339,13 @@ async def test_a_cut_at_any_frame_is_borne(tmp_path: Path, monkeypatch: pytest.M
     async with world_on(tmp_path, monkeypatch) as world:
         frames = await session(world, next(names))
         greeting = [passing for passing in frames if passing.connection == 0]
-        for passing in (*greeting, *at_work(frames)):
-            for place in places_in(passing):
-                world.cuts = [Cut(*passing[:3], place)]
-                await session(world, next(names))
-        for passing in [
-            one for one in frames if one.connection == 1 and one.kind in GREETING
-        ]:  # and of the connection that is made after a cut
-            for place in places_in(passing):
-                world.cuts = [Cut(*at_work(frames)[0][:3], 0), Cut(passing.direction, 2, passing.number, place)]
-                await session(world, next(names))
+        for cut in places_in((*greeting, *at_work(frames))):
+            world.cuts = [cut]
+            await session(world, next(names))
+        # And of the connection that is made after a cut.
+        for cut in places_in(one for one in frames if one.connection == 1 and one.kind in GREETING):
+            world.cuts = [Cut(*at_work(frames)[0][:3], 0), cut._replace(connection=2)]
+            await session(world, next(names))
         assert_struck(world.wires, greeting=True)
 
 
