@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -13,6 +12,7 @@ from coverage import Coverage
 from hypothesis import settings
 
 from qmq.net.client.consumer import pull as pulling
+from tests.effort import EXAMPLES
 from tests.forks import SHARED
 from tests.hdfs.cluster import Cluster
 from tests.spark.session import running
@@ -25,7 +25,7 @@ pytest_plugins = ["pytester"]
 
 # A loaded machine may be slow without a fault: time per example is no disposition here.
 # `make sim` has more examples, and so have mutants, which one example in many may catch.
-settings.register_profile("qmq", deadline=None, print_blob=True, max_examples=int(os.environ.get("QMQ_EXAMPLES", "50")))
+settings.register_profile("qmq", deadline=None, print_blob=True, max_examples=EXAMPLES)
 settings.load_profile("qmq")
 
 # A shell's background jobs, and what nohup starts, ignore Ctrl-C, and so would every process that a test starts.

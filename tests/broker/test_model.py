@@ -18,6 +18,7 @@ from qmq.broker.ports.commands import Ack, Disconnected, Send, Unsubscribe, With
 from qmq.broker.ports.effects import Acked, Effect, PulledMessages, Refused, Sent, Unsubscribed
 from qmq.errors import Fenced, StorageFull, UnknownSubscription
 from tests.broker.harness import Driven, runs_of_answer
+from tests.effort import part_of
 from tests.fake_disk import FakeDisk
 
 SUBJECTS = ["a.x", "a.y", "a.x.z", "b", "b.x"]
@@ -107,7 +108,7 @@ def matching(prefixes: tuple[str, ...]) -> set[str]:
     }
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=part_of(150), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     history=histories,
     partitions=st.sampled_from([1, 3]),

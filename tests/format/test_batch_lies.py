@@ -25,6 +25,7 @@ from qmq.format.layout import (
 from qmq.format.pieces import read_answer
 from qmq.format.table import names_of
 from qmq.net.client.producer.receipts import utc_from_us
+from tests.effort import part_of
 from tests.format.contents import (
     LIMITS,
     Contents,
@@ -247,7 +248,7 @@ def verdict(view: memoryview, few: int, monkeypatch: pytest.MonkeyPatch) -> str:
         return refused(view)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=300)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=part_of(300))
 @given(runs=contents(max_runs=3, max_count=4), data=st.data())
 def test_any_lie_is_refused_or_harmless(runs: Contents, data: st.DataObject, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bytes of records and columns are changed at random, checksums fit: a batch that passes can be read to its end."""

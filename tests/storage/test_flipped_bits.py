@@ -37,6 +37,7 @@ from qmq.storage.meta.subjects import check_header as check_subjects_header
 from qmq.storage.verify.batches import BatchColumns
 from qmq.storage.verify.report import VerifyReport
 from qmq.storage.verify.verify import verify
+from tests.effort import every
 from tests.storage.histories import (
     Batch,
     History,
@@ -47,7 +48,8 @@ from tests.storage.histories import (
     write_files,
 )
 
-#: Every so manieth bit is tried with a whole broker; each bit of what a checksum covers is tried below, without one.
+#: Every so manieth bit, half of them by default, is tried with a whole broker; each bit of what a checksum covers is
+#: tried below, without one.
 STRIDE: Final = {"store": 97, "checkpoint": 487, "subjects": 61, "index": 197, "entries": 487, "order": 97}
 LONGEST: Final = ("checkpoint", "entries")
 
@@ -127,7 +129,7 @@ def _is_made_again(moment: Moment, name: str) -> bool:
     [*("store", "subjects", "index", "order"), *(pytest.param(kind, marks=pytest.mark.no_cover) for kind in LONGEST)],
 )
 def test_a_flipped_bit_outside_of_the_message_log_costs_nothing(history: History, quick: Path, kind: str) -> None:
-    moment, tried, stride = history.stopped, 0, STRIDE[kind]
+    moment, tried, stride = history.stopped, 0, every(STRIDE[kind])
     for name in (name for name in moment.files if kind_of(name) == kind):
         for bit in range(tried % stride, 8 * len(moment.files[name]), stride):
             try:
@@ -145,8 +147,8 @@ def test_a_flipped_bit_in_the_message_log_costs_its_run_or_its_batch(history: Hi
     for name in (name for name in moment.files if kind_of(name) == "messages"):
         end = 8 * len(moment.files[name].rstrip(b"\0"))
         for bit in (
-            *range(0, 8 * SEGMENT_HEADER_SIZE, 101),
-            *range(8 * SEGMENT_HEADER_SIZE + tried["a run"], end, 1_999),
+            *range(0, 8 * SEGMENT_HEADER_SIZE, every(101)),
+            *range(8 * SEGMENT_HEADER_SIZE + tried["a run"], end, every(1_999)),
         ):
             try:
                 _try(history, quick / "flipped", moment, name, bit)

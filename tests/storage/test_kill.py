@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from qmq.errors import StorageError
 from qmq.format.batch import parse_header
 from qmq.storage.types import Hole
+from tests.effort import part_of
 from tests.fake_disk import REBOOTED, FakeDisk
 from tests.storage.stops import fill, killed, reopened
 from tests.storage.stores import (
@@ -29,7 +30,7 @@ from tests.storage.stores import (
     verified,
 )
 
-SLOW = settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+SLOW = settings(max_examples=part_of(25), suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 # --- kill -9 ---------------------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from qmq.storage.disk.disk import Disk
 from qmq.storage.disk.envelope import unpack_envelope
 from qmq.storage.meta.checkpoint import list_checkpoints, read_checkpoint
 from qmq.storage.verify.report import VerifyReport
+from tests import effort
 from tests.fake_disk import REBOOTED, FakeDisk
 from tests.storage.histories import (
     FILLS,
@@ -53,10 +54,10 @@ def _last_writes(before: Files, after: Files, name: str) -> list[int]:
 
 
 def _step(fill: Fill, *, every: bool) -> int:
-    """A file is cut at every fifth byte, in time at each byte of a record; fewer are enough for what else may follow,
-    and for files of a kind beyond one.
+    """A file is cut at every fifth byte, by default every tenth, in time at each byte of a record; fewer are enough for
+    what else may follow, and for files of a kind beyond one.
     """
-    return (5 if fill is cut else 9) if every else 41
+    return effort.every((5 if fill is cut else 9) if every else 41)
 
 
 def _hit(moment: Moment, name: str, at: int) -> list[Batch]:

@@ -17,6 +17,7 @@ from qmq.format.build import RunContent, build_batch, make_header
 from qmq.format.pieces import read_answer
 from qmq.net.protocol.selection import Boundary, Selection
 from tests.broker.harness import START_US, Driven
+from tests.effort import part_of
 from tests.fake_disk import FakeDisk
 
 SUBJECTS = ("shop.order.paid", "shop.order.new", "shop.mail", "house", "shop.orders")
@@ -114,7 +115,7 @@ CONTENTS = st.dictionaries(st.sampled_from(SUBJECTS), MESSAGES, min_size=1, max_
 
 
 class TestAgainstAModel:
-    @settings(max_examples=40, deadline=None)
+    @settings(max_examples=part_of(40), deadline=None)
     @given(
         batches=st.lists(CONTENTS, min_size=0, max_size=25),
         partitions=st.sampled_from((1, 1, 3)),

@@ -25,6 +25,7 @@ from qmq_spark.parquet import files as parquet_files
 from qmq_spark.parquet.archive import archive_parquet
 from tests.archive.archives import GONE, NOW_US, SlowArchive, files_in
 from tests.archive.orders import rows_in
+from tests.effort import part_of
 from tests.fake_disk import FakeDisk, Killed
 from tests.spark.parquet.archives import DAY_US, archive, files_of, read, table_of, write_days
 from tests.storage.stores import Sender, close_cleanly, damage, open_store, verified
@@ -322,7 +323,7 @@ _BATCHES = st.lists(
 )
 
 
-@settings(max_examples=12)
+@settings(max_examples=part_of(12))
 @given(stays=st.lists(_BATCHES, min_size=1, max_size=2))
 def test_any_messages_come_back(tmp_path_factory: pytest.TempPathFactory, stays: list[Any]) -> None:
     """Each stay is a broker's, with a run after it; batches with a True are a day later."""

@@ -17,6 +17,7 @@ from qmq.format.layout import DERIVED_HEADER_SIZE, ENTRY_SIZE
 from qmq.storage.consumer_log import active, sealed_set, subject_order
 from qmq.storage.consumer_log.partition_index import ConsumerLog
 from qmq.storage.disk.disk import Disk
+from tests.effort import part_of
 from tests.fake_disk import FakeDisk
 from tests.storage.rows import STORE, Feed, Row, as_array
 
@@ -105,7 +106,7 @@ def check_subject(log: ConsumerLog, subject: int, mine: list[Row]) -> None:
 
 
 @given(steps=STEPS)
-@settings(max_examples=120)
+@settings(max_examples=part_of(120))
 def test_against_lists(tmp_path_factory: pytest.TempPathFactory, steps: list[Any]) -> None:
     feed = Feed()
     log = start(tmp_path_factory.mktemp("log") / "0", feed)
@@ -134,7 +135,7 @@ def test_against_lists(tmp_path_factory: pytest.TempPathFactory, steps: list[Any
 
 
 @given(steps=STEPS, lag=st.integers(0, 20))
-@settings(max_examples=40)
+@settings(max_examples=part_of(40))
 def test_publish_goes_batch_by_batch(tmp_path_factory: pytest.TempPathFactory, steps: list[Any], lag: int) -> None:
     """Publishing may lag over blocks and segments; rows behind it show in no way to read."""
     feed = Feed()
@@ -191,7 +192,7 @@ def test_a_restart_goes_on_where_the_checkpoint_was(directory: Path) -> None:
 
 
 @given(batches=st.integers(4, 30), rolls=st.integers(0, 3), known=st.integers(0, 30), late=st.booleans())
-@settings(max_examples=60)
+@settings(max_examples=part_of(60))
 def test_nothing_at_or_past_covered_is_used(
     tmp_path_factory: pytest.TempPathFactory, batches: int, rolls: int, known: int, late: bool
 ) -> None:
@@ -257,7 +258,7 @@ def test_a_cut_at_every_byte_is_healed(directory: Path) -> None:
 
 
 @given(data=st.data())
-@settings(max_examples=80)
+@settings(max_examples=part_of(80))
 def test_a_changed_byte_is_found(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     directory = tmp_path_factory.mktemp("log") / "0"
     feed = mixed(14)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from qmq.storage.consumer_log.subject_lookup import RangeBlocks, SubjectRows, no_touch, take
 from qmq.storage.consumer_log.subject_order import RowRange, Rows
+from tests.effort import part_of
 from tests.storage.rows import Feed, Row, as_array
 
 
@@ -62,7 +63,7 @@ PIECES = st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=5), max_size=
 
 @pytest.mark.no_cover
 @given(pieces=PIECES, repeats=st.sampled_from([1, 1, 8, 20]))
-@settings(max_examples=40)
+@settings(max_examples=part_of(40))
 def test_rows_of_a_subject(pieces: list[list[int]], repeats: int) -> None:
     """Up to 240 ranges, so that shelves fill and some subjects are only on some of them."""
     shelves, rows, _ = shelved(pieces * repeats)

@@ -16,6 +16,7 @@ from qmq.storage.consumer_log import subject_order
 from qmq.storage.consumer_log.header import DerivedHeader
 from qmq.storage.consumer_log.subject_order import Order, derive_order, open_order, order_block, sort_block, write_order
 from qmq.storage.disk.disk import Disk
+from tests.effort import part_of
 from tests.fake_disk import FakeDisk
 
 #: (subject, lane) by row
@@ -40,7 +41,7 @@ def test_a_block_is_sorted_by_subject_lane_and_index(keys: list[tuple[int, int]]
 
 
 @given(keys=KEYS, block_rows=st.integers(1, 16), lanes=st.booleans())
-@settings(max_examples=150)
+@settings(max_examples=part_of(150))
 def test_a_segment_is_sorted_block_by_block(keys: list[tuple[int, int]], block_rows: int, lanes: bool) -> None:
     keys = keys if lanes else [(subject, 0) for subject, _ in keys]
     with pytest.MonkeyPatch.context() as patch:
@@ -53,7 +54,7 @@ def test_a_segment_is_sorted_block_by_block(keys: list[tuple[int, int]], block_r
 
 
 @given(keys=KEYS.filter(bool))
-@settings(max_examples=50)
+@settings(max_examples=part_of(50))
 def test_spans(keys: list[tuple[int, int]]) -> None:
     keys = [(subject, 0) for subject, _ in keys]
     for columns in (derive_order(rows_of(keys)), order_block(rows_of(keys))):

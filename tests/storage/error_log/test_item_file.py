@@ -17,6 +17,7 @@ from qmq.storage.error_log import item_file, sorted_runs
 from qmq.storage.error_log.item_file import ItemLog
 from qmq.storage.error_log.items import RETRY_ITEMS, Items
 from qmq.storage.error_log.sorted_runs import sweep
+from tests.effort import part_of
 
 _MEMORY = 20
 _STORE = b"storeid"[:6]
@@ -94,7 +95,7 @@ class Life:
         return sum(path.stat().st_size for path in self.directory.glob("*")) if self.directory.exists() else 0
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=part_of(300), deadline=None)
 @given(_OPERATIONS, st.integers(0, 300))
 def test_the_log_has_all_items_that_were_not_taken_out(operations: list[tuple[str | int, ...]], after: int) -> None:
     with TemporaryDirectory() as directory:

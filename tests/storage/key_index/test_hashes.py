@@ -9,6 +9,7 @@ from qmq.format.batch import BatchLimits, check_batch, stamp
 from qmq.format.build import RunContent, build_batch, make_header
 from qmq.format.hashing import key_hash
 from qmq.storage.key_index.hashes import hash_of_id, hashes_in
+from tests.effort import part_of
 
 POSITION = 1 << 40
 STORE = bytes(6)
@@ -46,7 +47,7 @@ BATCHES = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=part_of(150), deadline=None)
 @given(BATCHES, st.integers(0, 400))
 def test_the_hashes_are_those_of_each_message_of_whole_batches(batches: list[Batch], cut: int) -> None:
     log, expected, ends = b"", [], [0]

@@ -7,6 +7,7 @@ from collections import defaultdict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.effort import part_of
 from tests.storage.histories import quick_directory
 from tests.storage.key_index.keyed import cover, find, keyed_run, make_all
 from tests.storage.stores import Sender, checkpoint, close_cleanly, open_store, verified
@@ -19,7 +20,7 @@ ACTIONS = st.one_of(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=part_of(60), deadline=None)
 @given(st.lists(ACTIONS, max_size=30), st.booleans(), st.integers(0, 100), st.integers(0, 100))
 def test_a_search_finds_what_a_dictionary_has(
     history: list[list[list[str | None]] | str], newest: bool, low: int, high: int

@@ -23,6 +23,7 @@ from qmq.storage.key_index.key_file import (
     sizes_of,
 )
 from qmq.storage.key_index.walk import WalkStep
+from tests.effort import part_of
 from tests.storage.histories import quick_directory
 from tests.storage.key_index.keyed import make
 
@@ -84,7 +85,7 @@ def random_entries(count: int, *, seed: int = 0, hot: int = 0) -> Entries:
 SMALL = st.lists(st.tuples(st.sampled_from([1, 2, 5 << 40, (1 << 64) - 1]), st.integers(64, 4_000)), max_size=2_000)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=part_of(40), deadline=None)
 @given(SMALL, st.integers(1, 500), st.integers(1, 300), st.integers(0, 4_100), st.integers(0, 4_100))
 def test_a_look_up_finds_what_a_set_has(entries: Entries, step: int, part: int, low: int, high: int) -> None:
     with quick_directory() as directory:

@@ -9,11 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qmq.storage.key_index.recent import MOST_PAGES, STRETCH_BYTES, STRETCH_HASHES, RecentFilters
+from tests.effort import part_of
 
 START = 1 << 30
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=part_of(40), deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 2 * STRETCH_HASHES), st.integers(1, 3), st.integers(100, 10_000)), max_size=12),
     st.integers(0, 1 << 30),

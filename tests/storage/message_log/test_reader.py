@@ -17,6 +17,7 @@ from qmq.storage.message_log import reader
 from qmq.storage.message_log.reader import Scanner, ScanResult, candidates
 from qmq.storage.message_log.segment import Segment, SegmentOwner
 from qmq.storage.types import Hole
+from tests.effort import part_of
 from tests.fake_disk import FakeDisk, Operation
 
 OWNER = SegmentOwner(b"store1", 0)
@@ -124,7 +125,7 @@ def test_bad_batches_with_good_ones_after_them_are_holes(
         assert found.holes == [Hole(places[1][0], places[3][0])]
 
 
-@settings(max_examples=60)
+@settings(max_examples=part_of(60))
 @given(st.lists(st.binary(max_size=400), min_size=1, max_size=6), st.data())
 def test_whole_batches_are_found_between_overwritten_bytes(
     tmp_path_factory: pytest.TempPathFactory, bodies: list[bytes], choice: st.DataObject

@@ -20,6 +20,7 @@ from qmq.storage.meta.subjects import (
     pack_record,
     parse_records,
 )
+from tests.effort import part_of
 from tests.fake_disk import FakeDisk
 
 STORE = b"store1"
@@ -127,7 +128,7 @@ def test_arrays_grow_and_new_subjects_begin_at_the_base(tmp_path: Path) -> None:
 
 
 @given(records=st.lists(st.tuples(NAMES.map("".join).filter(bool), LANES), max_size=30))
-@settings(max_examples=50)
+@settings(max_examples=part_of(50))
 def test_bytes_and_back(records: list[tuple[str, int]]) -> None:
     names, lanes = [name for name, _ in records], [lane for _, lane in records]
     packed = [pack_record(name, number, lane) for number, (name, lane) in enumerate(records)]
@@ -155,7 +156,7 @@ def test_one_bad_byte_costs_one_name(names: list[str], data: st.DataObject) -> N
 
 
 @given(names=NAMES.filter(bool), cut=st.integers(1, 10_000))
-@settings(max_examples=50)
+@settings(max_examples=part_of(50))
 def test_a_cut_file_keeps_its_whole_records(names: list[str], cut: int) -> None:
     records = [pack_record(name, number) for number, name in enumerate(names)]
     body = b"".join(records)

@@ -13,6 +13,7 @@ from qmq.format.layout import ENTRY_DTYPE
 from qmq.storage.consumer_log.partition_index import ConsumerLog
 from qmq.storage.meta.subjects import SubjectTable
 from qmq.storage.recovery.sequences import SequenceReplay, rows_in_order
+from tests.effort import part_of
 from tests.fake_disk import FakeDisk
 
 STEPS = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 3), st.integers(1, 5)), max_size=40)
@@ -29,7 +30,7 @@ def row(first: int, subject: int, count: int, position: int = 0, stamp: int = 0)
     return (first, position, stamp, subject, count, 0, 0, 1, 0, 10, 100)
 
 
-@settings(max_examples=80)
+@settings(max_examples=part_of(80))
 @given(STEPS, st.integers(0, 5), st.integers(1, 7), st.sampled_from([0, 100]))
 def test_against_a_model(
     tmp_path_factory: pytest.TempPathFactory,
@@ -102,7 +103,7 @@ def test_nothing_to_do(tmp_path: Path) -> None:
     table.close()
 
 
-@settings(max_examples=40)
+@settings(max_examples=part_of(40))
 @given(st.lists(st.integers(0, 2), max_size=60), st.integers(0, 5), st.integers(1, 4))
 def test_rows_of_several_partitions_come_as_they_were_stored(
     tmp_path_factory: pytest.TempPathFactory, partitions: list[int], skipped: int, logs_count: int

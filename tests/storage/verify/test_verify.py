@@ -36,6 +36,7 @@ from qmq.storage.meta.identity import IdentityFile, latest, read_copies
 from qmq.storage.store import Store
 from qmq.storage.verify.repair import Outcome, repair
 from qmq.storage.verify.verify import VerifyReport, verify
+from tests.effort import part_of
 from tests.fake_disk import FakeDisk
 from tests.storage import stores
 from tests.storage.stores import Sender, checkpoint, close_cleanly, kill, open_store
@@ -129,7 +130,7 @@ def vouched_bytes(path: Path) -> int:
 
 
 @given(data=st.data())
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=part_of(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_every_changed_byte_is_a_fault(sound: Path, tmp_path: Path, data: st.DataObject) -> None:
     copy = tmp_path / "copy"
     shutil.rmtree(copy, ignore_errors=True)
@@ -143,7 +144,7 @@ def test_every_changed_byte_is_a_fault(sound: Path, tmp_path: Path, data: st.Dat
 
 
 @given(data=st.data())
-@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=part_of(30), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_every_cut_file_is_a_fault(sound: Path, tmp_path: Path, data: st.DataObject) -> None:
     copy = tmp_path / "copy"
     shutil.rmtree(copy, ignore_errors=True)
