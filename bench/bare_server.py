@@ -20,7 +20,7 @@ from qmq.broker.ports.effects import CheckWanted, FetchWanted, ReadWanted, SyncW
 from qmq.broker.ports.limits import BrokerLimits
 from qmq.errors import QmqError
 from qmq.net.protocol import frames
-from qmq.net.protocol.frames import Frame, FrameKind, encode_frame, split_frames
+from qmq.net.protocol.frames import Frame, FrameKind, encode_frame, made, split_frames
 from qmq.net.server import Server, ServerOptions
 from qmq.net.server.connection import ClientConnection
 from qmq.net.server.replies import DiskWork
@@ -181,7 +181,7 @@ class BareServer:
 
     def advance(self, microseconds: int) -> None:
         """Let time pass, without running what falls due."""
-        self.now = Now(self.now.monotonic_us + microseconds, self.now.wall_us + microseconds)
+        self.now = made(Now, (self.now.monotonic_us + microseconds, self.now.wall_us + microseconds))
         self.loop.seconds += microseconds / 1e6
 
     def settle(self) -> None:

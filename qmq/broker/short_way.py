@@ -16,10 +16,10 @@ from qmq.broker.delivery.pull import Delivery
 from qmq.broker.groups.group import Subscription, Waiting
 from qmq.broker.groups.member import Member
 from qmq.broker.groups.message_ranges import range_of_run
-from qmq.broker.journal.write_gate import WriteGate
+from qmq.broker.journal.write_gate import LATER_US, WriteGate
 from qmq.broker.ports.commands import Now, Pull
 from qmq.broker.ports.effects import Acked, Effect, PulledMessages, Sent
-from qmq.broker.ports.limits import BrokerLimits
+from qmq.broker.ports.limits import QUIET_US, BrokerLimits
 from qmq.broker.publish.publish import Intake
 from qmq.errors import StorageError
 from qmq.format.batch import EntryRow, made
@@ -30,6 +30,9 @@ from qmq.storage.store import Store
 Answers = tuple[Sent | None, list[PulledMessages], list[Acked]]
 _NO_PULLS: Final[list[PulledMessages]] = []
 _NO_ACKS: Final[list[Acked]] = []
+#: Pulls with a shorter timeout take the general way, since nobody looks at timers before.
+LEAST_TIMEOUT_MS: Final = QUIET_US // 1_000
+assert LATER_US >= QUIET_US
 
 
 class ShortWay:
@@ -40,7 +43,6 @@ class ShortWay:
         effects: list[Effect],
     ) -> None:  # fmt: skip
         self._store = store
-        self._log = store.partitions[0].message_log
         self._consumer_log = store.partitions[0].consumer_log
         self._most_count, self._most_bytes = limits.max_pull_count, limits.max_pull_bytes
         self._intake = intake
@@ -70,7 +72,8 @@ class ShortWay:
         """
         if not self._is_open:
             return None
-        row = self._consumer_log.end_row
+        consumer_log, arrivals = self._consumer_log, self._arrivals
+        row = consumer_log.end_row
         entry = self._intake.take_one(connection, request, batch, size, flush, now)
         if entry is None:
             return None
@@ -78,21 +81,21 @@ class ShortWay:
             self.is_unfinished |= bool(self._effects)
             return None, _NO_PULLS, _NO_ACKS
         sent = made(Sent, (connection, request, entry[1], entry[2], 0, entry[0]))
-        if self._consumer_log.visible_row <= row:
+        if consumer_log.visible_row <= row:
             return sent, _NO_PULLS, _NO_ACKS  # the turn of a sync makes it visible
         if not self._waiting_pulls.count:
-            self._arrivals.pass_over(row)
+            arrivals.pass_over(row)
             return sent, _NO_PULLS, _NO_ACKS
-        watching = self._arrivals.see(row, entry)
+        watching = arrivals.see(row, entry)
         if watching is None:
             self.is_unfinished = True
             return sent, _NO_PULLS, _NO_ACKS
         handed = list[PulledMessages]()
         for subject_filter in watching:
             if subject_filter.waiting:
-                given = self._hand(next(iter(subject_filter.waiting.values())), row, entry, now)
+                given = self._hand(next(iter(subject_filter.waiting.values())), batch, row, entry, now)
                 if given is None:
-                    self._arrivals.wake(subject_filter, 0, entry)
+                    arrivals.wake(subject_filter, 0, entry)
                     self.is_unfinished = True
                 else:
                     handed.append(given)
@@ -101,19 +104,23 @@ class ShortWay:
         acks = self._write(handed)
         return (sent, _NO_PULLS, _NO_ACKS) if acks is None else (sent, handed, acks)
 
-    def _hand(self, waiting: Waiting, row: int, entry: EntryRow, now: Now) -> PulledMessages | None:
-        """Give the pull that has waited longest for a filter all of a batch; None, with nothing changed, where that is
-        not simple.
+    def _hand(
+        self, waiting: Waiting, batch: memoryview, row: int, entry: EntryRow, now: Now
+    ) -> PulledMessages | None:  # fmt: skip
+        """Give the pull that has waited longest for a filter all of a *batch*, which was just written; None, with
+        nothing changed, where that is not simple.
         """
         connection, request, _, most, least, most_bytes, _, expected, checks = waiting.pull
         subscription = waiting.subscription
-        group, member = subscription.group, subscription.member
-        ledger = group.ledger
+        ledger, member = subscription.group.ledger, subscription.member
         if ledger is None or member is None or subscription.plain_at != ledger.version:
             return None
-        first, position, _, number, count, _, _, _, _, run_size, size = entry
+        first, _, _, number, count, _, _, _, _, run_size, size = entry
         subject_filter, in_flight, settings = subscription.filters[0], member.in_flight, ledger.settings
-        start, answer = in_flight.next_sequence, max(run_size + PIECE_BYTES, size)
+        start, answer = in_flight.next_sequence, run_size + PIECE_BYTES
+        if answer < size:
+            answer = size
+        monotonic_us, wall_us = now
         if (
             not least <= count <= most
             or count > self._most_count
@@ -125,7 +132,7 @@ class ShortWay:
             or checks
             or subject_filter.reading
             or not subject_filter.is_next(number, first, row)
-            or not self._gate.is_clear(now.monotonic_us)
+            or not self._gate.is_clear(monotonic_us)
         ):
             return None
         subject_filter.move(number, first + count, row + 1)
@@ -133,12 +140,11 @@ class ShortWay:
         if not subject_filter.exact:
             where = [[subject_filter.prefix, subject_filter.positions_now(self._store, [self._intake.visible(0)])]]
         messages = range_of_run(self._store, 0, entry, subject_filter)
-        ledger.pulled(member, [messages], size, now.wall_us, where)
-        member.seen_us = now.monotonic_us
+        ledger.pulled(member, [messages], size, wall_us, where)
+        member.seen_us = monotonic_us
         self._waiting_pulls.remove(waiting)
         subject_filter.reads.clear()
-        body = self._log.view_marked(position, size)  # just written, so no byte of it is known to be bad
-        return made(PulledMessages, (connection, request, [body], size, count, None, ((start, count, 1),), ()))
+        return made(PulledMessages, (connection, request, [batch], size, count, None, ((start, count, 1),), ()))
 
     # --- an ack, and the next pull ------------------------------------------------------------------------------------
 
@@ -159,14 +165,15 @@ class ShortWay:
             ledger is None
             or member is None
             or subscription.plain_at != ledger.version
-            or connection in self._waiting_pulls
+            or connection in self._waiting_pulls.by_connection
             or not member.in_flight.is_next(start, end)
             or not self._gate.is_clear(now.monotonic_us)
         ):
             return 0, None
-        member.seen_us = now.monotonic_us
-        ledger.ack_next(member, start, end, now.wall_us)
-        self._gate.answer_later(made(Acked, (connection, request, 0, True)), now.monotonic_us)
+        monotonic_us, wall_us = now
+        member.seen_us = monotonic_us
+        ledger.ack_next(member, start, end, wall_us)
+        self._gate.answer_later(made(Acked, (connection, request, 0, True)), monotonic_us)
         if pull is None or pull.subscription != number:
             return 1, None
         done, answers = self._pull(pull, subscription, now)
@@ -181,7 +188,7 @@ class ShortWay:
         if (
             subscription is None
             or not self._is_open
-            or pull.connection in self._waiting_pulls
+            or pull.connection in self._waiting_pulls.by_connection
             or subscription.group.ledger is None
             or subscription.plain_at != subscription.group.ledger.version
             or not self._gate.is_clear(now.monotonic_us)
@@ -197,7 +204,7 @@ class ShortWay:
             member is None
             or not 1 <= most >= least
             or not most_bytes
-            or not timeout_ms
+            or timeout_ms < LEAST_TIMEOUT_MS
             or checks
             or (expected is not None and expected != member.in_flight.next_sequence)
         ):
@@ -239,7 +246,9 @@ class ShortWay:
         try:
             self._store.groups.write()
         except StorageError:
-            self._effects += [*acks, *handed]
+            # The buffer that a batch was received into is used again, as soon as this returns.
+            kept = [one._replace(buffers=[bytes(buffer) for buffer in one.buffers]) for one in handed]
+            self._effects += [*acks, *kept]
             self.is_unfinished = True
             return None
         return acks

@@ -56,7 +56,7 @@ from qmq.format.layout import (
     STAMP_STORE,
     STAMP_STORE_OFFSET,
 )
-from qmq.format.source import check_sent, records_in, source_in, stamp_source
+from qmq.format.source import ADDRESS_SIZE, SLOT_OFFSET, check_sent, records_in, source_in, stamp_source
 from qmq.format.table import AHEAD_FIELD, AHEAD_SIZE, TABLE_BYTES, TABLE_BYTES_A_RUN, names_of, table_of
 
 #: Bytes that a message takes in columns, by batch flags.
@@ -308,6 +308,11 @@ def _too_large(longest: int, limits: BatchLimits) -> MessageTooLarge:
 _PLAIN: Final = struct.Struct("<QIIII16xQ8x16sQIIQQIIII8x")
 PLAIN_SIZE: Final = BATCH_HEADER_SIZE + RUN_SIZE
 assert _PLAIN.size == PLAIN_SIZE
+#: STAMP_POSITION and STAMP_STORE with what lies between: when the batch was created.
+_STAMP: Final = struct.Struct("<QQQH6s")
+assert STAMP_POSITION_OFFSET + _STAMP.size == STAMP_STORE_OFFSET + STAMP_STORE.size
+_PLAIN_SOURCE: Final = slice(PLAIN_SIZE + SLOT_OFFSET, PLAIN_SIZE + SLOT_OFFSET + ADDRESS_SIZE)
+_PLAIN_FIRST: Final = BATCH_HEADER_SIZE + RUN_FIRST_SEQUENCE_OFFSET
 _PLAIN_FLAGS: Final = tuple(
     tags | keys for tags in (0, HAS_TAGS) for keys in (0, HAS_KEY_HASH, HAS_KEY_HASH | HAS_MORE_KEYS)
 )
@@ -345,9 +350,10 @@ def check_plain(view: memoryview, size: int, max_message_bytes: int) -> PlainBat
         or sequence + messages > PRODUCER_SEQUENCE_END or created_at_us >= CREATED_AT_END_US
     ):  # fmt: skip
         return None
-    data = view[size - run_size :]
+    data_start = size - run_size
+    data = view[data_start:]
     if (
-        crc32c(view[BATCH_HEADER_SIZE : size - run_size], crc32c(view[:BATCH_PREFIX_SIZE])) != header_crc
+        crc32c(view[BATCH_HEADER_SIZE:data_start], crc32c(view[:BATCH_PREFIX_SIZE])) != header_crc
         or crc32c(data) != data_crc
     ):
         return None
@@ -362,8 +368,8 @@ def check_plain(view: memoryview, size: int, max_message_bytes: int) -> PlainBat
     return made(
         PlainBatch,
         (
-            bytes(view[PLAIN_SIZE : size - run_size]), messages, created_at_us, producer_id, sequence, data_crc,
-            head >> 48, run_size,
+            bytes(view[PLAIN_SIZE:data_start]), messages, created_at_us, producer_id, sequence, data_crc, head >> 48,
+            run_size,
         ),
     )  # fmt: skip
 
@@ -377,15 +383,17 @@ def _fits_columns(data: memoryview, count: int, size: int, columns: int, max_mes
 
 
 def stamp_plain(
-    view: memoryview, size: int, batch: PlainBatch, position: int, stored_at_us: int, partition: int, store_id: bytes,
-    mark: Any, first_sequence: int, source: bytes,
+    view: memoryview, data_start: int, created_at_us: int, position: int, stored_at_us: int, partition: int,
+    store_id: bytes, mark: Any, first_sequence: int, source: bytes,
 ) -> None:  # fmt: skip
     """Write the stamp into a plain batch, as ``stamp``. *mark* is a keyed blake2b without input (``mark_maker``)."""
-    stamp_source(view, PLAIN_SIZE, source)
-    STAMP_POSITION.pack_into(view, STAMP_POSITION_OFFSET, position, stored_at_us)
-    STAMP_STORE.pack_into(view, STAMP_STORE_OFFSET, partition, store_id)
-    _FIRST_SEQUENCE.pack_into(view, BATCH_HEADER_SIZE + RUN_FIRST_SEQUENCE_OFFSET, first_sequence)
-    crc = crc32c(view[BATCH_HEADER_SIZE : size - batch.run_size], crc32c(view[:BATCH_PREFIX_SIZE]))
+    if len(source) == ADDRESS_SIZE:
+        view[_PLAIN_SOURCE] = source
+    else:
+        stamp_source(view, PLAIN_SIZE, source)
+    _STAMP.pack_into(view, STAMP_POSITION_OFFSET, position, stored_at_us, created_at_us, partition, store_id)
+    _FIRST_SEQUENCE.pack_into(view, _PLAIN_FIRST, first_sequence)
+    crc = crc32c(view[BATCH_HEADER_SIZE:data_start], crc32c(view[:BATCH_PREFIX_SIZE]))
     digest = mark.copy()
     digest.update(_MARK_INPUT.pack(position, crc))
     STAMP_SEAL.pack_into(view, STAMP_SEAL_OFFSET, crc, digest.digest())

@@ -215,10 +215,11 @@ class Partition:
         if (
             log.end + size > log.limit
             or self.consumer_log.buffer_row != self.written_rows
-            or not self.room.take_known(size)
+            or self.room.left < size
             or not log.write_one(batch, size)
         ):
             return False
+        self.room.left -= size
         self._add(row, row[1], row[2])
         return True
 

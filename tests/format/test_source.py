@@ -95,7 +95,10 @@ def test_both_ways_of_stamping_make_the_same_bytes() -> None:
         one, other = batch({"a": 3}, source), batch({"a": 3}, source)
         plain = check_plain(other, len(other), LIMITS.max_message_bytes)
         assert plain is not None
-        stamp_plain(other, len(other), plain, POSITION, STORED_US, 3, STORE, mark_maker(SECRET), 5, own)
+        stamp_plain(
+            other, len(other) - plain.run_size, plain.created_at_us, POSITION, STORED_US, 3, STORE, mark_maker(SECRET),
+            5, own,
+        )  # fmt: skip
         assert bytes(stamped(one, own)) == bytes(other)
 
 

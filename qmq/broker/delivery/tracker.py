@@ -63,7 +63,7 @@ class DeliveryTracker:
     def _make(self, number: int, mode: str) -> Ledger:
         files = self._store.groups
         ledger = self.ledgers[number] = Ledger(
-            number, files.retries(number), files.dead(number), files.stage, keeps_absent=mode == BROADCAST,
+            number, files.retries(number), files.dead(number), files.record, keeps_absent=mode == BROADCAST,
             rank=self._rank if mode == RELIABLE else None,
         )  # fmt: skip
         return ledger

@@ -24,7 +24,8 @@ class WaitingPulls:
     """All waiting pulls, by connection and by deadline."""
 
     def __init__(self) -> None:
-        self._by_connection: dict[int, dict[int, Waiting]] = {}  # by request; no inner dict is empty
+        #: By connection, then by request; no inner dict is empty.
+        self.by_connection: dict[int, dict[int, Waiting]] = {}
         self._deadlines: list[tuple[int, int, Waiting]] = []
         self.count = 0
         #: Pulls past their deadline that still wait for a read.
@@ -33,9 +34,10 @@ class WaitingPulls:
     def add(self, waiting: Waiting) -> None:
         """Have a pull wait for everything that its subscription follows."""
         pull = waiting.pull
-        self._by_connection.setdefault(pull.connection, {})[pull.request] = waiting
+        self.by_connection.setdefault(pull.connection, {})[pull.request] = waiting
         self.count += 1
-        self.attach(waiting)
+        for subject_filter in waiting.subscription.filters:
+            subject_filter.waiting[id(waiting)] = waiting
         if pull.timeout_ms:
             heapq.heappush(self._deadlines, (waiting.deadline_us, id(waiting), waiting))
         else:
@@ -45,13 +47,14 @@ class WaitingPulls:
         """Mark a pull as done, and forget it if it waited."""
         pull = waiting.pull
         waiting.done = True
-        waiting_pulls = self._by_connection.get(pull.connection)
+        waiting_pulls = self.by_connection.get(pull.connection)
         if waiting_pulls is None or waiting_pulls.pop(pull.request, None) is None:
             return
         self.count -= 1
         if not waiting_pulls:
-            del self._by_connection[pull.connection]
-        self.detach(waiting)
+            del self.by_connection[pull.connection]
+        for subject_filter in waiting.subscription.filters:
+            subject_filter.waiting.pop(id(waiting), None)
         if len(self._deadlines) > _FEW_DEADLINES and len(self._deadlines) > 4 * self.count:
             self._deadlines = [entry for entry in self._deadlines if not entry[2].done]
             heapq.heapify(self._deadlines)
@@ -68,19 +71,19 @@ class WaitingPulls:
 
     def __contains__(self, connection: int) -> bool:
         """Return whether the connection has waiting pulls."""
-        return connection in self._by_connection
+        return connection in self.by_connection
 
     def get(self, connection: int, request: int) -> Waiting | None:
         """Return the waiting pull of a request."""
-        return self._by_connection.get(connection, {}).get(request)
+        return self.by_connection.get(connection, {}).get(request)
 
     def count_of(self, connection: int) -> int:
         """Return how many waiting pulls a connection has."""
-        return len(self._by_connection.get(connection, ()))
+        return len(self.by_connection.get(connection, ()))
 
     def of(self, connection: int) -> list[Waiting]:
         """Return the waiting pulls of a connection."""
-        return list(self._by_connection.get(connection, {}).values())
+        return list(self.by_connection.get(connection, {}).values())
 
     def of_subscription(self, subscription: Subscription) -> list[Waiting]:
         """Return the waiting pulls of a subscription."""
@@ -88,7 +91,7 @@ class WaitingPulls:
 
     def all(self) -> list[Waiting]:
         """Return all waiting pulls."""
-        return [waiting for waiting_pulls in self._by_connection.values() for waiting in waiting_pulls.values()]
+        return [waiting for waiting_pulls in self.by_connection.values() for waiting in waiting_pulls.values()]
 
     def due(self, now_us: int) -> Iterator[Waiting]:
         """Yield, once each, the pulls whose deadline has come."""
@@ -114,7 +117,8 @@ class Arrivals:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._filters: dict[str, list[SubjectFilter]] = {}  # by prefix, of groups with subscriptions or waiting pulls
-        self._watchers: dict[int, list[SubjectFilter]] = {}  # by subject number
+        #: Found before, by subject number.
+        self._watchers: dict[int, list[SubjectFilter]] = {}
         self._seen = [part.consumer_log.visible_row for part in store.partitions]
         #: Filters to serve at the end of the turn, by id.
         self.ready: dict[int, SubjectFilter] = {}
@@ -146,7 +150,8 @@ class Arrivals:
         if self._seen[0] != row:
             return None
         self._seen[0] = row + 1
-        return self._watching(entry[3])
+        found = self._watchers.get(entry[3])
+        return self._watching(entry[3]) if found is None else found
 
     def seen(self) -> list[int]:
         """Return the rows that had become visible when ``look`` was last called, by partition, or earlier ones."""

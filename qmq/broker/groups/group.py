@@ -50,20 +50,21 @@ class Cursors:
     """The next sequence of each subject, by subject number; 0 where no message was handed out yet."""
 
     def __init__(self) -> None:
-        self._next: npt.NDArray[np.uint64] = np.zeros(0, np.uint64)
+        #: The array that ``upto`` returns, as long as it is now.
+        self.known: npt.NDArray[np.uint64] = np.zeros(0, np.uint64)
 
     def upto(self, numbers: int) -> npt.NDArray[np.uint64]:
         """Return the array, for at least that many subjects: u64[>= numbers]."""
-        if len(self._next) < numbers:
-            grown = np.zeros(max(numbers, 2 * len(self._next), 64), np.uint64)  # pages not touched take no memory
-            grown[: len(self._next)] = self._next
-            self._next = grown
-        return self._next
+        if len(self.known) < numbers:
+            grown = np.zeros(max(numbers, 2 * len(self.known), 64), np.uint64)  # pages not touched take no memory
+            grown[: len(self.known)] = self.known
+            self.known = grown
+        return self.known
 
     def packed(self) -> tuple[bytes, bytes]:
         """Return the cursors that are set: subject numbers u32, sequences u64."""
-        numbers = np.flatnonzero(self._next)
-        return numbers.astype("<u4").tobytes(), self._next[numbers].astype("<u8").tobytes()
+        numbers = np.flatnonzero(self.known)
+        return numbers.astype("<u4").tobytes(), self.known[numbers].astype("<u8").tobytes()
 
     def restore(self, numbers: bytes, sequences: bytes) -> None:
         """Take over a state from ``packed``."""
@@ -236,24 +237,28 @@ class SubjectFilter:
                 row < store.partitions[partition].consumer_log.visible_row
                 for partition, row in enumerate(self.row_cursors)
             )
-        number = self.subject(store)
-        return number is not None and bool(self.group.cursors.upto(number + 1)[number] < store.subjects.ends[number])
+        number = self.subject(store) if self.number is None else self.number
+        if number is None:
+            return False
+        cursors = self.group.cursors.known
+        return (cursors.item(number) if number < len(cursors) else 0) < store.subjects.ends.item(number)
 
     def is_next(self, number: int, first: int, row: int) -> bool:
         """Return whether a run that it takes, from sequence *first* of a subject on, in that row of the only partition,
         is the next to hand out: all before is handed out, and no start has to be asked.
         """
-        cursor = self.group.cursors.upto(number + 1)[number]
+        cursors = self.group.cursors.known
+        cursor = cursors.item(number) if number < len(cursors) else 0
         if self.exact:
-            return bool(first == cursor != 0)
-        return self.row_cursors[0] == row and bool(first >= cursor != 0)
+            return first == cursor != 0
+        return self.row_cursors[0] == row and first >= cursor != 0
 
     def move(self, number: int, cursor: int, row: int) -> None:
         """Move behind messages that are handed out: the cursor of their subject, and the row to read next from the only
         partition.
         """
         group = self.group
-        group.cursors.upto(0)[number] = cursor
+        group.cursors.known[number] = cursor
         if self.exact:
             self.passed = row
         else:

@@ -145,7 +145,7 @@ class Ledger:
     """The state of one group: its settings, consumers, retries and dead letters."""
 
     def __init__(
-        self, number: int, schedule: Schedule, dead: ItemLog, record: Callable[[RecordKind, bytes], None],
+        self, number: int, schedule: Schedule, dead: ItemLog, record: Callable[[tuple[int, bytes]], None],
         *, keeps_absent: bool = False, rank: Callable[[MessageRange], int] | None = None,
     ) -> None:  # fmt: skip
         """*keeps_absent*: forget a transient consumer only when it leaves by itself, not when its session expires.
@@ -283,7 +283,7 @@ class Ledger:
         in_flight = member.in_flight
         fields = ranges[0] if len(ranges) == 1 else flat(ranges)
         self._changed = True
-        self._write(_PULL, _pack((self.number, member.number, in_flight.next_sequence, size, now_us, fields, where)))
+        self._write((_PULL, _pack((self.number, member.number, in_flight.next_sequence, size, now_us, fields, where))))
         member.pulled_us = now_us
         if len(ranges) == 1:
             return in_flight.add([made(InFlightRange, (ranges[0], 1, 0))], size, now_us)
@@ -345,7 +345,7 @@ class Ledger:
         if member.quarantined:
             member.progressed(end - start)
         self._changed = True
-        self._write(_ACK, _pack((self.number, member.number, now_us, (start, end))))
+        self._write((_ACK, _pack((self.number, member.number, now_us, (start, end)))))
 
     def _acked(self, member: Member, intervals: list[int]) -> tuple[int, int]:
         new, refused = member.in_flight.ack(intervals)
@@ -523,7 +523,7 @@ class Ledger:
 
     def _record(self, kind: RecordKind, payload: bytes) -> None:
         self._changed = True
-        self._write(kind, payload)
+        self._write((kind, payload))
 
     def replay(self, kind: int, fields: list[Any]) -> bool:
         """Apply a record; return False if it is of a consumer whose join is lost."""

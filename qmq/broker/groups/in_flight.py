@@ -77,7 +77,7 @@ class InFlightPull:
 class InFlight:
     """All messages in flight at one consumer."""
 
-    __slots__ = ("acked", "ack_floor", "next_sequence", "pulls", "returned", "_late", "_bytes", "_handled", "_pulled")
+    __slots__ = ("acked", "ack_floor", "next_sequence", "pulls", "returned", "size", "_late", "_handled", "_pulled")
 
     def __init__(self, next_sequence: int = 0) -> None:
         self.next_sequence = next_sequence
@@ -88,7 +88,8 @@ class InFlight:
         self.returned = Intervals()
         self._late: deque[tuple[int, int]] = deque(maxlen=MOST_LATE)
         self._handled = Intervals()  # above the ack floor, acked or handed back
-        self._bytes = 0
+        #: About the bytes of the pulls that are not wholly handled.
+        self.size = 0
         self._pulled = 0  # messages of the pulls
 
     @property
@@ -104,17 +105,12 @@ class InFlight:
         """
         return min(self._pulled, self.next_sequence - self.ack_floor)
 
-    @property
-    def size(self) -> int:
-        """About the bytes of the pulls that are not wholly handled."""
-        return self._bytes
-
     def add(self, ranges: list[InFlightRange], size: int, now_us: int, quarantined: bool = False) -> InFlightPull:
         """Add a pull that the consumer gets."""
         pull = InFlightPull(self.next_sequence, ranges, size, now_us, quarantined)
         self.pulls.append(pull)
         self.next_sequence += pull.total
-        self._bytes += size
+        self.size += size
         self._pulled += pull.total
         return pull
 
@@ -265,7 +261,7 @@ class InFlight:
         for first, size, taken_us, quarantined, ranges in pulls:
             parts = [InFlightRange(MessageRange(*map(whole, part[:6])), *map(whole, part[6:])) for part in ranges]
             in_flight.pulls.append(InFlightPull(whole(first), parts, whole(size), whole(taken_us), quarantined))
-            in_flight._bytes += size
+            in_flight.size += size
             in_flight._pulled += in_flight.pulls[-1].total
         return in_flight
 
@@ -283,7 +279,7 @@ class InFlight:
         pulls = self.pulls
         while pulls and pulls[0].first + pulls[0].total <= ack_floor:
             pull = pulls.popleft()
-            self._bytes -= pull.size
+            self.size -= pull.size
             self._pulled -= pull.total
 
 

@@ -37,6 +37,7 @@ class WriteGate:
 
     def __init__(self, store: Store, effects: list[Effect]) -> None:
         self._store = store
+        self._log = store.groups.pull_log
         self._effects = effects
         self._withheld: list[Effect] = []
         #: Why the last write failed.
@@ -52,12 +53,14 @@ class WriteGate:
 
     def is_clear(self, now_us: int) -> bool:
         """Return whether nothing has to be written or answered before what is next."""
-        return not self._withheld and not self._store.groups.broken and (not self._later or now_us < self._later_us)
+        return not self._withheld and (not self._later or now_us < self._later_us) and self._log.broken is None
 
     def take_later(self, handed: list[PulledMessages]) -> list[Acked]:
         """Take out the answers that go with messages to their connections."""
         later = self._later
-        return [answer for one in handed for answer in later.pop(one.connection, ())] if later else []
+        if len(handed) == 1:
+            return later.pop(handed[0].connection, []) if later else []
+        return [answer for one in handed for answer in later.pop(one.connection, ())]
 
     def hurry(self) -> None:
         """Send the answers that may wait with the next write."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
+
+#: The short way makes nothing due before this time is over, so no timer has to be looked at for its sake.
+QUIET_US: Final = 20_000
 
 
 class BrokerLimits(NamedTuple):

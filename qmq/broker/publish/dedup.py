@@ -59,7 +59,8 @@ class Producer:
     def drop_oldest(self) -> None:
         """Forget the oldest batch; batches before it can no longer be told from repeats."""
         first, _, messages, _, _ = _BATCH.unpack_from(self.ring)
-        self.horizon = max(self.horizon, first + messages)
+        if first + messages > self.horizon:
+            self.horizon = first + messages
         del self.ring[:_BATCH_SIZE]
 
 
@@ -68,17 +69,14 @@ class Producers:
 
     def __init__(self, window: int, most: int, ttl_us: int) -> None:
         self._window = window
+        self._ring_bytes = window * _BATCH_SIZE
         self._most = most
         self._ttl_us = ttl_us
-        self._producers: OrderedDict[bytes, Producer] = OrderedDict()
+        #: The producers by id, oldest send first; ``remember`` and ``forget`` change them.
+        self.by_id: OrderedDict[bytes, Producer] = OrderedDict()
 
     def __len__(self) -> int:
-        return len(self._producers)
-
-    def is_next(self, producer_id: bytes, first: int) -> bool:
-        """Return whether a batch is of a known producer and behind all its batches: ``lookup`` returns None for it."""
-        producer = self._producers.get(producer_id)
-        return producer is not None and first >= producer.next_sequence
+        return len(self.by_id)
 
     def lookup(self, producer_id: bytes, first: int, messages: int, data_crc: int) -> RememberedBatch | None:
         """Return where a batch is stored already; None when it is new.
@@ -86,9 +84,9 @@ class Producers:
         Raises BadBatch when the bounds or bytes differ from those of a batch that it overlaps, SequenceForgotten when
         it is too old to compare, TooManyProducers.
         """
-        producer = self._producers.get(producer_id)
+        producer = self.by_id.get(producer_id)
         if producer is None:
-            if len(self._producers) >= self._most:
+            if len(self.by_id) >= self._most:
                 raise TooManyProducers(
                     f"{self._most} producers sent within the last {self._ttl_us // 1_000_000} s and are remembered; "
                     "reuse clients, or raise max_producers"
@@ -118,30 +116,32 @@ class Producers:
         self, producer_id: bytes, first: int, messages: int, data_crc: int, partition: int, position: int, now_us: int
     ) -> None:
         """Remember a batch that is stored, or about to be (see ``forget``); *now_us* is of the monotonic clock."""
-        producer = self._producers.get(producer_id)
+        producers = self.by_id
+        producer = producers.get(producer_id)
         if producer is None:
-            producer = self._producers[producer_id] = Producer()
+            producer = producers[producer_id] = Producer()
         else:
-            self._producers.move_to_end(producer_id)
-        if len(producer.ring) >= self._window * _BATCH_SIZE:
+            producers.move_to_end(producer_id)
+        ring, end = producer.ring, first + messages
+        if len(ring) >= self._ring_bytes:
             producer.drop_oldest()
-        producer.ring += _BATCH.pack(first, position, messages, data_crc, partition)
+        ring += _BATCH.pack(first, position, messages, data_crc, partition)
         producer.last_send_us = now_us
-        if first + messages > producer.next_sequence:
-            producer.next_sequence = first + messages
+        if end > producer.next_sequence:
+            producer.next_sequence = end
 
     def forget(self, producer_id: bytes, first: int) -> None:
         """Forget the batch that was remembered last: it was not stored."""
-        producer = self._producers[producer_id]
+        producer = self.by_id[producer_id]
         kept = [record for record in producer.records() if record[0] != first]
         producer.ring = bytearray(b"".join(_BATCH.pack(*record) for record in kept))
         producer.next_sequence = max((record[0] + record[2] for record in kept), default=producer.horizon)
         if not producer.next_sequence:
-            del self._producers[producer_id]
+            del self.by_id[producer_id]
 
     def last(self, producer_id: bytes) -> tuple[int, RememberedBatch] | None:
         """Return the last stored sequence of a producer and where its batch lies; None for an unknown producer."""
-        producer = self._producers.get(producer_id)
+        producer = self.by_id.get(producer_id)
         if producer is None or not producer.ring:
             return None
         first, position, messages, _, partition = max(producer.records())
@@ -149,17 +149,17 @@ class Producers:
 
     def expire(self, now_us: int) -> None:
         """Forget the producers whose ``ttl`` is over; the cost grows only with their number."""
-        while self._producers:
-            producer_id, producer = next(iter(self._producers.items()))
+        while self.by_id:
+            producer_id, producer = next(iter(self.by_id.items()))
             if producer.last_send_us + self._ttl_us > now_us:
                 return
-            del self._producers[producer_id]
+            del self.by_id[producer_id]
 
     # --- checkpoint ---------------------------------------------------------------------------------------------------
 
     def bytes_remembered(self) -> int:
         """Return the approximate size of ``packed``, as if every window were full."""
-        return len(self._producers) * (64 + self._window * _BATCH_SIZE)
+        return len(self.by_id) * (64 + self._window * _BATCH_SIZE)
 
     def packed(self, unclaimed: Mapping[int, int], now_us: int) -> list[Any]:
         """Return the state for a checkpoint: one row a producer, oldest send first.
@@ -175,16 +175,16 @@ class Producers:
                 now_us - producer.last_send_us,
                 producer.claimed(unclaimed),
             )
-            for producer_id, producer in self._producers.items()
+            for producer_id, producer in self.by_id.items()
         ]
 
     def restore(self, rows: list[Any], now_us: int) -> None:
         """Restore the state that ``packed`` returned, also when the window has another size now."""
         for producer_id, next_sequence, horizon, idle_us, ring in rows:
             producer = Producer(next_sequence, horizon, now_us - idle_us, ring)
-            while len(producer.ring) > self._window * _BATCH_SIZE:
+            while len(producer.ring) > self._ring_bytes:
                 producer.drop_oldest()
-            self._producers[producer_id] = producer
+            self.by_id[producer_id] = producer
 
 
 class RefusedBatches:
@@ -199,28 +199,26 @@ class RefusedBatches:
         """Remember at most *window* batches of each of at most *most* producers."""
         self._window = window
         self._most = most
-        self._refused: OrderedDict[bytes, dict[int, QmqError]] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._refused)
+        #: The errors of refused batches by producer and first producer sequence.
+        self.by_producer: OrderedDict[bytes, dict[int, QmqError]] = OrderedDict()
 
     def add(self, producer_id: bytes, first: int, error: QmqError) -> None:
         """Remember that the batch from producer sequence *first* on was refused with *error*."""
-        refused = self._refused.setdefault(producer_id, {})
+        refused = self.by_producer.setdefault(producer_id, {})
         refused[first] = error
         if len(refused) > self._window:  # no QMQ client has so many in flight; never block it for good
-            del self._refused[producer_id]
-        elif len(self._refused) > self._most:
-            self._refused.popitem(last=False)
+            del self.by_producer[producer_id]
+        elif len(self.by_producer) > self._most:
+            self.by_producer.popitem(last=False)
 
     def check(self, producer_id: bytes, first: int) -> None:
         """Raise the error of the first refused batch that a new batch from *first* on would overtake."""
-        refused = self._refused.get(producer_id)
+        refused = self.by_producer.get(producer_id)
         if refused is None:
             return
         lowest = min(refused)
         if first in refused:
-            del self._refused[producer_id]
+            del self.by_producer[producer_id]
         elif first > lowest:
             raise refused[lowest]
 

@@ -42,7 +42,6 @@ from qmq.format.batch import (
     check_batch,
     check_plain,
     entries_of,
-    entry_flags,
     entry_of,
     mark_maker,
     numbers_by_run,
@@ -50,7 +49,15 @@ from qmq.format.batch import (
     stamp_plain,
     with_ahead,
 )
-from qmq.format.layout import BATCH_HEADER_SIZE, HANDED_FLAGS, HAS_DELIVER_AT, LANE_NORMAL, RUN_REPLAYED, RUN_SIZE
+from qmq.format.layout import (
+    BATCH_HEADER_SIZE,
+    ENTRY_BATCH_FLAGS,
+    HANDED_FLAGS,
+    HAS_DELIVER_AT,
+    LANE_NORMAL,
+    RUN_REPLAYED,
+    RUN_SIZE,
+)
 from qmq.format.private import PRIVATE
 from qmq.format.source import ADDRESS_SIZE, NO_ADDRESS, has_room
 from qmq.names import check_subject
@@ -175,33 +182,37 @@ class Intake:
         Return None, with nothing changed, where that is not simple. With *flush*, the answer follows the next sync.
         """
         partition = self._partitions[0]
-        if partition.staged or partition.broken is not None or self._refusals:
+        if partition.staged or partition.broken is not None or self._refusals.by_producer:
             return None
         batch = check_plain(view, size, self._limits.max_message_bytes)
         if batch is None:
             return None
-        number = self.numbering.by_table.get(batch.table)
+        table, messages, created_at_us, producer_id, sequence, data_crc, flags, run_size = batch
+        number, producer = self.numbering.by_table.get(table), self._producers.by_id.get(producer_id)
+        if number is None or producer is None or sequence < producer.next_sequence:
+            return None  # a producer that sends a repeat, or for the first time
         source = self._sources.get(connection, NO_ADDRESS)
-        if number is None or not self._producers.is_next(batch.producer_id, batch.producer_sequence):
-            return None
         if len(source) > ADDRESS_SIZE and not has_room(view, PLAIN_SIZE, source):
             return None
-        stored_at_us = max(now.wall_us, self._stamp_us + 1)
-        position, ends, store = partition.end(), self._store.subjects.ends, self._store
-        first, messages = int(ends[number]), batch.messages
-        before = bytes(view[: size - batch.run_size])
-        stamp_plain(view, size, batch, position, stored_at_us, 0, store.store_id, self._mark, first, source)
+        monotonic_us, wall_us = now
+        stored_at_us = self._stamp_us + 1
+        if wall_us > stored_at_us:
+            stored_at_us = wall_us
+        stored, store, data_start = partition.stored, self._store, size - run_size
+        position, ends = stored.message_log.end, store.subjects.ends
+        first, before = ends.item(number), bytes(view[:data_start])
+        stamp_plain(
+            view, data_start, created_at_us, position, stored_at_us, 0, store.store_id, self._mark, first, source
+        )
         row = (
-            first, position, stored_at_us, number, messages, 0, 0, 1, entry_flags(0, batch.flags), batch.run_size, size
+            first, position, stored_at_us, number, messages, 0, 0, 1, (flags & ENTRY_BATCH_FLAGS) << 8, run_size, size
         )  # fmt: skip
-        if not partition.stored.write_one(view, row):
-            view[: size - batch.run_size] = before
+        if not stored.write_one(view, row):
+            view[:data_start] = before
             return None
         self._stamp_us = stored_at_us
         ends[number] = first + messages
-        self._producers.remember(
-            batch.producer_id, batch.producer_sequence, messages, batch.data_crc, 0, position, now.monotonic_us
-        )
+        self._producers.remember(producer_id, sequence, messages, data_crc, 0, position, monotonic_us)
         if flush:
             end = position + size
             partition.hide(Barrier(position, end, True, ()))

@@ -157,11 +157,12 @@ class Visibility:
         barriers = partition.barriers
         while barriers and self._passable(partition, barriers[0]):
             barriers.popleft()
-        visible = barriers[0].start if barriers else partition.end()
+        stored = partition.stored
+        visible = barriers[0].start if barriers else stored.message_log.end
         if visible <= partition.visible:
             return False
         try:
-            partition.stored.consumer_log.publish(visible)
+            stored.consumer_log.publish(visible)
         except (NotInMemory, StorageError):  # its rows are in a file by now that cannot be read at the moment
             self.is_behind = True
             return False

@@ -26,6 +26,8 @@ NOT_LEFT: Final = (1 << 64) - 1
 _KIND: Final = int(FrameKind.MESSAGES)
 _CRC: Final = struct.Struct("<I")
 _CRC_SIZE: Final = 4
+#: The frame header and the checksum behind it.
+_pack_front: Final = struct.Struct(FRAME.format + "I").pack
 _REST: Final = struct.Struct("<HHQ")
 #: The most frequent heads: one range, and at most one ACK that is answered, too.
 _ONE: Final = struct.Struct("<HHQQII")
@@ -75,7 +77,7 @@ def encode_messages(
     head_size = _CRC_SIZE + len(rest)
     if head_size > MAX_META_BYTES:
         raise ProtocolError(f"the head of MESSAGES has {head_size} bytes; at most {MAX_META_BYTES} are allowed")
-    return FRAME.pack(FRAME_SIZE + head_size + size, _KIND, 0, head_size, request) + _CRC.pack(crc32c(rest)) + rest
+    return _pack_front(FRAME_SIZE + head_size + size, _KIND, 0, head_size, request, crc32c(rest)) + rest
 
 
 def decode_head(head: memoryview) -> MessagesHead:

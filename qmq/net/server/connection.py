@@ -160,19 +160,24 @@ class ClientConnection(asyncio.BufferedProtocol):
             self.end(error)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        self._began = self._hub.timer()
-        return self._hub.receive_buffer.room(self.partial_frame)[: self._most]
+        hub, partial = self._hub, self.partial_frame
+        self._began = hub.timer()
+        buffer = hub.receive_buffer
+        if buffer.tail or partial.part or partial.whole is not None:
+            return buffer.room(partial)[: self._most]
+        return buffer.bytes[: self._most]
 
     def buffer_updated(self, nbytes: int) -> None:
         if self.ended:
             return  # it lingers: further bytes are ignored
-        hub = self._hub
-        if nbytes <= MOST_BYTES and nbytes < self._most and self.greeted:
+        hub, partial = self._hub, self.partial_frame
+        buffer = hub.receive_buffer
+        if nbytes <= MOST_BYTES and nbytes < self._most and self.greeted and not buffer.tail and partial.whole is None:
             done = hub.small_frames(self, nbytes)
             if done == nbytes or self.ended:
                 return
             nbytes -= done
-        view = hub.receive_buffer.received(self.partial_frame, nbytes)
+        view = buffer.received(partial, nbytes)
         if view is not None:
             self._take(view, nbytes)
         else:

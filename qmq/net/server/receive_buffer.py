@@ -48,9 +48,11 @@ class ReceiveBuffer:
     """Hands out room to receive into, and returns each connection's received bytes in one piece."""
 
     def __init__(self, size: int = RECEIVE_BUFFER_BYTES) -> None:
-        self._bytes = memoryview(bytearray(size))
+        #: All of it.
+        self.bytes = memoryview(bytearray(size))
         self._size = size
-        self._tail = 0
+        #: Where the next bytes go; 0: nothing is in it.
+        self.tail = 0
         #: the connection whose incomplete frame is bytes [start, tail), if there is one
         self._owner: PartialFrame | None = None
         self._start = 0
@@ -58,7 +60,7 @@ class ReceiveBuffer:
     @property
     def short(self) -> bool:
         """Whether there is little room left, so that ``reset`` is due."""
-        return self._size - self._tail < _LEAST_ROOM
+        return self._size - self.tail < _LEAST_ROOM
 
     def room(self, partial_frame: PartialFrame) -> memoryview:
         """Return the room for the next bytes of a connection. Valid until ``received`` or the next ``room``."""
@@ -69,24 +71,17 @@ class ReceiveBuffer:
                 self._move_out()
             part = partial_frame.part
             if part:
-                self._start = self._tail
-                self._tail += len(part)
-                self._bytes[self._start : self._tail] = part
+                self._start = self.tail
+                self.tail += len(part)
+                self.bytes[self._start : self.tail] = part
                 self._owner, partial_frame.part = partial_frame, b""
-        return self._bytes[self._tail :]
-
-    def peek(self, partial_frame: PartialFrame, count: int) -> memoryview | None:
-        """Return the *count* bytes in the last ``room``, without taking them; None where an incomplete frame is before
-        them.
-        """
-        if self._owner is not None or partial_frame.whole is not None:
-            return None
-        return self._bytes[self._tail : self._tail + count]
+        return self.bytes[self.tail :]
 
     def drop_front(self, done: int, count: int) -> None:
-        """Forget the first *done* of the *count* bytes in the last ``room``: the rest moves to its start."""
-        tail = self._tail
-        self._bytes[tail : tail + count - done] = bytes(self._bytes[tail + done : tail + count])
+        """Forget the first *done* of *count* bytes in an empty buffer, before ``received``: the rest moves to its
+        start.
+        """
+        self.bytes[: count - done] = bytes(self.bytes[done:count])
 
     def received(self, partial_frame: PartialFrame, count: int) -> memoryview | None:
         """Take *count* bytes in the last ``room``; return the bytes from the connection's next frame on.
@@ -98,9 +93,9 @@ class ReceiveBuffer:
             partial_frame.filled += count
             return whole if partial_frame.filled == len(whole) else None
         if self._owner is not partial_frame:
-            self._owner, self._start = partial_frame, self._tail
-        self._tail += count
-        return self._bytes[self._start : self._tail]
+            self._owner, self._start = partial_frame, self.tail
+        self.tail += count
+        return self.bytes[self._start : self.tail]
 
     def consume(self, partial_frame: PartialFrame, used: int) -> None:
         """Remove *used* bytes of complete frames from those that ``received`` returned; the rest is an incomplete
@@ -113,7 +108,7 @@ class ReceiveBuffer:
         if used:
             partial_frame.set_buffered(0)
         self._start += used
-        rest = self._tail - self._start
+        rest = self.tail - self._start
         if not rest:
             self._owner = None
         elif rest >= FRAME_SIZE and self._frame_size() > self._size // 2:
@@ -122,25 +117,25 @@ class ReceiveBuffer:
     def forget(self, partial_frame: PartialFrame) -> None:
         """Drop the incomplete frame of a connection that is gone."""
         if self._owner is partial_frame:
-            self._owner, self._tail = None, self._start
+            self._owner, self.tail = None, self._start
         partial_frame.part, partial_frame.whole, partial_frame.filled = b"", None, 0
         partial_frame.set_buffered(0)
 
     def reset(self) -> None:
         """End the turn: views of its frames are no longer used."""
         if self._owner is None:
-            self._tail = 0
+            self.tail = 0
             return
-        rest = self._tail - self._start
+        rest = self.tail - self._start
         if rest <= SMALL_BYTES or self._start + self._frame_size() + _LEAST_ROOM > self._size:
-            self._bytes[:rest] = self._bytes[self._start : self._tail]
-            self._start, self._tail = 0, rest
+            self.bytes[:rest] = self.bytes[self._start : self.tail]
+            self._start, self.tail = 0, rest
 
     def _move_out(self) -> None:
         owner = self._owner
         if owner is None:
             return
-        part = self._bytes[self._start : self._tail]
+        part = self.bytes[self._start : self.tail]
         size = self._frame_size() if len(part) >= FRAME_SIZE else 0
         if size > SMALL_BYTES:
             owner.whole = np.empty(size, np.uint8).data
@@ -150,9 +145,9 @@ class ReceiveBuffer:
         else:
             owner.part = bytes(part)
             owner.set_buffered(len(part))
-        self._owner, self._tail = None, self._start
+        self._owner, self.tail = None, self._start
 
     def _frame_size(self) -> int:
         """Return the size in the header of the incomplete frame, which ``split_frames`` has checked."""
-        size: int = FRAME.unpack_from(self._bytes, self._start)[0]
+        size: int = FRAME.unpack_from(self.bytes, self._start)[0]
         return size

@@ -31,6 +31,7 @@ assert _SENT_ONE.size == frames.FRAME_SIZE + frames.SENT.size + 8
 
 #: A plain integer: reading a member of an enum looks it up by name.
 _SENT: Final = int(FrameKind.SENT)
+_pack_sent: Final = _SENT_ONE.pack
 
 
 def sent(effect: effects.Sent, store_id: bytes) -> bytes:
@@ -241,16 +242,23 @@ class ReplyWriter:
             return
         if sent_ is not None:
             self.changes += 1
-            connection.write_now(sent(sent_, self._store_id))
-        for one in handed:
-            puller = self.connections.get(one.connection)
-            done = 1 + len(acks)
+            _, request, position, stored_at_us, partition, first = sent_
+            connection.write_now(
+                _pack_sent(
+                    _SENT_ONE.size, _SENT, 0, 0, request, position, stored_at_us, partition, self._store_id, 1, first
+                )
+            )
+        acked: Sequence[int] = ()
+        if acks:
+            acked = (acks[0].request,) if len(acks) == 1 else [ack.request for ack in acks]
+        done = 1 + len(acks)
+        for number, request, buffers, size, _, left_us, ranges, tags in handed:
             self.changes += done
+            puller = self.connections.get(number)
             if puller is not None:
                 puller.in_flight -= done
                 self._admission.requests(-done)
-                head = messages(one, [ack.request for ack in acks] if acks else ())
-                puller.write_now(b"".join((head, *one.buffers)))
+                puller.write_now(b"".join((encode_messages(request, size, ranges, acked, left_us, tags), *buffers)))
 
     def _answer_apart(self, connection: ClientConnection, answers: Answers) -> None:
         """Write answers that do not go in one frame each, as those of a turn."""
@@ -261,8 +269,8 @@ class ReplyWriter:
             connection.in_flight += 1
             self._admission.requests(1)
             self._sent(sent_)
-        for one in handed:
-            self._messages(one)
+        for one in handed:  # the buffers of a batch that was just received are used again
+            self._messages(one._replace(buffers=[b"".join(one.buffers)]))
         self.write()
 
     def put(self, connection: ClientConnection, answer: bytes) -> None:

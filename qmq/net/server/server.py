@@ -18,6 +18,7 @@ from typing import Final
 
 from qmq.broker.ports import commands, effects
 from qmq.broker.ports.commands import Command, Now
+from qmq.broker.ports.limits import QUIET_US
 from qmq.errors import Overloaded, ProtocolError, QmqError
 from qmq.format.source import stamp_of
 from qmq.net.protocol import frames
@@ -121,6 +122,8 @@ class Server:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_us = 0
         self._tick_us = 0
+        #: A turn has to look at the broker's timers from then on, though only simple frames came.
+        self._quiet_us = 0
 
     @property
     def changes(self) -> int:
@@ -198,8 +201,9 @@ class Server:
         """Check the broker's timers; return when the next turn is due."""
         deadline = self._run(self._broker.tick, now)
         self._replies.write()
-        later_us = now.monotonic_us + _TICK_US
+        later_us, quiet_us = now.monotonic_us + _TICK_US, now.monotonic_us + QUIET_US
         self._tick_us = later_us if deadline is None else min(deadline, later_us)
+        self._quiet_us = quiet_us if deadline is None else min(deadline, quiet_us)
         return deadline
 
     def _make_room(self) -> None:
@@ -296,17 +300,18 @@ class Server:
         log.debug("connection %d of %s opened", connection.number, connection.peer)
 
     def small_frames(self, connection: ClientConnection, size: int) -> int:
-        """Handle the simple frames at the start of a read, before any turn; return how many bytes they are."""
-        small = self._small_frames
-        if small is None or self._due or self._running or connection.deferred or self._admission.total > self._half:
-            return 0
-        buffer = self.receive_buffer
-        view = buffer.peek(connection.partial_frame, size)
-        if view is None:
+        """Handle the simple frames at the start of a read, before any turn; return how many bytes they are. The read is
+        all that is in the receive buffer.
+        """
+        small, rules = self._small_frames, self._broker.short_way
+        if (
+            small is None or rules is None or self._due or self._running or connection.deferred
+            or self._admission.total > self._half
+        ):  # fmt: skip
             return 0
         now = self._now()
         try:
-            done = small.take(connection, view, size, now)
+            done = small.take(connection, self.receive_buffer.bytes, size, now)
         except Exception:
             log.exception("the broker failed to handle a small frame of %s", connection.peer)
             connection.end(internal_error())
@@ -314,11 +319,11 @@ class Server:
             return size
         if done:
             if done < size:
-                buffer.drop_front(done, size)
-            if now.monotonic_us >= self._tick_us or small.is_unfinished:
+                self.receive_buffer.drop_front(done, size)
+            if now[0] >= self._quiet_us or rules.is_unfinished:
                 self._turn_soon()
-            elif self._timer is None or self._timer_us > self._tick_us:
-                self._arm(self._tick_us, now)
+            elif self._timer is None or self._timer_us > self._quiet_us:
+                self._arm(self._quiet_us, now)
         return done
 
     def frames_begin(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from typing import Final
 
 from crc32c import crc32c
@@ -17,17 +18,21 @@ from qmq.net.server.options import Answers, ShortRules
 from qmq.net.server.replies import ReplyWriter
 
 #: Size, kind with flags and the size of meta, request.
-_HEAD: Final = struct.Struct("<IIQ")
+_unpack_head: Final = struct.Struct("<IIQ").unpack_from
 _SEND: Final = int(FrameKind.SEND)
 _FLUSHED_SEND: Final = _SEND | frames.FLUSH << 8
+_SENDS: Final = (_SEND, _FLUSHED_SEND)
 _LEAST_SEND: Final = FRAME_SIZE + PLAIN_SIZE
 #: An ack of one interval whose answer may wait: subscription, crc, start, end.
 _ACK: Final = int(FrameKind.ACK) | frames.MAY_WAIT << 8
 _ONE_ACK: Final = struct.Struct("<IIQQ")
 _ACK_SIZE: Final = FRAME_SIZE + _ONE_ACK.size
+_unpack_ack: Final = _ONE_ACK.unpack_from
 _ACKED: Final = FRAME_SIZE + frames.ACK.size  # where the interval begins
 _PULL: Final = int(FrameKind.PULL)
 _PULL_SIZE: Final = FRAME_SIZE + frames.PULL.size
+#: A whole PULL frame: size, kind, request, and the fields of frames.PULL.
+_unpack_pull: Final = struct.Struct("<IIQIIIIIQ").unpack_from
 #: The fields of a pull without a group, which expects nothing.
 _NOT_EXPECTED: Final = frames.NOT_EXPECTED
 
@@ -46,24 +51,23 @@ class SmallFrames:
         self._answered = 0
 
     def take(self, connection: ClientConnection, view: memoryview, size: int, now: Now) -> int:
-        """Handle the frames at the start of a read of *size* bytes, as far as all is simple, and write the answers.
-        Return how many bytes these frames are.
+        """Handle the frames at the start of *view*, a read of *size* bytes and what is behind it, as far as all is
+        simple, and write the answers. Return how many bytes these frames are.
         """
-        self._rules.is_unfinished = False
+        rules = self._rules
+        rules.is_unfinished = False
         self._answered = done = 0
         while size - done >= _ACK_SIZE:
             frame_size: int
-            frame_size, head, request = _HEAD.unpack_from(view, done)
-            if frame_size > size - done or not request or connection.in_flight >= self._max_requests:
+            frame_size, head, request = _unpack_head(view, done)
+            end = done + frame_size
+            if end > size or not request or connection.in_flight >= self._max_requests:
                 break
-            if head in (_SEND, _FLUSHED_SEND):
+            if head in _SENDS:
                 if frame_size < _LEAST_SEND or not connection.sends:
                     break
-                batch = view[done + FRAME_SIZE : done + frame_size]
-                is_flush = head != _SEND
-                answers = self._rules.send(
-                    connection.number, request, batch, frame_size - FRAME_SIZE, is_flush, now
-                )  # fmt: skip
+                batch, is_flush = view[done + FRAME_SIZE : end], head != _SEND
+                answers = rules.send(connection.number, request, batch, frame_size - FRAME_SIZE, is_flush, now)
                 if answers is None:
                     break
                 if is_flush:
@@ -73,41 +77,39 @@ class SmallFrames:
                     self._replies.answer_at_once(connection, answers)
                 self.served += 1
             else:
-                frame_size = self._take_of_consumer(connection, view[done:size], head, frame_size, request, now)
+                frame_size = self._take_of_consumer(connection, view, done, size, head, frame_size, request, now)
                 if not frame_size:
                     break
-            done += frame_size
-            if self._rules.is_unfinished:
+                end = done + frame_size
+            done = end
+            if rules.is_unfinished:
                 break
         return done
 
-    @property
-    def is_unfinished(self) -> bool:
-        """Whether the last ``take`` has left work to a turn."""
-        return self._rules.is_unfinished
-
     def _take_of_consumer(
-        self, connection: ClientConnection, view: memoryview, head: int, size: int, request: int, now: Now
+        self, connection: ClientConnection, view: memoryview, at: int, stop: int, head: int, size: int, request: int,
+        now: Now,
     ) -> int:  # fmt: skip
-        """Handle an ACK, with the PULL that follows it if there is one, or a PULL at the start of *view*; return the
-        bytes of what was done.
+        """Handle an ACK, with the PULL that follows it before *stop* if there is one, or a PULL at *at* of *view*;
+        return the bytes of what was done.
         """
         answers: Answers | None
         if self._answered >= PULLS_A_TURN:
             return 0
         if head == _ACK and size == _ACK_SIZE:
-            number, crc, start, end = _ONE_ACK.unpack_from(view, FRAME_SIZE)
-            if crc32c(view[_ACKED:_ACK_SIZE]) != crc:
+            number, crc, start, end = _unpack_ack(view, at + FRAME_SIZE)
+            behind = at + _ACK_SIZE
+            if crc32c(view[at + _ACKED : behind]) != crc:
                 return 0
             pull = None
-            if len(view) >= _ACK_SIZE + _PULL_SIZE:
-                pull_size, pull_head, pull_request = _HEAD.unpack_from(view, _ACK_SIZE)
-                if pull_head == _PULL and pull_size == _PULL_SIZE and pull_request:
-                    pull = self._pull(connection, pull_request, view, _ACK_SIZE)
+            if stop - behind >= _PULL_SIZE:
+                pull_size, pull_head, *fields = _unpack_pull(view, behind)
+                if pull_head == _PULL and pull_size == _PULL_SIZE and fields[0]:
+                    pull = _pull_of(connection.number, fields)
             done, answers = self._rules.ack(connection.number, request, number, start, end, pull, now)
             size = _ACK_SIZE + _PULL_SIZE if done == 2 else _ACK_SIZE
         elif head == _PULL and size == _PULL_SIZE:
-            done, answers = self._rules.pull(self._pull(connection, request, view, 0), now)
+            done, answers = self._rules.pull(_pull_of(connection.number, _unpack_pull(view, at)[2:]), now)
         else:
             return 0
         if not done:
@@ -120,7 +122,9 @@ class SmallFrames:
             self._replies.answer_at_once(connection, answers)
         return size
 
-    def _pull(self, connection: ClientConnection, request: int, view: memoryview, at: int) -> Pull:
-        number, most, least, most_bytes, timeout_ms, expected = frames.PULL.unpack_from(view, at + FRAME_SIZE)
-        known = None if expected == _NOT_EXPECTED else expected
-        return made(Pull, (connection.number, request, number, most, least, most_bytes, timeout_ms, known, False))
+
+def _pull_of(connection: int, fields: Sequence[int]) -> Pull:
+    """Return the command of a PULL frame with these fields: request, and those of frames.PULL."""
+    request, number, most, least, most_bytes, timeout_ms, expected = fields
+    known = None if expected == _NOT_EXPECTED else expected
+    return made(Pull, (connection, request, number, most, least, most_bytes, timeout_ms, known, False))

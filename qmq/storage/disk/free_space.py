@@ -16,40 +16,35 @@ from qmq.storage.disk.disk import Disk, failure
 PARTS: Final = 16
 #: Measure again when an eighth of the reserved space may have been used.
 _AGAIN_PARTS: Final = 8
+#: More bytes than anybody writes.
+_UNMEASURED: Final = 1 << 62
 
 
 class FreeSpace:
     """The space for one partition's batches, on the disk of the partition and on that of the data directory."""
 
-    __slots__ = ("_directories", "_disk", "_keep_bytes", "_left")
+    __slots__ = ("_directories", "_disk", "_keep_bytes", "left")
 
     def __init__(self, disk: Disk, directories: tuple[Path, ...], keep_bytes: int) -> None:
         """*keep_bytes* stay free on each disk, but at most a sixteenth of it; with 0 nothing is measured."""
         self._disk = disk
         self._directories = directories
         self._keep_bytes = keep_bytes
-        self._left = -1  # bytes that may be written before the next measurement
+        #: The bytes that may be written before the next measurement; a writer that needs less counts them off itself.
+        self.left = -1 if keep_bytes else _UNMEASURED
 
     def take(self, size: int) -> None:
         """Count *size* bytes that are about to be written. Raises StorageFull when too little would be left,
         StorageFailed.
         """
-        if self._keep_bytes:
-            self._left -= size
-            if self._left < 0:
-                self._measure(size)
-
-    def take_known(self, size: int) -> bool:
-        """Count *size* bytes as ``take`` does; return False, with none counted, where it would have to measure."""
-        if self._keep_bytes:
-            if self._left < size:
-                return False
-            self._left -= size
-        return True
+        self.left -= size
+        if self.left < 0:
+            self.left = self._measured(size)
 
     def measure_again(self) -> None:
         """Measure at the next ``take``, since others write to the disks too."""
-        self._left = -1
+        if self._keep_bytes:
+            self.left = -1
 
     def check(self, size: int) -> None:
         """[thread] Return if *size* bytes may be written that are no batch, such as those of a derived file. Raises as
@@ -57,9 +52,6 @@ class FreeSpace:
         """
         if self._keep_bytes:
             self._measured(size)
-
-    def _measure(self, size: int) -> None:
-        self._left = self._measured(size)
 
     def _measured(self, size: int) -> int:
         """Return how many bytes may be written behind the next *size* before the next measurement."""

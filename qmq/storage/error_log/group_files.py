@@ -107,12 +107,17 @@ class GroupFiles:
         self.generations_since: int = self.generation - self._claim.generation
         #: Records are missing for another reason than a power loss.
         self.is_rotten: bool = bool(found.holes) or (found.torn > 0 and not lost)
-        self._log = PullLog(
+        #: The log itself, for callers that ask it often.
+        self.pull_log = PullLog(
             disk, pulls, store_id, secret, found.end, now_us, file_bytes, self.generation, cut_at if is_cut else None,
             forget_boot,
         )  # fmt: skip
         #: Stages a record for the next ``write``.
-        self.stage: Callable[[int, bytes], None] = self._log.stage
+        self.stage: Callable[[int, bytes], None] = self.pull_log.stage
+        #: The same for a record as a tuple.
+        self.record = self.pull_log.record
+        #: Writes what is staged. Raises StorageFull, StorageFailed or SyncFailed; then it stays staged.
+        self.write: Callable[[], None] = self.pull_log.write
         self._kept = KeptPullFiles(disk, pulls, store_id, keep)
         self._claimed_end = -1
         self._owners: dict[Path, Owner] = {}
@@ -133,30 +138,26 @@ class GroupFiles:
     @property
     def staged(self) -> int:
         """The number of records that are not written yet."""
-        return self._log.staged
-
-    def write(self) -> None:
-        """Write what is staged. Raises StorageFull, StorageFailed or SyncFailed; then it stays staged."""
-        self._log.write()
+        return self.pull_log.staged
 
     def use_clock(self, clock: Callable[[], int]) -> None:
         """Take the wall clock, in microseconds, from *clock*."""
-        self._log.clock = clock
+        self.pull_log.clock = clock
 
     def begin_sync(self) -> PullSync:
         """Return a sync of what is written, to run before the next checkpoint; ``end_sync`` must follow."""
-        return self._log.lend_sync()
+        return self.pull_log.lend_sync()
 
     def end_sync(self, sync: PullSync, error: Exception | None) -> None:
         """Note that the sync has been run, with that outcome."""
-        self._log.take_back(sync)
+        self.pull_log.take_back(sync)
         if sync.failed:
-            self._log.broken = str(error)
+            self.pull_log.broken = str(error)
 
     @property
     def broken(self) -> bool:
         """Whether nothing more may be confirmed, because a sync of the pull log has failed."""
-        return self._log.broken is not None
+        return self.pull_log.broken is not None
 
     def take_damaged(self) -> list[StorageError]:
         """Return the errors about rotten or unreadable error logs and dead letters since the last call."""
@@ -180,11 +181,11 @@ class GroupFiles:
         """Return a reader, for a thread, of what is written of the pull log, also of the files that are kept for it,
         from about *since_us* on.
         """
-        return PullLogScan(self.disk, self.pulls, self.store_id, self.secret, self._log.end, since_us)
+        return PullLogScan(self.disk, self.pulls, self.store_id, self.secret, self.pull_log.end, since_us)
 
     def full_pull_files(self) -> list[tuple[int, int]]:
         """Return where each full file of the pull log begins and ends."""
-        return self._log.full
+        return self.pull_log.full
 
     # --- error logs and dead letters ---------------------------------------------------------------------------------
 
@@ -218,9 +219,9 @@ class GroupFiles:
 
     def begin_checkpoint(self) -> tuple[bytes, GroupSync]:
         """Return the part of the checkpoint's state, and the sync that it needs. Staged records have been written."""
-        self._log.settle()
-        pulls = self._log.begin_sync()
-        synced = pulls.position if self._log.broken is None else self._log.synced_end
+        self.pull_log.settle()
+        pulls = self.pull_log.begin_sync()
+        synced = pulls.position if self.pull_log.broken is None else self.pull_log.synced_end
         owners = {path: owner for path, owner in self._owners.items() if owner.has_files}
         runs = [(owner, owner.begin_sync()) for owner in owners.values()]
         if self._taken_over:
@@ -233,18 +234,18 @@ class GroupFiles:
         else:  # the records behind the last checkpoint were not taken over
             claim = self._claim if self._has_more else self._claim._replace(position=pulls.position, synced=synced)
         claimed_runs = {self._directory / name: set(one.slots) for name, one in claim.runs.items()}
-        return claim.pack(), GroupSync(self, pulls, runs, claimed_runs, claim.position, self._log.clock())
+        return claim.pack(), GroupSync(self, pulls, runs, claimed_runs, claim.position, self.pull_log.clock())
 
     def finish_checkpoint(self, sync: GroupSync) -> None:
         """Note that the checkpoint is written."""
-        self._log.synced(sync.pulls)
-        self._log.full = [span for span in self._log.full if span[1] > self._claimed_before]
+        self.pull_log.synced(sync.pulls)
+        self.pull_log.full = [span for span in self.pull_log.full if span[1] > self._claimed_before]
         self._claimed_end = sync.pulls.position
 
     @property
     def is_claimed(self) -> bool:
         """Whether all records of the pull log are in a checkpoint."""
-        return self._log.broken is None and not self._log.staged and self._claimed_end == self._log.end
+        return self.pull_log.broken is None and not self.pull_log.staged and self._claimed_end == self.pull_log.end
 
     def fail_checkpoint(self, sync: GroupSync, error: BaseException) -> None:
         """Note that a checkpoint has failed: the next one syncs the same again, but not a pull log whose sync
@@ -253,7 +254,7 @@ class GroupFiles:
         for owner, runs in sync.runs:
             owner.sync_failed(runs)
         if sync.pulls.failed:
-            self._log.broken = str(error)
+            self.pull_log.broken = str(error)
 
     def remove_old(self, sync: GroupSync) -> None:
         """[thread] Remove what is older than the two last checkpoints. Raises StorageFailed."""
@@ -269,7 +270,7 @@ class GroupFiles:
 
     def close(self) -> None:
         """Close the pull log; nothing is synced."""
-        self._log.close()
+        self.pull_log.close()
 
 
 def _cut_text(disk: Disk, directory: Path, cut: int) -> str:

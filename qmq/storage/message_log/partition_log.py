@@ -168,7 +168,7 @@ class MessageLog:
             self._clean_up(failed)
             self.check()
             raise failed from error
-        self._written(self.staged_end)
+        self.end = self._start = self.staged_end
         self.staged.clear()
         if self._ahead:
             self._commit_roll()
@@ -187,12 +187,8 @@ class MessageLog:
         except OSError as error:
             self._clean_up(failure(error, "write", segment.path, position))
             return False
-        self._written(position + size)
+        self.end = self._start = self.staged_end = position + size
         return True
-
-    def _written(self, end: int) -> None:
-        """Note that everything before *end* is written and nothing is staged behind it."""
-        self.end = self._start = self.staged_end = end
 
     def _clean_up(self, failed: StorageError) -> None:
         """Remove what a failed write left behind the end: whole batches in it would come back after a restart."""

@@ -27,6 +27,8 @@ from qmq.storage.pull_log.records import (
 )
 
 FILE_BYTES: Final = 4 << 20
+_pack_sealed: Final = SEALED.pack
+_pack_header: Final = PULL_RECORD_HEADER.pack
 
 #: [thread] Makes the next start assume that unsynced bytes may be gone. Raises StorageFull or StorageFailed.
 ForgetBoot = Callable[[], object]
@@ -99,6 +101,8 @@ class PullLog:
         self._cut = cut  # None once a file's header has it
         self._file_bytes = file_bytes
         self._staged: list[tuple[int, bytes]] = []
+        #: Stages a record, its kind and payload, for the next ``write``. No call of Python: each message has two.
+        self.record: Callable[[tuple[int, bytes]], None] = self._staged.append
         #: Begin and end of each file that this process has filled.
         self.full: list[tuple[int, int]] = []
         self._began_at = base
@@ -166,8 +170,7 @@ class PullLog:
 
     def stage(self, kind: int, payload: bytes) -> None:
         """Stage a record for the next ``write``."""
-        assert PULL_RECORD_HEADER_SIZE + len(payload) <= MAX_RECORD_BYTES
-        self._staged.append((kind, payload))
+        self.record((kind, payload))
 
     @property
     def staged(self) -> int:
@@ -189,32 +192,31 @@ class PullLog:
         """
         if self.broken is not None:
             raise SyncFailed(self.broken)
-        while self._staged:
-            count, buffers, size = self._sealed()
+        staged, seed = self._staged, self._seed
+        while staged:
+            # As many records as the file has space for, with checksums for their positions.
+            start, limit, count, buffers = self.end, self._limit, 0, list[bytes]()
+            end = start
+            for kind, payload in staged:
+                record = PULL_RECORD_HEADER_SIZE + len(payload)
+                assert record <= MAX_RECORD_BYTES
+                if end + record > limit:
+                    break
+                crc = crc32c(_pack_sealed(end, record, kind, 0, 0) + payload, seed)  # as record_crc
+                buffers += (_pack_header(record, crc, kind, 0, 0), payload)
+                end += record
+                count += 1
             if not count:
                 self._roll()
                 continue
+            data, size, offset = b"".join(buffers), end - start, start - self._base
             try:
-                data, offset = b"".join(buffers), self.end - self._base
-                if size > WRITE_BYTES or self._disk.pwritev(self._fd, [data], offset) != size:
+                if size > WRITE_BYTES or self._disk.pwritev(self._fd, (data,), offset) != size:
                     write_fully(self._disk, self._fd, [data], offset)
             except OSError as error:
-                raise failure(error, "write", self._path, self.end) from error
-            self.end += size
-            del self._staged[:count]
-
-    def _sealed(self) -> tuple[int, list[bytes], int]:
-        """Return as many records as the file has space for, with checksums for their positions."""
-        buffers, size, count = list[bytes](), 0, 0
-        space = self._limit - self.end
-        for kind, payload in self._staged:
-            record = PULL_RECORD_HEADER_SIZE + len(payload)
-            if size + record > space:
-                break
-            crc = crc32c(SEALED.pack(self.end + size, record, kind, 0, 0) + payload, self._seed)  # as record_crc
-            buffers += (PULL_RECORD_HEADER.pack(record, crc, kind, 0, 0), payload)
-            size, count = size + record, count + 1
-        return count, buffers, size
+                raise failure(error, "write", self._path, start) from error
+            self.end = end
+            del staged[:count]
 
     def _roll(self) -> None:
         """Begin another file that has space for the next record."""

@@ -39,7 +39,7 @@ class Driven:
             (self.path / name).mkdir(exist_ok=True)
         schedule = Schedule(Disk(), self.path / "retries", b"store!", RETRY_DTYPE, [])
         dead = ItemLog(Disk(), self.path / "dead", b"store!", RETRY_DTYPE, [])
-        return Ledger(7, schedule, dead, lambda kind, payload: self.records.append((kind, payload)))
+        return Ledger(7, schedule, dead, lambda record: self.records.append(record))
 
     def packed(self) -> dict[str, Any]:
         found: dict[str, Any] = msgpack.unpackb(msgpack.packb(self.ledger.packed()), strict_map_key=False)

@@ -17,7 +17,7 @@ WHY = Failure("broke", 2, 5, START_US, START_US + 1_000)
 
 def ledger(path: Path) -> Ledger:
     driven = Driven(path)
-    return Ledger(1, driven.store.groups.retries(1), driven.store.groups.dead(1), lambda kind, payload: None)
+    return Ledger(1, driven.store.groups.retries(1), driven.store.groups.dead(1), lambda record: None)
 
 
 def test_a_retry_is_replaced_wherever_it_lies(tmp_path: Path) -> None:

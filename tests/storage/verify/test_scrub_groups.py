@@ -45,7 +45,7 @@ def filled(path: Path, disk: Disk | None = None) -> Store:
     store.groups.take_records()
     store.groups.retries(GROUP).push(items_of(ITEMS))
     store.groups.dead(GROUP).add(items_of(ITEMS))
-    while not store.groups._log.full:
+    while not store.groups.pull_log.full:
         store.groups.stage(1, b"a record" * 300)  # RECORD_BYTES with its header
         store.groups.write()
     return store
@@ -72,7 +72,7 @@ def flip(path: Path, offset: int) -> None:
 
 
 def pull_file(store: Store, path: Path) -> Path:
-    ((base, _),) = store.groups._log.full
+    ((base, _),) = store.groups.pull_log.full
     return path / "pulls" / f"{base:016x}.pulls"
 
 
@@ -143,14 +143,14 @@ def test_the_first_bad_byte_of_the_pull_log_is_reported_until_checkpoints_pass_i
         store.groups.stage(1, b"one more")
         store.groups.write()
         checkpoint(store)
-    assert store.groups._log.full == []
+    assert store.groups.pull_log.full == []
     assert not path.exists()
 
 
 def test_a_record_that_is_longer_than_one_read(tmp_path: Path) -> None:
     store = open_store(tmp_path, FakeDisk())
     store.groups.take_records()
-    while not store.groups._log.full:
+    while not store.groups.pull_log.full:
         store.groups.stage(2, os.urandom(9_000))
         store.groups.write()
     assert scrubbed(store) == []
@@ -160,7 +160,7 @@ def test_a_record_that_is_longer_than_one_read(tmp_path: Path) -> None:
 def test_errors_of_the_system_are_no_rot(tmp_path: Path) -> None:
     disk = FakeDisk("boot-1")
     store = filled(tmp_path, disk)
-    ((base, end),) = store.groups._log.full
+    ((base, end),) = store.groups.pull_log.full
     reader = PullReader(disk, tmp_path / "pulls", base, end, store.secret)
     disk.strike(24, 0, lasting=True)  # EMFILE
     with pytest.raises(StorageFailed, match=r"pulls"):
