@@ -18,7 +18,7 @@ from qmq.broker.groups.member import Member
 from qmq.broker.groups.message_ranges import range_of_run
 from qmq.broker.journal.write_gate import LATER_US, WriteGate
 from qmq.broker.ports.commands import Now, Pull
-from qmq.broker.ports.effects import Acked, Effect, PulledMessages, Sent
+from qmq.broker.ports.effects import Acked, Effect, PulledMessages, Sent, SyncWanted
 from qmq.broker.ports.limits import QUIET_US, BrokerLimits
 from qmq.broker.publish.publish import Intake
 from qmq.errors import StorageError
@@ -56,6 +56,8 @@ class ShortWay:
         self._tracker = delivery.tracker
         #: Whether something was left to a turn since a caller last set this to False.
         self.is_unfinished = False
+        #: Whether batches wait for a sync: ``take_syncs`` has to follow.
+        self.is_sync_wanted = False
 
     def close(self) -> None:
         """Take nothing more: the broker stops."""
@@ -78,7 +80,7 @@ class ShortWay:
         if entry is None:
             return None
         if flush:
-            self.is_unfinished |= bool(self._effects)
+            self.is_sync_wanted = True
             return None, _NO_PULLS, _NO_ACKS
         sent = made(Sent, (connection, request, entry[1], entry[2], 0, entry[0]))
         if consumer_log.visible_row <= row:
@@ -103,6 +105,16 @@ class ShortWay:
             return sent, handed, _NO_ACKS
         acks = self._write(handed)
         return (sent, _NO_PULLS, _NO_ACKS) if acks is None else (sent, handed, acks)
+
+    def take_syncs(self) -> list[SyncWanted]:
+        """Return the sync that batches wait for: one for all that were read together. There is none while one runs."""
+        self.is_sync_wanted = False
+        effects = self._effects
+        before = len(effects)
+        self._intake.want_sync()
+        wanted = effects[before:]
+        del effects[before:]
+        return wanted  # type: ignore[return-value]  # want_sync asks for nothing else
 
     def _hand(
         self, waiting: Waiting, batch: memoryview, row: int, entry: EntryRow, now: Now

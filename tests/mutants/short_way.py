@@ -39,6 +39,7 @@ OF_SHORT_WAY: Final = (
     _guard("do not cross the end of a segment", "Partition.write_one", never("log.end + size > log.limit")),
     _guard("remove what a failed write left", "MessageLog.write_one",
            skip('self._clean_up(failure(error, "write", segment.path, position))')),
+    _guard("ask for the sync that a batch waits for", "ShortWay.send", skip("self.is_sync_wanted = True")),
     # --- a pull that waits --------------------------------------------------------------------------------------------
     _guard("hand nothing to a group that has changed", "ShortWay._hand",
            never("subscription.plain_at != ledger.version")),
@@ -83,5 +84,5 @@ OF_SHORT_WAY: Final = (
     _guard("a record changes the group", "Ledger._do", skip("self.version += 1")),
     # --- the server ---------------------------------------------------------------------------------------------------
     _guard("answer what joins only once", "ReplyWriter.answer_at_once", never("acks[0].refused")),
-    _guard("a turn looks after what is left", "Server.small_frames", never("rules.is_unfinished")),
+    _guard("a turn looks after what is left", "Server.small_frames", never("small.rules.is_unfinished")),
 )  # fmt: skip

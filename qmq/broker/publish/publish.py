@@ -179,7 +179,8 @@ class Intake:
         """Check, stamp and store one plain batch, of *size* bytes, at once, and publish it; return its row. Only for
         a store with one partition.
 
-        Return None, with nothing changed, where that is not simple. With *flush*, the answer follows the next sync.
+        Return None, with nothing changed, where that is not simple. With *flush*, the answer follows the next sync,
+        which ``want_sync`` asks for.
         """
         partition = self._partitions[0]
         if partition.staged or partition.broken is not None or self._refusals.by_producer:
@@ -217,10 +218,13 @@ class Intake:
             end = position + size
             partition.hide(Barrier(position, end, True, ()))
             self.replies.wait(partition, end, Sent(connection, request, position, stored_at_us, 0, first))
-            self.replies.want_sync(partition)
         else:
             self._visibility.publish_one(partition)
         return row
+
+    def want_sync(self) -> None:
+        """Ask for the sync that the batches of ``take_one`` wait for."""
+        self.replies.want_sync(self._partitions[0])
 
     def _source_of(self, connection: int, view: memoryview, runs: int) -> bytes:
         """Return what to stamp as the source of a batch that came over a connection. Raises BadBatch."""

@@ -30,7 +30,10 @@ class ShortRules(Protocol):
     ) -> tuple[int, Answers | None]: ...
     def pull(self, pull: Pull, now: Now) -> tuple[int, Answers | None]: ...
 
+    def take_syncs(self) -> list[SyncWanted]: ...
+
     is_unfinished: bool
+    is_sync_wanted: bool
 
 
 class BrokerRules(Protocol):

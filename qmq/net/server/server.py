@@ -303,11 +303,8 @@ class Server:
         """Handle the simple frames at the start of a read, before any turn; return how many bytes they are. The read is
         all that is in the receive buffer.
         """
-        small, rules = self._small_frames, self._broker.short_way
-        if (
-            small is None or rules is None or self._due or self._running or connection.deferred
-            or self._admission.total > self._half
-        ):  # fmt: skip
+        small = self._small_frames
+        if small is None or self._due or self._running or connection.deferred or self._admission.total > self._half:
             return 0
         now = self._now()
         try:
@@ -320,7 +317,7 @@ class Server:
         if done:
             if done < size:
                 self.receive_buffer.drop_front(done, size)
-            if now[0] >= self._quiet_us or rules.is_unfinished:
+            if now[0] >= self._quiet_us or small.rules.is_unfinished:
                 self._turn_soon()
             elif self._timer is None or self._timer_us > self._quiet_us:
                 self._arm(self._quiet_us, now)

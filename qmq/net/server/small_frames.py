@@ -41,7 +41,8 @@ class SmallFrames:
     """Takes frames the short way, and writes their answers."""
 
     def __init__(self, rules: ShortRules, replies: ReplyWriter, admission: Admission, max_requests: int) -> None:
-        self._rules = rules
+        #: The broker's part of it.
+        self.rules = rules
         self._replies = replies
         self._admission = admission
         self._max_requests = max_requests - 2  # of an ACK with a PULL, too
@@ -54,7 +55,7 @@ class SmallFrames:
         """Handle the frames at the start of *view*, a read of *size* bytes and what is behind it, as far as all is
         simple, and write the answers. Return how many bytes these frames are.
         """
-        rules = self._rules
+        rules = self.rules
         rules.is_unfinished = False
         self._answered = done = 0
         while size - done >= _ACK_SIZE:
@@ -84,6 +85,8 @@ class SmallFrames:
             done = end
             if rules.is_unfinished:
                 break
+        if rules.is_sync_wanted:
+            self._replies.carry_out(rules.take_syncs())  # the disk starts before any turn
         return done
 
     def _take_of_consumer(
@@ -106,10 +109,10 @@ class SmallFrames:
                 pull_size, pull_head, *fields = _unpack_pull(view, behind)
                 if pull_head == _PULL and pull_size == _PULL_SIZE and fields[0]:
                     pull = _pull_of(connection.number, fields)
-            done, answers = self._rules.ack(connection.number, request, number, start, end, pull, now)
+            done, answers = self.rules.ack(connection.number, request, number, start, end, pull, now)
             size = _ACK_SIZE + _PULL_SIZE if done == 2 else _ACK_SIZE
         elif head == _PULL and size == _PULL_SIZE:
-            done, answers = self._rules.pull(_pull_of(connection.number, _unpack_pull(view, at)[2:]), now)
+            done, answers = self.rules.pull(_pull_of(connection.number, _unpack_pull(view, at)[2:]), now)
         else:
             return 0
         if not done:
