@@ -106,6 +106,11 @@ class ShortWay:
         acks = self._write(handed)
         return (sent, _NO_PULLS, _NO_ACKS) if acks is None else (sent, handed, acks)
 
+    def next_deadline_us(self, now_us: int) -> int | None:
+        """Return when something is due that the short way may have made: acks to be answered, or a pull's timeout."""
+        deadlines = self._gate.next_deadline_us(now_us), self._waiting_pulls.next_deadline_us()
+        return min((one for one in deadlines if one is not None), default=None)
+
     def take_syncs(self) -> list[SyncWanted]:
         """Return the sync that batches wait for: one for all that were read together. There is none while one runs."""
         self.is_sync_wanted = False

@@ -511,6 +511,24 @@ def test_a_message_of_another_subject_that_nobody_waited_for_delays_no_pull() ->
     assert short.short_frames == before + 2, "both went the short way"
 
 
+def test_timers_are_not_looked_at_while_nothing_is_due() -> None:
+    history = History(5)
+    server = history.sides[0].server
+    for number in range(3):
+        history.write(1, _lone(history, 1, number))
+    history.advance(100_000)
+    ticks, tick = list[int](), server.broker.tick
+    server.broker.tick = lambda now: ticks.append(now.monotonic_us) or tick(now)  # type: ignore[method-assign,func-returns-value]
+    for number in range(3, 103):
+        history.advance(1_000)
+        history.write(1, _lone(history, 1, number))
+    assert history.sides[0].short_frames >= 100
+    assert not ticks
+    history.write(0, _lone(history, 9, 0, "other"))  # a new subject takes the general way
+    history.advance(5_000)
+    assert ticks, "a turn that something else causes looks at them"
+
+
 def test_a_batch_waits_for_those_that_are_staged_before_it() -> None:
     history = History(4)
     for number in range(3):

@@ -20,6 +20,7 @@ from qmq.errors import BadBatch, ProducerInUse, QmqError, SequenceForgotten, Too
 
 _BATCH: Final = struct.Struct("<QQIIH6x")
 _BATCH_SIZE: Final = 32
+_PARTITION: Final = struct.Struct("<24xH6x")
 assert _BATCH.size == _BATCH_SIZE
 
 
@@ -51,7 +52,7 @@ class Producer:
         """Return the ring without batches that lie at or behind the position that *unclaimed* gives for their
         partition.
         """
-        if not unclaimed:
+        if unclaimed.keys().isdisjoint(partition for (partition,) in _PARTITION.iter_unpack(self.ring)):
             return bytes(self.ring)
         kept = (record for record in self.records() if record[1] < unclaimed.get(record[4], record[1] + 1))
         return b"".join(_BATCH.pack(*record) for record in kept)

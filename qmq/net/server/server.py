@@ -47,6 +47,7 @@ SPARE_CONNECTIONS: Final = 500
 _BACKLOG: Final = 1_024
 #: How often timers are checked while other work keeps the broker busy.
 _TICK_US: Final = 5_000
+_NEVER_US: Final = 1 << 62
 #: Plain integers: reading a member of an enum looks it up by name.
 _SENDS: Final = frozenset((int(FrameKind.SEND), int(FrameKind.RESTORE)))
 _SUBJECTS: Final = int(FrameKind.SUBJECTS)
@@ -122,7 +123,9 @@ class Server:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_us = 0
         self._tick_us = 0
-        #: A turn has to look at the broker's timers from then on, though only simple frames came.
+        #: When the broker's timers are to be looked at, as far as turns know; simple frames add what they make due, but
+        #: nothing before ``_quiet_us``.
+        self._deadline_us = _NEVER_US
         self._quiet_us = 0
 
     @property
@@ -188,6 +191,8 @@ class Server:
             self._run(self._broker.turn, now)
             self._replies.write()  # before the timers
             deadline = self._tick(now) if looks else self._tick_us
+            if not looks:
+                self._deadline_us = min(self._deadline_us, self._tick_us)
         finally:
             self._running = False
         self.receive_buffer.reset()
@@ -201,9 +206,9 @@ class Server:
         """Check the broker's timers; return when the next turn is due."""
         deadline = self._run(self._broker.tick, now)
         self._replies.write()
-        later_us, quiet_us = now.monotonic_us + _TICK_US, now.monotonic_us + QUIET_US
-        self._tick_us = later_us if deadline is None else min(deadline, later_us)
-        self._quiet_us = quiet_us if deadline is None else min(deadline, quiet_us)
+        self._deadline_us = _NEVER_US if deadline is None else deadline
+        self._tick_us = min(self._deadline_us, now.monotonic_us + _TICK_US)
+        self._quiet_us = min(self._deadline_us, now.monotonic_us + QUIET_US)
         return deadline
 
     def _make_room(self) -> None:
@@ -317,11 +322,31 @@ class Server:
         if done:
             if done < size:
                 self.receive_buffer.drop_front(done, size)
-            if now[0] >= self._quiet_us or small.rules.is_unfinished:
+            if small.rules.is_unfinished:
                 self._turn_soon()
+            elif now[0] >= self._quiet_us:
+                self._look(now)
             elif self._timer is None or self._timer_us > self._quiet_us:
                 self._arm(self._quiet_us, now)
         return done
+
+    def _look(self, now: Now) -> None:
+        """Have a turn if something is due by time; otherwise set a timer for it. A turn that only looks at all timers
+        would delay the simple frames that come meanwhile.
+        """
+        deadline = self._deadline_us
+        if self._small_frames is not None:
+            due = self._small_frames.rules.next_deadline_us(now.monotonic_us)
+            if due is not None and due < deadline:
+                deadline = due
+        if deadline <= now.monotonic_us:
+            self._tick_us = deadline
+            self._turn_soon()
+            return
+        self._quiet_us = min(deadline, now.monotonic_us + QUIET_US)
+        self._turned(False)
+        if deadline < _NEVER_US and (self._timer is None or deadline < self._timer_us):
+            self._arm(deadline, now)
 
     def frames_begin(self) -> None:
         """Read the clock once for all frames that were received together."""
@@ -483,7 +508,7 @@ class Server:
 
     def _timer_fired(self) -> None:
         self._timer = None
-        self.turn()
+        self._look(self._now())
 
 
 def _too_many_requests() -> Overloaded:
