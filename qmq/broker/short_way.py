@@ -17,9 +17,9 @@ from qmq.broker.groups.group import Subscription, Waiting
 from qmq.broker.groups.member import Member
 from qmq.broker.groups.message_ranges import range_of_run
 from qmq.broker.journal.write_gate import LATER_US, WriteGate
-from qmq.broker.ports.commands import Now, Pull
+from qmq.broker.ports.commands import QUIET_US, Now, Pull
 from qmq.broker.ports.effects import Acked, Effect, PulledMessages, Sent, SyncWanted
-from qmq.broker.ports.limits import QUIET_US, BrokerLimits
+from qmq.broker.ports.limits import BrokerLimits
 from qmq.broker.publish.publish import Intake
 from qmq.errors import StorageError
 from qmq.format.batch import EntryRow, made

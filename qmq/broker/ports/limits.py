@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
-
-#: The short way makes nothing due before this time is over, so no timer has to be looked at for its sake.
-QUIET_US: Final = 20_000
+from typing import NamedTuple
 
 
 class BrokerLimits(NamedTuple):

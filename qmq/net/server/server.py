@@ -17,8 +17,7 @@ from ssl import SSLContext
 from typing import Final
 
 from qmq.broker.ports import commands, effects
-from qmq.broker.ports.commands import Command, Now
-from qmq.broker.ports.limits import QUIET_US
+from qmq.broker.ports.commands import QUIET_US, Command, Now
 from qmq.errors import Overloaded, ProtocolError, QmqError
 from qmq.format.source import stamp_of
 from qmq.net.protocol import frames
