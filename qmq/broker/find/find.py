@@ -13,7 +13,7 @@ import numpy.typing as npt
 from qmq.broker.delivery.encode import PIECE_BYTES, AnswerEncoder, answer_bytes, parts_of_rows
 from qmq.broker.find.get import GetMessages
 from qmq.broker.find.hash_search import HashSearch, candidates_of, hash_searches
-from qmq.broker.find.rows import RowChunk, boundary_at, read_chunk, rows_between
+from qmq.broker.find.rows import RowChunk, boundary_at, read_chunk, read_subject, rows_between
 from qmq.broker.find.subjects import SubjectFilters
 from qmq.broker.groups.message_ranges import Rows, RunPart, WholeRuns
 from qmq.broker.ports.commands import Find, Get, ReadDone
@@ -23,7 +23,7 @@ from qmq.format.batch import EntryRow
 from qmq.format.layout import ENTRY_HAS_ORIGIN_ID
 from qmq.format.pieces import StoredBatch
 from qmq.net.protocol.matches import MessageMatcher
-from qmq.net.protocol.selection import Boundary
+from qmq.net.protocol.selection import Boundary, Selection
 from qmq.storage.store import ColdRead, KnownBad, NotInMemory, Partition, Store
 
 #: Rows of one step, about 10 ns each; and batches that are looked into, about 20 us each, a large one as several.
@@ -191,7 +191,7 @@ class Finds:
             lower, upper = (lower, min(upper, command.after)) if newest else (max(lower, command.after), upper)
         matcher, unreadable = MessageMatcher(selection), 0
         if not selection.is_sparse:
-            chunk = read_chunk(store, lower, upper, newest, ROWS)
+            chunk = self._chunk(selection, lower, upper, newest)
         else:
             if asked.searches is None:
                 asked.searches = hash_searches(store, matcher.value, lower, upper, newest)
@@ -215,6 +215,17 @@ class Finds:
         buffers, lost = self._encoded(taken.parts)
         unreadable += taken.unreadable + lost
         return FoundMessages(command.connection, command.request, buffers, after, upto_us, looked, left, unreadable)
+
+    def _chunk(self, selection: Selection, lower: Boundary, upper: Boundary, newest: bool) -> RowChunk:
+        """Return the rows of one step: where one subject is selected, only its own. Raises StorageError,
+        NotInMemory.
+        """
+        store, prefix = self._store, selection.prefix
+        if prefix and not prefix.endswith(".") and not store.subjects.damaged:  # else it may be of a lost name
+            found = read_subject(store, store.subjects.numbers_of(prefix), lower, upper, newest, ROWS)
+            if found is not None:
+                return found
+        return read_chunk(store, lower, upper, newest, ROWS)
 
     def _dense(self, command: Find, chunk: RowChunk, wanted: npt.NDArray[np.bool_]) -> _Taken:
         """Take whole runs, and of the outermost ones parts, as many as the answer may have. Raises StorageError,

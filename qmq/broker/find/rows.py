@@ -65,6 +65,37 @@ def read_chunk(store: Store, lower: Boundary, upper: Boundary, newest: bool, lim
     return found._replace(after=after, total=sum(span.end - span.row for span in spans))
 
 
+def read_subject(
+    store: Store, numbers: list[int], lower: Boundary, upper: Boundary, newest: bool, limit: int
+) -> RowChunk | None:
+    """As ``read_chunk``, for the rows of one subject, with these numbers, through the order of rows by subject. None
+    where reading all rows is no slower: there are few, or the last ones of many are wanted.
+
+    Raises StorageError, NotInMemory.
+    """
+    if not numbers:
+        return _EMPTY
+    spans = [span for part in store.partitions if (span := _span_between(part, lower, upper)) is not None]
+    if all(span.end - span.row <= limit for span in spans):
+        return None
+    taken = list[RowChunk]()
+    for span in spans:
+        log = span.part.consumer_log
+        found = [log.subject_rows_between(number, span.row, span.end, limit) for number in numbers]
+        places, rows = np.concatenate([one for one, _ in found]), np.concatenate([one for _, one in found])
+        order = np.argsort(places, kind="stable")[:limit]
+        taken.append(_chunk_of(span, places[order], rows[order]))
+    is_cut = [len(chunk.rows) == limit for chunk in taken]
+    if newest and any(is_cut):
+        return None
+    merged = _merged(taken, is_cut, newest)
+    if not any(is_cut):
+        return merged._replace(total=len(merged.rows))
+    last = store.partitions[int(merged.partitions[-1])]
+    after = boundary_at(last, int(merged.numbers[-1]), int(merged.rows["count"][-1]))
+    return merged._replace(after=after, total=sum(span.end - span.row for span in spans))
+
+
 def chunk_of_batches(
     store: Store, positions: dict[int, npt.NDArray[np.int64]], lower: Boundary, upper: Boundary
 ) -> RowChunk:
@@ -158,14 +189,18 @@ def _read_part(span: _Span, newest: bool, limit: int) -> RowChunk:
     part = span.part
     first = max(span.row, span.end - limit) if newest else span.row
     last = span.end if newest else min(span.end, span.row + limit)
-    rows = _rows(part, first, last)
+    return _chunk_of(span, np.arange(first, last), _rows(part, first, last))
+
+
+def _chunk_of(span: _Span, numbers: npt.NDArray[np.int64], rows: Rows) -> RowChunk:
+    """Return some rows of a span with their numbers, ascending."""
     count = len(rows)
     starts, stops = np.zeros(count, np.int64), rows["count"].astype(np.int64)
-    if span.skip and first == span.row:
+    if span.skip and count and numbers[0] == span.row:
         starts[0] = span.skip
-    if span.stop and last == span.end:
+    if span.stop and count and numbers[-1] == span.end - 1:
         stops[-1] = span.stop
-    return RowChunk(np.full(count, part.number), np.arange(first, last), rows, starts, stops, None)
+    return RowChunk(np.full(count, span.part.number), numbers, rows, starts, stops, None)
 
 
 def _rows(part: Partition, start: int, stop: int) -> Rows:

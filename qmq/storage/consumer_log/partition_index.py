@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 from qmq.errors import BadBytes, StorageError
 from qmq.format.batch import EntryRow
@@ -43,6 +44,8 @@ JournalState = tuple[int, int, int]
 CHECKED_ORDER_ROWS: Final = 1 << 24
 
 _pack_into: Final = ENTRY.pack_into
+
+_NO_NUMBERS: Final = np.empty(0, np.int64)
 
 
 class ConsumerLog:
@@ -445,6 +448,23 @@ class ConsumerLog:
         if len(parts) == 1:
             return parts[0]
         return np.concatenate(parts) if parts else NO_ROWS
+
+    def subject_rows_between(self, number: int, row: int, end: int, limit: int) -> tuple[npt.NDArray[np.int64], Rows]:
+        """Return the numbers of at most *limit* of the readable rows [row, end) of one subject, ascending, and these
+        rows. Raises as ``rows`` does.
+        """
+        numbers, parts, stop = list[npt.NDArray[np.int64]](), list[Rows](), min(end, self.visible_row)
+        for found in self._from_row(number, row):
+            part = take(found, stop, limit)
+            if part is None:
+                break
+            indexes = found.span[found.start : found.start + len(part)]
+            numbers.append(np.asarray(indexes, np.int64) + found.row_range.first_row)
+            parts.append(part)
+            limit -= len(part)
+            if limit <= 0:
+                break
+        return (np.concatenate(numbers), np.concatenate(parts)) if parts else (_NO_NUMBERS, NO_ROWS)
 
     def sequence_at_time(self, number: int, stored_at_us: int) -> int | None:
         """Return the first readable sequence of a subject stored at or after a time; None when there is none."""

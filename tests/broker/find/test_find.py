@@ -154,6 +154,29 @@ class TestAgainstAModel:
         driven.store.close()
 
 
+@pytest.mark.parametrize("newest", [False, True])
+@pytest.mark.parametrize("partitions", [1, 3])
+def test_a_rare_subject_is_found_without_a_look_at_all_rows(
+    tmp_path: Path, newest: bool, partitions: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(find, "ROWS", 50)
+    driven = Driven(tmp_path, partitions=partitions, segment_bytes=16 << 10, max_frame_bytes=8 << 10)
+    stored = list[Stored]()
+    for number in range(600):
+        name = "house" if number % 100 == 7 else "shop.mail"
+        stored += send(driven, [(name, [(None, b"%d" % number), (None, b"-")])])
+    driven.checkpoint()
+    edge_us = stored[2 * 210].stored_at_us
+    for selection in (Selection("house"), Selection("house", since_us=edge_us), Selection("house", until_us=edge_us)):
+        answer = page(driven, selection, newest=newest)
+        assert answer.after is None, "one step finds all"
+        assert messages_of(answer) == expected(stored, selection, newest=False)
+        assert (answer.looked, answer.left) == (len(messages_of(answer)) // 2, 0)
+    assert page(driven, Selection("nobody")).after is None
+    assert page(driven, Selection("shop.mail"), newest=newest).after is not None
+    driven.close()
+
+
 def test_pages_are_stable_while_more_arrive(tmp_path: Path) -> None:
     driven = Driven(tmp_path)
     stored = [one for n in range(20) for one in send(driven, [("shop.mail", [("a", b"%d" % n), (None, b"-")])])]
