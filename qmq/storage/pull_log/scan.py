@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qmq.format.layout import PULL_FILE_HEADER_SIZE, PULL_RECORD_HEADER_SIZE
-from qmq.storage.disk.disk import Disk, failure, read_around
+from qmq.storage.disk.disk import BAD_SECTOR, Disk, failure, read_around
 from qmq.storage.pull_log.kept import KEPT_SUFFIX, kept_file_path
 from qmq.storage.pull_log.records import (
     MAX_RECORD_BYTES,
@@ -29,6 +29,8 @@ from qmq.storage.pull_log.records import (
 #: meanwhile, by up to this time.
 CLOCK_SLACK_US: Final = 600_000_000
 
+#: Bytes behind those of a file.
+PADDING: Final = 1_024
 #: Bytes that are searched for records at once.
 _CHUNK_BYTES: Final = 256 << 10
 
@@ -36,9 +38,13 @@ Offsets = npt.NDArray[np.int64]
 
 
 class PullPiece(NamedTuple):
-    """The bytes of one file, and where records may begin in it, by kind of record: u8[n] beside i64[n]."""
+    """The bytes of one file, and where records may begin in it, by kind of record: u8[n] beside i64[n]. It counts until
+    the next file is read, into the same memory.
+    """
 
-    data: bytes
+    data: memoryview
+    #: The same, with PADDING bytes behind the end: fields of bytes that are no record may seem to lie there.
+    octets: npt.NDArray[np.uint8]
     base: int
     offsets: Offsets
     kinds: npt.NDArray[np.uint8]
@@ -46,7 +52,7 @@ class PullPiece(NamedTuple):
 
     def record(self, offset: int) -> PullRecord | None:
         """Return the record at *offset*; None where these bytes are none."""
-        return record_at(memoryview(self.data), offset, self.base, self.secret)
+        return record_at(self.data, offset, self.base, self.secret)
 
 
 class PullLogScan:
@@ -61,6 +67,7 @@ class PullLogScan:
         self._end = end
         self._since_us = since_us
         self._bases: list[int] | None = None  # from here on, the first file is the next to read
+        self._buffer = bytearray()
         #: The oldest records that are kept are younger than ``since_us``.
         self.is_partial = False
 
@@ -71,11 +78,39 @@ class PullLogScan:
         while self._bases:
             base, *self._bases = self._bases
             end = min(self._bases[0] if self._bases else self._end, self._end)
-            data = self._read(base, max(end - base, 0))
+            data = self._read_file(base, max(end - base, 0))
             if len(data) > PULL_FILE_HEADER_SIZE:
                 offsets = _likely_records(data)
-                return PullPiece(data, base, offsets, np.frombuffer(data, np.uint8)[offsets + 8], self._secret)
+                octets = np.frombuffer(self._buffer, np.uint8, len(data) + PADDING)
+                return PullPiece(data, octets, base, offsets, octets.take(offsets + 8), self._secret)
         return None
+
+    def _read_file(self, base: int, size: int) -> memoryview:
+        """As ``_read``, into the buffer. New memory for each file would take longer than the reading."""
+        if len(self._buffer) < size + PADDING:
+            self._buffer = bytearray(size + PADDING)
+        whole = memoryview(self._buffer)
+        done = 0
+        for path in (pull_file_path(self._directory, base), kept_file_path(self._directory, base)):
+            try:
+                fd = self._disk.open(path, os.O_RDONLY)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                raise failure(error, "read", path) from error
+            try:
+                while done < size and (count := self._disk.preadv(fd, [whole[done:size]], done)) > 0:
+                    done += count
+            except OSError as error:
+                if error.errno not in BAD_SECTOR:
+                    raise failure(error, "read", path) from error
+                found = self._read(base, size)  # around what the disk cannot read
+                whole[: len(found)], done = found, len(found)
+            finally:
+                self._disk.close(fd)
+            break
+        whole[done : done + PADDING] = bytes(PADDING)
+        return whole[:done]
 
     def _wanted(self) -> list[int]:
         """Return the bases of the files to read, ascending: not those that end before the time."""
@@ -114,7 +149,7 @@ class PullLogScan:
         return b""
 
 
-def _likely_records(data: bytes) -> Offsets:
+def _likely_records(data: memoryview) -> Offsets:
     """Return the offsets of all records, and of few other bytes."""
     octets = np.frombuffer(data, np.uint8)
     found, last = list[Offsets](), len(data) - PULL_RECORD_HEADER_SIZE + 1
@@ -128,7 +163,7 @@ def _likely_records(data: bytes) -> Offsets:
         likely &= zero[11 : count + 11]
         found.append(np.flatnonzero(likely) + start)
     offsets = np.concatenate(found) if found else np.empty(0, np.int64)
-    offsets = offsets[octets[offsets + 8] != 0]
+    offsets = offsets[octets.take(offsets + 8) != 0]
     sizes = np.ndarray((len(data) - 3,), "<u4", data, 0, (1,))[offsets].astype(np.int64)
     ends = offsets + sizes
     fits = (sizes > PULL_RECORD_HEADER_SIZE) & (sizes <= MAX_RECORD_BYTES) & (ends <= len(data))

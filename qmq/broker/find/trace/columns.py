@@ -20,15 +20,18 @@ _SIZES[0xCC:0xD0] = (2, 3, 5, 9)
 #: How far the eight bytes behind the first are shifted to the number.
 _SHIFTS: Final = np.zeros(256, np.uint64)
 _SHIFTS[0xCC:0xD0] = (56, 48, 32, 0)
-#: Bytes behind the end: fields that are none, of bytes that are no record, may lead there.
-_PADDING: Final = np.zeros(1_024, np.uint8)
+
+
+#: The elements of a short list, by its first byte; -1 where that begins something else.
+_COUNTS: Final = np.full(256, -1, np.int64)
+_COUNTS[0x90:0xA0] = np.arange(16)
 
 
 class PieceBytes:
     """The bytes of a file of the pull log, to be read at many offsets at once."""
 
     def __init__(self, piece: PullPiece) -> None:
-        self.octets = np.concatenate([np.frombuffer(piece.data, np.uint8), _PADDING])  # others run meanwhile
+        self.octets = piece.octets
         self.words: npt.NDArray[Any] = np.ndarray((len(self.octets) - 8,), ">u8", self.octets.data, 0, (1,))
 
 
@@ -51,10 +54,10 @@ class FieldWalk:
         """Go on with these records alone: a mask, or indexes."""
         self.records, self._at = self.records[which], self._at[which]
 
-    def fork(self, which: npt.NDArray[Any]) -> FieldWalk:
-        """Return another walk of these records, from here on."""
-        walk = FieldWalk(self._data, self.records[which])
-        walk._at = self._at[which]
+    def fork(self, which: npt.NDArray[Any] | None = None) -> FieldWalk:
+        """Return another walk of these records (None: all), from here on."""
+        walk = FieldWalk(self._data, self.records if which is None else self.records[which])
+        walk._at = self._at if which is None else self._at[which]
         return walk
 
     def pass_octets(self, count: int) -> None:
@@ -64,28 +67,30 @@ class FieldWalk:
     def pass_numbers(self, count: int) -> None:
         """Pass so many whole numbers."""
         for _ in range(count):
-            self._at = self._at + _SIZES[self._data.octets[self._at]]
+            self._at = self._at + _SIZES.take(self._data.octets.take(self._at))
 
     def numbers(self) -> Numbers:
         """Return the next field of each, a whole number, and pass it. The value is 0 where it is none."""
-        first = self._data.octets[self._at]
-        small = first < 0x80
+        first = self._data.octets.take(self._at)
+        sizes = _SIZES.take(first)
         found = self._data.words[self._at + 1].astype(np.uint64)
-        found >>= _SHIFTS[first]
-        np.copyto(found, first, where=small)
-        self._at = self._at + _SIZES[first]
+        found >>= _SHIFTS.take(first)
+        np.copyto(found, first, where=sizes == 1)
+        self._at = self._at + sizes
         return found
 
     def counts(self) -> npt.NDArray[np.int64]:
         """Return how many elements the list has that comes next, and pass its header; -1 where no list comes."""
-        first = self._data.octets[self._at]
-        found = np.where((first & 0xF0) == 0x90, first & 0x0F, -1).astype(np.int64)
-        size = np.ones(len(first), np.int64)
-        long = np.flatnonzero((first == 0xDC) | (first == 0xDD))
-        if len(long):
+        first = self._data.octets.take(self._at)
+        found = _COUNTS.take(first)
+        long = np.flatnonzero(first - np.uint8(0xDC) <= 1)
+        if not len(long):
+            self._at = self._at + 1
+        else:
+            size = np.ones(len(first), np.int64)
             words = self._data.words[self._at[long] + 1].astype(np.uint64)
             is_short = first[long] == 0xDC
             found[long] = np.where(is_short, words >> np.uint64(48), words >> np.uint64(32)).astype(np.int64)
             size[long] = np.where(is_short, 3, 5)
-        self._at = self._at + size
+            self._at = self._at + size
         return found

@@ -24,7 +24,7 @@ from qmq.storage.store import PullLogScan, PullPiece
 #: Records of one trace that are decoded; behind that it lacks events.
 MOST_DECODED: Final = 200_000
 #: Records that are looked at as columns: each operation on them takes less than the interpreter's switch interval.
-_AT_ONCE: Final = 4_096
+_AT_ONCE: Final = 8_192
 #: Ranges of a record that are compared as columns; a record with more of them is decoded.
 _RANGES_IN_STEP: Final = 4
 #: Consumers whose ranges are compared as columns, and the bits of a delivery sequence in that.
@@ -124,6 +124,8 @@ class RecordScan:
         self._consumers: defaultdict[Consumer, list[tuple[int, int]]] = defaultdict(list)
         #: The keys of these consumers, ascending; and their intervals, each with the place of its consumer among them.
         self._keys = self._places_of = self._lows = self._highs = np.empty(0, np.uint64)
+        #: The bounds of all intervals.
+        self._first_sequence = self._last_sequence = np.uint64(0)
 
     def step(self) -> bool:
         """[thread] Look at the next file; return whether there may be more. Raises StorageFailed."""
@@ -179,6 +181,7 @@ class RecordScan:
         places, lows, highs = np.array(rows, np.uint64).reshape(-1, 3).T
         self._lows, self._highs = lows, _ordered(places, highs)
         self._places_of = places
+        self._first_sequence, self._last_sequence = lows.min(initial=_LAST_SEQUENCE), highs.max(initial=0)
 
     def _brackets(self, walk: FieldWalk, counts: npt.NDArray[np.int64], *, before: int, after: int) -> list[int]:
         """Return the offsets of the records of which a range may have the message. The list of ranges comes next; each
@@ -287,6 +290,15 @@ class RecordScan:
         at[at == len(self._keys)] = 0
         return self._keys[at] == keys, at
 
+    def _known_among(self, walk: FieldWalk) -> list[int]:
+        """Return the offsets of the records that are of a known consumer."""
+        if not len(walk):
+            return []
+        records = walk.records
+        known, _ = self._of_consumers(walk.numbers(), walk.numbers())
+        found: list[int] = records[known].tolist()
+        return found
+
     def _overlap(self, at: npt.NDArray[np.intp], start: Numbers, end: Numbers) -> npt.NDArray[np.bool_]:
         """Return which [start, end) have delivery sequences of a range of the consumer at *at*. Ranges do not overlap,
         so the first one that ends behind *start* decides.
@@ -307,15 +319,21 @@ class RecordScan:
         if not len(walk):
             return
         walk.pass_octets(1)
+        ends = walk.fork()
+        ends.pass_numbers(3)
+        counts = ends.counts()
+        single = np.flatnonzero(counts == 2)
+        likely = self._known_among(walk.fork(np.flatnonzero(counts > 2)))
+        if len(single) < len(ends):
+            ends.keep(single)
+            walk.keep(single)
+        start, end = ends.numbers(), ends.numbers()
+        # Most acks are of other messages than any of the ranges that were found, whoever has them.
+        near = np.flatnonzero((start < self._last_sequence) & (end > self._first_sequence))
+        walk.keep(near)
         known, at = self._of_consumers(walk.numbers(), walk.numbers())
-        walk.keep(known)
-        at = at[known]
-        walk.pass_numbers(1)
-        counts = walk.counts()
-        likely = walk.records[counts > 2].tolist()
-        walk.keep(counts == 2)
-        at = at[counts == 2]
-        likely += walk.records[self._overlap(at, walk.numbers(), walk.numbers())].tolist()
+        near = near[known]
+        likely += walk.records[known][self._overlap(at[known], start[near], end[near])].tolist()
         for offset in sorted(likely):
             fields, position, _ = self._decode(piece, offset)
             if fields is None:
@@ -337,7 +355,7 @@ class RecordScan:
         known, at = self._of_consumers(group, walk.numbers())
         walk.keep(known)
         at = at[known]
-        single = walk.fork(np.arange(len(walk)))
+        single = walk.fork()
         counts = single.counts()  # -1 for LEAVE and PART, which have a number here
         single.pass_octets(1)
         aside = (counts == 1) & ~self._overlap(at, single.numbers(), single.numbers())
