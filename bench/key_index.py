@@ -22,7 +22,7 @@ from typing import Final, NamedTuple
 import qmq
 from qmq.bench.processes import BrokerProcess
 from qmq.format.batch import BatchLimits, check_batch, entry_of, stamp
-from qmq.format.build import RunContent, build_batch, make_header
+from qmq.format.build import build_flat, little
 from qmq.format.hashing import key_hash
 from qmq.format.layout import KEY_PAGE_ENTRIES, KEY_PAGE_SIZE
 from qmq.storage.disk.disk import Disk
@@ -31,6 +31,7 @@ from qmq.storage.store import Store, StoreOptions
 
 _MIB: Final = 1 << 20
 _SUBJECT: Final = "shop.order.created"
+_KEY: Final = "order-%010d"
 _PRODUCER: Final = bytes(range(16))
 #: Look-ups of each kind.
 LOOK_UPS: Final = 1_000
@@ -50,19 +51,21 @@ class Taken(NamedTuple):
 
 def key_of(number: int) -> str:
     """Return the key of a message."""
-    return f"order-{number:010d}"
+    return _KEY % number
 
 
 def fill(directory: Path, messages: int, batch: int, body_bytes: int) -> None:
     """Write a stopped store with so many messages, each with a key of its own."""
     store = Store.open(directory, StoreOptions(), Disk(), time.time_ns() // 1_000)
-    part, number, body = store.partitions[0], store.add_subject(_SUBJECT), bytes(body_bytes)
+    part, number, bodies = store.partitions[0], store.add_subject(_SUBJECT), [bytes(body_bytes)] * batch
+    lengths = little("I", [body_bytes] * batch)
     stamp_us = max(store.last_stored_at_us, time.time_ns() // 1_000 - messages)
     for first in range(0, messages, batch):
-        keys = range(first, min(first + batch, messages))
-        headers = [make_header(key_of(key)) for key in keys]
-        run = RunContent(_SUBJECT, [body] * len(keys), headers)
-        parts = build_batch([run], created_at_us=stamp_us, producer_id=_PRODUCER, producer_sequence=first)
+        keys = list(map(_KEY.__mod__, range(first, min(first + batch, messages))))
+        parts = build_flat(
+            [_SUBJECT], [len(keys)], bodies[: len(keys)], keys, created_at_us=stamp_us, producer_id=_PRODUCER,
+            producer_sequence=first, lengths=lengths[: 4 * len(keys)],
+        )  # fmt: skip
         buffer = bytearray(b"".join(parts))
         view = memoryview(buffer)
         checked = check_batch(view, BatchLimits())
