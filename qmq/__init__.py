@@ -17,6 +17,7 @@ from qmq.errors import (
     BrokerStopping,
     ConnectionLost,
     Fenced,
+    Forbidden,
     GroupMismatch,
     InvalidName,
     InvalidOption,
@@ -38,6 +39,7 @@ from qmq.errors import (
     TooManyGroups,
     TooManyProducers,
     TooManySubjects,
+    Unauthorized,
     UnknownGroup,
     UnknownMessage,
     UnsupportedVersion,
@@ -82,6 +84,7 @@ __all__ = [
     "Fenced",
     "FindProgress",
     "Finder",
+    "Forbidden",
     "GroupInfo",
     "GroupMismatch",
     "GroupTrace",
@@ -122,6 +125,7 @@ __all__ = [
     "TooManySubjects",
     "Trace",
     "TraceEvent",
+    "Unauthorized",
     "UnknownGroup",
     "UnknownMessage",
     "UnsupportedVersion",
@@ -198,6 +202,7 @@ def connect(
     max_queued_bytes: int = _MAX_QUEUED_BYTES,
     failover_after: Duration | None = 5,
     admin_timeout: Duration = 10,
+    token: str | None = None,
     tls_ca: str | PathLike[str] | None = None,
     tls_cert: str | PathLike[str] | None = None,
     tls_key: str | PathLike[str] | None = None,
@@ -216,13 +221,16 @@ def connect(
     broker before it goes to another one (None: it never does, and may end as SendUnknown). *admin_timeout*: each
     broker has so long for each answer to a call of ``client.admin`` or ``client.subjects``.
 
+    *token*: what lets the client in where the broker asks for one, NAME:SECRET as `qmq tokens create` has shown it;
+    without it the environment variable QMQ_TOKEN, or the content of the file QMQ_TOKEN_FILE.
+
     At a URL with ``qmqs://`` the client speaks TLS, and checks the broker's certificate and its name. Paths of PEM
     files: *tls_ca* has the CAs to trust (default: those of the system); *tls_cert* and *tls_key* are the client's
     certificate, for brokers that ask for one. Without an argument it is the environment variable QMQ_TLS_CA,
     QMQ_TLS_CERT, QMQ_TLS_KEY. The files are read again when they have changed.
 
     Durations are seconds, timedeltas, or texts such as "250ms" and "5m". Raises InvalidOption and InvalidName at once,
-    and ConnectionLost or TlsFailed when the client connects.
+    and ConnectionLost, TlsFailed or Unauthorized when the client connects.
 
     Where a block does not fit, ``await`` connects and ``close`` ends::
 
@@ -237,7 +245,7 @@ def connect(
 
     options = check_options(
         url, durability, linger, producer, send_timeout, max_queued_bytes, failover_after, admin_timeout, name, app,
-        wait, tls_ca, tls_cert, tls_key,
+        wait, token, tls_ca, tls_cert, tls_key,
     )  # fmt: skip
     return Client(make_parts(options))
 
@@ -255,6 +263,7 @@ def connect_sync(
     max_queued_bytes: int = _MAX_QUEUED_BYTES,
     failover_after: Duration | None = 5,
     admin_timeout: Duration = 10,
+    token: str | None = None,
     tls_ca: str | PathLike[str] | None = None,
     tls_cert: str | PathLike[str] | None = None,
     tls_key: str | PathLike[str] | None = None,
@@ -272,6 +281,6 @@ def connect_sync(
 
     options = check_options(
         url, durability, linger, producer, send_timeout, max_queued_bytes, failover_after, admin_timeout, name, app,
-        wait, tls_ca, tls_cert, tls_key,
+        wait, token, tls_ca, tls_cert, tls_key,
     )  # fmt: skip
     return SyncClient(options)

@@ -112,6 +112,18 @@ class RemoteError(QmqError):
         return str(self.args[0])
 
 
+class Unauthorized(QmqError):
+    """The broker does not let this client in: it has no token, or one that is wrong, expired or revoked."""
+
+    code = "unauthorized"
+
+
+class Forbidden(QmqError):
+    """The token lacks the right to do this; the message says which right."""
+
+    code = "forbidden"
+
+
 # --- sending ---------------------------------------------------------------------------------------------------------
 
 

@@ -1,13 +1,19 @@
-"""Checks of names of subjects, prefixes, groups and consumers. Callers check a name once, where it enters QMQ."""
+"""Checks of names of subjects, prefixes, groups and consumers, and which names a prefix takes.
+
+Callers check a name once, where it enters QMQ.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from typing import Final
 
 from qmq.errors import InvalidName
 
 MAX_NAME_BYTES: Final = 200
+#: The longest name of a token: it is stamped into batches.
+MAX_TOKEN_BYTES: Final = 48
 
 #: Each member of a broadcast has a group of its own, GROUP@CONSUMER; this stands between the two names.
 MEMBER_MARK: Final = "@"
@@ -52,6 +58,13 @@ def check_consumer(name: str) -> str:
     return _check("consumer", name)
 
 
+def check_token(name: str) -> str:
+    """Return *name* if it is a valid name of a token. Raises InvalidName."""
+    if len(_check("token", name)) > MAX_TOKEN_BYTES:
+        raise InvalidName(f"token {name!r} has {len(name)} characters; give it a name of at most {MAX_TOKEN_BYTES}")
+    return name
+
+
 def check_prefix(name: str) -> str:
     """Return *name* if it is a subject, a prefix (ends with a dot), or "" for all subjects. Raises InvalidName."""
     if name == "":
@@ -60,6 +73,18 @@ def check_prefix(name: str) -> str:
         _check("prefix", name[:-1])
         return name
     return _check("prefix", name)
+
+
+def takes(prefixes: Collection[str], name: str) -> bool:
+    """Return whether one of the prefixes takes a name, or all that another prefix takes."""
+    if name in prefixes or "" in prefixes:
+        return True
+    end = name.find(".")
+    while end >= 0:
+        if name[: end + 1] in prefixes:
+            return True
+        end = name.find(".", end + 1)
+    return False
 
 
 def _check(kind: str, name: str) -> str:

@@ -87,6 +87,11 @@ def _path(value: object) -> object:
     return value
 
 
+def _yes_or_no(value: object) -> object:
+    known = {"true": True, "false": False}
+    return known.get(value.strip().lower(), value) if isinstance(value, str) else value
+
+
 def _paths(value: object) -> object:
     if isinstance(value, str):
         return tuple(part for part in value.split(",") if part)
@@ -129,6 +134,12 @@ class Settings(BaseModel):
     )
     tls_client_ca: Annotated[Path, BeforeValidator(_path)] | None = Field(
         None, description="PEM file with the CAs of client certificates; if given, every client needs one."
+    )
+    tokens_file: Annotated[Path, BeforeValidator(_path)] | None = Field(
+        None, description="File of the tokens that let clients in; by default tokens.toml in data_dir, if it exists."
+    )
+    insecure: Annotated[bool, BeforeValidator(_yes_or_no)] = Field(
+        False, description="Whether to serve without tokens on addresses other than this machine's own."
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="Lowest level of log lines that are written to stderr."
@@ -396,7 +407,7 @@ def _explain(error: ValidationError, given: Mapping[str, tuple[str, object]]) ->
         key = str(first["loc"][0])
         allowed = _allowed(key, Settings.model_fields[key])
     source, value = given.get(key, ("the default", context.get("value")))
-    return f"{key} = {value if isinstance(value, int) else repr(value)} ({source}) is not allowed; give {allowed}"
+    return f"{key} = {value if type(value) is int else repr(value)} ({source}) is not allowed; give {allowed}"
 
 
 def shown_settings(settings: Settings) -> dict[str, int | str | list[str] | None]:
@@ -417,6 +428,8 @@ def settings_text(values: Mapping[str, Any]) -> str:
 
 
 def _value_text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
     return ",".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
 
 
@@ -482,6 +495,8 @@ def _allowed(key: str, field: FieldInfo) -> str:
         "tls_cert": "the path of a PEM file, and tls_key with it",
         "tls_key": "the path of a PEM file, and tls_cert with it",
         "tls_client_ca": "the path of a PEM file, and tls_cert with it",
+        "tokens_file": "the path of a file",
+        "insecure": "true or false",
         "log_level": "debug, info, warning or error",
         "log_format": "text or json",
         "retention_needs_archive": "yes or no",

@@ -53,14 +53,17 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "qmq.net.protocol",
     ),
     "qmq.net.server": (
+        "qmq.broker.ports.access",
         "qmq.broker.ports.commands",
         "qmq.broker.ports.effects",
+        "qmq.broker.ports.rights",
         "qmq.errors",
         "qmq.format",
         "qmq.names",
         "qmq.net.protocol",
         "qmq.net.server",
     ),
+    "qmq.tokens": ("qmq.errors", "qmq.names"),
     "qmq.settings": ("qmq.durations", "qmq.errors", "qmq.names"),
     "qmq.daemon": (
         "qmq.broker",
@@ -72,6 +75,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "qmq.net",
         "qmq.settings",
         "qmq.storage",
+        "qmq.tokens",
     ),
     # Readers of segments need to know whose a segment is and where its batches begin. They open no store, change none,
     # and know nothing of groups.
@@ -133,6 +137,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "qmq.net",
         "qmq.restore",
         "qmq.settings",
+        "qmq.tokens",
         "qmq.storage.disk.disk",
         "qmq.storage.verify.repair",
         "qmq.storage.verify.skip_ahead",
@@ -156,6 +161,7 @@ MAY_NOT_IMPORT: dict[str, tuple[str, ...]] = {
     "qmq.archive": (*SCREEN, "asyncio", "pyarrow", "pydantic", "pyspark", "uvloop"),
     "qmq_spark": (*SCREEN, "asyncio", "pydantic", "socket", "uvloop"),
     "qmq.settings": (*SCREEN, "asyncio", "socket"),
+    "qmq.tokens": (*SCREEN, "asyncio", "socket"),
     "qmq.cli": ("pyspark",),
 }
 

@@ -33,7 +33,7 @@ def all_errors(root: type[errors.QmqError] = errors.QmqError) -> Iterator[type[e
 def test_every_setting_stands_there_as_it_is(setting: SettingDescription) -> None:
     default, allowed, description = (cell.strip() for cell in ROWS[f"`{setting.key}`"][2:5])
     assert description == setting.description
-    if isinstance(setting.default, int):
+    if type(setting.default) is int:
         assert default.replace(",", "") == (
             show_bytes(setting.default) if setting.unit == "bytes" else str(setting.default)
         )

@@ -144,7 +144,7 @@ def test_every_setting_is_described_with_its_unit_and_bounds() -> None:
     for setting in described:
         assert setting.description.endswith("."), setting.key
         assert setting.allowed, setting.key
-        if isinstance(setting.default, int):
+        if type(setting.default) is int:
             assert setting.minimum is not None, setting.key
             assert setting.maximum is not None, setting.key
             assert setting.minimum <= setting.default <= setting.maximum, setting.key

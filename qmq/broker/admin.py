@@ -16,6 +16,7 @@ from qmq.broker.groups.lag import oldest_us, ready, waiting
 from qmq.broker.groups.message_ranges import RunPart, parts_of
 from qmq.broker.groups.settings import ResolvedSettings, members_of, settings_of, unknown_group
 from qmq.broker.ports.commands import Now
+from qmq.broker.ports.rights import Rights
 from qmq.broker.startup.replay import GroupReplay
 from qmq.errors import BadBatch, InvalidOption, StorageError
 from qmq.format.batch import EntryRow
@@ -33,6 +34,8 @@ LOOKS: Final = frozenset({"groups", "consumers", "waiting", "dead_letters"})
 LETTERS: Final = frozenset({"redrive", "delete_dead"})
 #: Rows of one answer.
 MOST_ROWS: Final = 1_000
+#: Dead letters that are looked at for one answer: a client may be allowed to see few of them.
+MOST_LOOKED_AT: Final = 10_000
 #: Subjects that are counted for the groups of one answer (but one group in any case).
 MOST_SUBJECTS: Final = 1_000_000
 
@@ -48,6 +51,7 @@ class AdminCommands:
         self._delivery = delivery
         self._changes = changes
         self._delayed = delayed
+        self._rights: Rights | None = None  # of the client whose action is carried out
         self._actions: dict[str, Callable[[Fields, Now], Fields]] = {
             "groups": self._groups,
             "consumers": self._consumers,
@@ -60,12 +64,15 @@ class AdminCommands:
             "leave": self._leave,
         }
 
-    def do(self, action: str, fields: Fields, now: Now) -> Fields:
-        """Carry out an action. Raises UnknownGroup, InvalidOption, StorageError, and NotInMemory before any change."""
+    def do(self, action: str, fields: Fields, now: Now, rights: Rights | None = None) -> Fields:
+        """Carry out an action, which *rights* allow; rows that they do not allow are left out.
+
+        Raises UnknownGroup, InvalidOption, StorageError, and NotInMemory before any change."""
         method = self._actions.get(action)
         if method is None:
             known = ", ".join([*self._actions, "info", "resend", *sorted(LETTERS)])
             raise InvalidOption(f"the broker knows no action {action!r:.40}; it knows {known}")
+        self._rights = rights
         return method(fields, now)
 
     def _group(self, fields: Fields) -> tuple[Group, Ledger]:
@@ -97,7 +104,8 @@ class AdminCommands:
     def _groups(self, fields: Fields, now: Now) -> Fields:
         groups, after = self._delivery.subscriptions.groups, _text(fields, "after")
         wanted = groups if fields.get("group") is None else (str(group.name) for group, _ in self._all(fields))
-        names = sorted(name for name in wanted if name > after)
+        rights = self._rights
+        names = sorted(name for name in wanted if name > after and (rights is None or rights.may_join(name)))
         most = min(max(MOST_SUBJECTS // max(self._store.subjects.count, 1), 1), MOST_ROWS)
         rows = [self._group_row(*self._group({"group": name}), now) for name in names[:most]]
         return {"rows": rows, "after": names[most - 1] if len(names) > most else None}
@@ -143,7 +151,14 @@ class AdminCommands:
 
     def _waiting(self, fields: Fields, now: Now) -> Fields:
         rows, after = waiting(self._store, self._group(fields)[0], _whole(fields, "after", 0), MOST_ROWS)
-        return {"rows": [row._asdict() for row in rows], "after": after}
+        return {"rows": [row._asdict() for row in rows if self._may_show(row.subject)], "after": after}
+
+    def _may_show(self, subject: str | None) -> bool:
+        """Return whether the client may learn of messages of a subject, which may be unknown, in a group of its own."""
+        rights = self._rights
+        if rights is None or rights.is_admin:
+            return True
+        return subject is not None and (rights.may_consume(subject) or rights.may_browse(subject))
 
     # --- changes -----------------------------------------------------------------------------------------------------
 
@@ -213,10 +228,11 @@ class AdminCommands:
     def _dead_letters(self, fields: Fields, now: Now) -> Fields:
         group, ledger = self._group(fields)
         after, limit = _whole(fields, "after", 0), min(max(_whole(fields, "limit", MOST_ROWS), 1), MOST_ROWS)
+        looked = 0
         rows, last = list[Fields](), None
         for items in ledger.dead.after(after):
             for letter in unpacked(items):
-                if len(rows) == limit:
+                if len(rows) == limit or looked == MOST_LOOKED_AT:
                     return {"rows": rows, "after": last, "messages": len(ledger.dead)}
                 try:
                     named = self._named(group, letter.messages)
@@ -224,7 +240,9 @@ class AdminCommands:
                     if not rows:
                         raise
                     return {"rows": rows, "after": last, "messages": len(ledger.dead)}
-                last = letter.number
+                last, looked = letter.number, looked + 1
+                if not self._may_show(named["subject"]):
+                    continue
                 rows.append(
                     {
                         "number": letter.number,

@@ -29,6 +29,7 @@ from qmq.broker.groups.membership import Broadcasts
 from qmq.broker.groups.untaken import UntakenNames
 from qmq.broker.journal.write_gate import WriteGate
 from qmq.broker.log_reads import LogReads
+from qmq.broker.ports.access import FRAMES, check
 from qmq.broker.ports.commands import (
     Ack,
     Administer,
@@ -77,6 +78,7 @@ from qmq.broker.ports.effects import (
 )
 from qmq.broker.ports.limits import BrokerLimits
 from qmq.broker.ports.metrics import Counters, FoundBy
+from qmq.broker.ports.rights import Rights
 from qmq.broker.publish.dedup import ProducerClaims, Producers
 from qmq.broker.publish.publish import Intake
 from qmq.broker.publish.roll import SegmentRoll
@@ -125,6 +127,7 @@ class BrokerParts(NamedTuple):
     damages: Damages
     finds: Finds
     traces: Traces
+    rights: dict[int, Rights]
 
 
 class CommandDispatch:
@@ -132,6 +135,7 @@ class CommandDispatch:
 
     def __init__(self, parts: BrokerParts) -> None:
         self._parts = parts
+        self._rights = parts.rights
         self._effects = parts.effects
         self._claims = ProducerClaims()
         #: The error of refused commands once the broker stops.
@@ -188,6 +192,8 @@ class CommandDispatch:
         kind = type(command)
         if self.stopping is not None and kind in _REFUSED_AT_STOP:
             raise self.stopping
+        if self._rights and kind in FRAMES and (rights := self._rights.get(command.connection)) is not None:  # type: ignore[union-attr]  # commands of clients have one
+            command = check(rights, command)
         self._take[kind](command, now)
 
     # --- single commands ---------------------------------------------------------------------------------------------
@@ -224,10 +230,15 @@ class CommandDispatch:
         self._effects.append(Claimed(command.connection, command.request))
 
     def _connected(self, command: Connected, now: Now) -> None:
-        self._parts.intake.connected(*command)
+        self._parts.intake.connected(command.connection, command.source)
+        if command.rights is not None:
+            self._rights[command.connection] = command.rights
 
     def _disconnected(self, command: Disconnected, now: Now) -> None:
         parts, connection = self._parts, command.connection
+        self._rights.pop(connection, None)
+        if command.for_good:
+            parts.delivery.unsubscribe_all(connection)
         parts.log_reads.disconnected(connection)
         parts.finds.disconnected(connection)
         parts.traces.disconnected(connection)
@@ -250,12 +261,13 @@ class CommandDispatch:
             numbers = [number for number in store.subjects.numbers_of(prefix)[:1] if number >= command.after]
         rows: list[tuple[str, int, int, int, int]] = []
         most = max(1, min(command.limit, _MAX_LIST))
+        rights = self._rights.get(command.connection)
         for number in numbers:
             if len(rows) == most:
                 end = number
                 break
             name, lanes = store.subjects.name(number), store.subjects.same_name(number)
-            if number == lanes[0] and not is_private(name):
+            if number == lanes[0] and not is_private(name) and (rights is None or rights.may_see(name)):
                 rows.append(self._subject_row(name, lanes))
         after = end if end < store.subjects.count else None
         return SubjectList(command.connection, command.request, rows, after)
@@ -274,7 +286,7 @@ class CommandDispatch:
 
     def _administer(self, command: Administer, now: Now, deferred: DeferredCommand | None = None) -> None:
         connection, request, action, fields = command
-        parts = self._parts
+        parts, rights = self._parts, self._rights.get(connection)
         if action == "restore":
             parts.restores.begin(command)
         elif action == "resend":
@@ -289,13 +301,13 @@ class CommandDispatch:
             parts.redriving.begin(command, *parts.admin.dead_of(fields), now)
         else:
             try:
-                answer = Administered(connection, request, parts.admin.do(action, fields, now))
+                answer = Administered(connection, request, parts.admin.do(action, fields, now, rights))
             except NotInMemory as missing:
                 wanted = deferred or DeferredCommand(command)
                 if parts.delivery.begin_read(missing, wanted):
                     return
                 with blocking_reads(parts.store):
-                    answer = Administered(connection, request, parts.admin.do(action, fields, now))
+                    answer = Administered(connection, request, parts.admin.do(action, fields, now, rights))
             if action in LOOKS:
                 self._effects.append(answer)
             else:
@@ -337,25 +349,30 @@ class Broker:
         """Restore the state from the store's checkpoint and the logs since. Raises BadState and StorageError."""
         self._store = store
         self._effects: list[Effect] = []
+        #: The rights of the connections that have a token.
+        self._rights: dict[int, Rights] = {}
         #: Events since the start.
         self.counters = Counters()
         self._damages = Damages(store, self.counters)
-        self._reports = Reports(store, self._effects, self._damages, self.counters)
+        self._reports = Reports(store, self._effects, self._damages, self.counters, self._rights)
         self._ttl_us = limits.producer_ttl_ms * 1_000
         self._producers = Producers(limits.producer_window, limits.max_producers, self._ttl_us)
-        self._intake = Intake(store, limits, self._producers, self._effects)
-        self._delaying = DelayedMessages(store, self._intake, self._effects)
+        self._intake = Intake(store, limits, self._producers, self._effects, self._rights)
+        self._delaying = DelayedMessages(store, self._intake, self._effects, self._rights)
         self._delivery = Delivery(
             store,
             limits,
             self._effects,
             self._intake.visible,
             OnDiskWaits(self._intake.on_disk, self._intake.want_on_disk),
+            self._rights,
         )
         self._log_reads = LogReads(store, self._effects, self._intake.visible)
-        self._finds = Finds(store, self._effects, GetMessages(store, self._delaying.is_cancelled))
-        self._traces = Traces(store, self._delivery.subscriptions.groups, self._delaying, self._effects)
-        self._hand_overs = Handovers(store, self._delivery, self._intake, self._effects)
+        self._finds = Finds(
+            store, self._effects, GetMessages(store, self._delaying.is_cancelled, self._rights), self._rights
+        )
+        self._traces = Traces(store, self._delivery.subscriptions.groups, self._delaying, self._effects, self._rights)
+        self._hand_overs = Handovers(store, self._delivery, self._intake, self._effects, self._rights)
         self._restores = Restores(store, self._delivery, self._intake, self._effects)
         self._records = WriteGate(store, self._effects)
         self._changes = GroupReplay(store, self._delivery)
@@ -373,7 +390,7 @@ class Broker:
             BrokerParts(
                 store, self._effects, self._intake, self._delivery, self._delaying, self._records, self._hand_overs,
                 self._restores, self._reports, self._log_reads, self._admin, self._redriving, self._resends,
-                self._retention, self._segment_roll, self._damages, self._finds, self._traces,
+                self._retention, self._segment_roll, self._damages, self._finds, self._traces, self._rights,
             )
         )  # fmt: skip
         #: The short way for single messages; None where the store has several partitions.

@@ -6,11 +6,13 @@ Clients report messages that they could not verify; the broker reads these again
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
+from collections.abc import Mapping
 from typing import Final
 
 from qmq.broker.ports.commands import Checked, ReadDone, Report
 from qmq.broker.ports.effects import Asker, CheckWanted, Effect, ReadWanted, Refused, Reported, first_number
 from qmq.broker.ports.metrics import Counters, FoundBy
+from qmq.broker.ports.rights import Rights
 from qmq.errors import BadBytes, Overloaded, QmqError, StorageError
 from qmq.format.layout import DELAY_PARTITION
 from qmq.net.protocol.types import ReportOutcome
@@ -88,11 +90,15 @@ MAX_ALL_REPORTS: Final = 1_024
 class Reports:
     """Checks the places that clients report, and answers to *effects*."""
 
-    def __init__(self, store: Store, effects: list[Effect], damages: Damages, counters: Counters) -> None:
+    def __init__(
+        self, store: Store, effects: list[Effect], damages: Damages, counters: Counters, rights: Mapping[int, Rights]
+    ) -> None:
+        """*rights* are those of the connections that have a token."""
         self._store = store
         self._effects = effects
         self._damages = damages
         self._counters = counters
+        self._rights = rights
         self._open: dict[int, Report] = {}
         self._by_connection: Counter[int] = Counter()
         self._last_number = first_number(Asker.REPORTS)
@@ -113,7 +119,7 @@ class Reports:
         """Find the batch, then have it checked."""
         report = self._open[number]
         try:
-            size = self._batch_size(report.partition, report.position)
+            size = self._batch_size(report)
         except NotInMemory as missing:
             self._effects.append(ReadWanted(number, missing.read))
             return
@@ -158,9 +164,12 @@ class Reports:
         found = ReportOutcome.SOUND if damage is None else ReportOutcome.BAD
         self._effects.append(Reported(report.connection, report.request, found))
 
-    def _batch_size(self, partition: int, position: int) -> int | None:
-        """Return the size of the visible batch that begins at *position*; None where none does."""
-        store = self._store
+    def _batch_size(self, report: Report) -> int | None:
+        """Return the size of the visible batch that begins at the position; None where none does, or none with a
+        subject that the client may see.
+        """
+        store, partition, position = self._store, report.partition, report.position
+        rights = self._rights.get(report.connection)
         if partition >= len(store.partitions):
             return None
         part = store.partitions[partition]
@@ -168,4 +177,9 @@ class Reports:
         if row >= part.consumer_log.visible_row:
             return None
         entry = part.consumer_log.read_entry(row)
-        return entry[10] if entry[1] == position else None
+        if entry[1] != position:
+            return None
+        runs = (part.consumer_log.read_entry(row + run)[3] for run in range(entry[7]))
+        if rights is not None and not any(rights.may_see(store.subjects.name(number)) for number in runs):
+            return None
+        return entry[10]

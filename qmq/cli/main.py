@@ -45,6 +45,7 @@ COMMANDS: Final = {
     "groups": Command("manage", "List groups; show, change, seek and delete one."),
     "consumers": Command("manage", "List the consumers of a group."),
     "dead-letters": Command("manage", "List, show, redrive and delete dead letters."),
+    "tokens": Command("operate", "Say who may come in, and do what."),
     "verify": Command("operate", "Check every file of a data directory."),
     "repair": Command("operate", "Rebuild the derived files of a data directory."),
     "archive": Command("operate", "Copy sealed segments of a data directory to an archive."),
@@ -55,6 +56,7 @@ COMMANDS: Final = {
 
 #: Words that other programs use for these commands.
 _OTHER_WORDS: Final = {
+    "acl": "tokens",
     "check": "doctor",
     "dlq": "dead-letters",
     "get": "find",
@@ -76,6 +78,7 @@ _OTHER_WORDS: Final = {
     "subscribe": "consume",
     "tail": "consume",
     "topics": "subjects",
+    "users": "tokens",
     "view": "peek",
 }
 

@@ -57,6 +57,7 @@ class BrokerFacts(NamedTuple):
 
     settings: Settings
     host: str
+    has_tokens: bool
     disks: tuple[DiskSpace, ...]
     counters: Counters
     broken_partitions: tuple[int, ...]
@@ -178,8 +179,9 @@ def _address_problems(facts: BrokerFacts) -> Iterable[FoundProblem]:
         is_local = ipaddress.ip_address(facts.host).is_loopback
     except ValueError:
         is_local = False
-    if not is_local:
-        text = f"the broker listens on {facts.host} without passwords: let only trusted machines reach it (a firewall)"
+    if not is_local and not facts.has_tokens:
+        text = f"the broker listens on {facts.host} without tokens: make some with `qmq tokens create`, or let only "
+        text += "trusted machines reach it (a firewall)"
         yield FoundProblem("open_to_network", "warning", text)
 
 

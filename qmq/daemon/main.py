@@ -37,6 +37,7 @@ from qmq.daemon.scrubber import Scrubber
 from qmq.daemon.startup import check_clock, log_start, open_broker
 from qmq.daemon.systemd import ServiceManager
 from qmq.daemon.threads import CallThread
+from qmq.daemon.token_file import TokenFile, read_at_start
 from qmq.errors import QmqError, StorageError, StorageFailed
 from qmq.format.layout import DELAY_PARTITION
 from qmq.net.server import Server, ServerOptions, clock
@@ -82,6 +83,7 @@ class RunningBroker:
         self._sockets, self.address = bind(*parse_address(settings.listen))
         with ExitStack() as undo:
             undo.callback(self._close_sockets)
+            self._tokens_read = read_at_start(settings, [sock.getsockname()[0] for sock in self._sockets])
             options = _store_options(settings, self.address)
             self._disk = disk = disk if disk is not None else Disk()
             self.store, self.broker = open_broker(settings.data_dir, options, disk, _broker_limits(settings), now)
@@ -121,6 +123,7 @@ class RunningBroker:
             self.broker, _server_options(self.settings, self.store), self._work, self._turned, self._clock,
             tls=None if self._certificates is None else self._certificates.context,
         )  # fmt: skip
+        self._token_file = TokenFile(self.settings, self.server, self._tokens_read)
         self._broken: set[int] = set()  # partitions that failed a sync
         self._delayed: set[int] = set()  # partitions whose sync could not start; each is logged once
         self._is_paced = False  # whether a disk is far behind
@@ -143,6 +146,7 @@ class RunningBroker:
             await self.stop()
             raise cannot_listen(*self.address, error) from error
         self.server.turn()  # starts the timers
+        self._token_file.start()
         self._look_at_names()
         if self._certificates is not None:
             self._look_at_certificates(self._certificates)
@@ -163,7 +167,8 @@ class RunningBroker:
 
     def log_start(self) -> None:
         """Log the version and the settings that differ from the defaults."""
-        log_start(self.settings, self.url, [sock.getsockname()[0] for sock in self._sockets])
+        is_open = not self.server.has_tokens
+        log_start(self.settings, self.url, [sock.getsockname()[0] for sock in self._sockets] if is_open else [])
 
     def _begin_scrub(self) -> None:
         if self.settings.scrub_bytes_per_s:
@@ -199,6 +204,7 @@ class RunningBroker:
         if self._scrubber is not None:
             await self._scrubber.close()
         await self._key_indexer.close()
+        self._token_file.close()
         self.server.stop_reading()
         self.broker.stop()
         self.server.turn()
@@ -271,8 +277,9 @@ class RunningBroker:
     def _facts(self, disks: tuple[DiskSpace, ...]) -> BrokerFacts:
         checkpointer = self._checkpointer
         return BrokerFacts(
-            self.settings, self.address[0], disks, self.counters, tuple(sorted(self._broken)), checkpointer.age_us(),
-            checkpointer.error, tuple(self.broker.retention_holders()), self.broker.untaken.found,
+            self.settings, self.address[0], self.server.has_tokens, disks, self.counters,
+            tuple(sorted(self._broken)), checkpointer.age_us(), checkpointer.error,
+            tuple(self.broker.retention_holders()), self.broker.untaken.found,
         )  # fmt: skip
 
     def _check(self, wanted: CheckWanted) -> None:

@@ -108,7 +108,7 @@ def check_clock(now: Now) -> None:
 
 def log_start(settings: Settings, url: str, hosts: Iterable[str]) -> None:
     """Log the version and the settings that differ from the defaults; warn if others than this machine reach *hosts*,
-    the IP addresses that the broker listens on.
+    the IP addresses on which the broker lets in clients without a token.
     """
     version, python, shown = metadata.version("qmq"), platform.python_version(), shown_settings(settings)
     values = {key: shown[key] for key in differing_settings(settings)}
@@ -126,7 +126,7 @@ def log_start(settings: Settings, url: str, hosts: Iterable[str]) -> None:
     reachable = [host for host in hosts if not ipaddress.ip_address(host.partition("%")[0]).is_loopback]
     if reachable:
         log.warning(
-            "anyone who reaches %s may read, send and delete everything: there is no authentication yet; let only "
-            "trusted machines reach this port, or listen on 127.0.0.1",
+            "anyone who reaches %s may read, send and delete everything: insecure = true, and there are no tokens; let "
+            "only trusted machines reach this port, or make tokens with `qmq tokens create`",
             settings.listen,
         )

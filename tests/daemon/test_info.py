@@ -21,7 +21,16 @@ from tests.broker_process import running
 
 GIB = 1 << 30
 SOUND = BrokerFacts(
-    Settings(), "127.0.0.1", (DiskSpace("data", 100 * GIB, 50 * GIB, GIB),), Counters(), (), 900_000, None, (), ()
+    Settings(),
+    "127.0.0.1",
+    False,
+    (DiskSpace("data", 100 * GIB, 50 * GIB, GIB),),
+    Counters(),
+    (),
+    900_000,
+    None,
+    (),
+    (),
 )
 
 

@@ -10,7 +10,7 @@ be torn apart.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 import msgpack
@@ -23,6 +23,7 @@ from qmq.broker.delay.reads import DelayReads
 from qmq.broker.delay.segments import DelaySegments
 from qmq.broker.ports.commands import Administer, Now, ReadDone
 from qmq.broker.ports.effects import Administered, Effect, Refused
+from qmq.broker.ports.rights import Rights
 from qmq.broker.publish.publish import Intake
 from qmq.broker.publish.staging import StagedBatch
 from qmq.errors import BadBatch, InvalidOption, QmqError, StorageError
@@ -40,6 +41,7 @@ from qmq.format.build import RunContent, build_batch
 from qmq.format.copies.due import DUE_PRODUCER, Due, cut_due, due_times, origins_of
 from qmq.format.ids import MessageId
 from qmq.format.layout import DELAY_DTYPE, DELAY_PARTITION, HAS_DELIVER_AT, HAS_ORIGIN_ID, MESSAGE_ID
+from qmq.names import takes
 from qmq.storage.store import NotInMemory, Schedule, ScheduleClaim, Store
 
 #: The most items, messages that were sent one by one, and messages that one tick delivers: about 10 ms at most.
@@ -65,9 +67,11 @@ class DelayedState(NamedTuple):
 class DelayedMessages:
     """The delayed messages of a broker."""
 
-    def __init__(self, store: Store, intake: Intake, effects: list[Effect]) -> None:
+    def __init__(self, store: Store, intake: Intake, effects: list[Effect], rights: Mapping[int, Rights]) -> None:
+        """*rights* are those of the connections that have a token."""
         self._store = store
         self._intake = intake
+        self._rights = rights
         self._effects = effects
         self._delayed = intake.delay_log = DelayIntake(store, intake.numbering, self._arrived)
         self._reads = DelayReads(store, effects)
@@ -112,6 +116,9 @@ class DelayedMessages:
         except NotInMemory as missing:
             self._reads.begin_lookup(command, missing, tries + 1)
             return
+        rights = self._rights.get(command.connection)
+        if found is not None and rights is not None and not takes(rights.produce, found[1]):
+            found = None
         if found is None or found[2] <= max(self._late_us, now.wall_us):
             self._effects.append(Administered(command.connection, command.request, {"cancelled": False}))
             return

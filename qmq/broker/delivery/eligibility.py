@@ -12,11 +12,12 @@ from typing import Final
 
 from qmq.broker.delivery.encode import RangeLookup
 from qmq.broker.error_log.error_log import RetryItem
-from qmq.broker.groups.group import ConsumerShare, Group, Subscription, takes
+from qmq.broker.groups.group import ConsumerShare, Group, Subscription
 from qmq.broker.groups.message_ranges import PARTITIONS, MessageParts, RunPart, prefix_of
 from qmq.broker.journal.record_types import MessageRange
 from qmq.errors import StorageError
 from qmq.format.private import origin_subject
+from qmq.names import takes
 from qmq.storage.store import NotInMemory, Store
 
 #: Ranges that are looked up in one go, of about 50 us each.

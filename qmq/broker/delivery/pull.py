@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from qmq.broker.delivery.at_most_once import AtMostOnce, OnDiskWaits, Reserve
 from qmq.broker.delivery.read_waits import DeferredCommand, ReadWaits
@@ -13,10 +13,12 @@ from qmq.broker.delivery.tracker import DeliveryTracker
 from qmq.broker.delivery.wakeups import Arrivals, WaitingPulls
 from qmq.broker.groups.group import Group, GroupStart, SubjectFilter, Subscription, Waiting, follows_none
 from qmq.broker.groups.group_state import Ledger
+from qmq.broker.groups.settings import group_of
 from qmq.broker.journal.durable_replies import DurableReplies
 from qmq.broker.ports.commands import Ack, HandBack, Pull, ReadDone, Subscribe, Withdraw
 from qmq.broker.ports.effects import Acked, Effect, HandedBack
 from qmq.broker.ports.limits import BrokerLimits
+from qmq.broker.ports.rights import Rights
 from qmq.errors import InvalidOption, Overloaded, QmqError
 from qmq.storage.store import ColdRead, NotInMemory, Store
 
@@ -31,9 +33,13 @@ class Delivery:
         effects: list[Effect],
         visible: Callable[[int], int],
         on_disk: OnDiskWaits,
+        rights: Mapping[int, Rights],
     ) -> None:
-        """*visible* returns the position before which a partition's messages may be pulled."""
+        """*visible* returns the position before which a partition's messages may be pulled. *rights* are those of the
+        connections that have a token.
+        """
         self._store = store
+        self._rights = rights
         self._limits = limits
         self._effects = effects
         self.waiting = WaitingPulls()
@@ -71,12 +77,32 @@ class Delivery:
         if replaced is not None:  # the consumer stays in its group
             self._answer_waiting_pulls(replaced)
             self.subscriptions.leave(replaced)
+        if self._rights and (rights := self._rights.get(command.connection)) is not None:
+            self._release_before(command, rights)
         try:
             self.subscriptions.join(command)
         except NotInMemory as missing:
             if not self.begin_read(missing, deferred or DeferredCommand(command)):
                 with blocking_reads(self._store):
                     self.subscriptions.join(command)
+
+    def _release_before(self, command: Subscribe, rights: Rights) -> None:
+        """Release the messages in flight of a consumer that another program takes over without the right to all of its
+        group's messages: as retries they go to those that may have them.
+        """
+        group = self.subscriptions.groups.get(group_of(command) or "")
+        if group is None or group.ledger is None:
+            return
+        member = group.ledger.by_name.get(command.consumer)
+        if member is None or not member.is_there or member.nonce == command.nonce:
+            return
+        if not all(rights.may_consume(prefix) for prefix in group.filters):
+            self.tracker.members.leave(group.ledger, member, self.tracker.now)
+
+    def unsubscribe_all(self, connection: int) -> None:
+        """Let the consumers of a connection leave: others get their messages in flight at once."""
+        for subscription in self.subscriptions.of_connection(connection):
+            self.tracker.leave(subscription)
 
     def unsubscribe(self, connection: int, number: int) -> None:
         """Remove a subscription; its waiting pulls are answered with no messages."""

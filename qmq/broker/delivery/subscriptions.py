@@ -20,7 +20,6 @@ from qmq.broker.groups.group import (
     check_followed,
     follows_none,
     resolve_start,
-    takes,
 )
 from qmq.broker.groups.member import Member
 from qmq.broker.groups.settings import ResolvedSettings, check_mode, differing, group_of, settings_of, unknown_group
@@ -29,7 +28,7 @@ from qmq.broker.ports.commands import Subscribe
 from qmq.broker.ports.effects import Effect, Subscribed
 from qmq.broker.ports.limits import BrokerLimits
 from qmq.errors import InvalidOption, TooManyConsumers, TooManyGroups, UnknownGroup, UnknownSubscription
-from qmq.names import MEMBER_MARK, check_consumer, check_prefix
+from qmq.names import MEMBER_MARK, check_consumer, check_prefix, takes
 from qmq.net.protocol.types import AGAIN, AT_MOST_ONCE, BROADCAST, FOLLOW, LOOK, ConsumerState
 from qmq.storage.store import Store
 
@@ -209,6 +208,10 @@ class Subscriptions:
     def of(self, group: Group) -> list[Subscription]:
         """Return the subscriptions of a group."""
         return [subscription for subscription in self.by_number.values() if subscription.group is group]
+
+    def of_connection(self, connection: int) -> list[Subscription]:
+        """Return the subscriptions of a connection."""
+        return [self.by_number[connection, number] for number in self._by_connection.get(connection, ())]
 
     def solo(self) -> list[Group]:
         """Return the groups of solo consumers."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final, NamedTuple
 
@@ -18,6 +18,7 @@ from qmq.broker.find.subjects import SubjectFilters
 from qmq.broker.groups.message_ranges import Rows, RunPart, WholeRuns
 from qmq.broker.ports.commands import Find, Get, ReadDone
 from qmq.broker.ports.effects import Asker, Buffer, Effect, FoundMessages, ReadWanted, Refused, first_number
+from qmq.broker.ports.rights import Rights
 from qmq.errors import BadBatch, BadBytes, Overloaded, QmqError
 from qmq.format.batch import EntryRow
 from qmq.format.layout import ENTRY_HAS_ORIGIN_ID
@@ -72,7 +73,9 @@ class Finds:
     ``damaged``.
     """
 
-    def __init__(self, store: Store, effects: list[Effect], getting: GetMessages) -> None:
+    def __init__(self, store: Store, effects: list[Effect], getting: GetMessages, rights: Mapping[int, Rights]) -> None:
+        """*rights* are those of the connections that have a token: what they may not browse is passed over."""
+        self._rights = rights
         self._store = store
         self._effects = effects
         self._getting = getting
@@ -201,7 +204,7 @@ class Finds:
                 if asked.searches:
                     return None
             chunk, unreadable = candidates_of(store, asked.searches, lower, upper, newest)
-        wanted = self._subjects.taken(chunk.rows["subject"], selection)
+        wanted = self._subjects.taken(chunk.rows["subject"], selection, self._rights.get(command.connection))
         if selection.original is not None:
             wanted &= (chunk.rows["flags"] & ENTRY_HAS_ORIGIN_ID) != 0
         if selection.is_sparse:

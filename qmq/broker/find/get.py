@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from qmq.broker.find.rows import row_in_batch
 from qmq.broker.groups.message_ranges import RunPart
 from qmq.broker.ports.commands import Get
 from qmq.broker.ports.effects import GotMessage
+from qmq.broker.ports.rights import Rights
 from qmq.errors import BadBytes, QmqError, UnknownMessage
 from qmq.format.batch import parse_header
 from qmq.format.ids import MessageId
@@ -21,8 +22,11 @@ from qmq.storage.store import NotInMemory, Partition, Store
 class GetMessages:
     """Reads messages by their own ids. Copies, which keep the ids of their originals, are found by a search."""
 
-    def __init__(self, store: Store, is_cancelled: Callable[[int], bool]) -> None:
-        """*is_cancelled* returns whether the delayed message at a position of the delay log was cancelled."""
+    def __init__(self, store: Store, is_cancelled: Callable[[int], bool], rights: Mapping[int, Rights]) -> None:
+        """*is_cancelled* returns whether the delayed message at a position of the delay log was cancelled. *rights* are
+        those of the connections that have a token.
+        """
+        self._rights = rights
         self._store = store
         self._is_cancelled = is_cancelled
 
@@ -43,10 +47,15 @@ class GetMessages:
         number = name.partition & (DELAY_PARTITION - 1)
         if number >= len(store.partitions):
             raise UnknownMessage(f"message {name} is of partition {number}; there are {len(store.partitions)} here")
+        rights = self._rights.get(command.connection)
         if store is not self._store and self._is_cancelled(name.position):
+            if rights is not None and "" not in rights.browse:
+                raise _unknown(name)
             raise UnknownMessage(f"the delayed message {name} was cancelled")
         part = store.partitions[number]
         wanted = self._part_at(part, name)
+        if rights is not None and not rights.may_browse(store.subjects.name(wanted.entry[3])):
+            raise _unknown(name)
         positions, sizes = np.array([wanted.entry[1]]), np.array([wanted.entry[10]])
         if part.page_cache.count(positions, sizes) == 0:
             raise NotInMemory(part.page_cache.read(positions, sizes, onward=False))
@@ -79,4 +88,8 @@ class GetMessages:
             entry = log.read_entry(row)
             if entry[1] == position and not entry[8] & ENTRY_HAS_ORIGIN_ID:  # a copy has another id
                 return RunPart(part.number, entry, index, index + 1)
-        raise UnknownMessage(f"there is no message {name}: it is not kept any more, or never was stored")
+        raise _unknown(name)
+
+
+def _unknown(name: MessageId) -> UnknownMessage:
+    return UnknownMessage(f"there is no message {name}: it is not kept any more, or never was stored")

@@ -29,14 +29,14 @@ from qmq.broker.find.resend_selection import (
     pack,
     unpack,
 )
-from qmq.broker.groups.group import Group, takes
+from qmq.broker.groups.group import Group
 from qmq.broker.groups.resends import ResendCounts, ResendProgress
 from qmq.broker.groups.settings import members_of, unknown_group
 from qmq.broker.ports.commands import Administer, Now
 from qmq.broker.ports.effects import Administered, Asker, Effect, ReadWanted, Refused, first_number
 from qmq.errors import InvalidOption, Overloaded, QmqError
 from qmq.format.ids import MessageId
-from qmq.names import check_group_or_member, check_prefix
+from qmq.names import check_group_or_member, check_prefix, takes
 from qmq.net.protocol.types import AT_MOST_ONCE
 from qmq.storage.store import ColdRead, Store
 

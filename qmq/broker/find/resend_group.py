@@ -17,11 +17,12 @@ import numpy.typing as npt
 
 from qmq.broker.error_log.error_log import unpacked
 from qmq.broker.find.resend_selection import ResendSelection, SelectedRange, Steps, reading
-from qmq.broker.groups.group import Group, takes
+from qmq.broker.groups.group import Group
 from qmq.broker.groups.message_ranges import PARTITIONS, RunPart, partition_of, parts_of
 from qmq.broker.groups.resends import ResendCounts, ResendProgress
 from qmq.broker.journal.record_types import RESENT, MessageRange
 from qmq.intervals import Intervals
+from qmq.names import takes
 from qmq.storage.store import Store
 
 #: Retries and dead letters that one step looks at, and ranges whose messages it looks up (about 50 us each).

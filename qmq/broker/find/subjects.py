@@ -8,6 +8,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from qmq.broker.ports.rights import Rights
 from qmq.net.protocol.selection import Selection
 from qmq.storage.store import Store
 
@@ -23,24 +24,33 @@ class SubjectFilters:
 
     def __init__(self, store: Store) -> None:
         self._subjects = store.subjects
-        self._known: OrderedDict[tuple[str, bool], npt.NDArray[np.uint8]] = OrderedDict()
+        self._known: OrderedDict[tuple[str, bool, frozenset[str] | None], npt.NDArray[np.uint8]] = OrderedDict()
 
-    def taken(self, numbers: npt.NDArray[Any], selection: Selection) -> npt.NDArray[np.bool_]:
-        """Return which of these subjects are taken: bool[n]. Raises BadBytes where a name cannot be read."""
-        if not selection.prefix and (selection.is_sparse or not self._subjects.has_private):
+    def taken(
+        self, numbers: npt.NDArray[Any], selection: Selection, rights: Rights | None = None
+    ) -> npt.NDArray[np.bool_]:
+        """Return which of these subjects are taken, and may be browsed with *rights*: bool[n]. Raises BadBytes where a
+        name cannot be read.
+        """
+        if rights is not None and "" in rights.browse:
+            rights = None
+        if rights is None and not selection.prefix and (selection.is_sparse or not self._subjects.has_private):
             return np.ones(len(numbers), np.bool_)
         result: npt.NDArray[np.bool_]
-        known = self._known_of(selection)
+        known = self._known_of(selection, rights)
         found = known[numbers]
         if not found.all():
             for number in np.unique(numbers[found == _UNKNOWN]).tolist():
-                known[number] = _TAKEN if selection.takes(self._subjects.name(number)) else _PASSED
+                name = self._subjects.name(number)
+                is_taken = selection.takes(name) and (rights is None or rights.may_browse(name))
+                known[number] = _TAKEN if is_taken else _PASSED
             found = known[numbers]
         result = found == _TAKEN
         return result
 
-    def _known_of(self, selection: Selection) -> npt.NDArray[np.uint8]:
-        key, count = (selection.prefix, selection.is_sparse), self._subjects.count
+    def _known_of(self, selection: Selection, rights: Rights | None) -> npt.NDArray[np.uint8]:
+        key = selection.prefix, selection.is_sparse, None if rights is None else rights.browse
+        count = self._subjects.count
         known = self._known.get(key)
         if known is None:
             known = self._known[key] = np.zeros(count, np.uint8)

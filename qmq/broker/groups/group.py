@@ -31,6 +31,7 @@ from qmq.format.batch import EntryRow
 from qmq.format.lanes import kind_of
 from qmq.format.layout import LANE_HIGH, LANE_LOW, LANE_NORMAL, LANE_ORDERED
 from qmq.format.private import is_private
+from qmq.names import takes
 from qmq.net.protocol.types import RELIABLE
 from qmq.storage.store import NotInMemory, Store
 
@@ -481,18 +482,6 @@ def _rows_at(store: Store, positions: list[int]) -> tuple[list[int], list[int]]:
         for partition, part in enumerate(store.partitions)
     ]
     return row_cursors, [*positions, *[0] * len(store.partitions)][: len(store.partitions)]
-
-
-def takes(prefixes: Collection[str], name: str) -> bool:
-    """Return whether one of the prefixes takes a subject, or all that another prefix takes."""
-    if name in prefixes or "" in prefixes:
-        return True
-    end = name.find(".")
-    while end >= 0:
-        if name[: end + 1] in prefixes:
-            return True
-        end = name.find(".", end + 1)
-    return False
 
 
 def _covering(filters: Mapping[str, SubjectFilter], prefix: str) -> SubjectFilter | None:

@@ -14,10 +14,11 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from qmq.broker.groups.group import Group, SubjectFilter, Subscription, takes
+from qmq.broker.groups.group import Group, SubjectFilter, Subscription
 from qmq.broker.groups.lag import has_ready
 from qmq.errors import StorageError
 from qmq.format.private import is_private
+from qmq.names import takes
 from qmq.storage.store import Store
 
 #: A name that nobody takes for so long is reported.

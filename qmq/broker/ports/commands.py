@@ -8,6 +8,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from qmq.broker.ports.rights import Rights
 from qmq.errors import QmqError
 from qmq.net.protocol.selection import Boundary, Selection
 from qmq.net.protocol.types import KnownConsumer
@@ -283,17 +284,23 @@ class TraceMessage(NamedTuple):
 
 class Connected(NamedTuple):
     """A client has connected. *source* is stamped into its batches: its address, and the name of its token, as
-    ``format.source.stamp_of`` packs them.
+    ``format.source.stamp_of`` packs them. *rights* are those of its token; with None it may do everything.
+
+    Given again for an open connection, it changes the rights.
     """
 
     connection: int
     source: bytes
+    rights: Rights | None = None
 
 
 class Disconnected(NamedTuple):
-    """The connection is closed: its pulls and subscriptions end."""
+    """The connection is closed: its pulls and subscriptions end. *for_good*: its token has ended, so what its consumers
+    have in flight is handed out again at once.
+    """
 
     connection: int
+    for_good: bool = False
 
 
 # --- from the daemon --------------------------------------------------------------------------------------------------

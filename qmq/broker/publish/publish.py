@@ -17,6 +17,7 @@ import numpy.typing as npt
 from qmq.broker.ports.commands import Now, Send
 from qmq.broker.ports.effects import Effect, Refused, Sent
 from qmq.broker.ports.limits import BrokerLimits
+from qmq.broker.ports.rights import Rights
 from qmq.broker.publish.dedup import Producers, RefusedBatches
 from qmq.broker.publish.send_replies import Repeat, SendReplies
 from qmq.broker.publish.staging import (
@@ -70,8 +71,12 @@ _AGAIN_US: Final = 100_000
 class Intake:
     """Takes batches in. Answers, and syncs that it needs, go to *effects*."""
 
-    def __init__(self, store: Store, limits: BrokerLimits, producers: Producers, effects: list[Effect]) -> None:
+    def __init__(
+        self, store: Store, limits: BrokerLimits, producers: Producers, effects: list[Effect], rights: dict[int, Rights]
+    ) -> None:
+        """*rights* are those of the connections that have a token."""
         self._store = store
+        self._rights = rights
         self._limits = BatchLimits(limits.max_message_bytes)
         self._copy_limits = BatchLimits(ANY_MESSAGE_BYTES, HANDED_FLAGS, RUN_REPLAYED)
         self._producers = producers
@@ -109,6 +114,8 @@ class Intake:
     def send(self, command: Send, now: Now) -> None:
         """Check and stage one batch; ``turn``, or a later sync, answers it. Raises QmqError when it is refused."""
         batch = check_batch(command.batch, self._copy_limits if command.copy else self._limits)
+        if self._rights and not command.copy and (rights := self._rights.get(command.connection)) is not None:
+            rights.check_produce(batch.names)
         try:
             self._take(command, batch, now)
         except QmqError as error:
@@ -138,7 +145,7 @@ class Intake:
         else:
             numbers = self.numbering.of(batch) if command.numbers is None else command.numbers
             if batch.run is not None and not command.copy and batch.run[1] == LANE_NORMAL:
-                self.numbering.know(view, header, numbers)
+                self._know(command.connection, view, header, numbers)
             partition = self._choose(numbers)
             if len(self._partitions) > 1:
                 self._write_before(partition, numbers)
@@ -146,6 +153,13 @@ class Intake:
             self._refusals.check(header.producer_id, header.producer_sequence)
         position = self._placed(partition, header.size)
         self._stage(view, batch, partition, position, numbers, now, command, own, command.flush, source=source)
+
+    def _know(self, connection: int, view: memoryview, header: Header, number: int | Numbers) -> None:
+        """Let later batches of the same subject go the short way."""
+        assert isinstance(number, int)
+        self.numbering.know(view, header, number)
+        if self._rights and (rights := self._rights.get(connection)) is not None:
+            rights.note_number(number)
 
     def append(
         self, buffer: bytearray, batch: CheckedBatch, own: OwnBatch, now: Now, answer: Answer | None = None,
@@ -193,6 +207,8 @@ class Intake:
         if number is None or producer is None or sequence < producer.next_sequence:
             return None  # a producer that sends a repeat, or for the first time
         source = self._sources.get(connection, NO_ADDRESS)
+        if self._rights and (rights := self._rights.get(connection)) is not None and number not in rights.numbers:
+            return None  # whether it may send to that subject was not checked yet
         if len(source) > ADDRESS_SIZE and not has_room(view, PLAIN_SIZE, source):
             return None
         monotonic_us, wall_us = now
@@ -611,11 +627,10 @@ class SubjectNumbering:
             return number_of(names[int(runs["subject"][0])], int(runs["lane"][0]))
         return numbers_by_run(names, runs, number_of)
 
-    def know(self, view: memoryview, header: Header, number: int | Numbers) -> None:
+    def know(self, view: memoryview, header: Header, number: int) -> None:
         """Remember the table of a batch of one run of a normal lane, which a client sent, and which names the subject
         of that number.
         """
-        assert isinstance(number, int)
         if header.table_size <= _KNOWN_TABLE_BYTES:
             if len(self.by_table) >= _KNOWN_TABLES:
                 self.by_table.clear()

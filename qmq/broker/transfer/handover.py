@@ -9,17 +9,20 @@ that a repeated one makes no second message.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from qmq.broker.delivery.pull import Delivery
 from qmq.broker.groups.group_state import Ledger
 from qmq.broker.groups.message_ranges import ranges_of_batch
 from qmq.broker.ports.commands import HandOver, Now, Send
 from qmq.broker.ports.effects import Effect, HandedOver, Refused, Sent
+from qmq.broker.ports.rights import Need, Rights
 from qmq.broker.publish.publish import Intake
 from qmq.errors import BadBatch, InvalidOption, UnknownGroup
 from qmq.format.batch import ANY_MESSAGE_BYTES, BatchLimits, check_batch, runs_of
 from qmq.format.copies.due import DUE_PRODUCER
 from qmq.format.layout import HANDED_FLAGS, MAX_DELAY_SHOWN, MAX_DELAY_US, RUN_REPLAYED
-from qmq.format.private import check_private
+from qmq.format.private import check_private, origin_subject
 from qmq.names import check_group_or_member
 from qmq.net.protocol.types import AT_MOST_ONCE, Disposition
 from qmq.storage.store import Store
@@ -28,8 +31,12 @@ from qmq.storage.store import Store
 class Handovers:
     """Takes handovers in beside the intake, and answers them when they are stored and named."""
 
-    def __init__(self, store: Store, delivery: Delivery, intake: Intake, effects: list[Effect]) -> None:
+    def __init__(
+        self, store: Store, delivery: Delivery, intake: Intake, effects: list[Effect], rights: Mapping[int, Rights]
+    ) -> None:
+        """*rights* are those of the connections that have a token."""
         self._store = store
+        self._rights = rights
         self._delivery = delivery
         self._intake = intake
         self._effects = effects
@@ -48,7 +55,11 @@ class Handovers:
             raise BadBatch(f"a handover has one message, not {batch.header.messages}")
         if batch.header.producer_id == DUE_PRODUCER:
             raise BadBatch("that producer id is a broker's own: it marks delivered delayed messages")
-        check_private(batch.names[0], command.group)
+        rights = self._rights.get(command.connection)
+        for name in batch.names:
+            subject = origin_subject(check_private(name, command.group))
+            if rights is not None:
+                rights.require(rights.may_consume(subject), Need.CONSUME, subject)
         key = batch.header.producer_id + batch.header.producer_sequence.to_bytes(8, "little")
         if key in ledger.handed:
             self._delivery.durable.answer(HandedOver(command.connection, command.request))

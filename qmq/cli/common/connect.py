@@ -24,6 +24,8 @@ _TLS_OPTIONS: Final = {
     "tls_cert": "PEM file with this client's certificate, for a broker that asks for one.",
     "tls_key": "PEM file with the key of --tls-cert.",
 }
+#: Whether a token was taken, and from the command line.
+_TOKEN: Final = "qmq.token"
 
 
 def profile_option(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -36,7 +38,8 @@ def profile_option(command: Callable[..., Any]) -> Callable[..., Any]:
         expose_value=False,
         callback=take_profile,
         shell_complete=complete_profiles,
-        help="Take --server, --timeout and --tls-ca from this profile of ~/.config/qmq.toml. Also from QMQ_PROFILE.",
+        help="Take --server, --timeout, --token and the like from this profile of ~/.config/qmq.toml. Also from "
+        "QMQ_PROFILE.",
     )(command)
 
 
@@ -69,7 +72,7 @@ def server_option(command: Callable[..., Any]) -> Callable[..., Any]:
         callback=_chosen,
         help="The broker; several addresses with commas between; with TLS qmqs://. Also from QMQ_SERVER.",
     )
-    return server(tls_options(profile_option(command)))
+    return server(token_options(tls_options(profile_option(command))))
 
 
 def tls_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -121,6 +124,52 @@ def _in_environment(values: Mapping[str, str | None]) -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+
+def token_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the options --token and --token-file."""
+    token = click.option(
+        "--token",
+        metavar="TOKEN",
+        envvar="QMQ_TOKEN",
+        expose_value=False,
+        callback=_take_token,
+        help="NAME:SECRET, where brokers ask for it. Everybody here sees it in the list of processes, so rather use "
+        "QMQ_TOKEN or --token-file.",
+    )
+    file = click.option(
+        "--token-file",
+        metavar="FILE",
+        envvar="QMQ_TOKEN_FILE",
+        expose_value=False,
+        callback=_take_token,
+        help="A file with the token. Also from QMQ_TOKEN_FILE.",
+    )
+    return token(file(command))
+
+
+def _take_token(context: click.Context, parameter: click.Parameter, value: str | None) -> None:
+    """Have all connections of the command use the token that an option or a profile gives."""
+    chosen = _chosen(context, parameter, value)
+    given = context.get_parameter_source(str(parameter.name)) is ParameterSource.COMMANDLINE
+    if chosen is None or (_TOKEN in context.meta and not given):
+        return
+    from qmq.net.client.address import read_token, token_of
+
+    if parameter.name == "token" and given:
+        click.echo("qmq: --token can be seen in the list of processes; use QMQ_TOKEN or --token-file", err=True)
+    token = str(token_of(read_token(chosen) if parameter.name == "token_file" else chosen))
+    before = os.environ.get("QMQ_TOKEN")
+    context.meta[_TOKEN] = given
+    os.environ["QMQ_TOKEN"] = token  # of this process: what a command starts has it, too
+    context.call_on_close(lambda: _restore(before))
+
+
+def _restore(token: str | None) -> None:
+    if token is None:
+        os.environ.pop("QMQ_TOKEN", None)
+    else:
+        os.environ["QMQ_TOKEN"] = token
 
 
 def admin_options(command: Callable[..., Any]) -> Callable[..., Any]:

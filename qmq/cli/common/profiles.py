@@ -7,6 +7,7 @@ server = "qmq://127.0.0.1:20881"
 server = "qmqs://broker-a:20881,broker-b:20881"
 tls_ca = "/etc/qmq/ca.pem"
 timeout = "30s"
+token_file = "/run/secrets/qmq"
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from click.core import ParameterSource
 from qmq.errors import InvalidOption
 
 #: The options that a profile may give.
-KEYS: Final = ("server", "timeout", "tls_ca", "tls_cert", "tls_key")
+KEYS: Final = ("server", "timeout", "token", "token_file", "tls_ca", "tls_cert", "tls_key")
 #: The profile that counts where none is named.
 DEFAULT: Final = "default"
 
@@ -65,7 +66,8 @@ def read_profiles() -> dict[str, dict[str, Any]]:
                 advice = f"did you mean {near[0]}?" if near else f"a profile has {', '.join(KEYS)}"
                 raise InvalidOption(f"profile {name!r} in {path} has a key {key!r:.80}; {advice}")
             if not isinstance(value, str | int | float if key == "timeout" else str) or isinstance(value, bool):
-                raise InvalidOption(f"{key} = {value!r:.80} of profile {name!r} in {path} is not a text")
+                shown = "..." if key == "token" else f"{value!r:.80}"
+                raise InvalidOption(f"{key} = {shown} of profile {name!r} in {path} is not a text")
     return profiles
 
 

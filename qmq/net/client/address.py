@@ -8,9 +8,12 @@ from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
 from qmq.errors import InvalidOption
+from qmq.names import MAX_TOKEN_BYTES
 
 DEFAULT_PORT: Final = 20881
 DEFAULT_URL: Final = f"qmq://127.0.0.1:{DEFAULT_PORT}"
+#: The longest token: a name and a secret.
+_MAX_TOKEN: Final = 1_024
 #: What a URL of brokers begins with: plain connections, and those by TLS.
 BROKER_SCHEMES: Final = ("qmq://", "qmqs://")
 _SCHEMES: Final = (*BROKER_SCHEMES, "file://", "hdfs://")
@@ -30,12 +33,38 @@ class TlsFiles(NamedTuple):
 TLS_VARIABLES: Final = ("QMQ_TLS_CA", "QMQ_TLS_CERT", "QMQ_TLS_KEY")
 
 
+class TokenText(str):
+    """A token, NAME:SECRET, or nothing. Errors and logs that show it as a value show no secret."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return f"TokenText({self.name!r}, ...)" if self else "TokenText('')"
+
+    @property
+    def name(self) -> str:
+        """The name of the token."""
+        return self.partition(":")[0]
+
+
+NO_TOKEN: Final = TokenText()
+
+
 class Address(NamedTuple):
-    """The address of one broker. ``tls``: the files of a connection by TLS; None: a plain connection."""
+    """The address of one broker. ``tls``: the files of a connection by TLS; None: a plain connection. ``token``: what
+    lets the client in there, if it needs one.
+    """
 
     host: str
     port: int
     tls: TlsFiles | None = None
+    token: TokenText = NO_TOKEN
+
+    @property
+    def sender_bytes(self) -> int:
+        """The bytes that a batch leaves for the name of the token, or of that for which a client certificate stands."""
+        has_cert = self.tls is not None and self.tls.cert
+        return len(self.token.name) if self.token or not has_cert else MAX_TOKEN_BYTES
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
@@ -68,10 +97,42 @@ def tls_files(
     return files
 
 
-def parse_url(url: str, tls: TlsFiles | None = None) -> list[Address]:
+def token_of(token: str | None) -> TokenText:
+    """Return the token of a client: *token*, else that of QMQ_TOKEN, else that in the file QMQ_TOKEN_FILE.
+
+    Raises InvalidOption, which does not show it.
+    """
+    whence, found = "token", token
+    if found is None:
+        whence, found = "QMQ_TOKEN", os.environ.get("QMQ_TOKEN", "")
+        if not found and (path := os.environ.get("QMQ_TOKEN_FILE")):
+            whence, found = path, read_token(path)
+    if not isinstance(found, str):
+        raise InvalidOption(f"token must be a text NAME:SECRET, not {type(found).__name__}")
+    found = found.strip()
+    name, _, secret = found.partition(":")
+    if not found:
+        return NO_TOKEN
+    if not name or not secret or not found.isascii() or not found.isprintable() or len(found) > _MAX_TOKEN:
+        raise InvalidOption(f"{whence} is no token: give it as `qmq tokens create` has shown it, NAME:SECRET")
+    return TokenText(found)
+
+
+def read_token(path: str) -> str:
+    """Return the token in a file. Raises InvalidOption."""
+    try:
+        with open(path, encoding="ascii") as file:
+            return file.read(_MAX_TOKEN + 2)
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not ASCII"
+        raise InvalidOption(f"the token in {path} cannot be read: {reason}; write NAME:SECRET into it") from None
+
+
+def parse_url(url: str, tls: TlsFiles | None = None, token: TokenText | None = None) -> list[Address]:
     """Return the addresses in *url*, in its order. A part without a scheme has that of the part before it.
 
-    Addresses with ``qmqs://`` get the files *tls*, or without them those of the environment. Raises InvalidOption.
+    Addresses with ``qmqs://`` get the files *tls*, all get *token*; without these what the environment names. Raises
+    InvalidOption.
 
     >>> [str(address) for address in parse_url("qmq://10.0.0.1:20881,10.0.0.2")]
     ['10.0.0.1:20881', '10.0.0.2:20881']
@@ -79,13 +140,13 @@ def parse_url(url: str, tls: TlsFiles | None = None) -> list[Address]:
     if not isinstance(url, str):
         raise InvalidOption(f"the address of a broker must be a str, not {type(url).__name__}")
     found: list[Address] = []
-    scheme = "qmq"
+    scheme, token = "qmq", token_of(None) if token is None else token
     for part in url.split(","):
         scheme, address = _parse_one(part.strip(), url, scheme)
         if scheme == "qmqs":
             tls = tls_files() if tls is None else tls
             address = address._replace(tls=tls)
-        found.append(address)
+        found.append(address._replace(token=token))
     return found
 
 

@@ -56,7 +56,8 @@ class BlockingConnection:
         try:
             with suppress(OSError):
                 self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            hello = frames.pack_meta({"protocol": frames.PROTOCOL_VERSION, "client": client})
+            token = {"token": str(address.token)} if address.token else {}
+            hello = frames.pack_meta({"protocol": frames.PROTOCOL_VERSION, "client": client, **token})
             #: The fields of WELCOME.
             self.welcome = frames.unpack_meta(self.ask(FrameKind.HELLO, meta=hello).meta)
         except BaseException as error:

@@ -476,7 +476,8 @@ class Link:
             async with asyncio.timeout(CONNECT_TIMEOUT):
                 await connection.open(address)
                 await self._adopt(
-                    connection, await connection.hello(client_name(), self._options.name, self._options.app)
+                    connection,
+                    await connection.hello(client_name(), self._options.name, self._options.app, address.token),
                 )
         except BaseException as error:
             connection.abort(ConnectionLost("given up"))

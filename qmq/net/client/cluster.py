@@ -79,7 +79,8 @@ class Brokers:
     def __init__(self, options: ClientOptions, accumulator: Accumulator) -> None:
         producer_id = os.urandom(PRODUCER_ID_SIZE) if options.producer is None else producer_id_of(options.producer)
         self.options = options
-        self.outcomes = Outcomes(producer_id, accumulator, new_source(options.app))
+        sender_bytes = max(address.sender_bytes for address in options.addresses)
+        self.outcomes = Outcomes(producer_id, accumulator, new_source(options.app, sender_bytes))
         #: The brokers know this client's process by it.
         self.client_id = secrets.token_bytes(16)
         lanes = [SendWindow(self.outcomes, accumulator, options.send_timeout) for _ in options.addresses]

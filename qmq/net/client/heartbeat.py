@@ -109,10 +109,14 @@ class HeartbeatSender:
         return not self._ended.is_set() and loop.is_running()
 
     def _connected(self) -> socket.socket:
-        connection = open_socket(self._address(), self._interval_s)
+        address = self._address()
+        connection = open_socket(address, self._interval_s)
         try:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            hello = msgpack.packb({"protocol": frames.PROTOCOL_VERSION, "client": "qmq heartbeat"})
+            fields = {"protocol": frames.PROTOCOL_VERSION, "client": "qmq heartbeat"}
+            if address.token:
+                fields["token"] = str(address.token)
+            hello = msgpack.packb(fields)
             connection.sendall(frames.encode_frame(FrameKind.HELLO, 1, hello))
             self._expect(connection, FrameKind.WELCOME)
         except BaseException:

@@ -20,7 +20,7 @@ from typing import Any, Final, Literal, NamedTuple, NoReturn
 from qmq.durations import Duration, microseconds_of, seconds_of
 from qmq.errors import InvalidName, InvalidOption, UsageError
 from qmq.format.layout import DELAY_END_US, MAX_DELAY_SHOWN, MAX_DELAY_US, PRODUCER_ID_SIZE
-from qmq.net.client.address import DEFAULT_URL, Address, check_used, parse_url, tls_files
+from qmq.net.client.address import DEFAULT_URL, Address, check_used, parse_url, tls_files, token_of
 
 Body = bytes | bytearray | memoryview
 Durability = Literal["flush", "append"]
@@ -64,6 +64,7 @@ def check_options(
     name: str | None = None,
     app: str | None = None,
     wait: Duration = 0,
+    token: str | None = None,
     tls_ca: str | os.PathLike[str] | None = None,
     tls_cert: str | os.PathLike[str] | None = None,
     tls_key: str | os.PathLike[str] | None = None,
@@ -77,7 +78,7 @@ def check_options(
     if producer is not None:
         producer_id_of(producer)
     found = os.environ.get("QMQ_SERVER") or DEFAULT_URL if url is None else url
-    addresses = tuple(dict.fromkeys(parse_url(found, tls_files(tls_ca, tls_cert, tls_key))))
+    addresses = tuple(dict.fromkeys(parse_url(found, tls_files(tls_ca, tls_cert, tls_key), token_of(token))))
     check_used(addresses, {"tls_ca": tls_ca, "tls_cert": tls_cert, "tls_key": tls_key})
     return ClientOptions(
         addresses,

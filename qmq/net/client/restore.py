@@ -43,7 +43,7 @@ class RestoreTarget:
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT):
                 await connection.open(address)
-                return cls(connection, await connection.hello("qmq-restore"))
+                return cls(connection, await connection.hello("qmq-restore", token=address.token))
         except BaseException as error:
             connection.abort(ConnectionLost("given up"))
             if isinstance(error, TimeoutError):

@@ -12,6 +12,7 @@ from typing import Final, Protocol, cast
 from qmq.broker.ports.commands import Command
 from qmq.errors import ProtocolError, QmqError, TlsFailed
 from qmq.net.protocol.frames import FRAME_SIZE, MAX_HELLO_BYTES, Frame, encode_error, split_frames
+from qmq.net.server.login.logins import Login
 from qmq.net.server.options import internal_error
 from qmq.net.server.receive_buffer import RECEIVE_BUFFER_BYTES, PartialFrame, ReceiveBuffer
 from qmq.net.server.write_queue import PIECE_BYTES, Buffer, UnsentBytes
@@ -24,6 +25,8 @@ SLOW_READER: Final = 1
 SLOW_DISK: Final = 2
 STOPPING: Final = 4
 THROTTLED: Final = 8
+#: Its login has failed, and is answered later.
+NOT_LET_IN: Final = 16
 
 #: Seconds to read on after the last frame: closing with unread bytes would make the system send a TCP reset, which
 #: drops what the client has not read yet.
@@ -104,8 +107,8 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     __slots__ = (
         "_began", "_costs_s", "_hub", "_most", "_unsent", "_stops", "_transport", "partial_frame", "_unread", "acked",
-        "address", "answers", "app", "certificate_name", "client", "ended", "greeted", "in_flight", "listings", "name",
-        "number", "opened_us", "peer", "deferred", "pulls", "sends", "took_s",
+        "address", "answers", "app", "audits", "certificate_name", "client", "ended", "for_good", "greeted",
+        "in_flight", "listings", "login", "name", "number", "opened_us", "peer", "deferred", "pulls", "sends", "took_s",
     )  # fmt: skip
 
     def __init__(self, hub: Hub, number: int) -> None:
@@ -127,6 +130,12 @@ class ClientConnection(asyncio.BufferedProtocol):
         self.app = ""
         self.opened_us = 0
         self.greeted = False
+        #: None where no token is needed
+        self.login: Login | None = None
+        #: its token has ended: what it has in flight goes to others
+        self.for_good = False
+        #: changes of an administrator that wait for their answers, by request
+        self.audits: dict[int, str] = {}
         #: the last frame was sent, or the client is gone
         self.ended = False
         #: requests without an answer, and the numbers of those that list subjects

@@ -22,6 +22,7 @@ from qmq.net.protocol.frames import FrameKind
 from qmq.net.protocol.messages import encode_messages
 from qmq.net.server.admission import ANSWER_S, Admission, Throttle
 from qmq.net.server.connection import ClientConnection
+from qmq.net.server.login.audit import Audit
 from qmq.net.server.options import Answers
 
 #: A whole SENT frame of a batch with one run: the most frequent answer.
@@ -207,7 +208,7 @@ class ReplyWriter:
             effects.HandedOver: self._handed_over,
             effects.Restored: self._restored,
             effects.HeartbeatSeen: partial(self._answer, encode=heartbeat_seen),
-            effects.Administered: partial(self._answer, encode=administered),
+            effects.Administered: self._administered,
             effects.LastSequenceIs: partial(self._answer, encode=last_sequence),
             effects.Claimed: partial(self._answer, encode=claimed),
             effects.SubjectList: partial(self._answer, encode=subject_list),
@@ -282,6 +283,8 @@ class ReplyWriter:
     def refused(self, effect: effects.Refused) -> None:
         """Answer a request with an error; if the client is at fault, throttle its connection."""
         connection = self._answer(effect, lambda refused: frames.encode_error(refused.request, refused.error))
+        if connection is not None and connection.audits:
+            Audit.answered(connection, effect.request, effect.error)
         if connection is not None and isinstance(effect.error, _CLIENT_ERRORS):
             self._invalid[connection] = self._invalid.get(connection, 0) + 1
 
@@ -368,6 +371,11 @@ class ReplyWriter:
     def _handed_over(self, effect: effects.HandedOver) -> None:
         self.changes += 1
         self._answer(effect, handed_over)
+
+    def _administered(self, effect: effects.Administered) -> None:
+        connection = self._answer(effect, administered)
+        if connection is not None and connection.audits:
+            Audit.answered(connection, effect.request)
 
     def _restored(self, effect: effects.Restored) -> None:
         self.changes += 1

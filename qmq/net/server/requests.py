@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from crc32c import crc32c
 
@@ -32,8 +32,19 @@ _KNOWN_NUMBERS: Final = 4
 _SEND: Final = int(FrameKind.SEND)
 
 
-def decode_hello(frame: Frame) -> tuple[str, str, str]:
-    """Check the first frame of a connection; return the client, and the names of connection and program."""
+class Hello(NamedTuple):
+    """What the first frame of a connection says: the client's software, the names of connection and program, and its
+    token, each empty where it is left out.
+    """
+
+    client: str
+    name: str
+    app: str
+    token: str
+
+
+def decode_hello(frame: Frame) -> Hello:
+    """Check the first frame of a connection, and return what it says."""
     if frame.kind != FrameKind.HELLO or len(frame.payload) or frame.flags:
         raise ProtocolError("the first frame of a connection is HELLO, without flags and payload")
     fields = frames.unpack_meta(frame.meta)
@@ -44,7 +55,10 @@ def decode_hello(frame: Frame) -> tuple[str, str, str]:
             f"{frames.PROTOCOL_VERSION}; use a client of the broker's version"
         )
     client, name, app = (str(fields.get(key, ""))[:_MAX_CLIENT_NAME] for key in ("client", "name", "app"))
-    return client, name, app
+    token = fields.get("token", "")
+    if type(token) is not str:
+        raise ProtocolError("HELLO has a text in token")
+    return Hello(client, name, app, token)
 
 
 def decode_request(connection: int, frame: Frame) -> Command:

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from socket import socket
 from ssl import SSLContext
@@ -18,13 +18,16 @@ from typing import Final
 
 from qmq.broker.ports import commands, effects
 from qmq.broker.ports.commands import QUIET_US, Command, Now
-from qmq.errors import Overloaded, ProtocolError, QmqError
+from qmq.errors import Overloaded, ProtocolError, QmqError, Unauthorized
 from qmq.format.source import stamp_of
 from qmq.net.protocol import frames
 from qmq.net.protocol.frames import Frame, FrameKind, made
 from qmq.net.server.accept import Acceptor, ConnectionWarnings
 from qmq.net.server.admission import END_S, Admission, DeferredRequests, Throttle
-from qmq.net.server.connection import LINGER_S, SLOW_DISK, STOPPING, ClientConnection
+from qmq.net.server.connection import LINGER_S, NOT_LET_IN, SLOW_DISK, STOPPING, ClientConnection
+from qmq.net.server.login.audit import Audit
+from qmq.net.server.login.failed_logins import FailedLogins
+from qmq.net.server.login.logins import Login, Logins, Token
 from qmq.net.server.options import BrokerRules, ClientInfo, ServerOptions, internal_error, stopping
 from qmq.net.server.receive_buffer import ReceiveBuffer
 from qmq.net.server.replies import DiskWork, ReplyWriter
@@ -50,6 +53,7 @@ _NEVER_US: Final = 1 << 62
 #: Plain integers: reading a member of an enum looks it up by name.
 _SENDS: Final = frozenset((int(FrameKind.SEND), int(FrameKind.RESTORE)))
 _SUBJECTS: Final = int(FrameKind.SUBJECTS)
+_ADMINISTER: Final = int(FrameKind.ADMINISTER)
 _WITHDRAW: Final = int(FrameKind.WITHDRAW)
 
 
@@ -113,6 +117,10 @@ class Server:
         self._small_frames: SmallFrames | None = None
         if broker.short_way is not None:
             self._small_frames = SmallFrames(broker.short_way, self._replies, self._admission, self._max_requests)
+        self._logins = Logins()
+        self._expiry_us: int | None = None  # of the token that expires next
+        self._failed_logins = FailedLogins()
+        self._audit = Audit()
         self._senders: set[ClientConnection] = set()  # connections that sent batches in this turn
         self._time = now()
         self._due = False  # a turn is scheduled
@@ -165,6 +173,44 @@ class Server:
         self._handle(command)
         self._replies.carry_out(self._broker.take_syncs())  # the disk starts before the turn
         self.turn()
+
+    @property
+    def has_tokens(self) -> bool:
+        """Whether clients need a token."""
+        return self._logins.has_tokens
+
+    def set_tokens(self, tokens: Mapping[str, Token]) -> None:
+        """Let in clients with one of these tokens only; end the connections that the change touches."""
+        self._logins.replace(tokens)
+        self._look_at_connections()
+
+    def look_at_logins(self) -> dict[str, int]:
+        """End the connections whose tokens have expired; return when each token was last in use, in microseconds since
+        1970. Called again and again, it takes next to no time.
+        """
+        now_us = self._now().wall_us
+        if self._expiry_us is not None and self._expiry_us <= now_us:
+            self._look_at_connections()
+        return self._logins.used
+
+    def tokens_in_use(self) -> set[str]:
+        """Return the names of the tokens of the connections that are open now."""
+        return {one.login.rights.name for one in self._connections.values() if one.login is not None}
+
+    def _look_at_connections(self) -> None:
+        """End the connections whose tokens do not hold any more, and give the others the rights of now."""
+        now_us = self._now().wall_us
+        self._expiry_us = self._logins.next_expiry_us(now_us)
+        for connection in list(self._connections.values()):
+            if not connection.greeted:
+                continue
+            login = self._logins.look_at(connection.login, now_us)
+            if isinstance(login, QmqError):
+                connection.for_good = True
+                connection.end(login)
+            elif login != connection.login:
+                connection.login = login
+                self._connected(connection, login)
 
     def hold_sends(self, hold: bool) -> None:
         """Stop reading from connections that send batches while *hold* is true, so that the disk can catch up."""
@@ -411,11 +457,15 @@ class Server:
     def frame(self, connection: ClientConnection, frame: Frame) -> None:
         """Hand one frame to the broker. Raises the QmqError that ends the connection."""
         if not connection.greeted:
-            connection.client, connection.name, connection.app = decode_hello(frame)
+            connection.client, connection.name, connection.app, token = decode_hello(frame)
+            try:
+                connection.login = self._logins.log_in(token, connection.certificate_name, self._time.wall_us)
+            except Unauthorized as error:
+                self._refuse_login(connection, error)
+                return
             connection.greeted = True
             connection.opened_us = self._time.wall_us
-            # There are no tokens yet; the name of the client's token belongs here.
-            self._handle(commands.Connected(connection.number, stamp_of(*connection.address, sender="")))
+            self._connected(connection, connection.login)
             log.debug("connection %d of %s is client %r", connection.number, connection.shown, connection.client)
             self._replies.put(connection, frames.encode_frame(FrameKind.WELCOME, frame.request, self._welcome))
             return
@@ -438,6 +488,9 @@ class Server:
             if len(connection.listings) >= MAX_LISTINGS:
                 raise Overloaded(f"more than {MAX_LISTINGS} lists of subjects of this connection wait for an answer")
             connection.listings.add(frame.request)
+        elif kind == _ADMINISTER:
+            assert isinstance(command, commands.Administer)
+            self._audit.asked(connection, command)
         self._served += 1
         if kind != _WITHDRAW:
             self._count_request(connection)
@@ -446,6 +499,21 @@ class Server:
                 return
         if not self._deferred.take(connection, command):
             self._hand_in(connection, command)
+
+    def _connected(self, connection: ClientConnection, login: Login | None) -> None:
+        """Tell the broker of a connection, or of its new rights."""
+        rights = None if login is None else login.rights
+        stamp = stamp_of(*connection.address, sender="" if rights is None else rights.name)
+        self._handle(commands.Connected(connection.number, stamp, rights))
+
+    def _refuse_login(self, connection: ClientConnection, error: Unauthorized) -> None:
+        """End a connection whose login has failed; later, when many from its address have failed."""
+        delay_us, is_logged = self._failed_logins.failed(connection.address[0], self._time.monotonic_us)
+        if is_logged:
+            log.warning("a login from %s failed: %s", connection.peer, error)
+        self._throttle.charge(END_S)
+        connection.stop_reading(NOT_LET_IN)
+        self._loop.call_later(delay_us / 1e6, connection.end, error)
 
     def _count_request(self, connection: ClientConnection) -> None:
         connection.in_flight += 1
@@ -471,8 +539,9 @@ class Server:
             return
         self._silent.discard(connection)
         connection.deferred.clear()
+        self._audit.left(connection)
         self._admission.requests(-connection.in_flight)
-        self._handle(commands.Disconnected(connection.number))
+        self._handle(commands.Disconnected(connection.number, connection.for_good))
         self._turn_soon()
 
     def closed(self, connection: ClientConnection) -> None:

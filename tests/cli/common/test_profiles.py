@@ -81,7 +81,7 @@ def test_a_profile_says_how_long_to_wait(home: Path) -> None:
         ("[prod", "is not TOML"),
         ('server = "qmq://a"', "belongs to no profile; write [default] above it"),
         ('[prod]\nsevrer = "qmq://a"', "did you mean server?"),
-        ('[prod]\ncolour = "red"', "a profile has server, timeout, tls_ca, tls_cert, tls_key"),
+        ('[prod]\ncolour = "red"', "a profile has server, timeout, token, token_file, tls_ca, tls_cert, tls_key"),
         ("[prod]\nserver = 3", "is not a text"),
         ('[prod]\nserver = "http://a"', "is not the address of a broker"),
         ('[prod]\ntimeout = "soon"', "--timeout"),

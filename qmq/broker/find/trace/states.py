@@ -26,9 +26,10 @@ from qmq.broker.delivery.filters import EXPIRED, FILTERED, SKIPPED, MessageFilte
 from qmq.broker.error_log.error_log import RetryItem, unpacked
 from qmq.broker.find.trace.events import ACKED, HANDED_OUT, MessageChange
 from qmq.broker.find.trace.places import MessagePlace, may_have, offset_in
-from qmq.broker.groups.group import Group, SubjectFilter, takes
+from qmq.broker.groups.group import Group, SubjectFilter
 from qmq.broker.groups.group_state import Ledger
 from qmq.broker.groups.message_ranges import PARTITIONS
+from qmq.names import takes
 from qmq.net.protocol.types import AT_MOST_ONCE
 from qmq.storage.store import Store
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -19,12 +20,14 @@ from qmq.broker.find.trace.events import events_of
 from qmq.broker.find.trace.places import MessagePlace, find_place
 from qmq.broker.find.trace.records import FoundRecords, RecordScan
 from qmq.broker.find.trace.states import GroupMessage, GroupView, with_events
-from qmq.broker.groups.group import Group, takes
+from qmq.broker.groups.group import Group
 from qmq.broker.ports.commands import Now, ReadDone, TraceMessage
 from qmq.broker.ports.effects import Asker, Effect, ReadWanted, ReadWork, Refused, Traced, first_number
+from qmq.broker.ports.rights import Rights
 from qmq.errors import InternalError, InvalidOption, Overloaded, QmqError, StorageError, UnknownMessage
 from qmq.format.ids import MessageId
 from qmq.format.layout import DELAY_PARTITION, MESSAGE_ID
+from qmq.names import takes
 from qmq.storage.store import ColdRead, NotInMemory, Store
 
 #: Traces that wait, of all connections and of one.
@@ -56,8 +59,11 @@ class Traces:
     """The traces that clients have asked for."""
 
     def __init__(
-        self, store: Store, groups: Mapping[str, Group], delaying: DelayedMessages, effects: list[Effect]
-    ) -> None:
+        self, store: Store, groups: Mapping[str, Group], delaying: DelayedMessages, effects: list[Effect],
+        rights: Mapping[int, Rights],
+    ) -> None:  # fmt: skip
+        """*rights* are those of the connections that have a token."""
+        self._rights = rights
         self._store = store
         self._groups = groups
         self._delaying = delaying
@@ -149,7 +155,12 @@ class Traces:
     def _run(self, command: TraceMessage) -> Steps[Traced]:
         name = MessageId._make(MESSAGE_ID.unpack(command.message_id))
         places = yield from self._places(command, name)
-        facts = yield from self._facts(name, places)
+        rights = self._rights.get(command.connection)
+        if rights is None or "" in rights.browse:
+            facts = yield from self._facts(name, places)
+        else:
+            places = [place for place in places if rights.may_browse(place.subject)]
+            facts = yield from self._facts_within(rights, name, places)
         scan = RecordScan(self._store.groups.scan_pulls(facts.stored_us or 0), places)
         if places:
             yield scan
@@ -206,6 +217,14 @@ class Traces:
         if delayed is None:
             raise UnknownMessage(f"there is no delayed message {name}: it is not kept any more, or never was")
         return MessageFacts(delayed.state, delayed.subject, None, None, delayed.due_us)
+
+    def _facts_within(self, rights: Rights, name: MessageId, places: list[MessagePlace]) -> Steps[MessageFacts]:
+        """Return what is known of the message. Raises UnknownMessage, the same for one that the client may not see."""
+        with suppress(UnknownMessage):
+            facts = yield from self._facts(name, places)
+            if facts.subject is not None and rights.may_browse(facts.subject):
+                return facts
+        raise UnknownMessage(f"there is no message {name}: it is not kept any more, or never was stored")
 
     def _delayed(self, name: MessageId) -> Steps[DelayedState | None]:
         tries = 0

@@ -13,6 +13,7 @@ from qmq.errors import (
     BadBatch,
     BadBytes,
     ConnectionLost,
+    Forbidden,
     InternalError,
     InvalidName,
     InvalidOption,
@@ -35,7 +36,7 @@ from qmq.net.client.producer.outcomes import Outcomes
 _OUTCOME_UNKNOWN: Final = (BadBytes, InternalError, RemoteError, SequenceForgotten, SyncFailed)
 
 #: Refusals because of one message, or of one subject: the rest of the batch is sent without it.
-_OF_A_SUBJECT: Final = (InvalidName, TooManySubjects)
+_OF_A_SUBJECT: Final = (InvalidName, TooManySubjects, Forbidden)
 _OF_A_MESSAGE: Final = (InvalidOption, MessageTooLarge)
 
 #: While this many batches are in flight, messages collect until an answer comes, or until they fill a batch: a busy
