@@ -191,7 +191,7 @@ class AdminCommands:
         found = self._all(fields)
         begin = resolve_start(self._store, _seek_start(fields.get("to")), "first")
         for group, _ in found:
-            self._changes.seek(group, begin, clear_retries=bool(fields.get("clear_retries")))
+            self._changes.seek(group, begin, now.wall_us, clear_retries=bool(fields.get("clear_retries")))
         return {}
 
     def _delete_group(self, fields: Fields, now: Now) -> Fields:

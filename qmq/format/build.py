@@ -13,11 +13,12 @@ from typing import Any, Final, NamedTuple, NoReturn, Protocol
 
 import msgpack
 import numpy as np
+import numpy.typing as npt
 from crc32c import crc32c
 
 from qmq.errors import InvalidOption, MessageTooLarge
 from qmq.format.batch import FEW, parse_header, stored_table
-from qmq.format.hashing import Folds, check_of, checks_of, hash_bytes, tag_bits
+from qmq.format.hashing import HASH_FOR_ZERO, Folds, check_of, checks_of, hash_bytes, tag_bits
 from qmq.format.layout import (
     BATCH_HEADER,
     BATCH_HEADER_SIZE,
@@ -105,7 +106,7 @@ def are_short_keys(keys: Sequence[object]) -> bool:
     """Return ``is_short_key`` for all of *keys*, of which there is at least one."""
     if set(map(type, keys)) != {str}:
         return False
-    sizes = list(map(len, keys))  # type: ignore[arg-type]  # all are text
+    sizes = set(map(len, keys))  # type: ignore[arg-type]  # all are text
     return min(sizes) > 0 and max(sizes) < SHORT_KEY and "".join(keys).isascii()  # type: ignore[arg-type]
 
 
@@ -127,7 +128,7 @@ def make_header(
         if type(keys) is str and not (tags or properties or deliver_at or expire_at):
             raw = keys.encode()
             if 0 < len(raw) < SHORT_KEY:  # the common case, in a third of the time
-                made = _KEY_ONLY[len(raw)] + raw, 0, hash_bytes(raw), 0, 0, False
+                made = _KEY_ONLY[len(raw)] + raw, 0, hash_bytes(raw) or HASH_FOR_ZERO, 0, 0, False
                 return tuple.__new__(MessageHeader, made)
         if keys is not None:
             packed, hashed, more_keys = _key_part(keys) if isinstance(keys, str) else _keys_part(keys)
@@ -166,7 +167,8 @@ def _key_part(key: str) -> tuple[bytes, int, bool]:
             f"a key has 1 to {MAX_KEY_BYTES:,} bytes as UTF-8, not {len(raw):,}; leave an empty one out, and put a "
             "longer text into the properties or the body"
         )
-    return _SHORT_KEYS[len(raw) - 1] + raw if len(raw) < 256 else _KEYS + _PACK((key,)), hash_bytes(raw), False
+    packed = _SHORT_KEYS[len(raw) - 1] + raw if len(raw) < 256 else _KEYS + _PACK((key,))
+    return packed, hash_bytes(raw) or HASH_FOR_ZERO, False
 
 
 def _keys_part(keys: object) -> tuple[bytes, int, bool]:
@@ -219,7 +221,7 @@ def headers_of(
         if type(key) is str and key.isascii() and 0 < len(key) < min(256, room):  # the common case
             raw = key.encode()
             packed = front + _SHORT_KEYS[len(raw) - 1] + raw + rest
-            headers.append(MessageHeader(packed, bits, hash_bytes(raw), deliver_at, expire_at))
+            headers.append(MessageHeader(packed, bits, hash_bytes(raw) or HASH_FOR_ZERO, deliver_at, expire_at))
         else:
             headers.append(shared if key is None else make_header(key, tags, properties, deliver_at, expire_at))
     return headers
@@ -253,6 +255,13 @@ def _refuse(keys: object, tags: object, properties: object) -> NoReturn:
 def header_bytes(header: AnyHeader) -> int:
     """Return the bytes of a header; of a short key the most that they can be."""
     return len(header) + SHORT_KEY_OVERHEAD if type(header) is str else len(header.packed)  # type: ignore[union-attr]
+
+
+def sizes_of_headers(headers: Sequence[AnyHeader]) -> npt.NDArray[np.int64]:
+    """Return ``header_bytes`` of each header; either all of them are short keys, or none is."""
+    if headers and type(headers[0]) is str:
+        return np.fromiter(map(len, headers), np.int64, len(headers)) + SHORT_KEY_OVERHEAD
+    return np.fromiter(map(header_bytes, headers), np.int64, len(headers))
 
 
 class RunContent(NamedTuple):
@@ -330,7 +339,7 @@ def build_flat(
     """As build_batch, with the runs given as their subjects, their lanes (None: all are normal), their numbers of
     messages, and the messages of all.
 
-    *lengths* are those of the bodies as little-endian u32, where they are known and no message has a header.
+    *lengths* are those of the bodies as little-endian u32, where they are known.
     """
     messages, columns, flags = _columns_of(bodies, headers, lengths)
     if len(subjects) == 1:
@@ -396,6 +405,7 @@ def _joined_headers(runs: Sequence[RunLike]) -> Sequence[MessageHeader] | None:
 
 
 Column = tuple[bytes, int]  # the bytes, and how many of them one message has
+Values = Sequence[int] | npt.NDArray[Any]  # one of each message
 
 
 def _columns_of(
@@ -411,7 +421,7 @@ def _columns_of(
     kinds = set(map(type, headers))
     if str in kinds:
         if len(kinds) == 1:
-            return _of_short_keys(bodies, headers)  # type: ignore[arg-type]  # all are text
+            return _of_short_keys(bodies, headers, lengths)  # type: ignore[arg-type]  # all are text
         headers = [make_header(header) if type(header) is str else header for header in headers]
     packed, tags, keys, *times, more_keys = zip(*headers, strict=True)
     messages = list(map(add, packed, bodies))
@@ -435,19 +445,42 @@ def _columns_of(
     return messages, columns, flags
 
 
-def _of_short_keys(bodies: Sequence[bytes], keys: Sequence[str]) -> tuple[Sequence[bytes], list[Column], int]:
+def _of_short_keys(
+    bodies: Sequence[bytes], keys: Sequence[str], lengths: bytes | None
+) -> tuple[Sequence[bytes], list[Column], int]:
     """As _columns_of, for messages that have a short key each and nothing else in their headers."""
-    raws = list(map(str.encode, keys))
-    packed = list(map(add, map(_KEY_ONLY.__getitem__, map(len, raws)), raws))
+    sizes = set(map(len, keys))
+    if len(sizes) == 1:  # as of most programs: all headers are made by one join, and taken apart by one call
+        (size,) = sizes
+        front = _KEY_ONLY[size]
+        raws = _cut_evenly("".join(keys).encode(), size)
+        packed = _cut_evenly(front.decode("latin-1").join(("", *keys)).encode("latin-1"), len(front) + size)
+        header_sizes = np.full(len(keys), len(front) + size, "<u2")
+    else:
+        raws = list(map(str.encode, keys))
+        packed = list(map(add, map(_KEY_ONLY.__getitem__, map(len, raws)), raws))
+        header_sizes = np.fromiter(map(len, packed), "<u2", len(packed))
     messages = list(map(add, packed, bodies))
-    sizes, hashes = list(map(len, packed)), list(map(hash_bytes, raws))
+    hashes = np.fromiter(map(hash_bytes, raws), "<u8", len(raws))
+    if not hashes.all():
+        hashes[hashes == 0] = HASH_FOR_ZERO
+    if lengths is None:
+        lengths = little("I", map(len, messages))
+    else:
+        lengths = (np.frombuffer(lengths, "<u4") + header_sizes).tobytes()
     columns = [
-        (little("I", map(len, messages)), 4),
-        (little("H", sizes), 2),
-        (_checks(messages, _folds(sizes, None, (hashes,))), 4),
-        (little("Q", hashes), 8),
+        (lengths, 4),
+        (header_sizes.tobytes(), 2),
+        (_checks(messages, _folds(header_sizes, None, (hashes,))), 4),
+        (hashes.tobytes(), 8),
     ]
     return messages, columns, HAS_KEY_HASH
+
+
+def _cut_evenly(data: bytes, size: int) -> list[bytes]:
+    """Return *data* cut into pieces of that size."""
+    pieces: list[bytes] = np.frombuffer(data, f"V{size}").tolist()
+    return pieces
 
 
 def fold(value: int) -> int:
@@ -463,15 +496,15 @@ def fold_of(header_size: int, tags: int, key: int, deliver_at: int = 0, expire_a
     return header_size ^ tags ^ fold(key) ^ fold(deliver_at) ^ fold(expire_at)
 
 
-def _folds(sizes: list[int], tags: Sequence[int] | None, wide: Iterable[Sequence[int]]) -> Folds:
+def _folds(sizes: Values, tags: Sequence[int] | None, wide: Iterable[Values]) -> Folds:
     """Return fold_of for each message; *tags* None: all are 0; *wide* are the u64 columns that the batch has."""
-    if len(sizes) < FEW:
+    if len(sizes) < FEW and not isinstance(sizes, np.ndarray):
         return list(map(fold_of, sizes, repeat(0) if tags is None else tags, *wide))
     folds = np.array(sizes, np.uint32)
     if tags is not None:
         folds ^= np.array(tags, np.uint32)
     for column in wide:
-        both = np.array(column, np.uint64)
+        both = np.asarray(column, np.uint64)
         folds ^= (both ^ (both >> np.uint64(32))).astype(np.uint32)
     return folds
 

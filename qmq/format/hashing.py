@@ -16,13 +16,16 @@ hash_bytes: Final[Callable[[bytes], int]] = xxhash.xxh64_intdigest
 _hash_message: Final[Callable[[bytes | memoryview], int]] = xxhash.xxh3_64_intdigest
 _LOW: Final = 0xFFFFFFFF
 
+#: The hash of a key whose XXH64 is 0, since 0 in the column says that a message has no key.
+HASH_FOR_ZERO: Final = 1
+
 #: u32 a message.
 Folds = npt.NDArray[Any] | Sequence[int]
 
 
 def key_hash(key: str) -> int:
-    """Return the 64-bit hash of a key: XXH64 with seed 0 over its UTF-8 bytes."""
-    return hash_bytes(key.encode())
+    """Return the 64-bit hash of a key: XXH64 with seed 0 over its UTF-8 bytes, but never 0."""
+    return hash_bytes(key.encode()) or HASH_FOR_ZERO
 
 
 def tag_bits(tags: Iterable[str]) -> int:

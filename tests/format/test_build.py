@@ -8,7 +8,7 @@ from typing import Any
 import msgpack
 import pytest
 from crc32c import crc32c
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from xxhash import xxh3_64_intdigest
 
@@ -355,7 +355,17 @@ def test_no_header_is_nothing() -> None:
     assert MessageHeader(b"", 0, 0) == NO_HEADER == make_header() == make_header(tags=[], properties={})
 
 
-@given(st.lists(st.text(st.characters(max_codepoint=127), min_size=1, max_size=300), min_size=1, max_size=40))
+ASCII = st.characters(max_codepoint=127)
+KEYS_OF_ONE_SIZE = st.integers(1, 40).flatmap(
+    lambda size: st.lists(st.text(ASCII, min_size=size, max_size=size), min_size=1, max_size=40)
+)
+ZERO_KEY = "order-0000086416R5QPH15t"
+
+
+@given(st.lists(st.text(ASCII, min_size=1, max_size=300), min_size=1, max_size=40) | KEYS_OF_ONE_SIZE)
+@example([ZERO_KEY])
+@example([ZERO_KEY, "k"])
+@example([ZERO_KEY, "order-0000086416R5QPH15u"] * 20)
 def test_short_keys_stand_for_their_headers(given_keys: list[str]) -> None:
     bodies = [b"%d" % number for number in range(len(given_keys))]
     headers = [make_header(key) for key in given_keys]
@@ -364,6 +374,8 @@ def test_short_keys_stand_for_their_headers(given_keys: list[str]) -> None:
     expected = build(several)
     fields: dict[str, Any] = {"created_at_us": 1, "producer_id": PRODUCER, "producer_sequence": 1}
     assert b"".join(build_flat(["a"], [len(bodies)], bodies, short, **fields)) == expected
+    lengths = little("I", map(len, bodies))
+    assert b"".join(build_flat(["a"], [len(bodies)], bodies, short, lengths=lengths, **fields)) == expected
     assert are_short_keys(given_keys) == all(map(is_short_key, given_keys))
     assert all(header_bytes(one) >= len(header.packed) for one, header in zip(short, headers, strict=True))
     if len(bodies) > 2:

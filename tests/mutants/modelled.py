@@ -61,8 +61,8 @@ MODELLED: Final = (
     ),
     Mutant(
         "count takeovers in a row only while something is held",
-        "Ledger._join",
-        always("member.in_flight.count"),
+        "Member.next_takeovers",
+        always("self.in_flight.count"),
         _MODEL,
     ),
     Mutant(

@@ -70,7 +70,9 @@ OF_TRACES: Final = (
     Mutant(
         "call a deleted dead letter deleted",
         "with_events",
-        never("found.state == 'acked' and last.kind not in (HANDED_OUT, 'dropped')"),
+        never("deleted is not None or (found.state == 'acked' and last.kind != HANDED_OUT)"),
         _TRACES,
     ),
+    Mutant("take a takeover that expires a session for an end", "RecordScan._find_joins", never("expired", 2), _TRACES),
+    Mutant("take a seek for an end", "events:_end_of", instead("one.position > position", "False"), _STATES),
 )

@@ -12,8 +12,9 @@ from collections import Counter
 from typing import Any, Final
 
 from qmq.broker.ports.commands import Administer, Command, Disconnected, Heartbeat, Send, Subscribe
-from qmq.broker.ports.effects import Administered, Effect, Sent
+from qmq.broker.ports.effects import Administered, Effect, Refused, Sent
 from qmq.broker.ports.limits import BrokerLimits
+from qmq.errors import InvalidOption
 from tests.broker.harness import Driven, batch_of
 from tests.fake_disk import Operation
 from tests.sim.disk import SimulatedDisk
@@ -85,6 +86,9 @@ class Consumption:
         self._sends: dict[int, Batch] = {}
         self._administered: dict[int, dict[str, Any]] = {}
         self._produced = Counter[bytes]()
+        #: The resend that has not ended, as far as is known, and the number of the last request for it.
+        self.resending: dict[str, Any] = {}
+        self._resend_request = 0
         for group, prefixes, count in GROUPS:
             self.workers += [self._worker(f"{group}{number}", group, prefixes) for number in range(count)]
 
@@ -116,6 +120,8 @@ class Consumption:
             chance.choice(self.workers).silent_until_us = self.driven.now.monotonic_us + SESSION_TIMEOUT_MS * 2_000
         elif kind < 0.084:
             self.administer(chance.choice(("redrive", "seek_group")))
+        elif kind < 0.088 and not self.resending:
+            self.begin_resend()
         self.turn()
 
     def turn(self) -> None:
@@ -129,6 +135,7 @@ class Consumption:
         if self.chance.random() < 0.5:
             commands += [Heartbeat(999, self.driven.request(), one.client, 0) for one in awake]
         self.do(commands)
+        self.resend_on()
         for worker in actors:
             if self.chance.random() < 0.03:  # whatever is not answered by now never is
                 self.cut(worker)
@@ -230,10 +237,40 @@ class Consumption:
         (tally.redriven if action == "redrive" else tally.sought)()
         self.do([Administer(1, self.driven.request(), action, fields)])
 
+    def begin_resend(self) -> None:
+        """Have a group get again what it is through with, of some subjects."""
+        self.count["resend"] += 1
+        prefix = self.chance.choice(("", "a.", "b"))
+        run = self.chance.randbytes(16)
+        self.resending = {"run": run, "prefix": prefix, "group": self.chance.choice(list(self.tallies))}
+
+    def resend_on(self) -> None:
+        """Ask how far the resend is, which goes on after a crash."""
+        if not self.resending:
+            return
+        self.tallies[self.resending["group"]].resent()
+        self._resend_request = self.driven.request()
+        self.do([Administer(1, self._resend_request, "resend", dict(self.resending))])
+        if self.driven.broker.wants_checkpoint():
+            self.checkpoint()
+
+    def _heard_of_resend(self, effect: Administered | Refused) -> None:
+        if isinstance(effect, Administered):
+            has_ended = "nothing" in effect.fields or effect.fields["done"]
+            self.count["resent"] += effect.fields.get("resent", 0)
+        else:
+            has_ended = isinstance(effect.error, InvalidOption)  # there is no message yet
+            self.count["resend refused"] += 1
+        if has_ended and self.resending:
+            self.tallies[self.resending["group"]].resent()
+            self.resending = {}
+
     def hear(self, effects: list[Effect]) -> None:
         """Everybody hears what was said to him."""
         for effect in effects:
-            if isinstance(effect, Sent):
+            if getattr(effect, "request", 0) == self._resend_request and isinstance(effect, Administered | Refused):
+                self._heard_of_resend(effect)
+            elif isinstance(effect, Sent):
                 self._acknowledged(effect)
             elif isinstance(effect, Administered):
                 self._administered[effect.request] = effect.fields
@@ -336,7 +373,8 @@ class Consumption:
         while waiting := [producer for producer, batches in self.batches.items() if batches]:
             self.do([self._send(producer) for producer in waiting])
         quiet = 0
-        while quiet < _QUIET:
+        while quiet < _QUIET or self.resending:
+            self.resend_on()
             quiet = 0 if self.drain_once() else quiet + 1
             self.driven.do(*[Heartbeat(999, self.driven.request(), one.client, 0) for one in self.workers])
             self.advance(800)

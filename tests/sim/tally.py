@@ -144,6 +144,17 @@ class Tally:
             letter.kept_attempt, letter.not_before_us = 1, 0
             letter.is_twofold |= letter.may_be_dead
 
+    def resent(self) -> None:
+        """What the group is through with is handed out again, as if for the first time; maybe. What is in flight or
+        waits is left alone. An acknowledgement that is on its way may still be of the time before.
+        """
+        for letter in self.letters.values():
+            if letter.confirmed or letter.dead or letter.may_be_dead or letter.unanswered:
+                letter.confirmed = letter.kept_confirmed = letter.dead = letter.kept_dead = False
+                letter.possible = letter.possible | {1}
+                letter.kept_attempt = 1
+                letter.is_twofold |= letter.unanswered > 0
+
     def clock_set(self, before_us: int) -> None:
         """The wall clock is set: what was due by then has fallen due."""
         for letter in self.letters.values():

@@ -32,6 +32,8 @@ STRIKES = (
     "dead",
     "redrive",
     "seek_group",
+    "resend",
+    "resent",
     "recovered",
 )
 

@@ -79,7 +79,7 @@ class GroupLetters(Protocol):
     def redrive(self, numbers: list[int], now_us: int) -> int:
         """Hand out these dead letters again; return how many they were."""
 
-    def forget_dead(self, numbers: list[int] | None) -> int:
+    def forget_dead(self, numbers: list[int] | None, now_us: int) -> int:
         """Delete these dead letters (None: all); return how many they were."""
 
 
@@ -148,11 +148,11 @@ class Redriving:
         numbers, goes_on = list[int](), False
         try:
             if is_there and work.deletes and work.named is None:
-                work.count = group.forget_dead(None)
+                work.count = group.forget_dead(None, now.wall_us)
             elif is_there:
                 numbers, goes_on = work.next_some()
             if numbers and work.deletes:
-                work.count += group.forget_dead(numbers)
+                work.count += group.forget_dead(numbers, now.wall_us)
             elif numbers:
                 work.count += group.redrive(numbers, now.wall_us)
                 work.last = numbers[-1]

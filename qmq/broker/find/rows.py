@@ -129,6 +129,8 @@ def first_position(part: Partition, boundary: Boundary, *, is_end: bool = False)
     Raises StorageError, NotInMemory.
     """
     log = part.consumer_log
+    if boundary.stored_at_us <= 0:
+        return 0  # before all batches; the oldest one need not be looked at
     row, index = _row_of(part, boundary)
     if row >= log.visible_row:
         return part.message_log.end

@@ -199,7 +199,9 @@ class Ledger:
             self.handled_before(member, known.handled, now_us)
         is_there = member is not None and not member.closed and not member.leaving
         if member is None or not is_there or member.nonce != nonce or expected > member.in_flight.next_sequence:
-            self._do(RecordKind.JOIN, [name, nonce, transient, now_us, client, least, expected])
+            expires = member is not None and is_there and member.nonce != nonce and member.expires_at_takeover
+            expired = member.number if member is not None and expires else 0
+            self._do(RecordKind.JOIN, [name, nonce, transient, now_us, client, least, expected, expired])
             member = self.by_name[name]
         return member
 
@@ -212,14 +214,16 @@ class Ledger:
             self.ack(member, [number for pair in pairs for number in pair], now_us)
 
     def _join(
-        self, name: str, nonce: bytes, transient: bool, now_us: int, client: bytes, least: int, expected: int
-    ) -> None:
+        self, name: str, nonce: bytes, transient: bool, now_us: int, client: bytes, least: int, expected: int,
+        expired: int,
+    ) -> None:  # fmt: skip
+        # *expired* is the number of the consumer whose session this takeover expires, or 0.
         member = self.by_name.get(name)
         if member is None:
             member = self._consumers.make(name, transient, now_us)
         elif not member.closed and not member.leaving and member.nonce != nonce:
-            member.takeovers = member.takeovers + 1 if member.in_flight.count and not member.progress else 0
-            if member.takeovers > 1 or member.quarantined:
+            member.takeovers = member.next_takeovers
+            if expired:
                 self._expire_at_takeover(member, now_us)
         if member.leaving:
             member = self._consumers.follow_on(member)
@@ -426,13 +430,13 @@ class Ledger:
         self._do(RecordKind.REDRIVE, [numbers, now_us])
         return count - len(self.dead)
 
-    def forget_dead(self, numbers: list[int] | None) -> int:
+    def forget_dead(self, numbers: list[int] | None, now_us: int) -> int:
         """Delete these dead letters (None: all); return how many."""
         count = len(self.dead)
-        self._do(RecordKind.FORGET, [numbers])
+        self._do(RecordKind.FORGET, [numbers, now_us])
         return count - len(self.dead)
 
-    def _forget(self, numbers: list[int] | None) -> None:
+    def _forget(self, numbers: list[int] | None, now_us: int) -> None:
         if numbers is None:
             self.dead.take_out(1, 1 << 62)
         for number in numbers or ():

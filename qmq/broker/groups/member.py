@@ -127,6 +127,16 @@ class Member:
         """Whether a client is subscribed as it, so that no other consumer has its messages."""
         return not self.closed and not self.leaving
 
+    @property
+    def next_takeovers(self) -> int:
+        """How many takeovers in a row were without progress, if one more program takes the consumer over."""
+        return self.takeovers + 1 if self.in_flight.count and not self.progress else 0
+
+    @property
+    def expires_at_takeover(self) -> bool:
+        """Whether its session expires when another program takes it over: its messages may be deadly."""
+        return self.quarantined or self.next_takeovers > 1
+
     def progressed(self, handled: int) -> None:
         """Count *handled* more messages as handled."""
         if handled:

@@ -32,10 +32,10 @@ class GroupReplay:
         self._subscriptions = delivery.subscriptions
         self._arrivals: Arrivals = delivery.arrivals
 
-    def seek(self, group: Group, begin: GroupStart, *, clear_retries: bool) -> None:
+    def seek(self, group: Group, begin: GroupStart, now_us: int, *, clear_retries: bool) -> None:
         """Move a group's cursors; messages in flight are dropped, and late dispositions of them are refused."""
         assert group.ledger is not None
-        fields = [group.ledger.number, tuple(begin.start), begin.positions, clear_retries]
+        fields = [group.ledger.number, tuple(begin.start), begin.positions, clear_retries, now_us]
         self._store.groups.stage(RecordKind.SEEK, msgpack.packb(fields))
         self._seek(group, begin, clear_retries)
 
@@ -93,7 +93,7 @@ class GroupReplay:
 
     def _replay_record(self, group: Group, kind: int, fields: list[Any]) -> None:
         if kind == RecordKind.SEEK:
-            start, positions, clear_retries = fields
+            start, positions, clear_retries, _ = fields
             self._seek(group, self._begin(start, positions), clear_retries)
         elif kind == RecordKind.DELETE:
             self._delete(group)

@@ -390,13 +390,21 @@ class ConsumerLog:
 
     def row_at_position(self, position: int) -> int:
         """Return the first readable row at or after *position*; ``visible_row`` when there is none. About 50 us."""
-        readable = range(self.first_row, self.visible_row)
-        return self.first_row + bisect_left(readable, position, key=lambda row: self._batch_range(row)[0])
+        first, visible = self.first_row, self.visible_row
+        oldest = self._frozen[0] if self._frozen else self._journal
+        if position < oldest.base and self._sealed.segments:
+            return min(max(self._sealed.row_at_position(position), first), visible)
+        first = min(max(first, oldest.first_row), visible)
+        return first + bisect_left(range(first, visible), position, key=lambda row: self._batch_range(row)[0])
 
     def row_at_time(self, stored_at_us: int) -> int:
         """Return the first readable row stored at or after a time; ``visible_row`` when there is none. About 50 us."""
-        readable = range(self.first_row, self.visible_row)
-        return self.first_row + bisect_left(readable, stored_at_us, key=self._stored_at)
+        first, visible = self.first_row, self.visible_row
+        if stored_at_us <= 0 or first >= visible:
+            return first
+        if self._stored_at(visible - 1) < stored_at_us:
+            return visible  # as of most searches
+        return first + bisect_left(range(first, visible - 1), stored_at_us, key=self._stored_at)
 
     def _batch_range(self, row: int) -> tuple[int, int]:
         """Return position and size of the batch of a row."""

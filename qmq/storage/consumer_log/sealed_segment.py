@@ -32,6 +32,8 @@ BATCH_RANGE: Final = struct.Struct("<8xQ28xI")
 SEQUENCES: Final = struct.Struct("<Q20xI")
 STORED_AT: Final = struct.Struct("<16xQ")
 
+#: A search for a position looks so many rows away from where it lies if all batches have one size; then further.
+_FIRST_STEP: Final = 4
 #: Bytes read at once where some rows are not in memory.
 _AROUND_BYTES: Final = 256 << 10
 _RESTART: Final = "restart the broker, which makes it again"
@@ -62,13 +64,17 @@ def need_rows(residence: Residence, path: Path, rows: Rows, first: int, stop: in
     Raises NotInMemory, or StorageFailed where waiting is allowed and the disk cannot read them.
     """
     mapped = _map_of(rows)
-    if mapped is None or stop <= first:
-        return
+    if mapped is not None and first < stop:
+        _need(residence, path, mapped, len(rows), first, stop)
+
+
+def _need(residence: Residence, path: Path, mapped: mmap.mmap, count: int, first: int, stop: int) -> None:
+    """As need_rows, for the map of a file with so many rows."""
     offset, end = DERIVED_HEADER_SIZE + first * ENTRY_SIZE, DERIVED_HEADER_SIZE + stop * ENTRY_SIZE
     if residence.holds(mapped, offset, end - offset):
         return
     start = offset // _AROUND_BYTES * _AROUND_BYTES
-    size = min(max(end - start, _AROUND_BYTES), DERIVED_HEADER_SIZE + len(rows) * ENTRY_SIZE - start)
+    size = min(max(end - start, _AROUND_BYTES), DERIVED_HEADER_SIZE + count * ENTRY_SIZE - start)
     residence.require(mapped, offset, end - offset, FileRange(path, start, size))
 
 
@@ -84,8 +90,8 @@ class SealedSegment:
     """The files of a full segment. They are mapped at first use, and checked then unless they were before."""
 
     __slots__ = (
-        "_data", "_directory", "_disk", "_order", "_order_checked", "_order_map", "_rows", "checked", "count",
-        "first_row", "header", "residence",
+        "_data", "_directory", "_disk", "_order", "_order_checked", "_order_map", "_rows", "_rows_map", "checked",
+        "count", "first_row", "header", "order_path", "path", "residence",
     )  # fmt: skip
 
     def __init__(self, disk: Disk, directory: Path, header: DerivedHeader, *, checked: bool = False) -> None:
@@ -98,12 +104,16 @@ class SealedSegment:
         #: Which bytes of its maps are in memory; None while callers may wait for the disk.
         self.residence: Residence | None = None
         self._rows: Rows | None = None
+        self._rows_map: mmap.mmap | None = None
         self._data = memoryview(b"")
         self._order: Order | None = None
         self._order_map: mmap.mmap | None = None
         self.header = header
         self.first_row = header.first_row
         self.count = header.rows
+        #: The entries file, and the order file.
+        self.path = entries_path(directory, header.base)
+        self.order_path = order_path(directory, header.base)
 
     @classmethod
     def open(cls, disk: Disk, directory: Path, owner: DerivedHeader, end: int) -> SealedSegment:
@@ -121,16 +131,6 @@ class SealedSegment:
         if not same or size != DERIVED_HEADER_SIZE + header.rows * ENTRY_SIZE:
             raise BadBytes(f"{path} is not a whole sealed segment; delete it, it is made again")
         return cls(disk, directory, header)
-
-    @property
-    def path(self) -> Path:
-        """The entries file."""
-        return entries_path(self._directory, self.header.base)
-
-    @property
-    def order_path(self) -> Path:
-        """The order file."""
-        return order_path(self._directory, self.header.base)
 
     @property
     def is_mapped(self) -> bool:
@@ -176,6 +176,7 @@ class SealedSegment:
             except OSError as error:
                 raise self._unreadable(error) from error
             self._data = self._rows.data.cast("B") if self.count else memoryview(b"")
+            self._rows_map = _map_of(self._rows)
         return self._rows
 
     def data(self) -> memoryview:
@@ -234,7 +235,31 @@ class SealedSegment:
     def need(self, first: int, stop: int) -> None:
         """Return when rows [first, stop) can be read without a wait. Raises as need_rows() does."""
         if self.residence is not None:
-            need_rows(self.residence, self.path, self.rows(), first, stop)
+            self.rows()
+            if self._rows_map is not None and first < stop:
+                _need(self.residence, self.path, self._rows_map, self.count, first, stop)
+
+    def index_at(self, position: int) -> int:
+        """Return the index of the first row at or behind a position; ``count`` when there is none. Raises as rows() and
+        need() do.
+        """
+        low, high, step = 0, self.count, _FIRST_STEP
+        data, span = self.data(), max(1, self.header.covered - self.header.base)
+        # Batches of a segment mostly have about the same size: few looks around the place where it would lie then.
+        middle = min(max(position - self.header.base, 0), span) * self.count // span
+        while low < high:
+            middle = min(max(middle, low), high - 1)
+            self.need(middle, middle + 1)
+            if BATCH_RANGE.unpack_from(data, middle * ENTRY_SIZE)[0] < position:
+                low = middle + 1
+                middle += step
+            else:
+                high = middle
+                middle -= step
+            if 2 * step > high - low:
+                middle = (low + high) // 2
+            step *= 4
+        return low
 
     def _need_order(self, first: int, stop: int) -> None:
         """Return when numbers [first, stop) of the order file can be read without a wait. If some are missing the whole
@@ -269,5 +294,5 @@ class SealedSegment:
 
     def unmap(self) -> None:
         """Drop the maps; views of them that are in use keep them alive."""
-        self._rows = self._order = self._order_map = None
+        self._rows = self._rows_map = self._order = self._order_map = None
         self._data = memoryview(b"")

@@ -160,6 +160,19 @@ class SealedSegments:
         segment.need(row - segment.first_row, min(max(stop, row + 1) - segment.first_row, segment.count))
         return segment.rows(), segment.first_row
 
+    def row_at_position(self, position: int) -> int:
+        """Return the first row at or behind a position that lies before the end of the last segment. Raises as
+        ``rows_at``.
+        """
+        at = bisect_right(self.segments, position, key=lambda segment: segment.header.base) - 1
+        if at < 0:
+            return self.segments[0].first_row
+        segment = self.segments[at]
+        if not segment.count or position >= segment.header.covered:
+            return segment.first_row + segment.count
+        self._touch(segment)
+        return segment.first_row + segment.index_at(position)
+
     def distrust(self, path: Path) -> None:
         """Have a file checked again before it is used: a part of it cannot be read."""
         for segment in self.segments:

@@ -13,7 +13,7 @@ from qmq.broker.find import find, hash_search
 from qmq.broker.ports.commands import Disconnected, Find, ReadDone, Send
 from qmq.broker.ports.effects import Effect, FoundMessages, Refused, Sent
 from qmq.errors import Overloaded, StorageFailed
-from qmq.format.build import RunContent, build_batch, make_header
+from qmq.format.build import Keys, RunContent, build_batch, make_header
 from qmq.format.pieces import read_answer
 from qmq.net.protocol.selection import Boundary, Selection
 from tests.broker.harness import START_US, Driven
@@ -201,6 +201,23 @@ def test_keys_whose_hashes_collide_are_told_apart(tmp_path: Path, monkeypatch: p
     for key in ("k1", "k2", "k3", "k4"):  # keys of this test alone: their headers are remembered
         selection = Selection("", key)
         assert search(driven, selection) == expected(stored, selection, newest=False)
+    driven.close()
+
+
+@pytest.mark.parametrize("indexed", [False, True])
+@pytest.mark.parametrize("keys", ["order-0000086416R5QPH15t", ["order-0000086416R5QPH15t", "other"]])
+def test_a_key_whose_hash_would_be_0_is_found(tmp_path: Path, indexed: bool, keys: Keys) -> None:
+    driven = Driven(tmp_path, segment_bytes=16 << 10, max_frame_bytes=8 << 10)
+    for number in range(40):
+        headers = [make_header(some) for some in (None, keys, "another")]
+        content = RunContent("shop.mail", [b"%d" % at + b"x" * 200 for at in range(3)], headers)
+        parts = build_batch([content], created_at_us=START_US, producer_id=bytes(16), producer_sequence=3 * number)
+        driven.do(Send(1, driven.request(), memoryview(bytearray(b"".join(parts))), True))
+    driven.checkpoint()
+    if indexed:
+        assert make_indexes(driven, 1) > 1
+    found = search(driven, Selection("", "order-0000086416R5QPH15t"))
+    assert bytes(one.body[0] for one in found) == b"1" * 40
     driven.close()
 
 

@@ -270,7 +270,7 @@ def test_the_state_for_the_checkpoint_is_packed_anew_after_each_change(tmp_path:
     is_new()
     ledger.redrive(numbers_between(ledger.dead, 0, 1 << 62, 100), 3_000)
     is_new()
-    ledger.replay(RecordKind.JOIN, [[1, 1, 1], "d", b"m", False, 4_000, b"", 0, 0])
+    ledger.replay(RecordKind.JOIN, [[1, 1, 1], "d", b"m", False, 4_000, b"", 0, 0, 0])
     is_new()
     ledger.drop_in_flight(5_000, clear_retries=False)
     is_new()

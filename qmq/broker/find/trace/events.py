@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from datetime import UTC, datetime, timedelta
 from typing import Final, NamedTuple
 
 from qmq.broker.find.trace.places import MessagePlace, offset_in
-from qmq.broker.find.trace.records import FoundRecords
+from qmq.broker.find.trace.records import ChangedLetters, FoundRecords, Sought
 from qmq.broker.groups.group import Group
 from qmq.broker.journal.record_types import LeaveReason, RecordKind
 from qmq.net.protocol.types import Disposition
@@ -15,16 +15,21 @@ from qmq.storage.store import Store
 HANDED_OUT: Final = "handed_out"
 ACKED: Final = "acked"
 REDRIVEN: Final = "redriven"
+DELETED: Final = "deleted"
+SOUGHT: Final = "sought"
 _DISPOSITIONS: Final = {
     None: ACKED,
     Disposition.NACK: "nacked",
     Disposition.RELEASE: "released",
     Disposition.REJECT: "rejected",
 }
-_LEAVES: Final = {LeaveReason.LEFT: "left", LeaveReason.EXPIRED: "session_expired", LeaveReason.CLOSED: "dropped"}
+_LEAVES: Final = {LeaveReason.LEFT: "left", LeaveReason.EXPIRED: "session_expired"}
 _BROUGHT: Final = {RecordKind.OVER: "handed_over", RecordKind.RESTORED: "restored", RecordKind.RESENT: "resent"}
 #: The most events of one group, the last ones.
 MOST_EVENTS: Final = 200
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+#: The message became no dead letter.
+_NO_LETTER: Final = (0, 0)
 
 
 class MessageChange(NamedTuple):
@@ -44,13 +49,23 @@ class _Delivery(NamedTuple):
     sequence: int
     attempt: int
     now_us: int
+    session_expiries: int
+
+
+class _End(NamedTuple):
+    """The end of a delivery; *letters* are the numbers, from the first to the last, of which the message has one if it
+    became a dead letter by that.
+    """
+
+    change: MessageChange
+    letters: tuple[int, int] = _NO_LETTER
 
 
 def events_of(
-    store: Store, group: Group, places: list[MessagePlace], found: FoundRecords, redriven_us: int | None
+    store: Store, group: Group, places: list[MessagePlace], found: FoundRecords, state: str, redriven_us: int | None
 ) -> list[MessageChange]:
-    """Return what happened to a message in a group, the oldest first; *redriven_us* is when its present retry was made
-    of a dead letter. Raises NotInMemory and StorageError.
+    """Return what happened to a message in a group, the oldest first. *state* is its present one, and *redriven_us* is
+    when its present retry was made of a dead letter. Raises NotInMemory and StorageError.
     """
     assert group.ledger is not None
     number, members = group.ledger.number, group.ledger.members
@@ -59,19 +74,29 @@ def events_of(
         member = members.get(consumer[1])
         return member.name if member is not None else found.names.get(consumer)
 
-    events = list[MessageChange]()
+    sought = [_sought(one) for one in found.sought.get(number, ())]
+    ends = list[_End]()
+    begun = list[tuple[MessageChange, int]]()  # with the session expiries before
     for brought in found.brought.get(number, ()):
         if any(offset_in(store, group, brought.messages, place) is not None for place in places):
-            kind = _BROUGHT[brought.kind]
-            events.append(MessageChange(brought.position, kind, brought.now_us, None, brought.attempt, brought.reason))
+            change = MessageChange(
+                brought.position, _BROUGHT[brought.kind], brought.now_us, None, brought.attempt, brought.reason
+            )
+            begun.append((change, 0))
+            if brought.kind == RecordKind.OVER:
+                ends.append(_End(change, (brought.letter, brought.letter)))
     for delivery in _deliveries(store, group, places, found):
         who = name_of(delivery.consumer)
-        events.append(MessageChange(delivery.position, HANDED_OUT, delivery.now_us, who, delivery.attempt, ""))
-        end = _end_of(delivery, found, who)
+        change = MessageChange(delivery.position, HANDED_OUT, delivery.now_us, who, delivery.attempt, "")
+        begun.append((change, delivery.session_expiries))
+        end = _end_of(delivery, found, sought, who)
         if end is not None:
-            events.append(end)
-    events.sort()
-    return _with_redrives(events, found.redriven.get(number, []), redriven_us)[-MOST_EVENTS:]
+            ends.append(end)
+    begun.sort()
+    events = {one for one, _ in begun} | {one.change for one in ends}
+    if events:
+        events |= _changed_letters(found.letters.get(number, []), ends, begun, state, redriven_us)
+    return _with_seeks(sorted(events), sought)[-MOST_EVENTS:]
 
 
 def _deliveries(store: Store, group: Group, places: list[MessagePlace], found: FoundRecords) -> list[_Delivery]:
@@ -81,40 +106,93 @@ def _deliveries(store: Store, group: Group, places: list[MessagePlace], found: F
         for place in places:
             offset = offset_in(store, group, given.messages, place)
             if offset is not None:
-                sequence = given.first + offset
-                deliveries.append(_Delivery(given.position, given.consumer, sequence, given.attempt, given.now_us))
+                position, consumer, first, _, attempt, now_us, expiries = given
+                deliveries.append(_Delivery(position, consumer, first + offset, attempt, now_us, expiries))
                 break
     return deliveries
 
 
-def _end_of(delivery: _Delivery, found: FoundRecords, who: str | None) -> MessageChange | None:
+def _end_of(delivery: _Delivery, found: FoundRecords, sought: list[MessageChange], who: str | None) -> _End | None:
     """Return the first record behind a delivery that ends it."""
     position, sequence, attempt = delivery.position, delivery.sequence, delivery.attempt
-    ends = list[MessageChange]()
+    ends = [_End(one) for one in sought if one.position > position]
     for settled in found.settled.get(delivery.consumer, ()):
         if settled.position > position and settled.start <= sequence < settled.end:
-            kind = _DISPOSITIONS[settled.disposition]
-            ends.append(MessageChange(settled.position, kind, settled.now_us, who, attempt, settled.reason))
+            kind, letters = _DISPOSITIONS[settled.disposition], _NO_LETTER
+            if settled.disposition in (Disposition.NACK, Disposition.REJECT):
+                offset = sequence - settled.start
+                first = settled.first_letter + (offset if settled.disposition == Disposition.REJECT else 0)
+                letters = first, settled.last_letter + offset
+            change = MessageChange(settled.position, kind, settled.now_us, who, attempt, settled.reason)
+            ends.append(_End(change, letters))
     for left in found.departed.get(delivery.consumer, ()):
         if left.position > position and sequence < left.end and left.why in _LEAVES:
-            ends.append(MessageChange(left.position, _LEAVES[LeaveReason(left.why)], left.now_us, who, attempt, ""))
+            change = MessageChange(left.position, _LEAVES[LeaveReason(left.why)], left.now_us, who, attempt, "")
+            is_expired = left.why == LeaveReason.EXPIRED  # a dead letter only where the message was alone in flight
+            ends.append(_End(change, (left.first_letter, left.first_letter) if is_expired else _NO_LETTER))
     return min(ends, default=None)
 
 
-def _with_redrives(
-    events: list[MessageChange], redriven: list[tuple[int, int]], redriven_us: int | None
-) -> list[MessageChange]:
-    """Add the redrives. A message that is handed out as if for the first time, although an attempt had ended before,
-    was redriven by the last such record before that.
+# ---------------------------------------------------------------------------------------------------------------------
+# Dead letters
+
+
+def _changed_letters(
+    changes: list[ChangedLetters], ends: list[_End], begun: list[tuple[MessageChange, int]], state: str,
+    redriven_us: int | None,
+) -> set[MessageChange]:  # fmt: skip
+    """Return the redrives and deletions of the message's dead letters.
+
+    No record says which messages became dead letters: a failed attempt made one if the next delivery is a first attempt
+    again, or if nothing is left of the message.
     """
-    added = list[MessageChange]()
-    for before, after in pairwise(events):
-        if after.kind == HANDED_OUT and after.attempt == 1 and before.kind in ("nacked", "rejected"):
-            between = [one for one in redriven if before.position < one[0] < after.position]
-            if between:
-                added.append(MessageChange(between[-1][0], REDRIVEN, between[-1][1], None, 1, ""))
+    added = set[MessageChange]()
+    for end, letters in ends:
+        if letters == _NO_LETTER:
+            continue
+        following = next((one for one in begun if one[0].position > end.position), None)
+        if following is not None:
+            after, expiries = following
+            if after.kind == HANDED_OUT and (after.attempt > 1 or expiries):
+                continue  # it was a retry
+        elif state == "dead":
+            continue
+        last = following[0].position if following is not None else 1 << 64
+        change = next((one for one in changes if end.position < one.position < last and one.has_any(*letters)), None)
+        if change is None or (following is None and state == "retrying" and change.now_us != redriven_us):
+            continue
+        added.add(_change(change, end.attempt))
     if redriven_us is not None:
-        position = next((at for at, now_us in redriven if now_us == redriven_us), None)
-        if position is not None and events:
-            added.append(MessageChange(position, REDRIVEN, redriven_us, None, 1, ""))
-    return sorted({*events, *added})
+        added.update(_change(one, 1) for one in changes if one.kind == RecordKind.REDRIVE and one.now_us == redriven_us)
+    return added
+
+
+def _change(letters: ChangedLetters, attempt: int) -> MessageChange:
+    is_redriven = letters.kind == RecordKind.REDRIVE
+    kind, attempt = (REDRIVEN, 1) if is_redriven else (DELETED, attempt)
+    return MessageChange(letters.position, kind, letters.now_us, None, attempt, "")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Seeks
+
+
+def _sought(seek: Sought) -> MessageChange:
+    """Return the event of a seek, whose reason says where to."""
+    kind, value, _ = seek.start
+    if kind == "time":
+        where = f"to {(_EPOCH + timedelta(microseconds=value)).isoformat(timespec='milliseconds')[:-6]}Z"
+    else:
+        where = f"to sequence {value}" if kind == "sequence" else "to the first message"
+    return MessageChange(
+        seek.position, SOUGHT, seek.now_us, None, 0, where + (", retries were dropped" if seek.clears else "")
+    )
+
+
+def _with_seeks(events: list[MessageChange], sought: list[MessageChange]) -> list[MessageChange]:
+    """Return the events with the seeks behind the first of them: of several in a row the first and the last."""
+    if not events or not sought:
+        return events
+    merged = sorted({*events, *(one for one in sought if one.position > events[0].position)})
+    kinds = ["", *(one.kind for one in merged), ""]
+    return [one for at, one in enumerate(merged) if not (one.kind == kinds[at] == kinds[at + 2] == SOUGHT)]

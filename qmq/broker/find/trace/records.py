@@ -7,7 +7,10 @@ sequences. What exactly concerns the message is decided in the loop (events.py),
 
 from __future__ import annotations
 
+from array import array
+from bisect import bisect_left
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 import msgpack
@@ -17,7 +20,7 @@ import numpy.typing as npt
 from qmq.broker.find.trace.columns import FieldWalk, Numbers, PieceBytes
 from qmq.broker.find.trace.places import MessagePlace, may_have
 from qmq.broker.groups.message_ranges import PARTITIONS
-from qmq.broker.journal.record_types import MessageRange, RecordKind, unflat
+from qmq.broker.journal.record_types import LeaveReason, MessageRange, RecordKind, unflat
 from qmq.net.protocol.types import Disposition
 from qmq.storage.store import PullLogScan, PullPiece
 
@@ -41,7 +44,8 @@ def _table(*kinds: RecordKind) -> npt.NDArray[np.bool_]:
     return table
 
 
-_BRINGS: Final = _table(RecordKind.OVER, RecordKind.RESTORED, RecordKind.RESENT, RecordKind.REDRIVE)
+_BRINGS: Final = _table(RecordKind.OVER, RecordKind.RESTORED, RecordKind.RESENT)
+_LETTERS: Final = _table(RecordKind.REDRIVE, RecordKind.FORGET)
 _RETURNS: Final = _table(RecordKind.BACK, RecordKind.LEAVE, RecordKind.PART)
 
 #: A consumer of a group, by their numbers.
@@ -57,6 +61,7 @@ class GivenRange(NamedTuple):
     messages: MessageRange
     attempt: int
     now_us: int
+    session_expiries: int = 0
 
 
 class Settled(NamedTuple):
@@ -68,6 +73,9 @@ class Settled(NamedTuple):
     disposition: Disposition | None
     reason: str
     now_us: int
+    #: The number of the first dead letter that the record may have made, and of the last one by the message at *start*.
+    first_letter: int = 0
+    last_letter: int = 0
 
 
 class LostHold(NamedTuple):
@@ -77,6 +85,8 @@ class LostHold(NamedTuple):
     end: int
     why: int
     now_us: int
+    #: The number of the first dead letter that the record may have made.
+    first_letter: int
 
 
 class Brought(NamedTuple):
@@ -89,6 +99,31 @@ class Brought(NamedTuple):
     attempt: int
     reason: str
     now_us: int
+    #: The number of the dead letter that a handover may have made.
+    letter: int = 0
+
+
+class ChangedLetters(NamedTuple):
+    """Dead letters of a group were redriven or deleted: these numbers, ascending."""
+
+    position: int
+    kind: RecordKind
+    numbers: Sequence[int]
+    now_us: int
+
+    def has_any(self, first: int, last: int) -> bool:
+        """Return whether a number from *first* to *last* is among them."""
+        at = bisect_left(self.numbers, first)
+        return at < len(self.numbers) and self.numbers[at] <= last
+
+
+class Sought(NamedTuple):
+    """A group was set to another place: nothing stays in flight, and with ``clears`` nothing in retry."""
+
+    position: int
+    start: list[Any]
+    clears: bool
+    now_us: int
 
 
 class FoundRecords:
@@ -99,8 +134,8 @@ class FoundRecords:
         self.settled: defaultdict[Consumer, list[Settled]] = defaultdict(list)
         self.departed: defaultdict[Consumer, list[LostHold]] = defaultdict(list)
         self.brought: defaultdict[int, list[Brought]] = defaultdict(list)  # by group
-        #: The times at which letters of a group were redriven, with the position of each record.
-        self.redriven: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
+        self.letters: defaultdict[int, list[ChangedLetters]] = defaultdict(list)  # by group
+        self.sought: defaultdict[int, list[Sought]] = defaultdict(list)  # by group
         self.names: dict[Consumer, str] = {}
         self.decoded = 0
         #: Some records were not decoded, or are kept no more.
@@ -147,6 +182,7 @@ class RecordScan:
         self._find_given(piece, data)
         self._find_brought(piece)
         self._find_joins(piece)
+        self._find_changes(piece)
         if self._consumers:
             self._find_acks(piece, data)
             self._find_returns(piece, data)
@@ -232,12 +268,12 @@ class RecordScan:
         number, consumer, first, _, now_us, *rest = fields
         who, given = (number, consumer), list[GivenRange]()
         if kind == RecordKind.PULL:
-            several = [(messages, 1) for messages in unflat(rest[0])]
+            several = [(messages, 1, 0) for messages in unflat(rest[0])]
         else:
-            several = [(MessageRange(*one[1:7]), one[7]) for one in rest[1]]
-        for messages, attempt in several:
+            several = [(MessageRange(*one[1:7]), one[7], one[8]) for one in rest[1]]
+        for messages, attempt, expiries in several:
             if any(may_have(messages, place) for place in self._places):
-                given.append(GivenRange(position, who, first, messages, attempt, now_us))
+                given.append(GivenRange(position, who, first, messages, attempt, now_us, expiries))
             first += messages.total
         return given
 
@@ -256,12 +292,10 @@ class RecordScan:
             fields, position, kind = self._decode(piece, offset)
             if fields is None:
                 continue
-            group = fields[0]
-            if kind == RecordKind.REDRIVE:
-                self.found.redriven[group].append((position, fields[3]))
-                continue
+            group, letter = fields[0], 0
             if kind == RecordKind.OVER:
                 ranges, attempt, reason, now_us = [MessageRange(*fields[2])], fields[3], fields[5], fields[7]
+                letter = fields[1][2]
             else:
                 ranges, attempt, reason, now_us = (
                     unflat(fields[2 if kind == RecordKind.RESTORED else 7]),
@@ -271,15 +305,36 @@ class RecordScan:
                 )
             for messages in ranges:
                 if any(may_have(messages, place) for place in self._places):
-                    brought = Brought(position, group, messages, RecordKind(kind), attempt, reason, now_us)
+                    brought = Brought(position, group, messages, RecordKind(kind), attempt, reason, now_us, letter)
                     self.found.brought[group].append(brought)
 
     def _find_joins(self, piece: PullPiece) -> None:
-        """Note the names of consumers: the last join at which a number was the next one made the consumer."""
+        """Note the names of consumers: the last join at which a number was the next one made the consumer. A takeover
+        may expire the session of the one before.
+        """
         for offset in piece.offsets[piece.kinds == RecordKind.JOIN].tolist():
-            fields, _, _ = self._decode(piece, offset)
+            fields, position, _ = self._decode(piece, offset)
+            if fields is None:
+                continue
+            group, numbers, name, _, _, now_us, *_, expired = fields
+            self.found.names[group, numbers[0]] = name
+            if expired:
+                left = LostHold(position, 1 << 64, LeaveReason.EXPIRED, now_us, numbers[2])
+                self.found.departed[group, expired].append(left)
+
+    def _find_changes(self, piece: PullPiece) -> None:
+        """Note which dead letters were redriven or deleted, and where groups were set to another place."""
+        for offset in piece.offsets[_LETTERS[piece.kinds]].tolist():
+            fields, position, kind = self._decode(piece, offset)
             if fields is not None:
-                self.found.names[fields[0], fields[1][0]] = fields[2]
+                group, _, numbers, now_us = fields
+                changed = ChangedLetters(position, RecordKind(kind), _compact(numbers), now_us)
+                self.found.letters[group].append(changed)
+        for offset in piece.offsets[piece.kinds == RecordKind.SEEK].tolist():
+            fields, position, _ = self._decode(piece, offset)
+            if fields is not None:
+                group, start, _, clears, now_us = fields
+                self.found.sought[group].append(Sought(position, start, clears, now_us))
 
     # --- what became of them -----------------------------------------------------------------------------------------
 
@@ -366,14 +421,29 @@ class RecordScan:
             who = fields[0], fields[2]
             if kind == RecordKind.BACK:
                 rows, reasons, now_us = fields[3:]
+                letter = before = fields[1][2]
                 for first, behind, disposition, _, reason in rows:
+                    how = Disposition(disposition)
                     if self._has(who, first, behind):
-                        how = Disposition(disposition)
-                        self.found.settled[who].append(Settled(position, first, behind, how, reasons[reason], now_us))
+                        numbers = (letter, before) if how != Disposition.RELEASE else (0, 0)
+                        settled = Settled(position, first, behind, how, reasons[reason], now_us, *numbers)
+                        self.found.settled[who].append(settled)
+                    if how != Disposition.RELEASE:
+                        before += behind - first  # as many letters at most
+                        letter += behind - first if how == Disposition.REJECT else 0
             elif kind == RecordKind.LEAVE:
-                self.found.departed[who].append(LostHold(position, 1 << 64, fields[3], fields[4]))
+                self.found.departed[who].append(LostHold(position, 1 << 64, fields[3], fields[4], fields[1][2]))
             else:
-                self.found.departed[who].append(LostHold(position, fields[4], fields[3], fields[5]))
+                self.found.departed[who].append(LostHold(position, fields[4], fields[3], fields[5], fields[1][2]))
+
+
+def _compact(numbers: list[int] | None) -> Sequence[int]:
+    """Return ascending numbers in little memory; None stands for all of them."""
+    if numbers is None:
+        return range(1, 1 << 62)
+    if numbers and numbers[-1] - numbers[0] == len(numbers) - 1:
+        return range(numbers[0], numbers[-1] + 1)
+    return array("Q", numbers)
 
 
 def _ordered(places: Numbers, sequences: Numbers) -> Numbers:

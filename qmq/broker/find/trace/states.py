@@ -24,7 +24,7 @@ import numpy as np
 
 from qmq.broker.delivery.filters import EXPIRED, FILTERED, SKIPPED, MessageFilter
 from qmq.broker.error_log.error_log import RetryItem, unpacked
-from qmq.broker.find.trace.events import ACKED, HANDED_OUT, MessageChange
+from qmq.broker.find.trace.events import ACKED, DELETED, HANDED_OUT, REDRIVEN, SOUGHT, MessageChange
 from qmq.broker.find.trace.places import MessagePlace, may_have, offset_in
 from qmq.broker.groups.group import Group, SubjectFilter
 from qmq.broker.groups.group_state import Ledger
@@ -197,11 +197,13 @@ class GroupView:
 
 def with_events(found: GroupMessage, events: list[MessageChange]) -> GroupMessage:
     """Return the state of a message that is past with what the pull log says of its end."""
-    last = next((event for event in reversed(events) if event.kind != "redriven"), None)
+    last = next((event for event in reversed(events) if event.kind not in (REDRIVEN, DELETED, SOUGHT)), None)
     if last is None or found.state not in ("acked", "filtered", "before_start", "dropped", "not_subscribed"):
         return found
     if last.kind == ACKED:
         return GroupMessage("acked", last.consumer, last.time_us, last.attempt)
-    if found.state == "acked" and last.kind not in (HANDED_OUT, "dropped"):
-        return GroupMessage("deleted", last.consumer, last.time_us, last.attempt, None, last.reason)
+    deleted = next((event for event in events if event.kind == DELETED and event.position > last.position), None)
+    if deleted is not None or (found.state == "acked" and last.kind != HANDED_OUT):
+        since_us = last.time_us if deleted is None else deleted.time_us
+        return GroupMessage("deleted", last.consumer, since_us, last.attempt, None, last.reason)
     return found

@@ -260,8 +260,10 @@ class Traces:
             with blocking_reads(self._store):
                 for _ in view.look():
                     pass
-        events = yield from self._reading(lambda: events_of(self._store, group, mine, found, view.redriven_us))
         state = view.found
+        events = yield from self._reading(
+            lambda: events_of(self._store, group, mine, found, state.state, view.redriven_us)
+        )
         if state.state == "dropped" and not takes(group.filters, facts.subject or ""):
             state = GroupMessage("not_subscribed")
         fields = with_events(state, events)._asdict()

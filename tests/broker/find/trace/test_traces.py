@@ -147,6 +147,81 @@ def test_expired_sessions_and_leaves_are_events(tmp_path: Path) -> None:
     driven.close()
 
 
+def test_a_takeover_that_expires_a_session_is_an_event_and_a_late_ack_is_none(tmp_path: Path) -> None:
+    driven = Driven(tmp_path, **KEPT)
+    name, other = (id_of(driven, driven.send("a", body)) for body in (b"1", b"2"))
+    first = Consumer(driven, "one", nonce=b"1")
+    assert first.pull() == [b"1", b"2"]
+    second = Consumer(driven, "one", nonce=b"2", connection=2)
+    row = traced(driven, name)["g"]
+    assert (row["state"], kinds(row)) == ("in_flight", ["handed_out"]), "the first takeover takes over what it has"
+    third = Consumer(driven, "one", nonce=b"3", connection=3)
+    assert (third.consumer_state.epoch, second.consumer_state.epoch) == (3, 2)
+    row = traced(driven, name)["g"]
+    assert (row["state"], kinds(row)) == ("retrying", ["handed_out", "session_expired"])
+    assert third.pull() == [b"1"], "alone, since it may be deadly"
+    assert third.ack(2) == 0
+    known = {"since_us": third.consumer_state.since_us, "generation": driven.store.groups.generation}
+    assert third.pull() == [b"2"]
+    assert ask(driven, "handled", group="g", consumer="one", handled=[0, 4], **known) == {"taken": True}
+    for each in (name, other):
+        row = traced(driven, each)["g"]
+        assert (row["state"], kinds(row)) == ("acked", ["handed_out", "session_expired", "handed_out", "acked"])
+    driven.close()
+
+
+def test_seeks_are_events_that_end_what_is_in_flight(tmp_path: Path) -> None:
+    driven = Driven(tmp_path, **KEPT)
+    names = [id_of(driven, driven.send("a", body)) for body in (b"1", b"2")]
+    consumer = Consumer(driven, "one")
+    consumer.pull()
+    consumer.ack(0)
+    consumer.back(1, 2, delay_us=9_000_000)
+    for to, clears in (("new", False), ("new", False), ("first", True)):
+        ask(driven, "seek_group", group="g", to=to, clear_retries=clears)
+        driven.advance(1)
+    rows = [traced(driven, name)["g"] for name in names]
+    assert [row["state"] for row in rows] == ["waiting", "waiting"]
+    assert [kinds(row) for row in rows] == [
+        ["handed_out", "acked", "sought", "sought"], ["handed_out", "nacked", "sought", "sought"],
+    ]  # fmt: skip
+    assert rows[0]["events"][-1][4] == "to the first message, retries were dropped"
+    assert rows[0]["events"][-2][4].startswith("to 20")
+    consumer.join()
+    assert consumer.pull() == [b"1", b"2"]
+    ask(driven, "seek_group", group="g", to=["sequence", 1])
+    row = traced(driven, names[0])["g"]
+    assert (kinds(row)[-2:], row["events"][-1][4]) == (["handed_out", "sought"], "to sequence 1")
+    assert row["state"] == "before_start"
+    driven.close()
+
+
+@pytest.mark.parametrize("stop", [Driven.restart, killed, lambda driven: None])
+def test_the_deletion_of_a_dead_letter_is_an_event(tmp_path: Path, stop: Any) -> None:
+    driven = Driven(tmp_path, **KEPT)
+    names = [id_of(driven, driven.send("a", b"%d" % number)) for number in range(5)]
+    consumer = Consumer(driven, "one")
+    consumer.pull()
+    consumer.back(0, 2, Disposition.REJECT)
+    consumer.back(3, 4, delay_us=9_000_000)
+    consumer.back(2, 3, Disposition.REJECT)
+    consumer.back(4, 5, Disposition.REJECT)
+    assert ask(driven, "delete_dead", group="g", numbers=[2, 3]) == {"messages": 2}
+    assert ask(driven, "redrive", group="g", numbers=[1]) == {"messages": 1}
+    stop(driven)
+    rows = [traced(driven, name)["g"] for name in names]
+    assert [row["state"] for row in rows] == ["retrying", "deleted", "deleted", "retrying", "dead"]
+    assert [kinds(row)[1:] for row in rows] == [
+        ["rejected", "redriven"], ["rejected", "deleted"], ["rejected", "deleted"], ["nacked"], ["rejected"],
+    ]  # fmt: skip
+    assert rows[1]["since_us"] == rows[1]["events"][-1][1], "it is deleted since its deletion"
+    assert (rows[1]["attempts"], rows[1]["reason"]) == (1, "broke")
+    assert ask(driven, "delete_dead", group="g") == {"messages": 1}
+    assert kinds(traced(driven, names[4])["g"]) == ["handed_out", "rejected", "deleted"]
+    assert kinds(traced(driven, names[3])["g"]) == ["handed_out", "nacked"], "a retry is no dead letter"
+    driven.close()
+
+
 def test_the_states_of_groups_of_every_kind(tmp_path: Path) -> None:
     driven = Driven(tmp_path, **KEPT)
     old = id_of(driven, driven.send("shop.a", b"old"))
