@@ -2,8 +2,9 @@
 
 SHELL := /bin/bash
 BIN := .venv/bin
+OVER_TLS := $(if $(TLS),QMQ_TEST_TLS=1 )
 .DEFAULT_GOAL := help
-.PHONY: help env env-spark env-hdfs env-ops demo serve test test-pythons coverage lint bench sim fuzz errors kills consumer-kills soak mutants bench-peers bench-history docs
+.PHONY: help env env-spark env-hdfs env-ops demo serve test test-pythons coverage lint bench sim fuzz errors kills consumer-kills faults soak mutants bench-peers bench-history docs
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
@@ -78,11 +79,14 @@ fuzz: env  ## try hostile frames, batches, answers and files, guided by coverage
 errors: env  ## cause an I/O error of each kind at every operation of a broker's life, once and lasting
 	@QMQ_IO_ERRORS=all $(BIN)/pytest -q --no-header -o faulthandler_timeout=0 tests/broker/test_io_errors.py
 
-kills: env  ## kill -9 under load, ROUNDS=1000 times, and check every message (SEED=... repeats a run)
-	@$(BIN)/python -m tests.faults.kills --rounds $(or $(ROUNDS),1000) $(if $(SEED),--seed $(SEED))
+kills: env  ## kill -9 under load, ROUNDS=1000 times, and check every message (SEED=... repeats a run, TLS=1: by TLS)
+	@$(OVER_TLS)$(BIN)/python -m tests.faults.kills --rounds $(or $(ROUNDS),1000) $(if $(SEED),--seed $(SEED))
 
-consumer-kills: env  ## kill -9 of broker and consumers, and SIGSTOP: ROUNDS=100 faults (SEED=... repeats a run)
-	@$(BIN)/python -m tests.faults.consumer_kills --rounds $(or $(ROUNDS),100) $(if $(SEED),--seed $(SEED))
+consumer-kills: env  ## kill -9 of broker and consumers, and SIGSTOP: ROUNDS=100 faults (SEED=... repeats a run, TLS=1: by TLS)
+	@$(OVER_TLS)$(BIN)/python -m tests.faults.consumer_kills --rounds $(or $(ROUNDS),100) $(if $(SEED),--seed $(SEED))
+
+faults: env  ## run the tests of faults alone; TLS=1: with all connections by TLS (ARGS=... for pytest)
+	@$(OVER_TLS)$(BIN)/pytest --numprocesses 2 --dist worksteal tests/faults $(ARGS)
 
 soak: env  ## run everything at half load with kills: MINUTES=60, BROKERS=1 or 2 (SEED=... RATE=... OUT=DIR)
 	@scripts/with-matplotlib -m tests.soak --minutes $(or $(MINUTES),60) --brokers $(or $(BROKERS),1) \

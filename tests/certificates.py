@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import ssl
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -90,6 +90,18 @@ def over_tls(directory: Path) -> Iterator[TlsFilesOfTests]:
             del os.environ["QMQ_TLS_CA"]
         else:
             os.environ["QMQ_TLS_CA"] = ca
+
+
+def where_asked(directory: Path) -> AbstractContextManager[TlsFilesOfTests | None]:
+    """Run over TLS in the block if the switch says so: the environment variable QMQ_TEST_TLS is set."""
+    return over_tls(directory) if os.environ.get("QMQ_TEST_TLS") else nullcontext()
+
+
+def server_context(files: TlsFilesOfTests) -> ssl.SSLContext:
+    """Return a context for a server of a test's own, such as a proxy."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*files.server)
+    return context
 
 
 def client_context(files: TlsFilesOfTests) -> ssl.SSLContext:

@@ -12,6 +12,7 @@ from coverage import Coverage
 from hypothesis import settings
 
 from qmq.net.client.consumer import pull as pulling
+from tests.certificates import where_asked
 from tests.effort import EXAMPLES
 from tests.forks import SHARED
 from tests.hdfs.cluster import Cluster
@@ -86,6 +87,13 @@ def shared_forks() -> Iterator[None]:
     """The process that brokers are forked from ends with the tests."""
     yield
     SHARED.close()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def tls_where_asked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """With QMQ_TEST_TLS=1 brokers of tests take connections by TLS only."""
+    with where_asked(tmp_path_factory.getbasetemp() / "tls"):
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -29,6 +29,7 @@ import qmq
 from qmq.storage.disk.disk import Disk
 from qmq.storage.verify.verify import verify
 from tests.broker_process import BrokerProcess
+from tests.certificates import where_asked
 from tests.faults.ledger import Tally
 from tests.faults.worker import REASON
 from tests.forks import Forks
@@ -279,7 +280,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 31))
     wanted = parser.parse_args()
     directory = Path(tempfile.mkdtemp(prefix="qmq-consumer-kills-"))
-    with Forks() as forks:
+    with where_asked(directory / "tls"), Forks() as forks:
         outcome = asyncio.run(run(directory / "data", wanted.seed, wanted.rounds, forks))
     print(outcome)
     if outcome.tally.is_good:

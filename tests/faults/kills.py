@@ -31,6 +31,7 @@ from qmq.net.client.options import Durability
 from qmq.storage.disk.disk import Disk
 from qmq.storage.verify.verify import verify
 from tests.broker_process import BrokerProcess
+from tests.certificates import where_asked
 from tests.faults.ledger import Ledger, Tally, drain
 from tests.forks import Forks
 
@@ -344,7 +345,7 @@ def main() -> int:
     sessions: list[Session] = []
     began = time.monotonic()
     done = failed = 0
-    with Forks() as forks:
+    with where_asked(directory / "tls"), Forks() as forks:
         while done < wanted.rounds:
             seed, rounds = wanted.seed + len(sessions), min(ROUNDS_PER_SESSION, wanted.rounds - done)
             path = directory / str(seed)
@@ -360,7 +361,7 @@ def main() -> int:
                 print(f"its files are in {path}; again: make kills ROUNDS={rounds} SEED={seed}", flush=True)
     print(table(sessions))
     if not failed:
-        directory.rmdir()
+        shutil.rmtree(directory)
     return int(failed > 0)
 
 

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, Final, NamedTuple, Self
 
 from qmq.net.protocol.frames import FRAME, FRAME_SIZE, FrameKind
+from tests.certificates import active, client_context, server_context
 
 TO_BROKER: Final = "to broker"
 TO_CLIENT: Final = "to client"
@@ -45,7 +46,7 @@ Plan = Callable[[Passing], Fault | None]
 
 
 class Proxy:
-    """Listens on a port of its own for connections to *port*; ``plan`` decides over every frame.
+    """Listens on a port of its own for connections to *port*; ``plan`` decides over every frame, also by TLS.
 
     ``struck`` counts what was done: (what, direction, kind of frame, where).
     """
@@ -61,8 +62,11 @@ class Proxy:
         self.url = ""
 
     async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
-        self.url = f"qmq://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        files = active()
+        tls = None if files is None else server_context(files)
+        self._to_broker_tls = None if files is None else client_context(files)
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0, ssl=tls)
+        self.url = f"{'qmq' if tls is None else 'qmqs'}://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
         return self
 
     async def __aexit__(
@@ -88,7 +92,7 @@ class Proxy:
         number = self.connections
         self.connections += 1
         try:
-            from_broker, to_broker = await asyncio.open_connection("127.0.0.1", self._port)
+            from_broker, to_broker = await asyncio.open_connection("127.0.0.1", self._port, ssl=self._to_broker_tls)
         except OSError:
             return
         pumps = {

@@ -20,6 +20,7 @@ from qmq.format.layout import BATCH_HEADER_DTYPE, BATCH_HEADER_SIZE, RUN_DTYPE, 
 from qmq.format.pieces import read_answer
 from qmq.net.protocol import frames
 from qmq.net.protocol.frames import FRAME_SIZE, MAX_HELLO_BYTES, FrameKind, decode_error
+from tests.certificates import active
 from tests.faults.brokers import TIMEOUT_S, until
 from tests.faults.strangers import BUFFERED, HELLO_FRAME, KIB, MIB, Siege, UntrustedClient, connections_at_most, siege
 from tests.format.contents import Contents, batch_of, plain, reseal, rich, with_table
@@ -197,6 +198,8 @@ async def test_who_sends_and_never_reads_is_not_read_from(tmp_path: Path) -> Non
 async def test_who_reads_a_byte_now_and_then_gets_right_bytes_or_goes(tmp_path: Path) -> None:
     async with siege(tmp_path / "data") as s:
         await filled(s)
+        if active():
+            return  # a byte of TLS is none of the answer; pieces by TLS have tests of their own
         slow = [await pulling(s) for _ in range(40)]
         sockets = [untrusted.transport.get_extra_info("socket").fileno() for untrusted in slow]
         sipped = 0
@@ -251,7 +254,9 @@ async def test_other_protocols_are_told_what_this_is(tmp_path: Path) -> None:
             after.send(words * 200)
         await until(lambda: all(untrusted.ended for untrusted in s.untrusted_clients), "all are closed")
         codes = {name: s.untrusted_clients[2 * number].last_word()[0] for number, name in enumerate(FOREIGN)}
-        assert set(codes.values()) == {"protocol_error"}, codes
+        tls = {name: code for name, code in codes.items() if code == "tls_failed"}
+        assert set(tls) == (set() if active() else {"tls 1.3"})
+        assert set(codes.values()) - {"tls_failed"} == {"protocol_error"}, codes
         codes = {name: s.untrusted_clients[2 * number + 1].last_word()[0] for number, name in enumerate(FOREIGN)}
         assert set(codes.values()) == {"protocol_error"}, codes
 
@@ -316,7 +321,7 @@ async def test_cut_and_random_frames_harm_nobody(tmp_path: Path) -> None:
         for end in range(0, len(talk), 3):  # cut anywhere, and gone without a word
             untrusted = await s.untrusted()
             untrusted.send(talk[:end])
-            untrusted.transport.write_eof()
+            untrusted.end()
         for _ in range(300):
             untrusted = await s.untrusted(hello=choose.random() < 0.8)
             for _ in range(20):
@@ -325,11 +330,11 @@ async def test_cut_and_random_frames_harm_nobody(tmp_path: Path) -> None:
                 declared = FRAME_SIZE + size if choose.random() < 0.95 else choose.randrange(1 << 32)
                 untrusted.send(frames.FRAME.pack(declared, kind, choose.choice([0, 1, 9]), meta, choose.randrange(3)))
                 untrusted.send(choose.randbytes(size))
-            untrusted.transport.write_eof()
+            untrusted.end()
         await until(lambda: all(untrusted.ended for untrusted in s.untrusted_clients), "all are closed")
         codes = Counter(code for untrusted in s.untrusted_clients for _, code, _ in untrusted.errors())
         print(dict(codes))
-        assert codes["protocol_error"] >= 200
+        assert codes["protocol_error"] >= 200 or active()  # a client by TLS that has ended reads no error
         assert codes.keys() <= {"protocol_error", "bad_batch", "invalid_name", "invalid_option", "unknown_subscription"}
 
 

@@ -6,6 +6,7 @@ from typing import Final
 
 from tests.mutants.consuming import CONSUMING
 from tests.mutants.delays import OF_DELAYS
+from tests.mutants.encrypting import OF_TLS
 from tests.mutants.finding import FINDING
 from tests.mutants.following import FOLLOWING
 from tests.mutants.handing_over import HANDING_OVER
@@ -44,6 +45,7 @@ SAFEGUARDS: Final = (
     *OF_SHARING,
     *OF_SHORT_WAY,
     *OF_SOURCES,
+    *OF_TLS,
     *OF_TRACES,
     # --- modes, tags, expiry -----------------------------------------------------------------------------------------
     Mutant(

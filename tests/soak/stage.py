@@ -156,9 +156,9 @@ class Stage:
         return self._url(0)
 
     def _url(self, first: int) -> str:
-        brokers = [broker.url.removeprefix("qmq://") for broker in self.brokers]
+        brokers = [broker.url for broker in self.brokers]
         first %= len(brokers)
-        return "qmq://" + ",".join(brokers[first:] + brokers[:first])
+        return ",".join(brokers[first:] + brokers[:first])
 
     def consumer(self, name: str, kind: str) -> Child:
         """A consumer that is not started yet; it has chances of its own each time."""

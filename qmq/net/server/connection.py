@@ -394,12 +394,15 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     # --- the first frame ---------------------------------------------------------------------------------------------
 
+    def _is_plain(self) -> bool:
+        return self._transport is not None and self._transport.get_extra_info("ssl_object") is None
+
     def _first(self, view: memoryview) -> int:
         """Take the first frame, a small hello; return the bytes used."""
         try:
             frame = next(split_frames(view, MAX_HELLO_BYTES), None)
         except ProtocolError:
-            if bytes(view[:2]) == _TLS:
+            if bytes(view[:2]) == _TLS and self._is_plain():
                 raise TlsFailed(
                     "it speaks TLS, and this broker does not: connect with qmq://, or give the broker tls_cert and "
                     "tls_key"

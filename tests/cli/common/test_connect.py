@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import os
+from pathlib import Path
 
 import click
 import pytest
@@ -11,12 +13,48 @@ import uvloop
 from click.testing import CliRunner
 
 from qmq.cli.common.connect import run, server_option
+from qmq.cli.main import cli
+from qmq.net.client.address import TLS_VARIABLES
 
 
 @click.command
 @server_option
 def show(server: str) -> None:
     click.echo(server)
+
+
+@click.command
+@server_option
+def show_tls(server: str) -> None:
+    click.echo(" ".join(os.environ.get(name, "-") for name in TLS_VARIABLES))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variables", "shown"),
+    [
+        ([], {}, "- - -"),
+        ([], {"QMQ_TLS_CA": "/env"}, "/env - -"),
+        (["--tls-ca", "/own"], {"QMQ_TLS_CA": "/env"}, "/own - -"),
+        (["--profile", "prod"], {"QMQ_TLS_CA": "/env"}, "/profile - -"),
+        (["--profile", "prod", "--tls-ca", "/own"], {}, "/own - -"),
+        (["--tls-cert", "/c", "--tls-key", "/k"], {}, "- /c /k"),
+    ],
+)
+def test_files_of_tls_are_given_to_the_client_by_variables(
+    arguments: list[str], variables: dict[str, str], shown: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    (tmp_path / "qmq.toml").write_text('[prod]\nserver = "qmqs://p"\ntls_ca = "/profile"\n')
+    given = {name: variables.get(name) for name in TLS_VARIABLES}
+    server = [] if "--profile" in arguments else ["--server", "qmqs://a"]
+    assert CliRunner().invoke(show_tls, [*server, *arguments], env=given).output == f"{shown}\n"
+    assert not any(name in os.environ for name in TLS_VARIABLES)
+
+
+def test_files_of_tls_for_a_plain_address_are_refused() -> None:
+    done = CliRunner().invoke(cli, ["ping", "--server", "qmq://a", "--tls-ca", "ca.pem"])
+    assert done.exit_code == 2
+    assert "--tls-ca is given, but qmq://a does not begin with qmqs://" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -17,11 +17,11 @@ from qmq.broker.ports import commands, effects
 from qmq.net.protocol import frames
 from qmq.net.protocol.frames import FrameKind
 from qmq.net.server.accept import ConnectionWarnings
-from qmq.net.server.connection import ClientConnection
+from qmq.net.server.connection import SLOW_DISK, ClientConnection
 from qmq.net.server.server import Server
 from qmq.net.server.tls import name_in
 from tests.certificates import TlsFilesOfTests, client_context, over_tls
-from tests.net.frames import HELLO, RawClient, frame, on_uvloop, pull
+from tests.net.frames import HELLO, RawClient, batch, frame, on_uvloop, pull
 from tests.net.server.rules import OPTIONS, StandIn, serving
 
 #: A record of a handshake that holds none.
@@ -324,3 +324,25 @@ def test_refused_connections_are_logged_at_a_limited_rate(caplog: pytest.LogCapt
         "the connection of 1.2.3.4:5 is refused: why",
         "the connection of 1.2.3.4:6 is refused: why (4 more were refused before)",
     ]
+
+
+@on_uvloop
+async def test_bytes_that_are_decrypted_already_wait_while_reading_is_paused(files: TlsFilesOfTests) -> None:
+    """Frames that came in one read are many reads of the connection, which may stop after any of them."""
+    async with serving() as s:
+        client = await RawClient.connect(s.address)
+        (connection,) = s.server._connections.values()
+        s.rules.on_turn = lambda: connection.stop_reading(SLOW_DISK) if s.rules.batches else None
+        batches = [batch(bytes([number]) * 3_000, sequence=number) for number in range(10)]
+        client.send(*(frame(FrameKind.SEND, number + 1, batches[number]) for number in range(10)))
+        await client.read()
+        stopped = len(s.rules.batches)
+        other = await RawClient.connect(s.address)  # some turns of the loop
+        assert len(s.rules.batches) == stopped
+        s.rules.on_turn = lambda: None
+        connection.read_on(SLOW_DISK)
+        for _ in range(9):
+            await client.read()
+        assert s.rules.batches == batches
+        await client.close()
+        await other.close()
