@@ -155,7 +155,7 @@ class Server:
             sock.listen(_BACKLOG)  # here, because the loop would hide that another process listens there by now
         for sock in sockets:
             served, slowly = self._frames_served, lambda: self._throttle.much
-            self._acceptors.append(Acceptor(self._loop, sock, self.connection, served, slowly))
+            self._acceptors.append(Acceptor(self._loop, sock, self.accepted, served, slowly))
 
     def _frames_served(self) -> int:
         return self._served + (0 if self._small_frames is None else self._small_frames.served)
@@ -328,11 +328,15 @@ class Server:
 
     # --- from connections --------------------------------------------------------------------------------------------
 
-    def connection(self) -> ClientConnection | TlsChannel:
+    def accepted(self) -> ClientConnection | TlsChannel:
+        """Return the protocol of a socket that was accepted: a new connection, or the TLS of one."""
+        connection = self.connection()
+        return connection if self._handshakes is None else TlsChannel(self._handshakes, connection)
+
+    def connection(self) -> ClientConnection:
         """Return the protocol of a new connection."""
         self._last_number += 1
-        connection = ClientConnection(self, self._last_number)
-        return connection if self._handshakes is None else TlsChannel(self._handshakes, connection)
+        return ClientConnection(self, self._last_number)
 
     def admit(self, connection: ClientConnection) -> None:
         """Register a new connection. Raises Overloaded and BrokerStopping."""

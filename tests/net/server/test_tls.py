@@ -288,7 +288,7 @@ async def test_old_versions_are_refused(files: TlsFilesOfTests) -> None:
 def test_plain_connections_have_no_layer() -> None:
     loop = asyncio.new_event_loop()
     server = Server(StandIn(), OPTIONS, lambda work: None, lambda looked: None, loop=loop)
-    assert type(server.connection()) is ClientConnection
+    assert type(server.accepted()) is ClientConnection
     loop.close()
 
 
