@@ -1,4 +1,4 @@
-"""The rule for retries: a consumer is handed those that its own prefixes take.
+"""The rules for retries: a consumer is handed those that its own prefixes take, and of a slot in order.
 
 Where the consumers of a group follow different prefixes, a retry waits for a consumer that follows its subject.
 Retries that nobody takes are passed over, so that they hold up no others.
@@ -6,17 +6,20 @@ Retries that nobody takes are passed over, so that they hold up no others.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import groupby
 from typing import Final
 
 from qmq.broker.delivery.encode import RangeLookup
+from qmq.broker.delivery.order.places import slots_of
 from qmq.broker.error_log.error_log import RetryItem
 from qmq.broker.groups.group import ConsumerShare, Group, Subscription
 from qmq.broker.groups.message_ranges import PARTITIONS, MessageParts, RunPart, prefix_of
+from qmq.broker.groups.order_slots import OrderSlots
 from qmq.broker.journal.record_types import MessageRange
 from qmq.errors import StorageError
 from qmq.format.private import origin_subject
+from qmq.intervals import Intervals
 from qmq.names import takes
 from qmq.storage.store import NotInMemory, Store
 
@@ -29,8 +32,16 @@ _REMEMBERED: Final = 8_192
 ShareRange = tuple[int, bool]
 
 
-def share_of(store: Store, subscription: Subscription) -> Eligibility | None:
-    """Return the eligibility of a consumer; None for one that may have all messages of its group."""
+def share_of(store: Store, subscription: Subscription) -> Eligibility | OrderEligibility | None:
+    """Return the eligibility of a consumer; None for one that may have all messages of its group now."""
+    share, member = _prefix_share_of(store, subscription), subscription.member
+    order = None if subscription.group.ledger is None else subscription.group.ledger.order
+    if order is None or member is None or not order.has_retries:
+        return share
+    return OrderEligibility(store, subscription.group, order, member.number, share)
+
+
+def _prefix_share_of(store: Store, subscription: Subscription) -> Eligibility | None:
     group = subscription.group
     if len(subscription.filters) == len(group.filters):
         return None
@@ -53,6 +64,9 @@ class Eligibility:
     def lookup(self) -> RangeLookup:
         """Return a lookup for the ranges of one answer."""
         return RangeLookup(self._store, self._group)
+
+    def begin(self) -> None:
+        """Begin to choose for one answer."""
 
     def has_any(self, retries: Iterable[RetryItem]) -> bool:
         """Return whether the consumer takes any of the retries, or that is not known yet."""
@@ -120,3 +134,75 @@ class Eligibility:
             known = takes(self._share.prefixes, name) or self._group.follows_no_more(name)
             self._share.subjects[number] = known
         return known
+
+
+class OrderEligibility:
+    """Decides which retries one of a group's consumers may have by the order of their slots, and by its share."""
+
+    def __init__(
+        self, store: Store, group: Group, order: OrderSlots, consumer: int, share: Eligibility | None
+    ) -> None:  # fmt: skip
+        """*share* is that of the consumer's prefixes; None: it takes all."""
+        self._store = store
+        self._group = group
+        self._order = order
+        self._consumer = consumer
+        self._share = share
+        self._before: dict[int, Intervals] = {}  # by slot: the places that it gets in this answer
+
+    def begin(self) -> None:
+        """Begin to choose for one answer."""
+        self._before.clear()
+
+    def has_any(self, retries: Iterable[RetryItem]) -> bool:
+        """Return whether the consumer may have any of the retries, or that is not known yet."""
+        lookup = RangeLookup(self._store, self._group)
+        for retry in retries:
+            self.begin()
+            try:
+                found = self.share_ranges(lookup, retry.messages)
+            except (NotInMemory, StorageError):
+                return True
+            if found is None or any(is_taken for _, is_taken in found):
+                return True
+        return False
+
+    def share_ranges(self, lookup: RangeLookup, messages: MessageRange) -> list[ShareRange] | None:
+        """Return which of the messages the consumer may have behind those that it was asked about since ``begin``, in
+        order; None after enough lookups. Raises NotInMemory.
+        """
+        found = [(messages.total, True)] if self._share is None else self._share.share_ranges(lookup, messages)
+        if found is None or not any(is_taken for _, is_taken in found):
+            return found
+        slots = self._order.looked_up.get(messages)
+        if slots is None:
+            if lookup.looks >= MOST_LOOKS:
+                return None
+            slots = slots_of(self._order, lookup.parts(messages))
+            if len(self._order.looked_up) >= _REMEMBERED:
+                self._order.looked_up.clear()
+            self._order.looked_up[messages] = slots
+        if sum(count for _, _, count in slots) != messages.total:
+            return found  # messages are missing: whoever reads the others finds out which
+        return _joined(self._taken(found, slots))
+
+    def _taken(self, found: list[ShareRange], slots: list[tuple[int, int, int]]) -> Iterator[ShareRange]:
+        shares, left, is_mine = iter(found), 0, False
+        for slot, place, count in slots:
+            while count:
+                if not left:
+                    left, is_mine = next(shares)
+                some = min(count, left)
+                yield some, is_mine and (slot < 0 or self._takes(slot, place, some))
+                place, count, left = place + some, count - some, left - some
+
+    def _takes(self, slot: int, place: int, count: int) -> bool:
+        before = self._before.get(slot)
+        if not self._order.may_come_again(self._consumer, slot, place, before):
+            return False
+        self._before.setdefault(slot, Intervals()).add(place, place + count)
+        return True
+
+
+def _joined(found: Iterable[ShareRange]) -> list[ShareRange]:
+    return [(sum(count for count, _ in group), is_taken) for is_taken, group in groupby(found, lambda one: one[1])]

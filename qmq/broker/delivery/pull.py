@@ -20,6 +20,7 @@ from qmq.broker.ports.effects import Acked, Effect, HandedBack
 from qmq.broker.ports.limits import BrokerLimits
 from qmq.broker.ports.rights import Rights
 from qmq.errors import InvalidOption, Overloaded, QmqError
+from qmq.format.layout import LANE_ORDERED
 from qmq.storage.store import ColdRead, NotInMemory, Store
 
 
@@ -202,6 +203,10 @@ class Delivery:
         """Look again at the waiting pulls of a consumer that has room for more messages."""
         if subscription.connection in self.waiting:
             self.arrivals.make_ready(subscription.filters)
+        ledger = subscription.group.ledger
+        if ledger is not None and ledger.order is not None and ledger.order.is_freed:
+            ledger.order.is_freed = False
+            self.arrivals.make_ready(one for one in subscription.group.filters.values() if one.waiting)
 
     # --- reads -------------------------------------------------------------------------------------------------------
 
@@ -283,6 +288,9 @@ class Delivery:
             found = self._server.serve(waiting, final=False)
             if found == BLOCKED:
                 continue
+            base = subject_filter.base or subject_filter
+            if found == 0 and LANE_ORDERED in base.lanes:
+                continue  # it may have nothing of the slots that others have, who may
             if found == 0 or not self._has_more(subject_filter):
                 return
             if single and found is not None:

@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 from qmq.broker.delivery.eligibility import share_of
 from qmq.broker.delivery.encode import AnswerEncoder, RangeLookup, answer_bytes, piece_bytes
 from qmq.broker.delivery.filters import EXPIRED, MessageFilter
+from qmq.broker.delivery.order.places import ordered_runs
 from qmq.broker.error_log.error_log import MOST_TAKEN, Retries, Split, TakenRetry
 from qmq.broker.groups.group import Subscription
 from qmq.broker.groups.group_state import Ledger
@@ -72,6 +73,8 @@ class Redelivery:
         share = share_of(self._store, subscription)
         split = None if share is None else partial(share.share_ranges, lookup)
         ledger.retries.load(now_us, min(max_count, MOST_TAKEN))
+        if share is not None:
+            share.begin()
         taken = _take(ledger.retries, offer.what, max_count, split)
         try:
             fits, size = self._fitting(lookup, taken, max_bytes)
@@ -82,6 +85,8 @@ class Redelivery:
             return None
         if offer.what is MessageKind.AGAIN and fits < sum(one.total for one in taken):
             ledger.retries.put_back(taken)
+            if share is not None:
+                share.begin()
             taken = _take(ledger.retries, offer.what, fits, split)
             if not taken:
                 return None
@@ -90,6 +95,12 @@ class Redelivery:
         for one in taken:
             self.by_rank[ledger.retries.rank(one.in_flight.messages)] += one.total
         given = ledger.pulled_again(member, taken, size, now_us)
+        if ledger.order is not None:
+            sequence = given.first
+            for one in taken:
+                parts = lookup.parts(one.in_flight.messages)
+                ledger.order.given_again(member.number, ordered_runs(ledger.order, parts, sequence))
+                sequence += one.total
         if subscription.group.ended:
             ranges, sequence = list[tuple[int, MessageRange]](), given.first
             for one in taken:

@@ -15,15 +15,17 @@ import numpy.typing as npt
 from qmq.broker.delivery.at_most_once import OnDiskWaits
 from qmq.broker.delivery.encode import FEW_ROWS, PIECE_BYTES, answer_bytes, entry_bytes, parts_of_rows, piece_bytes
 from qmq.broker.delivery.filters import FilteredParts, MessageFilter, filter_parts
+from qmq.broker.delivery.order.scan import OrderedScan
 from qmq.broker.delivery.tracker import DeliveryTracker
 from qmq.broker.groups.group import Cursors, Group, SubjectFilter, Subscription, Waiting
+from qmq.broker.groups.member import Member
 from qmq.broker.groups.message_ranges import MessageParts, Rows, RunPart, WholeRuns, chosen_of
 from qmq.broker.groups.priorities import HIGH, LOW, NORMAL, RANKS, PriorityShare, rank_of
 from qmq.broker.groups.settings import ResolvedSettings
 from qmq.broker.ports.limits import BrokerLimits
 from qmq.errors import QmqError, StorageError
 from qmq.format.batch import COLUMN_BYTES, EntryRow
-from qmq.format.layout import ENTRY_HAS_SOURCE
+from qmq.format.layout import ENTRY_HAS_SOURCE, LANE_ORDERED
 from qmq.format.pieces import StoredBatch
 from qmq.format.source import MOST_SOURCE_BYTES
 from qmq.net.protocol.types import AT_MOST_ONCE
@@ -70,6 +72,9 @@ class PullSelection:
         #: The filter that was chosen from last.
         self.stopped_at: SubjectFilter
         self._cold: int | None = None  # the partition of the run at which the choice stopped for a read
+        #: The consumer, for messages with order keys.
+        self.consumer: Member | None = None
+        self._undo_scans: list[tuple[OrderedScan, Any]] = []
         #: How many messages of each rank were chosen, where filters are chosen from by priority; else all 0.
         self.by_rank = [0] * RANKS
 
@@ -114,10 +119,42 @@ class PullSelection:
             self._take_exact(subject_filter)
             return
         self._undo_cursors.append((subject_filter, list(subject_filter.row_cursors)))
-        if len(subject_filter.row_cursors) == 1:
+        if subject_filter.kind == LANE_ORDERED:
+            self._take_ordered(subject_filter)
+        elif len(subject_filter.row_cursors) == 1:
             self._take_at_cursor(subject_filter)
         else:
             self._take_at_cursors(subject_filter)
+
+    def _take_ordered(self, subject_filter: SubjectFilter) -> None:
+        ledger, consumer = subject_filter.group.ledger, self.consumer
+        if ledger is None or ledger.order is None or consumer is None:
+            return
+        scan = subject_filter.scan
+        if not isinstance(scan, OrderedScan):
+            scan = subject_filter.scan = OrderedScan(subject_filter, self._store)
+        if self._undoes:
+            self._undo_scans.append((scan, scan.mark()))
+        scan.take(self, ledger.order, consumer.number, ledger.consumers_there())
+
+    def take_rows(self, subject_filter: SubjectFilter, partitions: npt.NDArray[np.int64], rows: Rows) -> int:
+        """Choose from rows of slots, in order; return how many have no messages left."""
+        taken = self._take_rows(subject_filter, partitions, rows)
+        if self._cold is not None:
+            partition, self._cold = self._cold, None
+            mine = np.flatnonzero(np.broadcast_to(partitions, len(rows)) == partition)
+            left = chosen_of([rows], mine[mine >= taken])
+            positions, sizes = left["position"].astype(np.int64), left["batch_size"].astype(np.int64)
+            page_cache = self._store.partitions[partition].page_cache
+            first = page_cache.count(positions, sizes)
+            first = 0 if first == len(left) else first
+            self.wanted = page_cache.read(positions[first:], sizes[first:], onward=False)
+        return taken
+
+    def pass_rows(self, count: int) -> None:
+        """Count rows that were read; a pull that has read too many goes on in the next turn."""
+        self.passed_rows += count
+        self.full = self.full or self.passed_rows > PASS_ROWS
 
     def _read_on(self, subject_filter: SubjectFilter, partition: int) -> ColdRead:
         """Return the read of the run at which the choice stopped, and of what the next pulls will want behind it."""
@@ -153,6 +190,8 @@ class PullSelection:
             cursors.upto(0)[numbers] = old
         for subject_filter, row_cursors in reversed(self._undo_cursors):
             subject_filter.row_cursors[:] = row_cursors
+        for scan, mark in reversed(self._undo_scans):
+            scan.take_back(mark)
 
     def _take_at_cursor(self, subject_filter: SubjectFilter) -> None:
         store, row_cursors = self._store, subject_filter.row_cursors
@@ -572,6 +611,7 @@ class PullSelector:
 
 def take_by_rank(selection: PullSelection, subscription: Subscription, max_count: int, lowest: int) -> None:
     """Choose from the filters of a subscription, higher priorities first, but for what lower ones have coming."""
+    selection.consumer = subscription.member
     ranked: list[list[SubjectFilter]] = [[] for _ in range(RANKS)]
     for base in subscription.in_turn():
         for one in base.with_lanes():

@@ -172,6 +172,7 @@ class Subscriptions:
         if group.mode != AT_MOST_ONCE:
             member = subscription.member = self._tracker.join(command, group)
             subscription.epoch = member.epoch
+            self._tracker.keep_order(subscription)
 
     def _state_of(
         self, subscription: Subscription, given: dict[str, Any]

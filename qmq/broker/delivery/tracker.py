@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, Final
 
 import msgpack
 import numpy as np
 
 from qmq.broker.delivery.ack_deadline import AckDeadlines
-from qmq.broker.delivery.eligibility import Eligibility, share_of
+from qmq.broker.delivery.eligibility import Eligibility, OrderEligibility, share_of
+from qmq.broker.delivery.order.places import SlotPlaces, ordered_runs, rebuild
 from qmq.broker.delivery.redeliver import Redelivery, ledger_and_member
 from qmq.broker.error_log.error_log import PASSED_AFTER_US
 from qmq.broker.groups.group import Group, SubjectFilter, Subscription
@@ -17,11 +19,12 @@ from qmq.broker.groups.group_state import Ledger
 from qmq.broker.groups.member import Member
 from qmq.broker.groups.membership import NOTHING_WAITS, DueRetries, Membership, Offer
 from qmq.broker.groups.message_ranges import MessageParts, WholeRuns, lane_kind_of, parts_of, ranges_of
+from qmq.broker.groups.order_slots import OrderSlots
 from qmq.broker.groups.priorities import rank_of
 from qmq.broker.journal.record_types import MOST_RANGES_A_RECORD, MessageRange, RecordKind, unflat
 from qmq.broker.ports.commands import DispositionRange, Heartbeat, Now, Pull, Subscribe
 from qmq.errors import InvalidOption
-from qmq.format.layout import ENTRY_DTYPE, MAX_DELAY_SHOWN, MAX_DELAY_US
+from qmq.format.layout import ENTRY_DTYPE, LANE_ORDERED, MAX_DELAY_SHOWN, MAX_DELAY_US
 from qmq.net.protocol.types import BROADCAST, RELIABLE, ConsumerState, Disposition
 from qmq.storage.store import Store
 
@@ -156,6 +159,8 @@ class DeliveryTracker:
         if ledger is None or member is None:
             raise InvalidOption("a solo consumer or one of an at_most_once group has nothing to ack or nack")
         ledger.member(member.number, subscription.epoch)
+        if self._store.subjects.has_lanes:
+            self.keep_order(subscription)
         member.seen_us = self.now.monotonic_us
         return ledger, member
 
@@ -185,8 +190,8 @@ class DeliveryTracker:
             waiting = self._waits_for(ledger, share)
         return self.members.offer(ledger, member, expected, waiting)
 
-    def _waits_for(self, ledger: Ledger, share: Eligibility) -> DueRetries:
-        """Return which retries wait for a consumer that takes only some of its group's messages."""
+    def _waits_for(self, ledger: Ledger, share: Eligibility | OrderEligibility) -> DueRetries:
+        """Return which retries wait for a consumer that may have only some of its group's messages now."""
         retries, now_us = ledger.retries, self.now.wall_us
         found = DueRetries(share.has_any(retries.due), share.has_any(retries.due_quarantined))
         if any(found) or not retries.is_more_due(now_us):
@@ -215,8 +220,23 @@ class DeliveryTracker:
             ledger.pulled(member, ranges[:MOST_RANGES_A_RECORD], 0, self.now.wall_us, [])
             del ranges[:MOST_RANGES_A_RECORD]
         ledger.pulled(member, ranges, size, self.now.wall_us, self._positions_read(subscription))
+        if ledger.order is not None:
+            ledger.order.given(member.number, ordered_runs(ledger.order, parts, start, may_be_copies=False))
         self.ack_deadlines.start(ledger, member, self.now)
         return start, member.in_flight.next_sequence
+
+    def keep_order(self, subscription: Subscription) -> None:
+        """Keep the order of slots once a consumer follows a subject that has some."""
+        group = subscription.group
+        if group.ledger is None or not group.heeds_priority:
+            return
+        if group.ledger.order is None:
+            subscription.find_lanes(self._store)
+            if not any(LANE_ORDERED in base.lanes for base in subscription.filters):
+                return
+            group.ledger.use_order(OrderSlots(SlotPlaces(self._store), partial(rebuild, self._store, group)))
+        assert group.ledger.order is not None
+        group.ledger.order.renew()
 
     def record_redelivery(self, subscription: Subscription) -> None:
         """Start the ack deadline of messages that were delivered again."""

@@ -15,7 +15,7 @@ import itertools
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 import msgpack
 import numpy as np
@@ -86,6 +86,13 @@ class Waiting:
         self.done = False
 
 
+class OrderScan(Protocol):
+    """What is read of the messages with order keys under one prefix."""
+
+    def has_more(self) -> bool:
+        """Return whether there may be messages that were not handed out."""
+
+
 #: The kinds of lanes, by their codes in the number of a filter: see ``SubjectFilter.ordinal``.
 LANE_KINDS: Final = (LANE_NORMAL, LANE_HIGH, LANE_LOW, LANE_ORDERED)
 #: The bits of a filter's number below the code of its kind of lanes.
@@ -128,6 +135,8 @@ class SubjectFilter:
         #: For an exact subject: (partition, entry) of rows that became visible in this turn while a pull waited.
         self.arrived: list[tuple[int, EntryRow]] = []
         self.waiting: OrderedDict[int, Waiting] = OrderedDict()  # by id(Waiting), longest first
+        #: For order keys: what is read of them (broker/delivery/order/scan.py), once a pull has looked.
+        self.scan: OrderScan | None = None
         #: Bytes for it are being read; and the reads since it last got messages, so that none is repeated for ever.
         self.reading = False
         self.reads: set[object] = set()
@@ -231,6 +240,8 @@ class SubjectFilter:
 
     def has_more(self, store: Store) -> bool:
         """Return whether there may be messages that it has not handed out."""
+        if self.scan is not None:
+            return self.scan.has_more()
         if not self.exact:
             if len(self.row_cursors) == 1:
                 return self.row_cursors[0] < store.partitions[0].consumer_log.visible_row
@@ -369,6 +380,7 @@ class Group:
             subject_filter.row_cursors[:] = begin.row_cursors
             subject_filter.positions[:] = begin.positions
             subject_filter.arrived.clear()
+            subject_filter.scan = None
             subject_filter.reserved, subject_filter.reserving = 0, None
         self.dirty = True
 

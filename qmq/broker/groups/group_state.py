@@ -16,6 +16,7 @@ from qmq.broker.error_log.dead_letters import chosen, letters_of
 from qmq.broker.error_log.error_log import Failure, Retries, TakenRetry, from_record, packed, split, unpacked
 from qmq.broker.groups.in_flight import InFlightPull
 from qmq.broker.groups.member import Consumers, Member
+from qmq.broker.groups.order_slots import OrderSlots
 from qmq.broker.groups.resends import GroupResends, ResendProgress
 from qmq.broker.groups.settings import ResolvedSettings
 from qmq.broker.journal.record_types import (
@@ -166,6 +167,9 @@ class Ledger:
         self.restored = RestoredRuns()
         #: How far the resends to this group are.
         self.resends = GroupResends()
+        #: The slots of order keys, once a consumer follows a subject that has some; None: there are none.
+        self.order: OrderSlots | None = None
+        self._there = -1, 0  # how many consumers are there, at a version
         #: The last answer to a pull had retries.
         self.was_again = False
         self._write = record
@@ -173,6 +177,16 @@ class Ledger:
         self.version = 0
         self._changed = True  # since the last packed_bytes
         self._bytes = b""
+
+    def consumers_there(self) -> int:
+        """Return how many consumers have a client."""
+        if self._there[0] != self.version:
+            self._there = self.version, sum(member.is_there for member in self.members.values())
+        return self._there[1]
+
+    def use_order(self, order: OrderSlots) -> None:
+        """Keep the order of slots from now on."""
+        self.order = self._returning.order = order
 
     # --- consumers ---------------------------------------------------------------------------------------------------
 
@@ -241,7 +255,7 @@ class Ledger:
             member.leaving = LeaveReason.EXPIRED
             return
         self._returning.expire_session(member, member.in_flight.next_sequence, now_us)
-        member.emptied()
+        self._emptied(member)
 
     def leave(self, member: Member, why: LeaveReason, now_us: int) -> None:
         """Let a consumer leave: its messages become retries, or (CLOSED) are dropped."""
@@ -253,14 +267,22 @@ class Ledger:
         if member is None:
             return
         self._returning.let_go(member, why, member.in_flight.next_sequence, now_us)
+        if why == LeaveReason.CLOSED and self.order is not None:
+            for start, end in member.in_flight.unhandled():
+                self.order.settled(member.number, start, end)
         member.leaving = 0
-        member.emptied()
+        self._emptied(member)
         member.closed = True
         member.left_us = now_us
         if member.transient and (
             why == LeaveReason.LEFT or not self.keeps_absent or self.by_name.get(member.name) is not member
         ):
             self._consumers.forget(member)
+
+    def _emptied(self, member: Member) -> None:
+        member.emptied()
+        if self.order is not None:
+            self.order.left(member.number)
 
     def leave_in_part(self, member: Member, why: LeaveReason, end: int, now_us: int) -> None:
         """Make retries of the messages before that delivery sequence; the consumer is leaving."""
@@ -336,7 +358,13 @@ class Ledger:
         if len(intervals) == 2 and member.in_flight.is_next(*intervals):  # one after another, as most are
             self.ack_next(member, intervals[0], intervals[1], now_us)
             return 0
+        if self.order is not None:
+            for start, end in zip(intervals[::2], intervals[1::2], strict=True):
+                for low, high in member.in_flight.unhandled(start, min(end, member.in_flight.next_sequence)):
+                    self.order.settled(member.number, low, high)
         new, refused = self._acked(member, intervals)
+        if self.order is not None:
+            self.order.acked_before(member.number, member.in_flight.ack_floor)
         for at in range(0, len(intervals) if new else 0, 2 * MOST_RANGES_A_RECORD):
             part = intervals[at : at + 2 * MOST_RANGES_A_RECORD]
             self._record(_ACK, self._packed([member.number, now_us, part]))
@@ -344,6 +372,9 @@ class Ledger:
 
     def ack_next(self, member: Member, start: int, end: int, now_us: int) -> None:
         """Ack messages [start, end), for which ``InFlight.is_next`` is true."""
+        if self.order is not None:
+            self.order.settled(member.number, start, end)
+            self.order.acked_before(member.number, end)
         member.in_flight.move_ack_floor(end)
         member.progress = True
         if member.quarantined:
@@ -362,6 +393,8 @@ class Ledger:
         """
         refused = list[int]()
         taken = member.in_flight.in_flight(backs, refused)
+        if self.order is not None:
+            taken = self.order.with_followers(member, taken, self.settings)
         for at in range(0, len(taken), MOST_RANGES_A_RECORD):
             some = taken[at : at + MOST_RANGES_A_RECORD]
             reasons = {back.reason: None for back in some}
@@ -391,6 +424,8 @@ class Ledger:
             del self.handed[next(iter(self.handed))]
         in_flight = InFlightRange(MessageRange(*messages), attempt, 0)
         is_reject = disposition == Disposition.REJECT
+        if self.order is not None:
+            self.order.came([in_flight.messages])
         self.retries.add_each(
             list(self._returning.failed(0, 0, [in_flight], is_reject, delay_us, reason, now_us)), False
         )
@@ -401,6 +436,8 @@ class Ledger:
 
     def _bring_back(self, fields: list[int], run: bytes, start: int, end: int, now_us: int) -> None:
         self.restored.add(run, start, end)
+        if self.order is not None:
+            self.order.came(unflat(fields))
         failure = Failure("restored", 0, 0, now_us, now_us)
         self.retries.add_all([(messages, 1, 0) for messages in unflat(fields)], False, failure)
 
@@ -419,6 +456,8 @@ class Ledger:
         self.resends.note(run, ResendProgress(selection, tuple(upto), tuple(counts)))
         for number in letters:
             self.dead.take_out(number, number + 1)
+        if self.order is not None:
+            self.order.came(unflat(fields))
         failure = Failure("resent", 0, 0, now_us, now_us)
         self.retries.add_all([(messages, 1, 0) for messages in unflat(fields)], False, failure)
 
@@ -464,6 +503,8 @@ class Ledger:
             self._leave(member.number, LeaveReason.CLOSED, now_us)
         if clear_retries:
             self.retries.clear()
+        if self.order is not None:
+            self.order.is_stale = True
 
     # --- checkpoint --------------------------------------------------------------------------------------------------
 
@@ -580,6 +621,8 @@ class Ledger:
                 self._set(*fields)
             case RecordKind.FORWARD:
                 _forward(self.retries, self.dead, self.members, *fields)
+                if self.order is not None:
+                    self.order.is_stale = True
             case _:
                 raise AssertionError(kind)
 
@@ -630,6 +673,7 @@ class Returning:
 
     def __init__(self, retries: Retries, dead: ItemLog) -> None:
         self.settings = ResolvedSettings()
+        self.order: OrderSlots | None = None
         self._retries = retries
         self._dead = dead
 
@@ -655,12 +699,18 @@ class Returning:
         reason: str, now_us: int,
     ) -> Iterator[tuple[MessageRange, int, int, Failure]]:  # fmt: skip
         """Yield the retries of failed messages; make dead letters of those that are rejected or out of attempts."""
+        end = start
         for messages, attempt, session_expiries in ranges:
+            begin, end = end, end + messages.total
             if is_reject or attempt >= self.settings.max_attempts:
                 in_flight = InFlightRange(messages, attempt, session_expiries)
                 why = reason or ("rejected" if is_reject else "out of attempts")
                 self._bury(consumer, start, in_flight, why, now_us)
+                if self.order is not None:
+                    self.order.settled(consumer, begin, end)
                 continue
+            if self.order is not None:
+                self.order.returned(consumer, begin, end)
             delay = self.settings.delay_us(attempt) if delay_us is None else delay_us
             yield messages, attempt + 1, session_expiries, Failure(reason, consumer, start, now_us, now_us + delay)
 
@@ -675,6 +725,9 @@ class Returning:
     def _release(
         self, member: Member, start: int, ranges: Iterable[InFlightRange], now_us: int, delay_us: int = 0
     ) -> None:
+        ranges = list(ranges)
+        if self.order is not None:
+            self.order.returned(member.number, start, start + sum(one.messages.total for one in ranges))
         failure = Failure("released", member.number, start, now_us, now_us + delay_us)
         several = [(in_flight.messages, in_flight.attempt, in_flight.session_expiries) for in_flight in ranges]
         self._retries.add_all(several, member.quarantined, failure)
@@ -689,14 +742,20 @@ class Returning:
             failure = Failure("its consumer fell silent", member.number, start, now_us, now_us)
             ranges = list(member.in_flight.between(start, end))
             pieces = list[tuple[MessageRange, int, int]]()
+            behind = start
             for in_flight in ranges:
+                begin, behind = behind, behind + in_flight.messages.total
                 session_expiries = in_flight.session_expiries + is_single
                 if session_expiries >= self.settings.max_session_expiries:
                     reason = f"its consumer fell silent {session_expiries} times"
                     self._bury(
                         member.number, start, in_flight._replace(session_expiries=session_expiries), reason, now_us
                     )
+                    if self.order is not None:
+                        self.order.settled(member.number, begin, behind)
                     continue
+                if self.order is not None:
+                    self.order.returned(member.number, begin, behind)
                 pieces += [(piece, in_flight.attempt, session_expiries) for piece in split(in_flight.messages)]
             self._retries.add_all(pieces, True, failure)
 
@@ -704,6 +763,8 @@ class Returning:
         """Make retries of dead letters, as if for the first time."""
         for letter in unpacked(chosen(self._dead, numbers)):
             failure = Failure(letter.reason, letter.consumer, letter.delivery_sequence, now_us, now_us)
+            if self.order is not None:
+                self.order.came([letter.messages])
             self._retries.add(letter.messages, 1, 0, False, failure)
             self._dead.take_out(letter.number, letter.number + 1)
 

@@ -1,0 +1,1 @@
+"""The delivery of messages with order keys."""

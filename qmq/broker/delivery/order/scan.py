@@ -1,0 +1,325 @@
+"""The choice of new messages with order keys: in stored order, but for slots that another consumer or a retry holds.
+
+A scan reads each row once. Rows that the consumer of a pull may not have now are passed, and looked at first by the
+pulls that follow: at most MOST_PASSED of them. Where there are more, those of blocked slots are forgotten, and found
+again by their subject once the slot is free. So a slot that is stuck costs a few bytes, however much waits behind it.
+
+With several consumers one of them gets the messages of some of the slots only, so that the others find some too.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from qmq.broker.groups.group import SubjectFilter
+from qmq.broker.groups.message_ranges import Rows, chosen_of
+from qmq.broker.groups.order_slots import OrderSlots
+from qmq.format.layout import ENTRY_DTYPE
+from qmq.storage.store import Store
+
+#: Rows that a scan has passed and remembers.
+MOST_PASSED: Final = 32_768
+#: Rows that are looked at in one go.
+_FIRST_ROWS: Final = 64
+_CHUNK_ROWS: Final = 8_192
+#: Passed rows that are looked at in one go.
+_PASSED_ROWS: Final = 2_048
+#: Rows of one slot that are looked up in one go, and slots in one pull.
+_SLOT_ROWS: Final = 1_024
+_MOST_SLOTS: Final = 256
+#: Slots up to which those with messages are counted; of more, all count.
+_MOST_COUNTED: Final = 65_536
+
+Numbers = npt.NDArray[np.int64]
+_NO_ROWS: Final = np.zeros(0, ENTRY_DTYPE)
+_NO_NUMBERS: Final = np.zeros(0, np.int64)
+
+
+class Taker(Protocol):
+    """The choice of one pull, as a scan sees it."""
+
+    full: bool
+
+    def take_rows(self, subject_filter: SubjectFilter, partitions: Numbers, rows: Rows) -> int:
+        """Choose from rows in order; return how many have no messages left."""
+
+    def pass_rows(self, count: int) -> None:
+        """Count rows that were read."""
+
+
+class OrderedScan:
+    """How far one filter of order keys is read, and what it has passed."""
+
+    def __init__(self, subject_filter: SubjectFilter, store: Store) -> None:
+        self._filter = subject_filter
+        self._store = store
+        self._cursors = list(subject_filter.row_cursors)  # as this set them last
+        self._next_rows = list(subject_filter.row_cursors)
+        # Rows that were passed, in the order in which they are to be handed out; where they lie; whether they wait.
+        self._rows: Rows = _NO_ROWS
+        self._partitions: Numbers = _NO_NUMBERS
+        self._numbers: Numbers = _NO_NUMBERS
+        self._waits: npt.NDArray[np.bool_] = np.zeros(0, np.bool_)
+        #: Slots whose passed rows were forgotten: the sequence of the first; and by partition the first such row.
+        self._forgotten: dict[int, int] = {}
+        self._is_forgotten: npt.NDArray[np.bool_] = np.zeros(0, np.bool_)
+        self._forgotten_from: list[int | None] = [None] * len(self._next_rows)
+
+    # --- state -------------------------------------------------------------------------------------------------------
+
+    def has_more(self) -> bool:
+        """Return whether there may be messages that were not handed out."""
+        if self._forgotten or self._waits.any():
+            return True
+        return any(
+            row < self._store.partitions[partition].consumer_log.visible_row
+            for partition, row in enumerate(self._next_rows)
+        )
+
+    def mark(self) -> Any:
+        """Return what ``take_back`` needs to undo a choice that follows."""
+        return (
+            list(self._cursors), list(self._next_rows), self._rows, self._partitions, self._numbers,
+            self._waits.copy(), dict(self._forgotten), self._is_forgotten.copy(), list(self._forgotten_from),
+        )  # fmt: skip
+
+    def take_back(self, mark: Any) -> None:
+        """Undo what was chosen since *mark* was made."""
+        (
+            self._cursors, self._next_rows, self._rows, self._partitions, self._numbers, self._waits, self._forgotten,
+            self._is_forgotten, self._forgotten_from,
+        ) = mark  # fmt: skip
+
+    # --- choosing ----------------------------------------------------------------------------------------------------
+
+    def take(self, taker: Taker, order: OrderSlots, consumer: int, consumers: int) -> None:
+        """Choose messages for a consumer, one of *consumers* that are there. Raises NotInMemory and StorageError."""
+        if self._filter.row_cursors != self._cursors:
+            self._moved()
+        order.upto(self._store.subjects.count)
+        chooser = _SlotChooser(self._store, self._filter, order, consumer, consumers)
+        try:
+            if self._forgotten:
+                self._take_forgotten(taker, chooser)
+            if not taker.full and len(self._waits):
+                self._take_passed(taker, chooser)
+            rows = _FIRST_ROWS
+            while not taker.full and self._has_room(order) and self._read_on(taker, chooser, rows):
+                rows = min(rows * 8, _CHUNK_ROWS)
+        finally:
+            self._set_cursors()
+
+    def _moved(self) -> None:
+        """Go on where somebody has moved the row cursors to: what lies before is gone."""
+        moved = self._filter.row_cursors
+        self._next_rows = list(map(max, self._next_rows, moved))
+        if len(self._waits):
+            self._waits &= self._numbers >= np.array(moved)[self._partitions]
+        self._forgotten_from = [
+            None if first is None else max(first, row) for first, row in zip(self._forgotten_from, moved, strict=True)
+        ]
+
+    def _set_cursors(self) -> None:
+        """Set the filter's row cursors to the first rows that have messages left."""
+        cursors = list(self._next_rows)
+        left = np.flatnonzero(self._waits)
+        if len(left):
+            for partition in range(len(cursors)):
+                mine = left[self._partitions[left] == partition]
+                if len(mine):
+                    cursors[partition] = min(cursors[partition], int(self._numbers[mine].min()))
+        elif len(self._waits):
+            self._rows, self._partitions, self._numbers = _NO_ROWS, _NO_NUMBERS, _NO_NUMBERS
+            self._waits = np.zeros(0, np.bool_)
+        for partition, first in enumerate(self._forgotten_from):
+            if first is not None:
+                cursors[partition] = min(cursors[partition], first)
+        self._filter.row_cursors[:] = cursors
+        self._cursors = cursors
+
+    def _take_forgotten(self, taker: Taker, chooser: _SlotChooser) -> None:
+        """Choose from slots whose passed rows were forgotten."""
+        slots = np.fromiter(self._forgotten, np.int64)
+        free = slots[chooser.may_have(slots)][:_MOST_SLOTS].tolist()
+        for slot in free:
+            if not self._take_slot(taker, slot):
+                return
+            del self._forgotten[slot]
+            self._is_forgotten[slot] = False
+        if not self._forgotten:
+            self._forgotten_from = [None] * len(self._forgotten_from)
+
+    def _take_slot(self, taker: Taker, slot: int) -> bool:
+        """Choose all messages of a slot that can be read; return whether none is left."""
+        cursors = self._filter.group.cursors
+        while parts := self._store.subject_rows(
+            slot, max(int(cursors.upto(slot + 1)[slot]), self._forgotten[slot]), _SLOT_ROWS
+        ):
+            for partition, rows in parts:
+                if taker.take_rows(self._filter, np.array([partition]), rows) < len(rows) or taker.full:
+                    return False
+            if int(cursors.upto(slot + 1)[slot]) >= int(self._store.subjects.ends[slot]):
+                return True
+        return True
+
+    def _take_passed(self, taker: Taker, chooser: _SlotChooser) -> None:
+        """Choose from the rows that were passed."""
+        waiting = np.flatnonzero(self._waits)
+        for at in range(0, len(waiting), _PASSED_ROWS):
+            index = waiting[at : at + _PASSED_ROWS]
+            rows = chosen_of([self._rows], index)
+            taken, done = _take(taker, self._filter, chooser, self._partitions[index], rows)
+            self._waits[index[done]] = False
+            self._waits[index[taken]] = False
+            if taker.full:
+                return
+
+    def _read_on(self, taker: Taker, chooser: _SlotChooser, count: int) -> bool:
+        """Choose from the next rows, and pass the others; return False where there are none."""
+        rows, partitions, numbers = self._next(count)
+        if not len(rows):
+            return False
+        taker.pass_rows(len(rows))
+        matches = self._filter.matches(self._store)
+        wanted = np.ones(len(rows), np.bool_) if matches is None else matches[rows["subject"]]
+        self._is_forgotten = _upto(self._is_forgotten, self._store.subjects.count)
+        wanted &= ~self._is_forgotten[rows["subject"]]
+        index = np.flatnonzero(wanted)
+        behind = np.bincount(partitions, minlength=len(self._next_rows)).tolist()
+        if not len(index):
+            self._pass_rows(behind)
+            return True
+        rows, partitions, numbers = chosen_of([rows], index), partitions[index], numbers[index]
+        taken, done = _take(taker, self._filter, chooser, partitions, rows)
+        left = np.ones(len(rows), np.bool_)
+        left[done] = left[taken] = False
+        self._pass_rows(behind)
+        if left.any():
+            self._remember(chosen_of([rows], np.flatnonzero(left)), partitions[left], numbers[left])
+        return True
+
+    def _pass_rows(self, counts: list[int]) -> None:
+        self._next_rows = [row + count for row, count in zip(self._next_rows, counts, strict=True)]
+
+    def _next(self, count: int) -> tuple[Rows, Numbers, Numbers]:
+        """Return the next rows of all partitions, about *count* of each, in the order in which they were stored; their
+        partitions and row numbers.
+        """
+        heads, partitions, numbers, limit = list[Rows](), list[Numbers](), list[Numbers](), np.uint64(2**64 - 1)
+        for partition, row in enumerate(self._next_rows):
+            log = self._store.partitions[partition].consumer_log
+            rows = log.rows(row, count)
+            if not len(rows):
+                continue
+            heads.append(rows)
+            partitions.append(np.full(len(rows), partition, np.int64))
+            numbers.append(np.arange(row, row + len(rows)))
+            if row + len(rows) < log.visible_row:
+                limit = min(limit, rows["stored_at_us"][-1])
+        if len(heads) <= 1:
+            return (heads[0], partitions[0], numbers[0]) if heads else (_NO_ROWS, _NO_NUMBERS, _NO_NUMBERS)
+        stamps = np.concatenate([rows["stored_at_us"] for rows in heads])
+        merged = np.argsort(stamps, kind="stable")
+        merged = merged[: int(np.searchsorted(stamps[merged], limit, "right"))]
+        return chosen_of(heads, merged), np.concatenate(partitions)[merged], np.concatenate(numbers)[merged]
+
+    # --- rows that were passed ---------------------------------------------------------------------------------------
+
+    def _remember(self, rows: Rows, partitions: Numbers, numbers: Numbers) -> None:
+        left = np.flatnonzero(self._waits)
+        before = chosen_of([self._rows], left) if len(left) else _NO_ROWS
+        self._rows = np.concatenate([before, rows]) if len(left) else rows
+        self._partitions = np.concatenate([self._partitions[left], partitions])
+        self._numbers = np.concatenate([self._numbers[left], numbers])
+        self._waits = np.ones(len(self._rows), np.bool_)
+
+    def _has_room(self, order: OrderSlots) -> bool:
+        """Return whether more rows may be passed; forget those of blocked slots where there are too many."""
+        left = np.flatnonzero(self._waits)
+        if len(left) < MOST_PASSED:
+            return True
+        rows = chosen_of([self._rows], left)
+        blocked = order.blocked(rows["subject"])
+        index = np.flatnonzero(blocked)
+        if not len(index):
+            return False
+        slots, firsts = rows["subject"][index].tolist(), rows["first_sequence"][index].tolist()
+        self._is_forgotten = _upto(self._is_forgotten, self._store.subjects.count)
+        for slot, first in zip(slots, firsts, strict=True):
+            self._forgotten.setdefault(slot, first)
+        self._is_forgotten[rows["subject"][index]] = True
+        for partition in range(len(self._forgotten_from)):
+            mine = left[index[self._partitions[left[index]] == partition]]
+            if len(mine):
+                row = int(self._numbers[mine].min())
+                first = self._forgotten_from[partition]
+                self._forgotten_from[partition] = row if first is None else min(first, row)
+        self._waits[left[index]] = False
+        return True
+
+
+class _SlotChooser:
+    """Decides in one pull which slots a consumer gets messages of."""
+
+    def __init__(
+        self, store: Store, subject_filter: SubjectFilter, order: OrderSlots, consumer: int, consumers: int
+    ) -> None:  # fmt: skip
+        self.cursors = subject_filter.group.cursors
+        self._order = order
+        self._consumer = consumer
+        self._room: int | None = None  # for so many slots that it does not hold
+        self._granted: npt.NDArray[np.bool_] = np.zeros(0, np.bool_)
+        if consumers > 1:
+            self._room = self._room_among(store, subject_filter, consumers)
+            self._granted = np.zeros(store.subjects.count, np.bool_)
+
+    def _room_among(self, store: Store, subject_filter: SubjectFilter, consumers: int) -> int:
+        matches = subject_filter.matches(store)
+        slots = np.arange(store.subjects.count) if matches is None else np.flatnonzero(matches[: store.subjects.count])
+        owners = self._order.owners_of(slots)
+        mine, active = int(np.count_nonzero(owners == self._consumer)), len(slots)
+        if len(slots) <= _MOST_COUNTED:
+            ends = store.subjects.ends[slots]
+            active = int(np.count_nonzero((owners != 0) | (ends > self.cursors.upto(store.subjects.count)[slots])))
+        return max(1, -(-active // consumers) - mine)  # whoever asks gets what waits, if only of one slot
+
+    def may_have(self, slots: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+        """Return of which slots the consumer gets messages, asked in the order in which these were stored."""
+        allowed = self._order.may_have(self._consumer, slots)
+        if self._room is None:
+            return allowed
+        is_new = allowed & (self._order.owners_of(slots) == 0)
+        wanted = slots[is_new & ~self._granted[slots]]
+        if len(wanted) and self._room:
+            distinct, firsts = np.unique(wanted, return_index=True)
+            granted = distinct[np.argsort(firsts)][: self._room]
+            self._granted[granted] = True
+            self._room -= len(granted)
+        allowed &= ~is_new | self._granted[slots]
+        return allowed
+
+
+def _take(
+    taker: Taker, subject_filter: SubjectFilter, chooser: _SlotChooser, partitions: Numbers, rows: Rows
+) -> tuple[Numbers, Numbers]:
+    """Choose from rows; return the indexes of those that were taken whole, and of those that had been before."""
+    subjects = rows["subject"]
+    numbers = chooser.cursors.upto(int(subjects.max()) + 1)[subjects]
+    is_done = rows["first_sequence"] + rows["count"] <= numbers
+    wanted = np.flatnonzero(chooser.may_have(subjects) & ~is_done)
+    if len(wanted):
+        some = rows if len(wanted) == len(rows) else chosen_of([rows], wanted)
+        where = partitions[:1] if len(subject_filter.row_cursors) == 1 else partitions[wanted]
+        wanted = wanted[: taker.take_rows(subject_filter, where, some)]
+    return wanted, np.flatnonzero(is_done)
+
+
+def _upto(column: npt.NDArray[np.bool_], count: int) -> npt.NDArray[np.bool_]:
+    if len(column) >= count:
+        return column
+    grown = np.zeros(max(count, 2 * len(column)), np.bool_)
+    grown[: len(column)] = column
+    return grown

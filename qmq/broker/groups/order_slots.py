@@ -1,0 +1,311 @@
+"""Order by key in one group: which consumer has the messages of a slot, and which of them are to come again.
+
+A slot is one lane of a subject; all its messages are handed out in stored order. While a consumer has one of them in
+flight, it alone gets others. While one of them waits as a retry, nothing behind it is handed out, and of several
+retries the first one comes first. An acked message and a dead one hold up nothing.
+
+All of it follows from the messages in flight and the retries, so nothing is stored: after a start, and where it is
+``stale``, somebody who can read the log builds it again (broker/delivery/order/rebuild.py).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from qmq.broker.groups.member import Member
+from qmq.broker.groups.settings import ResolvedSettings
+from qmq.broker.journal.record_types import MessageRange
+from qmq.broker.ports.commands import DispositionRange
+from qmq.intervals import Intervals
+from qmq.net.protocol.types import Disposition
+
+#: The reason why a message comes back that its consumer has not handed back itself.
+EARLIER_FAILED: Final = "an earlier message of its order key is to come again"
+#: ``MessageRange.log`` is a subject's number below this.
+_PARTITIONS: Final = 1 << 31
+
+Numbers = npt.NDArray[np.int64]
+
+
+class SlotPlace(NamedTuple):
+    """The slot of a subject number, which is the number of that slot's messages that are no copies; and what to add to
+    a sequence of the subject for its place in the slot. Copies come from older messages than all others of the slot.
+    """
+
+    slot: int
+    offset: int
+
+
+class OrderedRuns(NamedTuple):
+    """Messages of slots that one pull put in flight, by run: the delivery sequences, the slot, and the place in the
+    slot of the first message.
+    """
+
+    starts: Numbers
+    ends: Numbers
+    slots: Numbers
+    places: Numbers
+
+
+class SlotMessages(NamedTuple):
+    """Messages in a row of one slot: places [start, end)."""
+
+    slot: int
+    start: int
+    end: int
+
+
+class OrderSlots:
+    """The slots of one group."""
+
+    def __init__(
+        self, place_of: Callable[[int], SlotPlace | None], rebuild: Callable[[OrderSlots], None]
+    ) -> None:  # fmt: skip
+        """*place_of* returns the slot of a subject number; None for one of other lanes. *rebuild* tells everything
+        anew, after a ``clear``.
+        """
+        self._place_of = place_of
+        self._rebuild = rebuild
+        #: By slot: the number of the consumer that has messages in flight, and how many.
+        self._owners: npt.NDArray[np.uint32] = np.zeros(0, np.uint32)
+        self._in_flight: npt.NDArray[np.uint32] = np.zeros(0, np.uint32)
+        self._is_retrying: npt.NDArray[np.bool_] = np.zeros(0, np.bool_)
+        #: By slot: the places of the messages that are to come again.
+        self._retrying: dict[int, Intervals] = {}
+        self._runs: dict[int, deque[OrderedRuns]] = {}
+        #: It does not follow from what it was told any more: it is to be built again before it is asked.
+        self.is_stale = True
+        #: Since somebody last set this to False, some consumer may have what it could not have before.
+        self.is_freed = False
+        #: The slots of retries that were looked up: by range, (slot, place, count) of each run, slot -1 for others.
+        self.looked_up: dict[MessageRange, list[tuple[int, int, int]]] = {}
+
+    def clear(self) -> None:
+        """Forget everything, to be told again."""
+        self._owners[:], self._in_flight[:], self._is_retrying[:] = 0, 0, False
+        self._retrying.clear()
+        self._runs.clear()
+        self.looked_up.clear()
+        self.is_stale, self.is_freed = False, True
+
+    def renew(self) -> None:
+        """Build it again if it is stale."""
+        if self.is_stale:
+            self.clear()
+            self._rebuild(self)
+
+    def upto(self, count: int) -> None:
+        """Make room for slots below *count*."""
+        if len(self._owners) < count:
+            size = max(count, 2 * len(self._owners), 64)
+            self._owners = _grown(self._owners, size)
+            self._in_flight = _grown(self._in_flight, size)
+            self._is_retrying = _grown(self._is_retrying, size)
+
+    # --- questions ---------------------------------------------------------------------------------------------------
+
+    def may_have(self, consumer: int, slots: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+        """Return which of the slots' new messages a consumer may have; see ``upto``."""
+        owners = self._owners[slots]
+        allowed: npt.NDArray[np.bool_] = (owners == 0) | (owners == consumer)
+        return allowed & ~self._is_retrying[slots]
+
+    def owners_of(self, slots: npt.NDArray[Any]) -> npt.NDArray[np.uint32]:
+        """Return the consumer that has messages of each slot in flight; 0: none."""
+        return self._owners[slots]
+
+    def blocked(self, slots: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+        """Return which slots some consumer, or a retry, holds."""
+        found: npt.NDArray[np.bool_] = (self._owners[slots] != 0) | self._is_retrying[slots]
+        return found
+
+    def may_come_again(self, consumer: int, slot: int, start: int, before: Intervals | None) -> bool:
+        """Return whether a consumer may have the retries of a slot from place *start* on now, behind those of the
+        places *before* that it gets with them: there are no others before.
+        """
+        self.upto(slot + 1)
+        if self._owners[slot] not in (0, consumer):
+            return False
+        for low, high in self._retrying.get(slot, ()):
+            if low >= start:
+                break
+            if before is None or not before.covers(low, min(high, start)):
+                return False
+        return True
+
+    @property
+    def has_retries(self) -> bool:
+        """Whether any messages of slots are to come again."""
+        return bool(self._retrying)
+
+    def first_retry(self, slot: int) -> int | None:
+        """Return the place of the first message of a slot that is to come again; None without one."""
+        return next((start for start, _ in self._retrying.get(slot, ())), None)
+
+    def owner(self, slot: int) -> int:
+        """Return the number of the consumer that has messages of a slot in flight; 0: none."""
+        self.upto(slot + 1)
+        return int(self._owners[slot])
+
+    def held_by(self, consumer: int) -> Iterator[tuple[int, int, int]]:
+        """Yield the slots that a consumer has messages of in flight: slot, messages, delivery sequence of one."""
+        known = set[int]()
+        for runs in self._runs.get(consumer, ()):
+            mine = self._owners[runs.slots] == consumer
+            for slot, start in zip(runs.slots[mine].tolist(), runs.starts[mine].tolist(), strict=True):
+                if slot not in known:
+                    known.add(slot)
+                    yield slot, int(self._in_flight[slot]), start
+
+    def place_of(self, number: int) -> SlotPlace | None:
+        """Return the slot of a subject number; None for one of other lanes."""
+        return self._place_of(number)
+
+    # --- messages in flight ------------------------------------------------------------------------------------------
+
+    def given(self, consumer: int, runs: OrderedRuns) -> None:
+        """Note messages that a consumer has in flight from now on."""
+        if not len(runs.slots):
+            return
+        self.upto(int(runs.slots.max()) + 1)
+        self._owners[runs.slots] = consumer
+        np.add.at(self._in_flight, runs.slots, (runs.ends - runs.starts).astype(np.uint32))
+        self._runs.setdefault(consumer, deque()).append(runs)
+
+    def given_again(self, consumer: int, runs: OrderedRuns) -> None:
+        """Note retries that a consumer has in flight from now on."""
+        self.given(consumer, runs)
+        columns = zip(runs.slots.tolist(), runs.places.tolist(), (runs.ends - runs.starts).tolist(), strict=True)
+        for slot, place, count in columns:
+            retrying = self._retrying.get(slot)
+            if retrying is None:
+                continue
+            left = _without(retrying, place, place + count)
+            if left.size:
+                self._retrying[slot] = left
+            else:
+                del self._retrying[slot]
+                self._is_retrying[slot] = False
+
+    def settled(self, consumer: int, start: int, end: int) -> None:
+        """Note that the delivery sequences [start, end), all of them in flight, are acked, dead or dropped."""
+        for slots, _, counts in self._between(consumer, start, end):
+            np.subtract.at(self._in_flight, slots, counts.astype(np.uint32))
+            free = slots[self._in_flight[slots] == 0]
+            self._owners[free] = 0
+            self.is_freed = self.is_freed or bool(len(free))
+
+    def returned(self, consumer: int, start: int, end: int) -> None:
+        """Note that the delivery sequences [start, end), all of them in flight, are retries from now on."""
+        for slots, places, counts in list(self._between(consumer, start, end)):
+            for slot, place, count in zip(slots.tolist(), places.tolist(), counts.tolist(), strict=True):
+                self.retried(SlotMessages(slot, place, place + count))
+        self.settled(consumer, start, end)
+
+    def acked_before(self, consumer: int, ack_floor: int) -> None:
+        """Forget a consumer's pulls that lie wholly before its ack floor."""
+        pulls = self._runs.get(consumer)
+        while pulls and int(pulls[0].ends[-1]) <= ack_floor:
+            pulls.popleft()
+
+    def left(self, consumer: int) -> None:
+        """Forget a consumer that has nothing in flight any more."""
+        self._runs.pop(consumer, None)
+
+    def _between(self, consumer: int, start: int, end: int) -> Iterator[tuple[Numbers, Numbers, Numbers]]:
+        """Yield slots, places and counts of the runs with delivery sequences in [start, end)."""
+        for runs in self._runs.get(consumer, ()):
+            if runs.ends[-1] <= start:
+                continue
+            if runs.starts[0] >= end:
+                return
+            low, high = int(runs.ends.searchsorted(start, "right")), int(runs.starts.searchsorted(end, "left"))
+            if low < high:
+                begins = np.maximum(runs.starts[low:high], start)
+                stops = np.minimum(runs.ends[low:high], end)
+                yield runs.slots[low:high], runs.places[low:high] + begins - runs.starts[low:high], stops - begins
+
+    # --- retries -----------------------------------------------------------------------------------------------------
+
+    def retried(self, messages: SlotMessages) -> None:
+        """Note messages that are to come again."""
+        slot, start, end = messages
+        self.upto(slot + 1)
+        self._retrying.setdefault(slot, Intervals()).add(start, end)
+        self._is_retrying[slot] = True
+
+    def came(self, several: Sequence[MessageRange]) -> None:
+        """Note ranges that became retries without having been in flight."""
+        for messages in several:
+            if messages.log >= _PARTITIONS:
+                self.is_stale = True
+                return
+            place = self._place_of(messages.log)
+            if place is not None:
+                start = messages.first + messages.skip + place.offset
+                self.retried(SlotMessages(place.slot, start, start + messages.total))
+
+    def with_followers(
+        self, member: Member, backs: list[DispositionRange], settings: ResolvedSettings
+    ) -> list[DispositionRange]:
+        """Return *backs*, all of them in flight, and what must go back with them: the messages behind them in their
+        slots, which nobody may have before them. These are released: they count as not taken.
+        """
+        self.renew()
+        first = dict[int, tuple[int, int]]()  # by slot: the place of the first retry, and its delay
+        handed = Intervals()
+        for back in backs:
+            handed.add(back.start, back.end)
+            for start, end, delay_us in _retries_of(member, back, settings):
+                for slots, places, _ in self._between(member.number, start, end):
+                    for slot, place in zip(slots.tolist(), places.tolist(), strict=True):
+                        if slot not in first or place < first[slot][0]:
+                            first[slot] = place, delay_us
+        if not first:
+            return backs
+        found, wanted = list(backs), np.fromiter(first, np.int64)
+        for runs in self._runs.get(member.number, ()):
+            for at in np.flatnonzero(np.isin(runs.slots, wanted)).tolist():
+                place, delay_us = first[int(runs.slots[at])]
+                start = int(runs.starts[at]) + max(0, place + 1 - int(runs.places[at]))
+                for low, high in member.in_flight.unhandled(start, max(start, int(runs.ends[at]))):
+                    found += [
+                        DispositionRange(begin, stop, Disposition.RELEASE, delay_us, EARLIER_FAILED)
+                        for begin, stop in handed.missing(low, high)
+                    ]
+                    handed.add(low, high)
+        return found
+
+
+def _retries_of(
+    member: Member, back: DispositionRange, settings: ResolvedSettings
+) -> Iterator[tuple[int, int, int]]:  # fmt: skip
+    """Yield (start, end, delay) of the messages of one disposition that are to come again."""
+    if back.disposition == Disposition.REJECT:
+        return
+    start = back.start
+    for in_flight in member.in_flight.between(back.start, back.end):
+        end = start + in_flight.messages.total
+        if back.disposition == Disposition.RELEASE or in_flight.attempt < settings.max_attempts:
+            is_nack = back.disposition == Disposition.NACK and back.delay_us is None
+            yield start, end, settings.delay_us(in_flight.attempt) if is_nack else back.delay_us or 0
+        start = end
+
+
+def _without(intervals: Intervals, start: int, end: int) -> Intervals:
+    left = Intervals()
+    for low, high in intervals:
+        left.add(low, min(high, start))
+        left.add(max(low, end), high)
+    return left
+
+
+def _grown(column: npt.NDArray[Any], size: int) -> npt.NDArray[Any]:
+    grown = np.zeros(size, column.dtype)
+    grown[: len(column)] = column
+    return grown

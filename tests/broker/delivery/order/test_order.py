@@ -1,0 +1,482 @@
+"""Order by key: messages of one slot are handed out in stored order, the next one when all before are settled."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from qmq.broker.ports.commands import Ack, Administer, DispositionRange, HandBack, Heartbeat, Subscribe, Unsubscribe
+from qmq.broker.ports.effects import Acked, Administered, HandedBack, PulledMessages, Refused, Subscribed
+from qmq.broker.ports.limits import BrokerLimits
+from qmq.format.layout import LANE_HIGH, LANE_ORDERED
+from qmq.net.protocol.types import Disposition
+from tests.broker.harness import Driven, bodies_of, runs_of_answer
+
+SESSION_MS = 1_000
+
+
+class Session(NamedTuple):
+    """A consumer on a connection of its own."""
+
+    connection: int
+    subscription: int
+    name: str
+
+
+class Slots(Driven):
+    """A broker with messages in slots, whose bodies are "KEY NUMBER"."""
+
+    def __init__(self, directory: Path, **options: int) -> None:
+        super().__init__(directory, BrokerLimits(session_timeout_ms=SESSION_MS), **options)
+        self.connections = 0
+        self.numbers: dict[str, int] = defaultdict(int)
+
+    def put(self, *keys: str, subject: str = "a.b") -> list[str]:
+        """Send one message of each key, each in a batch of its own; return the bodies."""
+        sent = []
+        for key in keys:
+            sent.append(f"{key} {self.numbers[key]}")
+            self.numbers[key] += 1
+            slot = LANE_ORDERED | sum(key.encode()) % 4_096
+            self.do(self.send_command({subject: [sent[-1].encode()]}, lane=slot))
+        return sent
+
+    def join(self, name: str, *prefixes: str, **settings: object) -> Session:
+        self.connections += 1
+        nonce = name.encode().ljust(8, b"-") + b"%8d" % self.connections
+        command = Subscribe(
+            self.connections, self.request(), "g", prefixes or ("a.",), name, None, nonce, nonce,
+            settings=tuple({"retry_delays_us": (0,), **settings}.items()),
+        )  # fmt: skip
+        answers = self.do(command) or self.sync_records()
+        (answer,) = [one for one in answers if isinstance(one, Subscribed)]
+        return Session(self.connections, answer.subscription, name)
+
+    def take(self, who: Session, most: int = 1_000_000, expected: int | None = None) -> PulledMessages:
+        command = self.pull_command(who.subscription, max_count=most, connection=who.connection, expected=expected)
+        (answer,) = [one for one in self.do(command) if getattr(one, "request", None) == command.request]
+        assert isinstance(answer, PulledMessages), answer
+        return answer
+
+    def ack(self, who: Session, *numbers: int) -> int:
+        """Ack delivery sequences; return how many were refused."""
+        pairs = tuple(one for number in numbers for one in (number, number + 1))
+        request = self.request()
+        (answer,) = [
+            one
+            for one in self.do(Ack(who.connection, request, who.subscription, pairs))
+            if getattr(one, "request", None) == request
+        ]
+        assert isinstance(answer, Acked), answer
+        return answer.refused
+
+    def back(
+        self, who: Session, number: int, disposition: Disposition = Disposition.NACK, delay_us: int | None = None
+    ) -> None:
+        backs = (DispositionRange(number, number + 1, disposition, delay_us, "it broke"),)
+        request = self.request()
+        (answer,) = [
+            one
+            for one in self.do(HandBack(who.connection, request, who.subscription, backs))
+            if getattr(one, "request", None) == request
+        ]
+        assert isinstance(answer, HandedBack), answer
+        assert not answer.refused
+
+    def alive(self, *sessions: Session) -> None:
+        for who in sessions:
+            self.do(
+                Heartbeat(who.connection, self.request(), who.name.encode().ljust(8, b"-") + b"%8d" % who.connection, 0)
+            )
+
+
+def texts(answer: PulledMessages) -> list[str]:
+    return [body.decode() for body in bodies_of(runs_of_answer(answer))]
+
+
+def numbers_of(answer: PulledMessages) -> list[int]:
+    return [first + at for first, count, _ in answer.ranges for at in range(count)]
+
+
+def attempts_of(answer: PulledMessages) -> list[int]:
+    return [attempt for _, count, attempt in answer.ranges for _ in range(count)]
+
+
+@pytest.mark.parametrize("partitions", [1, 3])
+@pytest.mark.parametrize("prefix", ["a.", "a.b", ""])
+@pytest.mark.parametrize("most", [1, 3, 100])
+def test_one_consumer_gets_all_of_a_key_in_order(tmp_path: Path, prefix: str, most: int, partitions: int) -> None:
+    driven = Slots(tmp_path, partitions=partitions)
+    one = driven.join("one", prefix)
+    sent = [body for _ in range(5) for body in driven.put("k", "l", "m")]
+    found = list[str]()
+    while some := texts(answer := driven.take(one, most)):
+        found += some
+        driven.ack(one, *numbers_of(answer))
+    assert found == sent
+    driven.close()
+
+
+@pytest.mark.parametrize("prefix", ["a.", "a.b"])
+def test_a_slot_belongs_to_the_consumer_that_has_its_messages(tmp_path: Path, prefix: str) -> None:
+    driven = Slots(tmp_path)
+    one, two = driven.join("one", prefix), driven.join("two", prefix)
+    driven.put("k", "k", "k")
+    first = driven.take(one, 1)
+    assert texts(first) == ["k 0"]
+    assert texts(driven.take(two)) == []
+    driven.put("l")
+    assert texts(driven.take(two)) == ["l 0"]
+    assert texts(driven.take(one, 1)) == ["k 1"]
+    driven.ack(one, *numbers_of(first))
+    assert texts(driven.take(two)) == []
+    driven.ack(one, 1)
+    assert texts(driven.take(two)) == ["k 2"]
+    driven.close()
+
+
+def test_keys_are_shared_among_consumers(tmp_path: Path) -> None:
+    driven = Slots(tmp_path)
+    consumers = [driven.join(f"c{number}") for number in range(4)]
+    driven.put(*(f"key{chr(97 + number)}" for number in range(8)))
+    found = [texts(driven.take(who)) for who in consumers]
+    assert [len(one) for one in found] == [2, 2, 2, 2]
+    driven.close()
+
+
+def test_a_waiting_pull_gets_the_slot_that_is_freed(tmp_path: Path) -> None:
+    driven = Slots(tmp_path)
+    one, two = driven.join("one"), driven.join("two")
+    driven.put("k")
+    driven.take(one)
+    driven.put("k")
+    waiting = driven.pull_command(two.subscription, timeout_ms=5_000, connection=two.connection)
+    assert driven.do(waiting) == []
+    said = driven.do(Ack(one.connection, driven.request(), one.subscription, (0, 1)))
+    (answer,) = [effect for effect in said if isinstance(effect, PulledMessages)]
+    assert (answer.request, texts(answer)) == (waiting.request, ["k 1"])
+    driven.close()
+
+
+def test_a_waiting_pull_that_may_not_have_a_message_leaves_it_to_the_next(tmp_path: Path) -> None:
+    driven = Slots(tmp_path)
+    one, two = driven.join("one"), driven.join("two")
+    driven.put("k")
+    driven.take(one)
+    for who in (two, one):
+        assert driven.do(driven.pull_command(who.subscription, timeout_ms=5_000, connection=who.connection)) == []
+    said = driven.do(driven.send_command({"a.b": [b"k 1"]}, lane=LANE_ORDERED | ord("k")))
+    (answer,) = [effect for effect in said if isinstance(effect, PulledMessages)]
+    assert (answer.connection, texts(answer)) == (one.connection, ["k 1"])
+    driven.close()
+
+
+def test_a_nack_brings_back_what_follows_it_and_counts_no_attempt_of_that(tmp_path: Path) -> None:
+    driven = Slots(tmp_path)
+    one, two = driven.join("one"), driven.join("two")
+    driven.put("k", "k", "k")
+    assert texts(driven.take(one, 3)) == ["k 0", "k 1", "k 2"]
+    driven.put("k")
+    driven.back(one, 0)
+    assert driven.ack(one, 1) == 1  # it is in hand no more
+    answer = driven.take(two, 1)
+    assert (texts(answer), attempts_of(answer)) == (["k 0"], [2])
+    assert texts(driven.take(one)) == []
+    again = driven.take(two)
+    assert (texts(again), attempts_of(again)) == (["k 1", "k 2"], [1, 1])
+    driven.ack(two, *numbers_of(answer), *numbers_of(again))
+    assert texts(driven.take(one)) == ["k 3"]
+    driven.close()
+
+
+def test_a_nack_with_a_delay_holds_its_slot_only(tmp_path: Path) -> None:
+    driven = Slots(tmp_path)
+    one = driven.join("one")
+    driven.put("k", "l", "k", "l")
+    assert texts(driven.take(one, 2)) == ["k 0", "l 0"]
+    driven.back(one, 0, delay_us=500_000)
+    assert texts(driven.take(one)) == ["l 1"]
+    assert texts(driven.take(one)) == []
+    driven.alive(one)
+    driven.advance(600)
+    assert texts(driven.take(one, 1)) == ["k 0"]
+    assert texts(driven.take(one)) == ["k 1"]
+    driven.close()
+
+
+@pytest.mark.parametrize("disposition", [Disposition.REJECT, Disposition.NACK])
+def test_a_dead_message_lets_the_next_one_go_on(tmp_path: Path, disposition: Disposition) -> None:
+    driven = Slots(tmp_path)
+    one, two = driven.join("one", max_attempts=1), driven.join("two")
+    driven.put("k", "k")
+    driven.take(one, 1)
+    assert texts(driven.take(two)) == []
+    driven.back(one, 0, disposition)
+    assert texts(driven.take(two)) == ["k 1"]
+    driven.close()
+
+
+def test_of_messages_that_fail_always_the_next_one_comes_when_each_is_dead(tmp_path: Path) -> None:
+    driven = Slots(tmp_path)
+    one = driven.join("one", max_attempts=3)
+    driven.put("k", "l", "k", "l")
+    found = list[str]()
+    for _ in range(30):
+        answer = driven.take(one, 1)
+        for body, number in zip(texts(answer), numbers_of(answer), strict=True):
+            found.append(body)
+            driven.back(one, number, Disposition.NACK, 0) if body[0] == "k" else driven.ack(one, number)
+    assert [body for body in found if body[0] == "k"] == ["k 0"] * 3 + ["k 1"] * 3
+    assert [body for body in found if body[0] == "l"] == ["l 0", "l 1"]
+    driven.close()
+
+
+def test_what_is_acked_out_of_order_does_not_come_again(tmp_path: Path) -> None:
+    driven = Slots(tmp_path)
+    one, two = driven.join("one"), driven.join("two")
+    driven.put("k", "k", "k")
+    assert texts(driven.take(one)) == ["k 0", "k 1", "k 2"]
+    driven.ack(one, 2)
+    for _ in range(3):
+        driven.advance(SESSION_MS // 2)
+        driven.alive(two)
+    driven.put("k")
+    found = list[str]()
+    while some := texts(answer := driven.take(two)):
+        found += some
+        driven.ack(two, *numbers_of(answer))
+    assert found == ["k 0", "k 1", "k 3"]
+    assert isinstance(driven.do(Ack(one.connection, driven.request(), one.subscription, (0, 1)))[0], Refused)
+    driven.close()
+
+
+def test_a_consumer_that_leaves_gives_its_slots_back(tmp_path: Path) -> None:
+    driven = Slots(tmp_path)
+    one, two = driven.join("one"), driven.join("two")
+    driven.put("k", "k")
+    driven.take(one, 1)
+    driven.do(Unsubscribe(one.connection, driven.request(), one.subscription))
+    assert texts(driven.take(two, 1)) == ["k 0"]
+    assert texts(driven.take(two)) == ["k 1"]
+    driven.close()
+
+
+def test_a_lost_answer_is_repeated_and_blocks_nothing(tmp_path: Path) -> None:
+    driven = Slots(tmp_path)
+    one, two = driven.join("one"), driven.join("two")
+    driven.put("k", "k")
+    answer = driven.take(one, expected=0)
+    assert texts(answer) == ["k 0", "k 1"]
+    again = driven.take(one, expected=0)
+    assert (texts(again), attempts_of(again)) == (["k 0", "k 1"], [1, 1])
+    driven.ack(one, *numbers_of(again))
+    driven.put("k")
+    assert texts(driven.take(two)) == ["k 2"]
+    driven.close()
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_after_a_restart_owners_and_retries_are_as_before(tmp_path: Path, clean: bool) -> None:
+    driven = Slots(tmp_path)
+    one, two = driven.join("one"), driven.join("two")
+    driven.put("k", "l", "k", "l", "m")
+    answer = driven.take(one, 2)
+    assert texts(answer) == ["k 0", "l 0"]
+    assert texts(driven.take(two)) == ["m 0"]
+    driven.back(one, 1, delay_us=500_000)
+    if clean:
+        driven.restart()
+    else:
+        driven.store.close(clean=False)
+        driven.open()
+    two = driven.join("two")
+    driven.put("n")
+    assert texts(driven.take(two)) == ["n 0"]
+    driven.advance(600)
+    driven.alive(two)
+    assert texts(driven.take(two)) == ["l 0"]
+    assert texts(driven.take(two)) == ["l 1"]
+    driven.close()
+
+
+def test_a_taken_over_consumer_goes_on_with_its_slots(tmp_path: Path) -> None:
+    driven = Slots(tmp_path)
+    one, two = driven.join("one"), driven.join("two")
+    driven.put("k", "k")
+    driven.take(one, 1)
+    one = driven.join("one")
+    assert texts(driven.take(two)) == []
+    assert texts(driven.take(one)) == ["k 1"]
+    driven.close()
+
+
+def test_a_seek_frees_all_slots(tmp_path: Path) -> None:
+    driven = Slots(tmp_path)
+    one, two = driven.join("one"), driven.join("two")
+    driven.put("k", "k")
+    driven.take(one)
+    fields = {"group": "g", "to": "first", "clear_retries": True}
+    assert isinstance(driven.do(Administer(1, driven.request(), "seek_group", fields))[-1], Administered)
+    two = driven.join("two")
+    assert texts(driven.take(two)) == ["k 0", "k 1"]
+    driven.close()
+
+
+def test_a_redriven_letter_comes_before_what_follows_it(tmp_path: Path) -> None:
+    driven = Slots(tmp_path)
+    one = driven.join("one")
+    driven.put("k", "k", "k")
+    driven.take(one, 1)
+    driven.back(one, 0, Disposition.REJECT)
+    (said,) = driven.do(Administer(1, driven.request(), "dead_letters", {"group": "g"}))
+    ids = [row["id"] for row in said.fields["rows"]]
+    assert isinstance(
+        driven.do(Administer(1, driven.request(), "redrive", {"group": "g", "ids": ids}))[-1], Administered
+    )
+    assert texts(driven.take(one, 1)) == ["k 0"]
+    assert texts(driven.take(one)) == ["k 1", "k 2"]
+    driven.close()
+
+
+def test_a_stuck_slot_leaves_the_others_and_costs_little(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("qmq.broker.delivery.order.scan.MOST_PASSED", 20)
+    driven = Slots(tmp_path)
+    one, two = driven.join("one"), driven.join("two")
+    driven.put("k")
+    stuck = driven.take(one, 1)
+    assert texts(stuck) == ["k 0"]
+    for _ in range(50):
+        driven.put("k", "l")
+    found = list[str]()
+    while some := texts(answer := driven.take(two, 7)):
+        found += some
+        driven.ack(two, *numbers_of(answer))
+    assert found == [f"l {number}" for number in range(50)]
+    driven.ack(one, *numbers_of(stuck))
+    driven.put("k", "l")
+    found = []
+    while some := texts(answer := driven.take(two, 7)):
+        found += some
+        driven.ack(two, *numbers_of(answer))
+    assert [body for body in found if body[0] == "k"] == [f"k {number}" for number in range(1, 52)]
+    assert "l 50" in found
+    driven.close()
+
+
+def test_order_keys_and_priorities_live_beside_each_other(tmp_path: Path) -> None:
+    driven = Slots(tmp_path)
+    one = driven.join("one", priority_share=0)
+    driven.put("k")
+    driven.do(driven.send_command({"a.b": [b"high 0"]}, lane=LANE_HIGH))
+    driven.do(driven.send_command({"a.b": [b"normal 0"]}))
+    assert texts(driven.take(one))[0] == "high 0"
+    driven.close()
+
+
+class Model:
+    """What consumers have, and what is settled, by message."""
+
+    def __init__(self) -> None:
+        self.sent: dict[str, list[int]] = defaultdict(list)
+        self.in_hand: dict[str, dict[int, str]] = defaultdict(dict)
+        self.settled: dict[str, set[int]] = defaultdict(set)
+
+    def owners(self, key: str) -> set[str]:
+        return {name for name, mine in self.in_hand.items() if any(body.split()[0] == key for body in mine.values())}
+
+    def given(self, name: str, answer: PulledMessages) -> None:
+        for body, number in zip(texts(answer), numbers_of(answer), strict=True):
+            key, place = body.split()
+            assert self.owners(key) <= {name}, f"{body} of {name} is in other hands too"
+            mine = {int(one.split()[1]) for one in self.in_hand[name].values() if one.split()[0] == key}
+            assert int(place) not in self.settled[key], f"{body} was settled"
+            before = set(range(int(place))) - self.settled[key] - mine
+            assert not before, f"{body} came before {before}"
+            self.in_hand[name][number] = body
+
+    def settle(self, name: str, number: int) -> None:
+        key, place = self.in_hand[name].pop(number).split()
+        self.settled[key].add(int(place))
+
+    def back(self, name: str, number: int) -> None:
+        """What follows in its slot goes back too. (Each key of the test has a slot of its own.)"""
+        key, place = self.in_hand[name].pop(number).split()
+        for one, body in list(self.in_hand[name].items()):
+            if body.split()[0] == key and int(body.split()[1]) > int(place):
+                del self.in_hand[name][one]
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("partitions", [1, 3])
+def test_random_histories_keep_one_owner_a_key_and_its_order(
+    tmp_path: Path, seed: int, partitions: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("qmq.broker.delivery.order.scan.MOST_PASSED", 6)
+    chance, driven, model = random.Random(seed), Slots(tmp_path, partitions=partitions), Model()
+    settings = {"max_attempts": 4, "max_unacked": 12, "max_session_expiries": 100}
+    sessions = {name: driven.join(name, **settings) for name in ("one", "two", "three")}
+    keys = ["k", "l", "m", "n", "o"]
+    for _ in range(300):
+        luck, name = chance.random(), chance.choice(list(sessions))
+        who, mine = sessions[name], model.in_hand[name]
+        if luck < 0.3:
+            for body in driven.put(*chance.choices(keys, k=chance.choice((1, 1, 3, 8)))):
+                model.sent[body.split()[0]].append(int(body.split()[1]))
+        elif luck < 0.6:
+            model.given(name, driven.take(who, chance.choice((1, 2, 5, 100))))
+        elif luck < 0.8 and mine:
+            number = chance.choice(list(mine)) if chance.random() < 0.3 else min(mine)
+            assert not driven.ack(who, number)
+            model.settle(name, number)
+        elif luck < 0.87 and mine:
+            number = chance.choice(list(mine))
+            kind = chance.choice((Disposition.NACK, Disposition.RELEASE, Disposition.REJECT))
+            is_dead = kind is Disposition.REJECT
+            if kind is Disposition.NACK:
+                in_flight = driven.broker.groups["g"].ledger.by_name[name].in_flight
+                (found,) = in_flight.between(number, number + 1)
+                is_dead = found.attempt >= 4
+            driven.back(who, number, kind, chance.choice((0, 0, 300_000)) if kind is Disposition.NACK else None)
+            (model.settle if is_dead else model.back)(name, number)
+        elif luck < 0.9:
+            if chance.random() < 0.5:
+                driven.do(Unsubscribe(who.connection, driven.request(), who.subscription))
+                model.in_hand[name].clear()
+            sessions[name] = driven.join(name)  # a takeover, or a new start
+            if not driven.broker.groups["g"].ledger.by_name[name].in_flight.count:
+                model.in_hand[name].clear()
+        elif luck < 0.93:
+            driven.store.close(clean=False)
+            driven.open()
+            sessions = {name: driven.join(name) for name in sessions}
+            for name in sessions:
+                if not driven.broker.groups["g"].ledger.by_name[name].in_flight.count:
+                    model.in_hand[name].clear()
+        elif luck < 0.95:
+            silent = chance.choice(list(sessions))
+            for _ in range(3):
+                driven.alive(*(one for other, one in sessions.items() if other != silent))
+                driven.advance(SESSION_MS // 2)
+            model.in_hand[silent].clear()
+            sessions[silent] = driven.join(silent)
+        else:
+            driven.alive(*sessions.values())
+            driven.advance(200)
+        driven.alive(*sessions.values())
+    for _ in range(400):
+        driven.alive(*sessions.values())
+        driven.advance(300)
+        for name, who in sessions.items():
+            for number in sorted(model.in_hand[name]):
+                driven.ack(who, number)
+                model.settle(name, number)
+            model.given(name, driven.take(who))
+        if all(model.settled[key] >= set(numbers) for key, numbers in model.sent.items()):
+            break
+    for key, numbers in model.sent.items():
+        assert model.settled[key] == set(numbers), key
+    driven.close()
