@@ -68,6 +68,7 @@ class MessageEvent(enum.Enum):
     NACK = "nack"  # by the consumer, or by the broker at the ack deadline
     LAST_NACK = "last_nack"  # of attempt max_attempts
     RELEASE = "release"
+    EARLIER_BACK = "earlier_back"  # an earlier message of its slot of order keys is to come again, and it after that
     REJECT = "reject"  # by the consumer; by the broker: it is unreadable, or of a subject no longer followed
     EXPIRE = "expire"  # its time to live is over when a pull takes it, so the broker rejects it
     LEAVE = "leave"  # its consumer leaves
@@ -110,6 +111,7 @@ def _message_life() -> Iterator[tuple[MessageState, MessageEvent, Transition]]:
         yield in_flight, event.NACK, Transition(state.RETRYING, (kind.BACK,))
         yield in_flight, event.LAST_NACK, Transition(state.DEAD, (kind.BACK,))
         yield in_flight, event.RELEASE, Transition(retry, (kind.BACK,))
+        yield in_flight, event.EARLIER_BACK, Transition(retry, (kind.BACK,))
         yield in_flight, event.REJECT, Transition(state.DEAD, (kind.BACK,))
         yield in_flight, event.EXPIRE, Transition(state.DEAD, (kind.BACK,))
         yield in_flight, event.LEAVE, Transition(retry, leave)

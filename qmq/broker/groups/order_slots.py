@@ -113,11 +113,13 @@ class OrderSlots:
         """Return which of the slots' new messages a consumer may have; see ``upto``."""
         owners = self._owners[slots]
         allowed: npt.NDArray[np.bool_] = (owners == 0) | (owners == consumer)
-        return allowed & ~self._is_retrying[slots]
+        allowed &= ~self._is_retrying[slots]
+        return allowed
 
     def owners_of(self, slots: npt.NDArray[Any]) -> npt.NDArray[np.uint32]:
         """Return the consumer that has messages of each slot in flight; 0: none."""
-        return self._owners[slots]
+        owners: npt.NDArray[np.uint32] = self._owners[slots]
+        return owners
 
     def blocked(self, slots: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
         """Return which slots some consumer, or a retry, holds."""
@@ -268,7 +270,7 @@ class OrderSlots:
                             first[slot] = place, delay_us
         if not first:
             return backs
-        found, wanted = list(backs), np.fromiter(first, np.int64)
+        found, wanted = [self._delayed(member, back, first) for back in backs], np.fromiter(first, np.int64)
         for runs in self._runs.get(member.number, ()):
             for at in np.flatnonzero(np.isin(runs.slots, wanted)).tolist():
                 place, delay_us = first[int(runs.slots[at])]
@@ -280,6 +282,17 @@ class OrderSlots:
                     ]
                     handed.add(low, high)
         return found
+
+    def _delayed(
+        self, member: Member, back: DispositionRange, first: dict[int, tuple[int, int]]
+    ) -> DispositionRange:  # fmt: skip
+        """Return a release with the delay of the retry that it comes behind: its client may have released it."""
+        if back.disposition == Disposition.RELEASE and not back.delay_us:
+            for slots, places, _ in self._between(member.number, back.start, back.end):
+                for slot, place in zip(slots.tolist(), places.tolist(), strict=True):
+                    if slot in first and place > first[slot][0]:
+                        return back._replace(delay_us=first[slot][1])
+        return back
 
 
 def _retries_of(

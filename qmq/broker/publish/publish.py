@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+from crc32c import crc32c
 
 from qmq.broker.ports.commands import Now, Send
 from qmq.broker.ports.effects import Effect, Refused, Sent
@@ -56,6 +57,7 @@ from qmq.format.layout import (
     HANDED_FLAGS,
     HAS_DELIVER_AT,
     LANE_NORMAL,
+    LANE_ORDERED,
     RUN_REPLAYED,
     RUN_SIZE,
 )
@@ -406,12 +408,14 @@ class Intake:
 
     def _choose(self, numbers: int | Numbers) -> StagedPartition:
         """Return the partition for a batch: by its first subject, so that a subject mostly stays in one; never a broken
-        one.
+        one. All slots of order keys of a subject go to one.
         """
         if len(self._partitions) == 1:
             chosen = self._partitions[0]
         else:
             first = numbers if isinstance(numbers, int) else int(numbers[0])
+            if self._store.subjects.lane(first) >= LANE_ORDERED:
+                first = crc32c(self._store.subjects.name(first).encode())
             sound = [partition for partition in self._partitions if partition.broken is None]
             if self._avoided:
                 sound = [partition for partition in sound if partition.number not in self._avoided] or sound

@@ -13,6 +13,7 @@ from qmq.broker.journal.record_types import RecordKind
 from qmq.broker.ports.commands import HandOver
 from qmq.broker.ports.limits import BrokerLimits
 from qmq.format.copies.for_group import private_batch
+from qmq.format.layout import LANE_ORDERED
 from qmq.net.protocol.types import Disposition
 from tests.broker.find.test_resend import resend
 from tests.broker.group_state import WrittenRecords, ledger_of, places_of, waiting_of
@@ -34,6 +35,8 @@ BEYOND_MODEL: Final = {
     (MessageState.STORED, MessageEvent.LAST_HANDOVER),
     (MessageState.STORED, MessageEvent.RESTORE),
     (MessageState.STORED, MessageEvent.RESEND),
+    (MessageState.IN_FLIGHT, MessageEvent.EARLIER_BACK),
+    (MessageState.QUARANTINED_IN_FLIGHT, MessageEvent.EARLIER_BACK),
 }
 TIMEOUT_MS: Final = 1_000
 SECOND_US: Final = 1_000_000
@@ -175,6 +178,40 @@ def test_resend_of_a_message_before_the_start(tmp_path: Path) -> None:
     records = WrittenRecords(driven)
     resend(driven, prefix="a.b", group="g")
     check_row(driven, records, MessageState.STORED, MessageEvent.RESEND)
+    driven.close()
+
+
+def test_a_nack_of_an_earlier_message_of_its_order_key(tmp_path: Path) -> None:
+    driven = Driven(tmp_path, BrokerLimits(session_timeout_ms=TIMEOUT_MS))
+    consumer = Consumer(driven, "one")
+    driven.do(driven.send_command({"a.b": [b"%d" % number for number in range(20)]}, lane=LANE_ORDERED))
+    assert len(consumer.pull()) == 20
+    records = WrittenRecords(driven)
+    consumer.back(0, 1, Disposition.NACK)
+    check_row(driven, records, MessageState.IN_FLIGHT, MessageEvent.EARLIER_BACK)
+    driven.close()
+
+
+def test_a_nack_of_an_earlier_message_of_its_order_key_in_quarantine(tmp_path: Path) -> None:
+    driven = Driven(tmp_path, BrokerLimits(session_timeout_ms=TIMEOUT_MS))
+    consumer = Consumer(driven, "one")
+    driven.do(driven.send_command({"a.b": [b"%d" % number for number in range(20)]}, lane=LANE_ORDERED))
+    assert len(consumer.pull()) == 20
+    driven.advance(TIMEOUT_MS)
+    consumer.join()
+    assert consumer.pull() == [b"0", b"1"]
+    records = WrittenRecords(driven)
+    consumer.back(20, 21, Disposition.REJECT)
+    assert MessageState.QUARANTINED_IN_FLIGHT in states(driven)
+    consumer.back(21, 22, Disposition.RELEASE)
+    assert consumer.pull() == [b"1"]
+    consumer.back(22, 23, Disposition.REJECT)
+    assert consumer.pull() == [b"2", b"3"]
+    records.take()
+    consumer.back(23, 24, Disposition.RELEASE)
+    (quarantined,) = {state for state in states(driven) if state is not MessageState.DEAD}
+    assert quarantined is MESSAGE_LIFE[MessageState.QUARANTINED_IN_FLIGHT, MessageEvent.EARLIER_BACK].state
+    assert {record.kind for record in records.take()} == {RecordKind.BACK}
     driven.close()
 
 

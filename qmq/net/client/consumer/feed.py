@@ -10,6 +10,7 @@ from operator import length_hint
 from typing import Any, Final, Generic
 
 from qmq.durations import Duration
+from qmq.format.layout import LANE_ORDERED
 from qmq.format.run import Run
 from qmq.net.client.consumer.message import M, delivery_sequences_of
 from qmq.net.client.consumer.multi_broker import MultiBrokerPuller
@@ -178,7 +179,16 @@ class MessageFeed(Generic[M]):
                 continue
             coming = iter(delivery_sequences_of(run))
             self._current = run, coming
-            yield map(self._kind, repeat(run), coming, run.bodies())
+            if run.lane >= LANE_ORDERED and run.in_flight is not None:
+                yield self._open_messages(run, coming)
+            else:
+                yield map(self._kind, repeat(run), coming, run.bodies())
+
+    def _open_messages(self, run: Run, coming: Iterator[int]) -> Iterator[M]:
+        """Yield the messages of a run, but for those that go back because of an earlier one of their order key."""
+        for number, body in zip(coming, run.bodies(), strict=False):  # ``coming`` may be emptied from outside
+            if not run.in_flight.goes_back(number):
+                yield self._kind(run, number, body)
 
     def _drop(self) -> None:
         """Remove the messages of the current run from the loop if they are no longer in flight."""

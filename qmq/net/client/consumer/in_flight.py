@@ -8,12 +8,13 @@ redelivered the messages, the window is fenced for good, and another InFlightWin
 from __future__ import annotations
 
 import sys
+from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 from qmq.durations import Duration
 from qmq.errors import Fenced, InvalidOption, ProtocolError, Retry
-from qmq.format.layout import RUN_REPLAYED
+from qmq.format.layout import LANE_ORDERED, RUN_REPLAYED
 from qmq.format.private import PRIVATE, origin_subject
 from qmq.format.run import Run, messages_in
 from qmq.intervals import Intervals
@@ -22,6 +23,8 @@ from qmq.net.protocol.types import RESENT_BIT, ConsumerState, Disposition
 
 #: How many ranges of acks go in one frame.
 MAX_INTERVALS: Final = 2_000
+#: Runs of messages with order keys, up to which those below the floor are not looked for.
+_MANY_ORDERED: Final = 1_024
 
 
 class Task(Protocol):
@@ -132,6 +135,8 @@ class InFlightWindow:
         self.fenced: Fenced | None = None
         #: Acks that the broker has refused, or may have.
         self.lost = Intervals()
+        # Runs of messages with order keys: delivery sequences [start, end), subject and lane.
+        self._ordered: list[tuple[int, int, str, int]] = []
         self._handling: dict[Task, int] = {}  # how many messages each task works on
         self._stopped: set[Task] = set()  # tasks that ``fence`` has cancelled
 
@@ -192,6 +197,8 @@ class InFlightWindow:
             if run.subject[:1] == PRIVATE:
                 run.subject = origin_subject(run.subject)
             run.in_flight, run.delivery_sequence, run.attempt, run.lease = self, sequence, attempt, lease
+            if run.lane >= LANE_ORDERED:
+                self._note_ordered(run)
             sequence += run.count
         self.expected = sequence
         return True
@@ -203,6 +210,30 @@ class InFlightWindow:
         if run.subject[:1] == PRIVATE:
             run.subject = origin_subject(run.subject)
         run.in_flight, run.delivery_sequence, run.attempt, run.lease = self, sequence, attempt, lease
+        if run.lane >= LANE_ORDERED:
+            self._note_ordered(run)
+
+    def _note_ordered(self, run: Run) -> None:
+        ordered = self._ordered
+        if len(ordered) >= _MANY_ORDERED and ordered[len(ordered) // 2][1] <= self.floor:
+            self._ordered = ordered = [one for one in ordered if one[1] > self.floor]
+        start: int = run.delivery_sequence
+        ordered.append((start, start + run.count, run.subject, run.lane))
+
+    def behind(self, start: int, end: int) -> list[tuple[int, int]]:
+        """Return the ranges of messages without a disposition that follow one of [start, end) in its slot of order
+        keys: they come again after it.
+        """
+        if not self._ordered or self.fenced is not None:
+            return []
+        self._end_streak()
+        found, slots = list[tuple[int, int]](), set[tuple[str, int]]()
+        for low, high, subject, lane in self._ordered[bisect_right(self._ordered, start, key=_end_of) :]:
+            if low < end:
+                slots.add((subject, lane))
+            if (subject, lane) in slots:
+                found += self._done.missing(max(low, end, self.floor), max(high, end, self.floor))
+        return found
 
     # --- dispositions -------------------------------------------------------------------------------------------------
 
@@ -251,6 +282,15 @@ class InFlightWindow:
         """Whether the message has no disposition."""
         self._end_streak()
         return self.fenced is None and sequence >= self.floor and sequence not in self._done
+
+    def goes_back(self, sequence: int) -> bool:
+        """[any thread] Whether a message that the program has not reached is not in flight, or has a disposition.
+        Reads only.
+        """
+        try:
+            return self.fenced is not None or sequence < self.floor or sequence in self._done
+        except IndexError:  # it changes meanwhile
+            return False
 
     def open(self) -> list[tuple[int, int]]:
         """Return the ranges of messages that were received and have no disposition."""
@@ -432,6 +472,10 @@ class InFlightWindow:
         if ack_floor > self.floor:
             self.floor = ack_floor
             self._done.drop_below(ack_floor)
+
+
+def _end_of(ordered: tuple[int, int, str, int]) -> int:
+    return ordered[1]
 
 
 def check_reason(reason: str) -> str:

@@ -295,6 +295,12 @@ class Message:
         return f"<Message {self.id} {self.subject!r} sequence {self.sequence}, {len(self.body)} bytes>"
 
 
+def is_open(message: Message) -> bool:
+    """Whether *message* has no disposition, also none by an earlier message of its order key."""
+    in_flight = message._run.in_flight
+    return in_flight is None or in_flight.is_open(message._number)
+
+
 def is_dropped(message: Message) -> bool:
     """Whether *message* is no longer in flight, since the broker has delivered it again or will."""
     in_flight = message._run.in_flight

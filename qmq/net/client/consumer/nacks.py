@@ -79,6 +79,7 @@ class NackSender:
         waiter = asyncio.get_running_loop().create_future()
         in_flight.begin_disposition(back.start, back.end)
         self._queue(_QueuedDisposition(in_flight, back, waiter))
+        self._release_behind(in_flight, back)
         await waiter
 
     def release(self, in_flight: InFlightWindow, start: int, end: int) -> None:
@@ -102,6 +103,16 @@ class NackSender:
         except Fenced:
             return
         self._queue(_QueuedDisposition(in_flight, back, None))
+        self._release_behind(in_flight, back)
+
+    def _release_behind(self, in_flight: InFlightWindow, back: PendingDisposition) -> None:
+        """Release what follows a message in its slot of order keys: nobody may have it before that comes again."""
+        if back.disposition == Disposition.REJECT:
+            return
+        for start, end in in_flight.behind(back.start, back.end):
+            in_flight.begin_disposition(start, end)
+            release = PendingDisposition(start, end, Disposition.RELEASE, back.delay_us)
+            self._queue(_QueuedDisposition(in_flight, release, None))
 
     def _queue(self, waiting: _QueuedDisposition) -> None:
         self._queued.append(waiting)

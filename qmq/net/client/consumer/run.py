@@ -8,13 +8,16 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 from qmq.errors import InvalidOption, UsageError
+from qmq.format.layout import LANE_ORDERED
 from qmq.net.client.consumer.feed import MessageFeed
-from qmq.net.client.consumer.message import Message, fail, is_dropped
+from qmq.net.client.consumer.message import Message, fail, is_dropped, is_open
 
 log = logging.getLogger("qmq.client")
 
 #: Seconds that a cancelled handler has to end before ``run`` returns without it.
 CANCEL_GRACE: Final = 5.0
+#: Slots of order keys whose locks are kept; of more, those that are not held are forgotten.
+_MANY_LOCKS: Final = 10_000
 
 Handler = Callable[[Message], Awaitable[object]]
 
@@ -34,7 +37,8 @@ class HandlerRun:
             raise InvalidOption(f"run needs a handler, an async function of one message, not {handle!r:.80}")
         self._feed = feed
         self._filling = asyncio.Lock()
-        self._workers = [_Worker(feed, handle, self._filling) for _ in range(concurrency)]
+        turns = _Turns()
+        self._workers = [_Worker(feed, handle, self._filling, turns) for _ in range(concurrency)]
 
     async def until_stopped(self, drain: float) -> None:
         """Handle messages until the feed stops, then wait *drain* seconds for handlers; cancel those that still run.
@@ -91,18 +95,38 @@ class HandlerRun:
             worker.drop()
 
 
+class _Turns:
+    """Lets the workers handle messages of one order key one after another, in the order in which they took them."""
+
+    def __init__(self) -> None:
+        self._locks: dict[tuple[str, int], asyncio.Lock] = {}
+
+    def of(self, message: Message) -> asyncio.Lock:
+        """Return the lock to hold while a message with an order key is handled."""
+        key = message.subject, message._run.lane
+        if len(self._locks) > _MANY_LOCKS:
+            self._locks = {other: lock for other, lock in self._locks.items() if lock.locked()}
+        lock = self._locks.get(key)
+        if lock is None:
+            lock = self._locks[key] = asyncio.Lock()
+        return lock
+
+
 class _Worker:
     """Handles one message after the other."""
 
-    __slots__ = ("_dropped", "_feed", "_filling", "_handle", "message", "task")
+    __slots__ = ("_dropped", "_feed", "_filling", "_handle", "_turns", "message", "task")
 
-    def __init__(self, feed: MessageFeed[Message], handle: Handler, filling: asyncio.Lock) -> None:
+    def __init__(
+        self, feed: MessageFeed[Message], handle: Handler, filling: asyncio.Lock, turns: _Turns
+    ) -> None:  # fmt: skip
         #: The message in hand; None while the worker waits for one.
         self.message: Message | None = None
         self.task: asyncio.Task[None] | None = None
         self._feed = feed
         self._handle = handle
         self._filling = filling  # held by the one worker that waits for the next messages
+        self._turns = turns
         self._dropped = False
 
     def start(self, loop: asyncio.AbstractEventLoop) -> asyncio.Task[None]:
@@ -129,8 +153,15 @@ class _Worker:
             try:
                 for message in feed.ready:  # shared by all workers
                     self.message = message
-                    await handle(message)
-                    message.ack()
+                    if message._run.lane >= LANE_ORDERED:
+                        async with self._turns.of(message):
+                            if not is_open(message):
+                                continue  # an earlier one of its order key is to come again
+                            await handle(message)
+                            message.ack()
+                    else:
+                        await handle(message)
+                        message.ack()
             except Exception as error:
                 assert self.message is not None
                 if isinstance(error, TypeError) and _is_of_the_call(error):

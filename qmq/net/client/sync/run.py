@@ -5,12 +5,14 @@ from __future__ import annotations
 import inspect
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 from qmq.errors import InvalidOption, UsageError
+from qmq.format.layout import LANE_ORDERED
 from qmq.net.client.consumer.feed import MessageFeed
-from qmq.net.client.consumer.message import fail
+from qmq.net.client.consumer.message import fail, is_open
 from qmq.net.client.sync.loop_thread import ClientThread
 
 log = logging.getLogger("qmq.client")
@@ -40,6 +42,9 @@ class ThreadRun:
             for number in range(concurrency)
         ]
         self._left = concurrency
+        #: The messages in hand of each order key, in the order in which they are handled.
+        self._turns: dict[tuple[str, int], deque[Any]] = {}
+        self._turn_ends = threading.Condition()
         self._stopped = threading.Event()
         self._done = threading.Event()  # all threads have ended, or need not be waited for
         self._in_hand: dict[threading.Thread, Any] = {}
@@ -85,7 +90,10 @@ class ThreadRun:
         try:
             while (message := self._next()) is not None:
                 self._in_hand[thread] = message
-                self._handle_one(message)
+                if message._run.lane >= LANE_ORDERED:
+                    self._handle_in_turn(message)
+                else:
+                    self._handle_one(message)
                 del self._in_hand[thread]
         except BaseException as error:  # also what ends a thread, such as SystemExit
             self._in_hand.pop(thread, None)
@@ -103,10 +111,26 @@ class ThreadRun:
         with self._taking:
             while True:
                 for message in self._feed.ready:
+                    if message._run.lane >= LANE_ORDERED:
+                        with self._turn_ends:
+                            self._turns.setdefault(_slot_of(message), deque()).append(message)
                     return message
                 if self._feed.stopped:
                     return None
                 self._client.run(self._feed.refill())
+
+    def _handle_in_turn(self, message: Any) -> None:
+        """Handle a message behind those of its order key that other threads have taken before."""
+        turn = self._turns[_slot_of(message)]
+        with self._turn_ends:
+            self._turn_ends.wait_for(lambda: turn[0] is message)
+        try:
+            if self._client.run(_is_open(message)):  # also: the failure of the one before has reached the loop
+                self._handle_one(message)
+        finally:
+            with self._turn_ends:
+                turn.popleft()
+                self._turn_ends.notify_all()
 
     def _handle_one(self, message: Any) -> None:
         try:
@@ -122,3 +146,11 @@ class ThreadRun:
             raise
         else:
             message.ack()
+
+
+def _slot_of(message: Any) -> tuple[str, int]:
+    return message.subject, message._run.lane
+
+
+async def _is_open(message: Any) -> bool:
+    return is_open(message)
