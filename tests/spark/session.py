@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.spark import class_archive
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -18,15 +20,16 @@ ROOT = Path(__file__).parent.parent.parent
 PATHS = (ROOT, ROOT / "spark")
 
 
-def settings_of(directory: Path, cores: int = 2) -> dict[str, str]:
+def settings_of(directory: Path, cores: int = 2, java_options: str | None = None) -> dict[str, str]:
     """Return the settings of a session; its files go to *directory*."""
+    archive = class_archive.java_options() if java_options is None else java_options
     return {
         "spark.master": f"local[{cores}]",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.memory": "1g",
         # What tests run is not run often: compiled by the first compiler alone it takes little more than half the time.
-        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        "spark.driver.extraJavaOptions": f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC {archive}",
         "spark.local.dir": str(directory),
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": "2",
@@ -45,14 +48,14 @@ def environment_of() -> dict[str, str]:
 
 
 @contextmanager
-def running(directory: Path) -> Iterator[SparkSession]:
-    """Yield a session on two cores, with the data source registered."""
+def running(directory: Path, java_options: str | None = None) -> Iterator[SparkSession]:
+    """Yield a session on two cores, with the data source registered; *java_options* instead of its class archive."""
     from pyspark.sql import SparkSession
 
     import qmq_spark
 
     builder = SparkSession.builder
-    for name, value in settings_of(directory).items():
+    for name, value in settings_of(directory, java_options=java_options).items():
         builder = builder.config(name, value)
     with pytest.MonkeyPatch.context() as patch:  # the JVM keeps what it was started with
         environment = environment_of()
