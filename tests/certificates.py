@@ -34,13 +34,13 @@ class Authority:
         self._ca.cert_pem.write_to_path(str(self.ca))
 
     def issue(
-        self, *names: str, common_name: str | None = None, file: str = "server", ended_days_ago: int | None = None
+        self, *names: str, common_name: str | None = None, file: str = "server", ends_in_days: int | None = None
     ) -> Issued:
-        """Write a certificate for these names. With *ended_days_ago* it is not valid any more."""
+        """Write a certificate for these names. With *ends_in_days* below 0 it is not valid any more."""
         times: dict[str, Any] = {}
-        if ended_days_ago is not None:
-            end = datetime.now(UTC) - timedelta(days=ended_days_ago)
-            times = {"not_before": end - timedelta(days=30), "not_after": end}
+        if ends_in_days is not None:
+            now = datetime.now(UTC)
+            times = {"not_before": now - timedelta(days=90), "not_after": now + timedelta(days=ends_in_days)}
         made = self._ca.issue_cert(*(names or LOCAL), common_name=common_name, **times)
         issued = Issued(self._directory / f"{file}.pem", self._directory / f"{file}.key")
         issued.cert.write_bytes(b"".join(blob.bytes() for blob in made.cert_chain_pems))
@@ -65,6 +65,19 @@ class TlsFilesOfTests(NamedTuple):
         """The settings of a broker."""
         return {"tls_cert": str(self.server.cert), "tls_key": str(self.server.key)}
 
+    @contextmanager
+    def trusted(self) -> Iterator[None]:
+        """Have all clients in the block, and those of processes that it starts, trust the authority."""
+        before = os.environ.get("QMQ_TLS_CA")
+        os.environ["QMQ_TLS_CA"] = str(self.authority.ca)
+        try:
+            yield
+        finally:
+            if before is None:
+                del os.environ["QMQ_TLS_CA"]
+            else:
+                os.environ["QMQ_TLS_CA"] = before
+
 
 #: The files by which all brokers and clients of a test are connected; None: they are connected without TLS.
 _active: TlsFilesOfTests | None = None
@@ -79,17 +92,13 @@ def active() -> TlsFilesOfTests | None:
 def over_tls(directory: Path) -> Iterator[TlsFilesOfTests]:
     """Have the brokers that start in the block take connections by TLS only, and clients trust them."""
     global _active
-    before, ca = _active, os.environ.get("QMQ_TLS_CA")
+    before = _active
     _active = TlsFilesOfTests.make(directory)
-    os.environ["QMQ_TLS_CA"] = str(_active.authority.ca)
     try:
-        yield _active
+        with _active.trusted():
+            yield _active
     finally:
         _active = before
-        if ca is None:
-            del os.environ["QMQ_TLS_CA"]
-        else:
-            os.environ["QMQ_TLS_CA"] = ca
 
 
 def where_asked(directory: Path) -> AbstractContextManager[TlsFilesOfTests | None]:

@@ -65,6 +65,8 @@ class BrokerFacts(NamedTuple):
     checkpoint_error: QmqError | None
     retention_holders: tuple[str, ...]
     untaken: tuple[UntakenName, ...]
+    #: The level and the text of a problem with the certificate.
+    certificate: tuple[str, str] | None = None
 
 
 class FoundProblem(NamedTuple):
@@ -183,6 +185,8 @@ def _address_problems(facts: BrokerFacts) -> Iterable[FoundProblem]:
         text = f"the broker listens on {facts.host} without tokens: make some with `qmq tokens create`, or let only "
         text += "trusted machines reach it (a firewall)"
         yield FoundProblem("open_to_network", "warning", text)
+    if facts.certificate is not None:
+        yield FoundProblem("certificate", *facts.certificate)
 
 
 class InfoAnswers:

@@ -280,6 +280,7 @@ class RunningBroker:
             self.settings, self.address[0], self.server.has_tokens, disks, self.counters,
             tuple(sorted(self._broken)), checkpointer.age_us(), checkpointer.error,
             tuple(self.broker.retention_holders()), self.broker.untaken.found,
+            self._certificates.problem(self._clock().wall_us / 1e6) if self._certificates is not None else None,
         )  # fmt: skip
 
     def _check(self, wanted: CheckWanted) -> None:

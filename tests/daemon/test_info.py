@@ -91,6 +91,7 @@ WRONG = {
         for code in ("not_taken", "no_consumer", "not_followed", "beside_prefix")
     },
     "open_to_network": SOUND._replace(host="0.0.0.0"),
+    "certificate": SOUND._replace(certificate=("error", "the certificate in c.pem has expired: renew it")),
 }
 
 

@@ -19,6 +19,9 @@ log = logging.getLogger("qmq.server")
 
 #: Seconds between two looks at the files.
 LOOK_S: Final = 1.0
+#: A certificate that ends in fewer seconds is a problem that the broker reports.
+SOON_S: Final = 14 * 86_400
+_DAY_S: Final = 86_400
 #: Flights of a handshake with itself, at most.
 _FLIGHTS: Final = 10
 _EXPIRED: Final = (9, 10)  # codes of OpenSSL: not yet, and no longer valid
@@ -35,13 +38,28 @@ class ServerCertificates:
         self._key = key
         self._client_ca = client_ca
         self._state = self._seen = self._look_at_files()
-        self._context, wrong = self._load()
-        if wrong:
-            log.error("%s; clients refuse it: renew it, new files are taken without a restart", wrong)
+        self._ends_at: float | None = None  # in seconds since 1970; None: its time is over or has not come
+        self._refused = ""  # why new files were not taken
+        self._context, self._wrong = self._load()
+        if self._wrong:
+            log.error("%s; clients refuse it: renew it, new files are taken without a restart", self._wrong)
 
     def context(self) -> ssl.SSLContext:
         """Return the context for a new connection."""
         return self._context
+
+    def problem(self, now: float) -> tuple[str, str] | None:
+        """Return the level and the text of what somebody should do about the certificate at *now*, in seconds."""
+        if self._ends_at is None:
+            return "error", f"{self._wrong}: renew it, no client can connect"
+        if self._ends_at <= now:
+            return "error", f"the certificate in {self._cert} has expired: renew it, no client can connect"
+        if self._refused:
+            return "warning", f"the files of TLS were replaced, and the old certificate stays: {self._refused}"
+        if self._ends_at - now < SOON_S:
+            days = int((self._ends_at - now) // _DAY_S)
+            return "warning", f"the certificate in {self._cert} ends in {days} days: renew it"
+        return None
 
     def look(self) -> None:
         """Take files that have changed. If they cannot be used, the old ones stay, and the log says why."""
@@ -49,15 +67,16 @@ class ServerCertificates:
         settled, self._seen = state == self._seen, state
         if state == self._state or not settled:
             return
-        self._state = state
+        self._state, ends_at = state, self._ends_at
         try:
             context, wrong = self._load()
             if wrong:
                 raise InvalidOption(wrong)
         except InvalidOption as error:
             log.error("the old certificate stays: %s", error)
+            self._refused, self._ends_at = str(error), ends_at
         else:
-            self._context = context
+            self._context, self._refused, self._wrong = context, "", ""
 
     def _load(self) -> tuple[ssl.SSLContext, str]:
         """Return the context of the files, and why clients refuse it if its time is over or has not come. Raises
@@ -78,7 +97,8 @@ class ServerCertificates:
             ) from None
         wrong, shown = "", ""
         try:
-            shown = _shown(_shake_hands(context, self._cert))
+            fields = _shake_hands(context, self._cert)
+            shown, self._ends_at = _shown(fields), ssl.cert_time_to_seconds(fields["notAfter"])
         except ssl.SSLCertVerificationError as error:
             wrong = f"the certificate in {self._cert} is of no use: {error.verify_message}"
             if error.verify_code not in _EXPIRED:

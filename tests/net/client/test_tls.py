@@ -137,7 +137,7 @@ def test_a_connection_without_trust_fails_at_once_and_says_why(tmp_path: Path, h
         case "another name":
             server = authority.issue("broker.shop")
         case "expired":
-            server = authority.issue(ended_days_ago=2)
+            server = authority.issue(ends_in_days=-2)
         case "not asked":
             settings["tls_client_ca"] = authority.ca
         case "unknown client":
@@ -145,7 +145,7 @@ def test_a_connection_without_trust_fails_at_once_and_says_why(tmp_path: Path, h
             options["tls_cert"], options["tls_key"] = other.issue("c", file="client")
         case "expired client":
             settings["tls_client_ca"] = authority.ca
-            options["tls_cert"], options["tls_key"] = authority.issue("c", file="client", ended_days_ago=2)
+            options["tls_cert"], options["tls_key"] = authority.issue("c", file="client", ends_in_days=-2)
 
     async def main() -> None:
         async with tls_broker(tmp_path, server, **settings) as url:

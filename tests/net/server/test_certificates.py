@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import ssl
+import time
 from pathlib import Path
 
 import pytest
@@ -76,7 +77,7 @@ def test_a_broken_certificate_leaves_the_old_one_and_is_logged_with_its_file(
     certificates = ServerCertificates(*issued)
     before = certificates.context()
     if wrong == "expired":
-        authority.issue(ended_days_ago=3)
+        authority.issue(ends_in_days=-3)
     elif wrong == "gone":
         issued.cert.unlink()
     else:
@@ -94,7 +95,7 @@ def test_an_expired_certificate_is_served_at_a_start_so_that_a_renewed_one_can_f
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     authority = Authority(tmp_path)
-    issued = authority.issue(ended_days_ago=1)
+    issued = authority.issue(ends_in_days=-1)
     certificates = ServerCertificates(*issued)
     assert f"the certificate in {issued.cert} is of no use: certificate has expired; clients refuse it" in caplog.text
     before = certificates.context()
@@ -139,3 +140,29 @@ def test_a_client_ca_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
     issued = Authority(tmp_path).issue()
     with pytest.raises(InvalidOption, match=f"tls_client_ca {tmp_path}/none.pem cannot be used: .*No such file"):
         ServerCertificates(*issued, tmp_path / "none.pem")
+
+
+def test_what_is_to_be_done_about_a_certificate_is_said(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    issued = authority.issue(ends_in_days=30)
+    certificates = ServerCertificates(*issued)
+    now = time.time()
+    assert certificates.problem(now) is None
+    day = 86_400
+    assert certificates.problem(now + 17.5 * day) == (
+        "warning",
+        f"the certificate in {issued.cert} ends in 12 days: renew it",
+    )
+    level, text = certificates.problem(now + 31 * day) or ("", "")
+    assert (level, text) == ("error", f"the certificate in {issued.cert} has expired: renew it, no client can connect")
+    issued.cert.write_text("")
+    look_twice(certificates)
+    level, text = certificates.problem(now) or ("", "")
+    assert level == "warning"
+    assert text.startswith("the files of TLS were replaced, and the old certificate stays: tls_cert")
+    authority.issue(ends_in_days=60)
+    look_twice(certificates)
+    assert certificates.problem(now + 31 * day) is None
+    authority.issue(ends_in_days=-1)
+    level, text = ServerCertificates(*issued).problem(now) or ("", "")
+    assert (level, text.endswith("certificate has expired: renew it, no client can connect")) == ("error", True)
