@@ -36,6 +36,8 @@ OF_THE_MACHINE = (
     "python3 -m venv",
     "/opt/qmq/bin/python -m pip install",
     "useradd",
+    "install --directory --mode=0750 --owner=root --group=qmq",  # for a user that is made there
+    "install --mode=0640 --owner=root --group=qmq",
     "journalctl",
     "podman",
     "kubectl",
