@@ -142,11 +142,10 @@ async def test_half_open_handshakes_end_in_time(files: TlsFilesOfTests, caplog: 
         opened = [await raw_connection(s.address) for _ in range(3)]
         opened[1][1].write(hello)
         opened[2][1].write(hello[:20])
-        began = time.monotonic()
-        for reader, writer in opened:
-            await reader.read()
-            writer.close()
-        assert time.monotonic() - began < 10
+        async with asyncio.timeout(30):
+            for reader, writer in opened:
+                await reader.read()
+                writer.close()
     assert "no TLS handshake within 0.2 s (first_frame_timeout_ms)" in caplog.text
 
 
@@ -328,20 +327,24 @@ def test_refused_connections_are_logged_at_a_limited_rate(caplog: pytest.LogCapt
 
 @on_uvloop
 async def test_bytes_that_are_decrypted_already_wait_while_reading_is_paused(files: TlsFilesOfTests) -> None:
-    """Frames that came in one read are many reads of the connection, which may stop after any of them."""
+    """Frames that came in one record are many reads of the connection, which may stop after any of them."""
     async with serving() as s:
         client = await RawClient.connect(s.address)
         (connection,) = s.server._connections.values()
-        s.rules.on_turn = lambda: connection.stop_reading(SLOW_DISK) if s.rules.batches else None
+
+        def stop_at_the_first(command: object) -> None:
+            if isinstance(command, commands.Send):
+                connection.stop_reading(SLOW_DISK)
+
+        s.rules.answer = stop_at_the_first
         batches = [batch(bytes([number]) * 3_000, sequence=number) for number in range(10)]
         client.send(*(frame(FrameKind.SEND, number + 1, batches[number]) for number in range(10)))
         await client.read()
-        stopped = len(s.rules.batches)
         other = await RawClient.connect(s.address)  # some turns of the loop
-        assert len(s.rules.batches) == stopped
-        s.rules.on_turn = lambda: None
+        assert 1 <= len(s.rules.batches) < 4
+        s.rules.answer = lambda command: None
         connection.read_on(SLOW_DISK)
-        for _ in range(9):
+        while len(s.rules.batches) < 10:
             await client.read()
         assert s.rules.batches == batches
         await client.close()
