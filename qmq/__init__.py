@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from qmq.net.client.find.finder import Finder, FindProgress
     from qmq.net.client.find.stored_message import StoredMessage
     from qmq.net.client.find.trace import GroupTrace, Trace, TraceEvent
-    from qmq.net.client.options import Durability
+    from qmq.net.client.options import Durability, Priority
     from qmq.net.client.producer.receipts import Receipt, Receipts
     from qmq.net.client.sync.admin import SyncAdmin
     from qmq.net.client.sync.client import SyncClient
@@ -94,6 +94,7 @@ __all__ = [
     "MessageBatch",
     "MessageTooLarge",
     "Overloaded",
+    "Priority",
     "Problem",
     "ProducerInUse",
     "ProtocolError",
@@ -155,6 +156,7 @@ _LAZY: Final = {
     "GroupTrace": "qmq.net.client.find.trace",
     "Message": "qmq.net.client.consumer.message",
     "MessageBatch": "qmq.net.client.consumer.message",
+    "Priority": "qmq.net.client.options",
     "Problem": "qmq.net.client.admin.broker_info",
     "Receipt": "qmq.net.client.producer.receipts",
     "Receipts": "qmq.net.client.producer.receipts",

@@ -19,6 +19,7 @@ from crc32c import crc32c
 from qmq.errors import InvalidOption, MessageTooLarge
 from qmq.format.batch import FEW, parse_header, stored_table
 from qmq.format.hashing import HASH_FOR_ZERO, Folds, check_of, checks_of, hash_bytes, tag_bits
+from qmq.format.lanes import lane_of_key_hash
 from qmq.format.layout import (
     BATCH_HEADER,
     BATCH_HEADER_SIZE,
@@ -47,16 +48,19 @@ from qmq.format.table import table_of
 
 _PACK: Final = msgpack.Packer(autoreset=True, use_bin_type=True).pack
 
-#: A message header is the msgpack map ``{"k": [keys], "t": [tags], "p": {properties}}`` without its empty parts. The
-#: map's first byte depends on how many parts it has; the parts follow, packed one by one.
-_MAP: Final = (b"\x80", b"\x81", b"\x82", b"\x83")
+#: A message header is the msgpack map ``{"k": [keys], "o": [order key], "t": [tags], "p": {properties}}`` without its
+#: empty parts. The map's first byte depends on how many parts it has; the parts follow, packed one by one.
+_MAP: Final = (b"\x80", b"\x81", b"\x82", b"\x83", b"\x84")
 _KEYS: Final = b"\xa1k"
+_ORDER_KEY: Final = b"\xa1o"
 _TAGS: Final = b"\xa1t"
 _PROPERTIES: Final = b"\xa1p"
 #: The packed bytes before a key, by the key's size: an array of one string.
 _SHORT_KEYS: Final = tuple(_KEYS + _PACK(["." * size])[:-size] for size in range(1, 256))
 #: The packed bytes before the key of a header that has nothing else, by the key's size.
 _KEY_ONLY: Final = (b"", *(_MAP[1] + front for front in _SHORT_KEYS))
+#: The same for an order key.
+_ORDER_KEY_ONLY: Final = (b"", *(_MAP[1] + _ORDER_KEY + front[len(_KEYS) :] for front in _SHORT_KEYS))
 #: A key of fewer ASCII letters may stand for a header that has only this key.
 SHORT_KEY: Final = 256
 #: The most bytes of such a header beside its key.
@@ -79,8 +83,8 @@ Keys = str | Sequence[str] | None
 
 
 class MessageHeader(NamedTuple):
-    """A message's header as it is sent, with the values of its columns; ``deliver_at`` and ``expire_at`` are 0 for
-    none. ``key`` is the hash of the first key, ``more_keys`` whether it has several.
+    """A message's header as it is sent, with the values of its columns, and its lane; ``deliver_at`` and ``expire_at``
+    are 0 for none. ``key`` is the hash of the first key, ``more_keys`` whether it has several.
     """
 
     packed: bytes
@@ -89,12 +93,14 @@ class MessageHeader(NamedTuple):
     deliver_at: int = 0
     expire_at: int = 0
     more_keys: bool = False
+    lane: int = LANE_NORMAL
 
 
 NO_HEADER: Final = MessageHeader(b"", 0, 0)
 
-#: A header, or in its place the only key of a message, if ``is_short_key`` says that it may.
-AnyHeader = MessageHeader | str
+#: A header, or in its place the only key of a message, if ``is_short_key`` says that it may; or the bytes of such a
+#: text that is its order key, where it has nothing else.
+AnyHeader = MessageHeader | str | bytes
 
 
 def is_short_key(key: object) -> bool:
@@ -116,8 +122,11 @@ def make_header(
     properties: dict[str, str] | None = None,
     deliver_at: int = 0,
     expire_at: int = 0,
+    lane: int = LANE_NORMAL,
+    order_key: str | None = None,
 ) -> MessageHeader:
-    """Pack keys, tags and properties into a message header. A key that is given twice is packed once.
+    """Pack keys, tags, properties and order key into a message header. A key that is given twice is packed once. *lane*
+    is that of the message's priority; an order key has a lane of its own.
 
     Raises InvalidOption for values that are not text and for keys that are empty, over 1,024 bytes or more than 16,
     MessageTooLarge when the header is over 65,535 bytes.
@@ -125,17 +134,21 @@ def make_header(
     parts = bits = hashed = 0
     packed, more_keys = b"", False
     try:
-        if type(keys) is str and not (tags or properties or deliver_at or expire_at):
+        if type(keys) is str and order_key is None and not (tags or properties or deliver_at or expire_at):
             raw = keys.encode()
             if 0 < len(raw) < SHORT_KEY:  # the common case, in a third of the time
-                made = _KEY_ONLY[len(raw)] + raw, 0, hash_bytes(raw) or HASH_FOR_ZERO, 0, 0, False
+                made = _KEY_ONLY[len(raw)] + raw, 0, hash_bytes(raw) or HASH_FOR_ZERO, 0, 0, False, lane
                 return tuple.__new__(MessageHeader, made)
         if keys is not None:
             packed, hashed, more_keys = _key_part(keys) if isinstance(keys, str) else _keys_part(keys)
-            if packed and not (tags or properties or deliver_at or expire_at):
+            if packed and order_key is None and not (tags or properties or deliver_at or expire_at):
                 # in half the time of a call
-                return tuple.__new__(MessageHeader, (_MAP[1] + packed, 0, hashed, 0, 0, more_keys))
+                return tuple.__new__(MessageHeader, (_MAP[1] + packed, 0, hashed, 0, 0, more_keys, lane))
             parts = bool(packed)
+        if order_key is not None:
+            raw, lane = _order_key_part(order_key)
+            packed += raw
+            parts += 1
         if tags:
             tags_packed, bits = _tags_part(tags if type(tags) is tuple else _tuple_of(tags))
             packed += tags_packed
@@ -147,15 +160,27 @@ def make_header(
             packed += _PROPERTIES + _PACK(properties)
             parts += 1
     except (TypeError, AttributeError, UnicodeError):
-        _refuse(keys, tags, properties)
+        _refuse(keys, tags, properties, order_key)
     if not parts:
-        return MessageHeader(b"", 0, 0, deliver_at, expire_at) if deliver_at or expire_at else NO_HEADER
+        if deliver_at or expire_at or lane:
+            return MessageHeader(b"", 0, 0, deliver_at, expire_at, False, lane)
+        return NO_HEADER
     if len(packed) >= MAX_HEADER_BYTES:
         raise MessageTooLarge(
             f"keys, tags and properties take {len(packed) + 1} bytes, at most {MAX_HEADER_BYTES} are allowed; "
             "put large values into the body"
         )
-    return MessageHeader(_MAP[parts] + packed, bits, hashed, deliver_at, expire_at, more_keys)
+    return MessageHeader(_MAP[parts] + packed, bits, hashed, deliver_at, expire_at, more_keys, lane)
+
+
+def _order_key_part(order_key: str) -> tuple[bytes, int]:
+    """Return the packed order key of a header, and its lane."""
+    raw = str.encode(order_key)
+    if not 0 < len(raw) <= MAX_KEY_BYTES:
+        raise InvalidOption(
+            f"an order key has 1 to {MAX_KEY_BYTES:,} bytes as UTF-8, not {len(raw):,}; leave an empty one out"
+        )
+    return _ORDER_KEY + bytes(_PACK((order_key,))), lane_of_key_hash(hash_bytes(raw))
 
 
 @lru_cache(1_024)
@@ -203,28 +228,60 @@ def headers_of(
     shared: MessageHeader,
     tags: Sequence[str] | None,
     properties: dict[str, str] | None,
+    order_key: str | None = None,
 ) -> list[MessageHeader]:
     """Return the headers of *count* messages with these keys, for each its key or a list of them; *shared* is the
     header without a key.
 
-    Tags and properties are packed once. Raises InvalidOption, also for another count of keys, and MessageTooLarge.
+    Tags, properties and order key are packed once. Raises InvalidOption, also for another count of keys, and
+    MessageTooLarge.
     """
     if isinstance(keys, str | bytes) or len(keys) != count:
         raise InvalidOption(
             f"keys must be a list of {count} elements, a key or a list of keys for each body, not {keys!r:.80}"
         )
     rest, bits, deliver_at, expire_at = shared.packed[1:], shared.tags, shared.deliver_at, shared.expire_at
+    lane = shared.lane
     room = MAX_HEADER_BYTES - len(shared.packed) - len(_KEYS) - 16
-    front = _MAP[1 + bool(tags) + bool(properties)]
+    front = _MAP[1 + bool(tags) + bool(properties) + (order_key is not None)]
     headers = []
     for key in keys:
         if type(key) is str and key.isascii() and 0 < len(key) < min(256, room):  # the common case
             raw = key.encode()
             packed = front + _SHORT_KEYS[len(raw) - 1] + raw + rest
-            headers.append(MessageHeader(packed, bits, hash_bytes(raw) or HASH_FOR_ZERO, deliver_at, expire_at))
+            hashed = hash_bytes(raw) or HASH_FOR_ZERO
+            headers.append(MessageHeader(packed, bits, hashed, deliver_at, expire_at, False, lane))
+        elif key is None:
+            headers.append(shared)
         else:
-            headers.append(shared if key is None else make_header(key, tags, properties, deliver_at, expire_at))
+            headers.append(make_header(key, tags, properties, deliver_at, expire_at, lane, order_key))
     return headers
+
+
+def ordered_headers_of(
+    order_keys: Sequence[str],
+    count: int,
+    keys: Sequence[Keys] | None,
+    tags: Sequence[str] | None,
+    properties: dict[str, str] | None,
+    deliver_at: int,
+    expire_at: int,
+) -> list[AnyHeader]:
+    """Return the headers of *count* messages with these order keys, one for each; for *keys* see ``headers_of``.
+
+    Raises InvalidOption, also for another count of either, and MessageTooLarge.
+    """
+    for name, given in (("order_keys", order_keys), ("keys", keys)):
+        if given is not None and (isinstance(given, str | bytes) or len(given) != count):
+            raise InvalidOption(f"{name} must be a list of {count} elements, one for each body, not {given!r:.80}")
+    if None in order_keys:
+        raise InvalidOption("order_keys has None: send the messages without an order key in another call")
+    if keys is None and not (tags or properties or deliver_at or expire_at) and count and are_short_keys(order_keys):
+        return list(map(str.encode, order_keys))
+    return [
+        make_header(key, tags, properties, deliver_at, expire_at, LANE_NORMAL, order_key)
+        for key, order_key in zip(repeat(None) if keys is None else keys, order_keys, strict=False)
+    ]
 
 
 def _tuple_of(tags: Sequence[str]) -> tuple[str, ...]:
@@ -239,7 +296,7 @@ def _tags_part(tags: tuple[str, ...]) -> tuple[bytes, int]:
     return _TAGS + bytes(_PACK(tags)), tag_bits(tags)
 
 
-def _refuse(keys: object, tags: object, properties: object) -> NoReturn:
+def _refuse(keys: object, tags: object, properties: object, order_key: object) -> NoReturn:
     """Raise InvalidOption for the value that is not text. Surrogates are not text: UTF-8 cannot hold them."""
 
     def is_text(value: object) -> bool:
@@ -247,19 +304,21 @@ def _refuse(keys: object, tags: object, properties: object) -> NoReturn:
 
     if keys is not None and not all(map(is_text, keys if isinstance(keys, list | tuple) else [keys])):
         raise InvalidOption(f"keys must be str that UTF-8 can hold, in a list if there are several, not {keys!r:.80}")
+    if order_key is not None and not is_text(order_key):
+        raise InvalidOption(f"an order key must be a str that UTF-8 can hold, not {order_key!r:.80}")
     if tags and (isinstance(tags, str) or not isinstance(tags, Iterable) or not all(map(is_text, tags))):
         raise InvalidOption(f"tags must be a list of str that UTF-8 can hold, not {tags!r:.80}")
     raise InvalidOption(f"properties must be a dict of str to str that UTF-8 can hold, not {properties!r:.80}")
 
 
 def header_bytes(header: AnyHeader) -> int:
-    """Return the bytes of a header; of a short key the most that they can be."""
-    return len(header) + SHORT_KEY_OVERHEAD if type(header) is str else len(header.packed)  # type: ignore[union-attr]
+    """Return the bytes of a header; of a short key or order key the most that they can be."""
+    return len(header.packed) if type(header) is MessageHeader else len(header) + SHORT_KEY_OVERHEAD
 
 
 def sizes_of_headers(headers: Sequence[AnyHeader]) -> npt.NDArray[np.int64]:
-    """Return ``header_bytes`` of each header; either all of them are short keys, or none is."""
-    if headers and type(headers[0]) is str:
+    """Return ``header_bytes`` of each header; either all of them are short keys, or short order keys, or none is."""
+    if headers and type(headers[0]) is not MessageHeader:
         return np.fromiter(map(len, headers), np.int64, len(headers)) + SHORT_KEY_OVERHEAD
     return np.fromiter(map(header_bytes, headers), np.int64, len(headers))
 
@@ -419,11 +478,12 @@ def _columns_of(
     if len(headers) != count:
         raise ValueError(f"{len(headers)} headers for {count} bodies")
     kinds = set(map(type, headers))
-    if str in kinds:
+    if kinds != {MessageHeader}:
         if len(kinds) == 1:
-            return _of_short_keys(bodies, headers, lengths)  # type: ignore[arg-type]  # all are text
-        headers = [make_header(header) if type(header) is str else header for header in headers]
-    packed, tags, keys, *times, more_keys = zip(*headers, strict=True)
+            of_short = _of_short_keys if str in kinds else _of_short_order_keys
+            return of_short(bodies, headers, lengths)  # type: ignore[arg-type]  # all are text, or bytes
+        headers = list(map(full_header, headers))
+    packed, tags, keys, *times, more_keys, _ = zip(*headers, strict=True)
     messages = list(map(add, packed, bodies))
     sizes = list(map(len, packed))
     flags = (HAS_TAGS if any(tags) else 0) | (HAS_KEY_HASH if any(keys) else 0)
@@ -558,6 +618,27 @@ def name_runs(subjects: Sequence[str], lanes: Sequence[int] | None) -> NamedRuns
     names: dict[str, int] = {}
     indexes = [names.setdefault(subject, len(names)) for subject in subjects]
     return NamedRuns(list(names), indexes, lanes)
+
+
+def full_header(header: AnyHeader) -> MessageHeader:
+    """Return the header for which a short key or order key stands."""
+    if type(header) is MessageHeader:
+        return header
+    return make_header(header) if type(header) is str else make_header(order_key=bytes(header).decode())  # type: ignore[arg-type]
+
+
+def _of_short_order_keys(
+    bodies: Sequence[bytes], raws: Sequence[bytes], lengths: bytes | None
+) -> tuple[Sequence[bytes], list[Column], int]:
+    """As _columns_of, for messages that have a short order key each and nothing else in their headers."""
+    packed = list(map(add, map(_ORDER_KEY_ONLY.__getitem__, map(len, raws)), raws))
+    messages = list(map(add, packed, bodies))
+    sizes = list(map(len, packed))
+    if lengths is None:
+        lengths = little("I", map(len, messages))
+    else:
+        lengths = (np.frombuffer(lengths, "<u4") + np.array(sizes, "<u4")).tobytes()
+    return messages, [(lengths, 4), (little("H", sizes), 2), (_checks(messages, sizes), 4)], 0
 
 
 def records_of(

@@ -278,7 +278,8 @@ class Run:
         return (self._bodies or self.bodies())[index]
 
     def header(self, index: int) -> dict[str, Any]:
-        """Return the unpacked header of message *index*: "k" keys, "t" tags, "p" properties; {} when it has none.
+        """Return the unpacked header of message *index*: "k" keys, "o" order key, "t" tags, "p" properties; {} when it
+        has none.
 
         Raises BadBatch when its sender packed something else: the broker does not look into headers.
         """
@@ -351,9 +352,12 @@ def messages_in(runs: Iterable[Run]) -> int:
     return sum(map(_COUNT, runs))
 
 
-#: The beginning of a header with only a short key: {"k": [str of up to 31 bytes]}; the key's size is added to the last
-#: byte.
+#: The beginning of a header with only a short key: {"k": [str of up to 31 bytes]}, or with only such an order key; the
+#: key's size is added to the last byte.
 _KEY_ONLY: Final = b"\x81\xa1k\x91"
+_ORDER_KEY_ONLY: Final = b"\x81\xa1o\x91"
+_LETTERS: Final = tuple(b"ko")
+_LETTER_AT: Final = 2
 _SHORT_TEXT: Final = 0xA0
 _KEY_AT: Final = 5
 _MOST_SHORT: Final = _KEY_AT + 31
@@ -395,13 +399,14 @@ def why_undecodable(run: Run, index: int) -> str:
 def _have_only_keys(
     payload: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64], sizes: npt.NDArray[np.uint16]
 ) -> npt.NDArray[np.bool_]:
-    """Return which headers are certainly short ASCII keys and nothing else: bool[count]."""
+    """Return which headers are certainly a short ASCII key or order key and nothing else: bool[count]."""
     found = (sizes >= _KEY_AT) & (sizes <= _MOST_SHORT)
     places = np.flatnonzero(found)
     at, size = starts[places], sizes[places].astype(np.int64)
     fits = payload[at + _KEY_AT - 1] == _SHORT_TEXT + size - _KEY_AT
     for offset, byte in enumerate(_KEY_ONLY):
-        fits &= payload[at + offset] == byte
+        letters = payload[at + offset]
+        fits &= (letters == byte) if offset != _LETTER_AT else (letters == _LETTERS[0]) | (letters == _LETTERS[1])
     for offset in range(_KEY_AT, int(size.max(initial=0))):
         # Bytes behind the end of a header do not count.
         fits &= (payload[np.minimum(at + offset, len(payload) - 1)] < 0x80) | (size <= offset)
@@ -411,7 +416,8 @@ def _have_only_keys(
 
 def _is_decodable(header: bytes) -> bool:
     text = header[_KEY_AT:]
-    if len(text) < 32 and text.isascii() and header[:_KEY_AT] == _KEY_ONLY + bytes((_SHORT_TEXT + len(text),)):
+    is_short = len(text) < 32 and text.isascii() and header[_KEY_AT - 1 : _KEY_AT] == bytes((_SHORT_TEXT + len(text),))
+    if is_short and header[: _KEY_AT - 1] in (_KEY_ONLY, _ORDER_KEY_ONLY):
         return True
     try:
         read_header(header)
@@ -436,7 +442,7 @@ def read_header(packed: bytes) -> dict[str, Any]:
         if name == "p":
             fits = type(value) is dict and set(map(type, value)) == {str} == set(map(type, value.values()))
         else:
-            fits = name not in ("k", "t") or (type(value) is list and set(map(type, value)) == {str})
+            fits = name not in ("k", "o", "t") or (type(value) is list and set(map(type, value)) == {str})
         if not fits:
             raise BadBatch(f"its header's {name!r} is not made of text")
     return fields

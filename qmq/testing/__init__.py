@@ -29,6 +29,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from qmq.net.client.options import Priority
     from qmq.testing.local_broker import BrokerClock, LocalBroker
     from qmq.testing.messages import RecordedMessage, RecordedSyncMessage
 
@@ -63,6 +64,8 @@ def message(
     keys: Sequence[str] | None = None,
     tags: Sequence[str] = (),
     properties: Mapping[str, str] | None = None,
+    priority: Priority | None = None,
+    order_key: str | None = None,
     attempt: int = 1,
     max_attempts: int = 16,
     sequence: int = 0,
@@ -84,8 +87,9 @@ def message(
     from qmq.testing.messages import MessageFields, RecordedMessage, recorded
 
     fields = MessageFields(
-        body, subject, json, key, keys, tags, properties, attempt, max_attempts, sequence, id, stored_at, replayed
-    )
+        body, subject, json, key, keys, tags, properties, priority, order_key, attempt, max_attempts, sequence, id,
+        stored_at, replayed,
+    )  # fmt: skip
     return recorded(RecordedMessage, fields)
 
 
@@ -98,6 +102,8 @@ def sync_message(
     keys: Sequence[str] | None = None,
     tags: Sequence[str] = (),
     properties: Mapping[str, str] | None = None,
+    priority: Priority | None = None,
+    order_key: str | None = None,
     attempt: int = 1,
     max_attempts: int = 16,
     sequence: int = 0,
@@ -115,8 +121,9 @@ def sync_message(
     from qmq.testing.messages import MessageFields, RecordedSyncMessage, recorded
 
     fields = MessageFields(
-        body, subject, json, key, keys, tags, properties, attempt, max_attempts, sequence, id, stored_at, replayed
-    )
+        body, subject, json, key, keys, tags, properties, priority, order_key, attempt, max_attempts, sequence, id,
+        stored_at, replayed,
+    )  # fmt: skip
     return recorded(RecordedSyncMessage, fields)
 
 

@@ -20,7 +20,7 @@ from qmq.format.run import Run
 from qmq.names import check_subject
 from qmq.net.client.consumer.in_flight import InFlightWindow, PendingDisposition
 from qmq.net.client.consumer.message import Message
-from qmq.net.client.options import body_of
+from qmq.net.client.options import Priority, body_of, lane_of
 from qmq.net.client.sync.consumer import SyncMessage
 from qmq.net.protocol.types import ConsumerState, Disposition
 
@@ -155,6 +155,8 @@ class MessageFields(NamedTuple):
     keys: Sequence[str] | None
     tags: Sequence[str]
     properties: Mapping[str, str] | None
+    priority: Priority | None
+    order_key: str | None
     attempt: int
     max_attempts: int
     sequence: int
@@ -182,13 +184,15 @@ def _stored(fields: MessageFields) -> Run:
     if fields.json is not None:
         body = json_module.dumps(fields.json, separators=(",", ":")).encode()
         properties.setdefault("content-type", "application/json")
-    header = make_header(either_of(fields.key, fields.keys), fields.tags, properties)
+    lane = lane_of(fields.priority, fields.order_key)
+    keys = either_of(fields.key, fields.keys)
+    header = make_header(keys, fields.tags, properties, lane=lane, order_key=fields.order_key)
     where = MessageId(os.urandom(6), 0, int.from_bytes(os.urandom(5), "little"))
     if fields.id is not None:
         where = MessageId.parse(fields.id)
     now_us = time.time_ns() // 1_000 if fields.stored_at is None else round(fields.stored_at.timestamp() * 1_000_000)
     parts = build_batch(
-        [RunContent(check_subject(fields.subject), [body], [header])],
+        [RunContent(check_subject(fields.subject), [body], [header], header.lane)],
         created_at_us=now_us, producer_id=bytes(PRODUCER_ID_SIZE), producer_sequence=0,
     )  # fmt: skip
     view = memoryview(bytearray(b"".join(parts)))

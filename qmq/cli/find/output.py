@@ -13,7 +13,7 @@ import click
 
 from qmq.cli.common.formatting import age_of, iso, number, size, visible
 from qmq.cli.common.listing import Fields, RowWriter, is_for_people
-from qmq.cli.messages.message_text import shown_body, text_or_base64
+from qmq.cli.messages.message_text import lane_lines, shown_body, text_or_base64
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -34,6 +34,8 @@ FIELDS: Final[Fields[StoredMessage]] = {
     "subject": lambda message: message.subject,
     "sequence": lambda message: message.sequence,
     "keys": lambda message: message.keys,
+    "priority": lambda message: message.priority,
+    "order_key": lambda message: message.order_key,
     "tags": lambda message: message.tags,
     "stored_at": lambda message: message.stored_at,
     "size": lambda message: message.size,
@@ -84,6 +86,8 @@ def json_object(message: StoredMessage) -> dict[str, Any]:
         "sequence": message.sequence,
         "key": message.key,
         "keys": message.keys,
+        "priority": message.priority,
+        "order_key": message.order_key,
         "tags": message.tags,
         "properties": message.properties,
         "created_at": iso(message.created_at),
@@ -123,6 +127,7 @@ def block(message: StoredMessage) -> str:
         lines.append("  restored from an archive")
     if message.keys:
         lines.append(f"  {'key' if len(message.keys) == 1 else 'keys'} {visible(', '.join(message.keys))}")
+    lines += lane_lines(message)
     if message.tags:
         lines.append(f"  tags {visible(', '.join(message.tags))}")
     lines += [f"  {visible(name)} = {visible(value)}" for name, value in message.properties.items()]
@@ -136,6 +141,7 @@ def table_of_messages(messages: Sequence[StoredMessage], width: int) -> Table:
     from qmq.cli.common.tables import WIDE, table_of
 
     several = len({message.broker for message in messages}) > 1
+    has_lanes = any(map(lane_lines, messages))
     has_keys = any(message.keys for message in messages)
     table = table_of("subject")
     wide, very_wide = width >= WIDE, width >= _VERY_WIDE
@@ -144,6 +150,8 @@ def table_of_messages(messages: Sequence[StoredMessage], width: int) -> Table:
         columns.append(("id", lambda message: message.id, False))
     if has_keys:
         columns.append(("keys", lambda message: visible(", ".join(message.keys)), True))
+    if has_lanes:
+        columns.append(("priority, order key", lambda message: "".join(lane_lines(message)).strip(), True))
     if very_wide:
         columns.append(("stored at", lambda message: iso(message.stored_at), False))
     else:

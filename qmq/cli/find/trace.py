@@ -67,7 +67,7 @@ _COLOURS: Final = {
 _MARKS: Final = {
     "handed_out": ("▶", "cyan"), "acked": ("✔", "green"), "nacked": ("✘", "yellow"), "rejected": ("✘", "red"),
     "session_expired": ("✘", "yellow"), "redriven": ("↻", "bold"), "resent": ("↻", "bold"),
-    "restored": ("↻", "bold"),
+    "restored": ("↻", "bold"), "deleted": ("✘", "red"), "sought": ("⇄", "bold"),
 }  # fmt: skip
 _LATE: Final = "the pull log does not reach back to all events of this message (see pull_log_keep_ms)"
 

@@ -6,9 +6,12 @@ import base64
 import json
 from collections.abc import Iterator
 from datetime import datetime
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from qmq.errors import InvalidOption, MessageTooLarge
+
+if TYPE_CHECKING:
+    from qmq import Priority
 
 #: Longer lines are rejected: brokers take at most 1 GiB, and 4 MiB by default.
 MAX_LINE_BYTES: Final = 64 << 20
@@ -25,6 +28,8 @@ _TAKEN: Final = (
     "delay",
     "deliver_at",
     "expires_in",
+    "priority",
+    "order_key",
     "body",
     "body_base64",
 )
@@ -42,6 +47,8 @@ class InputMessage(NamedTuple):
     delay: float | None = None
     deliver_at: float | datetime | None = None
     expires_in: float | None = None
+    priority: Priority | None = None
+    order_key: str | None = None
 
 
 class LineSplitter:
@@ -107,7 +114,19 @@ def draft_of(line: bytes, defaults: InputMessage) -> InputMessage:
         delay,
         deliver_at,
         fields.get("expires_in", defaults.expires_in),
+        *_lane(fields, defaults),
     )
+
+
+def _lane(fields: dict[str, Any], defaults: InputMessage) -> tuple[Priority | None, str | None]:
+    """Return priority and order key. ``consume`` prints the priority of messages with an order key, too: it is the
+    normal one.
+    """
+    priority: Priority | None = fields.get("priority")
+    order_key = _text(fields, "order_key")
+    if order_key is not None:
+        return None if priority == "normal" else priority, order_key
+    return (defaults.priority if priority is None else priority), defaults.order_key
 
 
 def _time(fields: dict[str, Any]) -> float | datetime | None:

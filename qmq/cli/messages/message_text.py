@@ -15,7 +15,7 @@ from qmq.cli.common.formatting import age_of, iso, number, visible
 from qmq.cli.common.listing import Fields, RowWriter, is_for_people
 
 if TYPE_CHECKING:
-    from qmq import Message, MessageBatch
+    from qmq import Message, MessageBatch, StoredMessage
 
 _ENCODE: Final = json.JSONEncoder(ensure_ascii=False).encode
 #: The most characters of a body on a terminal.
@@ -27,6 +27,8 @@ FIELDS: Final[Fields[Message]] = {
     "sequence": lambda message: message.sequence,
     "key": lambda message: message.key,
     "keys": lambda message: message.keys,
+    "priority": lambda message: message.priority,
+    "order_key": lambda message: message.order_key,
     "tags": lambda message: message.tags,
     "attempt": lambda message: message.attempt,
     "stored_at": lambda message: message.stored_at,
@@ -69,10 +71,18 @@ def block(message: Message) -> str:
     lines = [head, *(f"  {part}" for part in parts)]
     if message.keys:
         lines.append(f"  {'key' if len(message.keys) == 1 else 'keys'} {visible(', '.join(message.keys))}")
+    lines += lane_lines(message)
     if message.tags:
         lines.append(f"  tags {visible(', '.join(message.tags))}")
     lines += [f"  {visible(name)} = {visible(value)}" for name, value in message.properties.items()]
     return "\n".join([*lines, *(f"  {line}" for line in shown_body(message.body)), ""])
+
+
+def lane_lines(message: Message | StoredMessage) -> list[str]:
+    """Return the priority of a message if it is not the normal one, or its order key, as people read them."""
+    if message.order_key is not None:
+        return [f"  order key {visible(message.order_key)}"]
+    return [f"  priority {message.priority}"] if message.priority != "normal" else []
 
 
 def shown_body(body: bytes) -> list[str]:
@@ -124,6 +134,8 @@ def json_line(message: Message) -> bytes:
         "sequence": message.sequence,
         "key": message.key,
         "keys": message.keys,
+        "priority": message.priority,
+        "order_key": message.order_key,
         "tags": message.tags,
         "properties": message.properties,
         "attempt": message.attempt,

@@ -28,7 +28,7 @@ from qmq.errors import InvalidOption, MessageTooLarge, QmqError, QueueFull, Send
 from qmq.names import check_subject
 
 if TYPE_CHECKING:
-    from qmq import Client, Durability, Receipt
+    from qmq import Client, Durability, Priority, Receipt
 
 #: The most messages in flight whose ids are printed.
 _IDS_AT_ONCE: Final = 1_000
@@ -54,6 +54,8 @@ _LAST_FLUSH_S: Final = 2.0
     metavar="S",
     help="Deliver no message that was stored longer ago: 2h, 7d.",
 )
+@click.option("--priority", type=click.Choice(["low", "normal", "high"]), help="How soon each message is handed out.")
+@click.option("--order-key", metavar="K", help="Hand messages with this order key out one after another, as stored.")
 @click.option(
     "--durability",
     type=click.Choice(["flush", "append"]),
@@ -74,6 +76,8 @@ def produce(
     tags: tuple[str, ...],
     delay: float | None,
     expires_in: float | None,
+    priority: Priority | None,
+    order_key: str | None,
     durability: Durability,
     as_json: bool,
     ids: bool,
@@ -82,19 +86,21 @@ def produce(
     """Send BODY as a message to SUBJECT; without BODY each line of stdin. Print how many were acknowledged.
 
     With --json a line is an object with body or body_base64 and, optionally, subject, key or keys, tags, properties,
-    expires_in and delay (seconds, or a text such as 30m) or deliver_at (a time such as 2027-01-31T12:00:00Z, or seconds
-    since 1970), which override the options; blank lines are ignored. It takes what `qmq consume --json` prints.
+    priority or order_key, expires_in and delay (seconds, or a text such as 30m) or deliver_at (a time such as
+    2027-01-31T12:00:00Z, or seconds since 1970), which override the options; blank lines are ignored. It takes what
+    `qmq consume --json` prints.
 
     Ends with 1, and names the lines, if some were not acknowledged.
 
     \b
     Examples:
       qmq produce shop.order.paid '{"id": 4421}' --key order-4421 --key user-7
-      qmq produce shop.mail --delay 30m < mails.txt
+      qmq produce shop.mail --delay 30m --priority low < mails.txt
+      qmq produce shop.order.changed '{"id": 4421}' --order-key order-4421
       qmq consume shop. --solo --start first --json | qmq produce copy.shop --json
     """
     from qmq.format.build import make_header
-    from qmq.net.client.options import deliver_at_of, expire_at_of
+    from qmq.net.client.options import deliver_at_of, expire_at_of, lane_of
 
     if subject is not None:
         check_subject(subject)
@@ -108,8 +114,10 @@ def produce(
     properties = dict(map(_pair, pairs))
     texts = [text_of(key) for key in keys]
     fields = texts or None, words or None, properties or None
-    defaults = InputMessage(subject or "", b"", *fields, delay, None, expires_in)
-    make_header(texts, words, properties)  # raises if an option is wrong, before a connection is made
+    order_key = None if order_key is None else text_of(order_key)
+    defaults = InputMessage(subject or "", b"", *fields, delay, None, expires_in, priority, order_key)
+    # Raises if an option is wrong, before a connection is made.
+    make_header(texts, words, properties, lane=lane_of(priority, order_key), order_key=order_key)
     if body is not None:
         sent = run(_send_one(server, durability, defaults._replace(body=os.fsencode(body))))
         click.echo(sent if ids else "1 acknowledged")
@@ -303,6 +311,8 @@ def _options(draft: InputMessage) -> SendOptions:
         "delay": draft.delay,
         "deliver_at": draft.deliver_at,
         "expires_in": draft.expires_in,
+        "priority": draft.priority,
+        "order_key": draft.order_key,
     }
 
 
@@ -315,6 +325,8 @@ class SendOptions(TypedDict):
     delay: float | None
     deliver_at: float | datetime | None
     expires_in: float | None
+    priority: Priority | None
+    order_key: str | None
 
 
 class InputSource:

@@ -27,8 +27,10 @@ from qmq.format.build import (
     either_of,
     headers_of,
     make_header,
+    ordered_headers_of,
 )
 from qmq.format.ids import MessageId
+from qmq.format.layout import LANE_ORDERED
 from qmq.names import check_prefix
 from qmq.net.client.admin.admin import Admin
 from qmq.net.client.admin.listing import Listing
@@ -48,15 +50,17 @@ from qmq.net.client.options import (
     Body,
     ClientOptions,
     Durability,
+    Priority,
     bodies_of,
     body_of,
     deliver_at_of,
     expire_at_of,
     is_flush,
     json_body_of,
+    lane_of,
     producer_id_of,
 )
-from qmq.net.client.producer.accumulator import Accumulator
+from qmq.net.client.producer.accumulator import ORDERED_OVERHEAD, Accumulator
 from qmq.net.client.producer.batch import MESSAGE_OVERHEAD
 from qmq.net.client.producer.receipts import Receipt, Receipts
 from qmq.net.protocol.frames import FrameKind
@@ -67,6 +71,8 @@ log = logging.getLogger("qmq.client")
 #: After a cancellation, closing waits this long, in seconds, for queued messages.
 CANCELLED_FLUSH: Final = 1.0
 _SUBJECTS_AT_ONCE: Final = 1_000
+#: Bytes of a message with a short order key beside its body and its order key.
+ORDERED_ROOM: Final = ORDERED_OVERHEAD + SHORT_KEY_OVERHEAD
 
 
 class ClientParts(NamedTuple):
@@ -168,6 +174,8 @@ class Client:
         delay: Duration | None = None,
         deliver_at: float | datetime | None = None,
         expires_in: Duration | None = None,
+        priority: Priority | None = None,
+        order_key: str | None = None,
         durability: Durability | None = None,
     ) -> Receipt:
         """Send one message; return its receipt once it is stored.
@@ -175,6 +183,8 @@ class Client:
             await client.send("shop.order.created", json={"id": "order-4421"}, key="order-4421")
             await client.send("shop.order.paid", b"...", keys=["order-4421", "user-7"])
             await client.send("shop.reminder", b"...", delay="2h", expires_in="1d")
+            await client.send("shop.mail", b"...", priority="high")
+            await client.send("shop.order.changed", b"...", order_key="order-4421")
 
         Its body is *body*, or the value *json* as JSON with the property content-type: application/json, which
         ``Message.json`` reads. *key*, or each of up to 16 *keys*, names what it is about, in 1 to 1,024 bytes of UTF-8;
@@ -182,6 +192,11 @@ class Client:
         since 1970, or an aware datetime): at most 731 days (two years) ahead, and never early by the broker's clock.
         *expires_in* after it was stored, or fell due, it becomes a dead letter of groups to which it was not handed
         out.
+
+        A group gets messages of a higher *priority* first ("low", "normal", "high", or 0, 1, 2). Messages of a subject
+        with one *order_key* (1 to 1,024 bytes of UTF-8) are handed out in the order in which they were stored, the next
+        one only when those before it are acknowledged or dead. Of several brokers always the same has an order key;
+        while that one is away such sends wait for it, and fail after ``send_timeout``.
 
         A send is written at once while nothing is on its way; concurrent sends go as one batch. Raises UsageError,
         InvalidName, InvalidOption, MessageTooLarge, TypeError before it is sent; SendFailed if it was not stored;
@@ -193,6 +208,7 @@ class Client:
             raise UsageError("give either a body or json, not both")
         due = deliver_at_of(delay, deliver_at) if delay is not None or deliver_at is not None else 0
         plain = key is keys is None and not tags and not properties and not due and expires_in is None
+        plain = plain and priority is order_key is None
         if plain and durability is None and not self._accumulator.unfinished and type(body) is bytes:
             alone = self._brokers.send_now(subject, body)
             if alone is not None:
@@ -200,7 +216,8 @@ class Client:
         header = NO_HEADER
         if not plain:
             expire_at = 0 if expires_in is None else expire_at_of(expires_in)
-            header = make_header(either_of(key, keys), tags, properties, due, expire_at)
+            lane = lane_of(priority, order_key)
+            header = make_header(either_of(key, keys), tags, properties, due, expire_at, lane, order_key)
         flush = self._flush if durability is None else is_flush(durability)
         body = body_of(body)
         loop = self._brokers.ready()
@@ -220,27 +237,37 @@ class Client:
         delay: Duration | None = None,
         deliver_at: float | datetime | None = None,
         expires_in: Duration | None = None,
+        priority: Priority | None = None,
+        order_key: str | None = None,
+        order_keys: Sequence[str] | None = None,
         durability: Durability | None = None,
     ) -> Receipts:
         """Send messages of one subject; return their receipts once all are stored.
 
             await client.send_many("shop.order.created", [b"1", b"2"], keys=["order-1", "order-2"], tags=["eu"])
 
-        *keys* has a key, a list of keys, or None for each body; *tags* and *properties* are those of all. The messages
-        go as one batch, or as several if they are too large for one; each batch is stored as a whole or not at all.
+        *keys* has a key, a list of keys, or None for each body, *order_keys* an order key for each; *tags*,
+        *properties*, *priority* and *order_key* are those of all. The messages go as one batch, or as several if they
+        are too large for one; each batch is stored as a whole or not at all.
         Raises as ``send``; ``failures`` of SendFailed name the messages by index.
         """
         flush = self._flush if durability is None else is_flush(durability)
         packed = bodies_of(bodies)
         times = deliver_at_of(delay, deliver_at), expire_at_of(expires_in)
-        header = make_header(None, tags, properties, *times)
+        lane = lane_of(priority, order_key if order_keys is None else order_keys)
+        header = make_header(None, tags, properties, *times, lane, order_key)
         headers: Sequence[AnyHeader] | None = None
-        if keys is not None:
+        if order_keys is not None:
+            if order_key is not None:
+                raise InvalidOption("give either order_key, for all bodies, or order_keys, one for each")
+            headers = ordered_headers_of(order_keys, len(packed), keys, tags, properties, *times)
+            header = header._replace(lane=LANE_ORDERED)
+        elif keys is not None:
             is_simple = header is NO_HEADER and len(keys) == len(packed) and not isinstance(keys, str)
             if is_simple and keys and are_short_keys(keys):
                 headers = list(keys)  # type: ignore[arg-type]  # all are text
             else:
-                headers = headers_of(keys, len(packed), header, tags, properties)
+                headers = headers_of(keys, len(packed), header, tags, properties, order_key)
         loop = self._brokers.ready()
         if not packed:
             return Receipts(())
@@ -262,6 +289,8 @@ class Client:
         delay: Duration | None = None,
         deliver_at: float | datetime | None = None,
         expires_in: Duration | None = None,
+        priority: Priority | None = None,
+        order_key: str | None = None,
         durability: Durability | None = None,
     ) -> int:
         """Queue one message; return its ticket, by which SendFailed of a later ``flush`` names it.
@@ -280,10 +309,23 @@ class Client:
             and delay is None
             and deliver_at is None
             and expires_in is None
+            and priority is None
             and type(body) is bytes
         ):
             accumulator = self._accumulator
-            if key is None:
+            if order_key is not None:
+                ordered = accumulator.ordered.get(subject)
+                if ordered is not None and key is None and type(order_key) is str and order_key.isascii():
+                    room = accumulator.room - len(body) - (size := len(order_key)) - ORDERED_ROOM
+                    if room >= 0 and 0 < size < SHORT_KEY:
+                        accumulator.room = room
+                        bodies, tickets, headers = ordered
+                        bodies.append(body)
+                        headers.append(order_key)
+                        accumulator.ticket = ticket = accumulator.ticket + 1
+                        tickets.append(ticket)
+                        return ticket
+            elif key is None:
                 run = accumulator.plain.get(subject)
                 if run is not None:
                     room = accumulator.room - len(body) - MESSAGE_OVERHEAD
@@ -310,7 +352,9 @@ class Client:
         body = body_of(body)
         due = deliver_at_of(delay, deliver_at) if delay is not None or deliver_at is not None else 0
         expire_at = 0 if expires_in is None else expire_at_of(expires_in)
-        header = make_header(key if keys is None else either_of(key, keys), tags, properties, due, expire_at)
+        all_keys = key if keys is None else either_of(key, keys)
+        lane = lane_of(priority, order_key)
+        header = make_header(all_keys, tags, properties, due, expire_at, lane, order_key)
         if ticket := self._accumulator.append_nowait(subject, body, header, flush):
             return ticket
         loop = self._brokers.ready()

@@ -19,11 +19,21 @@ from typing import Any, Final, Literal, NamedTuple, NoReturn
 
 from qmq.durations import Duration, microseconds_of, seconds_of
 from qmq.errors import InvalidName, InvalidOption, UsageError
-from qmq.format.layout import DELAY_END_US, MAX_DELAY_SHOWN, MAX_DELAY_US, PRODUCER_ID_SIZE
+from qmq.format.layout import (
+    DELAY_END_US,
+    LANE_HIGH,
+    LANE_LOW,
+    LANE_NORMAL,
+    MAX_DELAY_SHOWN,
+    MAX_DELAY_US,
+    PRODUCER_ID_SIZE,
+)
 from qmq.net.client.address import DEFAULT_URL, Address, check_used, parse_url, tls_files, token_of
 
 Body = bytes | bytearray | memoryview
 Durability = Literal["flush", "append"]
+#: A priority; 0 is low, 1 normal, 2 high.
+Priority = Literal["low", "normal", "high", 0, 1, 2]
 Start = Literal["first", "new"] | datetime | int | None
 
 _MAX_PRODUCER_NAME = 200
@@ -141,6 +151,28 @@ def body_of(body: object) -> bytes:
         return bytes(body)
     advice = "; encode it first, as in text.encode()" if isinstance(body, str) else ""
     raise TypeError(f"a body must be bytes, bytearray or memoryview, not {type(body).__name__}{advice}")
+
+
+_LANES: Final = {
+    "low": LANE_LOW, "normal": LANE_NORMAL, "high": LANE_HIGH, 0: LANE_LOW, 1: LANE_NORMAL, 2: LANE_HIGH
+}  # fmt: skip
+
+
+def lane_of(priority: Priority | None, order_key: object = None) -> int:
+    """Return the lane of a priority; None: the normal one. Raises InvalidOption, also for a priority with an order
+    key.
+    """
+    if priority is None:
+        return LANE_NORMAL
+    lane = _LANES.get(priority) if type(priority) in (str, int) else None
+    if lane is None:
+        raise InvalidOption(f"priority must be 'low', 'normal' or 'high', or 0, 1 or 2, not {priority!r:.80}")
+    if order_key is not None:
+        raise InvalidOption(
+            "give either a priority or an order key: messages with an order key are handed out in the order in which "
+            "they were stored"
+        )
+    return lane
 
 
 #: The default of ``json``: no value, as None is one.

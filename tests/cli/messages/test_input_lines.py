@@ -73,6 +73,10 @@ def test_a_line_that_is_too_long_is_not_kept() -> None:
             InputMessage("a.b", b"x", ["k"], ["t"], {"p": "v"}),
         ),
         ({"body": "x", "keys": ["k", "l"]}, DEFAULTS._replace(body=b"x", keys=["k", "l"])),
+        ({"body": "x", "priority": "low"}, DEFAULTS._replace(body=b"x", priority="low")),
+        ({"body": "x", "priority": "normal", "order_key": None}, DEFAULTS._replace(body=b"x", priority="normal")),
+        ({"body": "x", "priority": "normal", "order_key": "o"}, DEFAULTS._replace(body=b"x", order_key="o")),
+        ({"body": "x", "order_key": "o"}, DEFAULTS._replace(body=b"x", order_key="o")),
         (
             {"body": "x", "keys": ["k", "l"], "key": "k"},
             DEFAULTS._replace(body=b"x", keys=["k", "l"]),
@@ -115,7 +119,7 @@ def test_a_line_wins_over_the_command() -> None:
         (b'{"body": "x", "keys": ["k", 5]}', "keys is a list of strings"),
         (b'{"body": "x", "keys": ["k"], "key": "l"}', "either key or keys"),
         (b'{"body": "x", "keys": [], "key": "l"}', "either key or keys"),
-        (b'{"body": "x", "priority": 5}', "unknown field 'priority'"),
+        (b'{"body": "x", "urgency": 5}', "unknown field 'urgency'"),
         (b'{"body": "x", "Body": "y"}', "unknown field 'Body'; use subject, key"),
     ],
 )

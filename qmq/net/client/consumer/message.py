@@ -21,6 +21,7 @@ import numpy as np
 
 from qmq.durations import Duration
 from qmq.errors import Fenced, QmqError, UsageError
+from qmq.format.lanes import priority_of
 from qmq.format.layout import HAS_CREATED_AT, HAS_ORIGIN_ID, HAS_SOURCE, MESSAGE_ID, RUN_REPLAYED
 from qmq.format.run import Run, messages_in
 from qmq.net.client.consumer.in_flight import PendingDisposition, check_delay, check_reason, reason_of
@@ -100,6 +101,17 @@ class Message:
     def keys(self) -> tuple[str, ...]:
         """All keys it was sent with."""
         return tuple(self._run.header(self._index).get("k", ()))
+
+    @property
+    def priority(self) -> str:
+        """The priority it was sent with: "low", "normal" or "high"."""
+        return priority_of(self._run.lane)
+
+    @property
+    def order_key(self) -> str | None:
+        """The order key it was sent with, or None."""
+        keys = self._run.header(self._index).get("o")
+        return keys[0] if keys else None
 
     @property
     def source(self) -> str | None:
@@ -615,6 +627,8 @@ class MessageBatch(Sequence[Message]):
                 "body": pa.array(self.bodies, pa.large_binary()),
                 "key": pa.array([header["k"][0] if "k" in header else None for header in headers], pa.string()),
                 "keys": pa.array([header.get("k", ()) for header in headers], text_list),
+                "priority": pa.array(self._priorities(), pa.string()),
+                "order_key": pa.array([header["o"][0] if "o" in header else None for header in headers], pa.string()),
                 "tags": pa.array([header.get("t", ()) for header in headers], text_list),
                 "properties": pa.array([list(header.get("p", {}).items()) for header in headers], text_map),
                 "attempt": pa.array(self._per_message("attempt"), pa.uint32()),
@@ -623,6 +637,9 @@ class MessageBatch(Sequence[Message]):
                 **{name: pa.array(texts, pa.string()) for name, texts in self._sources().items()},
             }
         )
+
+    def _priorities(self) -> list[str]:
+        return [name for run in self._runs for name in [priority_of(run.lane)] * run.count]
 
     def _sources(self) -> dict[str, list[str | None]]:
         columns: dict[str, list[str | None]] = {"source": [], "sender": [], "producer": [], "app": []}

@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from qmq.format.ids import MessageId
+from qmq.format.lanes import priority_of
 from qmq.format.layout import DELAY_END_US, HAS_DELIVER_AT, HAS_EXPIRE_AT, RUN_REPLAYED
 from qmq.format.private import is_private, origin_subject
 from qmq.format.run import Run
@@ -31,6 +32,9 @@ class StoredMessage:
     body: bytes = field(repr=False)
     #: The keys that it was sent with.
     keys: tuple[str, ...] = ()
+    #: "low", "normal" or "high".
+    priority: str = "normal"
+    order_key: str | None = None
     tags: tuple[str, ...] = ()
     properties: dict[str, str] = field(default_factory=dict)
     #: When its sender made its batch: microseconds since 1970, by the sender's clock.
@@ -106,6 +110,8 @@ def stored_message(run: Run, index: int, broker: str, delayed: MessageId | None 
         sequence=run.first_sequence + index if has_sequence else None,
         body=run.body(index),
         keys=tuple(header.get("k", ())),
+        priority=priority_of(run.lane),
+        order_key=next(iter(header.get("o", ())), None),
         tags=tuple(header.get("t", ())),
         properties=dict(header.get("p", ())),
         created_at_us=run.created_us(index),

@@ -35,9 +35,10 @@ class TraceEvent:
     """One thing that happened to a message in a group, as the pull log has it.
 
     ``kind``: ``handed_out``, ``acked``, ``nacked``, ``released``, ``rejected``, ``session_expired`` (its consumer fell
-    silent), ``left`` (its consumer left), ``redriven``, ``resent``, ``restored`` or ``handed_over`` (another broker's
-    consumer handed it back here). ``consumer`` is None where it is not known any more; ``reason`` is that of a nack,
-    reject or handover.
+    silent, or another program took over from it), ``left`` (its consumer left), ``redriven``, ``deleted`` (its dead
+    letter), ``sought`` (the group was set to another place, which drops what is in flight), ``resent``, ``restored`` or
+    ``handed_over`` (another broker's consumer handed it back here). ``consumer`` is None where it is not known any
+    more; ``reason`` is that of a nack, reject or handover, or says to which place the group was set.
     """
 
     kind: str

@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from qmq.errors import MessageTooLarge, QueueFull
-from qmq.format.build import NO_HEADER, AnyHeader, MessageHeader, header_bytes
-from qmq.format.layout import MAX_RUNS
+from qmq.format.build import NO_HEADER, AnyHeader, MessageHeader, sizes_of_headers
+from qmq.format.layout import LANE_NORMAL, LANE_ORDERED, MAX_RUNS, RUN_SIZE
 from qmq.names import check_subject
 from qmq.net.client.producer.batch import (
     BATCH_OVERHEAD,
@@ -25,16 +25,17 @@ from qmq.net.client.producer.batch import (
     RUN_OVERHEAD,
     ManyWaiter,
     OutgoingBatch,
-    OutgoingRun,
-    Sizes,
     Waiter,
 )
+from qmq.net.client.producer.run import OutgoingRun, RunName, Sizes, name_of
 from qmq.net.protocol.frames import FRAME_SIZE
 
 #: A batch is sealed at about this many bytes, so that the broker works on it while the next one is made.
 BATCH_BYTES: Final = 1 << 20
 _FRAME_MARGIN: Final = 1_024  # bytes of max_frame_bytes that a batch leaves free
 _CHECKED_MAX: Final = 200_000
+#: Bytes of a message with an order key beside header and body: each may begin a run.
+ORDERED_OVERHEAD: Final = MESSAGE_OVERHEAD + RUN_SIZE
 #: Bytes of a run of one plain message beside its body and its subject's name.
 _SINGLE_OVERHEAD: Final = MESSAGE_OVERHEAD + RUN_OVERHEAD
 # Batches of add_single have at most MAX_RUNS runs, without a check.
@@ -66,13 +67,15 @@ class Accumulator:
         self.plain: dict[str, tuple[list[bytes], list[int]]] = {}
         #: The same for messages that have a short key only, whose runs have headers.
         self.keyed: dict[str, tuple[list[bytes], list[int], list[AnyHeader]]] = {}
+        #: The same for messages that have a short order key only; it stands for the header.
+        self.ordered: dict[str, tuple[list[bytes], list[int], list[AnyHeader]]] = {}
         self.room = 0
         self.ticket = 0
         # The short cut of add_single: the runs of the open batch, and the tickets of its single messages.
-        self._single_runs: dict[str, OutgoingRun | bytes | None] | None = None
-        self._single_tickets: dict[str, int] = {}
+        self._single_runs: dict[RunName, OutgoingRun | bytes | None] | None = None
+        self._single_tickets: dict[RunName, int] = {}
         # The short cut of _append: the runs of the open batch of the usual durability, and its waiters.
-        self._open_runs: dict[str, OutgoingRun | bytes | None] = {}
+        self._open_runs: dict[RunName, OutgoingRun | bytes | None] = {}
         self._open_waiters: list[tuple[OutgoingRun, int, int, Waiter]] = []
         #: Batches that have not ended, oldest first.
         self.unfinished: dict[OutgoingBatch, None] = {}
@@ -162,7 +165,10 @@ class Accumulator:
         """
         run.add_ticket(ticket)
         if run.tickets is not None and self._may_cut_short:
-            if run.headers is None:
+            if run.lane != LANE_NORMAL:
+                if run.lane == LANE_ORDERED and run.headers is not None:
+                    self.ordered[run.subject] = run.bodies, run.tickets, run.headers
+            elif run.headers is None:
                 self.plain[run.subject] = run.bodies, run.tickets
             else:
                 self.keyed[run.subject] = run.bodies, run.tickets, run.headers
@@ -171,16 +177,32 @@ class Accumulator:
         """Append a message to the run of its subject in the open batch of the usual durability, if it is there and has
         room, so that the message needs no check; return the run.
         """
-        run = self._open_runs.get(subject)
-        room = self.room - len(body) - len(header.packed) - MESSAGE_OVERHEAD
-        if type(run) is not OutgoingRun or room < 0 or flush != self._flush or header.deliver_at or header.expire_at:
+        if header is NO_HEADER:
+            run = self._open_runs.get(subject)
+            room = self.room - len(body) - MESSAGE_OVERHEAD
+            if type(run) is not OutgoingRun or room < 0 or flush != self._flush:
+                return None
+            self.room = room
+            if run.headers is not None:
+                run.headers.append(header)
+            run.bodies.append(body)
+            return run
+        lane = header.lane
+        run = self._open_runs.get(name_of(subject, lane) if lane else subject)
+        room = self.room - len(body) - len(header.packed) - (ORDERED_OVERHEAD if lane else MESSAGE_OVERHEAD)
+        if (
+            not isinstance(run, OutgoingRun) or room < 0 or flush != self._flush
+            or header.deliver_at or header.expire_at
+        ):  # fmt: skip
             return None
         self.room = room
-        if header is not NO_HEADER or run.headers is not None:
-            if run.headers is None:
-                run.headers = [NO_HEADER] * len(run.bodies)
-                self.plain.pop(subject, None)
-            run.headers.append(header)
+        if lane:
+            run.append(body, header)
+            return run
+        if run.headers is None:
+            run.headers = [NO_HEADER] * len(run.bodies)
+            self.plain.pop(subject, None)
+        run.headers.append(header)
         run.bodies.append(body)
         return run
 
@@ -224,7 +246,7 @@ class Accumulator:
         self._single_tickets[subject] = ticket
         return ticket
 
-    def _add_second(self, runs: dict[str, OutgoingRun | bytes | None], subject: str, body: bytes) -> int:
+    def _add_second(self, runs: dict[RunName, OutgoingRun | bytes | None], subject: str, body: bytes) -> int:
         """Add the second message of a subject; the next ones take the short cut of *plain*. 0: it does not apply."""
         first = runs[subject]
         room = self.room - len(body) - MESSAGE_OVERHEAD
@@ -243,7 +265,8 @@ class Accumulator:
         header: MessageHeader = NO_HEADER, headers: Sequence[AnyHeader] | None = None,
     ) -> None:  # fmt: skip
         """Add the bodies (at least one) to as few batches as their size allows. *headers*: one for each body, with the
-        times of *header*; without them *header* is that of all. Raises as ``add``.
+        times of *header*, and with order keys if that has the lane LANE_ORDERED; without them *header* is that of all.
+        Raises as ``add``.
         """
         start, count = 0, len(bodies)
         sizes = np.fromiter(map(len, bodies), np.int64, count)
@@ -251,14 +274,15 @@ class Accumulator:
         if headers is None:
             sizes += len(header.packed)
         else:
-            sizes += np.fromiter(map(header_bytes, headers), np.int64, count)
+            sizes += sizes_of_headers(headers)
         total = int(sizes.sum())
         self.check(subject, total if total <= self._limits.max_message_bytes else int(sizes.max()), 0)
         self._settle()
-        if headers is not None or header is not NO_HEADER:
+        if (headers is not None or header is not NO_HEADER) and not header.lane:
             self.plain.pop(subject, None)
         many = ManyWaiter(waiter)
-        step = max(1, self._batch_bytes // (total // count + MESSAGE_OVERHEAD))  # the count that fits on average
+        overhead = ORDERED_OVERHEAD if header.lane else MESSAGE_OVERHEAD
+        step = max(1, self._batch_bytes // (total // count + overhead))  # the count that fits on average
         while start < count:
             some = slice(start, start + step)
             part = bodies if count <= step else bodies[some]
@@ -272,17 +296,18 @@ class Accumulator:
         """Add a message to an open batch; return the batch and the run, whose last message it is."""
         self._settle()
         size = len(body) + len(header.packed) + MESSAGE_OVERHEAD
-        kind = self._usual
-        if flush != self._flush or header.deliver_at or header.expire_at:
+        lane = header.lane
+        kind, name = self._usual, name_of(subject, lane) if lane else subject
+        if flush != self._flush or header.deliver_at or header.expire_at or lane:
             kind, size = _kind_of(flush, header), size + _more_of(header)
         batch = self._open.get(kind)
-        run = batch.run_of(subject) if batch is not None else None
+        run = batch.run_of(name) if batch is not None else None
         if batch is None or run is None or batch.size + size > self._batch_bytes:
-            batch, run = self._open_for(subject, size, kind, now)
+            batch, run = self._open_for(name, size, kind, now)
         run.append(body, header)
         batch.size += size
         self._queued_bytes += size
-        if header is not NO_HEADER:
+        if header is not NO_HEADER and not lane:
             self.plain.pop(subject, None)
         self._measure_room()
         return batch, run
@@ -300,7 +325,7 @@ class Accumulator:
             return self._place_some(
                 subject, bodies[:half], sizes[:half], sizes_with_headers[:half], flush, many, now, header, own
             )
-        batch, run = self._open_for(subject, size, _kind_of(flush, header), now)
+        batch, run = self._open_for(name_of(subject, header.lane), size, _kind_of(flush, header), now)
         index = run.extend(bodies, header, sizes, headers)
         batch.waiters.append((run, index, len(bodies), many.part(len(bodies))))
         batch.size += size
@@ -308,19 +333,19 @@ class Accumulator:
         self._measure_room()
         return len(bodies)
 
-    def _open_for(self, subject: str, size: int, kind: BatchKind, now: float) -> tuple[OutgoingBatch, OutgoingRun]:
-        """Return an open batch of that kind with space for *size* bytes, and its run of *subject*; maybe new ones."""
-        batch = self._open.get(kind)
+    def _open_for(self, name: RunName, size: int, kind: BatchKind, now: float) -> tuple[OutgoingBatch, OutgoingRun]:
+        """Return an open batch of that kind with space for *size* bytes, and its run of that name; maybe new ones."""
+        batch, run_bytes = self._open.get(kind), RUN_OVERHEAD + len(name if type(name) is str else name[0])
         if batch is not None:
-            run = batch.run_of(subject)
-            needed = size if run is not None else size + RUN_OVERHEAD + len(subject)
+            run = batch.run_of(name)
+            needed = size if run is not None else size + run_bytes
             if batch.size + needed > self._batch_bytes or (run is None and len(batch.runs) == MAX_RUNS):
                 self._seal(kind)
                 batch = None
             elif run is not None:
                 return batch, run
         other = kind._replace(flush=not kind.flush)
-        if other in self._open and subject in self._open[other].runs:
+        if other in self._open and name in self._open[other].runs:
             self._seal(other)
         if batch is None:
             batch = self._open[kind] = OutgoingBatch(kind.flush, now)
@@ -328,9 +353,9 @@ class Accumulator:
             if kind == self._usual and self._may_cut_short:
                 self._open_runs, self._open_waiters = batch.runs, batch.waiters
             self._open_single()
-        run = batch.runs[subject] = OutgoingRun(subject)
-        batch.size += RUN_OVERHEAD + len(subject)
-        self._queued_bytes += RUN_OVERHEAD + len(subject)
+        run = batch.new_run(name)
+        batch.size += run_bytes
+        self._queued_bytes += run_bytes
         return batch, run
 
     def _seal(self, kind: BatchKind) -> None:
@@ -436,6 +461,7 @@ class Accumulator:
     def _close_short_cut(self) -> None:
         self.plain = {}
         self.keyed = {}
+        self.ordered = {}
         self.room = self._room_before = 0
         self._open_runs, self._open_waiters = {}, []
         self._single_runs = None
@@ -446,5 +472,5 @@ def _kind_of(flush: bool, header: MessageHeader) -> BatchKind:
 
 
 def _more_of(header: MessageHeader) -> int:
-    """Return the bytes of the message in the columns of delayed and expiring messages."""
-    return DELAYED_OVERHEAD * ((header.deliver_at > 0) + (header.expire_at > 0))
+    """Return the bytes of the message in the columns of delayed and expiring messages, and in a run of its slot."""
+    return DELAYED_OVERHEAD * ((header.deliver_at > 0) + (header.expire_at > 0)) + RUN_SIZE * (header.lane > 0)

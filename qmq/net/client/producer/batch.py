@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain, repeat
+from itertools import chain
 from typing import Any, Final, Protocol
 
-import msgpack
-import numpy as np
-import numpy.typing as npt
 from crc32c import crc32c
 
 from qmq.errors import QmqError, SendFailed, SendFailure, SendUnknown
-from qmq.format.build import NO_HEADER, AnyHeader, MessageHeader, build_flat, build_single
+from qmq.format.build import NO_HEADER, AnyHeader, build_flat, build_single
 from qmq.format.layout import (
     BATCH_HEADER_SIZE,
     BATCH_PREFIX_SIZE,
     DELAY_PARTITION,
     HEADER_CRC_OFFSET,
+    LANE_NORMAL,
+    LANE_ORDERED,
     NO_SEQUENCE,
     RUN_SIZE,
 )
 from qmq.format.source import MAX_SENT_BYTES, NO_SOURCE
-from qmq.net.client.producer.receipts import Receipt, Receipts, StoredSpan
+from qmq.net.client.producer.ordered import OrderedRun
+from qmq.net.client.producer.receipts import AnySpan, OrderedSpan, Receipt, Receipts, StoredSpan
+from qmq.net.client.producer.run import LaneRun, OutgoingRun, RunName
 from qmq.net.protocol.frames import made
 
 #: Most bytes of a message in a batch beside header and body: length, header size, crc, tags, key hash.
@@ -36,8 +37,8 @@ _SINGLE_OVERHEAD: Final = MESSAGE_OVERHEAD + RUN_OVERHEAD
 #: Bytes of a batch beside its runs.
 BATCH_OVERHEAD: Final = BATCH_HEADER_SIZE + 16 + MAX_SENT_BYTES
 
-#: The sizes of bodies: little-endian u32.
-Sizes = npt.NDArray[np.uint32]
+#: The broker of a batch that may go to any.
+ANY_BROKER: Final = -1
 
 _SEQUENCE_OFFSET: Final = BATCH_PREFIX_SIZE - 12  # producer_sequence u64, before data_crc
 
@@ -50,103 +51,15 @@ class Waiter(Protocol):
     def set_exception(self, error: Any, /) -> None: ...
 
 
-class OutgoingRun:
-    """The messages of one subject in a batch.
-
-    ``tickets`` are those of the messages without a waiter, in order. It is None while there are fewer than two: one
-    object less for the garbage collector.
-    """
-
-    __slots__ = ("bodies", "count", "first_ticket", "headers", "sizes", "subject", "tickets")
-
-    def __init__(self, subject: str) -> None:
-        self.subject = subject
-        self.bodies: list[bytes] = []
-        self.headers: list[AnyHeader] | None = None
-        self.first_ticket = 0
-        self.tickets: list[int] | None = None
-        self.sizes: list[Sizes] | None = None  # sizes of the bodies that came from send_many
-        self.count = 0  # set when the batch is built
-
-    def append(self, body: bytes, header: MessageHeader) -> None:
-        """Add a message."""
-        if self.headers is not None:
-            self.headers.append(header)
-        elif header is not NO_HEADER:
-            self.headers = [*repeat(NO_HEADER, len(self.bodies)), header]
-        self.bodies.append(body)
-
-    def extend(
-        self,
-        bodies: Sequence[bytes],
-        header: MessageHeader = NO_HEADER,
-        sizes: Sizes | None = None,
-        headers: Sequence[AnyHeader] | None = None,
-    ) -> int:
-        """Add messages with the same header, or each with its own of *headers*; return the index of the first. *sizes*:
-        those of the bodies, if known.
-        """
-        index = len(self.bodies)
-        if self.headers is None and (headers is not None or header is not NO_HEADER):
-            self.headers = [NO_HEADER] * index
-        if self.headers is not None:
-            self.headers += [header] * len(bodies) if headers is None else headers
-        self.bodies += bodies
-        if sizes is not None:
-            if self.sizes is None:
-                self.sizes = []
-            self.sizes.append(sizes)
-        return index
-
-    def lengths(self) -> bytes | None:
-        """Return the sizes of the bodies as little-endian u32; None if unknown, or if messages have headers."""
-        if self.sizes is None or self.headers is not None or sum(map(len, self.sizes)) != len(self.bodies):
-            return None
-        return np.concatenate(self.sizes).tobytes()
-
-    def add_ticket(self, ticket: int) -> None:
-        """Give the last message, which has no waiter, a ticket."""
-        if self.tickets is not None:
-            self.tickets.append(ticket)
-        elif self.first_ticket:
-            self.tickets = [self.first_ticket, ticket]
-        else:
-            self.first_ticket = ticket
-
-    def all_tickets(self) -> list[int]:
-        """Return all tickets."""
-        if self.tickets is not None:
-            return self.tickets
-        return [self.first_ticket] if self.first_ticket else []
-
-    def part(self, start: int, stop: int, awaited: Sequence[range]) -> OutgoingRun:
-        """Return messages [start, stop) of a built run, in which the messages in *awaited* have no tickets."""
-        part = OutgoingRun(self.subject)
-        part.count = stop - start
-        part.headers = None if self.headers is None else self.headers[start:stop]
-        before, within = (
-            end - first - sum(max(0, min(end, one.stop) - max(first, one.start)) for one in awaited)
-            for first, end in ((0, start), (start, stop))
-        )
-        for ticket in self.all_tickets()[before : before + within]:
-            part.add_ticket(ticket)
-        return part
-
-    def key(self, index: int) -> str | None:
-        """Return the key of message *index*."""
-        header = NO_HEADER if self.headers is None else self.headers[index]
-        if type(header) is str:
-            return header
-        assert type(header) is MessageHeader
-        packed = header.packed
-        return msgpack.unpackb(packed).get("k", (None,))[0] if packed else None
-
-
 class OutgoingBatch:
     """A batch that collects messages, is sealed, built, written (once or several times), and ends stored or failed."""
 
     buffers: Sequence[bytes] | None = None
     count = 0
+    #: How many runs it was built of, if that differs from ``runs``: an ordered run becomes one for each slot.
+    built_runs = 0
+    #: The broker that it has to go to, by the number of its address; ANY_BROKER: to that of new batches.
+    broker = ANY_BROKER
     producer_sequence = 0
     first_written_at = 0.0
     written_at = 0.0  # the last time
@@ -162,10 +75,11 @@ class OutgoingBatch:
     def __init__(self, flush: bool, opened_at: float) -> None:
         self.flush = flush
         self.opened_at = opened_at
-        #: Runs by subject. A single plain message without a waiter is only its body, and None once the batch is built:
+        self.has_lanes = False
+        #: Runs by name. A single plain message without a waiter is only its body, and None once the batch is built:
         #: with many subjects, an object for each message would take most of the time, half of it in the collector.
-        self.runs: dict[str, OutgoingRun | bytes | None] = {}
-        self.singles: dict[str, int] = {}  # tickets of single messages by subject
+        self.runs: dict[RunName, OutgoingRun | bytes | None] = {}
+        self.singles: dict[RunName, int] = {}  # tickets of single messages by subject
         self.size = BATCH_OVERHEAD  # counts against limits; never below the size of the built batch
         self.waiters: list[tuple[OutgoingRun, int, int, Waiter]] = []  # run, first index, count (0: one send), waiter
 
@@ -186,21 +100,39 @@ class OutgoingBatch:
         self.count = run.count = 1
         self.producer_sequence = producer_sequence
 
-    def run_of(self, subject: str) -> OutgoingRun | None:
-        """Return the run of *subject* for more messages; None if there is none."""
-        found = self.runs.get(subject)
+    def run_of(self, name: RunName) -> OutgoingRun | None:
+        """Return the run of that name for more messages; None if there is none."""
+        found = self.runs.get(name)
         if type(found) is not bytes:
             return found  # type: ignore[return-value]  # None and OutgoingRun are all that is left
-        run = self.runs[subject] = OutgoingRun(subject)
+        assert type(name) is str
+        run = self.runs[name] = OutgoingRun(name)
         run.bodies.append(found)
-        run.first_ticket = self.singles.pop(subject)
+        run.first_ticket = self.singles.pop(name)
+        return run
+
+    def new_run(self, name: RunName) -> OutgoingRun:
+        """Begin the run of that name."""
+        run: OutgoingRun
+        if type(name) is str:
+            run = OutgoingRun(name)
+        else:
+            assert type(name) is tuple
+            self.has_lanes = True
+            run = LaneRun(name) if name[1] != LANE_ORDERED else OrderedRun(name[0])
+        self.runs[name] = run
         return run
 
     def build(self, created_at_us: int, producer_id: bytes, producer_sequence: int, source: bytes = NO_SOURCE) -> None:
         """Build the bytes of the batch, and free the bodies."""
+        lanes: list[int] | None = None
+        subjects: Sequence[str] = list(self.runs)  # type: ignore[arg-type]  # without lanes, the names are subjects
         bodies, counts, headers = self._flat()
+        if self.has_lanes:
+            subjects, lanes, counts = self._lanes(counts)
+            self.built_runs = len(counts)
         self.buffers = build_flat(
-            list(self.runs),
+            subjects,
             counts,
             bodies,
             headers,
@@ -209,8 +141,9 @@ class OutgoingBatch:
             producer_sequence=producer_sequence,
             lengths=self._lengths(),
             source=source,
+            lanes=lanes,
         )
-        runs = {subject: run for subject, run in self.runs.items() if type(run) is OutgoingRun}
+        runs = {name: run for name, run in self.runs.items() if isinstance(run, OutgoingRun)}
         for run in runs.values():
             run.count = len(run.bodies)
             run.bodies, run.sizes = [], None
@@ -223,7 +156,21 @@ class OutgoingBatch:
         if len(self.runs) != 1:
             return None
         (run,) = self.runs.values()
-        return run.lengths() if type(run) is OutgoingRun else None
+        return run.lengths() if isinstance(run, OutgoingRun) else None
+
+    def _lanes(self, counts: list[int]) -> tuple[list[str], list[int], list[int]]:
+        """Return the subject, lane and count of each run to build; *counts* are those of ``runs``."""
+        subjects, lanes, built = list[str](), list[int](), list[int]()
+        for (name, run), count in zip(self.runs.items(), counts, strict=True):
+            if isinstance(run, OrderedRun):
+                subjects += [run.subject] * len(run.lanes)
+                lanes += run.lanes
+                built += run.counts
+            else:
+                subjects.append(name if type(name) is str else name[0])
+                lanes.append(run.lane if isinstance(run, LaneRun) else LANE_NORMAL)
+                built.append(count)
+        return subjects, lanes, built
 
     def _flat(self) -> tuple[list[bytes], list[int], list[AnyHeader] | None]:
         """Return the bodies of all runs, the count of each run, and the headers, if any message has one."""
@@ -235,13 +182,16 @@ class OutgoingBatch:
                 bodies.append(run)
                 counts.append(1)
                 continue
-            assert type(run) is OutgoingRun
-            if run.headers is not None:
+            assert isinstance(run, OutgoingRun)
+            own, own_headers = run.bodies, run.headers
+            if type(run) is OrderedRun:
+                own, own_headers = run.by_slot()
+            if own_headers is not None:
                 headers = [NO_HEADER] * len(bodies) if headers is None else headers
                 headers += [NO_HEADER] * (len(bodies) - len(headers))
-                headers += run.headers
-            bodies += run.bodies
-            counts.append(len(run.bodies))
+                headers += own_headers
+            bodies += own
+            counts.append(len(own))
         if headers is not None:
             headers += [NO_HEADER] * (len(bodies) - len(headers))
         return bodies, counts, headers
@@ -272,9 +222,12 @@ class OutgoingBatch:
                 waiter.set_result(made(StoredSpan, fields) if many else Receipt(made(StoredSpan, fields)))
             return
         spans: dict[OutgoingRun, StoredSpan] = {}
+        ordered: dict[OutgoingRun, OrderedSpan] = {}
         is_delayed = partition >= DELAY_PARTITION
+        if self.has_lanes:
+            first_sequences = self._ordered_spans(position, stored_at_us, partition, store_id, first_sequences, ordered)
         for run, first in zip(self.runs.values(), first_sequences, strict=True):
-            if type(run) is OutgoingRun:
+            if isinstance(run, OutgoingRun):
                 sequence = None if is_delayed or first == NO_SEQUENCE else first
                 spans[run] = StoredSpan(
                     run.subject, run.count, store_id, partition, position, sequence, stored_at_us, self.maybe_duplicate
@@ -286,12 +239,34 @@ class OutgoingBatch:
             if waiter.done():
                 continue
             span = spans[run]
-            if not count:
+            if run in ordered:
+                waiter.set_result(ordered[run].part(index, count) if count else ordered[run].receipt(index))
+            elif not count:
                 waiter.set_result(Receipt(span, index))
             elif index == 0 and count == span.messages:
                 waiter.set_result(span)
             else:
                 waiter.set_result(span.part(index, count))
+
+    def _ordered_spans(
+        self, position: int, stored_at_us: int, partition: int, store_id: bytes, first_sequences: Sequence[int],
+        spans: dict[OutgoingRun, OrderedSpan],
+    ) -> list[int]:  # fmt: skip
+        """Add the spans of ordered runs, and return a first sequence for each of ``runs``."""
+        firsts, at = list[int](), 0
+        for run in self.runs.values():
+            firsts.append(first_sequences[at])
+            if isinstance(run, OrderedRun):
+                some = first_sequences[at : at + len(run.lanes)]
+                known = partition < DELAY_PARTITION and NO_SEQUENCE not in some
+                stored = StoredSpan(
+                    run.subject, run.count, store_id, partition, position, None, stored_at_us, self.maybe_duplicate
+                )
+                spans[run] = run.span(stored, some if known else None)
+                at += len(run.lanes) - 1
+            position += run.count if isinstance(run, OutgoingRun) else 1
+            at += 1
+        return firsts
 
     def failed(self, error: QmqError, unknown: bool) -> list[SendFailure]:
         """Wake the waiters with the error; return the failures of the messages without a waiter."""
@@ -306,9 +281,10 @@ class OutgoingBatch:
                 ]
                 waiter.set_exception(failure_of(failures))
         failures = []
-        for subject, known in self.runs.items():
-            if type(known) is not OutgoingRun:
-                failures.append(SendFailure(self.singles[subject], subject, None, error, outcome))
+        for name, known in self.runs.items():
+            if not isinstance(known, OutgoingRun):
+                assert type(name) is str
+                failures.append(SendFailure(self.singles[name], name, None, error, outcome))
             elif tickets := known.all_tickets():
                 run = known
                 taken = set(chain.from_iterable(awaited.get(run, ())))
@@ -352,6 +328,14 @@ class ManyWaiter:
             self._left += 1
         return cut
 
+    def cut_up(self, part: SpanWaiter) -> list[Waiter]:
+        """Return a waiter for each message of a part."""
+        singles = [SpanWaiter(self, part.start + index, 1) for index in range(part.count)]
+        at = self._parts.index(part)
+        self._parts[at : at + 1] = singles
+        self._left += len(singles) - 1
+        return list(singles)
+
     def seal(self) -> None:
         """End the list of parts."""
         self.ended()
@@ -381,7 +365,7 @@ class SpanWaiter:
         self._many = many
         self.start = start
         self.count = count
-        self.span: StoredSpan | None = None
+        self.span: AnySpan | None = None
         self.failures: list[SendFailure] = []
 
     def done(self) -> bool:
@@ -391,7 +375,11 @@ class SpanWaiter:
         """Return the waiter for messages [start, stop) of this part."""
         return self._many.cut(self, start, stop)
 
-    def set_result(self, result: StoredSpan, /) -> None:
+    def cut_up(self) -> list[Waiter]:
+        """Return a waiter for each message of this part."""
+        return self._many.cut_up(self)
+
+    def set_result(self, result: AnySpan, /) -> None:
         self.span = result
         self._many.ended()
 

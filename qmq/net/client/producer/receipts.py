@@ -7,6 +7,9 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Final, NamedTuple, overload
 
+import numpy as np
+import numpy.typing as npt
+
 from qmq.format.ids import MessageId
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -38,6 +41,38 @@ class StoredSpan(NamedTuple):
         """Return *count* of these messages, from number *start* on."""
         sequence = None if self.sequence is None else self.sequence + start
         return self._replace(messages=count, position=self.position + start, sequence=sequence)
+
+    def receipt(self, index: int) -> Receipt:
+        """Return the receipt of one of these messages."""
+        return Receipt(self, index)
+
+
+class OrderedSpan(NamedTuple):
+    """Stored messages of one subject with order keys, in the order of the call; in the batch they lie slot by slot.
+    ``stored`` is the whole run; ``sequences`` is None where no message has one.
+    """
+
+    stored: StoredSpan
+    positions: npt.NDArray[np.int64]
+    sequences: npt.NDArray[np.int64] | None
+
+    @property
+    def messages(self) -> int:
+        """The count of messages."""
+        return len(self.positions)
+
+    def part(self, start: int, count: int) -> OrderedSpan:
+        """Return *count* of these messages, from number *start* on."""
+        sequences = None if self.sequences is None else self.sequences[start : start + count]
+        return OrderedSpan(self.stored, self.positions[start : start + count], sequences)
+
+    def receipt(self, index: int) -> Receipt:
+        """Return the receipt of one of these messages."""
+        sequence = None if self.sequences is None else int(self.sequences[index])
+        return Receipt(self.stored._replace(messages=1, position=int(self.positions[index]), sequence=sequence))
+
+
+AnySpan = StoredSpan | OrderedSpan
 
 
 class Receipt:
@@ -98,7 +133,7 @@ class Receipts(Sequence[Receipt]):
 
     __slots__ = ("_spans", "_starts", "_total")
 
-    def __init__(self, spans: Sequence[StoredSpan]) -> None:
+    def __init__(self, spans: Sequence[AnySpan]) -> None:
         self._spans = spans
         self._starts: list[int] = []
         total = 0
@@ -122,12 +157,12 @@ class Receipts(Sequence[Receipt]):
         if not 0 <= index < self._total:
             raise IndexError(f"receipt {index} of {self._total}")
         number = bisect_right(self._starts, index) - 1
-        return Receipt(self._spans[number], index - self._starts[number])
+        return self._spans[number].receipt(index - self._starts[number])
 
     def __iter__(self) -> Iterator[Receipt]:
         for span in self._spans:
             for index in range(span.messages):
-                yield Receipt(span, index)
+                yield span.receipt(index)
 
     def __repr__(self) -> str:
         return f"<Receipts of {self._total} messages>"

@@ -239,7 +239,7 @@ class SendWindow:
         if batch is None:
             self._given_up.discard(request)
             return
-        if len(first_sequences) != len(batch.runs):
+        if len(first_sequences) != (batch.built_runs or len(batch.runs)):
             raise ProtocolError(f"SENT for a batch of {len(batch.runs)} runs has {len(first_sequences)} sequences")
         del self._in_flight[request]
         self._progress_at = self._outcomes.progress_at = now

@@ -26,10 +26,12 @@ from qmq.net.client.options import (
     Body,
     ClientOptions,
     Durability,
+    Priority,
     body_of,
     deliver_at_of,
     expire_at_of,
     json_body_of,
+    lane_of,
 )
 from qmq.net.client.producer.receipts import Receipt, Receipts
 from qmq.net.client.sync.admin import SyncAdmin
@@ -120,6 +122,8 @@ class SyncClient:
         delay: Duration | None = None,
         deliver_at: float | datetime | None = None,
         expires_in: Duration | None = None,
+        priority: Priority | None = None,
+        order_key: str | None = None,
         durability: Durability | None = None,
     ) -> Receipt:
         """Send one message; return once it is stored. Raises as ``Client.send``."""
@@ -136,6 +140,8 @@ class SyncClient:
                 delay=delay,
                 deliver_at=deliver_at,
                 expires_in=expires_in,
+                priority=priority,
+                order_key=order_key,
                 durability=durability,
             )
         )
@@ -151,6 +157,9 @@ class SyncClient:
         delay: Duration | None = None,
         deliver_at: float | datetime | None = None,
         expires_in: Duration | None = None,
+        priority: Priority | None = None,
+        order_key: str | None = None,
+        order_keys: Sequence[str] | None = None,
         durability: Durability | None = None,
     ) -> Receipts:
         """Send messages of one subject; return their receipts once all are stored. Raises as ``Client.send_many``."""
@@ -165,6 +174,9 @@ class SyncClient:
                 delay=delay,
                 deliver_at=deliver_at,
                 expires_in=expires_in,
+                priority=priority,
+                order_key=order_key,
+                order_keys=order_keys,
                 durability=durability,
             )
         )
@@ -182,6 +194,8 @@ class SyncClient:
         delay: Duration | None = None,
         deliver_at: float | datetime | None = None,
         expires_in: Duration | None = None,
+        priority: Priority | None = None,
+        order_key: str | None = None,
         durability: Durability | None = None,
     ) -> int:
         """Queue one message; return its ticket. Raises as ``Client.send_nowait``."""
@@ -190,7 +204,8 @@ class SyncClient:
         elif json is not NO_JSON:
             raise UsageError("give either a body or json, not both")
         times = deliver_at_of(delay, deliver_at), expire_at_of(expires_in)
-        header = make_header(either_of(key, keys), tags, properties, *times)
+        lane = lane_of(priority, order_key)
+        header = make_header(either_of(key, keys), tags, properties, *times, lane, order_key)
         return self._current_thread().queue(subject, body_of(body), header, durability)
 
     def cancel(self, message_id: str) -> bool:

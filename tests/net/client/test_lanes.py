@@ -1,0 +1,162 @@
+"""Priorities and order keys: all ways to send them, through a real broker and back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import qmq
+import qmq.testing
+from qmq.format.hashing import key_hash
+from qmq.format.layout import ORDER_SLOTS
+from tests.broker_process import running_broker
+
+
+def seen(message: qmq.Message) -> tuple[bytes, str, str | None]:
+    return message.body, message.priority, message.order_key
+
+
+async def test_all_ways_to_send_keep_priority_and_order_key(tmp_path: Path) -> None:
+    async with (
+        running_broker(tmp_path / "data") as url,
+        qmq.connect(url, durability="append") as client,
+        client.subscribe("a.", start="first") as consumer,
+    ):
+        await client.send("a.b", b"0", priority="high")
+        await client.send("a.b", b"1", priority=0)
+        await client.send("a.b", b"2", priority=1)
+        await client.send("a.b", b"3", order_key="order-1", key="k", tags=["t"])
+        await client.send_many("a.b", [b"4", b"5"], priority=2, keys=["x", None])
+        receipts = await client.send_many("a.b", [b"6", b"7", b"8"], order_keys=["order-1", "ž" * 300, "order-1"])
+        await client.send_many("a.b", [b"9"], order_key="order-2", keys=["y"], properties={"p": "1"})
+        for number, key in enumerate(("order-1", "order-2", "order-1", "order-3"), 10):
+            client.send_nowait("a.b", b"%d" % number, order_key=key)
+        client.send_nowait("a.c", b"14", priority="low")
+        client.send_nowait("a.c", b"15", priority="low")
+        client.send_nowait("a.c", b"16", delay=0.001, order_key="order-1")
+        client.send_nowait("a.c", b"17", delay=0.001, priority="high")
+        await client.flush()
+        found = [message for _ in range(18) for message in await consumer.pull(1, timeout=10)]
+        with pytest.raises(qmq.UsageError, match="priority must be"):
+            client.send_nowait("a.b", b"", priority="urgent")  # type: ignore[arg-type]
+    by_body = {message.body: message for message in found}
+    assert sorted(map(seen, found), key=lambda one: int(one[0])) == [
+        (b"0", "high", None), (b"1", "low", None), (b"2", "normal", None), (b"3", "normal", "order-1"),
+        (b"4", "high", None), (b"5", "high", None), (b"6", "normal", "order-1"), (b"7", "normal", "ž" * 300),
+        (b"8", "normal", "order-1"), (b"9", "normal", "order-2"), (b"10", "normal", "order-1"),
+        (b"11", "normal", "order-2"), (b"12", "normal", "order-1"), (b"13", "normal", "order-3"),
+        (b"14", "low", None), (b"15", "low", None), (b"16", "normal", "order-1"), (b"17", "high", None),
+    ]  # fmt: skip
+    assert (by_body[b"3"].key, by_body[b"3"].tags, by_body[b"9"].key) == ("k", ("t",), "y")
+    assert by_body[b"9"].properties == {"p": "1"}
+    assert [message.body for message in found if message.order_key == "order-1" and message.subject == "a.b"] == [
+        b"3", b"6", b"8", b"10", b"12"
+    ]  # fmt: skip
+    assert [receipt.id for receipt in receipts] == [by_body[body].id for body in (b"6", b"7", b"8")]
+    assert [receipt.sequence for receipt in receipts] == [by_body[body].sequence for body in (b"6", b"7", b"8")]
+    batch = qmq.MessageBatch([message._run for message in found[:1]])
+    assert batch.to_arrow().select(["priority", "order_key"]).to_pylist()[0] == {
+        "priority": found[0].priority, "order_key": found[0].order_key
+    }  # fmt: skip
+
+
+async def test_receipts_of_many_order_keys_name_their_messages(tmp_path: Path) -> None:
+    keys = [f"order-{number % 900}" for number in range(2_000)]
+    bodies = [b"%d" % number for number in range(2_000)]
+    async with (
+        running_broker(tmp_path / "data") as url,
+        qmq.connect(url, durability="append") as client,
+        client.subscribe("a.", start="first") as consumer,
+    ):
+        await client.send("a.b", b"first")
+        receipts = await client.send_many("a.b", bodies, order_keys=keys)
+        found = list[qmq.Message]()
+        while len(found) < 2_001 and (more := await consumer.pull(3_000, timeout=10)):
+            found += more
+    by_body = {message.body: message for message in found}
+    assert [(one.id, one.sequence) for one in receipts] == [(by_body[b].id, by_body[b].sequence) for b in bodies]
+    for key in set(keys):
+        assert [message.body for message in found if message.order_key == key] == [
+            body for body, own in zip(bodies, keys, strict=True) if own == key
+        ]
+    slots = {key_hash(key) % ORDER_SLOTS for key in keys}
+    assert {message._run.lane & 0xFFF for message in found if message.order_key} == slots
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"priority": "urgent"}, "priority must be 'low', 'normal' or 'high', or 0, 1 or 2, not 'urgent'"),
+        ({"priority": 3}, "priority must be"),
+        ({"priority": True}, "priority must be"),
+        ({"priority": []}, "priority must be"),
+        ({"order_key": ""}, "an order key has 1 to 1,024 bytes"),
+        ({"order_key": "ž" * 513}, "not 1,026"),
+        ({"order_key": b"bytes"}, "an order key must be a str"),
+        ({"order_key": "\ud800"}, "an order key must be a str"),
+        ({"order_key": "k", "priority": "low"}, "either a priority or an order key"),
+        ({"order_key": "k", "priority": "normal"}, "either a priority or an order key"),
+    ],
+)
+async def test_wrong_options_are_refused_before_anything_is_sent(options: dict[str, Any], reason: str) -> None:
+    client = qmq.connect("qmq://127.0.0.1:1")  # nobody is there
+    with pytest.raises(qmq.UsageError, match=reason):
+        await client.send("a", b"", **options)
+    with pytest.raises(qmq.UsageError, match=reason):
+        client.send_nowait("a", b"", **options)
+    with pytest.raises(qmq.UsageError, match=reason):
+        await client.send_many("a", [b""], **options)
+    with pytest.raises(qmq.UsageError, match=reason):
+        qmq.testing.message(**options)
+    if "priority" in options or len(options["order_key"]) != 5:
+        many = options | {"order_keys": [options["order_key"]]} if "order_key" in options else options
+        many.pop("order_key", None)
+        with pytest.raises(qmq.UsageError):
+            await client.send_many("a", [b""], **many)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"order_keys": "ab"}, "order_keys must be a list of 2 elements"),
+        ({"order_keys": ["a"]}, "order_keys must be a list of 2 elements"),
+        ({"order_keys": ["a", "b"], "keys": ["c"]}, "keys must be a list of 2 elements"),
+        ({"order_keys": ["a", "b"], "order_key": "c"}, "either order_key, for all bodies, or order_keys"),
+        ({"order_keys": ["a", None]}, "order_keys has None"),
+    ],
+)
+async def test_order_keys_go_by_body(options: dict[str, Any], reason: str) -> None:
+    client = qmq.connect("qmq://127.0.0.1:1")
+    with pytest.raises(qmq.UsageError, match=reason):
+        await client.send_many("a", [b"1", b"2"], **options)
+
+
+def test_the_sync_client_has_all_of_it(tmp_path: Path) -> None:
+    with qmq.testing.broker() as here, qmq.connect_sync(here.url) as client:
+        client.send("a.b", b"0", priority="high")
+        client.send("a.b", b"1", order_key="k")
+        client.send_many("a.b", [b"2", b"3"], order_keys=["k", "l"])
+        client.send_many("a.b", [b"4"], priority="low")
+        client.send_nowait("a.b", b"5", order_key="k")
+        client.send_nowait("a.b", b"6", priority=2)
+        client.flush()
+        with client.subscribe("a.", start="first") as consumer:
+            found = [message for _ in range(7) for message in consumer.pull(1, timeout=10)]
+        got = client.get(found[0].id)
+        assert (got.priority, got.order_key) == (found[0].priority, found[0].order_key)
+        stored = {one.body: (one.priority, one.order_key) for one in client.find("a.b")}
+    expected = [
+        (b"0", "high", None), (b"1", "normal", "k"), (b"2", "normal", "k"), (b"3", "normal", "l"), (b"4", "low", None),
+        (b"5", "normal", "k"), (b"6", "high", None),
+    ]  # fmt: skip
+    assert sorted((one.body, one.priority, one.order_key) for one in found) == expected
+    assert stored == {body: (priority, key) for body, priority, key in expected}
+
+
+def test_a_message_for_tests_has_both() -> None:
+    assert qmq.testing.message(priority="low").priority == "low"
+    message = qmq.testing.message(order_key="order-4421", key="k")
+    assert (message.priority, message.order_key, message.key) == ("normal", "order-4421", "k")
+    assert (qmq.testing.message().priority, qmq.testing.message().order_key) == ("normal", None)
