@@ -40,7 +40,7 @@ async def ask(
 
     Raises TimeoutError after *timeout* seconds, and errors of the broker, also of its disk, at once.
     """
-    backoff = Backoff()
+    backoff: Backoff | None = None
     async with asyncio.timeout(timeout):
         while True:
             connection = await link.connected()
@@ -49,6 +49,7 @@ async def ask(
             except QmqError as error:
                 if not error.retryable or isinstance(error, StorageError):
                     raise
+            backoff = backoff or Backoff()
             await asyncio.sleep(backoff.next_delay())
 
 
