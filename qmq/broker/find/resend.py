@@ -44,9 +44,10 @@ from qmq.storage.store import ColdRead, Store
 READ_NUMBER: Final = first_number(Asker.RESEND)
 #: A client that waits learns how far it is after this time.
 ANSWER_AFTER_US: Final = 250_000
-#: After so many steps a resend takes one in this time, so that others have the broker for half of it at least.
+#: After so many steps a resend takes one in this time. A step takes about half a millisecond, so that others have the
+#: broker for most of the time, and wait for one step at most.
 _AT_ONCE: Final = 16
-_STEP_EVERY_US: Final = 5_000
+_STEP_EVERY_US: Final = 1_500
 #: Resends that wait for others to end.
 MOST_WAITING: Final = 100
 #: Groups whose records that a resend begins are staged in one step.

@@ -26,13 +26,13 @@ from qmq.names import takes
 from qmq.storage.store import Store
 
 #: Retries and dead letters that one step looks at, and ranges whose messages it looks up (about 50 us each).
-_ITEMS: Final = 2_048
-_LOOKS: Final = 64
+_ITEMS: Final = 1_024
+_LOOKS: Final = 16
 #: A step hands out so many ranges or dead letters, or a few more, and looks at so many windows of messages at most
 #: (about 20 us each; a start of the group by time takes as long as several).
-MOST_RANGES: Final = 256
-_LETTERS: Final = 128
-_WINDOWS: Final = 128
+MOST_RANGES: Final = 32
+_LETTERS: Final = 32
+_WINDOWS: Final = 24
 _BY_TIME: Final = 4
 #: Messages of a window, where some messages of the subject are not settled or dead.
 _WINDOW: Final = 2_048

@@ -24,8 +24,8 @@ from qmq.storage.store import ColdRead, NotInMemory, Store
 MOST_MESSAGES: Final = 10_000_000
 MOST_IDS: Final = 1_000
 #: Names of subjects that one step compares with a prefix; and subjects that it looks up, which by time takes longer.
-_NAMES: Final = 10_000
-_LOOKED_UP: Final = 512
+_NAMES: Final = 2_000
+_LOOKED_UP: Final = 128
 _BY_TIME: Final = 8
 #: Ranges that one step counts.
 _COUNTED: Final = 4_096

@@ -55,9 +55,9 @@ class ConsumerLog:
     """
 
     __slots__ = (
-        "_data", "_disk", "_frozen", "_is_fed_again", "_journal", "_last_position", "_orders_missing", "_partition",
-        "_residence", "_retired", "_sealed", "_started", "_store_id", "buffer_row", "directory", "end_row",
-        "first_row", "visible_row",
+        "_data", "_disk", "_frozen", "_is_fed_again", "_journal", "_last_position", "_last_time", "_orders_missing",
+        "_partition", "_residence", "_retired", "_sealed", "_started", "_store_id", "buffer_row", "directory",
+        "end_row", "first_row", "visible_row",
     )  # fmt: skip
 
     def __init__(self, disk: Disk, directory: Path, partition: int, store_id: bytes) -> None:
@@ -91,7 +91,13 @@ class ConsumerLog:
         #: The rows that come are known to a checkpoint.
         self._is_fed_again = reread is not None
         self._last_position: int | None = None  # of the last row, where it is known without reading it
+        self._forget_time()
         self._use(self._new_journal(0, is_draft=False))
+
+    def _forget_time(self) -> None:
+        """Forget the last answer of row_at_time, since rows get other numbers."""
+        #: The time and the first and last row that it was of, and the answer.
+        self._last_time: tuple[tuple[int, int, int], int] = (-1, 0, 0), 0
 
     def _header(self, base: int) -> DerivedHeader:
         return DerivedHeader(self._partition, self._store_id, False, base, 0, 0, self.end_row, 0)
@@ -325,6 +331,7 @@ class ConsumerLog:
         No ``seal_pending`` may be running.
         """
         self._settle()
+        self._forget_time()
         removed = self._sealed.remove(base)
         self._orders_missing = [segment for segment in self._orders_missing if segment is not removed]
         if removed.first_row == self.first_row:
@@ -402,9 +409,15 @@ class ConsumerLog:
         first, visible = self.first_row, self.visible_row
         if stored_at_us <= 0 or first >= visible:
             return first
+        asked = stored_at_us, first, visible
+        if self._last_time[0] == asked:  # of many subjects the same time is looked for
+            return self._last_time[1]
         if self._stored_at(visible - 1) < stored_at_us:
-            return visible  # as of most searches
-        return first + bisect_left(range(first, visible - 1), stored_at_us, key=self._stored_at)
+            row = visible  # as of most searches
+        else:
+            row = first + bisect_left(range(first, visible - 1), stored_at_us, key=self._stored_at)
+        self._last_time = asked, row
+        return row
 
     def _batch_range(self, row: int) -> tuple[int, int]:
         """Return position and size of the batch of a row."""

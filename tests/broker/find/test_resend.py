@@ -390,7 +390,7 @@ def test_it_goes_on_without_its_client(tmp_path: Path) -> None:
     driven.do(Administer(9, driven.request(), "resend", {"run": RUN, "prefix": "a.", "group": "g"}))
     driven.do(Disconnected(9))
     driven.checkpoint()
-    for _ in range(50):
+    for _ in range(300):
         driven.advance(5)
     assert ledger_of(driven).retries.count == 3_000
     driven.close()
@@ -473,7 +473,7 @@ def test_a_deleted_group_ends_it(tmp_path: Path) -> None:
     while ledger_of(driven).retries.count == 0:
         driven.advance(5)
     ask(driven, "delete_group", group="g")
-    driven.advance(0)
+    driven.advance(5)
     assert not driven.broker._resends._jobs
     driven.close()
 
