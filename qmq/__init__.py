@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from qmq.net.client.admin.admin import Admin
     from qmq.net.client.admin.broker_info import BrokerInfo, ConnectionInfo, DiskInfo, Problem
     from qmq.net.client.admin.results import ConsumerInfo, DeadLetter, GroupInfo, ResendCount, SealedLog, SubjectInfo
+    from qmq.net.client.admin.statistics import BrokerStats, GroupStats, GroupTotals, Histogram, SubjectStats
     from qmq.net.client.client import Client
     from qmq.net.client.consumer.consumer import Consumer
     from qmq.net.client.consumer.message import Message, MessageBatch
@@ -70,6 +71,7 @@ __all__ = [
     "Admin",
     "BadBatch",
     "BrokerInfo",
+    "BrokerStats",
     "BrokerStopping",
     "BrokersMissed",
     "Client",
@@ -87,7 +89,10 @@ __all__ = [
     "Forbidden",
     "GroupInfo",
     "GroupMismatch",
+    "GroupStats",
+    "GroupTotals",
     "GroupTrace",
+    "Histogram",
     "InvalidName",
     "InvalidOption",
     "Message",
@@ -113,6 +118,7 @@ __all__ = [
     "StorageFull",
     "StoredMessage",
     "SubjectInfo",
+    "SubjectStats",
     "SyncAdmin",
     "SyncClient",
     "SyncConsumer",
@@ -142,6 +148,11 @@ _MAX_QUEUED_BYTES: Final = 64 << 20
 _LAZY: Final = {
     "Admin": "qmq.net.client.admin.admin",
     "BrokerInfo": "qmq.net.client.admin.broker_info",
+    "BrokerStats": "qmq.net.client.admin.statistics",
+    "GroupStats": "qmq.net.client.admin.statistics",
+    "GroupTotals": "qmq.net.client.admin.statistics",
+    "Histogram": "qmq.net.client.admin.statistics",
+    "SubjectStats": "qmq.net.client.admin.statistics",
     "Client": "qmq.net.client.client",
     "ConnectionInfo": "qmq.net.client.admin.broker_info",
     "Consumer": "qmq.net.client.consumer.consumer",

@@ -56,6 +56,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "qmq.broker.ports.access",
         "qmq.broker.ports.commands",
         "qmq.broker.ports.effects",
+        "qmq.broker.ports.metrics",
         "qmq.broker.ports.rights",
         "qmq.errors",
         "qmq.format",

@@ -14,6 +14,7 @@ from qmq.broker.groups.group import Group, resolve_start
 from qmq.broker.groups.group_state import Ledger
 from qmq.broker.groups.lag import oldest_us, ready, waiting
 from qmq.broker.groups.message_ranges import RunPart, parts_of
+from qmq.broker.groups.name_order import NameOrder
 from qmq.broker.groups.settings import ResolvedSettings, members_of, settings_of, unknown_group
 from qmq.broker.ports.commands import Now
 from qmq.broker.ports.rights import Rights
@@ -45,9 +46,12 @@ Fields = dict[str, Any]
 class AdminCommands:
     """The actions of ``client.admin``. Every method takes the fields of a request and returns those of its answer."""
 
-    def __init__(self, store: Store, delivery: Delivery, changes: GroupReplay, delayed: Mapping[str, int]) -> None:
+    def __init__(
+        self, store: Store, delivery: Delivery, changes: GroupReplay, delayed: Mapping[str, int], order: NameOrder
+    ) -> None:
         """*delayed* is the number of delayed messages by subject."""
         self._store = store
+        self._order = order
         self._delivery = delivery
         self._changes = changes
         self._delayed = delayed
@@ -111,7 +115,7 @@ class AdminCommands:
         return {"rows": rows, "after": names[most - 1] if len(names) > most else None}
 
     def _group_row(self, group: Group, ledger: Ledger, now: Now) -> Fields:
-        members, found = ledger.members.values(), ready(self._store, group)
+        members, found = ledger.members.values(), ready(self._store, group, self._order)
         return {
             "group": group.name,
             "mode": group.mode,
@@ -150,7 +154,8 @@ class AdminCommands:
         return {"rows": rows, "after": left[MOST_ROWS - 1].name if len(left) > MOST_ROWS else None}
 
     def _waiting(self, fields: Fields, now: Now) -> Fields:
-        rows, after = waiting(self._store, self._group(fields)[0], _whole(fields, "after", 0), MOST_ROWS)
+        group, first = self._group(fields)[0], _whole(fields, "after", 0)
+        rows, after = waiting(self._store, group, self._order, first, MOST_ROWS)
         return {"rows": [row._asdict() for row in rows if self._may_show(row.subject)], "after": after}
 
     def _may_show(self, subject: str | None) -> bool:

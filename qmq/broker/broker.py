@@ -26,6 +26,7 @@ from qmq.broker.find.resend import Resends
 from qmq.broker.find.trace.traces import Traces
 from qmq.broker.groups.group import Group
 from qmq.broker.groups.membership import Broadcasts
+from qmq.broker.groups.name_order import NameOrder
 from qmq.broker.groups.untaken import UntakenNames
 from qmq.broker.journal.write_gate import WriteGate
 from qmq.broker.log_reads import LogReads
@@ -71,6 +72,7 @@ from qmq.broker.ports.effects import (
     HeartbeatSeen,
     InfoWanted,
     Refused,
+    StatsWanted,
     SubjectList,
     SyncWanted,
     Unsubscribed,
@@ -86,9 +88,10 @@ from qmq.broker.retention.retention import Dropped, Retention, UnreceiptedSegmen
 from qmq.broker.short_way import ShortWay
 from qmq.broker.startup.checkpoint import rejecting_bad_state
 from qmq.broker.startup.replay import GroupReplay
+from qmq.broker.stats import MOST_GROUPS, BrokerStatistics
 from qmq.broker.transfer.handover import Handovers
 from qmq.broker.transfer.restore import Restores
-from qmq.errors import BrokerStopping, QmqError
+from qmq.errors import BrokerStopping, InvalidOption, QmqError
 from qmq.format.copies.due import DUE_PRODUCER
 from qmq.format.copies.for_group import COPY_PRODUCER
 from qmq.format.layout import DELAY_PARTITION
@@ -128,6 +131,7 @@ class BrokerParts(NamedTuple):
     finds: Finds
     traces: Traces
     rights: dict[int, Rights]
+    statistics: BrokerStatistics
 
 
 class CommandDispatch:
@@ -295,6 +299,8 @@ class CommandDispatch:
             parts.segment_roll.begin(command, now)
         elif action == "cancel":
             parts.delaying.cancel(command, now)
+        elif action == "stats":
+            self._stats(command, now)
         elif action == "info":
             self._effects.append(InfoWanted(connection, request, parts.admin.info()))
         elif action in LETTERS:
@@ -312,6 +318,14 @@ class CommandDispatch:
                 self._effects.append(answer)
             else:
                 parts.delivery.durable.answer(answer)
+
+    def _stats(self, command: Administer, now: Now) -> None:
+        after, limit = command.fields.get("after", ""), command.fields.get("limit", MOST_GROUPS)
+        if type(after) is not str or type(limit) is not int:
+            raise InvalidOption("stats takes the name of a group in after, and a whole number in limit")
+        answer = self._parts.statistics.answer(after, limit, now)
+        kind = Administered if after else StatsWanted
+        self._effects.append(kind(command.connection, command.request, answer))
 
     def _resume(self, deferred: DeferredCommand | None, failed: QmqError | None, now: Now) -> None:
         """Carry out a command whose read is done, or refuse it where the read has *failed*."""
@@ -376,7 +390,8 @@ class Broker:
         self._restores = Restores(store, self._delivery, self._intake, self._effects)
         self._records = WriteGate(store, self._effects)
         self._changes = GroupReplay(store, self._delivery)
-        self._admin = AdminCommands(store, self._delivery, self._changes, self._delaying.counts)
+        order = NameOrder(store.subjects)
+        self._admin = AdminCommands(store, self._delivery, self._changes, self._delaying.counts, order)
         self._redriving = Redriving(
             self._delivery.tracker.ledgers, self._delivery.tracker.look, self._delivery.durable, self._effects
         )
@@ -384,13 +399,20 @@ class Broker:
         self._retention = Retention(store, limits, self._intake, self._delivery, self._effects)
         subscriptions = self._delivery.subscriptions
         #: The names whose messages nobody takes; the daemon looks now and then.
-        self.untaken = UntakenNames(store, subscriptions.groups, lambda: subscriptions.by_number.values())
+        self.untaken = UntakenNames(
+            store, subscriptions.groups, lambda: subscriptions.by_number.values(), order
+        )  # fmt: skip
+        self._statistics = BrokerStatistics(
+            store, subscriptions.groups, self._delivery.tracker.ended, order, self._delaying.counts,
+            self._state_in_short,
+        )  # fmt: skip
         self._segment_roll = SegmentRoll(store, self._effects, self._intake.turn)
         self._dispatch = CommandDispatch(
             BrokerParts(
                 store, self._effects, self._intake, self._delivery, self._delaying, self._records, self._hand_overs,
                 self._restores, self._reports, self._log_reads, self._admin, self._redriving, self._resends,
                 self._retention, self._segment_roll, self._damages, self._finds, self._traces, self._rights,
+                self._statistics,
             )
         )  # fmt: skip
         #: The short way for single messages; None where the store has several partitions.
@@ -410,6 +432,8 @@ class Broker:
         self._changes.replay()
         self._broadcasts.restore(now)
         self._resends.resume()
+        for ledger in self._delivery.tracker.ledgers.values():
+            ledger.counts.clear()  # of what the start has replayed
         store.may_wait(False)
 
     # --- in ----------------------------------------------------------------------------------------------------------
@@ -576,6 +600,23 @@ class Broker:
         """Return whether a checkpoint is of use although no message came since the last one."""
         wanted = self._delaying.wants_checkpoint() or self._retention.wants_checkpoint()
         return wanted or bool(self._segment_roll) or self._resends.wants_checkpoint
+
+    def _state_in_short(self) -> dict[str, Any]:
+        """Return what the action stats says of the whole broker beside its groups and subjects."""
+        counters = self.counters
+        return {
+            "waiting_pulls": self._delivery.waiting_pulls(),
+            "waiting_syncs": self._intake.replies.waiting_for_sync(),
+            "damage": sum(counters.damaged.values()) + counters.holes_in_recovery,
+            "failed_checkpoints": counters.failed_checkpoints,
+            "failed_syncs": counters.failed_syncs,
+            "scrubbed_bytes": counters.scrubbed_bytes,
+            "scrub_rounds": counters.scrub_rounds,
+            "dropped_segments": counters.dropped_segments,
+            "dropped_messages": counters.dropped_messages,
+            "lost_messages": counters.lost_messages,
+            "skipped_messages": counters.skipped_messages,
+        }
 
     def waiting_pulls(self) -> int:
         """Return how many pulls wait for messages."""

@@ -25,7 +25,7 @@ from typing import Any, Final
 from qmq.broker.damage import LogRate
 from qmq.broker.groups.untaken import LOOK_US
 from qmq.broker.ports.commands import Checked, Fetched, Now, ReadDone, SyncBroken, Synced
-from qmq.broker.ports.effects import CheckWanted, FetchWanted, InfoWanted, ReadWanted, SyncWanted
+from qmq.broker.ports.effects import CheckWanted, FetchWanted, InfoWanted, ReadWanted, StatsWanted, SyncWanted
 from qmq.broker.ports.limits import BrokerLimits
 from qmq.broker.ports.metrics import Counters
 from qmq.daemon.checkpointer import Checkpointer
@@ -35,6 +35,7 @@ from qmq.daemon.key_indexer import KeyIndexer
 from qmq.daemon.reload import changes_between
 from qmq.daemon.scrubber import Scrubber
 from qmq.daemon.startup import check_clock, log_start, open_broker
+from qmq.daemon.stats import StatsAnswers
 from qmq.daemon.systemd import ServiceManager
 from qmq.daemon.threads import CallThread
 from qmq.daemon.token_file import TokenFile, read_at_start
@@ -137,6 +138,10 @@ class RunningBroker:
         self._info = InfoAnswers(
             self.store, self._started, self._clock, survey, self._facts, self.server.clients, self.server.submit
         )
+        self._stats = StatsAnswers(
+            self.store, self._started, self._clock, survey, self.server.times, self.server.traffic,
+            self._checkpointer.age_us, self.server.submit,
+        )  # fmt: skip
         self._scrubber: Scrubber | None = None
         self._begin_scrub()
         self._key_indexer = KeyIndexer(self.store, self._key_worker, self._clock)
@@ -258,7 +263,7 @@ class RunningBroker:
 
     # --- called by the server ----------------------------------------------------------------------------------------
 
-    def _work(self, wanted: SyncWanted | ReadWanted | CheckWanted | FetchWanted | InfoWanted) -> None:
+    def _work(self, wanted: SyncWanted | ReadWanted | CheckWanted | FetchWanted | InfoWanted | StatsWanted) -> None:
         match wanted:
             case SyncWanted():
                 self._sync(wanted)
@@ -273,6 +278,8 @@ class RunningBroker:
                 self._check(wanted)
             case InfoWanted():
                 self._info.answer(wanted)
+            case StatsWanted():
+                self._stats.answer(wanted)
 
     def _facts(self, disks: tuple[DiskSpace, ...]) -> BrokerFacts:
         checkpointer = self._checkpointer
@@ -303,9 +310,12 @@ class RunningBroker:
     def _sync(self, wanted: SyncWanted) -> None:
         partition, position = wanted
 
+        began_us = self._clock().monotonic_us
+
         def done(error: QmqError | None) -> None:
             self._catching_up.discard(partition)
             if error is None:
+                self.server.times.fsync.add(self._clock().monotonic_us - began_us)
                 self.server.submit(Synced(partition, position))
             elif isinstance(error, StorageFailed):  # the sync could not start
                 self._log_delayed(partition, error)

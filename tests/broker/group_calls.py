@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from hypothesis.stateful import RuleBasedStateMachine
 
+from qmq.broker.groups.counts import COUNT_NAMES
 from qmq.broker.groups.group_state import MESSAGE_LIFE, MessageEvent, MessageState
 from qmq.broker.journal.record_types import RecordKind
 from qmq.broker.ports.commands import Administer, Subscribe
@@ -48,6 +49,20 @@ class Session(NamedTuple):
     since_us: int
 
 
+#: The counts of a group's statistics that an event is in, beside PULL.
+COUNTED_AS = {
+    MessageEvent.ACK: ("acked",),
+    MessageEvent.NACK: ("nacked",),
+    MessageEvent.LAST_NACK: ("nacked", "died"),
+    MessageEvent.RELEASE: ("released",),
+    MessageEvent.LEAVE: ("released",),
+    MessageEvent.REJECT: ("rejected", "died"),
+    MessageEvent.EXPIRE: ("expired", "died"),
+    MessageEvent.SESSION_EXPIRY: ("session_expired",),
+    MessageEvent.LAST_SESSION_EXPIRY: ("session_expired", "died"),
+}
+
+
 class GroupCalls(RuleBasedStateMachine):
     """One broker, one group, and its consumers."""
 
@@ -62,6 +77,8 @@ class GroupCalls(RuleBasedStateMachine):
         self.counts: Counter[str] = Counter()
         self.steps: Counter[tuple[MessageState, MessageEvent]] = Counter()
         self.records = WrittenRecords(self.driven)
+        #: The broker and the ledger of the group when the counts of its statistics began, and the steps until then.
+        self.counted: tuple[object, object, Counter[tuple[MessageState, MessageEvent]]] = None, None, Counter()
         self.group: Group | None = None
         self.sessions: list[Session] = []
         self.connections = 1
@@ -83,8 +100,10 @@ class GroupCalls(RuleBasedStateMachine):
         if self.group is None:
             assert "g" not in self.driven.broker.groups
             return
+        before = self.steps.copy()
         self.check_steps(written)
         (row,) = self.ask("groups")["rows"]
+        self.check_statistics(row, before)
         letters = [letter_of(row) for row in self.ask("dead_letters")["rows"]]
         assert content(self.driven, row, letters) == self.group.content(self.now_us)
 
@@ -102,6 +121,25 @@ class GroupCalls(RuleBasedStateMachine):
             self.steps[before, event] += count
         assert written & ONLY_WITH_MESSAGES <= expected
         self.group.steps.clear()
+
+    def check_statistics(self, row: dict[str, Any], before: Counter[tuple[MessageState, MessageEvent]]) -> None:
+        """The statistics count the changes of the model since the broker's start, and agree with the group's *row*."""
+        found = self.ask("stats", after="!")
+        stats = dict(zip(found["columns"], found["groups"][0], strict=True))
+        same = "ready", "in_flight", "in_retry", "dead", "skipped", "filtered", "consumers", "follows"
+        assert {name: stats[name] for name in same} == {name: row[name] for name in same}
+        ledger = self.driven.broker.groups["g"].ledger
+        if self.counted[0] is not self.driven.broker:
+            self.counted = self.driven.broker, ledger, self.steps.copy()
+        elif self.counted[1] is not ledger:
+            self.counted = self.driven.broker, ledger, before
+        since = Counter[str]()
+        for (state, event), count in (self.steps - self.counted[2]).items():
+            for name in COUNTED_AS.get(event, ()):
+                since[name] += count
+            if event is MessageEvent.PULL:
+                since["delivered" if state is MessageState.READY else "redelivered"] += count
+        assert {name: stats[name] for name in COUNT_NAMES if stats[name]} == dict(since)
 
     # --- consumers ---------------------------------------------------------------------------------------------------
 

@@ -22,10 +22,8 @@ OF_GROUPS: Final = (
     ),
     Mutant(
         "leave gaps out of what is ready",
-        "SubjectTable.messages_between",
-        instead(
-            "np.maximum(ends - firsts, 0).sum() - np.maximum(high - low, 0).sum()", "np.maximum(ends - firsts, 0).sum()"
-        ),
+        "SubjectTable.messages_of",
+        instead("messages - int(np.maximum(high - low, 0).sum())", "messages"),
         ("tests/storage/meta/test_subjects.py",),
     ),
     Mutant(

@@ -86,7 +86,7 @@ def test_the_rows_of_lists_have_what_the_page_says(tmp_path: Path) -> None:
 
 
 async def test_an_info_has_what_the_page_says(tmp_path: Path) -> None:
-    section = PAGE[PAGE.index("`info` gives a map of these") : PAGE.index("#### Resends")]
+    section = PAGE[PAGE.index("`info` gives a map of these") : PAGE.index("#### Statistics")]
     names = [name for cell in re.findall(r"^\| ([\w, ]+) \|", section, re.MULTILINE)[1:] for name in cell.split(", ")]
     async with running(tmp_path / "data") as broker, qmq.connect(broker.url) as client:
         (link,) = client.admin._brokers.links
@@ -94,6 +94,22 @@ async def test_an_info_has_what_the_page_says(tmp_path: Path) -> None:
     assert set(found) == set(names)
     for name in ("disks", "connections"):
         assert [key for key in found[name][0] if f"`{key}`" not in section] == []
+
+
+async def test_statistics_have_what_the_page_says(tmp_path: Path) -> None:
+    section = PAGE[PAGE.index("#### Statistics") : PAGE.index("#### Resends")]
+    columns, names = (
+        [name for cell in re.findall(r"^\| ([\w, ]+) \|", table, re.MULTILINE)[1:] for name in cell.split(", ")]
+        for table in section.split("The answer for")
+    )
+    async with running(tmp_path / "data") as broker, qmq.connect(broker.url) as client:
+        (link,) = client.admin._brokers.links
+        found, groups = await AdminOfOne(link).do("stats"), PAGE.split("#### Statistics")[0]
+    assert set(found) - {"columns", "groups", "after", "now_us"} == set(names)
+    assert [name for name in found["columns"] if name not in columns and not re.search(rf"\b{name}\b", groups)] == []
+    assert set(columns) <= set(found["columns"])
+    for name in ("process", "durations"):
+        assert [key for key in found[name] if f"`{key}`" not in section] == []
 
 
 def test_a_welcome_has_the_names_of_the_page() -> None:

@@ -148,11 +148,7 @@ class Redelivery:
                 start = sequence
                 for state, _, total in message_filter.state_ranges(parts):
                     if state == EXPIRED:
-                        ledger.hand_back(
-                            member,
-                            [DispositionRange(start, start + total, Disposition.REJECT, None, "expired")],
-                            now_us,
-                        )
+                        ledger.expire(member, [(start, start + total)], now_us)
                     start += total
             sequence += one.total
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 import msgpack
 import numpy as np
@@ -14,6 +14,7 @@ from qmq.broker.delivery.eligibility import Eligibility, OrderEligibility, share
 from qmq.broker.delivery.order.places import SlotPlaces, ordered_runs, rebuild
 from qmq.broker.delivery.redeliver import Redelivery, ledger_and_member
 from qmq.broker.error_log.error_log import PASSED_AFTER_US
+from qmq.broker.groups.counts import GroupCounts
 from qmq.broker.groups.group import Group, SubjectFilter, Subscription
 from qmq.broker.groups.group_state import Ledger
 from qmq.broker.groups.member import Member
@@ -27,9 +28,6 @@ from qmq.errors import InvalidOption
 from qmq.format.layout import ENTRY_DTYPE, LANE_ORDERED, MAX_DELAY_SHOWN, MAX_DELAY_US
 from qmq.net.protocol.types import BROADCAST, RELIABLE, ConsumerState, Disposition
 from qmq.storage.store import Store
-
-#: The reason of dead letters that have expired.
-EXPIRED_REASON: Final = "expired"
 
 
 class DeliveryTracker:
@@ -48,6 +46,8 @@ class DeliveryTracker:
         self._visible = visible
         self.members = Membership(session_timeout_us, wake)
         self.ledgers: dict[int, Ledger] = {}
+        #: The events of groups that were deleted.
+        self.ended = GroupCounts()
         self._next_number = 1
         self.now = Now(0, 0)
         self.ack_deadlines = AckDeadlines()
@@ -115,6 +115,7 @@ class DeliveryTracker:
     def forget(self, ledger: Ledger) -> None:
         """Delete the ledger of a group."""
         self.drop(ledger, clear_retries=True)
+        self.ended.add(ledger.counts)
         del self.ledgers[ledger.number]
         self._store.groups.forget(ledger.number)
 
@@ -245,8 +246,7 @@ class DeliveryTracker:
     def expire(self, subscription: Subscription, intervals: list[tuple[int, int]]) -> None:
         """Make dead letters of delivered messages that have expired."""
         ledger, member = ledger_and_member(subscription)
-        backs = [DispositionRange(start, end, Disposition.REJECT, None, EXPIRED_REASON) for start, end in intervals]
-        ledger.hand_back(member, backs, self.now.wall_us)
+        ledger.expire(member, intervals, self.now.wall_us)
 
     def _positions_read(self, subscription: Subscription) -> list[Any]:
         """Return how far the subscription's prefixes have been read: [prefix, position by partition] each, with a third

@@ -62,6 +62,17 @@ class Cursors:
             self.known = grown
         return self.known
 
+    def get(self, number: int) -> int:
+        """Return the next sequence of a subject. It takes no memory for one without."""
+        return self.known.item(number) if number < len(self.known) else 0
+
+    def of(self, numbers: npt.NDArray[Any]) -> npt.NDArray[np.uint64]:
+        """Return the next sequences of these subjects: u64[len(numbers)]. It takes no memory for those without one."""
+        known, found = self.known, np.zeros(len(numbers), np.uint64)
+        inside = numbers < len(known)
+        found[inside] = known[numbers[inside]]
+        return found
+
     def packed(self) -> tuple[bytes, bytes]:
         """Return the cursors that are set: subject numbers u32, sequences u64."""
         numbers = np.flatnonzero(self.known)
@@ -410,7 +421,7 @@ class Group:
         """Return the next sequence of a subject; before the first pull the one of the start, or None while no message
         that was stored since can be read.
         """
-        cursor = int(self.cursors.upto(number + 1)[number])
+        cursor = self.cursors.get(number)
         if cursor:
             return cursor
         first = self.beginning(store, subject_filter, number)
@@ -432,7 +443,7 @@ class Group:
         """
         if not len(numbers):
             return np.zeros(0, np.uint64)
-        cursors: npt.NDArray[np.uint64] = self.cursors.upto(int(numbers.max()) + 1)[numbers]
+        cursors = self.cursors.of(numbers)
         start = subject_filter.start
         if start.kind == "sequence" and start.value:
             unset = (cursors == 0) & (numbers < start.subjects)

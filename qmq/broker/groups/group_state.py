@@ -14,6 +14,7 @@ import msgpack
 
 from qmq.broker.error_log.dead_letters import chosen, letters_of
 from qmq.broker.error_log.error_log import Failure, Retries, TakenRetry, from_record, packed, split, unpacked
+from qmq.broker.groups.counts import GroupCounts
 from qmq.broker.groups.in_flight import InFlightPull
 from qmq.broker.groups.member import Consumers, Member
 from qmq.broker.groups.order_slots import OrderSlots
@@ -129,6 +130,9 @@ def _message_life() -> Iterator[tuple[MessageState, MessageEvent, Transition]]:
 #: never reads this table: the classes below act by it, and tests compare them with it.
 MESSAGE_LIFE: Final = {(state, event): transition for state, event, transition in _message_life()}
 
+#: The reason of dead letters of messages whose time to live is over.
+EXPIRED_REASON: Final = "expired"
+
 #: Handovers whose names are remembered, so that a repeat has no effect, and the bytes of a name.
 MOST_HANDED: Final = 10_000
 HANDED_SIZE: Final = 24
@@ -162,7 +166,9 @@ class Ledger:
         self.by_name = self._consumers.by_name
         self.retries = Retries(schedule) if rank is None else Retries(schedule, rank)
         self.dead = dead
-        self._returning = Returning(self.retries, dead)
+        #: The events since the broker's start.
+        self.counts = GroupCounts()
+        self._returning = Returning(self.retries, dead, self.counts)
         #: The names of handovers from other brokers, the oldest first.
         self.handed: dict[bytes, None] = {}
         #: The messages that restores to this group alone have brought.
@@ -314,8 +320,11 @@ class Ledger:
         self._write((_PULL, _pack((self.number, member.number, in_flight.next_sequence, size, now_us, fields, where))))
         member.pulled_us = now_us
         if len(ranges) == 1:
-            return in_flight.add([made(InFlightRange, (ranges[0], 1, 0))], size, now_us)
-        return in_flight.add([InFlightRange(messages, 1, 0) for messages in ranges], size, now_us)
+            pull = in_flight.add([made(InFlightRange, (ranges[0], 1, 0))], size, now_us)
+        else:
+            pull = in_flight.add([InFlightRange(messages, 1, 0) for messages in ranges], size, now_us)
+        self.counts.delivered += pull.total
+        return pull
 
     def _pulled(self, number: int, first: int, size: int, now_us: int, fields: list[int], where: list[Any]) -> bool:
         member = self._consumers.there(number)
@@ -337,7 +346,9 @@ class Ledger:
         )
         member.quarantined = quarantined
         member.pulled_us = now_us
-        return member.in_flight.add([one.in_flight for one in taken], size, now_us, quarantined)
+        pull = member.in_flight.add([one.in_flight for one in taken], size, now_us, quarantined)
+        self.counts.redelivered += pull.total
+        return pull
 
     def _pulled_again(
         self, number: int, first: int, size: int, now_us: int, quarantined: bool, which: list[list[int]]
@@ -378,6 +389,7 @@ class Ledger:
             self.order.settled(member.number, start, end)
             self.order.acked_before(member.number, end)
         member.in_flight.move_ack_floor(end)
+        self.counts.acked += end - start
         member.progress = True
         if member.quarantined:
             member.progressed(end - start)
@@ -386,6 +398,7 @@ class Ledger:
 
     def _acked(self, member: Member, intervals: list[int]) -> tuple[int, int]:
         new, refused = member.in_flight.ack(intervals)
+        self.counts.acked += new
         member.progressed(new)
         return new, refused
 
@@ -404,6 +417,14 @@ class Ledger:
             rows = [(*back[:4], numbers[back.reason]) for back in some]
             self._do(RecordKind.BACK, [member.number, rows, list(reasons), now_us])
         return refused
+
+    def expire(self, member: Member, intervals: list[tuple[int, int]], now_us: int) -> None:
+        """Make dead letters of messages in flight, delivery sequences [start, end) each, whose time to live is over."""
+        backs = [DispositionRange(start, end, Disposition.REJECT, None, EXPIRED_REASON) for start, end in intervals]
+        before = self.counts.rejected
+        self.hand_back(member, backs, now_us)
+        self.counts.expired += self.counts.rejected - before
+        self.counts.rejected = before
 
     def _back(self, number: int, rows: list[list[Any]], reasons: list[str], now_us: int) -> None:
         member = self._consumers.there(number)
@@ -673,11 +694,12 @@ class RestoredRuns:
 class Returning:
     """Decides for one group whether messages that come back from a consumer become retries or dead letters."""
 
-    def __init__(self, retries: Retries, dead: ItemLog) -> None:
+    def __init__(self, retries: Retries, dead: ItemLog, counts: GroupCounts) -> None:
         self.settings = ResolvedSettings()
         self.order: OrderSlots | None = None
         self._retries = retries
         self._dead = dead
+        self._counts = counts
 
     def back(self, member: Member, rows: Iterable[list[Any]], reasons: list[str], now_us: int) -> None:
         """Hand back (start, end, disposition, delay, index of the reason) each, if it is in flight."""
@@ -686,6 +708,7 @@ class Returning:
             ranges = member.in_flight.give_back(start, end)
             if ranges is None:
                 continue
+            self._counts.handed_back(disposition, end - start)
             if disposition == Disposition.RELEASE:
                 self._retries.add_each(failed, False)  # retries get their numbers in order
                 failed.clear()
@@ -722,6 +745,7 @@ class Returning:
             self.expire_session(member, end, now_us)
         elif why == LeaveReason.LEFT:
             for start, stop in member.in_flight.unhandled(end=end):
+                self._counts.released += stop - start
                 self._release(member, start, list(member.in_flight.between(start, stop)), now_us)
 
     def _release(
@@ -741,6 +765,7 @@ class Returning:
         """
         is_single = member.quarantined and member.in_flight.count == 1 and member.in_flight.pulls[-1].total == 1
         for start, end in member.in_flight.unhandled(end=before):
+            self._counts.session_expired += end - start
             failure = Failure("its consumer fell silent", member.number, start, now_us, now_us)
             ranges = list(member.in_flight.between(start, end))
             pieces = list[tuple[MessageRange, int, int]]()
@@ -771,6 +796,7 @@ class Returning:
             self._dead.take_out(letter.number, letter.number + 1)
 
     def _bury(self, consumer: int, start: int, in_flight: InFlightRange, reason: str, now_us: int) -> None:
+        self._counts.died += in_flight.messages.total
         self._dead.add(letters_of(consumer, start, in_flight, reason, now_us))
 
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from qmq.broker.groups.group import Group, SubjectFilter, Subscription
 from qmq.broker.groups.lag import has_ready
+from qmq.broker.groups.name_order import NameOrder
 from qmq.errors import StorageError
 from qmq.format.private import is_private
 from qmq.names import takes
@@ -43,12 +44,14 @@ class UntakenNames:
     """Looks for names whose messages nobody takes."""
 
     def __init__(
-        self, store: Store, groups: Mapping[str, Group], subscriptions: Callable[[], Iterable[Subscription]]
-    ) -> None:
+        self, store: Store, groups: Mapping[str, Group], subscriptions: Callable[[], Iterable[Subscription]],
+        order: NameOrder,
+    ) -> None:  # fmt: skip
         """*groups* are by name; *subscriptions* returns those of all connected consumers."""
         self._store = store
         self._groups = groups
         self._subscriptions = subscriptions
+        self._order = order
         self._prefixes = dict[tuple[str, str], int]()  # since when nobody takes the prefix of a group
         self._subjects = np.zeros(0, np.int64)  # since when nobody takes a subject, by number; 0: somebody does
         self._known = set[tuple[str, str]]()
@@ -79,7 +82,7 @@ class UntakenNames:
                 if now_us - since_us < UNTAKEN_US or counted == _MOST_COUNTED:
                     continue
                 counted += 1
-                if has_ready(self._store, group, group.filters[prefix]):
+                if has_ready(self._store, group, group.filters[prefix], self._order):
                     code = "not_taken" if mine else "no_consumer"
                     yield code, f"{name} {prefix}", _not_taken(name, prefix, bool(mine))
 

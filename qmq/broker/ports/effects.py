@@ -311,6 +311,14 @@ class InfoWanted(NamedTuple):
     fields: dict[str, Any]
 
 
+class StatsWanted(NamedTuple):
+    """Add to *fields* what only the process knows (durations, disks, memory); then hand in InfoFound."""
+
+    connection: int
+    request: int
+    fields: dict[str, Any]
+
+
 Effect = (
     Sent
     | Subscribed
@@ -338,4 +346,5 @@ Effect = (
     | CheckWanted
     | FetchWanted
     | InfoWanted
+    | StatsWanted
 )

@@ -4,10 +4,48 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Final, Literal
 
 #: The finder of bad bytes: the scrub, a pull, or the report of a client that could not verify messages.
 FoundBy = Literal["scrub", "pull", "report"]
+
+#: Buckets of a histogram: up to 2^26 us, about a minute.
+_BUCKETS: Final = 27
+
+
+class Durations:
+    """A histogram of durations: a bucket for each power of two of microseconds."""
+
+    __slots__ = ("counts", "sum_us")
+
+    def __init__(self) -> None:
+        #: At n: how many took less than 2^n us, and at least half of that; the last one has all longer ones.
+        self.counts = [0] * _BUCKETS
+        self.sum_us = 0
+
+    def add(self, us: int) -> None:
+        """Count one that took so long."""
+        self.sum_us += us
+        self.counts[min(us.bit_length(), _BUCKETS - 1)] += 1
+
+    def packed(self) -> list[Any]:
+        """Return the sum in microseconds and the buckets."""
+        return [self.sum_us, self.counts]
+
+
+class Times:
+    """The durations that a broker measures, since its start."""
+
+    __slots__ = ("fsync", "send", "turn")
+
+    def __init__(self) -> None:
+        #: A turn of the loop, with the answers that it writes.
+        self.turn = Durations()
+        #: From the arrival of a batch to the end of the turn that stores it, which answers it, or asks for its sync:
+        #: one a turn, of the first batch.
+        self.send = Durations()
+        #: A sync that senders wait for.
+        self.fsync = Durations()
 
 
 @dataclass(slots=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import struct
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
@@ -178,7 +179,14 @@ _CLIENT_ERRORS: Final = (BadBatch, InvalidName, InvalidOption, MessageTooLarge, 
 #: How many acks one MESSAGES answers.
 _MOST_JOINED: Final = 64
 
-DiskWork = effects.SyncWanted | effects.ReadWanted | effects.CheckWanted | effects.FetchWanted | effects.InfoWanted
+DiskWork = (
+    effects.SyncWanted
+    | effects.ReadWanted
+    | effects.CheckWanted
+    | effects.FetchWanted
+    | effects.InfoWanted
+    | effects.StatsWanted
+)
 
 
 class ReplyWriter:
@@ -198,6 +206,9 @@ class ReplyWriter:
         self._invalid: dict[ClientConnection, int] = {}  # how many were refused in this turn
         #: How many effects so far changed the state that a checkpoint saves.
         self.changes = 0
+        #: Messages that were handed out, again and again counted each time, their bytes, and refused requests by code.
+        self.handed_messages = self.handed_bytes = 0
+        self.refusals: Counter[str] = Counter()
         self._carry_out: dict[type, Callable[[Any], object]] = {
             effects.Sent: self._sent,
             effects.PulledMessages: self._messages,
@@ -218,6 +229,7 @@ class ReplyWriter:
             effects.CheckWanted: work,
             effects.FetchWanted: work,
             effects.InfoWanted: work,
+            effects.StatsWanted: work,
             effects.SegmentList: partial(self._answer, encode=segment_list),
             effects.BatchList: partial(self._answer, encode=batch_list),
             effects.LogBytes: self._log_bytes,
@@ -253,8 +265,10 @@ class ReplyWriter:
         if acks:
             acked = (acks[0].request,) if len(acks) == 1 else [ack.request for ack in acks]
         done = 1 + len(acks)
-        for number, request, buffers, size, _, left_us, ranges, tags in handed:
+        for number, request, buffers, size, count, left_us, ranges, tags in handed:
             self.changes += done
+            self.handed_messages += count
+            self.handed_bytes += size
             puller = self.connections.get(number)
             if puller is not None:
                 puller.in_flight -= done
@@ -282,6 +296,7 @@ class ReplyWriter:
 
     def refused(self, effect: effects.Refused) -> None:
         """Answer a request with an error; if the client is at fault, throttle its connection."""
+        self.refusals[effect.error.code] += 1
         connection = self._answer(effect, lambda refused: frames.encode_error(refused.request, refused.error))
         if connection is not None and connection.audits:
             Audit.answered(connection, effect.request, effect.error)
@@ -319,6 +334,8 @@ class ReplyWriter:
     def _messages(self, effect: effects.PulledMessages) -> None:
         if effect.messages:
             self.changes += 1
+            self.handed_messages += effect.messages
+            self.handed_bytes += effect.size
         connection = self.connections.get(effect.connection)
         if connection is not None:
             self._count_off(connection)

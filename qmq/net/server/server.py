@@ -14,10 +14,11 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from socket import socket
 from ssl import SSLContext
-from typing import Final
+from typing import Any, Final
 
 from qmq.broker.ports import commands, effects
 from qmq.broker.ports.commands import QUIET_US, Command, Now
+from qmq.broker.ports.metrics import Times
 from qmq.errors import Overloaded, ProtocolError, QmqError, Unauthorized
 from qmq.format.source import stamp_of
 from qmq.net.protocol import frames
@@ -114,6 +115,9 @@ class Server:
         self._replies = ReplyWriter(options.store_id, self._admission, self._throttle, work)
         self._connections = self._replies.connections  # those that the broker knows
         self._half = options.max_buffered_bytes >> 1  # beyond it, requests may be refused
+        #: How long turns and sends took; the daemon adds syncs.
+        self.times = Times()
+        self._sends_since = 0.0  # by the timer: when the first batch of this turn came
         self._small_frames: SmallFrames | None = None
         if broker.short_way is not None:
             self._small_frames = SmallFrames(broker.short_way, self._replies, self._admission, self._max_requests)
@@ -148,6 +152,17 @@ class Server:
         return [
             ClientInfo(one.name, one.app, one.client, one.peer, one.opened_us, one.in_flight) for one in first
         ], len(self._connections)
+
+    def traffic(self) -> dict[str, Any]:
+        """Return the counts of connections, of messages that were handed out since the start, and of refusals."""
+        replies = self._replies
+        return {
+            "connections": len(self._connections),
+            "requests": self._frames_served(),
+            "handed_messages": replies.handed_messages,
+            "handed_bytes": replies.handed_bytes,
+            "refused": dict(replies.refusals),
+        }
 
     def listen(self, sockets: Sequence[socket]) -> None:
         """Accept connections on bound sockets. Raises OSError."""
@@ -228,6 +243,7 @@ class Server:
         if self._running:
             return
         self._running, self._due = True, False
+        began, had_sends = self.timer(), bool(self._senders)
         now = self._now()
         looks = now.monotonic_us >= self._tick_us  # not in every turn of a busy broker
         try:
@@ -241,6 +257,10 @@ class Server:
         finally:
             self._running = False
         self.receive_buffer.reset()
+        ended = self.timer()
+        self.times.turn.add(int((ended - began) * 1e6))
+        if had_sends:
+            self.times.send.add(int((ended - self._sends_since) * 1e6))
         if self._admission.total > self._options.max_buffered_bytes:
             self._make_room()
         if deadline is not None and (self._timer is None or deadline < self._timer_us):
@@ -360,7 +380,7 @@ class Server:
         small = self._small_frames
         if small is None or self._due or self._running or connection.deferred or self._admission.total > self._half:
             return 0
-        now = self._now()
+        now, began = self._now(), self.timer()
         try:
             done = small.take(connection, self.receive_buffer.bytes, size, now)
         except Exception:
@@ -369,6 +389,7 @@ class Server:
             self._turn_soon()
             return size
         if done:
+            self.times.send.add(int((self.timer() - began) * 1e6))
             if done < size:
                 self.receive_buffer.drop_front(done, size)
             if small.rules.is_unfinished:
@@ -483,6 +504,8 @@ class Server:
             return
         kind = frame.kind
         if kind in _SENDS:
+            if not self._senders:
+                self._sends_since = self.timer()
             self._senders.add(connection)
             if not connection.sends:
                 connection.sends = True

@@ -348,12 +348,23 @@ class SubjectTable:
         """
         self.gaps.add(numbers, firsts, np.asarray(firsts, np.uint64) + np.asarray(counts, np.uint64))
 
-    def messages_between(self, firsts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> int:
-        """Return the messages in the sequences [first, end) of all subjects, gaps left out: int64[subjects] each."""
-        gaps = self.gaps
-        low = np.maximum(gaps.starts.astype(np.int64), firsts[gaps.subjects])
-        high = np.minimum(gaps.ends.astype(np.int64), ends[gaps.subjects])
-        return int(np.maximum(ends - firsts, 0).sum() - np.maximum(high - low, 0).sum())
+    def messages_of(
+        self, numbers: npt.NDArray[np.int64], firsts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]
+    ) -> int:  # fmt: skip
+        """Return the messages in the sequences [first, end) of these subjects, each named once, gaps left out: i64[n]
+        each.
+        """
+        messages = int(np.maximum(ends - firsts, 0).sum())
+        if not len(self.gaps) or not len(numbers):
+            return messages
+        by_number = np.argsort(numbers, kind="stable")
+        at = np.searchsorted(numbers, self.gaps.subjects, sorter=by_number)
+        within = at < len(numbers)
+        within[within] = numbers[by_number[at[within]]] == self.gaps.subjects[within]
+        which = by_number[at[within]]
+        low = np.maximum(self.gaps.starts[within].astype(np.int64), firsts[which])
+        high = np.minimum(self.gaps.ends[within].astype(np.int64), ends[which])
+        return messages - int(np.maximum(high - low, 0).sum())
 
     def flush(self) -> int:
         """Write the new records, and return the descriptor that is to be fsynced. ``length_bytes`` then covers all.

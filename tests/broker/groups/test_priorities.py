@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from qmq.broker.groups.lag import ready
+from qmq.broker.groups.name_order import NameOrder
 from qmq.broker.groups.priorities import HIGH, LOW, NORMAL, PriorityShare
 from qmq.broker.ports.commands import DispositionRange, HandBack, Subscribe
 from qmq.broker.ports.effects import HandedBack, PulledMessages, Refused, Subscribed
@@ -272,6 +273,6 @@ def test_lag_counts_each_priority(tmp_path: Path) -> None:
     for prefixes in (("a.",), ("a.b",)):
         subscription = driven.join(*prefixes)
         driven.put("high 0", "low 0", "normal 0")
-        assert ready(driven.store, driven.broker.groups["g"]).messages == 3
+        assert ready(driven.store, driven.broker.groups["g"], NameOrder(driven.store.subjects)).messages == 3
         assert driven.got(subscription) == ["high 0", "normal 0", "low 0"]
     driven.close()

@@ -18,7 +18,7 @@ from rich.table import Table
 
 import qmq.testing
 from qmq.cli.common.tables import print_pairs, print_table
-from qmq.cli.manage import consumers, dead_letters, doctor, groups, subjects
+from qmq.cli.manage import consumers, dead_letters, doctor, groups, stats, subjects
 from qmq.net.client.admin.results import ConsumerInfo, DeadLetter, GroupInfo, SubjectInfo
 
 HERE: Final = Path(__file__).parent / "layouts"
@@ -79,6 +79,29 @@ AILMENTS: Final = [
     doctor.Ailment("warning", "lag", "a:1", f"group {LONG} lags: see with `qmq consumers {LONG}` what holds it up"),
 ]
 
+STATS: Final = qmq.BrokerStats(
+    version="0.1.0", store_id="7f0000015579", at=datetime.now(UTC), started_at=AGO, uptime=262_800.0,
+    subject_count=100_000, group_count=3, connections=41, requests=MANY, waiting_pulls=12, waiting_syncs=0, delayed=7,
+    received_bytes=9_876_543_210, handed_messages=MANY, handed_bytes=9_876_543_210, log_bytes=98_765_432_100,
+    segments=93, refused={"message_too_large": 3, "storage_full": 1_200}, damage=0, failed_checkpoints=0,
+    failed_syncs=0, scrubbed_bytes=0, scrub_rounds=0, dropped_segments=0, dropped_messages=0, lost_messages=0,
+    skipped_messages=0, checkpoint_age=0.4, cpu=12_345.6, memory_bytes=91_234_567, files=120, threads=11, disks=[],
+    durations={
+        "turn": qmq.Histogram(1_000, 1.0, [(0.000256, 10), (0.000512, 900), (0.001024, 990), (0.002048, 1_000)]),
+        "send": qmq.Histogram(1_000, 1.0, [(0.000128, 700), (0.016384, 995), (1.048576, 1_000)]),
+        "fsync": qmq.Histogram(0, 0.0, [(0.001024, 0)]),
+    },
+    subjects=[qmq.SubjectStats("shop", 12, MANY, 999), qmq.SubjectStats(LONG, 99_988, MANY, MANY)],
+    ended=qmq.GroupTotals(*[0] * 9), broker="10.0.0.1:20881",
+    groups=[
+        qmq.GroupStats(
+            name, AGO, "reliable", ["shop."], 2, ready, ready < 9, oldest, 17, oldest, 5, 3, 0, 0, 0, MANY, 20, MANY,
+            12, 1, 0, 4, 3, 3
+        )
+        for name, ready, oldest in (("billing", MANY, AGO), (LONG, 5, AGO), ("idle", 0, None))
+    ],
+)  # fmt: skip
+
 #: What draws each file, for a console of some width.
 LAYOUTS: Final[dict[str, Callable[[int], Table | str] | list[tuple[str, str]]]] = {
     "groups": lambda width: groups._table(GROUPS, width),
@@ -88,6 +111,7 @@ LAYOUTS: Final[dict[str, Callable[[int], Table | str] | list[tuple[str, str]]]] 
     "subjects": lambda width: subjects._table(SUBJECTS, width),
     "dead-letters": lambda width: dead_letters._listed([dead_letters.ShownLetter(one, None) for one in LETTERS], width),
     "dead-letters-with-keys": lambda width: dead_letters._listed(KEYED, width),
+    "stats": stats._pairs(STATS),
     "doctor": lambda width: doctor._lines(AILMENTS, width),
 }
 

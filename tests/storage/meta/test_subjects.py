@@ -246,6 +246,10 @@ def test_messages_are_counted_without_gaps(tmp_path: Path) -> None:
     table.gaps.add([0, 1], [15, 0], [25, 1_000])
     assert table.message_count(0, 10, 30) == 10
     assert table.message_count(1, 10, 30) == 0
-    assert table.messages_between(np.array([10, 990]), np.array([30, 1_005])) == 10 + 5
-    assert table.messages_between(np.array([40, 2_000]), np.array([30, 1_005])) == 0
+    both, one = np.array([1, 0]), np.array([1])
+    assert table.messages_of(both, np.array([990, 10]), np.array([1_005, 30])) == 10 + 5
+    assert table.messages_of(both, np.array([2_000, 40]), np.array([1_005, 30])) == 0
+    assert table.messages_of(one, np.array([990]), np.array([1_005])) == 5
+    assert table.messages_of(np.array([0]), np.array([10]), np.array([30])) == 10
+    assert table.messages_of(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.int64)) == 0
     table.close()

@@ -26,6 +26,7 @@ from qmq.net.client.admin.results import (
     dead_letter_of,
     group_info_of,
 )
+from qmq.net.client.admin.statistics import BrokerStats, broker_stats_of, group_stats_of
 from qmq.net.client.broker_link import Link
 from qmq.net.client.cluster import Brokers
 from qmq.net.client.group_settings import ChangedSettings, packed_settings, shown_settings
@@ -57,6 +58,15 @@ class AdminOfOne:
     async def info(self) -> BrokerInfo:
         """Return the broker's version, settings, disks, connections and problems."""
         return broker_info_of(await self.do("info"))
+
+    async def stats(self) -> BrokerStats:
+        """Return the broker's counts since its start, and the present state of its groups."""
+        page = first = await self.do("stats")
+        groups = [group_stats_of(page["columns"], row) for row in page["groups"]]
+        while page["after"] is not None:
+            page = await self.do("stats", after=page["after"])
+            groups += [group_stats_of(page["columns"], row) for row in page["groups"]]
+        return broker_stats_of(first, groups)
 
     async def groups(self, name: str | None = None) -> list[GroupInfo]:
         """Return all groups by name, or the one with *name* (for a broadcast, one a member). Raises UnknownGroup."""
@@ -170,6 +180,21 @@ class Admin:
         """
         found = await self._listed(lambda admin: admin.info())
         return [replace(info, broker=broker) for broker, info in found.items()]
+
+    async def stats(self) -> list[BrokerStats]:
+        """Return the statistics of each broker: counts since its start, durations, and the present state of its groups.
+
+        It costs a broker little, so it may be called every few seconds, also with many groups; the rate of something
+        is the difference of two counts. Raises BrokersMissed.
+
+        Example::
+
+            for broker in await client.admin.stats():
+                for group in broker.groups:
+                    print(group.name, group.ready, group.oldest, group.acked)
+        """
+        found = await self._listed(lambda admin: admin.stats())
+        return [replace(stats, broker=broker) for broker, stats in found.items()]
 
     async def groups(self, name: str | None = None) -> list[GroupInfo]:
         """Return all groups by name, or the one with *name* (for a broadcast, one of each member); one row for each

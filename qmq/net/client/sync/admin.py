@@ -10,6 +10,7 @@ from qmq.net.client.admin.admin import Admin
 from qmq.net.client.admin.broker_info import BrokerInfo
 from qmq.net.client.admin.resend import OnProgress
 from qmq.net.client.admin.results import ConsumerInfo, DeadLetter, GroupInfo, ResendCount, SealedLog
+from qmq.net.client.admin.statistics import BrokerStats
 from qmq.net.client.group_settings import ChangedSettings
 
 _AT_ONCE: Final = 500
@@ -35,6 +36,11 @@ class SyncAdmin:
     def info(self) -> list[BrokerInfo]:
         """Return the state of each broker. See ``Admin.info``."""
         found: list[BrokerInfo] = self._run(lambda admin: admin.info())
+        return found
+
+    def stats(self) -> list[BrokerStats]:
+        """Return the statistics of each broker. See ``Admin.stats``."""
+        found: list[BrokerStats] = self._run(lambda admin: admin.stats())
         return found
 
     def groups(self, name: str | None = None) -> list[GroupInfo]:

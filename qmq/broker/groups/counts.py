@@ -1,0 +1,53 @@
+"""Counts of the events of one group's messages since the broker's start."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from qmq.net.protocol.types import Disposition
+
+#: The counts by name, in the order of ``GroupCounts.row``.
+COUNT_NAMES: Final = (
+    "delivered", "redelivered", "acked", "nacked", "rejected", "released", "expired", "session_expired", "died",
+)  # fmt: skip
+
+
+class GroupCounts:
+    """What happened to messages of a group, in messages. The start's replay of records does not count.
+
+    ``delivered`` messages were handed out for the first time, ``redelivered`` ones again; ``rejected`` includes those
+    that the broker rejects (unreadable, or of a subject no longer followed), but for the ``expired``; ``nacked``
+    includes passed ack deadlines. ``session_expired`` ones were in flight at a consumer that fell silent; ``died``
+    counts the dead letters that were made.
+    """
+
+    __slots__ = COUNT_NAMES
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """Begin at 0."""
+        self.delivered = self.redelivered = self.acked = self.nacked = self.rejected = self.released = 0
+        self.expired = self.session_expired = self.died = 0
+
+    def handed_back(self, disposition: int, messages: int) -> None:
+        """Count messages that came back with a disposition of their consumer, or of the broker in its place."""
+        if disposition == Disposition.RELEASE:
+            self.released += messages
+        elif disposition == Disposition.REJECT:
+            self.rejected += messages
+        else:
+            self.nacked += messages
+
+    def row(self) -> list[int]:
+        """Return the counts, in the order of COUNT_NAMES."""
+        return [
+            self.delivered, self.redelivered, self.acked, self.nacked, self.rejected, self.released, self.expired,
+            self.session_expired, self.died,
+        ]  # fmt: skip
+
+    def add(self, other: GroupCounts) -> None:
+        """Add the counts of another group."""
+        for name in COUNT_NAMES:
+            setattr(self, name, getattr(self, name) + getattr(other, name))

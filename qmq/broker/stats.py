@@ -1,0 +1,318 @@
+"""The statistics of a broker: counts since its start and the present state of subjects and groups, at little cost.
+
+Whoever looks often asks again and again, so the row of a group is made anew only when something of it has changed.
+Subjects are summed by the first part of their names, so that an answer stays small whatever clients send.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from qmq.broker.groups.counts import COUNT_NAMES, GroupCounts
+from qmq.broker.groups.group import Group, SubjectFilter, is_exact
+from qmq.broker.groups.group_state import Ledger
+from qmq.broker.groups.lag import followed, oldest_us
+from qmq.broker.groups.member import Member
+from qmq.broker.groups.message_ranges import RunPart, parts_of
+from qmq.broker.groups.name_order import NameOrder
+from qmq.broker.ports.commands import Now
+from qmq.errors import BadBatch, StorageError
+from qmq.format.private import is_private
+from qmq.storage.store import NotInMemory, Store
+
+#: Groups of one answer, and the work for them, in subjects that are looked at: some 10 ms (but one group in any case).
+MOST_GROUPS: Final = 1_000
+MOST_WORK: Final = 20_000
+#: So many rows that have changed are made anew in a second, about a hundredth of the broker's time; where more change
+#: all the time, each is as old as that needs.
+MOST_MADE_A_SECOND: Final = 200
+#: A group is busy for so long after its row has changed.
+_BUSY_US: Final = 10_000_000
+#: A row that is made anew is as much work as so many subjects.
+_ROW_WORK: Final = 200
+#: Makes sums of where subjects begin and end differ when one goes up and another down as much.
+_FIRSTS: Final = 3
+#: First parts of names that are told apart; the subjects of further ones are summed under OTHERS.
+MOST_FAMILIES: Final = 100
+OTHERS: Final = "(others)"
+#: The columns of a group's row. ``at_us``: when it was made; ``oldest_us``: when the oldest message that is ready or
+#: in flight was stored.
+GROUP_COLUMNS: Final = (
+    "group", "at_us", "mode", "follows", "consumers", "ready", "ready_exact", "oldest_us", "in_flight",
+    "in_flight_since_us", "in_retry", "dead", "delayed", "skipped", "filtered", *COUNT_NAMES,
+)  # fmt: skip
+_EXACT: Final = GROUP_COLUMNS.index("ready_exact")
+
+Fields = dict[str, Any]
+
+
+class _KnownRow(NamedTuple):
+    """The row of a group, as long as its key is the same."""
+
+    key: tuple[Any, ...]
+    row: list[Any]
+    made_us: int  # monotonic
+
+
+class SubjectFamilies:
+    """Sums over the subjects whose names begin with the same part, up to the first dot."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._names = [OTHERS]
+        self._number_of: dict[str, int] = {OTHERS: 0}
+        self._subjects: Counter[int] = Counter()  # by family; the lanes of one are one
+        self._family: npt.NDArray[np.int16] = np.empty(0, np.int16)  # by subject number; -1: it is private to a group
+        self._began: npt.NDArray[np.int64] = np.empty(0, np.int64)  # by subject number: its end at the start
+        self._families(store.subjects.ends)
+
+    def rows(self) -> list[tuple[str, int, int, int]]:
+        """Return (name, subjects, messages stored, messages received since the start) for each family."""
+        subjects, gaps = self._store.subjects, self._store.subjects.gaps
+        families = self._families()
+        ends, firsts = (column[: len(families)].astype(np.int64) for column in (subjects.ends, subjects.firsts))
+        held = self._sums(ends - firsts)
+        if len(gaps):
+            missing = gaps.ends.astype(np.int64) - np.maximum(gaps.starts.astype(np.int64), firsts[gaps.subjects])
+            np.subtract.at(held, families[gaps.subjects], np.maximum(missing, 0))
+        received = self._sums(ends - self._began)
+        numbers = [self._subjects[family] for family in range(len(self._names))]
+        return list(zip(self._names, numbers, held.tolist(), received.tolist(), strict=False))
+
+    def _families(self, began: npt.NDArray[np.uint64] | None = None) -> npt.NDArray[np.int16]:
+        """Return the family of each subject, by number. New subjects begin at *began*, or where all new ones do."""
+        subjects, known = self._store.subjects, len(self._family)
+        if known < subjects.count:
+            new = [self._family_of(number) for number in range(known, subjects.count)]
+            for number, family in enumerate(new, known):
+                if family >= 0 and subjects.same_name(number)[0] == number:
+                    self._subjects[family] += 1
+            ends = np.full(len(new), subjects.sequence_base, np.int64) if began is None else began[: len(new)]
+            self._family = np.concatenate((self._family, np.array(new, np.int16)))
+            self._began = np.concatenate((self._began, ends.astype(np.int64)))
+        return self._family
+
+    def _family_of(self, number: int) -> int:
+        try:
+            name = self._store.subjects.name(number)
+        except StorageError:
+            return 0
+        if is_private(name):
+            return -1
+        first = name.partition(".")[0]
+        family = self._number_of.get(first)
+        if family is None:
+            if len(self._names) > MOST_FAMILIES:
+                return 0
+            family = self._number_of[first] = len(self._names)
+            self._names.append(first)
+        return family
+
+    def _sums(self, column: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return the sums of a column of all subjects by family, and of the private ones at the end."""
+        sums = np.zeros(len(self._names) + 1, np.int64)
+        np.add.at(sums, self._family, column)
+        return sums
+
+
+class GroupStatistics:
+    """The rows of groups."""
+
+    def __init__(self, store: Store, order: NameOrder, delayed: Mapping[str, int]) -> None:
+        """*delayed* is the number of delayed messages by subject."""
+        self._store = store
+        self._order = order
+        self._delayed = delayed
+        self._known: dict[int, _KnownRow] = {}  # by the number of the ledger
+        self._oldest: dict[tuple[int, int], tuple[int, int]] = {}  # by ledger and consumer: ack floor, stored at
+        self._names: list[str] = []  # of all groups, sorted
+        self._changed: dict[int, int] = {}  # by ledger: when its row was last found to have changed
+        self._busy = 0  # groups whose rows have changed of late
+
+    def page(self, groups: Mapping[str, Group], after: str, most: int, now: Now) -> tuple[list[list[Any]], str | None]:
+        """Return the rows of the groups behind the name *after*, in the order of names, and the name to go on from
+        (None: there are no more).
+
+        A row that has changed is made anew, but where very many change all the time only from time to time.
+        """
+        if not after:
+            since_us = now.monotonic_us - _BUSY_US
+            self._changed = {number: us for number, us in self._changed.items() if us >= since_us}
+            self._busy = len(self._changed)
+        made_by_us = now.monotonic_us - self._busy * 1_000_000 // MOST_MADE_A_SECOND
+        if len(self._names) != len(groups) or not after:
+            self._names = sorted(groups)
+        names, at = self._names, bisect_right(self._names, after)
+        delayed, sums = _by_prefix(self._delayed), _PrefixSums(self._store, self._order)
+        rows, work = list[list[Any]](), 0
+        for name in names[at : at + most]:
+            group = groups.get(name)
+            at += 1
+            if group is None or group.ledger is None:
+                continue
+            key = self._key(group, group.ledger, delayed, sums)
+            known = self._known.get(group.ledger.number)
+            if known is None or known.key != key:
+                if known is not None:
+                    self._changed[group.ledger.number] = now.monotonic_us
+                if known is None or known.made_us <= made_by_us or self._busy <= MOST_MADE_A_SECOND:
+                    row, cost = self._row(group, group.ledger, delayed, now)
+                    known = _KnownRow(key if row[_EXACT] else (), row, now.monotonic_us)
+                    self._known[group.ledger.number] = known
+                    work += cost + _ROW_WORK
+            rows.append(known.row)
+            if work > MOST_WORK:
+                break
+        return rows, names[at - 1] if at < len(names) else None
+
+    def forget_all_but(self, ledgers: Iterable[int]) -> None:
+        """Forget what is remembered of other groups than these."""
+        kept = set(ledgers)
+        if len(self._known) > len(kept):
+            self._known = {number: known for number, known in self._known.items() if number in kept}
+            self._oldest = {key: known for key, known in self._oldest.items() if key[0] in kept}
+
+    def _key(self, group: Group, ledger: Ledger, delayed: Mapping[str, int], sums: _PrefixSums) -> tuple[Any, ...]:
+        """Return what a row follows from: while it is the same, so is the row."""
+        counts = ledger.counts
+        return (
+            ledger.version, counts.delivered, counts.acked, group.skipped, group.filtered, group.cursors,
+            len(self._store.subjects.gaps), len(group.filters), len(group.ended), ledger.retries.count,
+            len(ledger.dead),
+            *[sums.of(subject_filter) for subject_filter in group.filters.values()],
+            *[delayed[prefix] for prefix in group.filters if prefix in delayed],
+        )  # fmt: skip
+
+    def _row(self, group: Group, ledger: Ledger, delayed: Mapping[str, int], now: Now) -> tuple[list[Any], int]:
+        """Return the row of a group, and how many subjects were looked at for it."""
+        store = self._store
+        numbers, starts, ends, exact = followed(store, group, self._order)
+        ready = store.subjects.messages_of(numbers, starts, ends)
+        oldest = oldest_us(store, group) if ready else None
+        in_flight, since_us, consumers = 0, None, 0
+        for member in ledger.members.values():
+            consumers += member.is_there
+            if count := member.in_flight.count:
+                in_flight += count
+                taken_us, stored_us = member.in_flight.pulls[0].taken_us, self._oldest_of(group, ledger, member)
+                since_us = taken_us if since_us is None else min(since_us, taken_us)
+                oldest = stored_us if oldest is None else min(oldest, stored_us)
+        follows = group.outermost()
+        return [
+            group.name, now.wall_us, group.mode, follows, consumers, ready, exact, oldest, in_flight, since_us,
+            ledger.retries.count, len(ledger.dead), sum(delayed.get(prefix, 0) for prefix in follows), group.skipped,
+            group.filtered, *ledger.counts.row(),
+        ], len(numbers)  # fmt: skip
+
+    def _oldest_of(self, group: Group, ledger: Ledger, member: Member) -> int:
+        """Return when the oldest message in flight at a consumer was stored; where that would need a read, when it was
+        handed out.
+        """
+        key, floor = (ledger.number, member.number), member.in_flight.ack_floor
+        known = self._oldest.get(key)
+        if known is not None and known[0] == floor:
+            return known[1]
+        stored_us = self._stored_us(group, member)
+        self._oldest[key] = floor, stored_us
+        return stored_us
+
+    def _stored_us(self, group: Group, member: Member) -> int:
+        in_flight = member.in_flight
+        first = next(iter(in_flight.unhandled()), None)
+        if first is not None:
+            start = first[0]
+            try:
+                for one in in_flight.between(start, start + 1):
+                    for part in parts_of(self._store, group, one.messages):
+                        return part.entry[2] if isinstance(part, RunPart) else int(part.rows["stored_at_us"][0])
+            except (NotInMemory, StorageError, BadBatch):
+                pass
+        return in_flight.pulls[0].taken_us
+
+
+class _PrefixSums:
+    """How far all subjects of a prefix have come, for one answer: it changes when one gets or loses messages."""
+
+    def __init__(self, store: Store, order: NameOrder) -> None:
+        self._store = store
+        self._order = order
+        self._sums: npt.NDArray[np.uint64] | None = None
+
+    def of(self, subject_filter: SubjectFilter) -> int:
+        """Return the sum of a filter's subjects."""
+        subjects = self._store.subjects
+        if is_exact(subject_filter.prefix):
+            numbers = subjects.numbers_of(subject_filter.prefix)
+            return sum(subjects.ends.item(number) + _FIRSTS * subjects.firsts.item(number) for number in numbers)
+        if self._sums is None:
+            in_order = self._order.numbers
+            self._sums = np.zeros(len(in_order) + 1, np.uint64)
+            np.cumsum(subjects.ends[in_order] + np.uint64(_FIRSTS) * subjects.firsts[in_order], out=self._sums[1:])
+        if not subject_filter.prefix:
+            return self._sums.item(-1)
+        low, high = self._order.span(subject_filter.prefix)
+        return self._sums.item(high) - self._sums.item(low)
+
+
+def _by_prefix(counts: Mapping[str, int]) -> Counter[str]:
+    """Return the sums of counts by subject, for each subject and each prefix of one."""
+    sums = Counter[str]()
+    for subject, count in counts.items():
+        sums[subject] += count
+        sums[""] += count
+        end = subject.find(".")
+        while end >= 0:
+            sums[subject[: end + 1]] += count
+            end = subject.find(".", end + 1)
+    return sums
+
+
+class BrokerStatistics:
+    """Answers the action stats, but for what only the daemon knows."""
+
+    def __init__(
+        self, store: Store, groups: Mapping[str, Group], ended: GroupCounts, order: NameOrder,
+        delayed: Mapping[str, int], state: Callable[[], Fields],
+    ) -> None:  # fmt: skip
+        """*groups* are by name, *ended* has the counts of those that were deleted. *delayed* is the number of delayed
+        messages by subject; *state* returns further fields of the whole broker.
+        """
+        self._store = store
+        self._groups = groups
+        self._state = state
+        self._delayed = delayed
+        self._families = SubjectFamilies(store)
+        self._rows = GroupStatistics(store, order, delayed)
+        self._ended = ended
+        self._begin = [part.message_log.end for part in store.partitions]
+
+    def answer(self, after: str, limit: int, now: Now) -> Fields:
+        """Return the rows of the groups behind the name *after*; for the first ones, with all of the whole broker."""
+        most = max(1, min(limit, MOST_GROUPS))
+        rows, last = self._rows.page(self._groups, after, most, now)
+        fields: Fields = {"columns": GROUP_COLUMNS, "groups": rows, "after": last, "now_us": now.wall_us}
+        if after:
+            return fields
+        ledgers = [group.ledger for group in self._groups.values() if group.ledger is not None]
+        self._rows.forget_all_but(ledger.number for ledger in ledgers)
+        store = self._store
+        return {
+            **fields,
+            **self._state(),
+            "subject_count": store.subjects.count_names(),
+            "group_count": len(self._groups),
+            "families": self._families.rows(),
+            "ended": self._ended.row(),
+            "delayed": sum(self._delayed.values()),
+            "received_bytes": sum(
+                part.message_log.end - begin for part, begin in zip(store.partitions, self._begin, strict=True)
+            ),
+            "log_bytes": sum(part.log_bytes() for part in store.partitions),
+            "segments": sum(len(part.message_log.spans()) for part in store.partitions),
+        }

@@ -1,0 +1,98 @@
+"""Answers the action stats: adds what only the process knows to the statistics of the broker.
+
+It serves ``qmq stats``, ``qmq top``, the console and ``client.admin.stats``, so it may be asked every second.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import threading
+from collections.abc import Callable
+from functools import partial
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Final
+
+from qmq.broker.ports.commands import InfoFound, Now
+from qmq.broker.ports.effects import StatsWanted
+from qmq.broker.ports.metrics import Times
+from qmq.daemon.info import DiskSpace, DiskSurvey
+from qmq.storage.store import Store
+
+#: How long the count of open files is good, in microseconds.
+_FILES_US: Final = 10_000_000
+_PAGE_BYTES: Final = resource.getpagesize()
+
+
+class StatsAnswers:
+    """Answers StatsWanted of one broker."""
+
+    def __init__(
+        self, store: Store, started: Now, clock: Callable[[], Now], survey: DiskSurvey, times: Times,
+        traffic: Callable[[], dict[str, Any]], checkpoint_age_us: Callable[[], int],
+        submit: Callable[[InfoFound], None],
+    ) -> None:  # fmt: skip
+        """*traffic* returns the fields of the server. *submit* takes the answers."""
+        self._store = store
+        self._started = started
+        self._clock = clock
+        self._survey = survey
+        self._times = times
+        self._traffic = traffic
+        self._checkpoint_age_us = checkpoint_age_us
+        self._submit = submit
+        self._files = 0
+        self._files_us = -_FILES_US
+
+    def answer(self, wanted: StatsWanted) -> None:
+        """Answer a request, once the disks have."""
+        self._survey.ask(partial(self._found, wanted))
+
+    def _found(self, wanted: StatsWanted, disks: tuple[DiskSpace, ...]) -> None:
+        now = self._clock()
+        fields = {
+            **wanted.fields,
+            **self._traffic(),
+            "version": metadata.version("qmq"),
+            "store_id": self._store.store_id,
+            "started_us": self._started.wall_us,
+            "uptime_us": now.monotonic_us - self._started.monotonic_us,
+            "checkpoint_age_us": self._checkpoint_age_us(),
+            "disks": [disk._asdict() for disk in disks],
+            "durations": {
+                "turn": self._times.turn.packed(),
+                "send": self._times.send.packed(),
+                "fsync": self._times.fsync.packed(),
+            },
+            "process": self._process(now),
+        }
+        self._submit(InfoFound(wanted.connection, wanted.request, fields))
+
+    def _process(self, now: Now) -> dict[str, int]:
+        if now.monotonic_us - self._files_us >= _FILES_US:
+            self._files, self._files_us = _open_files(), now.monotonic_us
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        return {
+            "cpu_us": int((used.ru_utime + used.ru_stime) * 1e6),
+            "memory_bytes": _memory_bytes(),
+            "files": self._files,
+            "threads": threading.active_count(),
+        }
+
+
+def _open_files() -> int:
+    """Return how many files and sockets the process has open; 0 where the system does not say."""
+    try:
+        return len(os.listdir("/proc/self/fd"))
+    except OSError:
+        return 0
+
+
+def _memory_bytes() -> int:
+    """Return the memory that the process has for itself, without mapped files; 0 where the system does not say."""
+    try:
+        _, resident, shared, *_ = Path("/proc/self/statm").read_text().split()
+    except (OSError, ValueError):
+        return 0
+    return (int(resident) - int(shared)) * _PAGE_BYTES

@@ -1,0 +1,201 @@
+"""The result of ``client.admin.stats``: what one broker has done since its start, and the state of its groups."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Final
+
+from qmq.net.client.admin.broker_info import DiskInfo
+from qmq.net.client.admin.results import time_of
+from qmq.net.client.producer.receipts import utc_from_us
+
+
+@dataclass(frozen=True, slots=True)
+class GroupStats:
+    """A group now, and counts of its messages since the broker's start.
+
+    ``ready``, ``in_flight``, ``in_retry``, ``dead``, ``delayed``, ``skipped`` and ``filtered`` are as in GroupInfo.
+    ``at`` is when this was true: some seconds ago where thousands of groups are busy.
+    ``oldest``: when the oldest message that is ready or in flight was stored; ``in_flight_since``: when the oldest pull
+    that is not acknowledged got its messages. ``delivered`` messages were handed out for the first time,
+    ``redelivered`` ones again; ``nacked`` includes those at their ack deadline; ``rejected`` does not include
+    ``expired``; ``session_expired`` ones were in flight at a consumer that fell silent; ``died`` became dead letters.
+    """
+
+    name: str
+    at: datetime
+    mode: str
+    follows: list[str]
+    consumers: int
+    ready: int
+    ready_exact: bool
+    oldest: datetime | None
+    in_flight: int
+    in_flight_since: datetime | None
+    in_retry: int
+    dead: int
+    delayed: int
+    skipped: int
+    filtered: int
+    delivered: int
+    redelivered: int
+    acked: int
+    nacked: int
+    rejected: int
+    released: int
+    expired: int
+    session_expired: int
+    died: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupTotals:
+    """Counts of the messages of several groups since the broker's start, as in GroupStats."""
+
+    delivered: int
+    redelivered: int
+    acked: int
+    nacked: int
+    rejected: int
+    released: int
+    expired: int
+    session_expired: int
+    died: int
+
+
+@dataclass(frozen=True, slots=True)
+class SubjectStats:
+    """All subjects whose names begin with ``name``, up to the first dot: their count, their stored messages, and the
+    messages that came since the broker's start. Beyond 100 names, the rest is summed as "(others)".
+    """
+
+    name: str
+    subjects: int
+    messages: int
+    received: int
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """Durations since the broker's start: ``buckets`` are (seconds, how many took less), the sum is in seconds."""
+
+    count: int
+    sum: float
+    buckets: list[tuple[float, int]]
+
+    def quantile(self, share: float) -> float | None:
+        """Return a duration in seconds that *share* of all (0 to 1) were below, to a factor of 2; None without any."""
+        wanted = share * self.count
+        return next((bound for bound, below in self.buckets if below >= wanted and below), None)
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerStats:
+    """The statistics of one broker. Counts are since its start at ``started_at``; a restart begins at 0 again.
+
+    ``received_bytes`` are the bytes that the message log grew by, ``handed_messages`` and ``handed_bytes`` went to
+    consumers, also again. ``refused`` counts refused requests by the code of their error. ``durations`` has "turn" (of
+    the broker's loop), "send" (from the arrival of a batch to the end of the turn that stores it) and "fsync".
+    ``ended`` has the counts of groups that were deleted. ``cpu`` is processor time in seconds, ``memory_bytes`` leaves
+    mapped files out.
+    """
+
+    version: str
+    store_id: str
+    at: datetime
+    started_at: datetime
+    uptime: float
+    subject_count: int
+    group_count: int
+    connections: int
+    requests: int
+    waiting_pulls: int
+    waiting_syncs: int
+    delayed: int
+    received_bytes: int
+    handed_messages: int
+    handed_bytes: int
+    log_bytes: int
+    segments: int
+    refused: dict[str, int]
+    damage: int
+    failed_checkpoints: int
+    failed_syncs: int
+    scrubbed_bytes: int
+    scrub_rounds: int
+    dropped_segments: int
+    dropped_messages: int
+    lost_messages: int
+    skipped_messages: int
+    checkpoint_age: float
+    cpu: float
+    memory_bytes: int
+    files: int
+    threads: int
+    disks: list[DiskInfo]
+    durations: dict[str, Histogram]
+    subjects: list[SubjectStats]
+    ended: GroupTotals
+    groups: list[GroupStats] = field(default_factory=list)
+    broker: str = ""
+
+    @property
+    def received(self) -> int:
+        """The count of messages that came since the broker's start."""
+        return sum(subject.received for subject in self.subjects)
+
+    @property
+    def totals(self) -> GroupTotals:
+        """The counts of all groups, with those that were deleted."""
+        counted = [*self.groups, self.ended]
+        return GroupTotals(*(sum(getattr(one, name) for one in counted) for name in _COUNTS))
+
+
+_COUNTS: Final = tuple(GroupTotals.__dataclass_fields__)
+_SAME: Final = (
+    "version", "subject_count", "group_count", "connections", "requests", "waiting_pulls", "waiting_syncs", "delayed",
+    "received_bytes", "handed_messages", "handed_bytes", "log_bytes", "segments", "refused", "damage",
+    "failed_checkpoints", "failed_syncs", "scrubbed_bytes", "scrub_rounds", "dropped_segments", "dropped_messages",
+    "lost_messages", "skipped_messages",
+)  # fmt: skip
+_TIMES: Final = {"at_us": "at", "oldest_us": "oldest", "in_flight_since_us": "in_flight_since"}
+
+
+def group_stats_of(columns: Sequence[str], row: Sequence[Any]) -> GroupStats:
+    """Return the group of a row of the action stats."""
+    fields = dict(zip(columns, row, strict=True))
+    for name, attribute in _TIMES.items():
+        fields[attribute] = time_of(fields.pop(name))
+    return GroupStats(name=fields.pop("group"), **fields)
+
+
+def broker_stats_of(fields: Mapping[str, Any], groups: list[GroupStats]) -> BrokerStats:
+    """Return the statistics of the first answer to the action stats, with the groups of all answers."""
+    process = fields["process"]
+    return BrokerStats(
+        **{name: fields[name] for name in _SAME},
+        store_id=fields["store_id"].hex(),
+        at=utc_from_us(fields["now_us"]),
+        started_at=utc_from_us(fields["started_us"]),
+        uptime=fields["uptime_us"] / 1e6,
+        checkpoint_age=fields["checkpoint_age_us"] / 1e6,
+        cpu=process["cpu_us"] / 1e6,
+        memory_bytes=process["memory_bytes"],
+        files=process["files"],
+        threads=process["threads"],
+        disks=[DiskInfo(**disk) for disk in fields["disks"]],
+        durations={name: _histogram_of(*packed) for name, packed in fields["durations"].items()},
+        subjects=[SubjectStats(*row) for row in fields["families"] if row[1]],
+        ended=GroupTotals(*fields["ended"]),
+        groups=groups,
+    )
+
+
+def _histogram_of(sum_us: int, counts: Sequence[int]) -> Histogram:
+    buckets, below = list[tuple[float, int]](), 0
+    for power, count in enumerate(counts[:-1]):
+        below += count
+        buckets.append(((1 << power) / 1e6, below))
+    return Histogram(sum(counts), sum_us / 1e6, buckets)

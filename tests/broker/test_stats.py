@@ -1,0 +1,261 @@
+"""qmq/broker/stats.py on a driven broker: counts since the start, sums of subjects, rows of groups and their pages."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qmq.broker import stats
+from qmq.broker.groups.counts import COUNT_NAMES
+from qmq.broker.ports.commands import Administer
+from qmq.broker.ports.effects import Administered, StatsWanted
+from qmq.errors import InvalidOption
+from qmq.format.private import private_subject
+from qmq.net.protocol.types import Disposition
+from tests.broker.delay.test_delay import delay
+from tests.broker.harness import Driven
+from tests.broker.test_admin import ask
+from tests.broker.test_consuming import Consumer, killed
+
+
+def first_page(driven: Driven, **fields: Any) -> dict[str, Any]:
+    """Return what the broker gives the daemon for the first answer."""
+    (wanted,) = driven.do(Administer(99, driven.request(), "stats", fields))
+    assert isinstance(wanted, StatsWanted)
+    return wanted.fields
+
+
+def row(driven: Driven, group: str = "g") -> dict[str, Any]:
+    """Return the row of a group, as a further page has it."""
+    found = ask(driven, "stats", after="!")
+    rows = [dict(zip(found["columns"], one, strict=True)) for one in found["groups"]]
+    (wanted,) = [one for one in rows if one["group"] == group]
+    return wanted
+
+
+def families(driven: Driven) -> dict[str, tuple[int, int, int]]:
+    return {name: (subjects, stored, received) for name, subjects, stored, received in first_page(driven)["families"]}
+
+
+def test_subjects_are_summed_by_the_first_part_of_their_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stats, "MOST_FAMILIES", 2)
+    driven = Driven(tmp_path)
+    assert families(driven) == {stats.OTHERS: (0, 0, 0)}
+    driven.do(driven.send_command({"shop.order.a": [b"1", b"2"], "shop.mail": [b"3"], "shop": [b"4"], "log": [b"5"]}))
+    driven.do(driven.send_command({"third.a": [b"6"], "fourth": [b"7", b"8"]}))
+    assert families(driven) == {stats.OTHERS: (2, 3, 3), "shop": (3, 4, 4), "log": (1, 1, 1)}
+    driven.restart()
+    driven.do(driven.send_command({"shop.new": [b"9"], "shop.mail": [b"10"], "fifth": [b"11"]}))
+    assert families(driven) == {stats.OTHERS: (3, 4, 1), "shop": (4, 6, 2), "log": (1, 1, 0)}
+
+
+def test_messages_of_one_group_alone_are_in_no_sum(tmp_path: Path) -> None:
+    driven = Driven(tmp_path)
+    driven.do(driven.send_command({"shop.order": [b"x"]}))
+    number = driven.store.add_subject(private_subject("g", "shop.order"))
+    driven.store.subjects.ends[number] += 1
+    assert families(driven) == {stats.OTHERS: (0, 0, 0), "shop": (1, 1, 1)}
+
+
+def test_gaps_do_not_count_as_messages(tmp_path: Path) -> None:
+    driven = Driven(tmp_path)
+    driven.do(driven.send_command({"a": [b"1", b"2"]}))
+    (number,) = driven.store.subjects.numbers_of("a")
+    driven.store.subjects.ends[number] += 10
+    driven.store.subjects.skip_sequences(number, 2, 10)
+    assert families(driven)["a"][:2] == (1, 2)
+    Consumer(driven, "one", "a")
+    assert row(driven)["ready"] == 2
+
+
+def test_the_counts_of_a_group_are_of_what_happened(tmp_path: Path) -> None:
+    driven = Driven(tmp_path)
+    driven.do(driven.send_command({"a.x": [b"%d" % number for number in range(8)]}))
+    consumer = Consumer(driven, "one", "a.", max_attempts=2)
+    assert consumer.pull(6)
+    consumer.ack(0, 1)
+    consumer.back(2, 3, Disposition.NACK, 0)
+    consumer.back(3, 4, Disposition.REJECT)
+    consumer.back(4, 5, Disposition.RELEASE, 1_000_000_000)
+    assert consumer.pull(1) == [b"2"]
+    consumer.back(6, 7, Disposition.NACK, 0)  # its last attempt
+    found = row(driven)
+    assert {name: found[name] for name in COUNT_NAMES} == {
+        "delivered": 6, "redelivered": 1, "acked": 2, "nacked": 2, "rejected": 1, "released": 1, "expired": 0,
+        "session_expired": 0, "died": 2,
+    }  # fmt: skip
+    assert (found["ready"], found["in_flight"], found["in_retry"], found["dead"]) == (2, 1, 1, 2)
+    driven.restart()
+    found = row(driven)
+    assert [found[name] for name in COUNT_NAMES] == [0] * len(COUNT_NAMES)
+    assert (found["ready"], found["in_flight"], found["in_retry"], found["dead"]) == (2, 1, 1, 2)
+
+
+def test_a_kill_begins_the_counts_anew(tmp_path: Path) -> None:
+    """What a start replays from the pull log happened before."""
+    driven = Driven(tmp_path)
+    driven.do(driven.send_command({"a.x": [b"1", b"2"]}))
+    consumer = Consumer(driven, "one", "a.")
+    consumer.pull(2)
+    consumer.ack(0)
+    killed(driven)
+    found = row(driven)
+    assert [found[name] for name in COUNT_NAMES] == [0] * len(COUNT_NAMES)
+    assert found["in_flight"] == 1
+
+
+@pytest.mark.parametrize("is_retry", [False, True])
+def test_an_expired_message_is_not_a_rejected_one(tmp_path: Path, is_retry: bool) -> None:
+    driven = Driven(tmp_path)
+    driven.do(driven.send_command({"a": [b"1"]}))
+    consumer = Consumer(driven, "one", "a", expire_after_us=1_000_000)
+    if is_retry:
+        consumer.pull()
+        consumer.back(0, 1, Disposition.NACK, 0)
+    driven.advance(2_000)
+    assert consumer.pull() == []
+    found = row(driven)
+    assert (found["expired"], found["rejected"], found["died"], found["dead"]) == (1, 0, 1, 1)
+
+
+def test_the_oldest_is_ready_or_in_flight(tmp_path: Path) -> None:
+    driven, times = Driven(tmp_path), list[int]()
+    for body in (b"1", b"2", b"3"):
+        driven.advance(1_000)
+        driven.do(driven.send_command({"a.x": [body]}))
+        times.append(driven.store.last_stored_at_us)
+    consumer = Consumer(driven, "one", "a.")
+    assert (row(driven)["oldest_us"], row(driven)["in_flight_since_us"]) == (times[0], None)
+    driven.advance(1_000)
+    consumer.pull(2)
+    assert (row(driven)["oldest_us"], row(driven)["in_flight_since_us"]) == (times[0], driven.now.wall_us)
+    consumer.ack(0)
+    assert row(driven)["oldest_us"] == times[1]
+    consumer.ack(1)
+    assert (row(driven)["oldest_us"], row(driven)["in_flight_since_us"]) == (times[2], None)
+    consumer.pull(1)
+    consumer.ack(2)
+    assert row(driven)["oldest_us"] is None
+
+
+@pytest.mark.parametrize("prefixes", [("a.",), ("a.0",), ("a.0", "a."), ("",)])
+@pytest.mark.parametrize("partitions", [1, 3])
+def test_what_is_ready_is_right_after_every_event(tmp_path: Path, partitions: int, prefixes: tuple[str, ...]) -> None:
+    """A row is kept while nothing has changed; every change shows at once."""
+    driven = Driven(tmp_path, partitions=partitions)
+
+    def agrees() -> int:
+        (expected,) = ask(driven, "groups", group="g")["rows"]
+        found = row(driven)
+        same = "ready", "ready_exact", "in_flight", "in_retry", "dead", "delayed", "skipped", "filtered"
+        assert {name: found[name] for name in same} == {name: expected[name] for name in same}
+        return int(found["ready"])
+
+    for number in range(9):
+        driven.do(driven.send_command({f"a.{number % 3}": [b"x"], "b": [b"y"]}, connection=number % 2))
+    consumer = Consumer(driven, "one", *prefixes)
+    before = agrees()
+    assert agrees() == before  # from what is kept
+    driven.do(driven.send_command({"a.0": [b"new"]}))
+    assert agrees() == before + 1
+    consumer.pull(2)
+    assert agrees() == before - 1
+    driven.do(driven.send_command({"a.new": [b"new"]}))
+    agrees()
+    ask(driven, "seek_group", group="g", to="first")
+    agrees()
+    ask(driven, "seek_group", group="g", to="new")
+    assert agrees() == 0
+    consumer.join()
+    ask(driven, "set_group", group="g", follows=["b"])
+    agrees()
+
+
+def test_delayed_messages_count_for_every_group_that_will_get_them(tmp_path: Path) -> None:
+    driven = Driven(tmp_path)
+    Consumer(driven, "one", "a.", group="g")
+    Consumer(driven, "two", "", group="all", connection=2)
+    Consumer(driven, "three", "a.x", group="exact", connection=3)
+    Consumer(driven, "four", "a.x.", group="deeper", connection=4)
+    delay(driven, "a.x", 60_000_000)
+    found = {group: row(driven, group)["delayed"] for group in ("g", "all", "exact", "deeper")}
+    assert found == {"g": 1, "all": 1, "exact": 1, "deeper": 0}
+    assert first_page(driven)["delayed"] == 1
+
+
+def test_a_deleted_group_leaves_its_counts(tmp_path: Path) -> None:
+    driven = Driven(tmp_path)
+    driven.do(driven.send_command({"a": [b"1", b"2"]}))
+    consumer = Consumer(driven, "one", "a")
+    consumer.pull()
+    consumer.ack()
+    assert row(driven)["acked"] == 2
+    ask(driven, "delete_group", group="g")
+    page = first_page(driven)
+    assert page["groups"] == []
+    ended = dict(zip(COUNT_NAMES, page["ended"], strict=True))
+    assert (ended["delivered"], ended["acked"]) == (2, 2)
+
+
+def test_groups_come_in_pages_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    driven = Driven(tmp_path)
+    driven.do(driven.send_command({f"a.{number}": [b"x"] for number in range(4)}))
+    names = [f"g{number}" for number in range(7)]
+    for number, name in enumerate(names):
+        Consumer(driven, "one", "a.", f"a.{number}", group=name, connection=number)
+
+    def pages(**fields: Any) -> list[list[str]]:
+        page, found = first_page(driven, **fields), list[list[str]]()
+        while True:
+            found.append([one[0] for one in page["groups"]])
+            if page["after"] is None:
+                return found
+            page = ask(driven, "stats", after=page["after"], **fields)
+
+    assert pages(limit=3) == [names[:3], names[3:6], names[6:]]
+    assert pages() == [names]
+    for number in range(4):
+        driven.do(driven.send_command({f"a.{number}": [b"y"]}))
+    monkeypatch.setattr(stats, "MOST_WORK", 500)  # for two or three rows that are made anew
+    found = pages()
+    assert [name for page in found for name in page] == names
+    assert len(found) > 1
+
+
+def test_where_very_many_groups_change_a_row_may_be_some_seconds_old(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stats, "MOST_MADE_A_SECOND", 2)
+    driven = Driven(tmp_path)
+    driven.do(driven.send_command({"a": [b"x"]}))
+    for number in range(10):
+        Consumer(driven, "one", "a", group=f"g{number}", connection=number)
+
+    def ready() -> set[int]:
+        page = first_page(driven)
+        column = page["columns"].index("ready")
+        return {one[column] for one in page["groups"]}
+
+    assert ready() == {1}
+    driven.do(driven.send_command({"a": [b"y"]}))
+    assert ready() == {2}  # how many change all the time is not known yet
+    driven.do(driven.send_command({"a": [b"z"]}))
+    assert ready() == {2}
+    assert row(driven, "g3")["at_us"] == driven.now.wall_us
+    driven.advance(4_000)
+    assert ready() == {2}
+    assert row(driven, "g3")["at_us"] == driven.now.wall_us - 4_000_000
+    driven.advance(1_000)
+    assert ready() == {3}
+
+
+def test_wrong_fields_are_refused(tmp_path: Path) -> None:
+    driven = Driven(tmp_path)
+    for fields in ({"after": 1}, {"limit": "many"}, {"limit": None}):
+        with pytest.raises(InvalidOption, match="stats takes"):
+            ask(driven, "stats", **fields)
+    assert isinstance(
+        driven.do(Administer(99, driven.request(), "stats", {"after": "a", "limit": -5}))[0], Administered
+    )
