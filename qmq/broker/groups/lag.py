@@ -131,7 +131,7 @@ def _cursors(
     ends: npt.NDArray[np.int64],
 ) -> tuple[npt.NDArray[np.int64], bool]:
     """Return the next sequence of each of these subjects, which end before *ends*, and whether all are known."""
-    cursors = group.floor(subject_filter, numbers).astype(np.int64)
+    cursors = group.peek_floor(subject_filter, numbers).astype(np.int64)
     if subject_filter.start.kind != "time":
         return cursors, True
     unset = np.flatnonzero((cursors == 0) & (numbers < subject_filter.start.subjects) & (ends > 0))
@@ -199,7 +199,7 @@ def _is_not_given(store: Store, group: Group, subject_filter: SubjectFilter, ent
     number = entry[3]
     if not _takes(store, subject_filter, number):
         return False
-    return entry[0] + entry[4] > int(group.floor(subject_filter, np.array([number]))[0])
+    return entry[0] + entry[4] > int(group.peek_floor(subject_filter, np.array([number]))[0])
 
 
 def _not_given(
@@ -208,7 +208,7 @@ def _not_given(
     """Return the indexes of the rows (ENTRY_DTYPE) that are for the group and were not handed out."""
     assert rows.dtype == ENTRY_DTYPE
     subjects = rows["subject"].astype(np.int64)
-    wanted = rows["first_sequence"] + rows["count"] > group.floor(subject_filter, subjects)
+    wanted = rows["first_sequence"] + rows["count"] > group.peek_floor(subject_filter, subjects)
     if subject_filter.prefix or subject_filter.kind is not None or store.subjects.has_private:
         # By name: what a filter keeps to match rows takes a byte a subject, and many groups may be idle.
         different, which = np.unique(subjects, return_inverse=True)
