@@ -511,6 +511,31 @@ def test_a_message_of_another_subject_that_nobody_waited_for_delays_no_pull() ->
     assert short.short_frames == before + 2, "both went the short way"
 
 
+def test_an_answer_that_waits_for_the_disk_keeps_its_bytes() -> None:
+    history = History(6)
+    fields = {"group": "g", "prefixes": ["orders."], "consumer": "c", "nonce": b"n", "client": b"c"}
+    history.write(0, encode_frame(FrameKind.SUBSCRIBE, 2, frames.pack_meta(fields)))
+    for number in range(4):  # new producers, subjects and cursors take the general way
+        if number:
+            history.write(1, _lone(history, 1, number))
+        pull = history.simple(FrameKind.PULL, frames.PULL, 1, 9, 1, 999, 20_000, history.next[0, 1])
+        history.pulls[0, history.request] = 0, 1
+        history.write(0, pull)
+    history.is_faulty = True
+    for side in history.sides:
+        side.disk.fail_always("pwritev", errno.ENOSPC, "/pulls/")
+    short = history.sides[0]
+    before = short.short_frames
+    history.write(1, _lone(history, 1, 4))
+    assert short.short_frames == before + 1
+    history.write(1, _lone(history, 1, 5))  # received into the same bytes
+    assert history.pulls
+    for side in history.sides:
+        side.disk.heal()
+    history.advance(300_000)
+    assert not history.pulls, "the answers were the same"
+
+
 def test_timers_are_not_looked_at_while_nothing_is_due() -> None:
     history = History(5)
     server = history.sides[0].server
