@@ -511,16 +511,71 @@ def test_a_message_of_another_subject_that_nobody_waited_for_delays_no_pull() ->
     assert short.short_frames == before + 2, "both went the short way"
 
 
-def test_an_answer_that_waits_for_the_disk_keeps_its_bytes() -> None:
-    history = History(6)
+def _waiting(seed: int) -> History:
+    """Return a history in which a pull of connection 0 waits, after messages 1 to 3 of connection 1: what follows is
+    simple.
+    """
+    history = History(seed)
     fields = {"group": "g", "prefixes": ["orders."], "consumer": "c", "nonce": b"n", "client": b"c"}
     history.write(0, encode_frame(FrameKind.SUBSCRIBE, 2, frames.pack_meta(fields)))
-    for number in range(4):  # new producers, subjects and cursors take the general way
-        if number:
-            history.write(1, _lone(history, 1, number))
-        pull = history.simple(FrameKind.PULL, frames.PULL, 1, 9, 1, 999, 20_000, history.next[0, 1])
-        history.pulls[0, history.request] = 0, 1
-        history.write(0, pull)
+    for number in range(1, 4):  # new producers, subjects and cursors take the general way
+        history.write(0, _pull(history, 20_000))
+        history.write(1, _lone(history, 1, number))
+    history.write(0, _pull(history, 20_000))
+    return history
+
+
+def _pull(history: History, timeout_ms: int) -> bytes:
+    pull = history.simple(FrameKind.PULL, frames.PULL, 1, 9, 1, 999, timeout_ms, history.next[0, 1])
+    history.pulls[0, history.request] = 0, 1
+    return pull
+
+
+def _ack(history: History) -> bytes:
+    """Return an ACK of all in flight, whose answer may wait."""
+    numbers, history.in_flight[0, 1] = history.in_flight[0, 1], []
+    packed, crc = pack_numbers([numbers[0], numbers[-1] + 1])
+    payload = frames.ACK.pack(1, crc) + packed
+    return encode_frame(FrameKind.ACK, history.number(), b"", len(payload), frames.MAY_WAIT) + payload
+
+
+def test_acks_that_wait_are_answered_in_time() -> None:
+    history = _waiting(7)
+    history.write(1, _lone(history, 1, 4))
+    history.write(0, _ack(history), _pull(history, 20_000))
+    history.advance(100_000)
+    history.seen.clear()
+    history.write(1, _lone(history, 1, 5))
+    short = history.sides[0]
+    before = short.short_frames
+    history.write(0, _ack(history), _pull(history, 20_000))
+    assert short.short_frames == before + 2
+    for _ in range(19):
+        history.advance(1_000)
+        history.write(1, _lone(history, 1, 0, "stock"))  # a repeat, for nobody
+        assert not history.seen["ACKED"]
+    history.advance(1_000)
+    assert history.seen["ACKED"] == 1
+
+
+@pytest.mark.parametrize("timeout_ms", [0, 1, 19, 20, 50])
+def test_a_pull_is_answered_when_its_time_is_up(timeout_ms: int) -> None:
+    history = _waiting(8)
+    history.write(1, _lone(history, 1, 4))
+    history.advance(100_000)
+    before = history.sides[0].short_frames
+    history.seen.clear()
+    history.write(0, _ack(history), _pull(history, timeout_ms))
+    assert history.sides[0].short_frames == before + (1 if timeout_ms < 20 else 2)
+    if timeout_ms:
+        history.advance(timeout_ms * 1_000 - 1)
+        assert not history.seen["MESSAGES"]
+        history.advance(10_000)  # timers are rounded up, and looked at every 5 ms
+    assert history.seen["MESSAGES"] == 1
+
+
+def test_an_answer_that_waits_for_the_disk_keeps_its_bytes() -> None:
+    history = _waiting(6)
     history.is_faulty = True
     for side in history.sides:
         side.disk.fail_always("pwritev", errno.ENOSPC, "/pulls/")

@@ -85,6 +85,5 @@ OF_SHORT_WAY: Final = (
     # --- the server ---------------------------------------------------------------------------------------------------
     _guard("answer what joins only once", "ReplyWriter.answer_at_once", never("acks[0].refused")),
     _guard("answer acks in time", "Server._look", never("due is not None and due < deadline")),
-    _guard("look at timers in time", "Server._look", never("deadline <= now.monotonic_us")),
     _guard("a turn looks after what is left", "Server.small_frames", never("small.rules.is_unfinished")),
 )  # fmt: skip
