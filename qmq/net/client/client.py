@@ -209,10 +209,15 @@ class Client:
         due = deliver_at_of(delay, deliver_at) if delay is not None or deliver_at is not None else 0
         plain = key is keys is None and not tags and not properties and not due and expires_in is None
         plain = plain and priority is order_key is None
-        if plain and durability is None and not self._accumulator.unfinished and type(body) is bytes:
-            alone = self._brokers.send_now(subject, body)
-            if alone is not None:
-                return await alone
+        if plain and durability is None and type(body) is bytes:
+            if self._accumulator.unfinished:
+                joined: asyncio.Future[Receipt] = self._brokers.ready().create_future()
+                if self._accumulator.add_plain(subject, body, joined):
+                    return await joined
+            else:
+                alone = self._brokers.send_now(subject, body)
+                if alone is not None:
+                    return await alone
         header = NO_HEADER
         if not plain:
             expire_at = 0 if expires_in is None else expire_at_of(expires_in)

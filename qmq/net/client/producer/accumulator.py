@@ -144,6 +144,20 @@ class Accumulator:
         batch.waiters.append((run, len(run.bodies) - 1, 0, waiter))
         return True
 
+    def add_plain(self, subject: str, body: bytes, waiter: Waiter) -> bool:
+        """Add a plain message of the usual durability with a waiter to the open run of its subject; return False, with
+        nothing changed, where there is none, or where it has headers or no room.
+        """
+        run = self._open_runs.get(subject)
+        room = self.room - len(body) - MESSAGE_OVERHEAD
+        if type(run) is not OutgoingRun or room < 0 or run.headers is not None:
+            return False
+        self.room = room
+        bodies = run.bodies
+        self._open_waiters.append((run, len(bodies), 0, waiter))
+        bodies.append(body)
+        return True
+
     def append_nowait(self, subject: str, body: bytes, header: MessageHeader, flush: bool) -> int:
         """Append a message without a waiter to the open run of its subject; return its ticket. 0: there is no such run,
         or no room in it.

@@ -72,6 +72,25 @@ def test_messages_gather_by_subject_in_their_order() -> None:
     assert not g.has_any()
 
 
+def test_a_plain_message_joins_the_open_run_of_its_subject_if_that_is_plain_and_has_room() -> None:
+    first, second, third = Waiting(), Waiting(), Waiting()
+    one, other = accumulator(), accumulator()
+    assert not one.add_plain("a", b"1", first)  # there is no run
+    for each in (one, other):
+        each.add("a", b"1", NO_HEADER, True, first, 0.0)
+    assert one.add_plain("a", b"2", second)
+    other.add("a", b"2", NO_HEADER, True, second, 0.0)
+    assert not one.add_plain("b", b"3", third)
+    assert not one.add_plain("a", bytes(BATCH_BYTES), third)
+    assert one.room == other.room
+    one.add("a", b"3", make_header("k"), True, third, 0.0)
+    assert not one.add_plain("a", b"4", third)
+    (batch,), (as_usual,) = all_batches(one), all_batches(other)
+    assert contents(batch) == {"a": [b"1", b"2", b"3"]}
+    assert contents(as_usual) == {"a": [b"1", b"2"]}
+    assert batch.waiters == [(batch.runs["a"], index, 0, each) for index, each in enumerate((first, second, third))]
+
+
 def test_a_batch_never_mixes_durabilities_and_a_subject_keeps_its_order() -> None:
     g = accumulator()
     for number, flush in enumerate([True, True, False, True]):
