@@ -16,6 +16,7 @@ from qmq.format.build import MessageHeader, RunContent, build_batch, make_header
 from qmq.format.layout import BATCH_HEADER_SIZE, RUN_SIZE
 from qmq.format.pieces import read_answer
 from tests.broker.harness import START_US, Driven, runs_of_answer
+from tests.effort import part_of
 from tests.format.contents import set_header
 
 #: Thousands of answers, which run three times as fast without a count of covered lines.
@@ -85,7 +86,7 @@ def test_columns_of_a_run_that_is_cut_count(tmp_path: Path, prefix: str) -> None
 
 
 @pytest.mark.parametrize("partitions", [1, 3])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(part_of(4)))
 def test_any_batches(tmp_path: Path, seed: int, partitions: int) -> None:
     chance = random.Random(seed)
     driven = Driven(tmp_path, partitions=partitions)

@@ -14,6 +14,7 @@ from qmq.errors import Fenced
 from qmq.net.protocol.types import Disposition
 from tests.broker.harness import Driven
 from tests.broker.test_consuming import Consumer, killed
+from tests.effort import part_of
 
 #: Other tests try the same events one by one, so no covered lines are counted here.
 pytestmark = pytest.mark.no_cover
@@ -134,7 +135,7 @@ class History:
                 break
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(part_of(30)))
 @pytest.mark.parametrize("partitions", [1, 3])
 def test_everything_is_handled_once_whatever_happens(tmp_path: Path, seed: int, partitions: int) -> None:
     """No acked message comes again, no message is in flight twice, and all are acked in the end."""

@@ -19,6 +19,7 @@ from tests.broker.retention.test_retention import HOUR_MS, driven_in, numbers, s
 from tests.broker.retention.test_retention import send as fill
 from tests.broker.test_admin import ask, group_row
 from tests.broker.test_consuming import Consumer, killed
+from tests.effort import part_of
 
 SESSION_TIMEOUT_MS = 30_000
 STOPS = pytest.mark.parametrize("stop", [None, Driven.restart, killed])
@@ -351,7 +352,7 @@ def test_an_at_most_once_group_that_follows_again_is_given_nothing_twice(tmp_pat
     driven.close()
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(part_of(12)))
 def test_narrowing_and_widening_loses_nothing_and_repeats_nothing(tmp_path: Path, seed: int) -> None:
     """Once all is followed again and dead letters are redriven, each message has been acked once."""
     driven, chance = (

@@ -21,6 +21,7 @@ from qmq.errors import StorageError, SyncFailed
 from qmq.format.build import RunContent, build_batch, make_header
 from qmq.format.ids import MessageId
 from tests.broker.harness import START_US, Driven, runs_of_answer
+from tests.effort import part_of
 from tests.fake_disk import Operation
 from tests.sim.disk import SimulatedDisk
 from tests.sim.life import DIRECTORY, SMALL, check_files, stop
@@ -218,7 +219,7 @@ def check(life: Life, power: bool) -> None:
             assert body in counts, f"{body!r} was acknowledged and is gone"
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(part_of(6)))
 def test_a_crash_at_any_operation(seed: int) -> None:
     disk = SimulatedDisk(seed)
     chance = random.Random(seed)
@@ -239,7 +240,7 @@ def test_a_crash_at_any_operation(seed: int) -> None:
     assert disk.struck["killed"]
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(part_of(6)))
 def test_a_disk_that_fails(seed: int) -> None:
     disk = SimulatedDisk(seed)
     chance = random.Random(seed)
@@ -256,7 +257,7 @@ def test_a_disk_that_fails(seed: int) -> None:
     assert disk.struck["write failed"] + disk.struck["other call failed"]
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(part_of(6)))
 def test_a_sync_that_fails(seed: int) -> None:
     disk = SimulatedDisk(seed)
     life = Life(disk, Record(), seed)

@@ -15,6 +15,7 @@ from qmq.storage.disk.disk import Disk
 from qmq.storage.verify.verify import verify
 from tests.broker.delay.test_delay import S, cancel, command, crash, delay, follow, pulled
 from tests.broker.harness import Driven
+from tests.effort import part_of
 
 SMALL = {"segment_bytes": 1_280, "max_frame_bytes": 1_024}
 DAY = 86_400 * S
@@ -201,7 +202,7 @@ def test_a_repeat_of_a_removed_batch_is_recognised(tmp_path: Path) -> None:
     clean(driven)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(part_of(5)))
 def test_any_history_loses_and_doubles_nothing(tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)
     driven = Driven(tmp_path, **SMALL)

@@ -15,6 +15,7 @@ from qmq.broker.ports.effects import Administered, PulledMessages, Refused, Subs
 from qmq.errors import InvalidOption, SyncFailed
 from tests.broker.harness import Driven, bodies_of, runs_of_answer
 from tests.broker.test_consuming import filled, killed, many
+from tests.effort import part_of
 from tests.fake_disk import FakeDisk
 
 
@@ -151,7 +152,7 @@ def test_there_is_nothing_to_hand_back(tmp_path: Path) -> None:
     driven.close()
 
 
-@pytest.mark.parametrize(("seed", "partitions"), [(seed, 1 + seed % 3) for seed in range(12)])
+@pytest.mark.parametrize(("seed", "partitions"), [(seed, 1 + seed % 3) for seed in range(part_of(12))])
 def test_nothing_comes_twice_whatever_happens(tmp_path: Path, seed: int, partitions: int) -> None:
     chance = random.Random(seed)
     driven = Driven(tmp_path, partitions=partitions)

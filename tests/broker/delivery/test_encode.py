@@ -15,10 +15,11 @@ from qmq.broker.journal.record_types import MessageRange
 from qmq.storage.store import Store
 from tests.broker.groups.test_message_ranges import chosen, filled, followed, places_of
 from tests.broker.harness import Driven
+from tests.effort import part_of
 
 
 @pytest.mark.parametrize("prefix", ["", "a.", "a.x"])
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(part_of(6)))
 def test_each_range_is_found_where_it_lies(tmp_path: Path, prefix: str, seed: int) -> None:
     driven, chance = filled(tmp_path, seed, 1 + seed % 2), random.Random(seed)
     store = driven.store

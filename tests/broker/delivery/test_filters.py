@@ -15,6 +15,7 @@ from qmq.format.hashing import tag_bits
 from qmq.net.protocol.types import Disposition
 from tests.broker.harness import START_US, Driven, bodies_of
 from tests.broker.test_consuming import Consumer, killed
+from tests.effort import part_of
 
 SECOND = 1_000_000
 
@@ -190,7 +191,7 @@ def test_a_group_may_have_all_expire(tmp_path: Path) -> None:
     driven.close()
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(part_of(12)))
 def test_as_one_message_at_a_time(tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)
     driven = Driven(tmp_path, partitions=1 + seed % 2)

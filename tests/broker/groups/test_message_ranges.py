@@ -13,6 +13,7 @@ from qmq.broker.groups.message_ranges import PARTITIONS, MessageParts, RunPart, 
 from qmq.broker.journal.record_types import MessageRange
 from qmq.storage.store import Store
 from tests.broker.harness import Driven
+from tests.effort import part_of
 
 Place = tuple[int, int, int, int]  # partition, batch position, run, ordinal in the run
 
@@ -54,7 +55,7 @@ def chosen(store: Store, subject_filter: SubjectFilter, max_count: int) -> Messa
 
 @pytest.mark.parametrize("partitions", [1, 3])
 @pytest.mark.parametrize("prefix", ["", "a.", "a.x", "b"])
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(part_of(6)))
 def test_ranges_lead_back_to_the_chosen_messages(tmp_path: Path, prefix: str, partitions: int, seed: int) -> None:
     driven, chance = filled(tmp_path, seed, partitions), random.Random(seed)
     store = driven.store

@@ -23,6 +23,7 @@ from qmq.storage.pull_log.records import PullRecord, list_pull_files, pull_file_
 from qmq.storage.verify.verify import verify
 from tests.broker.harness import Driven
 from tests.broker.test_consuming import Consumer, filled, many
+from tests.effort import part_of
 from tests.fake_disk import FakeDisk
 from tests.storage.histories import quick_directory
 from tests.storage.stores import identity_of
@@ -182,7 +183,7 @@ def check(killed: Killed, path: Path, lost: list[PullRecord], chance: random.Ran
     return found
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(part_of(6)))
 def test_a_rotten_record_loses_nothing(quick: Path, seed: int) -> None:
     """One bit is flipped in one record, for each record."""
     killed, chance, struck = lived(quick / f"life-{seed}", seed), random.Random(seed), Counter[str]()
@@ -200,7 +201,7 @@ def test_a_rotten_record_loses_nothing(quick: Path, seed: int) -> None:
     assert len(struck) >= 4, struck
 
 
-@pytest.mark.parametrize("seed", range(10, 16))
+@pytest.mark.parametrize("seed", range(10, 10 + part_of(6)))
 def test_many_rotten_records_lose_nothing(quick: Path, seed: int) -> None:
     killed, chance = lived(quick / f"life-{seed}", seed), random.Random(seed)
     for number in range(8):

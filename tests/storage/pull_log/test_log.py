@@ -20,6 +20,7 @@ from qmq.storage.pull_log.records import (
     read_pull_log,
     rewrite_pull_log,
 )
+from tests.effort import part_of
 from tests.fake_disk import FakeDisk, Operation
 from tests.sim.disk import SimulatedDisk
 
@@ -168,7 +169,7 @@ class _Killed(BaseException):
     """End the process."""
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(part_of(30)))
 def test_a_generation_that_a_killed_start_began_outlasts_the_power(seed: int) -> None:
     """It was killed before the name of its file was on disk; the next start goes on in that generation, and clients are
     told so.
