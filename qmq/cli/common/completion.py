@@ -41,9 +41,10 @@ def complete_prefixes(context: click.Context, parameter: click.Parameter, incomp
 def _names(context: click.Context, incomplete: str, kind: str) -> list[str]:
     found: list[str] = []
     with suppress(Exception):  # a completion that fails must not write into a command line
-        from qmq.net.client.address import parse_url
+        from qmq.net.client.address import parse_url, tls_files
 
-        for address in parse_url(_server(context)):
+        files = tls_files(*(_value_of(context, name) for name in ("tls_ca", "tls_cert", "tls_key")))
+        for address in parse_url(str(_value_of(context, "server")), files):
             with suppress(Exception):
                 if kind == "dead letters":
                     names = _dead_letters(address, context.params["group"])
@@ -57,16 +58,17 @@ def _names(context: click.Context, incomplete: str, kind: str) -> list[str]:
     return sorted(set(found))
 
 
-def _server(context: click.Context) -> str:
-    """Return the broker that the command would talk to."""
-    server = context.params.get("server")
-    if isinstance(server, str):
-        return server
+def _value_of(context: click.Context, name: str) -> str | None:
+    """Return what an option of the command says, of those that lead to the broker."""
+    value = context.params.get(name)
+    if isinstance(value, str):
+        return value
     for parameter in context.command.params:
-        if parameter.name == "server":
+        if parameter.name == name:
             value, _ = parameter.consume_value(context, {})
-            return str(parameter.process_value(context, value))
-    raise LookupError("the command has no option --server")
+            value = parameter.process_value(context, value)
+            return None if value is None else str(value)
+    raise LookupError(f"the command has no option for {name}")
 
 
 def _groups(address: Any, incomplete: str) -> Iterator[str]:

@@ -15,6 +15,7 @@ import pytest
 
 import qmq
 from tests.broker_process import BrokerProcess, broker_process
+from tests.certificates import TlsFilesOfTests
 from tests.cli.commands import qmq as run
 
 
@@ -107,3 +108,12 @@ def test_bash_takes_the_script(broker: BrokerProcess, tmp_path: Path) -> None:
     environment = {**os.environ, "QMQ_SERVER": broker.url}
     done = subprocess.run([bash, "-c", lines], env=environment, capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "billing billing-test"
+
+
+def test_names_of_a_broker_with_tls_are_completed(tmp_path: Path) -> None:
+    files = TlsFilesOfTests.make(tmp_path / "tls")
+    with broker_process(tmp_path / "data", **files.settings) as broker:
+        with qmq.connect_sync(broker.url, tls_ca=files.authority.ca) as client:
+            client.send("shop.mail", b"x")
+        assert completed(f"qmq peek --tls-ca {files.authority.ca} sh", broker.url) == ["shop."]
+        assert completed("qmq peek sh", broker.url) == []
