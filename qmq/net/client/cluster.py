@@ -12,11 +12,14 @@ import os
 import secrets
 import warnings
 from collections.abc import Sequence
+from functools import lru_cache
+from hashlib import blake2b
 from typing import Any, Final
 
 from qmq.errors import ConnectionLost, InvalidOption, QmqError, UsageError
 from qmq.format.layout import PRODUCER_ID_SIZE
 from qmq.format.source import new_source
+from qmq.net.client.address import Address
 from qmq.net.client.backoff import Backoff
 from qmq.net.client.broker_link import Link
 from qmq.net.client.connection import Answer, BrokerConnection, Welcome
@@ -27,6 +30,9 @@ from qmq.net.client.producer.outcomes import Outcomes
 from qmq.net.client.producer.receipts import Receipt
 from qmq.net.client.producer.window import SendWindow
 from qmq.net.protocol.frames import FrameKind
+
+#: Order keys whose brokers are remembered.
+_ORDER_KEYS_KEPT: Final = 16_384
 
 
 class Failover:
@@ -67,6 +73,27 @@ class Failover:
             self._lanes[chosen].take_new(True)
 
 
+class OrderKeyBrokers:
+    """Says which of several brokers has the messages of an order key: by rendezvous hashing over the addresses, so that
+    all clients that name the brokers alike agree, whatever the order in which they name them.
+    """
+
+    def __init__(self, addresses: Sequence[Address]) -> None:
+        self._names = [f"{address.host.lower()}:{address.port}" for address in addresses]
+        self.broker_of = lru_cache(_ORDER_KEYS_KEPT)(self._broker_of)
+
+    def _broker_of(self, subject: str, order_key: str) -> int:
+        """Return the number of the broker among the addresses: the one with the highest hash, of equal ones the one
+        with the lowest name.
+        """
+        rest = f"\0{subject}\0{order_key}"
+        hashes = [
+            (-int.from_bytes(blake2b((name + rest).encode(), digest_size=8).digest(), "big"), name, number)
+            for number, name in enumerate(self._names)
+        ]
+        return min(hashes)[2]
+
+
 log = logging.getLogger("qmq.client")
 
 #: Once one broker has answered, the others have this long, in seconds, before a client begins without them.
@@ -83,7 +110,13 @@ class Brokers:
         self.outcomes = Outcomes(producer_id, accumulator, new_source(options.app, sender_bytes))
         #: The brokers know this client's process by it.
         self.client_id = secrets.token_bytes(16)
-        lanes = [SendWindow(self.outcomes, accumulator, options.send_timeout) for _ in options.addresses]
+        self._accumulator = accumulator
+        if len(options.addresses) > 1:
+            accumulator.broker_of = OrderKeyBrokers(options.addresses).broker_of
+        lanes = [
+            SendWindow(self.outcomes, accumulator, options.send_timeout, number)
+            for number in range(len(options.addresses))
+        ]
         self.links = [
             Link(address, options, lane, self, self.client_id)
             for address, lane in zip(options.addresses, lanes, strict=True)
@@ -208,6 +241,9 @@ class Brokers:
     def want_turn(self) -> None:
         """Look for a batch to send in the next turn of the loop."""
         self._active.want_turn()
+        if self._accumulator.has_bound():
+            for link in self.links:
+                link.want_turn()
 
     def send_now(self, subject: str, body: bytes) -> asyncio.Future[Receipt] | None:
         """Write a plain message of the usual durability at once; None if it has to queue."""

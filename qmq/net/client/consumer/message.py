@@ -22,9 +22,9 @@ import numpy as np
 from qmq.durations import Duration
 from qmq.errors import Fenced, QmqError, UsageError
 from qmq.format.lanes import priority_of
-from qmq.format.layout import HAS_CREATED_AT, HAS_ORIGIN_ID, HAS_SOURCE, MESSAGE_ID, RUN_REPLAYED
+from qmq.format.layout import HAS_CREATED_AT, HAS_ORIGIN_ID, HAS_SOURCE, LANE_ORDERED, MESSAGE_ID, RUN_REPLAYED
 from qmq.format.run import Run, messages_in
-from qmq.net.client.consumer.in_flight import PendingDisposition, check_delay, check_reason, reason_of
+from qmq.net.client.consumer.in_flight import PendingDisposition, WholeMessage, check_delay, check_reason, reason_of
 from qmq.net.client.consumer.nacks import FailureLog, delay_of
 from qmq.net.client.options import json_of
 from qmq.net.client.producer.receipts import utc_from_us
@@ -56,6 +56,13 @@ def with_tags(runs: list[Run], tags: frozenset[str]) -> list[Run]:
             elif run.in_flight is not None:
                 run.in_flight.ack(run.delivery_sequence + start, run.delivery_sequence + stop)
     return matching
+
+
+def _whole(run: Run, index: int) -> WholeMessage | None:
+    """Return the message for another broker, should its own be gone; None with an order key, whose order another one
+    could not keep: it fails there, or comes again from its own.
+    """
+    return None if run.lane >= LANE_ORDERED else (run, index)
 
 
 class Message:
@@ -262,7 +269,7 @@ class Message:
         in_flight = self._run.in_flight
         if in_flight is None:
             raise UsageError("messages of solo consumers and of at_most_once groups cannot be nacked or rejected")
-        number, whole = self._number, (self._run, self._index)
+        number, whole = self._number, _whole(self._run, self._index)
         back = PendingDisposition(number, number + 1, disposition, check_delay(delay), check_reason(reason), whole)
         if disposition == Disposition.REJECT and in_flight.is_open(number):
             in_flight.owner.failures.add_rejected([self], back.reason)
@@ -323,7 +330,7 @@ def failure(message: Message, error: BaseException) -> PendingDisposition:
     """[any thread] Log that *error* ended the handler of a message of a group; return the nack to send."""
     delay_us, error = delay_of(error)
     message._run.in_flight.owner.failures.add(message, error, delay_us)
-    whole = message._run, message._index
+    whole = _whole(message._run, message._index)
     return PendingDisposition(message._number, message._number + 1, Disposition.NACK, delay_us, reason_of(error), whole)
 
 

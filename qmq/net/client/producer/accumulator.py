@@ -15,10 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from qmq.errors import MessageTooLarge, QueueFull
-from qmq.format.build import NO_HEADER, AnyHeader, MessageHeader, sizes_of_headers
+from qmq.format.build import NO_HEADER, AnyHeader, MessageHeader, full_header, sizes_of_headers
 from qmq.format.layout import LANE_NORMAL, LANE_ORDERED, MAX_RUNS, RUN_SIZE
 from qmq.names import check_subject
 from qmq.net.client.producer.batch import (
+    ANY_BROKER,
     BATCH_OVERHEAD,
     DELAYED_OVERHEAD,
     MESSAGE_OVERHEAD,
@@ -27,6 +28,7 @@ from qmq.net.client.producer.batch import (
     OutgoingBatch,
     Waiter,
 )
+from qmq.net.client.producer.ordered import order_key_of
 from qmq.net.client.producer.run import OutgoingRun, RunName, Sizes, name_of
 from qmq.net.protocol.frames import FRAME_SIZE
 
@@ -42,12 +44,22 @@ _SINGLE_OVERHEAD: Final = MESSAGE_OVERHEAD + RUN_OVERHEAD
 assert BATCH_BYTES // (_SINGLE_OVERHEAD + 1) < MAX_RUNS
 
 
+Takes = Callable[[int], bool]
+
+
+def _takes_any(broker: int) -> bool:
+    return True
+
+
 class BatchKind(NamedTuple):
-    """The properties that all messages of a batch share: their durability, whether they are delayed and expire."""
+    """The properties that all messages of a batch share: their durability, whether they are delayed and expire, and the
+    broker that they have to go to.
+    """
 
     flush: bool
     delayed: bool
     expires: bool = False
+    broker: int = ANY_BROKER
 
 
 class SendLimits(NamedTuple):
@@ -77,6 +89,8 @@ class Accumulator:
         # The short cut of _append: the runs of the open batch of the usual durability, and its waiters.
         self._open_runs: dict[RunName, OutgoingRun | bytes | None] = {}
         self._open_waiters: list[tuple[OutgoingRun, int, int, Waiter]] = []
+        #: With several brokers: returns the one to which messages of a subject and order key go. None: there is one.
+        self.broker_of: Callable[[str, str], int] | None = None
         #: Batches that have not ended, oldest first.
         self.unfinished: dict[OutgoingBatch, None] = {}
         self._flush = flush
@@ -180,7 +194,7 @@ class Accumulator:
         run.add_ticket(ticket)
         if run.tickets is not None and self._may_cut_short:
             if run.lane != LANE_NORMAL:
-                if run.lane == LANE_ORDERED and run.headers is not None:
+                if run.lane == LANE_ORDERED and run.headers is not None and self.broker_of is None:
                     self.ordered[run.subject] = run.bodies, run.tickets, run.headers
             elif run.headers is None:
                 self.plain[run.subject] = run.bodies, run.tickets
@@ -206,7 +220,7 @@ class Accumulator:
         room = self.room - len(body) - len(header.packed) - (ORDERED_OVERHEAD if lane else MESSAGE_OVERHEAD)
         if (
             not isinstance(run, OutgoingRun) or room < 0 or flush != self._flush
-            or header.deliver_at or header.expire_at
+            or header.deliver_at or header.expire_at or (lane >= LANE_ORDERED and self.broker_of is not None)
         ):  # fmt: skip
             return None
         self.room = room
@@ -295,6 +309,12 @@ class Accumulator:
         if (headers is not None or header is not NO_HEADER) and not header.lane:
             self.plain.pop(subject, None)
         many = ManyWaiter(waiter)
+        if headers is not None and header.lane == LANE_ORDERED and self.broker_of is not None:
+            for body, one in zip(bodies, map(full_header, headers), strict=True):  # each may go to another broker
+                batch, run = self._place(subject, body, one, flush, now)
+                batch.waiters.append((run, len(run.bodies) - 1, 1, many.part(1)))
+            many.seal()
+            return
         overhead = ORDERED_OVERHEAD if header.lane else MESSAGE_OVERHEAD
         step = max(1, self._batch_bytes // (total // count + overhead))  # the count that fits on average
         while start < count:
@@ -313,7 +333,7 @@ class Accumulator:
         lane = header.lane
         kind, name = self._usual, name_of(subject, lane) if lane else subject
         if flush != self._flush or header.deliver_at or header.expire_at or lane:
-            kind, size = _kind_of(flush, header), size + _more_of(header)
+            kind, size = self._kind_of(subject, flush, header), size + _more_of(header)
         batch = self._open.get(kind)
         run = batch.run_of(name) if batch is not None else None
         if batch is None or run is None or batch.size + size > self._batch_bytes:
@@ -339,7 +359,7 @@ class Accumulator:
             return self._place_some(
                 subject, bodies[:half], sizes[:half], sizes_with_headers[:half], flush, many, now, header, own
             )
-        batch, run = self._open_for(name_of(subject, header.lane), size, _kind_of(flush, header), now)
+        batch, run = self._open_for(name_of(subject, header.lane), size, self._kind_of(subject, flush, header), now)
         index = run.extend(bodies, header, sizes, headers)
         batch.waiters.append((run, index, len(bodies), many.part(len(bodies))))
         batch.size += size
@@ -363,6 +383,7 @@ class Accumulator:
             self._seal(other)
         if batch is None:
             batch = self._open[kind] = OutgoingBatch(kind.flush, now)
+            batch.broker = kind.broker
             self.unfinished[batch] = None
             if kind == self._usual and self._may_cut_short:
                 self._open_runs, self._open_waiters = batch.runs, batch.waiters
@@ -371,6 +392,12 @@ class Accumulator:
         batch.size += run_bytes
         self._queued_bytes += run_bytes
         return batch, run
+
+    def _kind_of(self, subject: str, flush: bool, header: MessageHeader) -> BatchKind:
+        broker = ANY_BROKER
+        if self.broker_of is not None and header.lane >= LANE_ORDERED:
+            broker = self.broker_of(subject, order_key_of(header))
+        return BatchKind(flush, header.deliver_at > 0, header.expire_at > 0, broker)
 
     def _seal(self, kind: BatchKind) -> None:
         """Seal the open batch of that kind: no more messages go into it."""
@@ -390,40 +417,51 @@ class Accumulator:
 
     # --- out ---------------------------------------------------------------------------------------------------------
 
-    def take(self, now: float, hurry: bool) -> OutgoingBatch | None:
+    # *takes* says whether a window takes a batch for that broker.
+
+    def take(self, now: float, hurry: bool, takes: Takes = _takes_any) -> OutgoingBatch | None:
         """Return the next batch to send: a sealed one, else the oldest open one after its linger (or in a *hurry*)."""
-        if self._sealed:
-            return self._sealed.popleft()
+        for batch in self._sealed:
+            if takes(batch.broker):
+                self._sealed.remove(batch)
+                return batch
         for kind, batch in self._open.items():  # in the order in which they were opened
-            if hurry or now >= batch.opened_at + self._linger:
-                self._seal(kind)
-                return self._sealed.popleft()
-            break
+            if takes(kind.broker):
+                if hurry or now >= batch.opened_at + self._linger:
+                    self._seal(kind)
+                    return self._sealed.pop()
+                break
         return None
 
-    def next_at(self) -> float | None:
+    def next_at(self, takes: Takes = _takes_any) -> float | None:
         """Return the time from which ``take`` has a batch; None: there are no messages."""
-        if self._sealed:
-            return self._sealed[0].opened_at
+        for batch in self._sealed:
+            if takes(batch.broker):
+                return batch.opened_at
         for batch in self._open.values():
-            return batch.opened_at + self._linger
+            if takes(batch.broker):
+                return batch.opened_at + self._linger
         return None
 
-    def has_sealed(self) -> bool:
+    def has_sealed(self, takes: Takes = _takes_any) -> bool:
         """Return whether there is a sealed batch."""
-        return bool(self._sealed)
+        return any(takes(batch.broker) for batch in self._sealed)
 
-    def has_any(self) -> bool:
+    def has_any(self, takes: Takes = _takes_any) -> bool:
         """Return whether there are messages that ``take`` has not returned."""
-        return bool(self._sealed or self._open)
+        return self.has_sealed(takes) or any(takes(batch.broker) for batch in self._open.values())
 
-    def remove(self, is_over: Callable[[float], bool]) -> list[OutgoingBatch]:
+    def has_bound(self) -> bool:
+        """Return whether there are messages that have to go to a certain broker."""
+        return self.broker_of is not None and self.has_any(lambda broker: broker != ANY_BROKER)
+
+    def remove(self, is_over: Callable[[float], bool], takes: Takes = _takes_any) -> list[OutgoingBatch]:
         """Remove and return the batches whose messages wait since a time for which *is_over* is true."""
-        removed = []
-        while self._sealed and is_over(self._sealed[0].opened_at):
-            removed.append(self._sealed.popleft())
+        removed = [batch for batch in self._sealed if takes(batch.broker) and is_over(batch.opened_at)]
+        for batch in removed:
+            self._sealed.remove(batch)
         for kind, batch in list(self._open.items()):
-            if is_over(batch.opened_at + self._linger):
+            if takes(kind.broker) and is_over(batch.opened_at + self._linger):
                 self._seal(kind)
                 self._sealed.remove(batch)
                 removed.append(batch)
@@ -479,10 +517,6 @@ class Accumulator:
         self.room = self._room_before = 0
         self._open_runs, self._open_waiters = {}, []
         self._single_runs = None
-
-
-def _kind_of(flush: bool, header: MessageHeader) -> BatchKind:
-    return BatchKind(flush, header.deliver_at > 0, header.expire_at > 0)
 
 
 def _more_of(header: MessageHeader) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from operator import itemgetter
 from typing import Any, Final
 
+import msgpack
 import numpy as np
 import numpy.typing as npt
 
@@ -100,6 +101,12 @@ class OrderedRun(LaneRun):
         places = np.empty(len(self.order), np.int64)
         places[self.order] = np.arange(len(self.order))
         return places
+
+
+def order_key_of(header: MessageHeader) -> str:
+    """Return the order key in a header that has one."""
+    order_key: str = msgpack.unpackb(header.packed)["o"][0]
+    return order_key
 
 
 def _slots_of(headers: Sequence[Any]) -> _Indexes:

@@ -28,7 +28,7 @@ from qmq.errors import (
 )
 from qmq.net.client.backoff import Backoff
 from qmq.net.client.producer.accumulator import Accumulator, SendLimits
-from qmq.net.client.producer.batch import OutgoingBatch, Waiter
+from qmq.net.client.producer.batch import ANY_BROKER, OutgoingBatch, Waiter
 from qmq.net.client.producer.halving import halves_of
 from qmq.net.client.producer.outcomes import Outcomes
 
@@ -47,7 +47,9 @@ AT_ONCE: Final = 2
 class SendWindow:
     """The batches of a client for one broker. One thread uses it."""
 
-    def __init__(self, outcomes: Outcomes, accumulator: Accumulator, send_timeout: float) -> None:
+    def __init__(self, outcomes: Outcomes, accumulator: Accumulator, send_timeout: float, number: int = 0) -> None:
+        """*number* is that of the broker among the addresses of the client."""
+        self._number = number
         #: The reason why no batch is sent now.
         self.last_error: QmqError | None = None
         #: Whether new batches go to this broker.
@@ -129,6 +131,8 @@ class SendWindow:
             return []
         given = []
         for batch in self._retries:
+            if batch.broker != ANY_BROKER:  # another broker could not keep the order of its order keys
+                continue
             if not batch.answer_lost:
                 given.append(batch)
             elif failover_after is not None and now >= batch.unknown_since + failover_after:
@@ -160,7 +164,7 @@ class SendWindow:
                 return None
             batch = self._retries.pop(0)
         else:
-            new = self._take_new_batch(now) if self.takes_new else None
+            new = self._take_new_batch(now)
             if new is None:
                 return None
             batch = new
@@ -196,9 +200,13 @@ class SendWindow:
         self._in_flight[request] = batch
 
     def _take_new_batch(self, now: float) -> OutgoingBatch | None:
-        if len(self._in_flight) >= AT_ONCE and not self._accumulator.has_sealed():
+        if len(self._in_flight) >= AT_ONCE and not self._accumulator.has_sealed(self._takes):
             return None
-        return self._accumulator.take(now, self._outcomes.is_flushing)
+        return self._accumulator.take(now, self._outcomes.is_flushing, self._takes)
+
+    def _takes(self, broker: int) -> bool:
+        """Return whether new batches for that broker go here."""
+        return self.takes_new if broker == ANY_BROKER else broker == self._number
 
     def wake_at(self) -> float | None:
         """Return the time from which ``next_batch`` has a batch; None: only after an answer or a new message."""
@@ -208,13 +216,13 @@ class SendWindow:
             return None
         if self._retries:
             return self._retry_at
-        if len(self._in_flight) >= AT_ONCE and not self._accumulator.has_sealed():
+        if len(self._in_flight) >= AT_ONCE and not self._accumulator.has_sealed(self._takes):
             return None
-        return self._accumulator.next_at() if self.takes_new else None
+        return self._accumulator.next_at(self._takes)
 
     def has_waiting(self) -> bool:
         """Return whether there is a batch to write, now or later."""
-        return bool(self._retries) or (self.takes_new and self._accumulator.has_any())
+        return bool(self._retries) or self._accumulator.has_any(self._takes)
 
     def silent_since(self) -> float | None:
         """Return the time since which the broker owes an answer; None if it owes none."""
@@ -295,16 +303,21 @@ class SendWindow:
         for batch in [b for b in self._retries if now >= b.first_written_at + self._send_timeout]:
             self._retries.remove(batch)
             self._fail(batch, self._timed_out(batch), batch.answer_lost)
-        if self.takes_new:
-            progress_at, timeout = self._outcomes.progress_at, self._send_timeout
-            for batch in self._accumulator.remove(lambda since: now >= max(since, progress_at) + timeout):
-                self._fail(batch, self._timed_out(batch), unknown=False)
+        timeout = self._send_timeout
+        for broker, progress_at in ((ANY_BROKER, self._outcomes.progress_at), (self._number, self._progress_at)):
+            if self._takes(broker):
+                for batch in self._accumulator.remove(
+                    lambda since, last=progress_at: now >= max(since, last) + timeout,  # type: ignore[misc]
+                    broker.__eq__,
+                ):
+                    self._fail(batch, self._timed_out(batch), unknown=False)
 
     def _timed_out(self, batch: OutgoingBatch) -> QmqError:
         cause = batch.last_error or self.last_error
         if cause is None:
             return ConnectionLost(f"the broker did not answer within the send_timeout of {self._send_timeout:g} s")
-        return type(cause)(f"tried for the send_timeout of {self._send_timeout:g} s, last: {cause}")
+        bound = "" if batch.broker == ANY_BROKER else "; no other broker could keep the order of these order keys"
+        return type(cause)(f"tried for the send_timeout of {self._send_timeout:g} s, last: {cause}{bound}")
 
     def abandon(self, error: QmqError) -> None:
         """Fail all batches with *error*."""
@@ -314,9 +327,8 @@ class SendWindow:
             self._fail(batch, error, unknown=True)
         for batch in retries:
             self._fail(batch, error, batch.answer_lost)
-        if self.takes_new:
-            for batch in self._accumulator.remove(lambda since: True):
-                self._fail(batch, error, unknown=False)
+        for batch in self._accumulator.remove(lambda since: True, self._takes):
+            self._fail(batch, error, unknown=False)
 
     def _fail(self, batch: OutgoingBatch, error: QmqError, unknown: bool) -> None:
         self._careful.discard(batch)
