@@ -1,4 +1,4 @@
-"""Use filters of a query on subject, times and partition to read less. Spark applies all filters again."""
+"""Use filters of a query on subject, key, times and partition to read less. Spark applies all filters again."""
 
 from __future__ import annotations
 
@@ -40,8 +40,10 @@ def _narrowed(wanted: Wanted, condition: Any) -> Wanted:
     name = attribute[0]
     if name == "subject" and isinstance(condition, StringStartsWith):
         return replace(wanted, prefixes=(*wanted.prefixes, value))
-    if name in ("subject", "partition") and isinstance(condition, EqualTo | In):
+    if name in ("subject", "partition", "key") and isinstance(condition, EqualTo | In):
         values = frozenset(value if isinstance(condition, In) else [value])
+        if name == "key" and not all(isinstance(one, str) for one in values):
+            return wanted  # a null is no key
         known: frozenset[Any] | None = getattr(wanted, f"{name}s")
         changed: dict[str, Any] = {f"{name}s": values if known is None else values & known}
         return replace(wanted, **changed)

@@ -14,9 +14,11 @@ from qmq.archive.broker_logs import NO_TLS, SCHEMES, BrokerFiles, TlsPaths
 from qmq.archive.data_directory import check_is_there, is_data_directory, open_data_directory
 from qmq.archive.file_table import FileTable, SegmentKey, only_in_files, read_table
 from qmq.archive.files import Files, local_path
+from qmq.archive.keys import looked_up
 from qmq.archive.locations import files_at
 from qmq.archive.segments import SegmentSource
 from qmq.errors import InvalidOption
+from qmq.format.hashing import key_hash
 from qmq.format.layout import SEGMENT_HEADER_SIZE
 from qmq_spark.read import SegmentRange, Wanted
 
@@ -125,6 +127,8 @@ def plan(
             continue
         first = in_files.get(SegmentKey(segment.store_id.hex(), segment.partition, segment.base), segment.base)
         own = [(first, segment.end)] if spans is None else spans.get(segment.partition_key, ())
+        if wanted.keys is not None and spans is None:
+            own = _with_keys(source.files, segment, wanted.keys, first)
         for span in own:
             for segment_range in _ranges(source.files, segment, wanted, part_bytes, span):
                 size = segment_range.end - segment_range.start
@@ -134,6 +138,24 @@ def plan(
                 parts[-1].append(segment_range)
                 room -= size
     return [part for part in parts if part]
+
+
+def _with_keys(files: Files, segment: SegmentSource, keys: frozenset[str], first: int) -> list[tuple[int, int]]:
+    """Return the positions from *first* on of a segment's batches that may have one of some keys, as spans between
+    batches that its outline has; all of it where there is no good key index. Raises BadBytes, StorageFailed.
+    """
+    found = set[int]()
+    for key in keys:
+        positions = None if isinstance(files, BrokerFiles) else looked_up(files, segment, key_hash(key), False)
+        if positions is None:
+            return [(first, segment.end)]
+        found.update(positions)
+    if not found:
+        return []
+    edges = np.append(segment.outline(files)[0]["position"].astype(np.int64), segment.end)
+    starts = np.unique(np.searchsorted(edges, np.array(sorted(found), np.int64), "right") - 1).tolist()
+    spans = [(max(first, int(edges[at])) if at >= 0 else first, int(edges[at + 1])) for at in starts]
+    return [span for span in spans if span[0] < span[1]]
 
 
 def _ranges(

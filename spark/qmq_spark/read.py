@@ -74,6 +74,8 @@ class Wanted:
     created_from: int = 0
     created_until: int = 1 << 63
     partitions: frozenset[int] | None = None
+    #: Messages whose first key is one of these. Segments with a key index are read only where it has one of them.
+    keys: frozenset[str] | None = None
 
     def takes(self, subject: str) -> bool:
         """Return whether messages of *subject* are wanted."""

@@ -40,7 +40,9 @@ STORED = ("stored_at",)
         ([LessThanOrEqual(("created_at",), NOON)], {"created_until": NOON_US + 1}),
         ([EqualTo(STORED, NOON)], {"stored_from": NOON_US, "stored_until": NOON_US + 1}),
         ([LessThan(STORED, datetime(1960, 1, 1, tzinfo=UTC))], {"stored_until": 0}),
-        ([IsNotNull(("subject",)), Not(EqualTo(("subject",), "a")), EqualTo(("key",), "a")], {}),
+        ([EqualTo(("key",), "order-1"), In(("key",), ("order-1", "b"))], {"keys": frozenset(["order-1"])}),
+        ([In(("key",), ("a", None))], {}),
+        ([IsNotNull(("subject",)), Not(EqualTo(("subject",), "a")), EqualTo(("tags",), "a")], {}),
         ([EqualTo(("properties", "subject"), "a")], {}),
     ],
 )

@@ -9,12 +9,14 @@ import pytest
 
 from qmq.archive import segments
 from qmq.archive.file_table import SegmentKey
+from qmq.archive.keys import keys_path_of
 from qmq.errors import InvalidOption, StorageFailed
 from qmq.format.layout import SEGMENT_HEADER_SIZE
 from qmq_spark.plan import SourceView, open_source, plan
 from qmq_spark.read import Wanted
 from tests.archive.archives import archive
 from tests.archive.orders import rows_in, write_orders
+from tests.archive.test_keys import write as write_keys
 from tests.spark.parquet import archives as parquet
 from tests.spark.parquet.archives import write_days
 from tests.spark.reads import read
@@ -37,6 +39,26 @@ def test_parts_are_balanced_and_lack_nothing(tmp_path: Path, part_bytes: int) ->
         assert all(before[1] == after[0] for before, after in pairwise(own))
     if part_bytes == 5_000:
         assert len(parts) > 5
+
+
+@pytest.mark.parametrize("where", ["data", "archive"])
+@pytest.mark.parametrize("with_indexes", [True, False])
+def test_key_indexes_spare_all_but_the_batches_of_a_key(tmp_path: Path, where: str, with_indexes: bool) -> None:
+    write_keys(tmp_path / "data", with_indexes=with_indexes)
+    archive(tmp_path / "data", tmp_path / "archive")
+    every, _ = read(tmp_path / where)
+    source = open_source(str(tmp_path / where))
+    whole = sum(segment.end - segment.base for segment in source.segments)
+    indexed = {segment.base for segment in source.segments if (tmp_path / where / keys_path_of(segment)).exists()}
+    assert (len(indexed) > 1) == (with_indexes or where == "archive")
+    for keys in (["order-3"], ["order-5", "nobody's"], ["nobody's"]):
+        parts = plan(source, Wanted(keys=frozenset(keys)), 1 << 30)
+        rows, _ = read(tmp_path / where, wanted=Wanted(keys=frozenset(keys)))
+        assert [row for row in rows if row["key"] in keys] == [row for row in every if row["key"] in keys]
+        planned = [part_range for part in parts for part_range in part if part_range.segment.base in indexed]
+        assert sum(part_range.end - part_range.start for part_range in planned) < whole / 4
+        if keys == ["nobody's"]:
+            assert planned == []
 
 
 def test_times_spare_segments(tmp_path: Path) -> None:
