@@ -251,6 +251,14 @@ def test_where_very_many_groups_change_a_row_may_be_some_seconds_old(
     assert ready() == {3}
 
 
+def test_a_look_takes_no_memory_for_subjects_that_a_group_had_nothing_of(tmp_path: Path) -> None:
+    driven = Driven(tmp_path)
+    driven.do(driven.send_command({f"a.{number}": [b"x"] for number in range(100)}))
+    Consumer(driven, "one", "a.")
+    assert row(driven)["ready"] == 100
+    assert len(driven.broker.groups["g"].cursors.known) == 0
+
+
 def test_wrong_fields_are_refused(tmp_path: Path) -> None:
     driven = Driven(tmp_path)
     for fields in ({"after": 1}, {"limit": "many"}, {"limit": None}):

@@ -21,6 +21,42 @@ OF_GROUPS: Final = (
         ("tests/broker/test_admin.py",),
     ),
     Mutant(
+        "make the row of a group anew when its subjects get messages",
+        "_PrefixSums.of",
+        instead("self._sums.item(high) - self._sums.item(low)", "0"),
+        ("tests/broker/test_stats.py",),
+    ),
+    Mutant(
+        "make the row of a group anew when something of it has changed",
+        "GroupStatistics.page",
+        instead("known is None or known.key != key", "known is None"),
+        ("tests/broker/test_stats.py",),
+    ),
+    Mutant(
+        "do not make the rows of busy groups anew at every look",
+        "GroupStatistics.page",
+        instead("known.made_us <= made_by_us", "True"),
+        ("tests/broker/test_stats.py",),
+    ),
+    Mutant(
+        "begin the counts of statistics after what a start replays",
+        "Broker.__init__",
+        skip("ledger.counts.clear()"),
+        ("tests/broker/test_stats.py",),
+    ),
+    Mutant(
+        "keep the counts of a group that is deleted",
+        "DeliveryTracker.forget",
+        skip("self.ended.add(ledger.counts)"),
+        ("tests/broker/test_stats.py",),
+    ),
+    Mutant(
+        "look at cursors without making room for them",
+        "Group.peek_floor",
+        instead("self.cursors.of(numbers)", "self.cursors.upto(int(numbers.max(initial=0)) + 1)[numbers]"),
+        ("tests/broker/test_stats.py",),
+    ),
+    Mutant(
         "leave gaps out of what is ready",
         "SubjectTable.messages_of",
         instead("messages - int(np.maximum(high - low, 0).sum())", "messages"),
