@@ -46,6 +46,7 @@ def test_its_settings_are_those_of_qmq() -> None:
     assert BROKER["args"] == ["serve", "--config", f"{mounts['settings']}/qmq.toml"]
     (port,) = BROKER["ports"]
     assert settings.listen == f"0.0.0.0:{port['containerPort']}"
+    assert settings.insecure, "the network policy says who reaches it"
     assert settings.advertise is None, "addresses of pods are used again: a store must not take its id from one"
     (claim,) = OBJECTS["StatefulSet"]["spec"]["volumeClaimTemplates"]
     assert claim["metadata"]["name"] == "data"

@@ -73,5 +73,6 @@ def test_its_command_and_its_settings_are_those_of_qmq() -> None:
     (directory,) = values("StateDirectory")
     assert settings.data_dir.parent == Path("/var/lib") / directory
     assert settings.log_format == "json"
+    assert values("LimitCORE") == ["0"]
     (files,) = values("LimitNOFILE")
     assert int(files) >= settings.max_connections + 2_000

@@ -13,7 +13,7 @@ import click
 from qmq.cli.common.arguments import Seconds
 from qmq.cli.common.connect import server_option
 from qmq.cli.common.errors import EXIT_FAILED
-from qmq.errors import QmqError
+from qmq.errors import QmqError, Unauthorized
 from qmq.net.client.address import Address, parse_url
 from qmq.net.client.blocking import Pong
 from qmq.net.client.blocking import ping as ping_broker
@@ -32,7 +32,7 @@ def ping(context: click.Context, wait: float, as_json: bool, server: str) -> Non
     """Check that each broker answers: print its address, its version and how long a request and its answer took.
 
     Ends with 1, and says why, if a broker does not answer within 5 s; with --wait, if it still does not after S
-    seconds.
+    seconds. A broker that asks for a token answers too, if none is given.
 
     \b
     Examples:
@@ -45,7 +45,8 @@ def ping(context: click.Context, wait: float, as_json: bool, server: str) -> Non
         if as_json:
             click.echo(json.dumps(_object(address, result)))
         elif isinstance(result, Pong):
-            click.echo(f"{address}: qmq {result.version}, {result.round_trip * 1_000:.2f} ms")
+            version = f"qmq {result.version}" if result.version else "a broker that asks for a token"
+            click.echo(f"{address}: {version}, {result.round_trip * 1_000:.2f} ms")
         if isinstance(result, QmqError):
             click.echo(f"qmq: {' '.join(str(result).split())}; is `qmq serve` running there?", err=True)
     if any(isinstance(result, QmqError) for result in found):
@@ -72,10 +73,13 @@ def _one(address: Address, wait: float) -> Pong | QmqError:
     """Ask until the broker answers, for *wait* seconds but at least once."""
     end = time.monotonic() + wait
     while True:
+        asked = time.perf_counter()
         try:
             left = end - time.monotonic()
             return ping_broker(address, min(max(left, _PAUSE), _TRY) if wait else _TRY)
         except QmqError as error:
+            if isinstance(error, Unauthorized) and not address.token:
+                return Pong("", time.perf_counter() - asked)
             if not error.retryable or time.monotonic() + _PAUSE >= end:
                 return error
         time.sleep(_PAUSE)
@@ -87,6 +91,6 @@ def _object(address: Address, result: Pong | QmqError) -> dict[str, object]:
     return {
         "broker": str(address),
         "reached": True,
-        "version": result.version,
+        "version": result.version or None,
         "round_trip_ms": round(result.round_trip * 1_000, 3),
     }

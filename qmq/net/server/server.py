@@ -486,7 +486,7 @@ class Server:
             try:
                 connection.login = self._logins.log_in(token, connection.certificate_name, self._time.wall_us)
             except Unauthorized as error:
-                self._refuse_login(connection, error)
+                self._refuse_login(connection, error, is_tried=bool(token or connection.certificate_name))
                 return
             connection.greeted = True
             connection.opened_us = self._time.wall_us
@@ -533,11 +533,14 @@ class Server:
         stamp = stamp_of(*connection.address, sender="" if rights is None else rights.name)
         self._handle(commands.Connected(connection.number, stamp, rights))
 
-    def _refuse_login(self, connection: ClientConnection, error: Unauthorized) -> None:
-        """End a connection whose login has failed; later, when many from its address have failed."""
+    def _refuse_login(self, connection: ClientConnection, error: Unauthorized, *, is_tried: bool) -> None:
+        """End a connection whose login has failed; later, when many from its address have failed. *is_tried*: it gave a
+        token or a certificate; a health check gives none.
+        """
         delay_us, is_logged = self._failed_logins.failed(connection.address[0], self._time.monotonic_us)
         if is_logged:
-            log.warning("a login from %s failed: %s", connection.peer, error)
+            level = logging.WARNING if is_tried else logging.DEBUG
+            log.log(level, "a login from %s failed: %s", connection.peer, error)
         self._throttle.charge(END_S)
         connection.stop_reading(NOT_LET_IN)
         self._loop.call_later(delay_us / 1e6, connection.end, error)
