@@ -194,6 +194,11 @@ class Server:
         """Whether clients need a token."""
         return self._logins.has_tokens
 
+    @property
+    def token_names(self) -> frozenset[str]:
+        """The names of the tokens that let clients in."""
+        return self._logins.names
+
     def set_tokens(self, tokens: Mapping[str, Token]) -> None:
         """Let in clients with one of these tokens only; end the connections that the change touches."""
         self._logins.replace(tokens)

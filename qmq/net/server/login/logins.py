@@ -49,6 +49,11 @@ class Logins:
         """Whether clients need a token."""
         return self._tokens is not None
 
+    @property
+    def names(self) -> frozenset[str]:
+        """The names of the tokens."""
+        return frozenset(self._tokens or ())
+
     def replace(self, tokens: Mapping[str, Token]) -> None:
         """Take other tokens from now on."""
         self._tokens = tokens

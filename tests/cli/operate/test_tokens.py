@@ -1,0 +1,134 @@
+"""``qmq tokens``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from qmq.cli.main import cli
+from qmq.tokens import USED_NAME, hash_of, read_tokens, write_used
+
+
+def run(path: Path, *arguments: str) -> Result:
+    return CliRunner().invoke(cli, ["tokens", *arguments, "--data-dir", str(path)], env={"QMQ_TOKENS_FILE": None})
+
+
+def create(path: Path, name: str, *rights: str) -> str:
+    done = run(path, "create", name, *(rights or ("--produce", "a.")))
+    assert done.exit_code == 0, done.stderr
+    return done.stdout.strip()
+
+
+def secret_of(token: str) -> str:
+    return hash_of(token.partition(":")[2])
+
+
+def test_a_token_is_shown_once_and_kept_as_a_hash(tmp_path: Path) -> None:
+    token = create(tmp_path, "shop", "--produce", "shop.", "--produce", "mail", "--expires", "90d")
+    name, _, secret = token.partition(":")
+    assert name == "shop"
+    text = (tmp_path / "tokens.toml").read_text()
+    assert secret not in text
+    entry = read_tokens(tmp_path / "tokens.toml")["shop"]
+    assert (entry.produce, entry.consume, entry.admin) == (("shop.", "mail"), (), False)
+    assert entry.secrets == (hash_of(secret),)
+    assert entry.expires is not None
+    assert entry.created is not None
+    assert (entry.expires - entry.created).days == 90
+
+
+def test_the_first_token_and_one_without_an_admin_say_what_follows(tmp_path: Path) -> None:
+    done = run(tmp_path, "create", "a", "--produce", "")
+    assert "every client of this broker needs a token" in done.stderr
+    assert "no token has --admin" in done.stderr
+    done = run(tmp_path, "create", "ops", "--admin")
+    assert "every client" not in done.stderr
+    assert "no token has" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["create", "a"], "a token without any right"),
+        (["create", "a b", "--admin"], "'a b' is not a valid name"),
+        (["create", "n" * 49, "--admin"], "at most 48"),
+        (["create", "a", "--produce", "a*"], "'a*' is not a valid name"),
+        (["create", "known", "--admin"], "there is a token 'known' already"),
+        (["revoke", "nobody"], "there is no token 'nobody'; there are: known"),
+        (["rotate", "nobody"], "there is no token"),
+        (["rotate", "known", "--finish"], "has no second secret"),
+        (["rotate", "known", "--finish", "--now"], "either --finish or --now"),
+    ],
+)
+def test_what_cannot_be_is_refused(tmp_path: Path, arguments: list[str], says: str) -> None:
+    create(tmp_path, "known")
+    before = (tmp_path / "tokens.toml").read_bytes()
+    done = run(tmp_path, *arguments)
+    assert done.exit_code == 2
+    assert says in done.stderr
+    assert (tmp_path / "tokens.toml").read_bytes() == before
+
+
+def test_rotating_has_two_secrets_for_a_while(tmp_path: Path) -> None:
+    first = create(tmp_path, "shop")
+    second = run(tmp_path, "rotate", "shop", "--expires", "1h").stdout.strip()
+    assert first != second
+    entry = read_tokens(tmp_path / "tokens.toml")["shop"]
+    assert entry.secrets == (secret_of(first), secret_of(second))
+    assert entry.expires is not None
+    assert "has two secrets" in run(tmp_path, "rotate", "shop").stderr
+    assert run(tmp_path, "rotate", "shop", "--finish").exit_code == 0
+    assert read_tokens(tmp_path / "tokens.toml")["shop"].secrets == (secret_of(second),)
+    third = run(tmp_path, "rotate", "shop", "--now").stdout.strip()
+    assert read_tokens(tmp_path / "tokens.toml")["shop"].secrets == (secret_of(third),)
+
+
+def test_the_last_admin_is_not_revoked(tmp_path: Path) -> None:
+    create(tmp_path, "ops", "--admin")
+    create(tmp_path, "shop")
+    done = run(tmp_path, "revoke", "ops")
+    assert done.exit_code == 2
+    assert "last token with --admin" in done.stderr
+    create(tmp_path, "ops2", "--admin")
+    assert run(tmp_path, "revoke", "ops").exit_code == 0
+    assert run(tmp_path, "revoke", "shop").exit_code == 0
+    assert set(read_tokens(tmp_path / "tokens.toml")) == {"ops2"}
+
+
+def test_a_list_has_rights_and_the_last_use_and_no_secret(tmp_path: Path) -> None:
+    token = create(tmp_path, "shop", "--consume", "shop.", "--group", "g")
+    create(tmp_path, "ops", "--admin")
+    write_used(tmp_path / USED_NAME, {"shop": 1_700_000_000_000_000})
+    done = run(tmp_path, "list", "--json")
+    rows = {row["name"]: row for row in map(json.loads, done.stdout.splitlines())}
+    assert rows["shop"]["consume"] == ["shop."]
+    assert rows["shop"]["group"] == ["g"]
+    assert rows["shop"]["last_used_at"] == "2023-11-14T22:13:20.000000Z"
+    assert rows["ops"]["admin"]
+    assert rows["ops"]["last_used_at"] is None
+    assert token.partition(":")[2] not in done.stdout
+    assert secret_of(token) not in done.stdout
+
+
+def test_a_certificate_stands_for_a_token_without_a_secret(tmp_path: Path) -> None:
+    done = run(tmp_path, "create", "host", "--produce", "a.", "--certificate", "--json")
+    assert json.loads(done.stdout)["token"] is None
+    assert read_tokens(tmp_path / "tokens.toml")["host"].secrets == ()
+
+
+def test_another_file_may_be_named(tmp_path: Path) -> None:
+    path = tmp_path / "etc" / "t.toml"
+    done = CliRunner().invoke(cli, ["tokens", "create", "a", "--admin", "--tokens-file", str(path)])
+    assert done.exit_code == 0
+    assert set(read_tokens(path)) == {"a"}
+
+
+def test_a_file_with_a_mistake_is_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "tokens.toml").write_text("[a]\nprodoce = []\n")
+    done = run(tmp_path, "create", "b", "--admin")
+    assert done.exit_code == 2
+    assert "line 2: a.prodoce" in done.stderr
+    assert "prodoce" in (tmp_path / "tokens.toml").read_text()
