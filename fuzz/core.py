@@ -42,7 +42,14 @@ LIMITS: Final = BrokerLimits(
 )
 
 
-Work = effects.SyncWanted | effects.ReadWanted | effects.CheckWanted | effects.FetchWanted | effects.InfoWanted
+Work = (
+    effects.SyncWanted
+    | effects.ReadWanted
+    | effects.CheckWanted
+    | effects.FetchWanted
+    | effects.InfoWanted
+    | effects.StatsWanted
+)
 Outcome = commands.Synced | commands.ReadDone | commands.Checked | commands.Fetched | commands.InfoFound
 
 
@@ -254,7 +261,7 @@ def carry_out(store: Store, want: Work) -> Outcome:
             finally:
                 reader.close()
             return commands.Checked(want.number, batch, damage, None)
-        case effects.InfoWanted():
+        case effects.InfoWanted() | effects.StatsWanted():
             return commands.InfoFound(*want)
 
 
