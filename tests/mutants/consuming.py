@@ -121,7 +121,7 @@ CONSUMING: Final = (
     Mutant(
         "close who has expired",
         "Ledger._leave",
-        (instead("member.emptied()", "member.closed = why != LeaveReason.EXPIRED"), skip("member.closed = True")),
+        (instead("self._emptied(member)", "member.closed = why != LeaveReason.EXPIRED"), skip("member.closed = True")),
         (_SIMULATION,),
     ),
     Mutant(

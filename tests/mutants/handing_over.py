@@ -33,12 +33,13 @@ HANDING_OVER: Final = (
         "name what is handed over by its place",
         "Handovers._name",
         instead(
-            ("messages = MessageRange(PARTITIONS + sent.partition, sent.position, 0, 0, 1, sent.position)"),
+            ("(messages,) = ranges_of_batch(self._store, sent.partition, sent.position, 1)"),
             (
                 "log = self._store.partitions[sent.partition].consumer_log\n"
                 "at = log.row_at_position(sent.position)\n"
                 "row, = log.rows(at, 1)\n"
-                "messages = MessageRange(int(row['subject']), int(row['first_sequence']), 0, 0, 1)"
+                "(messages,) = ranges_of_batch(self._store, sent.partition, sent.position, 1)\n"
+                "messages = messages._replace(log=int(row['subject']), first=int(row['first_sequence']), end=0)"
             ),
         ),
         _BROKER,

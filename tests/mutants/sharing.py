@@ -26,7 +26,7 @@ OF_SHARING: Final = (
     ),
     Mutant(
         "hand out again to who follows it",
-        "share_of",
+        "_prefix_share_of",
         instead("None if share.is_all else Eligibility(store, group, share)", "None"),
         _SHARING,
     ),
