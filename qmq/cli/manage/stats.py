@@ -54,7 +54,7 @@ _NESTED: Final[Fields[BrokerStats]] = {
     "totals": lambda stats: asdict(stats.totals),
     "refused": lambda stats: stats.refused,
     "disks": lambda stats: _rows(stats.disks),
-    "durations": lambda stats: {name: _times(one) for name, one in stats.durations.items()},
+    "durations": lambda stats: [{"name": name, **_times(one)} for name, one in stats.durations.items()],
     "subjects": lambda stats: _rows(stats.subjects),
     "groups": lambda stats: _rows(stats.groups),
 }
@@ -96,7 +96,6 @@ def _times(histogram: Histogram) -> dict[str, Any]:
         "sum": round(histogram.sum, 6),
         "p50": histogram.quantile(0.5),
         "p99": histogram.quantile(0.99),
-        "buckets": histogram.buckets,
     }
 
 
