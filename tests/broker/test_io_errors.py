@@ -23,11 +23,11 @@ from tests.faults.ledger import fresh_seed
 
 #: By fault: how many operations it strikes in the normal run, once and for good.
 SAMPLES = {
-    errno.EIO: 24,
-    errno.ENOSPC: 16,
+    errno.EIO: 12,
+    errno.ENOSPC: 8,
     errno.EDQUOT: 8,
-    errno.EROFS: 16,
-    errno.EMFILE: 12,
+    errno.EROFS: 8,
+    errno.EMFILE: 6,
     errno.ENFILE: 6,
 }
 #: Faults with which reads may fail too.

@@ -423,7 +423,8 @@ async def bodies_beside_the_regular(url: str) -> list[bytes]:
                     bodies.append(message.body)
 
 
-#: Fields that say nothing that could be wrong, or that the broker writes itself; and a name may be another name, a lane another lane.
+#: Fields that say nothing that could be wrong, or that the broker writes itself; and a name may be another name, a lane
+#: another lane.
 HARMLESS: Final = {
     "header position", "header stored_at_us", "header created_at_us", "header partition", "header store_id",
     "header producer_id", "header producer_sequence", "run first_sequence", "run lane", "table",
