@@ -30,8 +30,11 @@ from qmq.restore.selection import RestoreSelection
 _ROWS: Final = 4_096
 _COLUMNS: Final = (
     "subject", "message_id", "keys", "tags", "properties", "created_at", "stored_at", "body", "partition", "position",
-    "source", "sender", "producer", "app",
+    "lane", "order_key", "source", "sender", "producer", "app",
 )  # fmt: skip
+_LANE: Final = _COLUMNS.index("lane")
+_ORDER_KEY: Final = _COLUMNS.index("order_key")
+_SOURCE: Final = _COLUMNS.index("source")
 _NO_PRODUCER: Final = bytes(16)
 
 Row = tuple[Any, ...]
@@ -113,7 +116,7 @@ class ParquetReader:
 
     def _steps_of(self, path: str, first: int, rows: list[Row]) -> Iterator[RestoreStep]:
         """Yield a step for each range of rows with the same creation time and source."""
-        for (created_at_us, *source), together in groupby(rows, key=lambda row: (int(row[5]), *row[10:])):
+        for (created_at_us, *source), together in groupby(rows, key=lambda row: (int(row[5]), *row[_SOURCE:])):
             several = list(together)
             kept = [row for row in several if self._is_wanted(row)]
             private = sum(is_private(row[0]) and self._is_taken(row) for row in several)
@@ -203,17 +206,20 @@ def _decoded(batch: pa.RecordBatch) -> list[Row]:
 
 
 def _runs_of(rows: list[Row], created_at_us: int, source: bytes) -> list[Run]:
-    """Return the messages of the rows, which came from *source*, as runs, one for each subject, under their ids."""
-    by_subject = dict[str, list[Row]]()
+    """Return the messages of the rows, which came from *source*, as runs, one for each subject and lane, under their
+    ids.
+    """
+    by_lane = dict[tuple[str, int], list[Row]]()
     for row in rows:
-        by_subject.setdefault(row[0], []).append(row)
+        by_lane.setdefault((row[0], row[_LANE]), []).append(row)
     contents = [
         RunContent(
             subject,
             [row[7] for row in some],
-            [make_header(_keys_of(row), row[3], dict(row[4] or ())) for row in some],
+            [make_header(_keys_of(row), row[3], dict(row[4] or ()), order_key=row[_ORDER_KEY]) for row in some],
+            lane,
         )
-        for subject, some in by_subject.items()
+        for (subject, lane), some in by_lane.items()
     ]
     parts = build_batch(
         contents, created_at_us=created_at_us, producer_id=_NO_PRODUCER, producer_sequence=0, source=source
@@ -222,7 +228,7 @@ def _runs_of(rows: list[Row], created_at_us: int, source: bytes) -> list[Run]:
     runs = stored_runs(view, parse_header(view))
     return [
         _with_ids(run, b"".join(bytes.fromhex(row[1]) for row in some))
-        for run, some in zip(runs, by_subject.values(), strict=True)
+        for run, some in zip(runs, by_lane.values(), strict=True)
     ]
 
 
@@ -231,7 +237,7 @@ def _with_ids(run: Run, ids: bytes) -> Run:
     columns = COLUMN_BYTES[run.flags] * run.count
     data = b"".join((run.data[:columns], ids, run.data[columns:]))
     header = run.origin._replace(flags=run.flags | HAS_ORIGIN_ID)
-    return Run(header, run.subject, run.count, 0, 0, 0, 0, memoryview(data), 0, len(data), run.table)
+    return Run(header, run.subject, run.count, run.lane, 0, 0, 0, memoryview(data), 0, len(data), run.table)
 
 
 def _keys_of(row: Row) -> list[str]:

@@ -14,21 +14,24 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from qmq.errors import BadBatch
+from qmq.format.lanes import priority_of
 from qmq.format.layout import (
     BATCH_HEADER_SIZE,
     HAS_CREATED_AT,
     HAS_ORIGIN_ID,
     HAS_SOURCE,
+    LANE_LOW,
+    LANE_NORMAL,
     MESSAGE_ID_SIZE,
     RUN_SIZE,
 )
 from qmq.format.run import read_header
 from qmq.format.source import UNKNOWN_SOURCE, Source, source_in, sources_of, with_producer
-from qmq_spark.headers import KEYS, PROPERTIES, TAGS, Texts, Walked, walk
+from qmq_spark.headers import KEYS, ORDER_KEYS, PROPERTIES, TAGS, Texts, Walked, walk
 from qmq_spark.heads import COLUMN_BYTES_BY_FLAGS, Heads, Ints, spread
 
 #: The columns that need the columns and headers of messages; others need only the heads of batches.
-OF_HEADERS: Final = frozenset(("key", "keys", "tags", "properties"))
+OF_HEADERS: Final = frozenset(("key", "keys", "order_key", "tags", "properties"))
 OF_MESSAGES: Final = OF_HEADERS | {"body"}
 
 _FEW_A_RUN: Final = 32
@@ -97,6 +100,12 @@ class MessageColumns:
 
     def lane(self) -> pa.Array:
         return pa.array(self._repeated(self._heads.runs["lane"].astype(np.int32)))
+
+    def priority(self) -> pa.Array:
+        """Return the priorities: those of messages with an order key are normal."""
+        lanes = self._heads.runs["lane"].astype(np.int32)
+        codes = np.where(lanes <= LANE_LOW, lanes, LANE_NORMAL)
+        return pa.array([priority_of(lane) for lane in range(LANE_LOW + 1)]).take(pa.array(self._repeated(codes)))
 
     def partition(self) -> pa.Array:
         return pa.array(self._by_batch("partition", np.int32))
@@ -234,13 +243,15 @@ class MessageColumns:
         starts, ends, body_ends = self._places()
         if "body" in schema.names:
             made["body"] = gather(self._window, ends, body_ends, pa.binary())
-        keys, tags, names, values = self._texts(starts, ends)
+        keys, order_keys, tags, names, values = self._texts(starts, ends)
         n = len(starts)
         if "key" in schema.names:
             made["key"] = _key(keys, n)
         if "keys" in schema.names:
             offsets = _offsets(np.bincount(keys.message, minlength=n))
             made["keys"] = pa.ListArray.from_arrays(offsets, keys.values, type=schema.field("keys").type)
+        if "order_key" in schema.names:
+            made["order_key"] = _key(order_keys, n)
         if "tags" in schema.names:
             offsets = _offsets(np.bincount(tags.message, minlength=n))
             made["tags"] = pa.ListArray.from_arrays(offsets, tags.values, type=schema.field("tags").type)
@@ -256,7 +267,7 @@ class MessageColumns:
         if not odd:
             return found
         extra = bytearray()
-        added: tuple[list[tuple[int, int, int]], ...] = ([], [], [])
+        added: tuple[list[tuple[int, int, int]], ...] = ([], [], [], [])
         for message in sorted(odd):
             try:
                 header = read_header(bytes(self._window[starts[message] : ends[message]]))
@@ -264,19 +275,21 @@ class MessageColumns:
                 self.undecodable.append(Undecodable(message, str(error)))
                 continue
             properties = [text for item in header.get("p", {}).items() for text in item]
-            for field, texts in ((KEYS, header.get("k", [])), (TAGS, header.get("t", [])), (PROPERTIES, properties)):
+            lists = ((KEYS, "k"), (ORDER_KEYS, "o"), (TAGS, "t"))
+            for field, texts in (*((field, header.get(name, [])) for field, name in lists), (PROPERTIES, properties)):
                 for text in texts:
                     first = len(self._window) + len(extra)
                     extra += text.encode()
                     added[field].append((message, first, len(self._window) + len(extra)))
         kept = [_merged(texts, more, odd) for texts, more in zip(walked.fields, added, strict=True)]
         window = memoryview(bytes(self._window) + extra)  # the texts that were decoded one by one follow the window
-        return _gathered(window, Walked((kept[0], kept[1], kept[2]), walked.odd))
+        return _gathered(window, Walked((kept[0], kept[1], kept[2], kept[3]), walked.odd))
 
 
 _MAKERS: Final[dict[str, Callable[[MessageColumns], pa.Array]]] = {
     "subject": MessageColumns.subject,
     "lane": MessageColumns.lane,
+    "priority": MessageColumns.priority,
     "partition": MessageColumns.partition,
     "position": MessageColumns.position,
     "sequence": MessageColumns.sequence,
@@ -336,19 +349,19 @@ class _OfMessages(NamedTuple):
     values: pa.Array
 
 
-#: The texts of keys and tags, and of names and values of properties.
-_AllTexts = tuple[_OfMessages, _OfMessages, _OfMessages, _OfMessages]
+#: The texts of keys, order keys and tags, and of names and values of properties.
+_AllTexts = tuple[_OfMessages, _OfMessages, _OfMessages, _OfMessages, _OfMessages]
 
 
 def _gathered(window: memoryview, walked: Walked) -> _AllTexts:
     """Return the texts of a window; they are not checked to be UTF-8."""
-    keys, tags, properties = walked.fields
+    keys, order_keys, tags, properties = walked.fields
     names, values = (Texts(*(column[first::2] for column in properties)) for first in (0, 1))
     made = [
         _OfMessages(texts.message, gather(window, texts.start, texts.end, pa.string()))
-        for texts in (keys, tags, names, values)
+        for texts in (keys, order_keys, tags, names, values)
     ]
-    return made[0], made[1], made[2], made[3]
+    return made[0], made[1], made[2], made[3], made[4]
 
 
 def _key(keys: _OfMessages, n: int) -> pa.Array:

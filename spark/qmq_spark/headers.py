@@ -1,6 +1,7 @@
-"""Find keys, tags and properties in the headers of many messages at once, by numpy.
+"""Find keys, order keys, tags and properties in the headers of many messages at once, by numpy.
 
-A header is a msgpack map of ``"k"``: list of keys, ``"t"``: list of tags, ``"p"``: map of properties, all of it text.
+A header is a msgpack map of ``"k"``: list of keys, ``"o"``: list of one order key, ``"t"``: list of tags, ``"p"``: map
+of properties, all of it text.
 All headers are walked side by side, one text a step: there are as many steps as the longest header has texts. Headers
 with other contents (later fields, other forms) are left to ``read_header``, one by one.
 """
@@ -15,12 +16,13 @@ import numpy.typing as npt
 Ints = npt.NDArray[np.int64]
 
 KEYS: Final = 0
-TAGS: Final = 1
-PROPERTIES: Final = 2
+ORDER_KEYS: Final = 1
+TAGS: Final = 2
+PROPERTIES: Final = 3
 
 _FIXMAP: Final = 0x80
 _LETTERS: Final = np.full(256, -1, np.int64)
-_LETTERS[[ord("k"), ord("t"), ord("p")]] = KEYS, TAGS, PROPERTIES
+_LETTERS[[ord("k"), ord("o"), ord("t"), ord("p")]] = KEYS, ORDER_KEYS, TAGS, PROPERTIES
 _NO_INTS: Final = np.empty(0, np.int64)
 
 
@@ -35,9 +37,11 @@ class Texts(NamedTuple):
 
 
 class Walked(NamedTuple):
-    """The texts by KEYS, TAGS and PROPERTIES; ``odd`` are messages whose headers must be decoded one by one."""
+    """The texts by KEYS, ORDER_KEYS, TAGS and PROPERTIES; ``odd`` are messages whose headers must be decoded one by
+    one.
+    """
 
-    fields: tuple[Texts, Texts, Texts]
+    fields: tuple[Texts, Texts, Texts, Texts]
     odd: Ints
 
 
@@ -47,7 +51,7 @@ class _Walk:
         self.at = starts.copy()
         self.ends = ends
         self.odd = np.zeros(len(starts), np.bool_)
-        self.found: tuple[list[tuple[Ints, Ints, Ints]], ...] = ([], [], [])
+        self.found: tuple[list[tuple[Ints, Ints, Ints]], ...] = ([], [], [], [])
 
     def byte(self, who: Ints, ahead: int = 0) -> Ints:
         """Return the byte *ahead* of the offset of each message; messages whose headers end before it become odd."""
@@ -121,7 +125,7 @@ class _Walk:
             now, field = now[~wrong], field[~wrong]
             seen[now] = field
             self.at[now] += 2
-            for which in (KEYS, TAGS):
+            for which in (KEYS, ORDER_KEYS, TAGS):
                 such = now[field == which]
                 self.texts(such, which, self.counts(such, 0x90, 0xDC))
             such = now[field == PROPERTIES]
@@ -133,14 +137,14 @@ def walk(window: memoryview, starts: Ints, ends: Ints) -> Walked:
     state = _Walk(window, starts, ends)
     who = np.flatnonzero(ends > starts)
     first = state.byte(who)
-    wrong = (first <= _FIXMAP) | (first > _FIXMAP + 3)
+    wrong = (first <= _FIXMAP) | (first > _FIXMAP + 4)
     state.odd[who[wrong]] = True
     state.at[who] += 1
     state.fields(who[~wrong], first[~wrong] - _FIXMAP)
     whole = who[~state.odd[who]]
     state.odd[whole[state.at[whole] != ends[whole]]] = True
     fields = [_joined(found, state.odd) for found in state.found]
-    return Walked((fields[0], fields[1], fields[2]), np.flatnonzero(state.odd))
+    return Walked((fields[0], fields[1], fields[2], fields[3]), np.flatnonzero(state.odd))
 
 
 def _joined(found: list[tuple[Ints, Ints, Ints]], odd: npt.NDArray[Any]) -> Texts:

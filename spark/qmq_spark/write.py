@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal, TypedDict
 
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import ArrayType, BinaryType, DataType, MapType, StringType, StructType
@@ -27,10 +27,22 @@ _COLUMNS: Final[dict[str, tuple[type[DataType], ...]]] = {
     "subject": (StringType,),
     "key": (StringType,),
     "keys": (ArrayType,),
+    "priority": (StringType,),
+    "order_key": (StringType,),
     "tags": (ArrayType,),
     "properties": (MapType,),
     "body": (BinaryType, StringType),
 }
+
+
+class _SendOptions(TypedDict):
+    keys: Sequence[str] | None
+    tags: Sequence[str] | None
+    properties: dict[str, str] | None
+    priority: qmq.Priority | None
+    order_key: str | None
+
+
 _NAMES: Final = ("subject", "durability", "send_timeout", *TLS_NAMES)
 _DURABILITIES: Final[dict[str, Literal["flush", "append"]]] = {"flush": "flush", "append": "append"}
 #: The rows that are queued before the task checks that the client has room.
@@ -79,7 +91,8 @@ def _check(schema: StructType, subject: str | None) -> None:
         if kinds is None or not isinstance(field.dataType, kinds) or not texts:
             raise InvalidOption(
                 f"{field.name} {field.dataType.simpleString()} is no column of a message; select subject string, key "
-                "string, keys array<string>, tags array<string>, properties map<string,string>, body binary or string"
+                "string, keys array<string>, priority string, order_key string, tags array<string>, properties "
+                "map<string,string>, body binary or string"
             )
     if "body" not in schema.names:
         raise InvalidOption("the rows have no column body")
@@ -120,13 +133,18 @@ def _queue(client: qmq.SyncClient, rows: pa.RecordBatch, subject: str | None) ->
         columns.get("keys", none),
         columns.get("tags", none),
         columns.get("properties", none),
+        columns.get("priority", none),
+        columns.get("order_key", none),
         strict=True,
     )
-    for name, body, key, keys, tags, properties in of_rows:
+    for name, body, key, keys, tags, properties, priority, order_key in of_rows:
         if name is None or body is None:
             raise InvalidOption(f"a row has no {'subject' if name is None else 'body'}; leave it out, or fill it")
         body = body.encode() if isinstance(body, str) else body
-        send(client, name, body, keys or key, tags, None if properties is None else dict(properties))
+        if order_key is not None and priority == "normal":  # as rows that were read have it
+            priority = None
+        pairs = None if properties is None else dict(properties)
+        send(client, name, body, keys or key, tags, pairs, priority, order_key)
 
 
 def send(
@@ -136,11 +154,16 @@ def send(
     keys: str | Sequence[str] | None,
     tags: Sequence[str] | None,
     properties: dict[str, str] | None,
+    priority: qmq.Priority | None = None,
+    order_key: str | None = None,
 ) -> None:
     """Queue one message once the client has room for it."""
     several = [keys] if isinstance(keys, str) else keys
+    options: _SendOptions = {
+        "keys": several, "tags": tags, "properties": properties, "priority": priority, "order_key": order_key
+    }  # fmt: skip
     try:
-        client.send_nowait(subject, body, keys=several, tags=tags, properties=properties)
+        client.send_nowait(subject, body, **options)
     except QueueFull:
         client.flush()
-        client.send_nowait(subject, body, keys=several, tags=tags, properties=properties)
+        client.send_nowait(subject, body, **options)

@@ -7,7 +7,10 @@ import pytest
 
 from qmq.errors import BadBatch
 from qmq.format.batch import BatchLimits, check_batch, check_plain, entries_of, numbers_by_run, parse_header
-from qmq.format.build import RunContent, build_batch, cut_batch
+from qmq.format.build import RunContent, build_batch, cut_batch, make_header
+from qmq.format.copies.due import cut_due, join_singles, single_of
+from qmq.format.copies.for_group import copied_batch, private_batch
+from qmq.format.copies.restored import restored_batches
 from qmq.format.lanes import are_known, is_known, kind_of, lane_of_key_hash, priority_of
 from qmq.format.layout import LANE_HIGH, LANE_LOW, LANE_NORMAL, LANE_ORDERED, ORDER_SLOTS
 from qmq.format.pieces import StoredBatch, read_answer, stored_runs
@@ -104,3 +107,47 @@ def test_lanes_are_priorities_and_slots() -> None:
 def test_two_runs_of_a_subject_need_two_lanes() -> None:
     with pytest.raises(BadBatch, match="same subject and lane"):
         check_batch(batch_of([("a", LANE_HIGH, 1), ("a", LANE_HIGH, 2), ("b", LANE_NORMAL, 1)]), LIMITS)
+
+
+# --- copies ----------------------------------------------------------------------------------------------------------
+
+DELAYED = [("a", LANE_NORMAL), ("a", LANE_HIGH), ("b", LANE_HIGH), ("a", LANE_ORDERED | 4_095)]
+
+
+def delayed_batch(lanes: list[tuple[str, int]]) -> memoryview:
+    header = make_header(None, deliver_at=1_000_000)
+    contents = [RunContent(subject, [b"body"], [header], lane) for subject, lane in lanes]
+    parts = build_batch(contents, created_at_us=1, producer_id=bytes(16), producer_sequence=1)
+    return memoryview(bytearray(b"".join(parts)))
+
+
+def test_due_messages_keep_their_lanes() -> None:
+    batch = delayed_batch(DELAYED)
+    due = cut_due(batch, 0, 4, 0x8000)
+    assert due is not None
+    assert described(memoryview(due.buffer)) == [(subject, lane, 1) for subject, lane in DELAYED]
+    singles = [single_of(delayed_batch([one])) for one in (*DELAYED, DELAYED[1])]
+    joined = join_singles([one for one in singles if one is not None], b"store1", 0x8000)
+    assert sorted(described(memoryview(joined.buffer))) == sorted(
+        (subject, lane, 1 + (lane == LANE_HIGH and subject == "a")) for subject, lane in DELAYED
+    )
+    one = cut_due(delayed_batch(DELAYED[3:]), 0, 1, 0x8000)
+    assert one is not None
+    assert one.checked.run is not None
+    assert one.checked.run[1] == LANE_ORDERED | 4_095
+
+
+def test_copies_for_a_group_and_restored_ones_keep_their_lanes() -> None:
+    batch = batch_of()
+    runs = stored_runs(batch, parse_header(batch))
+    for run in runs:
+        copied = memoryview(copied_batch(run, "g", 1))
+        assert described(copied) == [(f"~g~{run.subject}", run.lane, run.count)]
+        one = memoryview(private_batch(run, 0, "g", bytes(16), 1))
+        assert described(one) == [(f"~g~{run.subject}", run.lane, 1)]
+    (restored,) = restored_batches([(run.subject, run) for run in runs], 1, 1 << 20)
+    assert described(memoryview(restored.buffer)) == RUNS
+    (restored,) = restored_batches([("all", run) for run in runs], 1, 1 << 20)  # all into one subject
+    assert sorted(described(memoryview(restored.buffer))) == [
+        ("all", LANE_NORMAL, 2), ("all", LANE_HIGH, 1), ("all", LANE_LOW, 3), ("all", LANE_ORDERED | 4_095, 3)
+    ]  # fmt: skip

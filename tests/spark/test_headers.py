@@ -14,14 +14,15 @@ from hypothesis import strategies as st
 from qmq.errors import BadBatch
 from qmq.format.build import make_header
 from qmq.format.run import read_header
-from qmq_spark.headers import KEYS, PROPERTIES, TAGS, walk
+from qmq_spark.headers import KEYS, ORDER_KEYS, PROPERTIES, TAGS, walk
 
 TEXT = st.text(max_size=40)
 MADE = st.builds(
-    lambda key, tags, properties: make_header(key, tags, properties).packed,
+    lambda key, tags, properties, order_key: make_header(key, tags, properties, order_key=order_key).packed,
     st.lists(st.text(min_size=1, max_size=40), max_size=4),
     st.lists(TEXT, max_size=20),
     st.dictionaries(TEXT, TEXT, max_size=20),
+    st.none() | st.text(min_size=1, max_size=40),
 )
 STRANGE = st.one_of(
     st.binary(max_size=20),
@@ -39,7 +40,7 @@ def walked(headers: list[bytes]) -> list[dict[str, Any] | None]:
     ends = np.cumsum(sizes + 1)
     found = walk(memoryview(window), ends - sizes, ends)
     made: list[dict[str, Any] | None] = [{} for _ in headers]
-    for field, name in ((KEYS, "k"), (TAGS, "t"), (PROPERTIES, "p")):
+    for field, name in ((KEYS, "k"), (ORDER_KEYS, "o"), (TAGS, "t"), (PROPERTIES, "p")):
         for message, start, end in zip(*(column.tolist() for column in found.fields[field]), strict=True):
             header = made[message]
             assert header is not None

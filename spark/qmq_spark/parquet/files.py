@@ -43,6 +43,7 @@ _FORMAT: Final[dict[str, Any]] = {
     "use_dictionary": [
         "subject",
         "lane",
+        "priority",
         "partition",
         "tags.list.element",
         "properties.key_value.key",

@@ -20,6 +20,7 @@ def batch_of(subject: str, count: int, first: int = 0, body: bytes = b"x" * 100)
     row = {
         "subject": subject,
         "lane": 0,
+        "priority": "normal",
         "partition": 0,
         "message_id": "00",
         "key": None,
