@@ -52,7 +52,15 @@ if TYPE_CHECKING:
     from qmq.durations import Duration
     from qmq.net.client.admin.admin import Admin
     from qmq.net.client.admin.broker_info import BrokerInfo, ConnectionInfo, DiskInfo, Problem
-    from qmq.net.client.admin.results import ConsumerInfo, DeadLetter, GroupInfo, ResendCount, SealedLog, SubjectInfo
+    from qmq.net.client.admin.results import (
+        BlockedSlot,
+        ConsumerInfo,
+        DeadLetter,
+        GroupInfo,
+        ResendCount,
+        SealedLog,
+        SubjectInfo,
+    )
     from qmq.net.client.admin.statistics import BrokerStats, GroupStats, GroupTotals, Histogram, SubjectStats
     from qmq.net.client.client import Client
     from qmq.net.client.consumer.consumer import Consumer
@@ -70,6 +78,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Admin",
     "BadBatch",
+    "BlockedSlot",
     "BrokerInfo",
     "BrokerStats",
     "BrokerStopping",
@@ -156,6 +165,7 @@ _LAZY: Final = {
     "Client": "qmq.net.client.client",
     "ConnectionInfo": "qmq.net.client.admin.broker_info",
     "Consumer": "qmq.net.client.consumer.consumer",
+    "BlockedSlot": "qmq.net.client.admin.results",
     "ConsumerInfo": "qmq.net.client.admin.results",
     "DeadLetter": "qmq.net.client.admin.results",
     "DiskInfo": "qmq.net.client.admin.broker_info",

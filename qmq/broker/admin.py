@@ -10,6 +10,7 @@ import numpy as np
 from qmq.broker.delay.items import delayed_for
 from qmq.broker.delivery.pull import Delivery
 from qmq.broker.error_log.error_log import unpacked
+from qmq.broker.groups.blocked import blocked_slots, rows_of
 from qmq.broker.groups.group import Group, resolve_start
 from qmq.broker.groups.group_state import Ledger
 from qmq.broker.groups.lag import oldest_us, ready, waiting
@@ -130,13 +131,14 @@ class AdminCommands:
             "skipped": group.skipped,
             "filtered": group.filtered,
             "delayed": delayed_for(group, self._delayed),
+            "blocked": rows_of([one for one in blocked_slots(self._store, group) if self._may_show(one.subject)]),
             "settings": ledger.settings._asdict(),
         }
 
     def _consumers(self, fields: Fields, now: Now) -> Fields:
         after = _text(fields, "after")
-        members = [member for _, ledger in self._all(fields) for member in ledger.by_name.values()]
-        left = sorted((member for member in members if member.name > after), key=lambda member: member.name)
+        members = [(ledger.order, member) for _, ledger in self._all(fields) for member in ledger.by_name.values()]
+        left = sorted((one for one in members if one[1].name > after), key=lambda one: one[1].name)
         rows = [
             {
                 "consumer": member.name,
@@ -148,10 +150,11 @@ class AdminCommands:
                 "silent_us": now.monotonic_us - member.seen_us,
                 "stalled_us": member.stalled_us,
                 "quarantined": member.quarantined,
+                "order_slots": 0 if order is None else order.count_of(member.number),
             }
-            for member in left[:MOST_ROWS]
+            for order, member in left[:MOST_ROWS]
         ]
-        return {"rows": rows, "after": left[MOST_ROWS - 1].name if len(left) > MOST_ROWS else None}
+        return {"rows": rows, "after": left[MOST_ROWS - 1][1].name if len(left) > MOST_ROWS else None}
 
     def _waiting(self, fields: Fields, now: Now) -> Fields:
         group, first = self._group(fields)[0], _whole(fields, "after", 0)

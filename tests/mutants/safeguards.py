@@ -13,6 +13,7 @@ from tests.mutants.handing_over import HANDING_OVER
 from tests.mutants.history import OF_HISTORY
 from tests.mutants.indexing import OF_KEY_INDEXES
 from tests.mutants.modelled import MODELLED
+from tests.mutants.ordering import OF_ORDER
 from tests.mutants.parquet import OF_PARQUET
 from tests.mutants.resending import OF_RESENDS
 from tests.mutants.restoring import OF_RESTORES
@@ -38,6 +39,7 @@ SAFEGUARDS: Final = (
     *OF_DELAYS,
     *OF_HISTORY,
     *OF_KEY_INDEXES,
+    *OF_ORDER,
     *OF_PARQUET,
     *OF_RESENDS,
     *OF_RESTORES,

@@ -154,15 +154,20 @@ class OrderSlots:
         self.upto(slot + 1)
         return int(self._owners[slot])
 
-    def held_by(self, consumer: int) -> Iterator[tuple[int, int, int]]:
-        """Yield the slots that a consumer has messages of in flight: slot, messages, delivery sequence of one."""
-        known = set[int]()
-        for runs in self._runs.get(consumer, ()):
-            mine = self._owners[runs.slots] == consumer
-            for slot, start in zip(runs.slots[mine].tolist(), runs.starts[mine].tolist(), strict=True):
-                if slot not in known:
-                    known.add(slot)
-                    yield slot, int(self._in_flight[slot]), start
+    def taken(self) -> Numbers:
+        """Return the slots that some consumer, or a retry, holds."""
+        return np.flatnonzero((self._owners != 0) | self._is_retrying)
+
+    def count_of(self, consumer: int) -> int:
+        """Return how many slots a consumer has messages of in flight."""
+        return int(np.count_nonzero(self._owners == consumer))
+
+    def slots_in_flight(self, consumer: int, start: int, end: int) -> list[int]:
+        """Return the slots that a consumer holds by messages that had the delivery sequences [start, end)."""
+        found = set[int]()
+        for slots, _, _ in self._between(consumer, start, end):
+            found.update(slots[self._owners[slots] == consumer].tolist())
+        return list(found)
 
     def place_of(self, number: int) -> SlotPlace | None:
         """Return the slot of a subject number; None for one of other lanes."""

@@ -27,6 +27,7 @@ FIELDS: Final[Fields[ConsumerInfo]] = {
     "last_pull": lambda info: info.last_pull,
     "silent": lambda info: round(info.silent, 3),
     "stalled": lambda info: round(info.stalled, 3),
+    "order_slots": lambda info: info.order_slots,
     "epoch": lambda info: info.epoch,
     "broker": lambda info: info.broker,
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -32,7 +33,7 @@ from qmq.names import check_group_or_member
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from qmq import GroupInfo
+    from qmq import BlockedSlot, GroupInfo
 
 FIELDS: Final[Fields[GroupInfo]] = {
     "group": lambda info: info.name,
@@ -50,7 +51,10 @@ FIELDS: Final[Fields[GroupInfo]] = {
     "delayed": lambda info: info.delayed,
     "broker": lambda info: info.broker,
 }
-NESTED: Final[Fields[GroupInfo]] = {"settings": lambda info: info.settings}
+NESTED: Final[Fields[GroupInfo]] = {
+    "settings": lambda info: info.settings,
+    "blocked": lambda info: [_blocked_fields(one) for one in info.blocked],
+}
 
 #: Columns of a table that are left out where all are 0.
 _RARE: Final = ("skipped", "filtered", "delayed")
@@ -293,6 +297,22 @@ def _about(info: GroupInfo) -> str:
     return "" if info.ready_exact else "~"
 
 
+def _blocked_fields(slot: BlockedSlot) -> dict[str, object]:
+    fields = asdict(slot)
+    return fields | {"since": None if slot.since is None else iso(slot.since)}
+
+
+def _blocked(slot: BlockedSlot) -> str:
+    """Return which messages wait, for what and since when."""
+    if slot.reason == "retrying":
+        why = "an earlier one is to be delivered again first"
+    else:
+        why = f"{slot.consumer} has an earlier one in flight"
+        if slot.since is not None:
+            why += f", since {age_of(slot.since)}"
+    return f"{number(slot.waiting, 'message')} of slot {slot.slot} of {slot.subject}: {why}"
+
+
 def _pairs(info: GroupInfo) -> list[tuple[str, str]]:
     from qmq.cli.common.tables import alarming
 
@@ -319,6 +339,7 @@ def _pairs(info: GroupInfo) -> list[tuple[str, str]]:
         ("filtered", f"{info.filtered:,}"),
         ("delayed", f"{info.delayed:,}"),
     ]
+    pairs += [("blocked", alarming(_blocked(one), True, "yellow")) for one in info.blocked]
     return pairs + [(name, shown_value(name, value)) for name, value in info.settings.items()]
 
 

@@ -26,6 +26,7 @@ from qmq.broker.delivery.filters import EXPIRED, FILTERED, SKIPPED, MessageFilte
 from qmq.broker.error_log.error_log import RetryItem, unpacked
 from qmq.broker.find.trace.events import ACKED, DELETED, HANDED_OUT, REDRIVEN, SOUGHT, MessageChange
 from qmq.broker.find.trace.places import MessagePlace, may_have, offset_in
+from qmq.broker.groups.blocked import blocked_by
 from qmq.broker.groups.group import Group, SubjectFilter
 from qmq.broker.groups.group_state import Ledger
 from qmq.broker.groups.message_ranges import PARTITIONS
@@ -180,7 +181,9 @@ class GroupView:
             return GroupMessage("filtered", reason=f"it has none of the tags {', '.join(settings.tags)}")
         number = place.entry[3]
         if place.sequence >= int(group.cursors.upto(number + 1)[number]):
-            return GroupMessage("expired" if state in (EXPIRED, SKIPPED) else "waiting", since_us=place.entry[2])
+            if state in (EXPIRED, SKIPPED):
+                return GroupMessage("expired", since_us=place.entry[2])
+            return GroupMessage("waiting", since_us=place.entry[2], reason=blocked_by(self._store, group, number))
         return GroupMessage("handed_out" if group.mode == AT_MOST_ONCE else "acked")
 
     def _begins_behind(self, subject_filter: SubjectFilter, place: MessagePlace) -> str | None:

@@ -25,13 +25,29 @@ class SubjectInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class BlockedSlot:
+    """A slot of order keys whose ``waiting`` messages come behind an earlier one of it.
+
+    ``reason`` is "in_flight": ``consumer`` has that one since ``since``; or "retrying": it is to be delivered again.
+    """
+
+    subject: str
+    slot: int
+    waiting: int
+    reason: str
+    consumer: str | None
+    since: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
 class GroupInfo:
     """A group: the prefixes and subjects that it follows, its count of online consumers, and counts of its messages.
 
     ``ready``: not handed out yet (a lower bound unless ``ready_exact``); ``oldest`` is the time at which the oldest of
     these was stored. ``in_flight``: handed to consumers, without a disposition. ``in_retry``: waiting to be handed out
     again. ``skipped``: lost to the group, as they were dropped before it took them, or may have been handed out before
-    a crash. ``filtered``: passed over, as they have none of its tags. ``delayed``: to be delivered later.
+    a crash. ``filtered``: passed over, as they have none of its tags. ``delayed``: to be delivered later. ``blocked``:
+    the slots of order keys that hold messages up, the longest first, at most 20.
     """
 
     name: str
@@ -49,6 +65,7 @@ class GroupInfo:
     delayed: int = 0
     ready_exact: bool = True
     filtered: int = 0
+    blocked: tuple[BlockedSlot, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +73,8 @@ class ConsumerInfo:
     """A consumer of a group, and its count of messages in flight, the oldest of them since ``in_flight_since``.
 
     ``last_pull``: the time at which it last got messages, if the broker remembers. ``silent``: seconds since its last
-    sign of life. ``stalled``: seconds for which its event loop had not turned then.
+    sign of life. ``stalled``: seconds for which its event loop had not turned then. ``order_slots``: the slots of order
+    keys that it has messages of in flight.
     """
 
     name: str
@@ -68,6 +86,7 @@ class ConsumerInfo:
     silent: float
     stalled: float
     broker: str = ""
+    order_slots: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +147,14 @@ def group_info_of(row: Mapping[str, Any]) -> GroupInfo:
         row["group"], row["mode"], row["follows"], row["consumers"], row["ready"], time_of(row["oldest_us"]),
         row["in_flight"], row["in_retry"], row["dead"], row.get("skipped", 0), shown_settings(row["settings"]),
         delayed=row["delayed"], ready_exact=row["ready_exact"], filtered=row["filtered"],
+        blocked=tuple(map(_blocked_of, row.get("blocked", ()))),
     )  # fmt: skip
+
+
+def _blocked_of(row: Mapping[str, Any]) -> BlockedSlot:
+    return BlockedSlot(
+        row["subject"], row["slot"], row["waiting"], row["reason"], row["consumer"], time_of(row["since_us"])
+    )
 
 
 def consumer_info_of(row: Mapping[str, Any]) -> ConsumerInfo:
@@ -136,6 +162,7 @@ def consumer_info_of(row: Mapping[str, Any]) -> ConsumerInfo:
     return ConsumerInfo(
         row["consumer"], row["epoch"], row["online"], row["in_flight"], time_of(row["in_flight_since_us"]),
         time_of(row["pulled_us"]), row["silent_us"] / 1e6, row["stalled_us"] / 1e6,
+        order_slots=row.get("order_slots", 0),
     )  # fmt: skip
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import random
 from collections import defaultdict
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
+from qmq.broker.groups.blocked import blocked_by
 from qmq.broker.ports.commands import Ack, Administer, DispositionRange, HandBack, Heartbeat, Subscribe, Unsubscribe
 from qmq.broker.ports.effects import Acked, Administered, HandedBack, PulledMessages, Refused, Subscribed
 from qmq.broker.ports.limits import BrokerLimits
@@ -364,6 +365,38 @@ def test_a_stuck_slot_leaves_the_others_and_costs_little(tmp_path: Path, monkeyp
         driven.ack(two, *numbers_of(answer))
     assert [body for body in found if body[0] == "k"] == [f"k {number}" for number in range(1, 52)]
     assert "l 50" in found
+    driven.close()
+
+
+def test_groups_and_consumers_say_what_holds_a_slot_up(tmp_path: Path) -> None:
+    driven = Slots(tmp_path)
+    one, two = driven.join("one"), driven.join("two")
+    driven.put("k", "k", "l", "l", "l")
+    assert texts(driven.take(one, 1)) == ["k 0"]
+    driven.back(one, 0, delay_us=5_000_000)
+    assert texts(driven.take(two, 1)) == ["l 0"]
+
+    def rows(action: str) -> list[dict[str, Any]]:
+        (said,) = driven.do(Administer(1, driven.request(), action, {"group": "g"}))
+        assert isinstance(said, Administered)
+        return said.fields["rows"]
+
+    by_reason = {row["reason"]: row for row in rows("groups")[0]["blocked"]}
+    assert by_reason == {
+        "retrying": {
+            "subject": "a.b", "slot": ord("k"), "waiting": 1, "reason": "retrying", "consumer": None, "since_us": None,
+        },
+        "in_flight": {
+            "subject": "a.b", "slot": ord("l"), "waiting": 2, "reason": "in_flight", "consumer": "two",
+            "since_us": driven.now.wall_us,
+        },
+    }  # fmt: skip
+    assert {row["consumer"]: row["order_slots"] for row in rows("consumers")} == {"one": 0, "two": 1}
+    group, numbers = driven.broker.groups["g"], driven.store.subjects.lanes_of("a.b")
+    assert "to be delivered again first" in blocked_by(driven.store, group, numbers[LANE_ORDERED | ord("k")])
+    assert "consumer two has earlier" in blocked_by(driven.store, group, numbers[LANE_ORDERED | ord("l")])
+    driven.ack(two, 0)
+    assert blocked_by(driven.store, group, numbers[LANE_ORDERED | ord("l")]) == ""
     driven.close()
 
 

@@ -1,0 +1,135 @@
+"""The safeguards of priorities and of order keys."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.mutants.running import Mutant
+from tests.mutants.symbols import always, instead, never, skip
+
+_PRIORITIES: Final = ("tests/broker/groups/test_priorities.py",)
+_ORDER: Final = ("tests/broker/delivery/order/test_order.py",)
+_CLIENT: Final = ("tests/net/client/consumer/test_order_keys.py",)
+
+OF_ORDER: Final = (
+    Mutant(
+        "leave lower priorities their share",
+        "PriorityShare.coming",
+        instead("int(self._coming[rank] + _EPSILON)", "0"),
+        _PRIORITIES,
+    ),
+    Mutant(
+        "save nothing up for priorities that do not wait",
+        "PriorityShare.none_wait",
+        skip("self._coming[rank] = 0.0"),
+        _PRIORITIES,
+    ),
+    Mutant(
+        "put due retries in the order of their priorities",
+        "Retries._put",
+        always("not queue or self.rank(queue[-1].messages) <= rank"),
+        _PRIORITIES,
+    ),
+    Mutant(
+        "hand out new messages of a higher priority before retries",
+        "PullServer._ranked",
+        always("rank == HIGH or coming"),
+        _PRIORITIES,
+    ),
+    Mutant(
+        "begin a narrower prefix where its slowest lane is",
+        "SubjectFilter.first_cursors",
+        instead("list(self.with_lanes())", "[self]"),
+        _PRIORITIES,
+    ),
+    Mutant(
+        "pass an at_most_once block of the time before a second lane",
+        "AtMostOnce.resume",
+        never("is_exact(subject_filter.prefix) and (subject_filter.exact or end < _STAMPS_FROM_US)"),
+        _PRIORITIES,
+    ),
+    Mutant(
+        "hand out a slot to its owner alone",
+        "OrderSlots.may_have",
+        instead("(owners == 0) | (owners == consumer)", "owners == owners"),
+        _ORDER,
+    ),
+    Mutant(
+        "hand out nothing behind a retry",
+        "OrderSlots.may_have",
+        skip("allowed &= ~self._is_retrying[slots]"),
+        _ORDER,
+    ),
+    Mutant(
+        "hand out the first retry of a slot first",
+        "OrderSlots.may_come_again",
+        never("before is None or not before.covers(low, min(high, start))"),
+        _ORDER,
+    ),
+    Mutant(
+        "hand out a retry to the owner of its slot",
+        "OrderSlots.may_come_again",
+        never("self._owners[slot] not in (0, consumer)"),
+        _ORDER,
+    ),
+    Mutant(
+        "take back what follows a message that is to come again",
+        "Ledger.hand_back",
+        never("self.order is not None"),
+        _ORDER,
+    ),
+    Mutant(
+        "know after a start which slots are held",
+        "OrderSlots.renew",
+        never("self.is_stale"),
+        _ORDER,
+    ),
+    Mutant(
+        "remember the rows that were passed",
+        "OrderedScan._read_on",
+        never("left.any()"),
+        _ORDER,
+    ),
+    Mutant(
+        "go back to the first row that was passed",
+        "OrderedScan._set_cursors",
+        never("len(left)"),
+        _ORDER,
+    ),
+    Mutant(
+        "find forgotten slots again",
+        "OrderedScan.take",
+        never("self._forgotten"),
+        _ORDER,
+    ),
+    Mutant(
+        "leave slots to other consumers",
+        "_SlotChooser.__init__",
+        never("consumers > 1"),
+        _ORDER,
+    ),
+    Mutant(
+        "serve others when a pull may have nothing of a slot",
+        "Delivery._serve_waiting",
+        never("found == 0 and LANE_ORDERED in base.lanes"),
+        _ORDER,
+    ),
+    Mutant(
+        "wake others when a slot is free",
+        "Delivery._wake_own",
+        never("ledger is not None and ledger.order is not None and ledger.order.is_freed"),
+        _ORDER,
+    ),
+    Mutant(
+        "release in the client what follows a failed message",
+        "NackSender._release_behind",
+        always("back.disposition == Disposition.REJECT"),
+        _CLIENT,
+    ),
+    Mutant(
+        "skip in a loop what goes back",
+        "MessageFeed._open_messages",
+        always("not run.in_flight.goes_back(number)"),
+        _CLIENT,
+    ),
+)
