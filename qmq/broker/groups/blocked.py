@@ -22,7 +22,7 @@ IN_FLIGHT: Final = "in_flight"
 RETRYING: Final = "retrying"
 
 
-class BlockedSlot(NamedTuple):
+class BlockingSlot(NamedTuple):
     """A slot with messages that wait for an earlier one of it, which is in flight or retrying."""
 
     subject: str
@@ -35,7 +35,7 @@ class BlockedSlot(NamedTuple):
     since_us: int | None
 
 
-def blocked_slots(store: Store, group: Group) -> list[BlockedSlot]:
+def blocked_slots(store: Store, group: Group) -> list[BlockingSlot]:
     """Return the slots of a group that hold messages up, the longest blocked first, at most MOST_BLOCKED."""
     ledger = group.ledger
     order = None if ledger is None else ledger.order
@@ -44,14 +44,14 @@ def blocked_slots(store: Store, group: Group) -> list[BlockedSlot]:
     slots = order.taken()[:_MOST_LOOKED]
     ends = store.subjects.ends[slots].astype(np.int64)
     waiting = ends - group.cursors.upto(store.subjects.count)[slots].astype(np.int64)
-    found, since = list[BlockedSlot](), _since(ledger)
+    found, since = list[BlockingSlot](), _since(ledger)
     for slot, count in zip(slots.tolist(), waiting.tolist(), strict=True):
         if count > 0:
             member = ledger.members.get(order.owner(slot))
             is_retrying = order.first_retry(slot) is not None
             with suppress(StorageError):  # its name is damaged
                 found.append(
-                    BlockedSlot(
+                    BlockingSlot(
                         store.subjects.name(slot), store.subjects.lane(slot) - LANE_ORDERED, count,
                         RETRYING if is_retrying else IN_FLIGHT, None if member is None else member.name,
                         since.get(slot),
@@ -90,6 +90,6 @@ def _since(ledger: Ledger) -> dict[int, int]:
     return found
 
 
-def rows_of(found: list[BlockedSlot]) -> list[dict[str, Any]]:
+def rows_of(found: list[BlockingSlot]) -> list[dict[str, Any]]:
     """Return slots for an answer."""
     return [one._asdict() for one in found]

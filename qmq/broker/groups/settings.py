@@ -28,10 +28,10 @@ class ResolvedSettings(NamedTuple):
     max_unacked_bytes: int = 64 << 20
     expire_after_us: int = 0
     ack_deadline_us: int = 0
-    #: The group takes messages that have one of these tags; without tags it takes all.
-    tags: tuple[str, ...] = ()
     #: The share of what is handed out that goes to lower priorities while they wait.
     priority_share: float = 0.1
+    #: The group takes messages that have one of these tags; without tags it takes all.
+    tags: tuple[str, ...] = ()
 
     def delay_us(self, attempt: int) -> int:
         """Return the delay after that attempt (from 1) failed."""
