@@ -286,6 +286,10 @@ class AckSender:
         """Release messages in the background."""
         self.nack_sender.release(in_flight, start, end)
 
+    def return_early(self, in_flight: InFlightWindow, start: int, end: int) -> None:
+        """Release messages of a slot of order keys that came while an earlier one was on its way back."""
+        self.nack_sender.return_early(in_flight, start, end)
+
     def fail(self, in_flight: InFlightWindow, back: PendingDisposition) -> None:
         """Nack a message in the background, unless it has a disposition."""
         self.nack_sender.hand_back_soon(in_flight, back)

@@ -8,8 +8,8 @@ redelivered the messages, the window is fenced for good, and another InFlightWin
 from __future__ import annotations
 
 import sys
-from bisect import bisect_right
-from collections.abc import Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 from qmq.durations import Duration
@@ -20,6 +20,9 @@ from qmq.format.run import Run, messages_in
 from qmq.intervals import Intervals
 from qmq.net.client.options import delay_us_of
 from qmq.net.protocol.types import RESENT_BIT, ConsumerState, Disposition
+
+#: A slot of order keys: a subject and a lane.
+Slot = tuple[str, int]
 
 #: How many ranges of acks go in one frame.
 MAX_INTERVALS: Final = 2_000
@@ -62,6 +65,9 @@ class DispositionOwner(Protocol):
 
     def release(self, in_flight: InFlightWindow, start: int, end: int) -> None:
         """Release messages in the background."""
+
+    def return_early(self, in_flight: InFlightWindow, start: int, end: int) -> None:
+        """Release messages of a slot of order keys that came while an earlier one was on its way back."""
 
     async def confirm(self, in_flight: InFlightWindow, start: int, end: int) -> None:
         """Wait until the broker has the acks and releases of [start, end). Raises Fenced."""
@@ -137,6 +143,8 @@ class InFlightWindow:
         self.lost = Intervals()
         # Runs of messages with order keys: delivery sequences [start, end), subject and lane.
         self._ordered: list[tuple[int, int, str, int]] = []
+        # Slots of which messages are on their way back, and how many dispositions of these the broker has not answered.
+        self._failing: dict[Slot, int] = {}
         self._handling: dict[Task, int] = {}  # how many messages each task works on
         self._stopped: set[Task] = set()  # tasks that ``fence`` has cancelled
 
@@ -219,6 +227,29 @@ class InFlightWindow:
             self._ordered = ordered = [one for one in ordered if one[1] > self.floor]
         start: int = run.delivery_sequence
         ordered.append((start, start + run.count, run.subject, run.lane))
+        if (run.subject, run.lane) in self._failing:  # the broker sent it before it knew, and takes it back
+            self.owner.return_early(self, start, start + run.count)
+
+    def begin_failing(self, start: int, end: int) -> list[Slot]:
+        """Note that messages of [start, end) are to come again: what the broker sends of their slots goes back until
+        ``end_failing`` is called with the slots that this returns.
+        """
+        slots = list(self._slots_of(start, end)) if self._ordered else []
+        for slot in slots:
+            self._failing[slot] = self._failing.get(slot, 0) + 1
+        return slots
+
+    def end_failing(self, slots: Iterable[Slot]) -> None:
+        """Note that the broker has answered a disposition of messages of these slots."""
+        for slot in slots:
+            left = self._failing.pop(slot, 0) - 1
+            if left > 0:
+                self._failing[slot] = left
+
+    def _slots_of(self, start: int, end: int) -> set[Slot]:
+        first = bisect_right(self._ordered, start, key=_end_of)
+        last = bisect_left(self._ordered, end, first, key=_start_of)
+        return {(subject, lane) for _, _, subject, lane in self._ordered[first:last]}
 
     def behind(self, start: int, end: int) -> list[tuple[int, int]]:
         """Return the ranges of messages without a disposition that follow one of [start, end) in its slot of order
@@ -227,10 +258,8 @@ class InFlightWindow:
         if not self._ordered or self.fenced is not None:
             return []
         self._end_streak()
-        found, slots = list[tuple[int, int]](), set[tuple[str, int]]()
+        found, slots = list[tuple[int, int]](), self._slots_of(start, end)
         for low, high, subject, lane in self._ordered[bisect_right(self._ordered, start, key=_end_of) :]:
-            if low < end:
-                slots.add((subject, lane))
             if (subject, lane) in slots:
                 found += self._done.missing(max(low, end, self.floor), max(high, end, self.floor))
         return found
@@ -472,6 +501,10 @@ class InFlightWindow:
         if ack_floor > self.floor:
             self.floor = ack_floor
             self._done.drop_below(ack_floor)
+
+
+def _start_of(ordered: tuple[int, int, str, int]) -> int:
+    return ordered[0]
 
 
 def _end_of(ordered: tuple[int, int, str, int]) -> int:

@@ -17,7 +17,7 @@ from qmq.durations import duration_text
 from qmq.errors import Fenced, InvalidOption, QmqError, Retry, UnknownSubscription
 from qmq.format.layout import REASON_BYTES
 from qmq.net.client.connection import BrokerConnection
-from qmq.net.client.consumer.in_flight import InFlightWindow, PendingDisposition, check_delay, reason_of
+from qmq.net.client.consumer.in_flight import InFlightWindow, PendingDisposition, Slot, check_delay, reason_of
 from qmq.net.client.failover.handover import HandoverClient
 from qmq.net.client.failover.spool import SpooledDispositions
 from qmq.net.protocol import frames
@@ -43,9 +43,12 @@ class _QueuedDisposition(NamedTuple):
     in_flight: InFlightWindow
     back: PendingDisposition
     waiter: asyncio.Future[None] | None
+    #: Slots of order keys of which the messages are.
+    slots: Sequence[Slot] = ()
 
     def resolve(self, error: Exception | None = None) -> None:
         """Resolve the future: done, or failed with *error*."""
+        self.in_flight.end_failing(self.slots)
         waiter = self.waiter
         if waiter is None:
             if error is not None:
@@ -55,6 +58,11 @@ class _QueuedDisposition(NamedTuple):
                 waiter.set_result(None)
             else:
                 waiter.set_exception(error)
+
+
+def _failing(in_flight: InFlightWindow, back: PendingDisposition) -> Sequence[Slot]:
+    """Return the slots of which a disposition has messages come again."""
+    return () if back.disposition == Disposition.REJECT else in_flight.begin_failing(back.start, back.end)
 
 
 class NackSender:
@@ -78,7 +86,7 @@ class NackSender:
         """
         waiter = asyncio.get_running_loop().create_future()
         in_flight.begin_disposition(back.start, back.end)
-        self._queue(_QueuedDisposition(in_flight, back, waiter))
+        self._queue(_QueuedDisposition(in_flight, back, waiter, _failing(in_flight, back)))
         self._release_behind(in_flight, back)
         await waiter
 
@@ -102,7 +110,7 @@ class NackSender:
             in_flight.begin_disposition(back.start, back.end)
         except Fenced:
             return
-        self._queue(_QueuedDisposition(in_flight, back, None))
+        self._queue(_QueuedDisposition(in_flight, back, None, _failing(in_flight, back)))
         self._release_behind(in_flight, back)
 
     def _release_behind(self, in_flight: InFlightWindow, back: PendingDisposition) -> None:
@@ -110,9 +118,13 @@ class NackSender:
         if back.disposition == Disposition.REJECT:
             return
         for start, end in in_flight.behind(back.start, back.end):
-            in_flight.begin_disposition(start, end)
-            release = PendingDisposition(start, end, Disposition.RELEASE, back.delay_us)
-            self._queue(_QueuedDisposition(in_flight, release, None))
+            self.return_early(in_flight, start, end, back.delay_us)
+
+    def return_early(self, in_flight: InFlightWindow, start: int, end: int, delay_us: int | None = None) -> None:
+        """Release messages in the background that an earlier one of their slot of order keys holds up."""
+        in_flight.begin_disposition(start, end)
+        release = PendingDisposition(start, end, Disposition.RELEASE, delay_us)
+        self._queue(_QueuedDisposition(in_flight, release, None))
 
     def _queue(self, waiting: _QueuedDisposition) -> None:
         self._queued.append(waiting)
