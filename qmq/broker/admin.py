@@ -8,9 +8,9 @@ from typing import Any, Final
 import numpy as np
 
 from qmq.broker.delay.items import delayed_for
+from qmq.broker.delivery.order.blocked import blocked_slots, rows_of
 from qmq.broker.delivery.pull import Delivery
 from qmq.broker.error_log.error_log import unpacked
-from qmq.broker.groups.blocked import blocked_slots, rows_of
 from qmq.broker.groups.group import Group, resolve_start
 from qmq.broker.groups.group_state import Ledger
 from qmq.broker.groups.lag import oldest_us, ready, waiting

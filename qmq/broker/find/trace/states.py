@@ -23,10 +23,10 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from qmq.broker.delivery.filters import EXPIRED, FILTERED, SKIPPED, MessageFilter
+from qmq.broker.delivery.order.blocked import blocked_by
 from qmq.broker.error_log.error_log import RetryItem, unpacked
 from qmq.broker.find.trace.events import ACKED, DELETED, HANDED_OUT, REDRIVEN, SOUGHT, MessageChange
 from qmq.broker.find.trace.places import MessagePlace, may_have, offset_in
-from qmq.broker.groups.blocked import blocked_by
 from qmq.broker.groups.group import Group, SubjectFilter
 from qmq.broker.groups.group_state import Ledger
 from qmq.broker.groups.message_ranges import PARTITIONS

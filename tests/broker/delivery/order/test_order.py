@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from qmq.broker.groups.blocked import blocked_by
+from qmq.broker.delivery.order.blocked import blocked_by
 from qmq.broker.ports.commands import Ack, Administer, DispositionRange, HandBack, Heartbeat, Subscribe, Unsubscribe
 from qmq.broker.ports.effects import Acked, Administered, HandedBack, PulledMessages, Refused, Subscribed
 from qmq.broker.ports.limits import BrokerLimits
