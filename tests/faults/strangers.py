@@ -178,6 +178,10 @@ class Siege:
         self.untrusted_clients: list[UntrustedClient] = []
         host, _, port = broker.url.partition("://")[2].partition(":")
         self.address = (host, int(port))
+        files = active()
+        self._tls: dict[str, Any] = {}
+        if files is not None:
+            self._tls = {"ssl": client_context(files), "server_hostname": host}
 
     async def untrusted(self, hello: bool = False, receive_bytes: int = 0) -> UntrustedClient:
         """One more connection. *receive_bytes*: how much the system is to keep of what the untrusted client has not
@@ -189,9 +193,7 @@ class Siege:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
         loop = asyncio.get_running_loop()
         await loop.sock_connect(sock, self.address)
-        files = active()
-        tls = {} if files is None else {"ssl": client_context(files), "server_hostname": self.address[0]}
-        _, untrusted = await loop.create_connection(UntrustedClient, sock=sock, **tls)
+        _, untrusted = await loop.create_connection(UntrustedClient, sock=sock, **self._tls)
         self.untrusted_clients.append(untrusted)
         if hello:
             untrusted.send(HELLO_FRAME)
