@@ -20,7 +20,7 @@ __all__ = ["register"]
 
 
 def register(spark: SparkSession) -> None:
-    """Register ``format("qmq")`` in a session, with pushdown of filters on subject and time.
+    """Register ``format("qmq")`` in a session, with pushdown of filters for those who ask for it.
 
     If the whole session runs on this machine, and no Python is configured for Spark, it gets the one that runs this:
     the ``python3`` that Spark would start may have neither this package nor Arrow.

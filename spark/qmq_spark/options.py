@@ -68,6 +68,7 @@ _CHOICES: Final = {
     "private": ("false", "true"),
     "corrupt": ("fail", "skip"),
     "view": ("messages", "damages"),
+    "pushdown": ("false", "true"),
 }
 #: Where a stream may start, besides a time.
 _ENDS: Final = ("first", "new")
@@ -96,6 +97,8 @@ class ReadOptions:
     chosen: tuple[str, ...] = ()
     #: The values of TLS_NAMES; None where an option is not given.
     tls: TlsPaths = (None, None, None)
+    #: Filters of the query lessen what is read.
+    pushdown: bool = False
 
     @property
     def columns(self) -> StructType:
@@ -152,6 +155,7 @@ def read_options(given: Mapping[str, str]) -> ReadOptions:
         start == "new",
         tuple(name.strip() for name in found["columns"].split(",")) if "columns" in found else (),
         tls_options(found, place),
+        chosen["pushdown"] == "true",
     )
     _check_chosen(options)
     return options

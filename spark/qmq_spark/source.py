@@ -37,7 +37,7 @@ class QmqDataSource(DataSource):
         options.check(schema)
         if options.starts_new:
             raise InvalidOption("start=new is for streams; give a query the option since instead, or neither")
-        return QmqReader(options, schema)
+        return (FilteringReader if options.pushdown else QmqReader)(options, schema)
 
     def streamReader(self, schema: StructType) -> QmqStreamReader:  # noqa: N802 (Spark's name)
         from qmq_spark.stream import QmqStreamReader
@@ -60,13 +60,6 @@ class QmqReader(DataSourceReader):
         self._schema = schema
         self._wanted = options.wanted
 
-    def pushFilters(self, filters: list[Filter]) -> Iterator[Filter]:  # noqa: N802 (Spark's name)
-        from qmq_spark.filters import narrowed
-
-        if not self._options.damages:
-            self._wanted = narrowed(self._wanted, filters)
-        yield from filters
-
     def partitions(self) -> list[InputPartition]:
         from qmq_spark.plan import SourceView
         from qmq_spark.tasks import parts_of
@@ -78,3 +71,18 @@ class QmqReader(DataSourceReader):
         from qmq_spark.tasks import read_part
 
         return read_part(self._options, self._schema, self._wanted, partition)
+
+
+class FilteringReader(QmqReader):
+    """Reads less where filters of the query say so.
+
+    Spark 4.3 keeps what it planned with the filters of one query, and reads that again for later queries of the same
+    DataFrame or view that have none: these lack rows. So only who asks for it gets this reader.
+    """
+
+    def pushFilters(self, filters: list[Filter]) -> Iterator[Filter]:  # noqa: N802 (Spark's name)
+        from qmq_spark.filters import narrowed
+
+        if not self._options.damages:
+            self._wanted = narrowed(self._wanted, filters)
+        yield from filters

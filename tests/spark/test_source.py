@@ -15,6 +15,7 @@ import qmq_spark
 from qmq_spark.options import COLUMNS
 from tests.archive.archives import archive
 from tests.archive.orders import Row, rows_in, write_orders
+from tests.archive.test_keys import write as write_keys
 from tests.storage.stores import Sender, Sent, close_cleanly, damage, open_store
 
 
@@ -75,8 +76,27 @@ def test_chosen_columns_and_filters(spark: SparkSession, directory: Path) -> Non
     assert all(field.nullable for field in loose.schema)
     assert loose.where("tags is null or properties is null").count() == 0
     middle = rows[len(rows) // 2]["stored_at"]
-    chosen = load(spark, directory).where("subject like 'hotel.%'").where(f"stored_at >= timestamp'{middle}'")
-    assert rows_of(chosen) == [row for row in rows if row["subject"][:6] == "hotel." and row["stored_at"] >= middle]
+    for pushdown in ("false", "true"):
+        frame = load(spark, directory, pushdown=pushdown)
+        chosen = frame.where("subject like 'hotel.%'").where(f"stored_at >= timestamp'{middle}'")
+        assert rows_of(chosen) == [row for row in rows if row["subject"][:6] == "hotel." and row["stored_at"] >= middle]
+
+
+def test_a_filter_of_one_query_leaves_nothing_out_of_the_next(spark: SparkSession, directory: Path) -> None:
+    frame, rows = load(spark, directory), rows_in(directory)
+    subject = rows[0]["subject"]
+    assert frame.filter(frame.subject == subject).count() == sum(row["subject"] == subject for row in rows)
+    assert frame.count() == len(rows)
+
+
+def test_a_filter_on_key_reads_only_what_key_indexes_name(spark: SparkSession, tmp_path: Path) -> None:
+    write_keys(tmp_path, with_indexes=True)
+    every, chosen = (load(spark, tmp_path, part_bytes=1, pushdown="true") for _ in range(2))
+    chosen = chosen.filter(chosen.key == "order-3")
+    expected = [row for row in rows_of(every) if row["key"] == "order-3"]
+    assert expected
+    assert rows_of(chosen) == expected
+    assert chosen.rdd.getNumPartitions() < every.rdd.getNumPartitions() / 2
 
 
 def test_bad_batches_fail_the_query_or_are_skipped_and_listed(spark: SparkSession, tmp_path: Path) -> None:
