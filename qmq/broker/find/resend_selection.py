@@ -16,7 +16,8 @@ from qmq.broker.delivery.serve import blocking_reads
 from qmq.broker.find.rows import row_in_batch
 from qmq.errors import InvalidOption, UnknownMessage
 from qmq.format.ids import MessageId
-from qmq.format.layout import DELAY_PARTITION, ENTRY_HAS_ORIGIN_ID
+from qmq.format.lanes import is_known
+from qmq.format.layout import DELAY_PARTITION, ENTRY_HAS_ORIGIN_ID, LANE_NORMAL
 from qmq.format.private import is_private
 from qmq.storage.store import ColdRead, NotInMemory, Store
 
@@ -131,7 +132,8 @@ def ids_of(store: Store, given: object) -> list[MessageId]:
 
 
 def of_sequences(store: Store, given: object) -> list[SelectedRange]:
-    """Return the messages of a request that names them: [subject, first sequence, the one behind the last] each.
+    """Return the messages of a request that names them: [subject, first sequence, the one behind the last, lane] each;
+    the lane may be left out if it is the normal one.
 
     Raises InvalidOption, and UnknownMessage for a subject that does not exist.
     """
@@ -140,8 +142,11 @@ def of_sequences(store: Store, given: object) -> list[SelectedRange]:
     found = set[SelectedRange]()
     for one in given:
         match one:
-            case [str(subject), int(first), int(end)] if 0 <= first < end < 1 << 63:
-                number = store.subjects.number(subject)
+            case [str(subject), int(first), int(end), *rest] if 0 <= first < end < 1 << 63 and len(rest) < 2:
+                lane = rest[0] if rest else LANE_NORMAL
+                if type(lane) is not int or not is_known(lane):
+                    raise InvalidOption(f"{lane!r:.80} is no lane")
+                number = store.subjects.number(subject, lane)
             case _:
                 raise InvalidOption(f"sequences must be lists of a subject and two sequences, not {one!r:.80}")
         if number is None or is_private(subject):

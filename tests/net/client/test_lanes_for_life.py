@@ -62,6 +62,28 @@ async def test_failed_dead_redriven_and_resent(tmp_path: Path) -> None:
         assert {one.body: (one.priority, one.order_key) for one in found} == EXPECTED
 
 
+async def test_resent_by_key_and_by_the_id_of_a_copy(tmp_path: Path) -> None:
+    async with (
+        running_broker(tmp_path / "data") as url,
+        qmq.connect(url) as client,
+        client.subscribe("a.", group="g", start="first") as consumer,
+    ):
+        for number in range(3):  # so that sequences of the lanes differ
+            await client.send("a.b", b"plain %d" % number, key="other")
+        await client.send("a.b", b"high", priority="high", key="k")
+        await client.send("a.b", b"ordered", order_key="order-1", key="k")
+        delayed = await client.send("a.b", b"low", priority="low", key="k", delay=0.01)
+        for message in [one for _ in range(6) for one in await consumer.pull(1, timeout=20)]:
+            await message.ack()
+        assert await client.admin.resend(prefix="a.", key="k", group="g") == 3
+        found = await pull_all(consumer)
+        assert seen(found) == EXPECTED
+        for message in found:
+            await message.ack()
+        assert await client.admin.resend(ids=[delayed.id], group="g") == 1
+        assert seen(await consumer.pull(1, timeout=20)) == {b"low": EXPECTED[b"low"]}
+
+
 async def test_delayed_and_due(tmp_path: Path) -> None:
     async with (
         running_broker(tmp_path / "data") as url,

@@ -25,6 +25,7 @@ from qmq.net.client.cluster import Brokers
 from qmq.net.client.find.finder import Finder, microseconds_since_1970, search_terms
 from qmq.net.client.find.get import get
 from qmq.net.client.find.requests import BrokerSource
+from qmq.net.client.find.stored_message import lane_of_stored
 
 #: Ids, or ranges of sequences, of one request.
 AT_ONCE: Final = 1_000
@@ -145,19 +146,20 @@ class Resending:
         return [{**common, name: part} for name, part in parts]
 
     async def _of_key(self, terms: ResendTerms, link: Link) -> list[Any]:
-        """Return the messages with the key at a broker: [subject, first sequence, the one behind the last] each."""
+        """Return the messages with the key at a broker: [subject, first sequence, the last one + 1, lane] each."""
         search = search_terms(
             terms.prefix or "", key=terms.key, since=terms.since, until=terms.until, limit=None, stop_after=None
         )
         source = BrokerSource(link, self._brokers.options.admin_timeout)
-        found = dict[str, Intervals]()
+        found = dict[tuple[str, int], Intervals]()
         finder = Finder(search, lambda: [source])
         async for message in finder:
             if message.sequence is not None:  # a copy of one group has none, and comes to that group anyway
-                found.setdefault(message.subject, Intervals()).add(message.sequence, message.sequence + 1)
+                name = message.subject, lane_of_stored(message)
+                found.setdefault(name, Intervals()).add(message.sequence, message.sequence + 1)
         if finder.missed:
             raise self._nothing_done(finder.missed)
-        return [[subject, start, end] for subject, sequences in found.items() for start, end in sequences]
+        return [[subject, start, end, lane] for (subject, lane), some in found.items() for start, end in some]
 
     async def _of_copies(self, ids: Sequence[MessageId], link: Link, links: Sequence[Link]) -> list[Any]:
         """Return the copies at a broker that keep one of these ids, as ``_of_key`` does. Raises UnknownMessage."""
@@ -169,7 +171,7 @@ class Resending:
             if message.sequence is None:
                 raise UnknownMessage(f"message {one} is not delivered yet, or only one group has it: nothing was done")
             if message.broker == str(link.address):
-                found.append([message.subject, message.sequence, message.sequence + 1])
+                found.append([message.subject, message.sequence, message.sequence + 1, lane_of_stored(message)])
         return found
 
     # --- answers -----------------------------------------------------------------------------------------------------

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+from qmq.format.hashing import hash_bytes
 from qmq.format.ids import MessageId
-from qmq.format.lanes import priority_of
+from qmq.format.lanes import PRIORITIES, lane_of_key_hash, priority_of
 from qmq.format.layout import DELAY_END_US, HAS_DELIVER_AT, HAS_EXPIRE_AT, RUN_REPLAYED
 from qmq.format.private import is_private, origin_subject
 from qmq.format.run import Run
@@ -126,6 +127,13 @@ def stored_message(run: Run, index: int, broker: str, delayed: MessageId | None 
         size=int(run.lengths()[index]),
         broker=broker,
     )
+
+
+def lane_of_stored(message: StoredMessage) -> int:
+    """Return the lane of a stored message: that of its order key, or of its priority."""
+    if message.order_key is not None:
+        return lane_of_key_hash(hash_bytes(message.order_key.encode()))
+    return PRIORITIES[message.priority]
 
 
 def _time_of(run: Run, index: int, flag: int, from_us: int) -> int | None:
