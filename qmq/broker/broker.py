@@ -30,7 +30,7 @@ from qmq.broker.groups.name_order import NameOrder
 from qmq.broker.groups.untaken import UntakenNames
 from qmq.broker.journal.write_gate import WriteGate
 from qmq.broker.log_reads import LogReads
-from qmq.broker.ports.access import FRAMES, check
+from qmq.broker.ports.access import check
 from qmq.broker.ports.commands import (
     Ack,
     Administer,
@@ -105,6 +105,8 @@ _MAX_LIST: Final = 10_000
 _MOST_LOOKED_AT: Final = 20_000
 #: Commands that are not refused, as no client waits for their answer.
 _WITHOUT_ANSWER: Final = (Synced, SyncBroken, ReadDone, Checked, Fetched, InfoFound, Connected, Disconnected, Withdraw)
+#: Commands that need no right.
+_NOT_OF_CLIENTS: Final = frozenset(_WITHOUT_ANSWER) - {Withdraw}
 #: Commands that a stopping broker refuses, beside sends.
 _REFUSED_AT_STOP: Final = frozenset((Pull, HandOver, Restore, ReadLog, Get, Find, TraceMessage))
 
@@ -196,8 +198,10 @@ class CommandDispatch:
         kind = type(command)
         if self.stopping is not None and kind in _REFUSED_AT_STOP:
             raise self.stopping
-        if self._rights and kind in FRAMES and (rights := self._rights.get(command.connection)) is not None:  # type: ignore[union-attr]  # commands of clients have one
-            command = check(rights, command)
+        if self._rights and kind not in _NOT_OF_CLIENTS:
+            rights = self._rights.get(command.connection)  # type: ignore[union-attr]  # requests of clients have one
+            if rights is not None:
+                command = check(rights, command)
         self._take[kind](command, now)
 
     # --- single commands ---------------------------------------------------------------------------------------------

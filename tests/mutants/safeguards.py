@@ -12,6 +12,7 @@ from tests.mutants.following import FOLLOWING
 from tests.mutants.handing_over import HANDING_OVER
 from tests.mutants.history import OF_HISTORY
 from tests.mutants.indexing import OF_KEY_INDEXES
+from tests.mutants.letting_in import OF_RIGHTS
 from tests.mutants.modelled import MODELLED
 from tests.mutants.ordering import OF_ORDER
 from tests.mutants.parquet import OF_PARQUET
@@ -44,6 +45,7 @@ SAFEGUARDS: Final = (
     *OF_RESENDS,
     *OF_RESTORES,
     *OF_RETENTION,
+    *OF_RIGHTS,
     *OF_SHARING,
     *OF_SHORT_WAY,
     *OF_SOURCES,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -84,6 +84,7 @@ REQUESTS: list[tuple[str, Any, set[str]]] = [
     ("FIND", Find(1, 1, Selection()), {"looker", "historian"}),
     ("TRACE", TraceMessage(1, 1, ID), {"looker", "historian"}),
     ("info", Administer(1, 1, "info", {}), set()),
+    ("stats", Administer(1, 1, "stats", {}), {"historian"}),
     ("groups", Administer(1, 1, "groups", {"after": ""}), {"consumer", "member"}),
     ("groups of one", Administer(1, 1, "groups", {"group": "g"}), {"consumer", "member"}),
     ("groups of another", Administer(1, 1, "groups", {"group": "other"}), set()),
@@ -138,7 +139,7 @@ def test_every_action_has_a_row(tmp_path: Path) -> None:
     assert isinstance(refused, Refused)
     known = set(re.findall(r"\w+", str(refused.error).partition("it knows ")[2]))
     assert len(known) > 10
-    assert known | {"restore", "roll", "cancel"} == set(ACTIONS)
+    assert known | {"restore", "roll", "cancel", "stats"} == set(ACTIONS)
     assert {name for name, _, _ in REQUESTS} >= set(ACTIONS)
 
 
@@ -153,6 +154,17 @@ def test_a_token_may_do_what_its_rights_say(
         command = command._replace(batch=memoryview(bytearray(command.batch)))
     said = driven.do(command)
     assert is_forbidden(said) == (token not in allowed | {"ops"}), said
+
+
+def test_what_has_no_row_is_for_administrators() -> None:
+    class Novel(NamedTuple):
+        connection: int
+        request: int
+
+    for asked in (Administer(1, 1, "novelty", {}), Novel(1, 1)):
+        with pytest.raises(Forbidden, match="admin"):
+            check(Rights("all", [""], [""], [""], [""]), asked)
+        assert check(TOKENS["ops"], asked) is asked
 
 
 def test_fields_that_no_row_names_do_not_reach_the_broker() -> None:

@@ -1,0 +1,106 @@
+"""The safeguards of tokens and rights."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.mutants.running import Mutant
+from tests.mutants.symbols import always, instead, never, skip
+
+_ACCESS: Final = ("tests/broker/ports/test_access.py",)
+_LOGINS: Final = ("tests/net/server/login/test_logins.py",)
+_OVER_SOCKETS: Final = ("tests/daemon/test_token_file.py",)
+_FILE: Final = ("tests/test_tokens.py",)
+
+OF_RIGHTS: Final = (
+    Mutant("rights: check the subjects of a batch", "Intake.send", skip("rights.check_produce(batch.names)"), _ACCESS),
+    Mutant(
+        "rights: let no batch go the short way unchecked",
+        "Intake.take_one",
+        never("number not in rights.numbers"),
+        _ACCESS,
+    ),
+    Mutant("rights: a prefix ends at a dot", "names:takes", instead("name[: end + 1]", "name[:end]"), _ACCESS),
+    Mutant("rights: an action without a row is for nobody", "_check_action", never("action is None"), _ACCESS),
+    Mutant(
+        "rights: pass on no field without a row",
+        "_check_action",
+        instead("command._replace(fields=fields)", "command"),
+        _ACCESS,
+    ),
+    Mutant(
+        "rights: get only what may be browsed",
+        "GetMessages.message",
+        never("rights is not None and not rights.may_browse(store.subjects.name(wanted.entry[3]))"),
+        _ACCESS,
+    ),
+    Mutant(
+        "rights: find only what may be browsed",
+        "SubjectFilters.taken",
+        instead("selection.takes(name) and (rights is None or rights.may_browse(name))", "selection.takes(name)"),
+        _ACCESS,
+    ),
+    Mutant(
+        "rights: trace only what may be browsed",
+        "Traces._facts_within",
+        always("facts.subject is not None and rights.may_browse(facts.subject)"),
+        _ACCESS,
+    ),
+    Mutant(
+        "rights: cancel only what may be sent",
+        "DelayedMessages.cancel",
+        never("not takes(rights.produce, found[1])"),
+        _ACCESS,
+    ),
+    Mutant(
+        "rights: show dead letters by subject",
+        "AdminCommands._may_show",
+        always("rights is None or rights.is_admin"),
+        _ACCESS,
+    ),
+    Mutant(
+        "rights: release before a takeover",
+        "Delivery.subscribe",
+        skip("self._release_before(command, rights)"),
+        _ACCESS,
+    ),
+    Mutant(
+        "tokens: release what a revoked one has", "CommandDispatch._disconnected", never("command.for_good"), _ACCESS
+    ),
+    Mutant(
+        "tokens: compare the secret",
+        "logins:_matches",
+        always("sum(hmac.compare_digest(secret, digest) for secret in secrets) > 0"),
+        _LOGINS,
+    ),
+    Mutant(
+        "tokens: let in until they expire",
+        "Logins.log_in",
+        never("token.expires_us is not None and token.expires_us <= now_us"),
+        _LOGINS,
+    ),
+    Mutant(
+        "tokens: end a secret",
+        "Logins.look_at",
+        never("login.secret and not _matches(token.secrets, login.secret)"),
+        _LOGINS,
+    ),
+    Mutant("tokens: end wider rights", "Logins.look_at", never("not token.rights.covers(login.rights)"), _LOGINS),
+    Mutant("tokens: throttle failed logins", "FailedLogins.failed", always("number <= AT_ONCE"), _LOGINS),
+    Mutant(
+        "tokens: keep the old rules when the file is gone",
+        "TokenFile._take",
+        instead("self._has_tokens", "False"),
+        _OVER_SOCKETS,
+    ),
+    Mutant(
+        "tokens: do not open to others", "read_at_start", never("open_hosts and not settings.insecure"), _OVER_SOCKETS
+    ),
+    Mutant(
+        "tokens: end expired ones",
+        "Server.look_at_logins",
+        never("self._expiry_us is not None and self._expiry_us <= now_us"),
+        _OVER_SOCKETS,
+    ),
+    Mutant("tokens: lock the file", "tokens:_locked", skip("fcntl.flock(descriptor, fcntl.LOCK_EX)"), _FILE),
+)
