@@ -19,6 +19,7 @@ from qmq.errors import BadBatch
 from qmq.format.layout import PRODUCER_ID_SIZE
 
 _RECORD: Final = struct.Struct("<16sHBBB")
+_RECORD_SIZE: Final = _RECORD.size
 _ADDRESS: Final = struct.Struct("<16sH")
 #: The bytes of address and port, which the broker stamps.
 ADDRESS_SIZE: Final = _ADDRESS.size
@@ -84,9 +85,15 @@ def stamp_source(view: memoryview, table_start: int, stamp: bytes) -> None:
     if len(stamp) == ADDRESS_SIZE:
         view[at : at + ADDRESS_SIZE] = stamp
         return
-    view[at : at + ADDRESS_SIZE] = stamp[:ADDRESS_SIZE]
-    sender, size = at + _RECORD.size, view[at + _SENDER_SIZE_OFFSET]
-    view[sender : sender + size] = stamp[ADDRESS_SIZE:].ljust(size, b"\0")
+    size = view[at + ADDRESS_SIZE]
+    view[at : at + _RECORD_SIZE + size] = _front_of_record(stamp, size, view[at + ADDRESS_SIZE + 1])
+
+
+@lru_cache(4_096)
+def _front_of_record(stamp: bytes, sender_size: int, app_size: int) -> bytes:
+    """Return the record of a batch that a client sent, stamped, up to the end of its sender."""
+    sizes = bytes((sender_size, app_size, 0))
+    return stamp[:ADDRESS_SIZE] + sizes + stamp[ADDRESS_SIZE:].ljust(sender_size, b"\0")
 
 
 @lru_cache(256)
