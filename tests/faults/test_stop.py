@@ -20,6 +20,7 @@ from qmq.net.protocol.frames import FLUSH, FrameKind
 from qmq.storage.disk.disk import Disk
 from qmq.storage.verify.verify import verify
 from tests.broker_process import BrokerProcess, running
+from tests.certificates import active, client_context
 from tests.faults.brokers import TIMEOUT_S, broker_in, until
 from tests.faults.ledger import Ledger, drain
 from tests.net.frames import HELLO, RawClient, batch, frame, on_uvloop, pull, sent_fields
@@ -195,6 +196,9 @@ def slow_reader(address: tuple[str, int]) -> socket.socket:
     sock = socket.socket()
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
     sock.connect(address)
+    files = active()
+    if files is not None:
+        sock = client_context(files).wrap_socket(sock, server_hostname=address[0])
     sock.sendall(frames.encode_frame(FrameKind.HELLO, 1, HELLO))
     sock.sendall(
         frame(FrameKind.SUBSCRIBE, 2, meta={"group": None, "prefixes": ["big"], "consumer": "c", "start": "first"})
