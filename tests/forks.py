@@ -47,16 +47,21 @@ class Fork:
         self._report = report
         self.pid = int(self._line())
 
+    def _has_report(self, timeout: float | None) -> bool:
+        poller = select.poll()  # as select takes no descriptor above 1,023
+        poller.register(self._report, select.POLLIN)
+        return bool(poller.poll(None if timeout is None else timeout * 1_000))
+
     def poll(self) -> int | None:
         """Its exit code, negative for a signal; None while it runs."""
-        if self.returncode is None and select.select([self._report], [], [], 0)[0]:
+        if self.returncode is None and self._has_report(0):
             self._ended()
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
         """Wait for its end; its exit code. Raises TimeoutExpired."""
         if self.returncode is None:
-            if not select.select([self._report], [], [], timeout)[0]:
+            if not self._has_report(timeout):
                 raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0)
             self._ended()
         assert self.returncode is not None

@@ -33,7 +33,11 @@ def test_every_public_name_has_one_section() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_every_public_name_has_its_description_and_an_example(name: str) -> None:
     section = SECTIONS[name]
-    assert f"\n::: qmq.{name}\n" in section or name in ("Durability", "Duration")  # types with words of their own
+    assert f"\n::: qmq.{name}\n" in section or name in (
+        "Durability",
+        "Duration",
+        "Priority",
+    )  # types with words of their own
     assert any(block.kind == "python" for block in blocks(section))
 
 

@@ -185,7 +185,7 @@ def test_each_bit_of_a_batch_is_noticed(history: History, identity: Identity) ->
     tried = 0
     for batch, data in _one_of_each(history.stopped):
         owner = SegmentOwner(identity.store_id, batch.partition)
-        columns = BatchColumns(owner, identity.secret, lambda name: 0)
+        columns = BatchColumns(owner, identity.secret, lambda name, lane: 0)
         assert columns.good_prefix(memoryview(data), batch.position).size == len(data)
         for bit in range(8 * len(data)):
             bad = memoryview(bytearray(flipped(data, bit)))

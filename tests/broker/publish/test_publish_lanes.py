@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from qmq.broker.groups.lag import ready, waiting
+from qmq.broker.groups.name_order import NameOrder
 from qmq.broker.ports.commands import Administer, ListSubjects, Send
 from qmq.broker.ports.effects import InfoWanted, SubjectList
 from qmq.format.build import RunContent
@@ -87,8 +88,9 @@ def test_lists_add_the_lanes_of_a_subject_up(tmp_path: Path) -> None:
     assert isinstance(info, InfoWanted)
     assert info.fields["subjects"] == 2
     group = driven.broker.groups["g"]
-    assert ready(driven.store, group) == (6, True)
-    assert {(row.subject, row.lane, row.end - row.start) for row in waiting(driven.store, group, 0, 10)[0]} == {
+    order = NameOrder(driven.store.subjects)
+    assert ready(driven.store, group, order) == (6, True)
+    assert {(row.subject, row.lane, row.end - row.start) for row in waiting(driven.store, group, order, 0, 10)[0]} == {
         (name, lane, count) for name, lane, count in EXPECTED
     }
     driven.close()

@@ -57,6 +57,7 @@ CALLS: dict[str, list[str]] = {
     "verify": ["."],
     "repair": ["."],
     "archive": [".", "--to", "archive"],
+    "stats": [],
     "restore": ["--from", "archive", "--yes"],
     "bench": ["--only", "nothing"],
     "completion": ["bash"],

@@ -45,12 +45,12 @@ def test_json_has_every_field(broker: BrokerProcess) -> None:
     shown = qmq("consume", "json.a", "--group", "g", "--count", "2", "--json", server=broker.url)
     first, second = (json.loads(line) for line in shown.stdout_bytes.splitlines())
     assert list(first) == [
-        "id", "subject", "sequence", "key", "keys", "tags", "properties", "attempt", "created_at", "stored_at",
-        "source", "sender", "producer", "app", "body",
+        "id", "subject", "sequence", "key", "keys", "priority", "order_key", "tags", "properties", "attempt",
+        "created_at", "stored_at", "source", "sender", "producer", "app", "body",
     ]  # fmt: skip
     assert first | {"id": 0, "created_at": 0, "stored_at": 0, "source": 0, "producer": 0, "app": 0} == {
-        "id": 0, "subject": "json.a", "sequence": 0, "key": "k", "keys": ["k", "l"], "tags": ["t"],
-        "properties": {"p": "v"},
+        "id": 0, "subject": "json.a", "sequence": 0, "key": "k", "keys": ["k", "l"], "priority": "normal",
+        "order_key": None, "tags": ["t"], "properties": {"p": "v"},
         "attempt": 1, "created_at": 0, "stored_at": 0, "source": 0, "sender": None, "producer": 0, "app": 0,
         "body": "h\u00e9\n",
     }  # fmt: skip

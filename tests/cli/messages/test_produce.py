@@ -135,7 +135,7 @@ def test_what_consume_prints_can_be_sent_again(broker: BrokerProcess) -> None:
         (["a."], "not a valid name"),
         (["a", "--property", "novalue"], "NAME=VALUE"),
         (["a", "--durability", "maybe"], "durability"),
-        (["a", "--priority", "5"], "No such option"),
+        (["a", "--priority", "5"], "'--priority': '5' is not one of"),
         (["a", "--server", "http://x"], "not the address of a broker"),
         (["a", "--server", "qmq://x:port"], "not the address of a broker"),
     ],
