@@ -106,6 +106,9 @@ class _Consumer:
     def release(self, in_flight: InFlightWindow, start: int, end: int) -> None:
         raise AssertionError
 
+    def return_early(self, in_flight: InFlightWindow, start: int, end: int) -> None:
+        raise AssertionError
+
     async def confirm(self, in_flight: InFlightWindow, start: int, end: int) -> None:
         raise AssertionError
 

@@ -81,6 +81,9 @@ class DispositionRecorder:
         """Record a release."""
         self.record("release")
 
+    def return_early(self, in_flight: InFlightWindow, start: int, end: int) -> None:
+        """Do nothing: a single message follows no other one of its order key."""
+
     async def confirm(self, in_flight: InFlightWindow, start: int, end: int) -> None:
         """Do nothing: a disposition is recorded at once."""
 
