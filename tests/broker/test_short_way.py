@@ -558,6 +558,19 @@ def test_acks_that_wait_are_answered_in_time() -> None:
     assert history.seen["ACKED"] == 1
 
 
+def test_a_consumer_that_gets_a_message_is_alive() -> None:
+    history = _waiting(9)
+    history.advance(3_000_000)
+    before = history.sides[0].short_frames
+    history.write(1, _lone(history, 1, 4))
+    assert history.sides[0].short_frames == before + 1
+    history.advance(1_000)
+    asked = frames.pack_meta({"action": "consumers", "group": "g"})
+    history.seen.clear()
+    history.write(2, encode_frame(FrameKind.ADMINISTER, history.number(), asked))  # for how long it has been silent
+    assert history.seen["ADMINISTERED"] == 1
+
+
 @pytest.mark.parametrize("timeout_ms", [0, 1, 19, 20, 50])
 def test_a_pull_is_answered_when_its_time_is_up(timeout_ms: int) -> None:
     history = _waiting(8)

@@ -50,7 +50,6 @@ OF_SHORT_WAY: Final = (
     _guard("keep max_unacked", "ShortWay._hand", never("start + count - in_flight.ack_floor > settings.max_unacked")),
     _guard("keep max_unacked_bytes", "ShortWay._hand", never("in_flight.size + answer > settings.max_unacked_bytes")),
     _guard("hand out in order", "ShortWay._hand", never("not subject_filter.is_next(number, first, row)")),
-    _guard("answer acks that are due first", "ShortWay._hand", never("not self._gate.is_clear(monotonic_us)")),
     _guard("note that a consumer lives", "ShortWay._hand", skip("member.seen_us = monotonic_us")),
     _guard("read on behind the last row", "SubjectFilter.move", skip("self.row_cursors[0] = row")),
     _guard("wake the others", "ShortWay.send", skip("arrivals.wake(subject_filter, 0, entry)")),
