@@ -70,7 +70,7 @@ def test_chosen_columns_and_filters(spark: SparkSession, directory: Path) -> Non
     narrow = spark.read.format("qmq").schema("position long, subject string").load(str(directory))
     assert sorted(tuple(row) for row in narrow.collect()) == sorted((row["position"], row["subject"]) for row in rows)
     assert [field.name for field in load(spark, directory).schema if field.nullable] == [
-        "key", "source", "sender", "producer", "app",
+        "key", "order_key", "source", "sender", "producer", "app",
     ]  # fmt: skip
     loose = spark.read.format("qmq").schema("tags array<string>, properties map<string,string>").load(str(directory))
     assert all(field.nullable for field in loose.schema)

@@ -22,7 +22,7 @@ PATH = "parquet/date=2026-01-01/only_subject=a/run-0-0.parquet"
 def made() -> ParquetFile:
     file = ParquetFile("a", SCHEMA)
     texts: dict[str, Any] = {"subject": "a", "message_id": "0" * 32, "body": b""}
-    texts |= dict.fromkeys(("key", "source", "sender", "producer", "app"))
+    texts |= dict.fromkeys(("key", "order_key", "source", "sender", "producer", "app")) | {"priority": "normal"}
     row = {**dict.fromkeys(SCHEMA.names, 7), **texts, "keys": [], "tags": [], "properties": []}
     file.write(pa.Table.from_pylist([row], SCHEMA))
     file.finish()
