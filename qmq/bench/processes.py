@@ -49,9 +49,10 @@ class Child:
         out = self._process.stdout
         assert out is not None
         deadline = time.monotonic() + timeout_s
+        poller = select.poll()  # as select takes no descriptor above 1,023
+        poller.register(out, select.POLLIN)
         while b"\n" not in self._line:
-            ready, _, _ = select.select([out], [], [], max(deadline - time.monotonic(), 0))
-            if not ready:
+            if not poller.poll(max(deadline - time.monotonic(), 0) * 1_000):
                 raise BenchFailed(f"{self.name} said nothing for {timeout_s:.0f} s; {self._last_words()}")
             read = os.read(out.fileno(), 1 << 16)
             if not read:

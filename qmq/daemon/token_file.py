@@ -162,6 +162,9 @@ class TokenFile:
             if self._has_tokens:
                 self._tell(f"{self._path} is gone, and the tokens stay as they are: put the file back")
             return
+        if not read.tokens and self._has_tokens:  # an editor may be writing it just now
+            self._tell(f"{self._path} has no token, and the tokens stay as they are: at least one has to stay")
+            return
         self._told = ""
         self._state, self._has_tokens = read.state, True
         self._server.set_tokens(read.tokens)
