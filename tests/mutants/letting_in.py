@@ -90,7 +90,7 @@ OF_RIGHTS: Final = (
     Mutant(
         "tokens: keep the old rules when the file is gone",
         "TokenFile._take",
-        instead("self._has_tokens", "False"),
+        instead("self._has_tokens", "False", at=1),
         _OVER_SOCKETS,
     ),
     Mutant(
