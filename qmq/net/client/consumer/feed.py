@@ -67,6 +67,7 @@ class MessageFeed(Generic[M]):
         self._kind = kind
         self._prefetch = Prefetch(puller.is_solo)
         self._runs: deque[Run] = deque()
+        self._is_over = True  # whether ``ready`` has come to its end
         # The run that is handed out, and an iterator over its next messages. A loop in another thread may advance it.
         self._current: tuple[Run | None, Iterator[int]] = None, iter(())
         self._timer: asyncio.TimerHandle | None = None
@@ -91,7 +92,10 @@ class MessageFeed(Generic[M]):
         runs = await self._until_stopped(self._puller.pull(self._prefetch.wanted(loop.time()), 1, None))
         self._prefetch.record(runs[0].count if len(runs) == 1 else sum(run.count for run in runs), loop.time())
         self._runs += runs
-        self.ready = chain.from_iterable(self._views())
+        if self._is_over:
+            # Else somebody may be in the middle of ``ready``, which goes on: two of them would mix up the order.
+            self._is_over = False
+            self.ready = chain.from_iterable(self._views())
         if self._timer is None and not self._puller.is_solo:
             self._watch(loop)
 
@@ -183,6 +187,7 @@ class MessageFeed(Generic[M]):
                 yield self._open_messages(run, coming)
             else:
                 yield map(self._kind, repeat(run), coming, run.bodies())
+        self._is_over = True
 
     def _open_messages(self, run: Run, coming: Iterator[int]) -> Iterator[M]:
         """Yield the messages of a run, but for those that go back because of an earlier one of their order key."""

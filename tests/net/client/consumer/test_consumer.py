@@ -110,6 +110,28 @@ async def test_a_loop_that_another_task_shares_loses_nothing() -> None:
     assert len(list(feed.ready)) == sum(puller.asked)
 
 
+async def test_who_is_in_the_middle_of_a_loop_goes_on_beside_others_in_order() -> None:
+    feed = MessageFeed(Bringing(), Message)
+    await feed.refill()
+    one = iter(feed.ready)
+    count = 1
+    next(one)
+    while feed.has_ready:
+        next(one)
+        count += 1
+    await feed.refill()  # for another task; the first has not seen that its loop is over
+    await feed.refill()
+    other, found = iter(feed.ready), list[Message]()
+    for loop in (one, other, one, other, other, one):
+        found.append(next(loop))
+    runs = list(dict.fromkeys(id(message._run) for message in found))
+    assert len(runs) == 1, "no message of the second run before the last of the first"
+    assert [message.sequence for message in found] == list(range(6))
+    left = sum(1 for _ in one)
+    assert not feed.has_ready
+    assert count + len(found) + left == sum(feed._puller.asked)  # type: ignore[union-attr]
+
+
 # --- a real broker ---------------------------------------------------------------------------------------------------
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
 
 import qmq
@@ -36,3 +37,62 @@ async def test_a_loop_skips_what_follows_a_failed_message(tmp_path: Path) -> Non
     assert handled == [f"k {number}" for number in range(8)]
     assert [one.split()[1] for one in keys] == sorted(one.split()[1] for one in keys)
     assert sum(int(one.split()[2]) > 1 for one in keys) == len(keys) - 8, "only what failed counts an attempt"
+
+
+async def test_handlers_that_run_beside_each_other_have_different_keys(tmp_path: Path) -> None:
+    busy, handled, failed = set[str](), list[str](), set[str]()
+
+    async def handle(message: qmq.Message) -> None:
+        body = message.body.decode()
+        key = body.split()[0]
+        assert key not in busy
+        busy.add(key)
+        try:
+            await asyncio.sleep(0.001)
+            if body.endswith(" 3") and body not in failed:
+                failed.add(body)
+                raise ValueError("the first time")
+            handled.append(body)
+        finally:
+            busy.remove(key)
+        if len(handled) == 40:
+            consumer.stop()
+
+    async with running_broker(tmp_path / "data") as url, qmq.connect(url) as client:
+        await send(client, *(f"{key} {number}" for number in range(10) for key in "klmn"))
+        async with client.subscribe("a.", group="g", start="first", retry_delays=[0]) as consumer:
+            async with asyncio.timeout(30):
+                await consumer.run(handle, concurrency=8)
+    for key in "klmn":
+        assert [body for body in handled if body[0] == key] == [f"{key} {number}" for number in range(10)]
+
+
+def test_threads_have_different_keys(tmp_path: Path) -> None:
+    from qmq.testing import broker
+
+    busy, handled, lock = set[str](), list[str](), threading.Lock()
+
+    def handle(message: qmq.SyncMessage) -> None:
+        body = message.body.decode()
+        with lock:
+            assert body[0] not in busy
+            busy.add(body[0])
+        if body == "k 3" and message.attempt == 1:
+            with lock:
+                busy.remove(body[0])
+            raise ValueError("the first time")
+        with lock:
+            busy.remove(body[0])
+            handled.append(body)
+            if len(handled) == 20:
+                consumer.stop()
+
+    with broker() as running, qmq.connect_sync(running.url) as client:
+        for number in range(10):
+            for key in "kl":
+                client.send_nowait("a.b", f"{key} {number}".encode(), order_key=key)
+        client.flush()
+        with client.subscribe("a.", group="g", start="first", retry_delays=[0]) as consumer:
+            consumer.run(handle, concurrency=4)
+    for key in "kl":
+        assert [body for body in handled if body[0] == key] == [f"{key} {number}" for number in range(10)]
