@@ -20,7 +20,7 @@ from qmq.format.layout import INDEX_DTYPE, INDEX_ENTRY_SIZE
 from qmq.net.client.address import BROKER_SCHEMES, Address, check_used, parse_url, tls_files
 from qmq.net.client.log_reader import LogReader, Span
 
-#: What the URL of a broker begins with.
+#: The beginnings of the URL of a broker.
 SCHEMES: Final = BROKER_SCHEMES
 #: The arguments tls_ca, tls_cert and tls_key of BrokerFiles.
 TlsPaths = tuple[str | None, str | None, str | None]

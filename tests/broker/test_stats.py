@@ -94,7 +94,7 @@ def test_the_counts_of_a_group_are_of_what_happened(tmp_path: Path) -> None:
 
 
 def test_a_kill_begins_the_counts_anew(tmp_path: Path) -> None:
-    """What a start replays from the pull log happened before."""
+    """All that a start replays from the pull log happened before."""
     driven = Driven(tmp_path)
     driven.do(driven.send_command({"a.x": [b"1", b"2"]}))
     consumer = Consumer(driven, "one", "a.")

@@ -6,7 +6,8 @@ Retries that nobody takes are passed over, so that they hold up no others.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import groupby
 from typing import Final
 
@@ -70,17 +71,7 @@ class Eligibility:
 
     def has_any(self, retries: Iterable[RetryItem]) -> bool:
         """Return whether the consumer takes any of the retries, or that is not known yet."""
-        lookup = self.lookup()
-        for retry in retries:
-            if retry.messages in self._share.others:
-                continue
-            try:
-                found = self.share_ranges(lookup, retry.messages)
-            except (NotInMemory, StorageError):
-                return True
-            if found is None or any(is_taken for _, is_taken in found):
-                return True
-        return False
+        return _has_any(retries, partial(self.share_ranges, self.lookup()))
 
     def share_ranges(self, lookup: RangeLookup, messages: MessageRange) -> list[ShareRange] | None:
         """Return which of the messages the consumer takes, in order; None after enough lookups. Raises NotInMemory."""
@@ -157,15 +148,12 @@ class OrderEligibility:
     def has_any(self, retries: Iterable[RetryItem]) -> bool:
         """Return whether the consumer may have any of the retries, or that is not known yet."""
         lookup = RangeLookup(self._store, self._group)
-        for retry in retries:
+
+        def alone(messages: MessageRange) -> list[ShareRange] | None:
             self.begin()
-            try:
-                found = self.share_ranges(lookup, retry.messages)
-            except (NotInMemory, StorageError):
-                return True
-            if found is None or any(is_taken for _, is_taken in found):
-                return True
-        return False
+            return self.share_ranges(lookup, messages)
+
+        return _has_any(retries, alone)
 
     def share_ranges(self, lookup: RangeLookup, messages: MessageRange) -> list[ShareRange] | None:
         """Return which of the messages the consumer may have behind those that it was asked about since ``begin``, in
@@ -206,3 +194,17 @@ class OrderEligibility:
 
 def _joined(found: Iterable[ShareRange]) -> list[ShareRange]:
     return [(sum(count for count, _ in group), is_taken) for is_taken, group in groupby(found, lambda one: one[1])]
+
+
+def _has_any(
+    retries: Iterable[RetryItem], share_ranges: Callable[[MessageRange], list[ShareRange] | None]
+) -> bool:  # fmt: skip
+    """Return whether a consumer takes any of the retries, or that is not known yet."""
+    for retry in retries:
+        try:
+            found = share_ranges(retry.messages)
+        except (NotInMemory, StorageError):
+            return True
+        if found is None or any(is_taken for _, is_taken in found):
+            return True
+    return False

@@ -13,7 +13,7 @@ COUNT_NAMES: Final = (
 
 
 class GroupCounts:
-    """What happened to messages of a group, in messages. The start's replay of records does not count.
+    """The events of one group's messages since the broker's start, counted by message; the start itself counts none.
 
     ``delivered`` messages were handed out for the first time, ``redelivered`` ones again; ``rejected`` includes those
     that the broker rejects (unreadable, or of a subject no longer followed), but for the ``expired``; ``nacked``

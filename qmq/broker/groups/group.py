@@ -98,7 +98,7 @@ class Waiting:
 
 
 class OrderScan(Protocol):
-    """What is read of the messages with order keys under one prefix."""
+    """The part of a subject filter that reads messages with order keys."""
 
     def has_more(self) -> bool:
         """Return whether there may be messages that were not handed out."""
@@ -317,7 +317,7 @@ class Group:
         self.mode = mode
         #: It hands out higher priorities first; other groups and solo consumers get messages in stored order.
         self.heeds_priority = name is not None and mode == RELIABLE
-        #: What lower priorities have coming, in a group that heeds priorities.
+        #: The share that is due to lower priorities, in a group that heeds priorities.
         self.share = PriorityShare()
         self.cursors = Cursors()
         self.filters: dict[str, SubjectFilter] = {}

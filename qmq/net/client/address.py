@@ -14,7 +14,7 @@ DEFAULT_PORT: Final = 20881
 DEFAULT_URL: Final = f"qmq://127.0.0.1:{DEFAULT_PORT}"
 #: The longest token: a name and a secret.
 _MAX_TOKEN: Final = 1_024
-#: What a URL of brokers begins with: plain connections, and those by TLS.
+#: The beginnings of URLs of brokers: for plain connections, and for those by TLS.
 BROKER_SCHEMES: Final = ("qmq://", "qmqs://")
 _SCHEMES: Final = (*BROKER_SCHEMES, "file://", "hdfs://")
 

@@ -33,8 +33,8 @@ _SEND: Final = int(FrameKind.SEND)
 
 
 class Hello(NamedTuple):
-    """What the first frame of a connection says: the client's software, the names of connection and program, and its
-    token, each empty where it is left out.
+    """The content of the first frame of a connection: the client's software, the names of connection and program, and
+    its token, each empty where it is left out.
     """
 
     client: str

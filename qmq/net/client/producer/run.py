@@ -14,7 +14,7 @@ from qmq.format.layout import LANE_NORMAL, LANE_ORDERED
 
 #: The sizes of bodies: little-endian u32.
 Sizes = npt.NDArray[np.uint32]
-#: What a batch knows its runs by: the subject, and the lane unless it is the normal one; LANE_ORDERED for all slots.
+#: The key of a run in a batch: the subject, and the lane unless it is the normal one; LANE_ORDERED for all slots.
 RunName = str | tuple[str, int]
 
 

@@ -411,7 +411,7 @@ def test_order_keys_and_priorities_live_beside_each_other(tmp_path: Path) -> Non
 
 
 class Model:
-    """What consumers have, and what is settled, by message."""
+    """The messages that consumers have, and those that are settled."""
 
     def __init__(self) -> None:
         self.sent: dict[str, list[int]] = defaultdict(list)
@@ -436,7 +436,7 @@ class Model:
         self.settled[key].add(int(place))
 
     def back(self, name: str, number: int) -> None:
-        """What follows in its slot goes back too. (Each key of the test has a slot of its own.)"""
+        """The rest of its slot goes back, too. (Each key of the test has a slot of its own.)"""
         key, place = self.in_hand[name].pop(number).split()
         for one, body in list(self.in_hand[name].items()):
             if body.split()[0] == key and int(body.split()[1]) > int(place):
