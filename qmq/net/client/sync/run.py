@@ -121,7 +121,8 @@ class ThreadRun:
 
     def _handle_in_turn(self, message: Any) -> None:
         """Handle a message behind those of its order key that other threads have taken before."""
-        turn = self._turns[_slot_of(message)]
+        slot = _slot_of(message)
+        turn = self._turns[slot]
         with self._turn_ends:
             self._turn_ends.wait_for(lambda: turn[0] is message)
         try:
@@ -130,6 +131,8 @@ class ThreadRun:
         finally:
             with self._turn_ends:
                 turn.popleft()
+                if not turn:
+                    del self._turns[slot]  # there may be millions of order keys over time
                 self._turn_ends.notify_all()
 
     def _handle_one(self, message: Any) -> None:
