@@ -11,6 +11,7 @@ import click
 
 from qmq.cli.common.arguments import Seconds, inherited
 from qmq.cli.common.command_group import CommandGroup
+from qmq.cli.common.confirm import confirm, yes_option
 from qmq.cli.common.formatting import age_of, iso, number
 from qmq.cli.common.listing import Fields, output_options, print_object, show
 from qmq.errors import InvalidOption
@@ -169,12 +170,7 @@ def list_tokens(as_json: bool, header: bool, data_dir: Path, tokens_file: Path |
       qmq tokens --json | jq 'select(.last_used_at == null)'
     """
     path = _path(data_dir, tokens_file)
-    try:
-        known = read_tokens(path)
-    except FileNotFoundError:
-        known = {}
-    except OSError as error:
-        raise InvalidOption(f"the tokens in {path} cannot be read: {error.strerror}") from None
+    known = _tokens_of(path)
     used = read_used(data_dir / USED_NAME)
     rows = [ListedToken(name, entry, _time(used.get(name))) for name, entry in sorted(known.items())]
     none = f"no tokens in {path}: every client may do everything"
@@ -184,15 +180,18 @@ def list_tokens(as_json: bool, header: bool, data_dir: Path, tokens_file: Path |
 
 @tokens.command(short_help="Revoke a token: its connections end within a second.")
 @click.argument("name")
+@yes_option
 @_file_options
-def revoke(name: str, data_dir: Path, tokens_file: Path | None) -> None:
+def revoke(name: str, yes: bool, data_dir: Path, tokens_file: Path | None) -> None:
     """Remove the token NAME. The broker ends its connections within a second, and others get what they have in flight.
 
-    The last token with --admin is not revoked: create another one before, or rotate its secret with --now.
+    On a terminal it asks first; elsewhere it needs --yes. The last token with --admin is not revoked: create another
+    one before, or rotate its secret with --now.
 
     \b
-    Example:
+    Examples:
       qmq tokens revoke shop-api
+      qmq tokens revoke shop-api --yes
     """
 
     def change(known: Tokens) -> Tokens:
@@ -206,6 +205,9 @@ def revoke(name: str, data_dir: Path, tokens_file: Path | None) -> None:
         return left
 
     path = _path(data_dir, tokens_file)
+    change(_tokens_of(path))  # what cannot be is refused before anybody is asked
+    does = f"revoke token {name}, which ends its connections"
+    confirm(yes, f"this will {does}", lambda: f"{does}? {_last_use(name, data_dir)}")
     change_tokens(path, change)
     click.echo(f"revoked {name} in {path}")
 
@@ -264,6 +266,22 @@ def _known(known: Mapping[str, TokenEntry], name: str) -> TokenEntry:
     if entry is None:
         raise InvalidOption(f"there is no token {name!r:.60}; there are: {', '.join(sorted(known)) or 'none'}")
     return entry
+
+
+def _tokens_of(path: Path) -> Tokens:
+    """Return the tokens of a file; none where there is no file. Raises InvalidOption if it cannot be read."""
+    try:
+        return read_tokens(path)
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise InvalidOption(f"the tokens in {path} cannot be read: {error.strerror}") from None
+
+
+def _last_use(name: str, data_dir: Path) -> str:
+    """Return a sentence that says when a token was last used."""
+    used = _time(read_used(data_dir / USED_NAME).get(name))
+    return "It is not known to have been used." if used is None else f"It was last used {age_of(used)} ago."
 
 
 def _path(data_dir: Path, tokens_file: Path | None) -> Path:

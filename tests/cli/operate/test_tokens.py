@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
+from qmq.cli.common import confirm
 from qmq.cli.main import cli
 from qmq.tokens import USED_NAME, hash_of, read_tokens, write_used
 
 
-def run(path: Path, *arguments: str) -> Result:
-    return CliRunner().invoke(cli, ["tokens", *arguments, "--data-dir", str(path)], env={"QMQ_TOKENS_FILE": None})
+def run(path: Path, *arguments: str, stdin: str | None = None) -> Result:
+    call = ["tokens", *arguments, "--data-dir", str(path)]
+    return CliRunner().invoke(cli, call, env={"QMQ_TOKENS_FILE": None}, input=stdin)
 
 
 def create(path: Path, name: str, *rights: str) -> str:
@@ -93,9 +96,32 @@ def test_the_last_admin_is_not_revoked(tmp_path: Path) -> None:
     assert done.exit_code == 2
     assert "last token with --admin" in done.stderr
     create(tmp_path, "ops2", "--admin")
-    assert run(tmp_path, "revoke", "ops").exit_code == 0
-    assert run(tmp_path, "revoke", "shop").exit_code == 0
+    assert run(tmp_path, "revoke", "ops", "--yes").exit_code == 0
+    assert run(tmp_path, "revoke", "shop", "--yes").exit_code == 0
     assert set(read_tokens(tmp_path / "tokens.toml")) == {"ops2"}
+
+
+def test_revoking_asks_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    create(tmp_path, "shop")
+    done = run(tmp_path, "revoke", "shop")
+    assert (done.exit_code, "no terminal" in done.stderr, "--yes" in done.stderr) == (2, True, True)
+    monkeypatch.setattr(confirm, "can_ask", lambda: True)
+    question = "revoke token shop, which ends its connections? It is not known to have been used. [y/N]"
+    done = run(tmp_path, "revoke", "shop", stdin="n\n")
+    assert (done.exit_code, question in done.stderr) == (1, True)
+    assert "shop" in read_tokens(tmp_path / "tokens.toml")
+    write_used(tmp_path / USED_NAME, {"shop": time.time_ns() // 1_000})
+    done = run(tmp_path, "revoke", "shop", stdin="y\n")
+    assert (done.exit_code, "It was last used " in done.stderr) == (0, True)
+    assert read_tokens(tmp_path / "tokens.toml") == {}
+
+
+def test_what_cannot_be_revoked_is_not_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    create(tmp_path, "ops", "--admin")
+    monkeypatch.setattr(confirm, "can_ask", lambda: True)
+    for name in ("ops", "nobody"):
+        done = run(tmp_path, "revoke", name, stdin="y\n")
+        assert (done.exit_code, "[y/N]" in done.stderr) == (2, False)
 
 
 def test_a_list_has_rights_and_the_last_use_and_no_secret(tmp_path: Path) -> None:
