@@ -56,7 +56,7 @@ from qmq.format.layout import (
     STAMP_STORE,
     STAMP_STORE_OFFSET,
 )
-from qmq.format.source import ADDRESS_SIZE, SLOT_OFFSET, check_sent, records_in, source_in, stamp_source
+from qmq.format.source import SLOT_OFFSET, check_sent, records_in, source_in, stamp_source
 from qmq.format.table import AHEAD_FIELD, AHEAD_SIZE, TABLE_BYTES, TABLE_BYTES_A_RUN, names_of, table_of
 
 #: Bytes that a message takes in columns, by batch flags.
@@ -311,7 +311,7 @@ assert _PLAIN.size == PLAIN_SIZE
 #: STAMP_POSITION and STAMP_STORE with what lies between: when the batch was created.
 _STAMP: Final = struct.Struct("<QQQH6s")
 assert STAMP_POSITION_OFFSET + _STAMP.size == STAMP_STORE_OFFSET + STAMP_STORE.size
-_PLAIN_SOURCE: Final = slice(PLAIN_SIZE + SLOT_OFFSET, PLAIN_SIZE + SLOT_OFFSET + ADDRESS_SIZE)
+_PLAIN_SOURCE: Final = PLAIN_SIZE + SLOT_OFFSET
 _PLAIN_FIRST: Final = BATCH_HEADER_SIZE + RUN_FIRST_SEQUENCE_OFFSET
 _PLAIN_FLAGS: Final = tuple(
     tags | keys for tags in (0, HAS_TAGS) for keys in (0, HAS_KEY_HASH, HAS_KEY_HASH | HAS_MORE_KEYS)
@@ -384,13 +384,12 @@ def _fits_columns(data: memoryview, count: int, size: int, columns: int, max_mes
 
 def stamp_plain(
     view: memoryview, data_start: int, created_at_us: int, position: int, stored_at_us: int, partition: int,
-    store_id: bytes, mark: Any, first_sequence: int, source: bytes,
+    store_id: bytes, mark: Any, first_sequence: int, front: bytes,
 ) -> None:  # fmt: skip
-    """Write the stamp into a plain batch, as ``stamp``. *mark* is a keyed blake2b without input (``mark_maker``)."""
-    if len(source) == ADDRESS_SIZE:
-        view[_PLAIN_SOURCE] = source
-    else:
-        stamp_source(view, PLAIN_SIZE, source)
+    """Write the stamp into a plain batch, as ``stamp``. *mark* is a keyed blake2b without input (``mark_maker``),
+    *front* is the source as ``source.stamped_front`` returns it.
+    """
+    view[_PLAIN_SOURCE : _PLAIN_SOURCE + len(front)] = front
     _STAMP.pack_into(view, STAMP_POSITION_OFFSET, position, stored_at_us, created_at_us, partition, store_id)
     _FIRST_SEQUENCE.pack_into(view, _PLAIN_FIRST, first_sequence)
     crc = crc32c(view[BATCH_HEADER_SIZE:data_start], crc32c(view[:BATCH_PREFIX_SIZE]))

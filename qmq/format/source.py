@@ -89,6 +89,18 @@ def stamp_source(view: memoryview, table_start: int, stamp: bytes) -> None:
     view[at : at + _RECORD_SIZE + size] = _front_of_record(stamp, size, view[at + ADDRESS_SIZE + 1])
 
 
+def stamped_front(table: bytes, stamp: bytes) -> bytes | None:
+    """Return what ``stamp_source`` writes from SLOT_OFFSET on into each batch with that table; None where the sender
+    has no room.
+    """
+    if len(stamp) == ADDRESS_SIZE:
+        return stamp
+    size = table[SLOT_OFFSET + _SENDER_SIZE_OFFSET]
+    if len(stamp) - ADDRESS_SIZE > size:
+        return None
+    return _front_of_record(stamp, size, table[SLOT_OFFSET + ADDRESS_SIZE + 1])
+
+
 @lru_cache(4_096)
 def _front_of_record(stamp: bytes, sender_size: int, app_size: int) -> bytes:
     """Return the record of a batch that a client sent, stamped, up to the end of its sender."""

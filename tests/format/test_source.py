@@ -42,6 +42,7 @@ from qmq.format.source import (
     source_in,
     sources_of,
     stamp_of,
+    stamped_front,
     with_producer,
 )
 from tests.format.contents import CREATED_US, LIMITS, POSITION, PRODUCER, SECRET, STORE, STORED_US
@@ -95,9 +96,11 @@ def test_both_ways_of_stamping_make_the_same_bytes() -> None:
         one, other = batch({"a": 3}, source), batch({"a": 3}, source)
         plain = check_plain(other, len(other), LIMITS.max_message_bytes)
         assert plain is not None
+        front = stamped_front(plain.table, own)
+        assert front is not None
         stamp_plain(
             other, len(other) - plain.run_size, plain.created_at_us, POSITION, STORED_US, 3, STORE, mark_maker(SECRET),
-            5, own,
+            5, front,
         )  # fmt: skip
         assert bytes(stamped(one, own)) == bytes(other)
 
@@ -112,6 +115,9 @@ def test_a_sender_needs_its_room() -> None:
     assert has_room(batch({"a": 1}, NO_SOURCE), start, V4)
     assert not has_room(batch({"a": 1}, new_source("x", 6)), start, V6)
     assert has_room(batch({"a": 1}, new_source("x", 7)), start, V6)
+    tables = [bytes(batch({"a": 1}, source)[start:]) for source in (NO_SOURCE, new_source("x", 6), new_source("x", 7))]
+    assert [stamped_front(table, V4) == V4 for table in tables] == [True] * 3
+    assert [stamped_front(table, V6) is not None for table in tables] == [False, False, True]
 
 
 FORGED = {

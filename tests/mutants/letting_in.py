@@ -16,8 +16,14 @@ OF_RIGHTS: Final = (
     Mutant("rights: check the subjects of a batch", "Intake.send", skip("rights.check_produce(batch.names)"), _ACCESS),
     Mutant(
         "rights: let no batch go the short way unchecked",
-        "Intake.take_one",
+        "Intake._sender",
         never("number not in rights.numbers"),
+        _ACCESS,
+    ),
+    Mutant(
+        "rights: check again what goes the short way when rights change",
+        "Intake.connected",
+        skip("self._senders.clear()"),
         _ACCESS,
     ),
     Mutant("rights: a prefix ends at a dot", "names:takes", instead("name[: end + 1]", "name[:end]"), _ACCESS),

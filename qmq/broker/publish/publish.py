@@ -35,7 +35,6 @@ from qmq.broker.publish.staging import (
 from qmq.errors import BadBatch, QmqError, StorageError, SyncFailed
 from qmq.format.batch import (
     ANY_MESSAGE_BYTES,
-    PLAIN_SIZE,
     BatchLimits,
     CheckedBatch,
     EntryRow,
@@ -62,7 +61,7 @@ from qmq.format.layout import (
     RUN_SIZE,
 )
 from qmq.format.private import PRIVATE
-from qmq.format.source import ADDRESS_SIZE, NO_ADDRESS, has_room
+from qmq.format.source import ADDRESS_SIZE, NO_ADDRESS, has_room, stamped_front
 from qmq.names import check_subject
 from qmq.storage.store import Store
 
@@ -96,6 +95,9 @@ class Intake:
         self._mark = mark_maker(store.secret)
         #: What is stamped as the source of batches, by connection.
         self._sources: dict[int, bytes] = {}
+        #: For the short way, by connection and table: the number of the subject, to which the connection may send, and
+        #: what is stamped as the source.
+        self._senders: dict[tuple[int, bytes], tuple[int, bytes]] = {}
         self.replies = SendReplies(producers, effects, self._partition, self._all)
         self._repeats: list[Repeat] = []
         self._last_positions: dict[
@@ -103,7 +105,12 @@ class Intake:
         ] = {}  # end of the last batch, by subject number; with several partitions only
 
     def connected(self, connection: int, source: bytes) -> None:
-        """Stamp *source*, which ``source.stamp_of`` makes, into the batches that come over a connection."""
+        """Stamp *source*, which ``source.stamp_of`` makes, into the batches that come over a connection.
+
+        A known connection has other rights by now. No number is used for two connections.
+        """
+        if connection in self._sources:
+            self._senders.clear()
         self._sources[connection] = source
 
     def disconnected(self, connection: int) -> None:
@@ -205,14 +212,14 @@ class Intake:
         if batch is None:
             return None
         table, messages, created_at_us, producer_id, sequence, data_crc, flags, run_size = batch
-        number, producer = self.numbering.by_table.get(table), self._producers.by_id.get(producer_id)
-        if number is None or producer is None or sequence < producer.next_sequence:
+        sender, producer = self._senders.get((connection, table)), self._producers.by_id.get(producer_id)
+        if producer is None or sequence < producer.next_sequence:
             return None  # a producer that sends a repeat, or for the first time
-        source = self._sources.get(connection, NO_ADDRESS)
-        if self._rights and (rights := self._rights.get(connection)) is not None and number not in rights.numbers:
-            return None  # whether it may send to that subject was not checked yet
-        if len(source) > ADDRESS_SIZE and not has_room(view, PLAIN_SIZE, source):
-            return None
+        if sender is None:
+            sender = self._sender(connection, table)
+            if sender is None:
+                return None
+        number, front = sender
         monotonic_us, wall_us = now
         stored_at_us = self._stamp_us + 1
         if wall_us > stored_at_us:
@@ -221,7 +228,7 @@ class Intake:
         position, ends = stored.message_log.end, store.subjects.ends
         first, before = ends.item(number), bytes(view[:data_start])
         stamp_plain(
-            view, data_start, created_at_us, position, stored_at_us, 0, store.store_id, self._mark, first, source
+            view, data_start, created_at_us, position, stored_at_us, 0, store.store_id, self._mark, first, front
         )
         row = (
             first, position, stored_at_us, number, messages, 0, 0, 1, (flags & ENTRY_BATCH_FLAGS) << 8, run_size, size
@@ -239,6 +246,24 @@ class Intake:
         else:
             self._visibility.publish_one(partition)
         return row
+
+    def _sender(self, connection: int, table: bytes) -> tuple[int, bytes] | None:
+        """Return the number of the subject that a table names, and what is stamped as the source, for batches of a
+        connection, and remember both. Return None where the table is not known, where it was not checked yet whether
+        the connection may send there, or where the sender has no room.
+        """
+        number = self.numbering.by_table.get(table)
+        if number is None:
+            return None
+        if self._rights and (rights := self._rights.get(connection)) is not None and number not in rights.numbers:
+            return None
+        front = stamped_front(table, self._sources.get(connection, NO_ADDRESS))
+        if front is None:
+            return None
+        if len(self._senders) >= _KNOWN_TABLES:
+            self._senders.clear()
+        sender = self._senders[connection, table] = number, front
+        return sender
 
     def want_sync(self) -> None:
         """Ask for the sync that the batches of ``take_one`` wait for."""

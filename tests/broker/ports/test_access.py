@@ -254,6 +254,8 @@ def test_the_short_way_takes_only_subjects_that_were_checked_for_this_token(tmp_
     assert not short_send(2), "the general way checks the name first"
     driven.do(driven.send_command({"shop.a": [b"3"]}, connection=2))
     assert short_send(2)
+    connect(driven, 2, Rights("hr", ["hr."]))
+    assert not short_send(2), "the rights of now count"
     driven.do()
     driven.close()
 
