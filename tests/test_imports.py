@@ -125,11 +125,14 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "qmq.settings",
         "qmq.testing",
     ),
+    # A client in a process of its own: it knows of a broker what every client does.
+    "qmq.console": (PUBLIC, "qmq.console", "qmq.durations", "qmq.errors", "qmq.names", "qmq.net.client"),
     "qmq.bench": (PUBLIC, "qmq.bench", "qmq.errors", "qmq.format", "qmq.net"),
     "qmq.cli": (
         PUBLIC,
         "qmq.bench",
         "qmq.cli",
+        "qmq.console",
         "qmq.durations",
         "qmq.errors",
         "qmq.format",
@@ -150,6 +153,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
 }
 
 SCREEN = ("click", "rich")
+WEB = ("jinja2", "prometheus_client", "starlette", "uvicorn")
 OUTSIDE = ("asyncio", "os", "pydantic", "random", "socket", "threading", "time", "uvloop")
 
 #: What a module must not import of the world: rules have no clock and no sockets, formats do no I/O.
@@ -164,6 +168,11 @@ MAY_NOT_IMPORT: dict[str, tuple[str, ...]] = {
     "qmq.settings": (*SCREEN, "asyncio", "socket"),
     "qmq.tokens": (*SCREEN, "asyncio", "socket"),
     "qmq.cli": ("pyspark",),
+    # `qmq top` has them too, and works without the extra.
+    "qmq.console.snapshot": (*SCREEN, *WEB, "asyncio", "time"),
+    "qmq.console.history": (*SCREEN, *WEB, "asyncio", "time"),
+    "qmq.console.watch": (*SCREEN, *WEB),
+    "qmq.console": SCREEN,
 }
 
 

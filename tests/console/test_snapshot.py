@@ -1,0 +1,104 @@
+"""Snapshots: groups of several brokers as one, and rates from two answers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from qmq.console.snapshot import Away, GroupNow, make_snapshot
+from qmq.net.client.admin.statistics import GroupTotals
+from tests.console.made_up import START, at, broker_stats, group_stats, received
+
+
+def test_a_rate_is_the_difference_of_two_counts_by_the_brokers_time() -> None:
+    first = make_snapshot(1, at(0), [received(broker_stats(0, group_stats("billing", acked=10)), 100)], {}, None)
+    group = group_stats("billing", acked=30, delivered=40, redelivered=4, nacked=2, session_expired=2)
+    second = make_snapshot(2, at(99), [received(broker_stats(4, group), 180)], {}, first)
+    assert (first.received_rate, first.acked_rate, first.groups["billing"].acked_rate) == (0, 0, 0)
+    assert (second.received_rate, second.delivered_rate, second.acked_rate, second.failed_rate) == (20, 11, 5, 1)
+    assert second.groups["billing"].acked_rate == 5
+    assert second.subjects[0].received_rate == 20
+
+
+def test_after_a_restart_all_that_was_counted_is_new() -> None:
+    first = make_snapshot(1, at(10), [received(broker_stats(10, group_stats("billing", acked=1000)), 5000)], {}, None)
+    restarted = received(broker_stats(20, group_stats("billing", acked=1200), started_at=at(15)), 50)
+    second = make_snapshot(2, at(20), [restarted], {}, first)
+    assert second.received_rate == 10
+    assert second.acked_rate == 240
+
+
+def test_a_group_that_was_deleted_and_came_again_counts_from_0_and_totals_go_on() -> None:
+    first = make_snapshot(1, at(0), [broker_stats(0, group_stats("billing", acked=100))], {}, None)
+    ended = GroupTotals(0, 0, 110, 0, 0, 0, 0, 0, 0)
+    second = make_snapshot(2, at(1), [broker_stats(1, group_stats("billing", acked=3), ended=ended)], {}, first)
+    assert second.groups["billing"].acked_rate == 3
+    assert second.acked_rate == 13
+
+
+def test_rates_are_0_when_the_clock_stands_or_the_broker_was_away() -> None:
+    first = make_snapshot(1, at(0), [received(broker_stats(5), 1)], {}, None)
+    assert make_snapshot(2, at(1), [received(broker_stats(5), 9)], {}, first).received_rate == 0
+    assert make_snapshot(2, at(1), [received(broker_stats(4), 9)], {}, first).received_rate == 0
+    away = make_snapshot(2, at(1), [], {"127.0.0.1:20881": Away(at(1), "gone")}, first)
+    assert away.groups == {}
+    assert make_snapshot(3, at(2), [received(broker_stats(7), 9)], {}, away).received_rate == 0
+
+
+def test_a_group_at_two_brokers_is_one() -> None:
+    one = group_stats("billing", ready=3, consumers=1, oldest=at(5), follows=["shop.", "a."], in_flight=1, acked=1)
+    other = group_stats(
+        "billing", ready=4, consumers=2, oldest=at(2), ready_exact=False, in_flight_since=at(7), acked=1
+    )
+    brokers = [broker_stats(9, one, broker="a:1"), broker_stats(9, other, group_stats("mail"), broker="b:1")]
+    before = make_snapshot(1, at(8), [replace(stats, at=at(8), groups=[]) for stats in brokers], {}, None)
+    snapshot = make_snapshot(2, at(9), brokers, {}, before)
+    billing = snapshot.groups["billing"]
+    assert list(snapshot.groups) == ["billing", "mail"]
+    assert (billing.brokers, billing.follows) == (("a:1", "b:1"), ("a.", "shop."))
+    assert (billing.ready, billing.ready_exact, billing.consumers, billing.in_flight) == (7, False, 3, 1)
+    assert (billing.oldest, billing.in_flight_since, billing.acked_rate) == (at(2), at(7), 2)
+    assert billing.oldest_age(at(9)) == 7
+    assert billing.in_flight_age(at(1)) == 0  # the clocks of two machines
+    assert (snapshot.ready, snapshot.in_flight, snapshot.oldest) == (7, 1, at(2))
+    assert [group.name for group in snapshot.behind()] == ["billing"]
+
+
+def test_the_group_with_the_oldest_message_is_furthest_behind() -> None:
+    groups = [
+        group_stats("a", oldest=at(5)),
+        group_stats("b", oldest=at(1)),
+        group_stats("c"),
+        group_stats("d", oldest=at(1), ready=1),
+    ]
+    snapshot = make_snapshot(1, at(9), [broker_stats(9, *groups)], {}, None)
+    assert [group.name for group in snapshot.behind()] == ["d", "b", "a"]
+
+
+def test_rates_since_any_other_snapshot() -> None:
+    snapshots = [make_snapshot(n, at(n), [received(broker_stats(n), n * n)], {}, None) for n in range(1, 6)]
+    assert snapshots[4].since(snapshots[0]).received_rate == 6
+    assert snapshots[4].since(None).received_rate == 0
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ({}, ""),
+        ({"ready": 1}, "no consumer is there"),
+        (
+            {"ready": 1, "in_flight": 1, "consumers": 1, "in_flight_since": START},
+            "a consumer holds messages without an ack",
+        ),
+        ({"ready": 1, "consumers": 1, "failed_rate": 2.0, "acked_rate": 1.0}, "most attempts fail"),
+        ({"in_retry": 1, "consumers": 1}, "failed messages wait for their next attempt"),
+        ({"ready": 1, "consumers": 1}, "consumers take nothing"),
+        ({"ready": 1, "consumers": 1, "delivered_rate": 1.0, "acked_rate": 1.0}, "consumers are at work"),
+    ],
+)
+def test_a_group_that_is_behind_says_why(values: dict[str, object], reason: str) -> None:
+    known = dict.fromkeys(GroupNow.__dataclass_fields__, 0)
+    group = GroupNow(**{**known, "oldest": None, "in_flight_since": None, **values})  # type: ignore[arg-type]
+    assert group.reason(START + timedelta(minutes=5)) == reason
