@@ -61,7 +61,14 @@ if TYPE_CHECKING:
         SealedLog,
         SubjectInfo,
     )
-    from qmq.net.client.admin.statistics import BrokerStats, GroupStats, GroupTotals, Histogram, SubjectStats
+    from qmq.net.client.admin.statistics import (
+        ArchiveStats,
+        BrokerStats,
+        GroupStats,
+        GroupTotals,
+        Histogram,
+        SubjectStats,
+    )
     from qmq.net.client.client import Client
     from qmq.net.client.consumer.consumer import Consumer
     from qmq.net.client.consumer.message import Message, MessageBatch
@@ -77,6 +84,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Admin",
+    "ArchiveStats",
     "BadBatch",
     "BlockedSlot",
     "BrokerInfo",
@@ -157,6 +165,7 @@ _MAX_QUEUED_BYTES: Final = 64 << 20
 _LAZY: Final = {
     "Admin": "qmq.net.client.admin.admin",
     "BrokerInfo": "qmq.net.client.admin.broker_info",
+    "ArchiveStats": "qmq.net.client.admin.statistics",
     "BrokerStats": "qmq.net.client.admin.statistics",
     "GroupStats": "qmq.net.client.admin.statistics",
     "GroupTotals": "qmq.net.client.admin.statistics",

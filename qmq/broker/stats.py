@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -21,6 +22,7 @@ from qmq.broker.groups.lag import followed, oldest_us
 from qmq.broker.groups.member import Member
 from qmq.broker.groups.message_ranges import RunPart, parts_of
 from qmq.broker.groups.name_order import NameOrder
+from qmq.broker.journal.record_types import MessageRange
 from qmq.broker.ports.commands import Now
 from qmq.errors import BadBatch, StorageError
 from qmq.format.private import is_private
@@ -41,11 +43,15 @@ _FIRSTS: Final = 3
 #: First parts of names that are told apart; the subjects of further ones are summed under OTHERS.
 MOST_FAMILIES: Final = 100
 OTHERS: Final = "(others)"
-#: The columns of a group's row. ``at_us``: when it was made; ``oldest_us``: when the oldest message that is ready or
-#: in flight was stored.
+#: Retries in memory that are looked at for the oldest message in retry, besides those that are due.
+MOST_RETRIES: Final = 256
+#: Logs (subjects or partitions) in which the oldest message in retry is looked up.
+_MOST_LOGS: Final = 16
+#: The columns of a group's row. ``at_us``: when it was made; ``oldest_us``: when the oldest message that is ready, in
+#: flight or in retry was stored.
 GROUP_COLUMNS: Final = (
     "group", "at_us", "mode", "follows", "consumers", "ready", "ready_exact", "oldest_us", "in_flight",
-    "in_flight_since_us", "in_retry", "dead", "delayed", "skipped", "filtered", *COUNT_NAMES,
+    "in_flight_since_us", "in_retry", "in_retry_oldest_us", "dead", "delayed", "skipped", "filtered", *COUNT_NAMES,
 )  # fmt: skip
 _EXACT: Final = GROUP_COLUMNS.index("ready_exact")
 
@@ -131,6 +137,7 @@ class GroupStatistics:
         self._delayed = delayed
         self._known: dict[int, _KnownRow] = {}  # by the number of the ledger
         self._oldest: dict[tuple[int, int], tuple[int, int]] = {}  # by ledger and consumer: ack floor, stored at
+        self._retried: dict[int, dict[MessageRange, int]] = {}  # by ledger: first messages in retry, stored at
         self._names: list[str] = []  # of all groups, sorted
         self._changed: dict[int, int] = {}  # by ledger: when its row was last found to have changed
         self._busy = 0  # groups whose rows have changed of late
@@ -177,6 +184,7 @@ class GroupStatistics:
         if len(self._known) > len(kept):
             self._known = {number: known for number, known in self._known.items() if number in kept}
             self._oldest = {key: known for key, known in self._oldest.items() if key[0] in kept}
+            self._retried = {number: known for number, known in self._retried.items() if number in kept}
 
     def _key(self, group: Group, ledger: Ledger, delayed: Mapping[str, int], sums: _PrefixSums) -> tuple[Any, ...]:
         """Return what a row follows from: while it is the same, so is the row."""
@@ -203,12 +211,38 @@ class GroupStatistics:
                 taken_us, stored_us = member.in_flight.pulls[0].taken_us, self._oldest_of(group, ledger, member)
                 since_us = taken_us if since_us is None else min(since_us, taken_us)
                 oldest = stored_us if oldest is None else min(oldest, stored_us)
+        retried_us = self._oldest_retry(group, ledger)
+        if retried_us is not None:
+            oldest = retried_us if oldest is None else min(oldest, retried_us)
         follows = group.outermost()
         return [
             group.name, now.wall_us, group.mode, follows, consumers, ready, exact, oldest, in_flight, since_us,
-            ledger.retries.count, len(ledger.dead), sum(delayed.get(prefix, 0) for prefix in follows), group.skipped,
-            group.filtered, *ledger.counts.row(),
+            ledger.retries.count, retried_us, len(ledger.dead), sum(delayed.get(prefix, 0) for prefix in follows),
+            group.skipped, group.filtered, *ledger.counts.row(),
         ], len(numbers)  # fmt: skip
+
+    def _oldest_retry(self, group: Group, ledger: Ledger) -> int | None:
+        """Return about when the oldest message in retry was stored: of very many retries only some are looked at.
+
+        Where it would need a read, it is when it last failed. None without retries.
+        """
+        if not ledger.retries.count:
+            self._retried.pop(ledger.number, None)
+            return None
+        known, found = self._retried.get(ledger.number, {}), dict[MessageRange, int]()
+        failed = list[int]()
+        retries = sorted(ledger.retries.first_of_logs(MOST_RETRIES), key=lambda retry: retry.failed_at_us)
+        for retry in retries[:_MOST_LOGS]:
+            first = retry.messages.part(0, 1)
+            stored_us = known.get(first)
+            if stored_us is None:
+                stored_us = self._stored_at(group, first)
+            if stored_us is None:
+                failed.append(retry.failed_at_us)
+            else:
+                found[first] = stored_us
+        self._retried[ledger.number] = found
+        return min((*found.values(), *failed), default=None)
 
     def _oldest_of(self, group: Group, ledger: Ledger, member: Member) -> int:
         """Return when the oldest message in flight at a consumer was stored; where that would need a read, when it was
@@ -227,13 +261,18 @@ class GroupStatistics:
         first = next(iter(in_flight.unhandled()), None)
         if first is not None:
             start = first[0]
-            try:
-                for one in in_flight.between(start, start + 1):
-                    for part in parts_of(self._store, group, one.messages):
-                        return part.entry[2] if isinstance(part, RunPart) else int(part.rows["stored_at_us"][0])
-            except (NotInMemory, StorageError, BadBatch):
-                pass
+            for one in in_flight.between(start, start + 1):
+                stored_us = self._stored_at(group, one.messages)
+                if stored_us is not None:
+                    return stored_us
         return in_flight.pulls[0].taken_us
+
+    def _stored_at(self, group: Group, messages: MessageRange) -> int | None:
+        """Return when the first of these messages was stored; None where that would need a read."""
+        with suppress(NotInMemory, StorageError, BadBatch):
+            for part in parts_of(self._store, group, messages):
+                return part.entry[2] if isinstance(part, RunPart) else int(part.rows["stored_at_us"][0])
+        return None
 
 
 class _PrefixSums:

@@ -29,6 +29,7 @@ from qmq.broker.ports.effects import CheckWanted, FetchWanted, InfoWanted, ReadW
 from qmq.broker.ports.limits import BrokerLimits
 from qmq.broker.ports.metrics import Counters
 from qmq.daemon.checkpointer import Checkpointer
+from qmq.daemon.file_survey import FileSurvey, LogSegments
 from qmq.daemon.fsyncs import Fsyncs
 from qmq.daemon.info import BrokerFacts, DiskSpace, DiskSurvey, InfoAnswers
 from qmq.daemon.key_indexer import KeyIndexer
@@ -138,8 +139,11 @@ class RunningBroker:
         self._info = InfoAnswers(
             self.store, self._started, self._clock, survey, self._facts, self.server.clients, self.server.submit
         )
+        self._file_survey = FileSurvey(
+            self._disk, (self.settings.data_dir, *self.settings.partition_dirs), self._log_segments, self._clock
+        )
         self._stats = StatsAnswers(
-            self.store, self._started, self._clock, survey, self.server.times, self.server.traffic,
+            self.store, self._started, self._clock, survey, self._file_survey, self.server.times, self.server.traffic,
             self._checkpointer.age_us, self.server.submit,
         )  # fmt: skip
         self._scrubber: Scrubber | None = None
@@ -169,6 +173,10 @@ class RunningBroker:
             for _, text in self.broker.untaken.look(self._clock().monotonic_us):
                 log.warning("%s", text)
             self._name_timer = asyncio.get_running_loop().call_later(LOOK_US / 1e6, self._look_at_names)
+
+    def _log_segments(self) -> list[LogSegments]:
+        logs = [part.message_log for part in self.store.partitions]
+        return [LogSegments(log.owner, log.directory, log.spans()) for log in logs]
 
     def log_start(self) -> None:
         """Log the version and the settings that differ from the defaults."""
@@ -238,6 +246,7 @@ class RunningBroker:
             for worker in [*self._readers, *self._fetchers, self._tracer]:
                 worker.stop(0)  # their results are not used any more
             self._info.close()
+            self._file_survey.close()
             self._close_store(clean)
             if summary := self.counters.summary():
                 log.info("in all: %s", summary)

@@ -6,6 +6,7 @@ It serves ``qmq stats``, ``qmq top``, the console and ``client.admin.stats``, so
 from __future__ import annotations
 
 import os
+import platform
 import resource
 import threading
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from typing import Any, Final
 from qmq.broker.ports.commands import InfoFound, Now
 from qmq.broker.ports.effects import StatsWanted
 from qmq.broker.ports.metrics import Times
+from qmq.daemon.file_survey import FileSurvey, SurveyedFiles
 from qmq.daemon.info import DiskSpace, DiskSurvey
 from qmq.storage.store import Store
 
@@ -29,15 +31,16 @@ class StatsAnswers:
     """Answers StatsWanted of one broker."""
 
     def __init__(
-        self, store: Store, started: Now, clock: Callable[[], Now], survey: DiskSurvey, times: Times,
-        traffic: Callable[[], dict[str, Any]], checkpoint_age_us: Callable[[], int],
-        submit: Callable[[InfoFound], None],
+        self, store: Store, started: Now, clock: Callable[[], Now], survey: DiskSurvey,
+        file_survey: FileSurvey, times: Times, traffic: Callable[[], dict[str, Any]],
+        checkpoint_age_us: Callable[[], int], submit: Callable[[InfoFound], None],
     ) -> None:  # fmt: skip
         """*traffic* returns the fields of the server. *submit* takes the answers."""
         self._store = store
         self._started = started
         self._clock = clock
         self._survey = survey
+        self._file_survey = file_survey
         self._times = times
         self._traffic = traffic
         self._checkpoint_age_us = checkpoint_age_us
@@ -50,16 +53,22 @@ class StatsAnswers:
         self._survey.ask(partial(self._found, wanted))
 
     def _found(self, wanted: StatsWanted, disks: tuple[DiskSpace, ...]) -> None:
+        self._file_survey.ask(partial(self._found_all, wanted, disks))
+
+    def _found_all(self, wanted: StatsWanted, disks: tuple[DiskSpace, ...], files: SurveyedFiles | None) -> None:
         now = self._clock()
         fields = {
             **wanted.fields,
             **self._traffic(),
             "version": metadata.version("qmq"),
+            "python": platform.python_version(),
             "store_id": self._store.store_id,
             "started_us": self._started.wall_us,
             "uptime_us": now.monotonic_us - self._started.monotonic_us,
             "checkpoint_age_us": self._checkpoint_age_us(),
             "disks": [disk._asdict() for disk in disks],
+            "file_bytes": {} if files is None else files.kinds,
+            "archive": None if files is None or files.archive is None else files.archive._asdict(),
             "durations": {
                 "turn": self._times.turn.packed(),
                 "send": self._times.send.packed(),

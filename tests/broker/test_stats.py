@@ -140,6 +140,46 @@ def test_the_oldest_is_ready_or_in_flight(tmp_path: Path) -> None:
     assert row(driven)["oldest_us"] is None
 
 
+@pytest.mark.parametrize("prefix", ["a.", "a.x"])
+def test_the_oldest_may_be_in_retry(tmp_path: Path, prefix: str) -> None:
+    driven, times = Driven(tmp_path), list[int]()
+    for body in (b"1", b"2", b"3", b"4"):
+        driven.advance(1_000)
+        driven.do(driven.send_command({"a.x": [body]}))
+        times.append(driven.store.last_stored_at_us)
+    consumer = Consumer(driven, "one", prefix)
+    assert row(driven)["in_retry_oldest_us"] is None
+    consumer.pull(3)
+    consumer.back(1, 2, Disposition.NACK, 60_000_000)
+    assert (row(driven)["oldest_us"], row(driven)["in_retry_oldest_us"]) == (times[0], times[1])
+    driven.advance(1_000)
+    consumer.back(0, 1, Disposition.NACK, 0)
+    assert (row(driven)["oldest_us"], row(driven)["in_retry_oldest_us"]) == (times[0], times[0])
+    assert consumer.pull(1) == [b"1"]
+    consumer.ack(3)
+    assert (row(driven)["oldest_us"], row(driven)["in_retry_oldest_us"]) == (times[1], times[1])
+    driven.restart()
+    assert (row(driven)["oldest_us"], row(driven)["in_retry_oldest_us"]) == (times[1], times[1])
+    ask(driven, "seek_group", group="g", to="new", clear_retries=True)
+    assert row(driven)["in_retry_oldest_us"] is None
+
+
+def test_of_very_many_retries_some_are_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stats, "MOST_RETRIES", 4)
+    driven, times = Driven(tmp_path), set[int]()
+    for number in range(12):
+        driven.advance(10)
+        driven.do(driven.send_command({f"a.{number}": [b"x"]}))
+        times.add(driven.store.last_stored_at_us)
+    consumer = Consumer(driven, "one", *(f"a.{number}" for number in range(12)))
+    consumer.pull()
+    for number in range(12):
+        consumer.back(number, number + 1, Disposition.NACK, 60_000_000 + number)
+    found = row(driven)
+    assert found["in_retry"] == 12
+    assert found["in_retry_oldest_us"] in times
+
+
 @pytest.mark.parametrize("prefixes", [("a.",), ("a.0",), ("a.0", "a."), ("",)])
 @pytest.mark.parametrize("partitions", [1, 3])
 def test_what_is_ready_is_right_after_every_event(tmp_path: Path, partitions: int, prefixes: tuple[str, ...]) -> None:

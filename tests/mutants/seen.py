@@ -39,6 +39,24 @@ OF_GROUPS: Final = (
         ("tests/broker/test_stats.py",),
     ),
     Mutant(
+        "count what is in retry among the oldest",
+        "GroupStatistics._row",
+        instead("min(oldest, retried_us)", "oldest"),
+        ("tests/broker/test_stats.py",),
+    ),
+    Mutant(
+        "keep no statistics back for files that cannot be looked at",
+        "FileSurvey.ask",
+        instead("TIMEOUT_S", "3_600"),
+        ("tests/daemon/test_file_survey.py",),
+    ),
+    Mutant(
+        "do not look at all files for every answer",
+        "FileSurvey.ask",
+        instead("self._clock().monotonic_us < self._rest_until_us", "False"),
+        ("tests/daemon/test_file_survey.py",),
+    ),
+    Mutant(
         "begin the counts of statistics after what a start replays",
         "Broker.__init__",
         skip("ledger.counts.clear()"),

@@ -265,6 +265,21 @@ class Retries:
         """Return the retries in the schedule, in blocks: RETRY_ITEMS[n]; see ``left_of``. Reads files."""
         return self._schedule.all()
 
+    def first_of_logs(self, most: int) -> list[RetryItem]:
+        """Return the first retry of each log (subject or partition), of the retries that are due and of up to *most*
+        others in memory, for *most* logs at most. Reads no file.
+        """
+        items = self._schedule.some_in_memory(most)
+        order = np.lexsort((items["skip"], items["run"], items["first"], items["log"]))
+        logs = items["log"][order]
+        heads = order[np.concatenate(([True], logs[1:] != logs[:-1]))] if len(order) else order
+        found = dict[int, RetryItem]()
+        for retry in (*self.waiting(), *(left for one in unpacked(items[heads]) for left in self.left_of(one))):
+            log = retry.messages.log
+            if log not in found or retry.messages < found[log].messages:
+                found[log] = retry
+        return list(found.values())[:most]
+
     def left_of(self, retry: RetryItem) -> list[RetryItem]:
         """Return the parts of a retry in the schedule that are still to be handed out."""
         if retry.number in self._void:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 FIELDS: Final[Fields[BrokerStats]] = {
     "broker": lambda stats: stats.broker,
     "version": lambda stats: stats.version,
+    "python": lambda stats: stats.python,
     "store_id": lambda stats: stats.store_id,
     "at": lambda stats: stats.at,
     "started_at": lambda stats: stats.started_at,
@@ -53,6 +54,8 @@ FIELDS: Final[Fields[BrokerStats]] = {
 _NESTED: Final[Fields[BrokerStats]] = {
     "totals": lambda stats: asdict(stats.totals),
     "refused": lambda stats: stats.refused,
+    "file_bytes": lambda stats: stats.file_bytes,
+    "archive": lambda stats: _rows([] if stats.archive is None else [stats.archive]),
     "disks": lambda stats: _rows(stats.disks),
     "durations": lambda stats: [{"name": name, **_times(one)} for name, one in stats.durations.items()],
     "subjects": lambda stats: _rows(stats.subjects),
@@ -115,6 +118,7 @@ def _pairs(stats: BrokerStats) -> list[tuple[str, str]]:
         ("acknowledged", number(totals.acked)),
         ("failed", failed),
         ("stored", f"{size(stats.log_bytes)} in {number(stats.segments, 'segment')}"),
+        *_archive_pairs(stats),
         ("process", f"{age(stats.cpu)} of processor time, {size(stats.memory_bytes)}, {number(stats.files, 'file')}"),
     ]
     for name, what in (("turn", "a turn"), ("send", "a send"), ("fsync", "an fsync")):
@@ -139,6 +143,15 @@ def _pairs(stats: BrokerStats) -> list[tuple[str, str]]:
     if not behind:
         pairs.append(("behind", "no group"))
     return pairs
+
+
+def _archive_pairs(stats: BrokerStats) -> list[tuple[str, str]]:
+    archive = stats.archive
+    if archive is None:
+        return []
+    if archive.oldest is None:
+        return [("archive", "has all messages")]
+    return [("archive", f"lacks {size(archive.unarchived_bytes)}, the first stored {age_of(archive.oldest)} ago")]
 
 
 def _short(seconds: float | None) -> str:

@@ -166,6 +166,10 @@ class Schedule(RunOwner):
             heapq.heapreplace(self._heads, (*key, at))
         return found
 
+    def some_in_memory(self, most: int) -> Items:
+        """Return up to *most* of the items in memory, about those that fall due first; they stay."""
+        return self._items(self._heap[:most])
+
     def all(self) -> Iterator[Items]:
         """Yield all items, in no order, as far as they can be read; they stay. Reads files."""
         yield self._items(self._heap)

@@ -18,10 +18,12 @@ class GroupStats:
 
     ``ready``, ``in_flight``, ``in_retry``, ``dead``, ``delayed``, ``skipped`` and ``filtered`` are as in GroupInfo.
     ``at`` is when this was true: some seconds ago where thousands of groups are busy.
-    ``oldest``: when the oldest message that is ready or in flight was stored; ``in_flight_since``: when the oldest pull
-    that is not acknowledged got its messages. ``delivered`` messages were handed out for the first time,
-    ``redelivered`` ones again; ``nacked`` includes those at their ack deadline; ``rejected`` does not include
-    ``expired``; ``session_expired`` ones were in flight at a consumer that fell silent; ``died`` became dead letters.
+    ``oldest``: when the oldest message that is not acknowledged (ready, in flight or in retry) was stored;
+    ``in_retry_oldest``: the same of those in retry alone, of some of them where they are very many;
+    ``in_flight_since``: when the oldest pull that is not acknowledged got its messages. ``delivered`` messages were
+    handed out for the first time, ``redelivered`` ones again; ``nacked`` includes those at their ack deadline;
+    ``rejected`` does not include ``expired``; ``session_expired`` ones were in flight at a consumer that fell silent;
+    ``died`` became dead letters.
     """
 
     name: str
@@ -35,6 +37,7 @@ class GroupStats:
     in_flight: int
     in_flight_since: datetime | None
     in_retry: int
+    in_retry_oldest: datetime | None
     dead: int
     delayed: int
     skipped: int
@@ -92,6 +95,21 @@ class Histogram:
 
 
 @dataclass(frozen=True, slots=True)
+class ArchiveStats:
+    """How far the archive of a broker's messages is behind, by the receipts that `qmq archive` leaves.
+
+    ``unarchived_bytes`` of the message log, in so many ``unarchived_segments``, are in no archive, those of the
+    segments that are still written included; ``oldest`` is when the first of them was stored, None without one.
+    ``verified_at``: when a copy was verified last.
+    """
+
+    unarchived_bytes: int
+    unarchived_segments: int
+    oldest: datetime | None
+    verified_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
 class BrokerStats:
     """The statistics of one broker. Counts are since its start at ``started_at``; a restart begins at 0 again.
 
@@ -99,10 +117,13 @@ class BrokerStats:
     consumers, also again. ``refused`` counts refused requests by the code of their error. ``durations`` has "turn" (of
     the broker's loop), "send" (from the arrival of a batch to the end of the turn that stores it) and "fsync".
     ``ended`` has the counts of groups that were deleted. ``cpu`` is processor time in seconds, ``memory_bytes`` leaves
-    mapped files out.
+    mapped files out. ``python`` is the version of Python. ``file_bytes`` is what the files take on the disks by kind
+    (message_log, indexes, key_indexes, consumer_log, pull_log, error_log, delay_log, other), some seconds ago at least;
+    ``archive`` is None for a broker whose messages no archive has.
     """
 
     version: str
+    python: str
     store_id: str
     at: datetime
     started_at: datetime
@@ -119,6 +140,7 @@ class BrokerStats:
     handed_bytes: int
     log_bytes: int
     segments: int
+    file_bytes: dict[str, int]
     refused: dict[str, int]
     damage: int
     failed_checkpoints: int
@@ -138,6 +160,7 @@ class BrokerStats:
     durations: dict[str, Histogram]
     subjects: list[SubjectStats]
     ended: GroupTotals
+    archive: ArchiveStats | None = None
     groups: list[GroupStats] = field(default_factory=list)
     broker: str = ""
 
@@ -155,12 +178,15 @@ class BrokerStats:
 
 _COUNTS: Final = tuple(GroupTotals.__dataclass_fields__)
 _SAME: Final = (
-    "version", "subject_count", "group_count", "connections", "requests", "waiting_pulls", "waiting_syncs", "delayed",
-    "received_bytes", "handed_messages", "handed_bytes", "log_bytes", "segments", "refused", "damage",
-    "failed_checkpoints", "failed_syncs", "scrubbed_bytes", "scrub_rounds", "dropped_segments", "dropped_messages",
-    "lost_messages", "skipped_messages",
+    "version", "python", "subject_count", "group_count", "connections", "requests", "waiting_pulls", "waiting_syncs",
+    "delayed", "received_bytes", "handed_messages", "handed_bytes", "log_bytes", "segments", "file_bytes", "refused",
+    "damage", "failed_checkpoints", "failed_syncs", "scrubbed_bytes", "scrub_rounds", "dropped_segments",
+    "dropped_messages", "lost_messages", "skipped_messages",
 )  # fmt: skip
-_TIMES: Final = {"at_us": "at", "oldest_us": "oldest", "in_flight_since_us": "in_flight_since"}
+_TIMES: Final = {
+    "at_us": "at", "oldest_us": "oldest", "in_flight_since_us": "in_flight_since",
+    "in_retry_oldest_us": "in_retry_oldest",
+}  # fmt: skip
 
 
 def group_stats_of(columns: Sequence[str], row: Sequence[Any]) -> GroupStats:
@@ -189,8 +215,18 @@ def broker_stats_of(fields: Mapping[str, Any], groups: list[GroupStats]) -> Brok
         durations={name: _histogram_of(*packed) for name, packed in fields["durations"].items()},
         subjects=[SubjectStats(*row) for row in fields["families"] if row[1]],
         ended=GroupTotals(*fields["ended"]),
+        archive=_archive_of(fields["archive"]),
         groups=groups,
     )
+
+
+def _archive_of(fields: Mapping[str, Any] | None) -> ArchiveStats | None:
+    if fields is None:
+        return None
+    return ArchiveStats(
+        fields["unarchived_bytes"], fields["unarchived_segments"], time_of(fields["oldest_us"]),
+        utc_from_us(fields["verified_us"]),
+    )  # fmt: skip
 
 
 def _histogram_of(sum_us: int, counts: Sequence[int]) -> Histogram:
