@@ -53,6 +53,12 @@ OF_RIGHTS: Final = (
         _ACCESS,
     ),
     Mutant(
+        "rights: trace no place of what may not be browsed",
+        "Traces._run",
+        always("rights.may_browse(place.subject)"),
+        _ACCESS,
+    ),
+    Mutant(
         "rights: cancel only what may be sent",
         "DelayedMessages.cancel",
         never("not takes(rights.produce, found[1])"),

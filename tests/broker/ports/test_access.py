@@ -282,6 +282,25 @@ def test_what_may_not_be_browsed_is_unknown_like_what_never_was(tmp_path: Path) 
     driven.close()
 
 
+def test_a_trace_has_nothing_of_places_that_may_not_be_browsed(tmp_path: Path) -> None:
+    driven, mine, others = two_subjects(tmp_path)
+    consumer = Consumer(driven, "c", "hr.", group="g")
+    assert consumer.pull() == [b"hr.a"]
+    connect(driven, 2, TOKENS["looker"])
+    connect(driven, 3, TOKENS["historian"])
+    place = MESSAGE_ID.unpack(others)[1:]
+
+    def traced(connection: int, places: tuple[tuple[int, int], ...]) -> list[dict[str, object]]:
+        command = TraceMessage(connection, 8, mine, places)
+        answer = answer_of(driven.do(command) + [one for _ in range(20) for one in driven.advance(2)], 8)
+        assert isinstance(answer, Traced)
+        return answer.rows
+
+    assert traced(2, (place,)) == traced(2, ())
+    assert traced(3, (place,)) != traced(3, ()), "who may see it sees that a consumer has it"
+    driven.close()
+
+
 @pytest.mark.parametrize("selection", [Selection(), Selection(prefix="hr."), Selection(key="k")])
 def test_a_search_passes_over_what_may_not_be_browsed(tmp_path: Path, selection: Selection) -> None:
     driven = Driven(tmp_path)
@@ -377,12 +396,14 @@ def test_a_takeover_with_all_rights_keeps_what_is_in_flight(tmp_path: Path) -> N
 
 def test_delayed_messages_have_the_rights_of_their_subject(tmp_path: Path) -> None:
     driven = Driven(tmp_path)
-    mine, others = *delay(driven, "shop.a", 60_000), *delay(driven, "hr.a", 60_000, first=1)
+    mine, others = *delay(driven, "shop.a", 600_000), *delay(driven, "hr.a", 600_000, first=1)
     connect(driven, 1, TOKENS["looker"])
     ids = [MessageId.parse(name) for name in (mine, others)]
     for name, kind in zip(ids, (GotMessage, Refused), strict=True):
         packed = MESSAGE_ID.pack(name.store_id, name.partition, name.position)
         assert isinstance(answer_of(driven.do(Get(1, 5, packed)), 5), kind)
+        said = driven.do(TraceMessage(1, 7, packed)) + [one for _ in range(20) for one in driven.advance(2)]
+        assert isinstance(answer_of(said, 7), Traced if kind is GotMessage else Refused)
     connect(driven, 1, Rights("hr", ["hr."]))
     assert not cancel(driven, mine)
     assert cancel(driven, others)
