@@ -30,7 +30,8 @@ def broker_stats(seconds: float = 0, *groups: GroupStats, **values: Any) -> Brok
     """The statistics of a broker *seconds* after START, with no counts but those of *values*."""
     nothing = {field.name: 0 for field in fields(BrokerStats)}
     known = {
-        "version": "0.1.0", "python": "3.11.7", "file_bytes": {}, "archive": None, "store_id": "00" * 8, "at": at(seconds), "started_at": START, "uptime": seconds,
+        "version": "0.1.0", "python": "3.11.7", "store_id": "00" * 8, "at": at(seconds), "started_at": START,
+        "uptime": seconds, "file_bytes": {}, "archive": None,
         "refused": {}, "disks": [], "durations": {}, "subjects": [], "ended": GroupTotals(*[0] * 9),
         "groups": list(groups), "broker": "127.0.0.1:20881", "group_count": len(groups),
     }  # fmt: skip
