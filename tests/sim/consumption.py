@@ -12,13 +12,16 @@ from collections import Counter
 from typing import Any, Final
 
 from qmq.broker.ports.commands import Administer, Command, Disconnected, Heartbeat, Send, Subscribe
-from qmq.broker.ports.effects import Administered, Effect, Refused, Sent
+from qmq.broker.ports.effects import Administered, Effect, PulledMessages, Refused, Sent
 from qmq.broker.ports.limits import BrokerLimits
 from qmq.errors import InvalidOption
-from tests.broker.harness import Driven, batch_of
+from qmq.format.ids import MessageId
+from qmq.format.layout import LANE_HIGH, LANE_LOW, LANE_NORMAL, LANE_ORDERED
+from tests.broker.harness import Driven, batch_of, runs_of_answer
 from tests.fake_disk import Operation
 from tests.sim.disk import SimulatedDisk
 from tests.sim.life import DIRECTORY, check_files
+from tests.sim.order import OrderTally
 from tests.sim.runs import run_one
 from tests.sim.tally import Holder, Tally
 from tests.sim.worker import Worker
@@ -31,6 +34,8 @@ SMALL: Final = {"segment_bytes": 16 << 10, "max_frame_bytes": 2_400, "reserve_by
 SUBJECTS: Final = ("a.x", "a.y", "b")
 #: Group, what it follows, its consumers.
 GROUPS: Final[tuple[tuple[str, tuple[str, ...], int], ...]] = (("g", ("",), 3), ("h", ("a.",), 2), ("i", ("a.x",), 1))
+#: The lanes of batches: priorities, and the slots of some order keys.
+LANES: Final = (LANE_NORMAL, LANE_NORMAL, LANE_HIGH, LANE_LOW, *(LANE_ORDERED | slot for slot in (1, 1, 2, 3, 4_095)))
 _ALL: Final = 1_000_000
 #: The wall clock is never wrong by more.
 _MOST_SET_US: Final = 3_500_000
@@ -52,15 +57,18 @@ class _Crash(Exception):
 
 
 class Batch:
-    """A batch of a producer, until it is acknowledged."""
+    """A batch of a producer, until it is acknowledged: messages of one lane."""
 
-    def __init__(self, producer: bytes, sequence: int, subject: str, messages: list[int]) -> None:
+    def __init__(
+        self, producer: bytes, sequence: int, subject: str, messages: list[int], lane: int = LANE_NORMAL
+    ) -> None:  # fmt: skip
         self.producer, self.sequence, self.subject, self.messages = producer, sequence, subject, messages
+        self.lane = lane
 
     def data(self) -> memoryview:
         """As it is sent, each time."""
         bodies = [b"%d" % message + b"." * (message % 40) for message in self.messages]
-        return batch_of({self.subject: bodies}, self.sequence, self.producer)
+        return batch_of({self.subject: bodies}, self.sequence, self.producer, lane=self.lane)
 
 
 class Consumption:
@@ -69,17 +77,21 @@ class Consumption:
     limits = LIMITS
     options = SMALL
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, has_lanes: bool | None = None) -> None:
+        """*has_lanes*: messages have priorities and order keys; None: in three histories of four."""
         self.chance = random.Random(seed)
+        self.lanes = LANES if (seed % 4 > 0 if has_lanes is None else has_lanes) else (LANE_NORMAL,)
         self.disk = SimulatedDisk(seed)
         self.driven = Driven(DIRECTORY, self.limits, disk=self.disk, partitions=1 + seed % 2, **self.options)
-        self.tallies = {group: Tally(group) for group, _, _ in GROUPS}
+        self.order = OrderTally()
+        self.tallies = {group: Tally(group, self.order) for group, _, _ in GROUPS}
         self.workers: list[Worker] = []
         #: Of processes that were replaced and do not know it.
         self.ghosts: list[Worker] = []
         self.batches: dict[bytes, list[Batch]] = {bytes([number]) * 16: [] for number in (1, 2, 3)}
         self.sent: dict[str, list[int]] = {subject: [] for subject in SUBJECTS}
-        self.places: dict[tuple[str, int], int] = {}
+        self.places: dict[tuple[str, int, int], int] = {}  # by subject, lane and sequence
+        self.ids: dict[str, int] = {}
         self.count = Counter[str]()
         self._set_us = 0
         self._messages = self._connections = self._lives = 0
@@ -192,7 +204,9 @@ class Consumption:
         if not self.batches[producer]:
             count = self.chance.choice((1, 1, 2, 8))
             messages = list(range(self._messages, self._messages + count))
-            batch = Batch(producer, self._produced[producer], self.chance.choice(SUBJECTS), messages)
+            subject, lane = self.chance.choice(SUBJECTS), self.chance.choice(self.lanes)
+            batch = Batch(producer, self._produced[producer], subject, messages, lane)
+            self.count[lane_name(lane)] += count
             self._messages += count
             self._produced[producer] += count
             self.batches[producer].append(batch)
@@ -279,6 +293,9 @@ class Consumption:
                     if effect.request in worker.asked:  # type: ignore[union-attr]
                         for message, holder in worker.hear(effect, self.driven.now.wall_us):
                             self.check_let_go(message, holder)
+                        for message, holder in self.order.take_others():
+                            self.count["others of the slot looked at"] += 1
+                            self.check_let_go(message, holder)
                         break
 
     def _acknowledged(self, sent: Sent) -> None:
@@ -289,7 +306,10 @@ class Consumption:
             self.sent[batch.subject] += batch.messages
         assert isinstance(sent.first_sequences, int)
         for at, message in enumerate(batch.messages):
-            assert self.places.setdefault((batch.subject, sent.first_sequences + at), message) == message
+            place = batch.subject, batch.lane, sent.first_sequences + at
+            assert self.places.setdefault(place, message) == message
+            self.order.stored(message, *place)
+            self.ids[str(MessageId(self.driven.store.store_id, sent.partition, sent.position + at))] = message
 
     def check_let_go(self, message: int, holder: Holder) -> None:
         """The broker would not take that one's acknowledgement any more."""
@@ -409,14 +429,14 @@ class Consumption:
             self.do([Administer(1, request, "dead_letters", {"group": group, "after": after})])
             fields = self._administered.pop(request)
             for row in fields["rows"]:
-                message = self.places.get((row["subject"], row["sequence"]))
-                assert message is not None, f"nobody knows {row}"
-                found[message] = row["reason"]
+                assert row["id"] in self.ids, f"nobody knows {row}"
+                found[self.ids[row["id"]]] = row["reason"]
             after = fields["after"]
         return found
 
     def check(self) -> None:
         """Hold everything against the record; stop, verify."""
+        self.count.update({"behind another of the slot": self.order.behind, "with another": self.order.with_others})
         for group, prefixes, _ in GROUPS:
             dead = self.dead(group)
             self.count["dead"] += len(dead)
@@ -428,10 +448,35 @@ class Consumption:
                 for message in messages
             ]
             self.tallies[group].check_all(mine, dead)
+        self.check_alone()
         self.driven.checkpoint()
         self.driven.store.close(clean=True)
         self.disk.stop(power=False)
         check_files(self.disk)
+
+    def check_alone(self) -> None:
+        """Whoever follows alone gets each lane of each subject in stored order, whatever their priority."""
+        subscription = self.driven.subscribe("", group=None, start="first")
+        found: dict[tuple[str, int], int] = {}
+        while True:
+            said = self.driven.do(self.driven.pull_command(subscription, max_bytes=1 << 20))
+            runs = [run for one in said if isinstance(one, PulledMessages) for run in runs_of_answer(one)]
+            if not runs:
+                break
+            for run in runs:
+                assert run.first_sequence >= found.get((run.subject, run.lane), 0), (run.subject, run.lane)
+                found[run.subject, run.lane] = run.first_sequence + run.count
+                for sequence, body in enumerate(run.bodies(), run.first_sequence):
+                    message = int(bytes(body).rstrip(b"."))
+                    assert self.places.get((run.subject, run.lane, sequence), message) == message
+                    self.count["read alone"] += 1
+
+
+def lane_name(lane: int) -> str:
+    """What a history counts messages of a lane as."""
+    if lane >= LANE_ORDERED:
+        return "with an order key"
+    return {LANE_NORMAL: "of normal priority", LANE_HIGH: "of high priority", LANE_LOW: "of low priority"}[lane]
 
 
 def run(seed: int, commands: int = 1_000) -> Counter[str]:

@@ -16,7 +16,7 @@ from qmq.format.ids import MessageId
 from qmq.format.pieces import read_answer
 from tests.broker.harness import runs_of_answer
 from tests.fake_disk import Operation
-from tests.sim.consumption import Batch, Consumption
+from tests.sim.consumption import Batch, Consumption, lane_name
 from tests.sim.runs import run_one
 from tests.sim.tally import Holder, Tally
 from tests.sim.worker import SETTINGS, Worker
@@ -32,14 +32,14 @@ _DELAYS_US: Final = (1, 200_000, 900_000, 4_000_000)
 class LateBatch(Batch):
     """A batch of messages that are to be delivered later."""
 
-    def __init__(self, sequence: int, messages: list[int], delays_us: list[int]) -> None:
-        super().__init__(_LATE_PRODUCER, sequence, LATE, messages)
+    def __init__(self, sequence: int, messages: list[int], delays_us: list[int], lane: int) -> None:
+        super().__init__(_LATE_PRODUCER, sequence, LATE, messages, lane)
         self.delays_us = delays_us
 
     def data(self) -> memoryview:
         """As it is sent, each time."""
         bodies = [b"%d" % message for message in self.messages]
-        run = RunContent(LATE, bodies, [make_header(deliver_at=delay) for delay in self.delays_us])
+        run = RunContent(LATE, bodies, [make_header(deliver_at=delay) for delay in self.delays_us], self.lane)
         parts = build_batch([run], created_at_us=1, producer_id=self.producer, producer_sequence=self.sequence)
         return memoryview(bytearray(b"".join(parts)))
 
@@ -187,7 +187,9 @@ class Modes(Consumption):
         if is_new:
             messages = list(range(self._messages, self._messages + chance.choice((1, 1, 4))))
             self._messages += len(messages)
-            self._late.append(LateBatch(self._late_sequence, messages, [chance.choice(_DELAYS_US) for _ in messages]))
+            delays_us, lane = [chance.choice(_DELAYS_US) for _ in messages], chance.choice(self.lanes)
+            self._late.append(LateBatch(self._late_sequence, messages, delays_us, lane))
+            self.count[f"late {lane_name(lane)}"] += len(messages)
             self._late_sequence += len(messages)
             self.count["late"] += len(messages)
         batch = self._late[0]
@@ -256,6 +258,7 @@ class Modes(Consumption):
             for ordinal, message in enumerate(batch.messages):
                 name = MessageId(self.driven.store.store_id, sent.partition, sent.position + ordinal)
                 self._names[message] = str(name)
+                self.ids[str(name)] = message
 
     # --- what befalls the broker -------------------------------------------------------------------------------------
 
@@ -298,7 +301,7 @@ class Modes(Consumption):
                 for sequence, body in enumerate(run.bodies(), run.first_sequence):
                     message = int(bytes(body))
                     assert message not in self._cancelled, f"{message} was cancelled in time, and is there"
-                    assert self.places.setdefault((LATE, sequence), message) == message
+                    assert self.places.setdefault((LATE, run.lane, sequence), message) == message
 
     def _check_member(self, group: str) -> None:
         """A member of the broadcast has been given whatever was sent since it came."""

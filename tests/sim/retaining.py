@@ -9,7 +9,6 @@ from typing import Any
 
 from qmq.broker.ports.commands import Administer
 from qmq.broker.ports.effects import Sent
-from qmq.format.ids import MessageId
 from tests.fake_disk import Operation
 from tests.sim.consumption import GROUPS, LIMITS, Consumption
 from tests.sim.runs import run_one
@@ -24,19 +23,19 @@ class Retaining(Consumption):
 
     options = SMALL
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, has_lanes: bool | None = None) -> None:
         age_ms, size = (100, 1_000)[seed % 2], (0, 20_000)[seed // 2 % 2]
         if seed >= ONLY_TAKEN:
             self.limits = LIMITS._replace(retention_ms=age_ms)
         else:
             self.limits = LIMITS._replace(retention_max_ms=age_ms, retention_bytes=size)
-        self.ids: dict[str, int] = {}
         self.where: dict[int, tuple[int, int]] = {}
         #: What was gone when a group was made, or made again: it begins behind that.
         self.before: dict[str, set[int]] = {group: set() for group, _, _ in GROUPS}
         #: With the power may go that a message was handed out: by group.
         self.forgotten: dict[str, set[int]] = {group: set() for group, _, _ in GROUPS}
-        super().__init__(seed)
+        super().__init__(seed, has_lanes=has_lanes)
+        self.order.may_be_skipped = self._may_be_skipped
 
     def step(self, is_late: bool = False) -> None:
         """As ever, with a checkpoint where retention wants one."""
@@ -53,6 +52,14 @@ class Retaining(Consumption):
             self.count["messages carried"] += dropped.carried
             self.count["groups moved"] += len(dropped.skipped)
             assert not dropped.lost
+
+    def _may_be_skipped(self, group: str, message: int) -> bool:
+        """Return whether a group may have missed a message that has gone."""
+        self.driven.store.may_wait(True)
+        is_gone = self._is_gone(*self.where[message])
+        self.driven.store.may_wait(False)
+        letter = self.tallies[group].letter(message)
+        return is_gone and (not letter.deliveries or message in self.forgotten[group] or message in self.before[group])
 
     def _is_gone(self, partition: int, position: int) -> bool:
         store = self.driven.store
@@ -86,9 +93,7 @@ class Retaining(Consumption):
         if self.driven.store.partitions[sent.partition].message_log.segment_at(sent.position) is None:
             # It is a repeat of what has gone by now, so nobody can tell its sequences any more.
             sent = sent._replace(first_sequences=-1_000_000 - batch.messages[0])
-        store_id = self.driven.store.store_id
-        for at, message in enumerate(batch.messages):
-            self.ids[str(MessageId(store_id, sent.partition, sent.position + at))] = message
+        for message in batch.messages:
             self.where[message] = sent.partition, sent.position
         super()._acknowledged(sent)
 
@@ -126,6 +131,6 @@ class Retaining(Consumption):
         super().check()
 
 
-def run(seed: int, commands: int = 600) -> Counter[str]:
+def run(seed: int, commands: int = 600, *, has_lanes: bool | None = None) -> Counter[str]:
     """One history, and what happened in it."""
-    return run_one(Retaining(seed), commands, f"retaining {seed}")
+    return run_one(Retaining(seed, has_lanes=has_lanes), commands, f"retaining {seed}")

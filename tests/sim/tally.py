@@ -11,6 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+from tests.sim.order import OrderTally
+
 #: An epoch of a consumer: group, name, epoch, generation of the pull log, life of the process.
 Key = tuple[str, str, int, int, int]
 
@@ -51,12 +53,18 @@ class Letter:
     kept_attempt: int = 1
     kept_most: int = 1
 
+    @property
+    def is_settled(self) -> bool:
+        """It was handled, or is dead; maybe."""
+        return self.handled or self.unanswered > 0 or self.dead or self.may_be_dead
+
 
 class Tally:
-    """Of one group."""
+    """Of one group. *order* is what is known of slots; None for a group that keeps no order of keys."""
 
-    def __init__(self, group: str) -> None:
+    def __init__(self, group: str, order: OrderTally | None = None) -> None:
         self.group = group
+        self.order = order
         self.letters: dict[int, Letter] = {}
         self.counts = Counter[str]()
         self._snapshot: list[tuple[Letter, bool, bool, set[int]]] = []
@@ -71,6 +79,8 @@ class Tally:
         """It came to a consumer. Who had it before and must not hold it any more, if anyone."""
         letter = self.letter(message)
         before, letter.holder = letter.holder, holder
+        if self.order is not None:
+            self.order.check(message, holder, self)
         assert not letter.confirmed or letter.is_twofold, (
             f"{message} came again after its acknowledgement was confirmed"
         )
@@ -146,10 +156,11 @@ class Tally:
 
     def resent(self) -> None:
         """What the group is through with is handed out again, as if for the first time; maybe. What is in flight or
-        waits is left alone. An acknowledgement that is on its way may still be of the time before.
+        waits is left alone. An acknowledgement that is on its way may still be of the time before, and one from before
+        a loss of power may have outlived it.
         """
         for letter in self.letters.values():
-            if letter.confirmed or letter.dead or letter.may_be_dead or letter.unanswered:
+            if letter.is_settled:
                 letter.confirmed = letter.kept_confirmed = letter.dead = letter.kept_dead = False
                 letter.possible = letter.possible | {1}
                 letter.kept_attempt = 1

@@ -35,6 +35,15 @@ STRIKES = (
     "resend",
     "resent",
     "recovered",
+    "of normal priority",
+    "of high priority",
+    "of low priority",
+    "with an order key",
+    "behind another of the slot",
+    "with another",
+    "others of the slot looked at",
+    "went back behind another",
+    "read alone",
 )
 
 

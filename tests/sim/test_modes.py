@@ -31,6 +31,11 @@ STRIKES = (
     "once: got",
     "once: skipped",
     "recovered",
+    "late of high priority",
+    "late of low priority",
+    "late with an order key",
+    "behind another of the slot",
+    "went back behind another",
 )
 
 

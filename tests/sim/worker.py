@@ -18,6 +18,7 @@ from qmq.broker.ports.effects import (
     Unsubscribed,
 )
 from qmq.errors import Fenced, QmqError
+from qmq.format.layout import LANE_ORDERED
 from qmq.format.pieces import read_answer
 from qmq.net.client.consumer.in_flight import DispositionOwner, InFlightWindow
 from qmq.net.protocol.types import ConsumerState, Disposition, KnownConsumer
@@ -38,6 +39,8 @@ class Got(NamedTuple):
 
     message: int
     attempt: int
+    #: Subject and lane of a message with an order key.
+    slot: tuple[str, int] | None = None
 
 
 class Worker:
@@ -106,7 +109,8 @@ class Worker:
         elif kind < 0.5 and mine:
             for sequence in self.chance.sample(mine, min(self.chance.choice((1, 1, 2, 20)), len(mine))):
                 self._begin_back(sequence)
-            return self._hand_back(request)
+            if self.backs:
+                return self._hand_back(request)
         if self.unconfirmed and (intervals := self.in_flight.take_acks()):
             self.tally.acknowledging(self._messages(intervals), 1)
             return Ack(self.connection, request, self.subscription, tuple(intervals))
@@ -137,8 +141,24 @@ class Worker:
         if disposition is Disposition.REJECT and self.chance.random() < 0.7:
             disposition = Disposition.RELEASE
         assert self.in_flight is not None
+        if not self.in_flight.is_open(sequence):
+            return  # it goes back with an earlier one of its order key
+        slot = self.got[sequence].slot
+        if slot is not None and any(
+            one.slot == slot and behind > sequence and self.in_flight.is_unconfirmed(behind, behind + 1)
+            for behind, one in self.got.items()
+        ):
+            return  # the acknowledgement of that one would be refused
         self.in_flight.begin_disposition(sequence, sequence + 1)
         self.backs.append(DispositionRange(sequence, sequence + 1, disposition, delay_us, "it broke"))
+        if disposition is Disposition.REJECT:
+            return
+        for start, end in self.in_flight.behind(sequence, sequence + 1):
+            self.in_flight.begin_disposition(start, end)
+            for follower in range(start, end):
+                self.tally.counts["went back behind another"] += 1
+                back = DispositionRange(follower, follower + 1, Disposition.RELEASE, None, "it follows")
+                self.backs.append(back)
 
     def _hand_back(self, request: int) -> Command:
         assert self.subscription is not None
@@ -202,13 +222,14 @@ class Worker:
         assert self.in_flight is not None
         had = []
         for run in self.in_flight.number(runs, [field for one in answer.ranges for field in one]):
+            slot = (run.subject, run.lane) if run.lane >= LANE_ORDERED else None
             for sequence, body in enumerate(run.bodies(), run.delivery_sequence):
                 message = int(bytes(body).rstrip(b"."))
                 assert any(run.subject.startswith(prefix) for prefix in self.prefixes), run.subject
                 before = self.tally.delivered(message, Holder(self.key, sequence), run.attempt, now_us)
                 if before is not None:
                     had.append((message, before))
-                self.got[sequence] = Got(message, run.attempt)
+                self.got[sequence] = Got(message, run.attempt, slot)
         if (
             self.in_flight.consumer_state.generation == 1
         ):  # else that it had left, and what it handed back, may be forgotten
