@@ -60,6 +60,7 @@ if TYPE_CHECKING:
         ResendCount,
         SealedLog,
         SubjectInfo,
+        TokenRights,
     )
     from qmq.net.client.admin.statistics import (
         ArchiveStats,
@@ -143,6 +144,7 @@ __all__ = [
     "SyncMessage",
     "SyncMessageBatch",
     "TlsFailed",
+    "TokenRights",
     "TooManyConsumers",
     "TooManyGroups",
     "TooManyProducers",
@@ -194,6 +196,7 @@ _LAZY: Final = {
     "SealedLog": "qmq.net.client.admin.results",
     "StoredMessage": "qmq.net.client.find.stored_message",
     "SubjectInfo": "qmq.net.client.admin.results",
+    "TokenRights": "qmq.net.client.admin.results",
     "SyncAdmin": "qmq.net.client.sync.admin",
     "SyncClient": "qmq.net.client.sync.client",
     "SyncConsumer": "qmq.net.client.sync.consumer",

@@ -80,7 +80,7 @@ from qmq.broker.ports.effects import (
 )
 from qmq.broker.ports.limits import BrokerLimits
 from qmq.broker.ports.metrics import Counters, FoundBy
-from qmq.broker.ports.rights import Rights
+from qmq.broker.ports.rights import UNCHECKED, Rights
 from qmq.broker.publish.dedup import ProducerClaims, Producers
 from qmq.broker.publish.publish import Intake
 from qmq.broker.publish.roll import SegmentRoll
@@ -305,6 +305,8 @@ class CommandDispatch:
             parts.delaying.cancel(command, now)
         elif action == "stats":
             self._stats(command, now)
+        elif action == "rights":
+            self._effects.append(Administered(connection, request, (rights or UNCHECKED).shown()))
         elif action == "info":
             self._effects.append(InfoWanted(connection, request, parts.admin.info()))
         elif action in LETTERS:

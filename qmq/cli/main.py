@@ -47,6 +47,7 @@ COMMANDS: Final = {
     "consumers": Command("manage", "List the consumers of a group."),
     "dead-letters": Command("manage", "List, show, redrive and delete dead letters."),
     "tokens": Command("operate", "Say who may come in, and do what."),
+    "console": Command("operate", "Show brokers in a browser."),
     "verify": Command("operate", "Check every file of a data directory."),
     "repair": Command("operate", "Rebuild the derived files of a data directory."),
     "archive": Command("operate", "Copy sealed segments of a data directory to an archive."),
@@ -60,6 +61,7 @@ _OTHER_WORDS: Final = {
     "acl": "tokens",
     "check": "doctor",
     "dlq": "dead-letters",
+    "dashboard": "console",
     "get": "find",
     "grep": "find",
     "health": "ping",
@@ -80,6 +82,7 @@ _OTHER_WORDS: Final = {
     "subscribe": "consume",
     "tail": "consume",
     "topics": "subjects",
+    "ui": "console",
     "users": "tokens",
     "view": "peek",
 }

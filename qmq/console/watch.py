@@ -101,6 +101,7 @@ class Watch:
         self._asked: dict[str, asyncio.Task[BrokerStats]] = {}
         self._away: dict[str, Away] = {}
         self._looked_at = float("-inf")
+        self._is_wanted = False
         self._wanted = asyncio.Event()
         self._next: asyncio.Future[Snapshot] | None = None
         self._task: asyncio.Task[None] | None = None
@@ -141,9 +142,17 @@ class Watch:
             await asyncio.shield(self._next)
         return self.latest
 
+    async def recent(self, seconds: float) -> Snapshot:
+        """Return a snapshot that is at most so many *seconds* old, for somebody who looks from time to time only."""
+        if self.latest.number and (datetime.now(UTC) - self.latest.at).total_seconds() <= seconds:
+            return self.latest
+        self._is_wanted = True
+        self._wanted.set()
+        return await self.newer_than(self.latest.number)
+
     async def _run(self) -> None:
         while True:
-            began = time.monotonic()
+            began, self._is_wanted = time.monotonic(), False
             try:
                 self._publish(await self._snapshot())
             except Exception:  # whoever looks sees an older snapshot, and the next one may succeed
@@ -156,7 +165,7 @@ class Watch:
             now = time.monotonic()
             is_fast = now - self._looked_at < LOOKED_SECONDS
             left = began + (self._fast_seconds if is_fast else self._slow_seconds) - now
-            if left <= 0:
+            if left <= 0 or self._is_wanted:
                 return
             self._wanted.clear()
             if is_fast:

@@ -70,6 +70,7 @@ class ActionRow(NamedTuple):
 _ADMIN: Final = Need.ADMIN
 ACTIONS: Final[Mapping[str, ActionRow]] = {
     "info": ActionRow(_ADMIN, {}),
+    "rights": ActionRow(Need.LOGIN, {}),
     "stats": ActionRow(Need.BROWSE_ALL, {"after": Need.LOGIN, "limit": Need.LOGIN}),
     "groups": ActionRow(Need.ANY_GROUP, {"group": Need.GROUP, "after": Need.LOGIN}),
     "consumers": ActionRow(Need.ANY_GROUP, {"group": Need.GROUP, "after": Need.LOGIN}),

@@ -72,6 +72,11 @@ class Rights:
         self.numbers: set[int] = set()
         self._sent_to: set[str] = set()
 
+    def shown(self) -> dict[str, object]:
+        """Return the rights as the action rights gives them."""
+        kinds = zip(("produce", "consume", "group", "browse"), self._kinds(), strict=True)
+        return {"name": self.name, "admin": self.is_admin, **{kind: sorted(prefixes) for kind, prefixes in kinds}}
+
     def covers(self, other: Rights) -> bool:
         """Return whether it gives all that *other* gives."""
         pairs = zip(self._kinds(), other._kinds(), strict=True)
@@ -121,3 +126,7 @@ class Rights:
             raise Forbidden(
                 f"token {self.name!r} lacks a right: {right}; whoever keeps the broker's tokens can give it"
             )
+
+
+#: The rights of a connection at a broker that asks for no token.
+UNCHECKED: Final = Rights("", is_admin=True)

@@ -84,6 +84,7 @@ REQUESTS: list[tuple[str, Any, set[str]]] = [
     ("FIND", Find(1, 1, Selection()), {"looker", "historian"}),
     ("TRACE", TraceMessage(1, 1, ID), {"looker", "historian"}),
     ("info", Administer(1, 1, "info", {}), set()),
+    ("rights", Administer(1, 1, "rights", {}), set(TOKENS)),
     ("stats", Administer(1, 1, "stats", {}), {"historian"}),
     ("groups", Administer(1, 1, "groups", {"after": ""}), {"consumer", "member"}),
     ("groups of one", Administer(1, 1, "groups", {"group": "g"}), {"consumer", "member"}),
@@ -139,7 +140,7 @@ def test_every_action_has_a_row(tmp_path: Path) -> None:
     assert isinstance(refused, Refused)
     known = set(re.findall(r"\w+", str(refused.error).partition("it knows ")[2]))
     assert len(known) > 10
-    assert known | {"restore", "roll", "cancel", "stats"} == set(ACTIONS)
+    assert known | {"restore", "roll", "cancel", "stats", "rights"} == set(ACTIONS)
     assert {name for name, _, _ in REQUESTS} >= set(ACTIONS)
 
 
@@ -458,3 +459,17 @@ def test_a_missing_right_is_named() -> None:
         check(TOKENS["sender"], SUBSCRIBE._replace(group=None))
     with pytest.raises(Forbidden, match="lacks a right: admin"):
         TOKENS["sender"].require(False, Need.ADMIN)
+
+
+def test_a_client_is_told_its_rights(tmp_path: Path) -> None:
+    driven = Driven(tmp_path)
+    told = {}
+    for number, (name, rights) in enumerate([*TOKENS.items(), ("", None)], 10):
+        connect(driven, number, rights)
+        told[name] = answer_of(driven.do(Administer(number, 1, "rights", {})), 1).fields
+    nothing: dict[str, Any] = {"admin": False, "produce": [], "consume": [], "group": [], "browse": []}
+    everything = {"admin": True, "produce": [""], "consume": [""], "group": [""], "browse": [""]}
+    assert told["nobody"] == {"name": "nobody", **nothing}
+    assert told["consumer"] == {**nothing, "name": "consumer", "consume": ["shop."], "group": ["g"]}
+    assert told["ops"] == {"name": "ops", **everything}
+    assert told[""] == {"name": "", **everything}

@@ -22,9 +22,11 @@ from qmq.net.client.admin.results import (
     GroupInfo,
     ResendCount,
     SealedLog,
+    TokenRights,
     consumer_info_of,
     dead_letter_of,
     group_info_of,
+    token_rights_of,
 )
 from qmq.net.client.admin.statistics import BrokerStats, broker_stats_of, group_stats_of
 from qmq.net.client.broker_link import Link
@@ -58,6 +60,10 @@ class AdminOfOne:
     async def info(self) -> BrokerInfo:
         """Return the broker's version, settings, disks, connections and problems."""
         return broker_info_of(await self.do("info"))
+
+    async def rights(self) -> TokenRights:
+        """Return what the client may do at the broker."""
+        return token_rights_of(await self.do("rights"))
 
     async def stats(self) -> BrokerStats:
         """Return the broker's counts since its start, and the present state of its groups."""
@@ -180,6 +186,16 @@ class Admin:
         """
         found = await self._listed(lambda admin: admin.info())
         return [replace(info, broker=broker) for broker, info in found.items()]
+
+    async def rights(self) -> list[TokenRights]:
+        """Return what this client may do at each broker, whatever its token. Raises BrokersMissed.
+
+        Example::
+
+            may_change = all(rights.admin for rights in await client.admin.rights())
+        """
+        found = await self._listed(lambda admin: admin.rights())
+        return [replace(rights, broker=broker) for broker, rights in found.items()]
 
     async def stats(self) -> list[BrokerStats]:
         """Return the statistics of each broker: counts since its start, durations, and the present state of its groups.

@@ -113,6 +113,22 @@ class SealedLog:
     broker: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class TokenRights:
+    """What a client may do at a broker: prefixes of the subjects that it may send to, receive and look at, and of the
+    groups that it may join ("" is all of them). ``admin``: it may do everything. ``name`` is that of its token, or ""
+    where the broker asks for none.
+    """
+
+    name: str
+    admin: bool
+    produce: tuple[str, ...] = ()
+    consume: tuple[str, ...] = ()
+    group: tuple[str, ...] = ()
+    browse: tuple[str, ...] = ()
+    broker: str = ""
+
+
 class ResendCount(int):
     """The count of messages that a resend hands out again, once for each group that gets them: an int.
 
@@ -172,6 +188,12 @@ def dead_letter_of(row: Mapping[str, Any]) -> DeadLetter:
         row["number"], row["id"], row["subject"], row["sequence"], row["attempts"], row["session_expiries"],
         row["reason"], utc_from_us(row["died_at_us"]),
     )  # fmt: skip
+
+
+def token_rights_of(fields: Mapping[str, Any]) -> TokenRights:
+    """Return the rights of an answer to the action rights."""
+    produce, consume, group, browse = (tuple(fields[kind]) for kind in ("produce", "consume", "group", "browse"))
+    return TokenRights(fields["name"], fields["admin"], produce, consume, group, browse)
 
 
 def time_of(time_us: int | None) -> datetime | None:

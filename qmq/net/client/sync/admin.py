@@ -9,7 +9,7 @@ from typing import Any, Final, Literal, Unpack
 from qmq.net.client.admin.admin import Admin
 from qmq.net.client.admin.broker_info import BrokerInfo
 from qmq.net.client.admin.resend import OnProgress
-from qmq.net.client.admin.results import ConsumerInfo, DeadLetter, GroupInfo, ResendCount, SealedLog
+from qmq.net.client.admin.results import ConsumerInfo, DeadLetter, GroupInfo, ResendCount, SealedLog, TokenRights
 from qmq.net.client.admin.statistics import BrokerStats
 from qmq.net.client.group_settings import ChangedSettings
 
@@ -36,6 +36,11 @@ class SyncAdmin:
     def info(self) -> list[BrokerInfo]:
         """Return the state of each broker. See ``Admin.info``."""
         found: list[BrokerInfo] = self._run(lambda admin: admin.info())
+        return found
+
+    def rights(self) -> list[TokenRights]:
+        """Return what this client may do at each broker. See ``Admin.rights``."""
+        found: list[TokenRights] = self._run(lambda admin: admin.rights())
         return found
 
     def stats(self) -> list[BrokerStats]:

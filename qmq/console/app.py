@@ -1,0 +1,118 @@
+"""The application: its routes, what every request goes through, and what lives as long as it does.
+
+The parts of a request: ``request.state.session`` (a UserSession), ``request.app.state.watch`` (a Watch), ``.history``
+(a History) and ``.sessions``; for a change ``request.state.fields``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import BaseRoute, Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from qmq import QmqError
+from qmq.console import api, events
+from qmq.console.history import History
+from qmq.console.replies import error_reply, failure_reply
+from qmq.console.security import HEADERS, CheckedChanges, KnownHost, SafeHeaders
+from qmq.console.sign_in import Sessions, SignedIn, post_sign_in, post_sign_out
+from qmq.console.watch import ClientSource, Watch
+from qmq.net.client.address import Address, parse_url
+
+_STATIC: Final = Path(__file__).parent / "static"
+
+
+def needs_token(addresses: Sequence[Address]) -> bool:
+    """Return whether users sign in: the console itself has a token, or a client certificate that stands for one."""
+    return any(address.token or (address.tls is not None and address.tls.cert) for address in addresses)
+
+
+def make_app(servers: str, *, is_secure: bool = False) -> Starlette:
+    """Return the application that shows the brokers of *servers*. *is_secure*: browsers reach it by TLS.
+
+    Raises InvalidOption for an address.
+    """
+    addresses = list(dict.fromkeys(parse_url(servers)))
+    signs_in = needs_token(addresses)
+    history = History()
+    watch = Watch([ClientSource(address.url, str(address), address.token) for address in addresses], [history.add])
+    sessions = Sessions(servers, needs_token=signs_in, is_secure=is_secure)
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        async with watch:
+            try:
+                yield
+            finally:
+                await sessions.close()
+
+    app = Starlette(
+        routes=_routes(),
+        middleware=[
+            Middleware(SafeHeaders, is_secure=is_secure),
+            Middleware(KnownHost, is_open=not signs_in),
+            Middleware(SignedIn),
+            Middleware(CheckedChanges),
+        ],
+        exception_handlers={
+            QmqError: _failed, TimeoutError: _failed, HTTPException: _http_error, Exception: _unexpected,
+        },
+        lifespan=lifespan,
+    )  # fmt: skip
+    app.state.watch, app.state.history, app.state.sessions = watch, history, sessions
+    #: Set when the console stops: streams of events end then.
+    app.state.stopping = asyncio.Event()
+    return app
+
+
+def _routes() -> list[BaseRoute]:
+    routes: list[BaseRoute] = [
+        Route("/healthz", _healthz, methods=["GET"]),
+        Route("/readyz", _readyz, methods=["GET"]),
+        Route("/sign-in", post_sign_in, methods=["POST"]),
+        Route("/sign-out", post_sign_out, methods=["POST"]),
+        *api.routes(),
+        *events.routes(),
+    ]
+    if _STATIC.is_dir():
+        routes.append(Mount("/static", StaticFiles(directory=_STATIC)))
+    return routes
+
+
+async def _healthz(request: Request) -> Response:
+    """Answer that the process is there."""
+    return PlainTextResponse("ok\n")
+
+
+async def _readyz(request: Request) -> Response:
+    """Answer whether at least one broker does."""
+    watch: Watch = request.app.state.watch
+    if watch.latest.number == 0:
+        return PlainTextResponse("no broker was asked yet\n", 503)
+    there, away = len(watch.latest.brokers), len(watch.latest.away)
+    return PlainTextResponse(f"{there} of {there + away} brokers answer\n", 200 if there else 503)
+
+
+async def _failed(request: Request, error: Any) -> Response:
+    return failure_reply(request, error)
+
+
+async def _http_error(request: Request, error: Any) -> Response:
+    status: int = error.status_code
+    message = f"there is nothing at {request.url.path!r:.200}" if status == 404 else str(error.detail)
+    return error_reply(request, status, f"http_{status}", message, error.headers)
+
+
+async def _unexpected(request: Request, error: Exception) -> Response:
+    """Answer that the console has a bug; the log has the traceback."""
+    return error_reply(request, 500, "internal_error", "the console failed; its log has the details", HEADERS)
