@@ -13,8 +13,10 @@ from qmq.broker.delivery.order.blocked import blocked_by
 from qmq.broker.ports.commands import Ack, Administer, DispositionRange, HandBack, Heartbeat, Subscribe, Unsubscribe
 from qmq.broker.ports.effects import Acked, Administered, HandedBack, PulledMessages, Refused, Subscribed
 from qmq.broker.ports.limits import BrokerLimits
+from qmq.format.build import RunContent, make_header
 from qmq.format.layout import LANE_HIGH, LANE_ORDERED
 from qmq.net.protocol.types import Disposition
+from tests.broker.find.test_resend import resend
 from tests.broker.harness import Driven, bodies_of, runs_of_answer
 
 SESSION_MS = 1_000
@@ -407,6 +409,76 @@ def test_order_keys_and_priorities_live_beside_each_other(tmp_path: Path) -> Non
     driven.do(driven.send_command({"a.b": [b"high 0"]}, lane=LANE_HIGH))
     driven.do(driven.send_command({"a.b": [b"normal 0"]}))
     assert texts(driven.take(one))[0] == "high 0"
+    driven.close()
+
+
+def test_messages_of_other_tags_hold_nothing_up(tmp_path: Path) -> None:
+    driven = Slots(tmp_path)
+    one, two = driven.join("one", tags=("eu",)), driven.join("two")
+    for number, tag in enumerate(("eu", "us", "eu", "us")):
+        driven.send_runs(
+            RunContent("a.b", [b"k %d" % number], [make_header(tags=[tag])], LANE_ORDERED | ord("k")),
+        )
+    first = driven.take(one, 1)
+    assert texts(first) == ["k 0"]
+    assert texts(driven.take(two)) == []
+    driven.ack(one, *numbers_of(first))
+    assert texts(driven.take(two)) == ["k 2"]
+    assert texts(driven.take(one)) == []
+    driven.close()
+
+
+def test_expired_messages_hold_nothing_up(tmp_path: Path) -> None:
+    driven = Slots(tmp_path)
+    one, two = driven.join("one"), driven.join("two")
+    for number, expire_us in enumerate((0, 100_000, 0)):
+        header = make_header(expire_at=expire_us)
+        driven.send_runs(RunContent("a.b", [b"k %d" % number], [header], LANE_ORDERED | ord("k")))
+    first = driven.take(one, 1)
+    assert texts(first) == ["k 0"]
+    driven.alive(one, two)
+    driven.advance(200)
+    assert texts(driven.take(two)) == []
+    driven.ack(one, *numbers_of(first))
+    assert texts(driven.take(two)) == ["k 2"]
+    (said,) = driven.do(Administer(1, driven.request(), "dead_letters", {"group": "g"}))
+    assert [row["reason"] for row in said.fields["rows"]] == ["expired"]
+    driven.close()
+
+
+def test_a_retry_that_expires_lets_the_next_one_go_on(tmp_path: Path) -> None:
+    driven = Slots(tmp_path)
+    one, two = driven.join("one"), driven.join("two")
+    header = make_header(expire_at=100_000)
+    driven.send_runs(RunContent("a.b", [b"k 0"], [header], LANE_ORDERED | ord("k")))
+    driven.numbers["k"] = 1
+    driven.put("k")
+    assert texts(driven.take(one, 1)) == ["k 0"]
+    driven.back(one, 0, delay_us=200_000)
+    assert texts(driven.take(two)) == []
+    driven.alive(one, two)
+    driven.advance(300)
+    assert texts(driven.take(two)) == ["k 1"]
+    driven.close()
+
+
+def test_resent_messages_come_in_order_and_before_what_follows(tmp_path: Path) -> None:
+    driven = Slots(tmp_path)
+    one, two = driven.join("one"), driven.join("two")
+    driven.put("k", "k", "k")
+    driven.ack(one, *numbers_of(driven.take(one)))
+    driven.put("k")
+    resend(driven, prefix="a.", group="g")
+    driven.alive(one, two)
+    first = driven.take(one, 1)
+    assert texts(first) == ["k 0"]
+    assert texts(driven.take(two)) == []
+    driven.ack(one, *numbers_of(first))
+    found = list[str]()
+    while some := texts(answer := driven.take(two)):
+        found += some
+        driven.ack(two, *numbers_of(answer))
+    assert found == ["k 1", "k 2", "k 3"]
     driven.close()
 
 
