@@ -285,7 +285,9 @@ class Settings(BaseModel):
     )
 
     # the whole broker
-    max_subjects: Count = Field(1_000_000, ge=1, le=16_000_000, description="Most subjects.")
+    max_subjects: Count = Field(
+        1_000_000, ge=1, le=16_000_000, description="Most subjects; each priority and slot in use counts."
+    )
     max_groups: Count = Field(10_000, ge=1, le=1_000_000, description="Most groups.")
     max_producers: Count = Field(
         100_000,
