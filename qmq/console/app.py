@@ -21,7 +21,7 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from qmq import QmqError
-from qmq.console import api, events
+from qmq.console import api, events, metrics
 from qmq.console.history import History
 from qmq.console.replies import error_reply, failure_reply
 from qmq.console.security import HEADERS, CheckedChanges, KnownHost, SafeHeaders
@@ -83,6 +83,7 @@ def _routes() -> list[BaseRoute]:
         Route("/sign-out", post_sign_out, methods=["POST"]),
         *api.routes(),
         *events.routes(),
+        *metrics.routes(),
     ]
     if _STATIC.is_dir():
         routes.append(Mount("/static", StaticFiles(directory=_STATIC)))

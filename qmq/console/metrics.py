@@ -96,7 +96,7 @@ def routes() -> list[Route]:
 
     async def get_metrics(request: Request) -> Response:
         if not request.state.session.sees_all:
-            message = "a token needs the right to browse everything for metrics: qmq tokens create NAME --browse \"\""
+            message = 'a token needs the right to browse everything for metrics: qmq tokens create NAME --browse ""'
             return error_reply(request, 403, "forbidden", message)
         return Response(metrics.text(request.app.state.watch.latest), media_type=CONTENT_TYPE)
 

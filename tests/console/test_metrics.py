@@ -66,7 +66,7 @@ def test_a_snapshot_becomes_series() -> None:
     found = Scraped()(full(group), **{"10.0.0.5:20881": Away(at(0), "refused")})
     broker = "127.0.0.1:20881"
     assert {
-        ("qmq_up", broker): 1, ("qmq_up", "10.0.0.5:20881"): 0, ("qmq_build_info", broker, "0.1.0", "3.11.7"): 1,
+        ("qmq_up", broker): 1, ("qmq_up", "10.0.0.5:20881"): 0, ("qmq_build_info", broker, "3.11.7", "0.1.0"): 1,
         ("qmq_received_messages_total", broker): 14, ("qmq_acked_messages_total", broker): 6,
         ("qmq_refused_requests_total", broker, "overloaded"): 2, ("qmq_file_bytes", broker, "message_log"): 4096,
         ("qmq_disk_free_bytes", broker, "/data"): 50, ("qmq_archive_lag_seconds", broker): 20,
