@@ -71,19 +71,34 @@ class PullLogScan:
         #: The oldest records that are kept are younger than ``since_us``.
         self.is_partial = False
 
-    def next(self) -> PullPiece | None:
-        """[thread] Return the next file; None behind the last. Raises StorageFailed."""
+    def upcoming(self) -> tuple[int, bool] | None:
+        """[thread] Return the base of the next file, and whether its bytes stay as they are; None behind the last.
+        Raises StorageFailed.
+        """
         if self._bases is None:
             self._bases = self._wanted()
-        while self._bases:
-            base, *self._bases = self._bases
-            end = min(self._bases[0] if self._bases else self._end, self._end)
-            data = self._read_file(base, max(end - base, 0))
-            if len(data) > PULL_FILE_HEADER_SIZE:
-                offsets = _likely_records(data)
-                octets = np.frombuffer(self._buffer, np.uint8, len(data) + PADDING)
-                return PullPiece(data, octets, base, offsets, octets.take(offsets + 8), self._secret)
-        return None
+        return (self._bases[0], len(self._bases) > 1) if self._bases else None
+
+    def skip(self) -> None:
+        """[thread] Pass the next file."""
+        assert self._bases
+        del self._bases[0]
+
+    def next(self, offsets: Offsets | None = None) -> PullPiece | None:
+        """[thread] Return the next file, or only its records at *offsets*; None where it has no records, or is gone.
+        Raises StorageFailed.
+        """
+        assert self._bases
+        base, *self._bases = self._bases
+        end = min(self._bases[0] if self._bases else self._end, self._end)
+        data = self._read_file(base, max(end - base, 0))
+        if len(data) <= PULL_FILE_HEADER_SIZE:
+            return None
+        if offsets is None:
+            offsets = _likely_records(data)
+        octets = np.frombuffer(self._buffer, np.uint8, len(data) + PADDING)
+        offsets = offsets[offsets + PULL_RECORD_HEADER_SIZE <= len(data)]
+        return PullPiece(data, octets, base, offsets, octets.take(offsets + 8), self._secret)
 
     def _read_file(self, base: int, size: int) -> memoryview:
         """As ``_read``, into the buffer. New memory for each file would take longer than the reading."""

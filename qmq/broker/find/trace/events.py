@@ -25,6 +25,7 @@ _DISPOSITIONS: Final = {
 }
 _LEAVES: Final = {LeaveReason.LEFT: "left", LeaveReason.EXPIRED: "session_expired"}
 _BROUGHT: Final = {RecordKind.OVER: "handed_over", RecordKind.RESTORED: "restored", RecordKind.RESENT: "resent"}
+_REDRIVE: Final = RecordKind.REDRIVE
 #: The most events of one group, the last ones.
 MOST_EVENTS: Final = 200
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -155,20 +156,22 @@ def _changed_letters(
             after, expiries = following
             if after.kind == HANDED_OUT and (after.attempt > 1 or expiries):
                 continue  # it was a retry
-        elif state == "dead":
+        elif state in ("dead", "waiting"):  # waiting: it was sought back, and had a retry or a letter before
             continue
         last = following[0].position if following is not None else 1 << 64
         change = next((one for one in changes if end.position < one.position < last and one.has_any(*letters)), None)
-        if change is None or (following is None and state == "retrying" and change.now_us != redriven_us):
+        if change is None:
+            continue
+        if following is None and state == "retrying" and (change.kind, change.now_us) != (_REDRIVE, redriven_us):
             continue
         added.add(_change(change, end.attempt))
     if redriven_us is not None:
-        added.update(_change(one, 1) for one in changes if one.kind == RecordKind.REDRIVE and one.now_us == redriven_us)
+        added.update(_change(one, 1) for one in changes if one.kind == _REDRIVE and one.now_us == redriven_us)
     return added
 
 
 def _change(letters: ChangedLetters, attempt: int) -> MessageChange:
-    is_redriven = letters.kind == RecordKind.REDRIVE
+    is_redriven = letters.kind == _REDRIVE
     kind, attempt = (REDRIVEN, 1) if is_redriven else (DELETED, attempt)
     return MessageChange(letters.position, kind, letters.now_us, None, attempt, "")
 

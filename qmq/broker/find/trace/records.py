@@ -17,7 +17,7 @@ import msgpack
 import numpy as np
 import numpy.typing as npt
 
-from qmq.broker.find.trace.columns import FieldWalk, Numbers, PieceBytes
+from qmq.broker.find.trace.columns import FieldWalk, Numbers, Offsets, PieceBytes
 from qmq.broker.find.trace.places import MessagePlace, may_have
 from qmq.broker.groups.message_ranges import PARTITIONS
 from qmq.broker.journal.record_types import LeaveReason, MessageRange, RecordKind, unflat
@@ -46,6 +46,8 @@ def _table(*kinds: RecordKind) -> npt.NDArray[np.bool_]:
 
 _BRINGS: Final = _table(RecordKind.OVER, RecordKind.RESTORED, RecordKind.RESENT)
 _LETTERS: Final = _table(RecordKind.REDRIVE, RecordKind.FORGET)
+#: Read whatever messages they are of.
+_OTHERS: Final = _BRINGS | _LETTERS | _table(RecordKind.JOIN, RecordKind.SEEK)
 _RETURNS: Final = _table(RecordKind.BACK, RecordKind.LEAVE, RecordKind.PART)
 
 #: A consumer of a group, by their numbers.
@@ -142,50 +144,135 @@ class FoundRecords:
         self.is_partial = False
 
 
+class FileFacts(NamedTuple):
+    """Facts of a file of the pull log whose bytes stay as they are: whether a message may have been handed out in it
+    follows from them, and they have the places of the few records that a trace always reads.
+    """
+
+    #: The least position of a range by position.
+    first: int
+    #: The numbers of the subjects that ranges by sequence are of.
+    subjects: frozenset[int]
+    others: Offsets
+
+
+#: Facts of so many files are remembered, with at most so many subjects and other records each.
+MOST_FACTS: Final = 4_096
+_MOST_NOTED: Final = 1_024
+
+
+class _FactsSoFar:
+    """Collects the facts of the file that is being looked at."""
+
+    def __init__(self) -> None:
+        self.first = 1 << 64
+        self.subjects = set[int]()
+        self.others = list[Offsets]()
+
+    def add(self, first: Numbers, log: Numbers, by_position: npt.NDArray[np.bool_]) -> None:
+        """Note ranges."""
+        if by_position.all():
+            self.first = min(self.first, int(first.min(initial=(1 << 64) - 1)))
+        else:
+            self.first = min(self.first, int(first[by_position].min(initial=(1 << 64) - 1)))
+            if len(self.subjects) <= _MOST_NOTED:
+                self.subjects.update(np.unique(log[~by_position]).tolist())
+
+    def note(self, messages: MessageRange) -> None:
+        """Note a range of a record that was decoded."""
+        if messages.log >= PARTITIONS:
+            self.first = min(self.first, messages.first)
+        else:
+            self.subjects.add(messages.log)
+
+    def facts(self) -> FileFacts | None:
+        """Return the facts; None where they are too many."""
+        others = np.concatenate(self.others) if self.others else np.empty(0, np.int64)
+        if len(others) > _MOST_NOTED or len(self.subjects) > _MOST_NOTED:
+            return None
+        return FileFacts(self.first, frozenset(self.subjects), others)
+
+
 class RecordScan:
     """Reads the pull log for one message, in a thread, a file at a step."""
 
     #: It is a read of no partition, and has a thread of its own.
     partition = -1
 
-    def __init__(self, files: PullLogScan, places: list[MessagePlace]) -> None:
+    def __init__(self, files: PullLogScan, places: list[MessagePlace], facts: dict[int, FileFacts]) -> None:
+        """*facts* are those of files that were looked at before, by base; the scan adds to them."""
         self._files = files
+        self._facts = facts
+        self._so_far = _FactsSoFar()
         self._places = places
         self.found = FoundRecords()
+        #: Files that were not read, by what was known of them.
+        self.skipped = 0
         self._positions = np.array(sorted({place.entry[1] for place in places}), np.uint64)
         self._last_position = self._positions.max(initial=0)
         self._subjects = np.array(sorted({place.entry[3] for place in places}), np.uint64)
-        #: The consumers that got ranges which may have the message, and the delivery sequences of these ranges.
+        #: The consumers that got ranges which may have the message, and the delivery sequences of these ranges that no
+        #: ack has had yet.
         self._consumers: defaultdict[Consumer, list[tuple[int, int]]] = defaultdict(list)
         #: The keys of these consumers, ascending; and their intervals, each with the place of its consumer among them.
         self._keys = self._places_of = self._lows = self._highs = np.empty(0, np.uint64)
         #: The bounds of all intervals.
         self._first_sequence = self._last_sequence = np.uint64(0)
+        self._settled = 0  # consumers whose ranges were all acked since the columns were made
 
     def step(self) -> bool:
         """[thread] Look at the next file; return whether there may be more. Raises StorageFailed."""
-        piece = self._files.next()
-        if piece is None:
+        upcoming = self._files.upcoming()
+        if upcoming is None:
             self.found.is_partial |= self._files.is_partial
             return False
-        data = PieceBytes(piece)
+        base, stays = upcoming
+        known = self._facts.get(base)
+        if known is not None and self._is_of_others(known):
+            if not len(known.others):
+                self._files.skip()
+                self.skipped += 1
+                return True
+            piece = self._files.next(known.others)
+        else:
+            piece, known = self._files.next(), None
+        if piece is None:
+            return True
+        data, self._so_far = PieceBytes(piece), _FactsSoFar()
         for start in range(0, len(piece.offsets), _AT_ONCE):
             some = slice(start, start + _AT_ONCE)
             self._look(piece._replace(offsets=piece.offsets[some], kinds=piece.kinds[some]), data)
             if self.found.decoded > MOST_DECODED:
                 self.found.is_partial = True
                 return False
+        facts = self._so_far.facts() if stays and known is None else None
+        if facts is not None:
+            if len(self._facts) >= MOST_FACTS:
+                self._facts.clear()
+            self._facts[base] = facts
         return True
+
+    def _is_of_others(self, facts: FileFacts) -> bool:
+        """Return whether a file has no range that may have the message, and nothing of those found before it."""
+        return (
+            not self._consumers
+            and facts.first > int(self._last_position)
+            and not any(int(subject) in facts.subjects for subject in self._subjects)
+        )
 
     def _look(self, piece: PullPiece, data: PieceBytes) -> None:
         """Look at some records of a file."""
+        others = piece.offsets[_OTHERS[piece.kinds]]
+        if len(others):
+            self._so_far.others.append(others)
         self._find_given(piece, data)
         self._find_brought(piece)
         self._find_joins(piece)
         self._find_changes(piece)
         if self._consumers:
-            self._find_acks(piece, data)
+            acked = self._find_acks(piece, data)
             self._find_returns(piece, data)
+            self._settle(acked)
 
     # --- ranges that were handed out ----------------------------------------------------------------------------------
 
@@ -206,6 +293,11 @@ class RecordScan:
             for given in self._given_by(piece, offset):
                 self.found.given[given.consumer[0]].append(given)
                 self._consumers[given.consumer].append((given.first, given.first + given.messages.total))
+        self._make_columns()
+
+    def _make_columns(self) -> None:
+        """Make columns of the consumers and their ranges."""
+        self._settled = 0
         consumers = sorted(self._consumers)[:_MOST_CONSUMERS]
         self.found.is_partial |= len(consumers) < len(self._consumers)
         self._keys = np.array([_key(consumer) for consumer in consumers], np.uint64)
@@ -236,6 +328,7 @@ class RecordScan:
                 walk.pass_numbers(before)
             log, first = walk.numbers(), walk.numbers()
             by_position = log >= PARTITIONS
+            self._so_far.add(first, log, by_position)
             may = by_position & (first <= self._last_position)
             if not by_position.all():
                 may |= np.isin(log, self._subjects)
@@ -272,6 +365,7 @@ class RecordScan:
         else:
             several = [(MessageRange(*one[1:7]), one[7], one[8]) for one in rest[1]]
         for messages, attempt, expiries in several:
+            self._so_far.note(messages)
             if any(may_have(messages, place) for place in self._places):
                 given.append(GivenRange(position, who, first, messages, attempt, now_us, expiries))
             first += messages.total
@@ -367,12 +461,13 @@ class RecordScan:
 
     def _has(self, consumer: Consumer, start: int, end: int) -> bool:
         """Return whether [start, end) has delivery sequences of a range of a consumer."""
-        return any(low < end and start < high for low, high in self._consumers[consumer])
+        return any(low < end and start < high for low, high in self._consumers.get(consumer, ()))
 
-    def _find_acks(self, piece: PullPiece, data: PieceBytes) -> None:
-        walk = FieldWalk(data, piece.offsets[piece.kinds == RecordKind.ACK])
+    def _find_acks(self, piece: PullPiece, data: PieceBytes) -> list[tuple[Consumer, int, int]]:
+        """Find the acks of these ranges; return what they had of whom."""
+        walk, acked = FieldWalk(data, piece.offsets[piece.kinds == RecordKind.ACK]), list[tuple[Consumer, int, int]]()
         if not len(walk):
-            return
+            return acked
         walk.pass_octets(1)
         ends = walk.fork()
         ends.pass_numbers(3)
@@ -397,6 +492,21 @@ class RecordScan:
             for first, behind in zip(numbers[::2], numbers[1::2], strict=True):
                 if self._has((group, consumer), first, behind):
                     self.found.settled[group, consumer].append(Settled(position, first, behind, None, "", now_us))
+                    acked.append(((group, consumer), first, behind))
+        return acked
+
+    def _settle(self, acked: list[tuple[Consumer, int, int]]) -> None:
+        """Look no more for delivery sequences [start, end) of consumers: no later record ends what was acked."""
+        for consumer, start, end in acked:
+            left = list[tuple[int, int]]()
+            for low, high in self._consumers.get(consumer, ()):
+                left += [(one, two) for one, two in ((low, min(high, start)), (max(low, end), high)) if one < two]
+            if left:
+                self._consumers[consumer] = left
+            else:
+                self._settled += self._consumers.pop(consumer, None) is not None
+        if self._settled > len(self._consumers):  # half of them: making columns again pays
+            self._make_columns()
 
     def _find_returns(self, piece: PullPiece, data: PieceBytes) -> None:
         """Find what consumers handed back, and which of them left."""

@@ -1,6 +1,6 @@
 """Answers traces: one after another, each in small steps, and never two steps in a row.
 
-A step takes 0.1 to 0.2 ms, and at least a millisecond passes before the next, so that sends and pulls wait for none of
+A step takes 0.1 to 0.4 ms, and at least a millisecond passes before the next, so that sends and pulls wait for none of
 them, however many traces are asked for. The pull log is read in a thread.
 """
 
@@ -18,7 +18,7 @@ from qmq.broker.delay.delay import DelayedMessages, DelayedState
 from qmq.broker.delivery.serve import blocking_reads
 from qmq.broker.find.trace.events import events_of
 from qmq.broker.find.trace.places import MessagePlace, find_place
-from qmq.broker.find.trace.records import FoundRecords, RecordScan
+from qmq.broker.find.trace.records import FileFacts, FoundRecords, RecordScan
 from qmq.broker.find.trace.states import GroupMessage, GroupView, with_events
 from qmq.broker.groups.group import Group
 from qmq.broker.ports.commands import Now, ReadDone, TraceMessage
@@ -34,7 +34,7 @@ from qmq.storage.store import ColdRead, NotInMemory, Store
 MOST_WAITING: Final = 64
 MOST_OF_ONE: Final = 8
 #: Groups of one step; the time between two steps.
-GROUPS_AT_ONCE: Final = 2
+GROUPS_AT_ONCE: Final = 4
 _PAUSE_US: Final = 1_000
 #: Places of one message: itself and copies.
 MOST_PLACES: Final = 1_024
@@ -74,6 +74,7 @@ class Traces:
         self._steps: Steps[Traced] | None = None
         self._last_read = first_number(Asker.TRACE)
         self._read: ReadWork | None = None
+        self._files = dict[int, FileFacts]()  # of the pull log, by base
         self._next_us = 0
         self._now = Now(0, 0)
         #: Errors of reads.
@@ -161,7 +162,7 @@ class Traces:
         else:
             places = [place for place in places if rights.may_browse(place.subject)]
             facts = yield from self._facts_within(rights, name, places)
-        scan = RecordScan(self._store.groups.scan_pulls(facts.stored_us or 0), places)
+        scan = RecordScan(self._store.groups.scan_pulls(facts.stored_us or 0), places, self._files)
         if places:
             yield scan
         rows, count, is_own = list[dict[str, Any]](), 0, name.store_id == self._store.store_id

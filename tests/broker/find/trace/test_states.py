@@ -11,7 +11,7 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from qmq.broker.find.trace.events import MessageChange, events_of
 from qmq.broker.find.trace.places import MessagePlace
-from qmq.broker.find.trace.records import RecordScan
+from qmq.broker.find.trace.records import FileFacts, RecordScan
 from qmq.broker.find.trace.states import GroupMessage, GroupView, with_events
 from tests.broker.group_state import WrittenRecords
 from tests.broker.model import Message
@@ -40,6 +40,8 @@ class TraceMachine(GroupMachine):
         self.records = WrittenRecords(self.driven)
         #: Messages that a seek back handed out beside a retry or a dead letter of them: events do not tell them apart.
         self.second_lives: set[Message] = set()
+        self.facts = dict[int, FileFacts]()
+        self.facts_of: object = None  # the store that they are of
 
     def ask(self, action: str, **fields: Any) -> dict[str, Any]:
         if action == "seek_group" and fields["to"] == "first" and self.group is not None:
@@ -56,12 +58,14 @@ class TraceMachine(GroupMachine):
 
     def trace_all(self) -> None:
         store, group = self.driven.store, self.driven.broker.groups["g"]
+        if self.facts_of is not store:
+            self.facts_of, self.facts = store, {}
         for message in self.sent:
             place = self.place(message)
             view = GroupView(store, group, [place], self.now_us)
             for _ in view.look():
                 pass
-            scan = RecordScan(store.groups.scan_pulls(0), [place])
+            scan = RecordScan(store.groups.scan_pulls(0), [place], self.facts)
             while scan.step():
                 pass
             events = events_of(store, group, [place], scan.found, view.found.state, view.redriven_us)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from qmq.broker.find.trace.places import find_place
-from qmq.broker.find.trace.records import RecordScan
+from qmq.broker.find.trace.records import FileFacts, FoundRecords, RecordScan
 from qmq.broker.find.trace.traces import GROUPS_AT_ONCE, MOST_OF_ONE, MOST_PLACES, MOST_WAITING
 from qmq.broker.journal.record_types import RecordKind
 from qmq.broker.ports.commands import Disconnected, Subscribe, TraceMessage
@@ -388,12 +388,47 @@ def test_records_between_two_attempts_are_not_decoded(tmp_path: Path) -> None:
     consumer.ack(101)
     place = find_place(driven.store, name.partition, name.position)
     assert place is not None
-    scan = RecordScan(driven.store.groups.scan_pulls(0), [place])
+    scan = RecordScan(driven.store.groups.scan_pulls(0), [place], {})
     while scan.step():
         pass
     assert scan.found.decoded <= 6, "a join, two pulls, a nack and an ack, of more than 200 records"
     row = traced(driven, name)["g"]
     assert kinds(row) == ["handed_out", "nacked", "handed_out", "acked"]
+    driven.close()
+
+
+def test_files_that_are_known_to_be_of_other_messages_are_not_read_again(tmp_path: Path) -> None:
+    driven = Driven(tmp_path, **KEPT)
+    first = id_of(driven, driven.send("a", b"it"))
+    consumer = Consumer(driven, "one")
+    assert consumer.pull() == [b"it"]
+    consumer.ack(0)
+    middle = first
+    for number in range(3):
+        driven.restart()  # the pull log goes on in another file
+        consumer = Consumer(driven, "one")
+        middle = id_of(driven, driven.send("a", b"%d" % number))
+        assert consumer.pull() == [b"%d" % number]
+        consumer.ack(*consumer.got)
+    facts = dict[int, FileFacts]()
+    found = dict[tuple[MessageId, bool], FoundRecords]()
+    skipped = 0
+    for is_known in (False, True):
+        for name in (first, middle):
+            place = find_place(driven.store, name.partition, name.position)
+            assert place is not None
+            scan = RecordScan(driven.store.groups.scan_pulls(0), [place], facts if is_known else {})
+            while scan.step():
+                pass
+            found[name, is_known] = scan.found
+            scan = RecordScan(driven.store.groups.scan_pulls(0), [place], facts)
+            while scan.step():
+                pass
+            skipped += scan.skipped
+            for one in ("given", "settled", "departed", "brought", "letters", "sought"):
+                assert getattr(scan.found, one) == getattr(found[name, False], one)
+            assert {**scan.found.names, **found[name, False].names} == found[name, False].names
+    assert skipped > 0
     driven.close()
 
 
