@@ -27,7 +27,7 @@ from qmq.console.openapi import document
 from qmq.console.replies import Conflict, error_reply, json_reply
 from qmq.console.sign_in import Right, UserSession
 from qmq.console.snapshot import Snapshot
-from qmq.console.watch import Watch
+from qmq.console.watch import FAST_SECONDS, Watch
 from qmq.durations import seconds_of
 from qmq.errors import Forbidden, InvalidOption
 
@@ -39,6 +39,8 @@ MOST_BODY: Final = 64 << 10
 MOST_REASONS: Final = 10_000
 #: Rows that are passed over for a page, where a list can only be read from its beginning.
 MOST_SKIPPED: Final = 100_000
+#: A page shows what is no older, in seconds: twice the time between two snapshots.
+_RECENT_SECONDS: Final = 2 * FAST_SECONDS
 #: A search ends after so many seconds, and says where to go on.
 _SEARCH_SECONDS: Final = 5.0
 
@@ -257,10 +259,10 @@ def session_of(request: Request) -> UserSession:
 
 
 async def look(request: Request) -> Snapshot:
-    """Return the latest snapshot, and note that somebody looks; wait for the first one."""
+    """Return a snapshot of the last two seconds, and note that somebody looks."""
     watch: Watch = request.app.state.watch
     watch.look()
-    return await watch.newer_than(0)
+    return await watch.recent(_RECENT_SECONDS)
 
 
 def _check_sees_all(request: Request) -> None:
@@ -624,7 +626,7 @@ def routes() -> list[Route]:
         Route("/api/openapi.json", openapi, methods=["GET"]),
         *(Route(one.path, _handler(one), methods=[one.method], name=one.run.__name__) for one in ENDPOINTS),
         Route("/api/messages/{id}/body", download, methods=["GET"]),
-        Route("/api/{path:path}", _nothing, methods=["GET", "POST"]),
+        Route("/api/{path:path}", _nothing, methods=["GET"]),
     ]
 
 

@@ -26,7 +26,7 @@ from qmq.console.history import History
 from qmq.console.replies import error_reply, failure_reply
 from qmq.console.security import HEADERS, CheckedChanges, KnownHost, SafeHeaders
 from qmq.console.sign_in import Sessions, SignedIn, post_sign_in, post_sign_out
-from qmq.console.watch import ClientSource, Watch
+from qmq.console.watch import ClientSource, StatsSource, Watch
 from qmq.net.client.address import Address, parse_url
 
 _STATIC: Final = Path(__file__).parent / "static"
@@ -37,15 +37,18 @@ def needs_token(addresses: Sequence[Address]) -> bool:
     return any(address.token or (address.tls is not None and address.tls.cert) for address in addresses)
 
 
-def make_app(servers: str, *, is_secure: bool = False) -> Starlette:
+def make_app(servers: str, *, is_secure: bool = False, sources: Sequence[StatsSource] | None = None) -> Starlette:
     """Return the application that shows the brokers of *servers*. *is_secure*: browsers reach it by TLS.
+    Statistics come from *sources*, by default from a client of each broker.
 
     Raises InvalidOption for an address.
     """
     addresses = list(dict.fromkeys(parse_url(servers)))
     signs_in = needs_token(addresses)
     history = History()
-    watch = Watch([ClientSource(address.url, str(address), address.token) for address in addresses], [history.add])
+    if sources is None:
+        sources = [ClientSource(address.url, str(address), address.token) for address in addresses]
+    watch = Watch(sources, [history.add])
     sessions = Sessions(servers, needs_token=signs_in, is_secure=is_secure)
 
     @asynccontextmanager
@@ -81,9 +84,9 @@ def _routes() -> list[BaseRoute]:
         Route("/readyz", _readyz, methods=["GET"]),
         Route("/sign-in", post_sign_in, methods=["POST"]),
         Route("/sign-out", post_sign_out, methods=["POST"]),
-        *api.routes(),
         *events.routes(),
         *metrics.routes(),
+        *api.routes(),  # the last below /api, as it answers what is not there
     ]
     if _STATIC.is_dir():
         routes.append(Mount("/static", StaticFiles(directory=_STATIC)))

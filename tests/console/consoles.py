@@ -7,7 +7,7 @@ import http.client
 import json
 import socket
 import ssl
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,6 +18,7 @@ from starlette.applications import Starlette
 
 from qmq.console.app import make_app
 from qmq.console.serve import ConsoleServer
+from qmq.console.watch import StatsSource
 
 
 @dataclass
@@ -111,9 +112,9 @@ class RunningConsole:
 
 
 @asynccontextmanager
-async def running_console(servers: str) -> AsyncIterator[RunningConsole]:
+async def running_console(servers: str, sources: Sequence[StatsSource] | None = None) -> AsyncIterator[RunningConsole]:
     """A console of some brokers in this process; its token is that of the environment."""
-    app = make_app(servers)
+    app = make_app(servers, sources=sources)
     config = uvicorn.Config(
         app, http="h11", ws="none", lifespan="on", log_config=None, access_log=False, timeout_graceful_shutdown=5
     )
