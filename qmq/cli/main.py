@@ -34,6 +34,7 @@ COMMANDS: Final = {
     "ping": Command("manage", "Check that a broker answers."),
     "info": Command("manage", "Show version, settings, disks and connections of a broker."),
     "stats": Command("manage", "Show what a broker has done since its start."),
+    "top": Command("top", "Watch rates and backlogs of groups on the terminal."),
     "doctor": Command("manage", "Say what is wrong, and what to do."),
     "produce": Command("messages", "Send a message, or each line of stdin as one."),
     "consume": Command("messages", "Print messages as they arrive, and acknowledge them."),
@@ -85,6 +86,7 @@ _OTHER_WORDS: Final = {
     "ui": "console",
     "users": "tokens",
     "view": "peek",
+    "watch": "top",
 }
 
 

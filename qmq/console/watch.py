@@ -40,8 +40,10 @@ class StatsSource(Protocol):
 class ClientSource:
     """One broker, asked by a client of its own, which is made anew after an error."""
 
-    def __init__(self, url: str, broker: str, token: str | None = None) -> None:
+    def __init__(self, url: str, broker: str, token: str | None = None, *, name: str = "console") -> None:
+        """*name* is what the broker knows its connection by."""
         self.broker = broker
+        self._name = name
         self._url = url
         self._token = token
         self._client: Client | None = None
@@ -52,7 +54,11 @@ class ClientSource:
         try:
             if client is None:
                 client = self._client = connect(
-                    self._url, token=self._token, name="console", app="qmq console", admin_timeout=_ANSWER_SECONDS
+                    self._url,
+                    token=self._token,
+                    name=self._name,
+                    app=f"qmq {self._name}",
+                    admin_timeout=_ANSWER_SECONDS,
                 )
                 await client
             (stats,) = await client.admin.stats()

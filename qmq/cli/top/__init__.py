@@ -1,0 +1,1 @@
+"""``qmq top``: what goes on at the brokers, on a terminal."""
