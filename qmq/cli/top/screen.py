@@ -202,13 +202,15 @@ class View:
         if self.has_help:
             lines = [Text("qmq top", "bold"), Text(), *map(Text, HELP.splitlines())][: max(height, 1)]
         else:
-            head, foot = self._head(), self._foot(width)
-            self.page = max(height - len(head) - len(foot) - 1, 1)
-            rows = self._rows(width)
-            blank = [Text()] * (self.page + 1 - len(rows))
-            lines = [*head, *rows, *blank, *foot]
-            if len(lines) > height:  # a very small terminal: the groups are what counts
-                lines = [*head[:1], *rows][: max(height, 1)]
+            head, chosen = self._head(), self._about(width)
+            self.page = height - len(head) - len(chosen) - 3
+            if self.page > 0:
+                rows = self._rows(width)
+                blank = [Text()] * (self.page + 1 - len(rows))
+                lines = [*head, *rows, *blank, Text(), *chosen, self._last(width)]
+            else:  # a very small terminal: the groups are what counts
+                self.page = max(height - 2, 1)
+                lines = [*head[:1], *self._rows(width)][: max(height, 1)]
         for line in lines:
             line.truncate(width)
         return Text("\n", no_wrap=True, end="").join(lines)
@@ -300,14 +302,15 @@ class View:
             line.append(column.head, "bold underline" if column.letter == self.sort else "bold")
         return line.append("  WHY", "bold") if has_why else line
 
-    def _foot(self, width: int) -> list[Text]:
-        """Return the line about the chosen group, and that of the keys."""
-        groups = self.groups
-        lines = [Text()]
-        if groups:
-            lines += _folded(about(groups[self.place], self.snapshot.at), width)
+    def _about(self, width: int) -> list[Text]:
+        """Return the lines about the chosen group."""
+        return _folded(about(self.groups[self.place], self.snapshot.at), width) if self.groups else []
+
+    def _last(self, width: int) -> Text:
+        """Return the line of the keys, or that of the filter that somebody types."""
         if self.is_typing:
-            return [*lines, Text.assemble(("filter: ", "bold"), visible(self.filter), ("_", "blink"))]
+            return Text.assemble(("filter: ", "bold"), visible(self.filter), ("_", "blink"))
+        groups = self.groups
         keys = "q quit  <> sort  i turn  / filter  p pause  ? help"
         shown = f"{self._top + 1:,}-{min(self._top + self.page, len(groups)):,} of {len(groups):,}" if groups else ""
         if self.filter:
@@ -315,7 +318,7 @@ class View:
         room = max(width - len(keys) - 2, 0)
         last = Text(keys, "dim")
         last.append("  " + set_cell_size(shown, min(cell_len(shown), room)).rjust(room))
-        return [*lines, last]
+        return last
 
 
 def fitting(width: int) -> tuple[list[Column], int, bool]:

@@ -84,7 +84,7 @@ def _print(view: View) -> None:
 
     console = Console()
     width = console.width if console.is_terminal else _PLAIN_WIDTH
-    for line in view.whole(width).split("\n"):
+    for line in view.whole(width).split("\n", allow_blank=True):
         line.rstrip()
         console.print(line, soft_wrap=True)
 
