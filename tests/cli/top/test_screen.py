@@ -68,7 +68,9 @@ def test_letters_and_arrows_sort_and_i_turns(letter: str) -> None:
     values = {"ready": 5, "in_flight": 5, "in_retry": 5, "dead": 5, "consumers": 5, "oldest": at(0)}
     then = broker_stats(0, group_stats("a"), group_stats("z"))
     more = group_stats("z", **values, delivered=9, acked=9, nacked=9)
-    now = make_snapshot(2, at(1), [broker_stats(1, group_stats("a"), more)], {}, make_snapshot(1, at(0), [then], {}, None))
+    now = make_snapshot(
+        2, at(1), [broker_stats(1, group_stats("a"), more)], {}, make_snapshot(1, at(0), [then], {}, None)
+    )
     view = press(View(now), letter)
     assert names(view) == (["a", "z"] if letter == "n" else ["z", "a"])
     assert names(press(view, "i")) == (["z", "a"] if letter == "n" else ["a", "z"])
