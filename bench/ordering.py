@@ -20,14 +20,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 import uvloop
 
 import qmq
 from bench.resend import anonymous_mib, cpu_s
-from qmq.format.build import hash_bytes
+from qmq.format.hashing import hash_bytes
 from qmq.format.lanes import lane_of_key_hash
 from tests.broker_process import BrokerProcess, broker_process
 
@@ -41,7 +41,7 @@ _IDLE_S: Final = 60.0
 #: High messages a second: few enough for a consumer that takes and acks one at a time, and low ones between.
 _HIGH_RATE: Final = 200
 _SPAWN: Final = multiprocessing.get_context("spawn")
-_PRIORITIES: Final = ("high", "normal", "low")
+_PRIORITIES: Final[tuple[Literal["high", "normal", "low"], ...]] = ("high", "normal", "low")
 #: What `qmq bench` measures that is compared with an older checkout.
 _PLAIN: Final = "send_many,pull,pull_batch,async_for,end_to_end"
 
@@ -336,7 +336,7 @@ async def measure_sends(one: BrokerProcess, found: Found, messages: int) -> None
             async def one_by_one(title: str = title, more: dict[str, Any] = more) -> None:
                 singular = next(({name[:-1]: names} for name in more), {})
                 for at in range(messages // 4):
-                    given = {name: values[at % _BATCH] for name, values in singular.items()}
+                    given: dict[str, Any] = {name: values[at % _BATCH] for name, values in singular.items()}
                     client.send_nowait(f"bench.{title[-3:]}", bodies[0], **given)
                     if at % 500 == 499:
                         await client.drain()
