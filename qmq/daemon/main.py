@@ -247,6 +247,7 @@ class RunningBroker:
                 worker.stop(0)  # their results are not used any more
             self._info.close()
             self._file_survey.close()
+            self.server.end_turns()
             self._close_store(clean)
             if summary := self.counters.summary():
                 log.info("in all: %s", summary)

@@ -347,6 +347,16 @@ class Server:
         self._silent.close()
         self._lingering.close()
         self._throttle.close()
+        self._cancel_timer()
+
+    def end_turns(self) -> None:
+        """Have no turn from now on, also none that a timer or a connection that was lost has asked for: the store
+        closes.
+        """
+        self._running = True  # as within a turn: no other one begins
+        self._cancel_timer()
+
+    def _cancel_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -255,6 +255,8 @@ class PullLog:
         self._lent.remove(sync)
 
     def close(self) -> None:
-        """Close all files; nothing is synced."""
+        """Close all files; nothing is synced. A later write raises SyncFailed: its descriptor may be another file's."""
         for fd, _ in self._files():
             self._disk.close(fd)
+        self._fd, self.broken = -1, "the broker has stopped"
+        self._full.clear()

@@ -165,6 +165,18 @@ def test_another_generation_is_on_disk_before_anything_else(tmp_path: Path) -> N
     assert disk.still_open() == []
 
 
+def test_a_closed_log_writes_nothing_to_the_next_file_with_its_descriptor(tmp_path: Path) -> None:
+    log = written(tmp_path, some_records(5))
+    log.close()
+    other = tmp_path / "other"
+    with other.open("wb", buffering=0):
+        log.stage(*some_records(1)[0])
+        with pytest.raises(SyncFailed, match="has stopped"):
+            log.write()
+    assert other.read_bytes() == b""
+    log.close()
+
+
 class _Killed(BaseException):
     """End the process."""
 
