@@ -604,6 +604,17 @@ def test_an_answer_that_waits_for_the_disk_keeps_its_bytes() -> None:
     assert not history.pulls, "the answers were the same"
 
 
+def test_an_answer_that_waits_for_the_disk_is_tried_again_in_the_next_turn() -> None:
+    history = _waiting(6)
+    short = history.sides[0]
+    before = short.short_frames
+    short.disk.fail("pwritev", 2, errno.ENOSPC)  # the batch is written, the record of the pull is not
+    short.connections[1].write(_lone(history, 1, 4))
+    short.server.settle()
+    assert short.short_frames == before + 1
+    assert [frame[0] for _, frame in short.taken()] == [FrameKind.MESSAGES, FrameKind.SENT], "without a timer"
+
+
 def test_timers_are_not_looked_at_while_nothing_is_due() -> None:
     history = History(5)
     server = history.sides[0].server

@@ -72,7 +72,7 @@ CONSUMING: Final = (
         "say in the new file what of those before it does not count",
         "PullLog._begin_file",
         instead("base if self._cut is None else self._cut", "base"),
-        (_LOST,),
+        ("tests/storage/pull_log/test_log.py", _LOST),
     ),
     Mutant(
         "have another generation on disk before anything is written behind it",
