@@ -72,7 +72,8 @@ def test_datanodes_are_killed(hdfs: Cluster, connection: WritableHdfsFiles, sour
         done = archive(directory, tree, progress=first)
         assert done.receipts == done.copied == 4
         assert positions_in(HdfsFiles(tree.name)) == places(sent)
-        other = beside(connection)
+        # Without it each of the reads that find no DataNode waits for 12 to 23 s before it gives up.
+        other = beside(connection, hdfs, dfs_client_retry_window_base="50")
         with pytest.raises(StorageError, match="run this again"):
             archive(directory, other, progress=last)
     check_nothing_is_half_visible(tree.name, sent)
