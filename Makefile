@@ -43,9 +43,9 @@ docs: .venv-docs/ready  ## build the site of all documents into build/site; a de
 .venv-docs/ready: .venv/ready requirements-docs.lock
 	@scripts/make-docs-env
 
-test: lint docs env-hdfs env-ops  ## lint, then run every test, three at a time, since many wait (ARGS=... for pytest)
+test: lint docs env-hdfs env-ops  ## lint, then run every test, four at a time, since many wait (ARGS=... for pytest)
 	@scripts/compile-tests
-	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest --numprocesses 3 --dist worksteal $(ARGS)
+	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest --numprocesses 4 --dist worksteal $(ARGS)
 
 test-pythons:  ## run a fast part of the tests on each of Python 3.11 to 3.13 (PYTHONS="3.12" for some, ARGS=... for pytest)
 	@PYTHONS="$(PYTHONS)" scripts/test-pythons $(ARGS)
