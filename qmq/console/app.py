@@ -9,27 +9,23 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
-from starlette.routing import BaseRoute, Mount, Route
-from starlette.staticfiles import StaticFiles
+from starlette.routing import BaseRoute, Route
 
 from qmq import QmqError
-from qmq.console import api, events, metrics
+from qmq.console import api, events, metrics, pages
 from qmq.console.history import History
 from qmq.console.replies import error_reply, failure_reply
 from qmq.console.security import HEADERS, CheckedChanges, KnownHost, SafeHeaders
 from qmq.console.sign_in import Sessions, SignedIn, post_sign_in, post_sign_out
 from qmq.console.watch import ClientSource, StatsSource, Watch
 from qmq.net.client.address import Address, parse_url
-
-_STATIC: Final = Path(__file__).parent / "static"
 
 
 def needs_token(addresses: Sequence[Address]) -> bool:
@@ -73,6 +69,7 @@ def make_app(servers: str, *, is_secure: bool = False, sources: Sequence[StatsSo
         lifespan=lifespan,
     )  # fmt: skip
     app.state.watch, app.state.history, app.state.sessions = watch, history, sessions
+    app.state.error_page = pages.error_page
     #: Set when the console stops: streams of events end then.
     app.state.stopping = asyncio.Event()
     return app
@@ -87,9 +84,8 @@ def _routes() -> list[BaseRoute]:
         *events.routes(),
         *metrics.routes(),
         *api.routes(),  # the last below /api, as it answers what is not there
+        *pages.routes(),
     ]
-    if _STATIC.is_dir():
-        routes.append(Mount("/static", StaticFiles(directory=_STATIC)))
     return routes
 
 

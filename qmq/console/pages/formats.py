@@ -41,10 +41,8 @@ def size_text(size: float | None) -> str:
         return "unknown"
     if size < 1024:
         return f"{size:.0f} B"
-    for unit in _SIZES:
-        size /= 1024
-        if size < 1024:
-            break
+    power = min((int(size).bit_length() - 1) // 10, len(_SIZES))
+    size, unit = size / 1024**power, _SIZES[power - 1]
     return f"{size:.1f} {unit}" if size < 9.95 else f"{size:,.0f} {unit}"
 
 
@@ -107,7 +105,7 @@ class ShownBody(NamedTuple):
 
 
 def shown_body(body: bytes, wanted: str | None) -> ShownBody:
-    """Return a body in the form that is wanted (``json``, ``text`` or ``hex``), or else in the one that fits it best."""
+    """Return a body in the form that is wanted (``json``, ``text``, ``hex``), else in the one that fits it best."""
     text = _as_text(body)
     parsed = _as_json(body) if text is not None else None
     forms = tuple(
@@ -130,7 +128,7 @@ def _as_text(body: bytes) -> str | None:
 
 def _as_json(body: bytes) -> str | None:
     """Return the body as indented JSON; None if it is no JSON, or long: then it is shown as it is."""
-    if len(body) > SHOWN_BYTES or not body.lstrip()[:1] in (b"{", b"["):
+    if len(body) > SHOWN_BYTES or body.lstrip()[:1] not in (b"{", b"["):
         return None
     try:
         return json.dumps(json.loads(body), indent=2, ensure_ascii=False)

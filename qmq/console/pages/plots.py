@@ -10,8 +10,8 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from qmq.console.pages.formats import age_text, count_text, rate_text
 from qmq.console.history import Column, Columns
+from qmq.console.pages.formats import age_text, count_text, rate_text
 
 #: The size of a plot's own coordinates; the page stretches them.
 WIDTH: Final = 600

@@ -13,6 +13,7 @@ from starlette.responses import HTMLResponse, Response
 
 from qmq.console.pages.formats import FILTERS
 
+_PHRASES: Final = {status.value: status.phrase for status in HTTPStatus}
 FOLDER: Final = Path(__file__).parent
 
 _ENVIRONMENT: Final = jinja2.Environment(
@@ -59,7 +60,7 @@ def render(request: Request, template: str, *, status: int = 200, **values: Any)
 
 def error_page(request: Request, status: int, message: str) -> Response:
     """Return the page of an error."""
-    title = HTTPStatus(status).phrase if status in HTTPStatus else "Error"
+    title = _PHRASES.get(status, "Error")
     return render(request, "error.html", status=status, code=status, title=title, message=message)
 
 

@@ -42,7 +42,7 @@ _HOUR: Final = 3600
 _SHOWN_GROUPS: Final = 12
 #: Consumers of a page.
 _SHOWN_CONSUMERS: Final = 200
-_RETRYABLE_SETTINGS: Final = (
+_SETTINGS: Final = (
     ("max_attempts", "attempts before a message is dead"),
     ("max_session_expiries", "sessions that may expire with a message"),
     ("max_unacked", "messages in flight at a consumer"),
@@ -208,7 +208,7 @@ async def group(request: Request) -> Response:
         consumers=consumers[:_SHOWN_CONSUMERS], consumer_count=len(consumers), missed=missed,
         blocked=[(info.broker, slot) for info in infos for slot in info.blocked],
         plots=[oldest_plot(columns), backlog_plot(columns), rate_plot(columns, of_group=True)],
-        settings=[(key, _setting_field(infos[0].settings[key]), text) for key, text in _RETRYABLE_SETTINGS
+        settings=[(key, _setting_field(infos[0].settings[key]), text) for key, text in _SETTINGS
                   if key in infos[0].settings],
         at=datetime.now(UTC),
     )  # fmt: skip
@@ -279,7 +279,7 @@ async def post_set(request: Request) -> Response:
     """Change settings of a group."""
     name, changed = request.path_params["name"], dict[str, Any]()
     info = (await _client(request).admin.groups(name))[0]
-    for key, _ in _RETRYABLE_SETTINGS:
+    for key, _ in _SETTINGS:
         if key in request.state.fields and key in info.settings:
             text = _field(request, key)
             if text != _setting_field(info.settings[key]):
@@ -334,8 +334,11 @@ async def post_seek(request: Request) -> Response:
             "new": "Messages that wait are never handed out to this group.",
             "time": "Later messages are handed out again, also those that were acked; earlier ones are not.",
         }[to]
-        return _ask(request, f"Move {name}", f"The group {name} is moved {place}. {effect} Messages in flight are "
-                    f"dropped, and late acks of them are refused. {retries}", "Move the group", _group_url(name))  # fmt: skip
+        text = (
+            f"The group {name} is moved {place}. {effect} Messages in flight are dropped, and late acks of them are "
+            f"refused. {retries}"
+        )
+        return _ask(request, f"Move {name}", text, "Move the group", _group_url(name))
     await _client(request).admin.seek(name, target, clear_retries=clears)
     return _done(_group_url(name), done="sought")
 
@@ -356,13 +359,15 @@ async def post_delete(request: Request) -> Response:
     name = request.path_params["name"]
     infos = await _client(request).admin.groups(name)
     dead_count, ready = sum(info.dead for info in infos), sum(info.ready for info in infos)
-    ask = dict(title=f"Delete {name}", text=f"The group {name} is deleted with its cursors, retries and {dead_count:,} "
-               f"dead letters. {ready:,} messages are ready. Stored messages stay. A consumer that joins later makes "
-               "the group anew.", button="Delete the group", back=_group_url(name), count=ready + dead_count)  # fmt: skip
-    if not _is_sure(request):
-        return _ask(request, **ask)  # type: ignore[arg-type]
-    if not _is_typed(request, ready + dead_count):
-        return _ask(request, **ask, problem=_wrong_count(request))  # type: ignore[arg-type]
+    text = (
+        f"The group {name} is deleted with its cursors, retries and {dead_count:,} dead letters; {ready:,} messages "
+        "are ready. Stored messages stay. A consumer that joins later makes the group anew."
+    )
+    count = dead_count or None
+    if not _is_sure(request) or (count is not None and not _is_typed(request, count)):
+        problem = _wrong_count(request) if _is_sure(request) else ""
+        back = _group_url(name)
+        return _ask(request, f"Delete {name}", text, "Delete the group", back, count=count, problem=problem)
     await _client(request).admin.delete_group(name)
     return _done("/groups", done="deleted")
 
@@ -593,7 +598,6 @@ async def body(request: Request) -> Response:
 async def brokers(request: Request) -> Response:
     """Show the brokers: health, disks, files, settings and connections."""
     await _fresh(request)
-    snapshot = request.app.state.watch.latest
     infos, problem = {}, ""
     if request.state.session.may("admin"):
         try:
@@ -601,7 +605,9 @@ async def brokers(request: Request) -> Response:
         except BrokersMissed as error:
             problem = str(error)
     elif not request.state.session.sees_all:
-        return error_reply(request, 403, "forbidden", "this token may not see the brokers; it needs --browse '' for that")
+        return error_reply(
+            request, 403, "forbidden", "this token may not see the brokers; it needs --browse '' for that"
+        )
     return render(request, "brokers.html", infos=infos, problem=problem, at=datetime.now(UTC))
 
 
@@ -609,5 +615,3 @@ async def sign_in(request: Request) -> Response:
     """Show the form to sign in."""
     query = request.query_params
     return render(request, "sign_in.html", failed=query.get("failed", ""), next=query.get("next", "/"))
-
-

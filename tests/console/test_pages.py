@@ -1,0 +1,155 @@
+"""The pages of a console: each shows what is there, HTML as text, and changes something at the second click alone."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from html import unescape
+
+import qmq
+import qmq.testing
+from tests.console.consoles import Browser, running_console
+
+HTML = "<script>alert('x')</script><b>\"&"
+SUBJECT = "shop.order.created"
+LONG = "a" * 200
+
+
+@asynccontextmanager
+async def console_of_a_shop() -> AsyncIterator[tuple[Browser, qmq.Client, list[str]]]:
+    """A console of a broker with five messages: two acked by billing, two dead there, one in flight."""
+    with qmq.testing.broker() as broker:
+        async with qmq.connect(broker.url) as client, running_console(broker.url) as console:
+            ids = []
+            for number in range(5):
+                body = f'{{"total": {number}, "note": "</pre><img src=x onerror=alert(1)>"}}'.encode()
+                receipt = await client.send(
+                    SUBJECT, body, key=HTML if number == 0 else f"order-{number}", properties={HTML: HTML}
+                )
+                ids.append(receipt.id)
+            await client.send(LONG, b"\x00\xff" * 5_000)
+            async with client.subscribe("shop.", group="billing", consumer="worker-1") as consumer:
+                messages = await consumer.pull(max_count=5, timeout=10)
+                assert len(messages) == 5
+                for message in messages[:2]:
+                    await message.ack()
+                for message in messages[2:4]:
+                    await message.reject(HTML)
+                watch, at = console.app.state.watch, 0
+                while (snapshot := await watch.newer_than(at)).dead < 2 or snapshot.in_flight != 1:
+                    at = snapshot.number
+                    watch.look()
+                yield await console.browser(), client, ids
+
+
+async def page(browser: Browser, path: str, status: int = 200) -> str:
+    """Return a page, in which nothing of what clients sent is HTML."""
+    reply = await browser.ask("GET", path, accept="text/html")
+    text = reply.body.decode()
+    assert reply.status == status, text
+    assert "<script>" not in text
+    assert "<img" not in text
+    assert " style=" not in text
+    assert "<b>&" not in text.replace("<b>&#", "")
+    assert len(reply.body) < 200_000
+    return text
+
+
+def number(text: str, label: str) -> str:
+    """Return the number that a page shows below a label."""
+    found = re.search(rf"<dt>{label}</dt><dd>(?:<a[^>]*>)?([^<]*)<", text)
+    assert found is not None, label
+    return found[1]
+
+
+async def changed(browser: Browser, path: str, **fields: str) -> tuple[int, str]:
+    reply = await browser.ask("POST", path, fields, form=True, accept="text/html")
+    return reply.status, reply.headers.get("location") or unescape(reply.body.decode())
+
+
+async def test_each_page_shows_what_is_there_and_html_as_text() -> None:
+    async with console_of_a_shop() as (browser, _, ids):
+        shown = await page(browser, "/")
+        assert number(shown, "In flight") == "1"
+        assert number(shown, "Dead letters") == "2"
+        assert 'href="/groups/billing"' in await page(browser, "/groups?q=bill&sort=dead&page=7")
+        assert "No group has “&lt;script&gt;" in await page(browser, "/groups?q=%3Cscript%3E")
+        group = await page(browser, "/groups/billing")
+        assert "Behind by" in group
+        assert "worker-1" in group
+        assert (number(group, "Ready"), number(group, "In flight"), number(group, "Dead letters")) == ("0", "1", "2")
+        assert f">{LONG}</a>" in await page(browser, "/subjects")
+        assert ">5</dd>" in await page(browser, f"/subjects/{SUBJECT}")
+        assert "order-4" in await page(browser, f"/subjects/{SUBJECT}?order=oldest&since=2020-01-01T00:00")
+        assert "&lt;script&gt;" in await page(browser, "/find?key=order-0&contains=%3Cscript%3E")
+        message = await page(browser, f"/messages/{ids[2]}")
+        assert "rejected" in message
+        assert "&lt;script&gt;alert" in message
+        assert "&lt;/pre&gt;&lt;img" in message
+        assert "00000000  7b" in await page(browser, f"/messages/{ids[2]}?body=hex")
+        dead = await page(browser, "/groups/billing/dead")
+        assert dead.count('name="id"') == 2
+        assert "2 dead letters in 1 groups" in await page(browser, "/dead")
+        assert "Settings (" in await page(browser, "/brokers")
+        await page(browser, "/nothing", 404)
+        found = await browser.ask("GET", f"/find?key={ids[1]}", accept="text/html")
+        assert (found.status, found.headers["location"]) == (303, f"/messages/{ids[1]}")
+        body = await browser.ask("GET", f"/messages/{ids[1]}/body")
+        assert body.headers["content-disposition"] == f'attachment; filename="{ids[1]}.bin"'
+        assert body.body.startswith(b'{"total": 1')
+
+
+async def test_a_change_is_made_after_a_second_click_and_for_many_messages_with_their_count() -> None:
+    async with console_of_a_shop() as (browser, client, ids):
+        dead = "/groups/billing/dead"
+
+        async def letters() -> int:
+            return len([letter async for letter in client.admin.dead_letters("billing")])
+
+        status, text = await changed(browser, f"{dead}/redrive", id=ids[2])
+        assert (status, "1 dead letter of billing is handed out again" in text, await letters()) == (200, True, 2)
+        status, where = await changed(browser, f"{dead}/redrive", id=ids[2], sure="1")
+        assert (status, where, await letters()) == (303, f"{dead}?done=redriven&count=1", 1)
+        status, text = await changed(browser, f"{dead}/delete", all="1", sure="1", typed="7")
+        assert (status, "Nothing was done" in text, await letters()) == (409, True, 1)
+        status, where = await changed(browser, f"{dead}/delete", all="1", sure="1", typed="1")
+        assert (status, where, await letters()) == (303, f"{dead}?done=removed&count=1", 0)
+
+        status, text = await changed(browser, "/groups/billing/set", max_attempts="7")
+        assert (status, "max_attempts becomes 7" in text) == (200, True)
+        await changed(browser, "/groups/billing/set", max_attempts="7", sure="1")
+        assert (await client.admin.groups("billing"))[0].settings["max_attempts"] == 7
+
+        status, text = await changed(browser, f"/messages/{ids[0]}/resend", group="billing")
+        assert (status, "is handed out again to the group billing" in text) == (200, True)
+        status, where = await changed(browser, f"/messages/{ids[0]}/resend", group="billing", sure="1")
+        assert (status, where) == (303, f"/messages/{ids[0]}?done=resent&count=1")
+
+        status, text = await changed(browser, "/groups/billing/seek", to="new", clear_retries="1")
+        assert (status, "behind the last message" in text) == (200, True)
+        assert (await changed(browser, "/groups/billing/seek", to="new", clear_retries="1", sure="1"))[0] == 303
+        status, text = await changed(browser, "/groups/billing/delete")
+        assert (status, "is deleted with its cursors" in text) == (200, True)
+        assert await changed(browser, "/groups/billing/delete", sure="1") == (303, "/groups?done=deleted")
+        await page(browser, "/groups/billing", 404)
+
+
+async def test_a_delayed_message_is_cancelled() -> None:
+    async with console_of_a_shop() as (browser, client, _):
+        receipt = await client.send(SUBJECT, b"later", delay=3600)
+        assert "Cancel it" in await page(browser, f"/messages/{receipt.id}")
+        assert (await changed(browser, f"/messages/{receipt.id}/cancel"))[0] == 200
+        status, where = await changed(browser, f"/messages/{receipt.id}/cancel", sure="1")
+        assert (status, where) == (303, f"/messages/{receipt.id}?done=cancelled")
+
+
+async def test_an_empty_broker_has_pages_that_say_so() -> None:
+    with qmq.testing.broker() as broker:
+        async with running_console(broker.url) as console:
+            browser = await console.browser()
+            assert "There is no group yet" in await page(browser, "/")
+            assert "There is no group yet" in await page(browser, "/groups")
+            assert "There is no subject yet" in await page(browser, "/subjects")
+            assert "No group has dead letters" in await page(browser, "/dead")
+            assert "Give the key" in await page(browser, "/find")
