@@ -16,7 +16,8 @@ from qmq.console.metrics import MOST_GROUPS, OTHERS, Metrics
 from qmq.console.snapshot import Away, Snapshot, make_snapshot
 from qmq.net.client.admin.broker_info import DiskInfo
 from qmq.net.client.admin.statistics import ArchiveStats, BrokerStats, Histogram, SubjectStats
-from tests.broker_process import broker_process
+from tests.broker_process import broker_process, running_broker
+from tests.console.consoles import running_console
 from tests.console.made_up import at, broker_stats, group_stats
 
 TOOL = shutil.which("promtool", path=f"{Path(__file__).parents[2] / '.venv' / 'bin'}:/usr/bin:/usr/local/bin")
@@ -187,3 +188,11 @@ def test_a_real_broker_gives_all_of_it(tmp_path: Path) -> None:
     assert values["qmq_group_ready_messages", "billing"] == 2
     assert values["qmq_subject_received_messages_total", "shop"] == 5
     assert {key[2] for key in values if key[0] == "qmq_file_bytes"} >= {"message_log", "pull_log"}
+
+
+async def test_a_console_has_them_at_metrics(tmp_path: Path) -> None:
+    async with running_broker(tmp_path) as url, running_console(url) as console:
+        await console.app.state.watch.newer_than(0)
+        reply = await (await console.browser()).ask("GET", "/metrics")
+    assert (reply.status, reply.headers["content-type"]) == (200, metrics_module.CONTENT_TYPE)
+    assert ("qmq_up", url.removeprefix("qmq://")) in series(reply.body)

@@ -57,6 +57,18 @@ OF_GROUPS: Final = (
         ("tests/daemon/test_file_survey.py",),
     ),
     Mutant(
+        "sum the groups beyond those that metrics name",
+        "_NamedGroups.choose",
+        never("len(self._named) >= self._most"),
+        ("tests/console/test_metrics.py",),
+    ),
+    Mutant(
+        "let counters go on when a broker starts again",
+        "_Counters.look_at",
+        skip("self._restarted.add(one.broker)"),
+        ("tests/console/test_metrics.py",),
+    ),
+    Mutant(
         "begin the counts of statistics after what a start replays",
         "Broker.__init__",
         skip("ledger.counts.clear()"),
