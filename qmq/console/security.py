@@ -36,6 +36,8 @@ MOST_BYTES: Final = 1 << 20
 SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 #: Changes of somebody who has no session yet.
 NO_SESSION: Final = frozenset({"/sign-in"})
+#: Changes that need no right. All others need that of an administrator, but to cancel a message: that to produce.
+NO_RIGHT: Final = frozenset({"/sign-out"})
 
 
 class SafeHeaders:
@@ -147,12 +149,16 @@ async def _refusal(request: Request) -> Response | None:
         request.state.fields = fields = _fields_of(kind, bytes(body))
     except ValueError as error:
         return error_reply(request, 400, "invalid_body", str(error))
-    session = request.state.session
-    if request.url.path in NO_SESSION or session.is_bearer:
+    session, path = request.state.session, request.url.path
+    if path in NO_SESSION:
         return None
     given = request.headers.get("x-csrf-token") or fields.pop("csrf", "")
-    if not hmac.compare_digest(str(given).encode("utf-8", "replace"), session.csrf.encode()):
+    is_same = hmac.compare_digest(str(given).encode("utf-8", "replace"), session.csrf.encode())
+    if not is_same and not session.is_bearer:
         return error_reply(request, 403, "csrf", "this change lacks the token of its page; load the page again")
+    needs = "produce" if path.endswith("/cancel") else "admin"
+    if path not in NO_RIGHT and not session.may(needs):
+        return error_reply(request, 403, "forbidden", f"token {session.token_name!r} lacks a right: {needs}")
     return None
 
 
