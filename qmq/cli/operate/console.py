@@ -15,6 +15,8 @@ from qmq.errors import InvalidOption, QmqError
 class MissingExtra(QmqError):
     """The packages of the extra ``qmq[console]`` are not installed."""
 
+    code = "missing_extra"
+
 
 @click.command(short_help="Show brokers in a browser.")
 @click.option(
