@@ -17,8 +17,9 @@ from qmq.console.snapshot import Away, Snapshot, make_snapshot
 from qmq.net.client.admin.broker_info import DiskInfo
 from qmq.net.client.admin.statistics import ArchiveStats, BrokerStats, Histogram, SubjectStats
 from tests.broker_process import broker_process, running_broker
-from tests.console.consoles import running_console
+from tests.console.consoles import Browser, running_console
 from tests.console.made_up import at, broker_stats, group_stats
+from tests.console.test_sign_in import guarded_console, token_of
 
 TOOL = shutil.which("promtool", path=f"{Path(__file__).parents[2] / '.venv' / 'bin'}:/usr/bin:/usr/local/bin")
 
@@ -196,3 +197,21 @@ async def test_a_console_has_them_at_metrics(tmp_path: Path) -> None:
         reply = await (await console.browser()).ask("GET", "/metrics")
     assert (reply.status, reply.headers["content-type"]) == (200, metrics_module.CONTENT_TYPE)
     assert ("qmq_up", url.removeprefix("qmq://")) in series(reply.body)
+
+
+async def test_metrics_are_refused_to_who_may_not_browse_everything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with guarded_console(tmp_path, monkeypatch) as (console, keys, ops, _):
+        await console.app.state.watch.newer_than(0)
+        answers = {}
+        for token in (None, "console:wrong", token_of(keys, "member"), token_of(keys, "part")):
+            reply = await Browser(console.port, token=token).ask("GET", "/metrics")
+            assert b"qmq_up" not in reply.body
+            answers[token and token.partition(":")[0]] = (reply.status, reply.json()["error"])
+        assert answers == {
+            None: (401, "unauthorized"), "console": (401, "unauthorized"), "member": (403, "forbidden"),
+            "part": (403, "forbidden"),
+        }  # fmt: skip
+        for token in (token_of(keys, "looker"), ops):
+            assert (await Browser(console.port, token=token).ask("GET", "/metrics")).status == 200

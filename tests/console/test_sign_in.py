@@ -30,6 +30,7 @@ async def guarded_console(
     monkeypatch.setenv("QMQ_TOKEN", keys.add("console", browse=("",)))
     keys.add("looker", browse=("",), group=("",))
     keys.add("member", group=("billing",))
+    keys.add("part", browse=("shop.",), group=("",))
     keys.add("other", admin=True)
     async with running_broker(tmp_path / "data") as url, running_console(url) as console:
         yield console, keys, ops, url

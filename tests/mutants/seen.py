@@ -69,6 +69,12 @@ OF_GROUPS: Final = (
         ("tests/console/test_metrics.py",),
     ),
     Mutant(
+        "give metrics to who may browse everything only",
+        "metrics:routes",
+        never("not request.state.session.sees_all"),
+        ("tests/console/test_metrics.py",),
+    ),
+    Mutant(
         "begin the counts of statistics after what a start replays",
         "Broker.__init__",
         skip("ledger.counts.clear()"),
