@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from tests.console.consoles import Browser, running_console
 from tests.console.made_up import at, broker_stats, group_stats
 from tests.console.test_sign_in import guarded_console, token_of
 
-TOOL = shutil.which("promtool", path=f"{Path(__file__).parents[2] / '.venv' / 'bin'}:/usr/bin:/usr/local/bin")
+TOOL = shutil.which("promtool", path=f"{Path(sys.executable).parent}:/usr/bin:/usr/local/bin")
 
 
 def series(text: bytes) -> dict[tuple[str, ...], float]:
