@@ -50,7 +50,7 @@ def check_listen(listen: str, servers: str, *, is_secure: bool) -> tuple[str, in
     reach while nobody signs in.
     """
     host, port = host_of(listen), listen.rpartition(":")[2]
-    if not host or not (port.isascii() and port.isdigit() and int(port) < 1 << 16):
+    if not host or not (port.isascii() and port.isdigit() and len(port) < 6 and int(port) < 1 << 16):
         raise InvalidOption(f"--listen must be HOST:PORT such as 127.0.0.1:20880, not {listen!r:.100}")
     if is_loopback(host):
         return host, int(port)

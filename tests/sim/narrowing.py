@@ -31,6 +31,17 @@ class Again(Worker):
 class Narrowing(Consumption):
     """One history."""
 
+    def __init__(self, seed: int) -> None:
+        self._passed = set[int]()
+        super().__init__(seed)
+        self.order.may_be_skipped = self._may_be_dead
+
+    def _may_be_dead(self, group: str, message: int) -> bool:
+        """Return whether a group may have a dead letter that nobody was told of; the end of the step looks."""
+        if group == GROUP:
+            self._passed.add(message)
+        return group == GROUP
+
     def _worker(self, name: str, group: str, prefixes: tuple[str, ...]) -> Worker:
         self._lives += 1
         return Again(name, group, prefixes, self.tallies[group], self._lives, self.chance.getrandbits(32))
@@ -40,6 +51,10 @@ class Narrowing(Consumption):
         if self.chance.random() < 0.04 and GROUP in self.driven.broker.groups:
             self.follow_only(self.chance.choice(FOLLOWS))
         super().step(is_late)
+        if self._passed and GROUP in self.driven.broker.groups:
+            passed, self._passed = self._passed, set()
+            self.count["passed as dead"] += len(passed)
+            assert passed <= self.dead(GROUP).keys(), passed
 
     def follow_only(self, prefixes: tuple[str, ...]) -> None:
         """Tell it."""

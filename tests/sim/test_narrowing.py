@@ -19,10 +19,11 @@ STRIKES = (
     "redrive",
     "seek_group",
     "recovered",
+    "passed as dead",
 )
 
 
-@pytest.mark.parametrize("first", range(EACH, 3 * EACH, EACH))
+@pytest.mark.parametrize("first", (6 * EACH, 10 * EACH))
 def test_once_all_is_followed_again_all_is_handled_or_dead(first: int) -> None:
     counts = count_many(run, first, EACH)
     print(told(counts))

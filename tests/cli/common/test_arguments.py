@@ -58,6 +58,8 @@ CALLS: dict[str, list[str]] = {
     "repair": ["."],
     "archive": [".", "--to", "archive"],
     "stats": [],
+    "top": ["--once"],
+    "console": ["--listen", "999"],
     "restore": ["--from", "archive", "--yes"],
     "bench": ["--only", "nothing"],
     "completion": ["bash"],
