@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,7 +28,7 @@ from tests.restore.archived import check_restored, orders_archive
 HOW_IT_ENDS = pytest.mark.parametrize("how", ["revoked", "expired"])
 
 
-def end(keys: Keys, name: str, how: str, **rights: object) -> None:
+def end(keys: Keys, name: str, how: str, **rights: Any) -> None:
     """Have a token end in at most a second."""
     if how == "revoked":
         keys.drop(name)
@@ -96,7 +97,8 @@ async def test_a_spool_ends_with_its_token_and_keeps_what_it_has(
     monkeypatch.setenv("QMQ_STATE_DIR", str(tmp_path / "state"))
     monkeypatch.setattr(handover, "AGAIN_AFTER", 0.05)
     keys = Keys(tmp_path / "data" / "tokens.toml", {})
-    ops, rights = keys.add("ops", admin=True), {"consume": ("shop.",), "group": ("billing",)}
+    ops = keys.add("ops", admin=True)
+    rights: dict[str, Any] = {"consume": ("shop.",), "group": ("billing",)}
     token = keys.add("billing", **rights)
     spool = tmp_path / "state" / "spool"
     with broker_process(tmp_path / "data") as process:
@@ -150,10 +152,10 @@ async def test_a_client_certificate_stands_for_the_token_of_its_name(tmp_path: P
     )
     keys = Keys(tmp_path / "data" / "tokens.toml", {})
     ops = keys.add("ops", admin=True)
-    rights = {"produce": ("shop.",), "consume": ("shop.",), "group": ("billing",), "browse": ("",)}
-    keys.change(lambda tokens: tokens | {"billing": TokenEntry(**rights)})  # type: ignore[arg-type]
-    tls = {"tls_cert": server.cert, "tls_key": server.key, "tls_client_ca": authority.ca}
-    by_certificate = {"tls_ca": authority.ca, "tls_cert": mine.cert, "tls_key": mine.key}
+    rights: dict[str, Any] = {"produce": ("shop.",), "consume": ("shop.",), "group": ("billing",), "browse": ("",)}
+    keys.change(lambda tokens: tokens | {"billing": TokenEntry(**rights)})
+    tls: dict[str, Any] = {"tls_cert": server.cert, "tls_key": server.key, "tls_client_ca": authority.ca}
+    by_certificate: dict[str, Any] = {"tls_ca": authority.ca, "tls_cert": mine.cert, "tls_key": mine.key}
     async with running(tmp_path / "data", session_timeout_ms=600, **tls) as broker:
         client = await qmq.connect(broker.url, **by_certificate)
         consumer = client.subscribe("shop.", group="billing")
