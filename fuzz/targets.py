@@ -11,6 +11,7 @@ from fuzz.client import Clients
 from fuzz.files import Files
 from fuzz.groups import Groups
 from fuzz.kept import Spools, States
+from fuzz.login import TokenWires
 from fuzz.records import Records
 from fuzz.tables import Tables
 from fuzz.target import Target
@@ -26,7 +27,8 @@ class Share(NamedTuple):
 
 
 TARGETS: Final[dict[str, Share]] = {
-    "wire": Share(Wires, 700, 400),
+    "wire": Share(Wires, 650, 400),
+    "login": Share(TokenWires, 50, 400),
     "batches": Share(Batches, 130, 200),
     "answers": Share(Answers, 19, 200),
     "client": Share(Clients, 30, 400),

@@ -13,6 +13,7 @@ from fuzz.target import GrowthCheck, Picks
 from qmq.format.build import RunContent, build_batch
 from qmq.format.layout import MESSAGE_ID
 from qmq.format.pieces import read_answer
+from qmq.format.source import new_source
 from qmq.net.protocol import frames
 from qmq.net.protocol.frames import Frame, FrameKind
 
@@ -25,6 +26,8 @@ _WAIT_S: Final = 0.01
 _ANSWERS: Final = frozenset(kind for kind in FrameKind if kind >= 128)
 #: What no untrusted client may cause.
 _FAULTS: Final = frozenset(("internal_error", "storage_error", "bad_bytes", "sync_failed", "error"))
+#: With room for the name of a token.
+_SOURCE: Final = new_source(sender_bytes=4)
 _HELLO: Final = frames.pack_meta({"protocol": frames.PROTOCOL_VERSION, "client": "fuzz"})
 _NAMES: Final = ("a.", "m.", "", "a.b", "m.x1", "r.", "large", "never.", "bad..name", "é", "x" * 201)
 _GROUPS: Final = (None, "g", "h", "bad group", 5, "", b"g")
@@ -52,11 +55,11 @@ def check_answer(frame: Frame) -> None:
 class GoodClient:
     """Who sends and pulls all the time, and gets each of its messages once."""
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: Core, hello: bytes) -> None:
         self._core = core
         self._wire = Wire(core)
         self._sent = 0
-        self._send(FrameKind.HELLO, 1, _HELLO)
+        self._send(FrameKind.HELLO, 1, hello)
         self._expect(FrameKind.WELCOME, 1)
         # Alone: a consumer of a group would have to send heartbeats.
         meta = msgpack.packb({"prefixes": ["good."], "consumer": "good"})
@@ -74,6 +77,7 @@ class GoodClient:
             created_at_us=1,
             producer_id=b"good" * 4,
             producer_sequence=self._sent,
+            source=_SOURCE,
         )
         self._send(FrameKind.SEND, request + 1, payload=b"".join(parts), flags=frames.FLUSH * (self._sent % 2))
         self._core.run()
@@ -96,6 +100,8 @@ class GoodClient:
 class Wires:
     """One broker after another; an input is a short story of what untrusted clients do to it."""
 
+    _good_hello = _HELLO
+
     def __init__(self) -> None:
         self.frames = 0
         self._core: Core | None = None
@@ -113,7 +119,8 @@ class Wires:
         """The story of some untrusted clients."""
         if self._core is None:
             self._core, self.frames = Core(), 0
-            self._good = GoodClient(self._core)
+            self._begin(self._core)
+            self._good = GoodClient(self._core, self._good_hello)
             self._subscribed = 1
         core, picks, before = self._core, Picks(data), self.frames
         with GrowthCheck():
@@ -137,6 +144,9 @@ class Wires:
             self._good.check()
             self._core.close()
             self._core = None
+
+    def _begin(self, core: Core) -> None:
+        """Prepare a new broker."""
 
     def _untrusted(self, number: int) -> Wire:
         place = number % _UNTRUSTED
@@ -169,9 +179,13 @@ class Wires:
     def _collect(self, untrusted: Wire | None) -> None:
         if untrusted is not None:
             for frame in untrusted.frames():
-                check_answer(frame)
+                self._check(untrusted, frame)
                 if frame.kind == FrameKind.SENT:
                     self._stored = frames.SENT.unpack_from(frame.payload)[0]
+
+    def _check(self, untrusted: Wire, frame: Frame) -> None:
+        """Check what was said to a client."""
+        check_answer(frame)
 
     # --- what an untrusted client does --------------------------------------------------------------------------------
 
@@ -233,7 +247,7 @@ class Wires:
         assert self._core is not None
         self._core.run()
         for frame in untrusted.frames():
-            check_answer(frame)
+            self._check(untrusted, frame)
             if frame.kind == FrameKind.SENT:
                 self._stored = frames.SENT.unpack_from(frame.payload)[0]
             elif frame.kind == FrameKind.SUBSCRIBED:

@@ -17,6 +17,7 @@ from tests.effort import part_of
 #: Mutated inputs of each target; a third of them by default.
 MUTATIONS = {
     "wire": 2_500,
+    "login": 1_500,
     "batches": 4_000,
     "answers": 2_000,
     "client": 2_000,
