@@ -257,7 +257,7 @@ class Wires:
         fields: dict[str, Any] = {"prefix": _NAMES[picks.number(1) % len(_NAMES)], "newest": bool(picks.number(1) & 1)}
         choice = picks.number(1)
         if choice & 1:
-            fields["key"] = "k" * picks.number(2)
+            fields["key"] = "k" * min(picks.number(2), 60_000)  # meta has at most 65,535 bytes
         if choice & 2:
             fields["original"] = picks.take(16)
         if choice & 4:
