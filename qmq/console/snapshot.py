@@ -53,7 +53,7 @@ class GroupNow:
     failed_rate: float
 
     def oldest_age(self, at: datetime) -> float:
-        """Return for how many seconds the oldest message that is ready or in flight has waited; 0 without any."""
+        """Return the age in seconds of the oldest message that is ready, in flight or in retry; 0 without any."""
         return _age(self.oldest, at)
 
     def in_flight_age(self, at: datetime) -> float:
@@ -130,7 +130,7 @@ class Snapshot:
 
     @property
     def oldest(self) -> datetime | None:
-        """When the oldest message was stored that is ready or in flight in some group; None without any."""
+        """When the oldest message was stored that is ready, in flight or in retry in a group; None without any."""
         return _earliest(group.oldest for group in self.groups.values())
 
     def behind(self) -> list[GroupNow]:
