@@ -32,6 +32,11 @@ def test_alerts_fire_when_they_should() -> None:
     assert code == 0, shown
 
 
+def test_each_alert_is_seen_to_fire() -> None:
+    firing = re.findall(r"alertname: (\w+)\n +exp_alerts:\n", (OPS / "qmq-rules-test.yml").read_text("utf-8"))
+    assert set(firing) == set(re.findall(r"alert: (\w+)", RULES))
+
+
 def test_every_metric_of_the_rules_is_in_a_scrape() -> None:
     text = Scraped().text(full(group_stats("billing"))).decode()
     used = set(re.findall(r"qmq_\w+", " ".join(re.findall(r"expr: (.*)", RULES))))
