@@ -84,7 +84,8 @@ STATS: Final = qmq.BrokerStats(
     subject_count=100_000, group_count=3, connections=41, requests=MANY, waiting_pulls=12, waiting_syncs=0, delayed=7,
     received_bytes=9_876_543_210, handed_messages=MANY, handed_bytes=9_876_543_210, log_bytes=98_765_432_100,
     segments=93,
-    file_bytes={"message_log": 98_765_432_100, "consumer_log": 123_456_789, "other": 0}, refused={"message_too_large": 3, "storage_full": 1_200}, damage=0, failed_checkpoints=0,
+    file_bytes={"message_log": 98_765_432_100, "consumer_log": 123_456_789, "other": 0},
+    refused={"message_too_large": 3, "storage_full": 1_200}, damage=0, failed_checkpoints=0,
     failed_syncs=0, scrubbed_bytes=0, scrub_rounds=0, dropped_segments=0, dropped_messages=0, lost_messages=0,
     skipped_messages=0, checkpoint_age=0.4, cpu=12_345.6, memory_bytes=91_234_567, files=120, threads=11, disks=[],
     durations={
