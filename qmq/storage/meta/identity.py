@@ -4,8 +4,9 @@ Each copy is an envelope (see envelope.py) with magic ``QMQSTORE`` around a map:
 (16 bytes), created_at_us, boot_id, clean, sequence_base, dropped_end, max_batch_bytes, and partitions: a list of
 [floor, reserve, directory].
 
-Copy a is written and synced before copy b, and nothing that an identity allows is done before both are on disk. So
-either copy alone is enough, and of two good ones the one with the higher generation counts.
+One copy is written and synced before the other, and nothing that an identity allows is done before both are on disk.
+So either copy alone is enough, and of two good ones the one with the higher generation counts. A copy that may be bad,
+since a write of it was torn or it is rotten, is written first: the good one stays as it is until there are two.
 """
 
 from __future__ import annotations
@@ -156,13 +157,15 @@ def latest(a: IdentityCopy, b: IdentityCopy) -> Identity:
 class IdentityFile:
     """The two copies of an open store. ``current`` is on disk; any thread may change it."""
 
-    def __init__(self, disk: Disk, directory: Path, identity: Identity) -> None:
+    def __init__(self, disk: Disk, directory: Path, identity: Identity, bad: str = COPY_NAMES[0]) -> None:
+        """*bad* names the copy that is not good, if one is not."""
         self._disk = disk
         self._directory = directory
         self._lock = threading.Lock()
         self.current = identity
         #: The last generation that was tried: a copy may have it though the change failed.
         self._generation = identity.generation
+        self._first = bad  # is written before the other
 
     def change(self, make: Callable[[Identity], Identity]) -> Identity:
         """[thread] Write the identity that *make* returns for the current one, and return it; it is on disk then.
@@ -174,8 +177,10 @@ class IdentityFile:
             self._generation += 1
             made = replace(made, generation=self._generation)
             content = pack_identity(made)
-            for name in COPY_NAMES:
+            for name in sorted(COPY_NAMES, key=lambda name: name != self._first):
+                self._first = name  # until it is written, it may be torn
                 self._write(self._directory / name, content)
+            self._first = COPY_NAMES[0]
             self.current = made
             return made
 

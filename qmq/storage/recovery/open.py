@@ -33,6 +33,7 @@ from qmq.storage.meta.checkpoint import (
 )
 from qmq.storage.meta.gaps import Gaps
 from qmq.storage.meta.identity import (
+    COPY_NAMES,
     Identity,
     IdentityFile,
     PartitionIdentity,
@@ -142,6 +143,7 @@ class _Opening:
         self._unsealed: list[tuple[SegmentIndex, int]] = []
         self._opened_indexes: list[SegmentIndex] = []
         self._is_copy_behind = False
+        self._bad_copy = COPY_NAMES[0]  # if one is
 
     def abandon(self) -> None:
         """Close everything that has been opened."""
@@ -175,6 +177,7 @@ class _Opening:
         else:
             identity = latest(*copies)
             self._is_copy_behind = copies[0].identity != copies[1].identity
+            self._bad_copy = COPY_NAMES[copies[1].identity is None]
         good = next((file for file in checkpoints if file.claims is not None), None)
         claims = good.claims if good is not None else None
         if good is not None and claims is not None and claims.store_id != identity.store_id:
@@ -203,7 +206,7 @@ class _Opening:
         report.power_loss = not (report.created or facts.clean or facts.same_boot)
         identity, report.raised_by = self._past_tails(facts, identity, replays, len(before.partitions))
         state = dict(claims.state) if claims is not None else {}
-        identity_file = IdentityFile(self._disk, self._directory, before)
+        identity_file = IdentityFile(self._disk, self._directory, before, self._bad_copy)
         groups = self._open_groups(identity, state.pop(GROUP_STATE, None), report, identity_file.forget_boot)
         if identity != before or self._is_copy_behind:  # by a kill between the two, or rot
             identity_file.change(lambda _: identity)

@@ -184,7 +184,8 @@ class _Verification:
             return None
         if len({copy.generation for copy in found}) > 1:
             what = "is one generation behind: a write was interrupted"
-            self._report.note(self._directory / COPY_NAMES[1], None, what, _REPLACED)
+            older = min((a, b), key=lambda copy: copy.identity.generation if copy.identity is not None else 0)
+            self._report.note(self._directory / COPY_NAMES[older is b], None, what, _REPLACED)
         elif len(found) == 2 and found[0] != found[1]:
             self._report.fault(
                 self._directory / COPY_NAMES[1], None, "differs from store-a, of the same generation", _RESTORE

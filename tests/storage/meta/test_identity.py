@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -130,6 +131,26 @@ def test_a_full_disk_has_room_where_the_copies_stand(tmp_path: Path) -> None:
         assert found.store_id == before.store_id
     disk.heal()
     assert disk.still_open() == []
+
+
+@pytest.mark.parametrize("bad", COPY_NAMES)
+@pytest.mark.parametrize("is_started_again", [False, True])
+def test_a_torn_copy_is_written_before_the_good_one(tmp_path: Path, bad: str, is_started_again: bool) -> None:
+    disk = FakeDisk("boot-1")
+    file = IdentityFile(disk, tmp_path, make())
+    before = file.change(lambda identity: replace(identity, boot_id="a long one" * 20))
+    disk.fail_always("pwritev", path_part=".tmp")  # the disk is full
+    for failing, shorter in ((bad, "short" * 9), ("store-", "short" * 5), ("store-", "short")):
+        disk.fail_always("ftruncate", errno.EIO, failing)  # torn where it stands, with the end of the longer one
+        with pytest.raises(StorageFailed):
+            file.change(lambda identity, boot_id=shorter: replace(identity, boot_id=boot_id))  # type: ignore[misc]
+        assert [copy is None for copy in copies(tmp_path)] == [name == bad for name in COPY_NAMES]
+        if is_started_again:
+            file = IdentityFile(disk, tmp_path, latest(*read_copies(disk, tmp_path)), bad)
+    assert latest(*read_copies(disk, tmp_path)).store_id == before.store_id
+    disk.heal()
+    made = file.change(lambda identity: replace(identity, boot_id="short"))
+    assert copies(tmp_path) == [made, made]
 
 
 def test_a_copy_that_lacks_a_field_is_rotten(tmp_path: Path) -> None:
