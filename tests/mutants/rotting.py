@@ -14,6 +14,24 @@ _SCRUB: Final = ("tests/storage/verify/test_scrub_groups.py",)
 
 ROTTING: Final = (
     Mutant(
+        "write a torn copy of the identity before the good one",
+        "IdentityFile.change",
+        skip("self._first = name"),
+        ("tests/storage/meta/test_identity.py",),
+    ),
+    Mutant(
+        "see at a start which copy of the identity is bad",
+        "_Opening.run",
+        skip("self._bad_copy = COPY_NAMES[copies[1].identity is None]"),
+        ("tests/storage/verify/test_verify.py",),
+    ),
+    Mutant(
+        "miss nothing behind a failed sync of the pull log",
+        "GroupsCheck._check_pulls",
+        instead("claimed > start or (bool(claimed) and claimed == self._claims[0].position)", "bool(claimed)"),
+        ("tests/storage/verify/test_verify.py",),
+    ),
+    Mutant(
         "check each record of the pull log",
         "record_at",
         never("record_crc(head, payload, base + offset, secret) != crc"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import socket
@@ -16,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from qmq.archive.data_directory import open_data_directory
-from qmq.errors import DirectoryInUse, InvalidOption, StorageFailed
+from qmq.errors import DirectoryInUse, InvalidOption, StorageFailed, SyncFailed
 from qmq.format.batch import stamp
 from qmq.format.build import RunContent
 from qmq.format.layout import (
@@ -403,6 +404,40 @@ def test_copies_of_the_identity(sound: Path, tmp_path: Path) -> None:
     close_cleanly(open_store(other))
     shutil.copy(other / "store-b", tmp_path / "store-b" / "store-b")
     assert any("different stores" in fault for fault in faults(tmp_path / "store-b"))
+
+
+@pytest.mark.parametrize("bad", ["store-a", "store-b"])
+def test_a_start_writes_the_bad_copy_of_the_identity_first(tmp_path: Path, bad: str) -> None:
+    close_cleanly(open_store(tmp_path))
+    (tmp_path / bad).write_bytes(b"rotten")
+    disk = FakeDisk()
+    close_cleanly(open_store(tmp_path, disk))
+    assert next(name for name in disk.renamed if "store-" in name).endswith(bad)
+    assert faults(tmp_path) == []
+
+
+def test_what_lies_behind_a_failed_sync_of_the_pull_log_is_no_fault(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    checkpoint(store)
+    kill(store)
+    disk = FakeDisk()
+    store = open_store(tmp_path, disk)
+    store.groups.take_records()
+    store.groups.stage(1, b"what a sync has not brought to the disk")
+    store.groups.write()
+    disk.fail_always("fsync_directory", errno.EIO, "pulls")
+    failed = store.begin_checkpoint({})
+    with pytest.raises(SyncFailed) as caught:
+        failed.write()
+    store.fail_checkpoint(failed, caught.value)
+    checkpoint(store)  # it has all of it, and lets go of the file before
+    kill(store)
+    (file,) = (tmp_path / "pulls").iterdir()
+    assert faults(tmp_path) == []
+    file.unlink()  # with the power
+    assert faults(tmp_path) == []
+    close_cleanly(open_store(tmp_path))
+    assert faults(tmp_path) == []
 
 
 def test_findings_of_one_file_are_bounded(tmp_path: Path) -> None:
