@@ -31,11 +31,19 @@ class SimulatedDisk(FakeDisk):
     def __init__(self, seed: int, files: SimulatedFiles | None = None) -> None:
         super().__init__(files=files if files is not None else SimulatedFiles(), seed=seed)
         self.files.chance = self.chance
+        #: Files that were opened to be written over since the last start: a stop may leave them torn.
+        self.overwritten: set[str] = set()
+
+    def open(self, path: Path, flags: int, mode: int = 0o644) -> int:
+        if flags & os.O_WRONLY and not flags & os.O_CREAT:
+            self.overwritten.add(str(path))
+        return super().open(path, flags, mode)
 
     def clone(self, seed: int) -> SimulatedDisk:
         """The same machine at this moment, to do something else with."""
         other = SimulatedDisk(seed, self.files.clone())
         other.struck, other.is_lying, other._paths = self.struck, self.is_lying, dict(self._paths)
+        other.overwritten = set(self.overwritten)
         return other
 
     def interrupt(self, operation: Operation) -> None:

@@ -10,7 +10,6 @@ from qmq.broker.ports.commands import Ack, Send, Subscribe, SyncBroken, Synced
 from qmq.broker.ports.effects import PulledMessages, Refused, Subscribed
 from qmq.broker.ports.limits import BrokerLimits
 from qmq.errors import StorageError, SyncFailed
-from qmq.storage.disk.disk import Disk
 from qmq.storage.meta.identity import read_copies
 from qmq.storage.verify.verify import verify
 from tests.broker.harness import Driven, runs_of_answer
@@ -37,6 +36,7 @@ class Life:
         self.chance = random.Random(seed)
         self.partitions = partitions
         self.driven = Driven(DIRECTORY, LIMITS, auto_sync=False, disk=disk, partitions=partitions, **SMALL)
+        disk.overwritten.clear()  # a start writes a torn copy again
         client.served = True
         #: A thread of the broker is at work, not its loop.
         self.in_thread = False
@@ -243,9 +243,14 @@ def stop(disk: SimulatedDisk, *, power: bool) -> bool:
     return disk.stop(power=power, evict=is_noted)
 
 
-def check_files(disk: Disk) -> None:
-    """A stopped store has no fault, and nothing that must not happen."""
+def check_files(disk: SimulatedDisk) -> None:
+    """A stopped store has no fault, and nothing that must not happen.
+
+    A full disk has the identity written in place: one copy may be torn then, which looks like rot.
+    """
     report = verify(DIRECTORY, disk)
     found = "\n".join(map(str, report.findings))
-    assert report.is_good, found
+    faults = [one for one in report.findings if one.severity == "fault"]
+    torn = [one for one in faults if str(one.file) in disk.overwritten and "the other copy is enough" in one.advice]
+    assert report.faults == len(torn) <= 1, found
     assert "must not happen" not in found, found
