@@ -60,6 +60,8 @@ def completed(words: str, server: str) -> list[str]:
         ("qmq produce shop.o", ["shop.order.created", "shop.order.paid"]),
         ("qmq peek ho", ["hotel"]),
         ("qmq ping --js", ["--json"]),
+        ("qmq to", ["top", "tokens"]),
+        ("qmq top --on", ["--once"]),
     ],
 )
 def test_names_come_from_the_broker(broker: BrokerProcess, words: str, names: list[str]) -> None:
