@@ -539,6 +539,41 @@ def _ack(history: History) -> bytes:
     return encode_frame(FrameKind.ACK, history.number(), b"", len(payload), frames.MAY_WAIT) + payload
 
 
+@pytest.mark.parametrize(
+    ("settings", "limits", "count", "size"),
+    [
+        ({"max_unacked": 4}, (9, 1, 1 << 20), 2, 9),
+        ({"max_unacked_bytes": 900}, (9, 1, 1 << 20), 2, 300),
+        ({}, (2, 1, 1 << 20), 3, 9),
+        ({}, (9, 3, 1 << 20), 2, 9),
+        ({}, (9, 1, 300), 2, 200),
+        ({}, (9, 1, 1 << 20), 7, 9),  # max_pull_count is 6
+        ({}, (9, 1, 1 << 20), 4, 900),  # max_pull_bytes is 3,000
+    ],
+)
+def test_a_pull_that_waits_gets_what_both_ways_allow(
+    settings: dict[str, int], limits: tuple[int, int, int], count: int, size: int
+) -> None:
+    history = History(5)
+    fields = {"group": "g", "prefixes": ["orders."], "consumer": "c", "nonce": b"n", "client": b"c"}
+    history.write(0, encode_frame(FrameKind.SUBSCRIBE, 2, frames.pack_meta({**fields, "settings": settings})))
+    for number in range(1, 4):
+        history.write(0, _pull(history, 20_000))
+        history.write(1, _lone(history, 1, number))
+    before = history.sides[0].short_frames
+    pull = history.simple(FrameKind.PULL, frames.PULL, 1, *limits, 20_000, history.next[0, 1])
+    history.pulls[0, history.request] = 0, 1
+    history.write(0, pull)
+    assert history.sides[0].short_frames == before + 1, "it waits"
+    parts = build_batch(
+        [RunContent("orders.paid", [bytes(size)] * count, None)], created_at_us=1, producer_id=b"p" * 16,
+        producer_sequence=4,
+    )  # fmt: skip
+    batch = b"".join(parts)
+    history.write(1, encode_frame(FrameKind.SEND, history.number(), b"", len(batch)) + batch)
+    assert len(history.in_flight[0, 1]) < 3 + count or history.pulls
+
+
 def test_acks_that_wait_are_answered_in_time() -> None:
     history = _waiting(7)
     history.write(1, _lone(history, 1, 4))
