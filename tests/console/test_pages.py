@@ -9,6 +9,7 @@ from html import unescape
 
 import qmq
 import qmq.testing
+from qmq.console.pages.formats import counted, short_age
 from tests.console.consoles import Browser, running_console
 
 HTML = "<script>alert('x')</script><b>\"&"
@@ -90,7 +91,7 @@ async def test_each_page_shows_what_is_there_and_html_as_text() -> None:
         assert "00000000  7b" in await page(browser, f"/messages/{ids[2]}?body=hex")
         dead = await page(browser, "/groups/billing/dead")
         assert dead.count('name="id"') == 2
-        assert "2 dead letters in 1 groups" in await page(browser, "/dead")
+        assert "2 dead letters in 1 group<" in await page(browser, "/dead")
         assert "Settings (" in await page(browser, "/brokers")
         await page(browser, "/nothing", 404)
         found = await browser.ask("GET", f"/find?key={ids[1]}", accept="text/html")
@@ -153,3 +154,8 @@ async def test_an_empty_broker_has_pages_that_say_so() -> None:
             assert "There is no subject yet" in await page(browser, "/subjects")
             assert "No group has dead letters" in await page(browser, "/dead")
             assert "Give the key" in await page(browser, "/find")
+
+
+def test_counts_and_short_times_are_said_as_one_says_them() -> None:
+    assert [counted(number, "group") for number in (0, 1, 2_000)] == ["0 groups", "1 group", "2,000 groups"]
+    assert [short_age(seconds) for seconds in (0.000_04, 0.002, 3.0)] == ["40us", "2ms", "3.0s"]

@@ -26,6 +26,15 @@ def count_text(count: float) -> str:
     return f"{count:,.0f}"
 
 
+def counted(count: int, noun: str) -> str:
+    """Return a count with its noun.
+
+    >>> counted(1, "group"), counted(2, "group")
+    ('1 group', '2 groups')
+    """
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def rate_text(rate: float) -> str:
     """Return a rate, with a digit behind the point where it is small: ``"0.3"``, ``"12"``, ``"4,100"``."""
     return f"{rate:.1f}" if 0 < rate < 9.95 else f"{rate:,.0f}"
@@ -63,7 +72,9 @@ def age_text(seconds: float) -> str:
 
 
 def short_age(seconds: float) -> str:
-    """Return the duration between two events: milliseconds where it is short."""
+    """Return a short duration: microseconds or milliseconds where it is below a second."""
+    if seconds < 0.001:
+        return f"{seconds * 1_000_000:.0f}us"
     return f"{seconds * 1000:.0f}ms" if seconds < 1 else age_text(seconds)
 
 
@@ -149,6 +160,7 @@ def hex_text(body: bytes) -> str:
 #: The filters of the templates.
 FILTERS: Final[dict[str, Callable[..., Any]]] = {
     "count": count_text,
+    "counted": counted,
     "rate": rate_text,
     "size": size_text,
     "age": age_text,

@@ -18,6 +18,8 @@ WIDTH: Final = 600
 HEIGHT: Final = 120
 #: Points of a line: more would lie on one pixel.
 _MOST_POINTS: Final = 180
+#: The width of a line that has one point.
+_DASH: Final = 4
 _STEPS: Final = (1, 2, 2.5, 5, 10)
 _AGE_STEPS: Final = (1, 2, 5, 10, 30, 60, 120, 300, 600, 1_800, 3_600, 7_200, 21_600, 43_200, 86_400)
 
@@ -99,9 +101,11 @@ def _path(x: Column, values: Column, top: float) -> str:
             is_open = False
             continue
         y = HEIGHT - 1 - value / top * (HEIGHT - 2)
-        parts.append(f"{'L' if is_open else 'M'}{at:.0f} {y:.1f}")
-        if not is_open:
-            parts.append("h0.5")  # a point alone is seen, too
+        if is_open:
+            parts.append(f"L{at:.0f} {y:.1f}")
+        else:  # it begins with a short dash, so that a point alone is seen, too
+            begin = max(at - _DASH, 0.0)
+            parts.append(f"M{begin:.0f} {y:.1f}H{max(at, begin + _DASH):.0f}")
         is_open = True
     return "".join(parts)
 
