@@ -4,7 +4,7 @@ SHELL := /bin/bash
 BIN := .venv/bin
 OVER_TLS := $(if $(TLS),QMQ_TEST_TLS=1 )
 .DEFAULT_GOAL := help
-.PHONY: help env env-spark env-hdfs env-ops env-console demo serve test test-pythons coverage lint bench sim fuzz errors kills consumer-kills faults soak mutants bench-peers bench-history docs
+.PHONY: help env env-spark env-hdfs env-ops env-console console-pictures demo serve test test-pythons coverage lint bench sim fuzz errors kills consumer-kills faults soak mutants bench-peers bench-history docs
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
@@ -91,6 +91,9 @@ consumer-kills: env  ## kill -9 of broker and consumers, and SIGSTOP: ROUNDS=100
 
 faults: env  ## run the tests of faults alone; TLS=1: with all connections by TLS (ARGS=... for pytest)
 	@$(OVER_TLS)$(BIN)/pytest --numprocesses 2 --dist worksteal tests/faults $(ARGS)
+
+console-pictures: env-console  ## take the pictures of docs/console.md again
+	@$(BIN)/python -m tests.console.browser.pictures docs/console
 
 soak: env  ## run everything at half load with kills: MINUTES=60, BROKERS=1 or 2 (SEED=... RATE=... OUT=DIR)
 	@scripts/with-matplotlib -m tests.soak --minutes $(or $(MINUTES),60) --brokers $(or $(BROKERS),1) \
