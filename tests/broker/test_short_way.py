@@ -574,6 +574,62 @@ def test_a_pull_that_waits_gets_what_both_ways_allow(
     assert len(history.in_flight[0, 1]) < 3 + count or history.pulls
 
 
+def _several(history: History, sequence: int, count: int) -> bytes:
+    """Return a SEND of *count* messages."""
+    parts = build_batch(
+        [RunContent("orders.paid", [b"one"] * count, None)], created_at_us=1, producer_id=b"p" * 16,
+        producer_sequence=sequence,
+    )  # fmt: skip
+    batch = b"".join(parts)
+    return encode_frame(FrameKind.SEND, history.number(), b"", len(batch)) + batch
+
+
+def _pull_of(history: History, most: int, least: int, expected: int) -> bytes:
+    pull = history.simple(FrameKind.PULL, frames.PULL, 1, most, least, 1 << 20, 20_000, expected)
+    history.pulls[0, history.request] = 0, 1
+    return pull
+
+
+def _handed(seed: int, settings: dict[str, int]) -> History:
+    """Return a history in which connection 0 was handed messages 1 to 3, and no pull waits: what follows is simple."""
+    history = History(seed)
+    fields = {"group": "g", "prefixes": ["orders."], "consumer": "c", "nonce": b"n", "client": b"c"}
+    history.write(0, encode_frame(FrameKind.SUBSCRIBE, 2, frames.pack_meta({**fields, "settings": settings})))
+    for number in range(1, 4):  # new producers, subjects and cursors take the general way
+        history.write(0, _pull(history, 20_000))
+        history.write(1, _lone(history, 1, number))
+    assert len(history.in_flight[0, 1]) == 3
+    return history
+
+
+def test_a_pull_that_waits_for_several_gets_them_in_order() -> None:
+    history = _handed(10, {})
+    history.write(0, _pull_of(history, 9, 2, history.next[0, 1]))
+    history.write(1, _lone(history, 1, 4))
+    assert history.pulls, "one is too few"
+    history.write(1, _several(history, 5, 2))
+    assert len(history.in_flight[0, 1]) == 6
+
+
+@pytest.mark.parametrize(("most", "least", "ahead"), [(0, 0, 0), (1, 2, 0), (9, 1, 2)])
+def test_a_wrong_pull_is_refused_on_both_ways(most: int, least: int, ahead: int) -> None:
+    history = _handed(11, {})
+    before = history.sides[0].short_frames
+    history.seen.clear()
+    history.write(0, _pull_of(history, most, least, history.next[0, 1] + ahead))
+    assert history.seen["ERROR"] == 1, history.seen
+    assert history.sides[0].short_frames == before
+
+
+@pytest.mark.parametrize(("settings", "least", "count"), [({"max_unacked": 4}, 1, 1), ({}, 3, 0)])
+def test_a_pull_that_finds_more_gets_what_both_ways_allow(settings: dict[str, int], least: int, count: int) -> None:
+    history = _handed(12, settings)
+    history.write(1, _lone(history, 1, 4))
+    history.write(1, _lone(history, 1, 5))
+    history.write(0, _pull_of(history, 9, least, history.next[0, 1]))
+    assert len(history.in_flight[0, 1]) == 3 + count
+
+
 def test_acks_that_wait_are_answered_in_time() -> None:
     history = _waiting(7)
     history.write(1, _lone(history, 1, 4))
