@@ -452,11 +452,21 @@ def test_both_ways_answer_the_same_while_writes_fail(seed: int) -> None:
     assert history.short_frames > 5, history.seen
 
 
-def _lone(history: History, connection: int, number: int, subject: str = "orders.paid") -> bytes:
+def _lone(history: History, connection: int, number: int, subject: str = "orders.paid", flags: int = 0) -> bytes:
     """Return a SEND of one message."""
     parts = build_batch(
         [RunContent(subject, [b"%d" % number], None)], created_at_us=1, producer_id=b"p" * 16,
         producer_sequence=number,
+    )  # fmt: skip
+    batch = b"".join(parts)
+    return encode_frame(FrameKind.SEND, history.number(), b"", len(batch), flags) + batch
+
+
+def _several(history: History, sequence: int, count: int, size: int = 3) -> bytes:
+    """Return a SEND of *count* messages, of *size* bytes each."""
+    parts = build_batch(
+        [RunContent("orders.paid", [bytes(size)] * count, None)], created_at_us=1, producer_id=b"p" * 16,
+        producer_sequence=sequence,
     )  # fmt: skip
     batch = b"".join(parts)
     return encode_frame(FrameKind.SEND, history.number(), b"", len(batch)) + batch
@@ -565,23 +575,8 @@ def test_a_pull_that_waits_gets_what_both_ways_allow(
     history.pulls[0, history.request] = 0, 1
     history.write(0, pull)
     assert history.sides[0].short_frames == before + 1, "it waits"
-    parts = build_batch(
-        [RunContent("orders.paid", [bytes(size)] * count, None)], created_at_us=1, producer_id=b"p" * 16,
-        producer_sequence=4,
-    )  # fmt: skip
-    batch = b"".join(parts)
-    history.write(1, encode_frame(FrameKind.SEND, history.number(), b"", len(batch)) + batch)
+    history.write(1, _several(history, 4, count, size))
     assert len(history.in_flight[0, 1]) < 3 + count or history.pulls
-
-
-def _several(history: History, sequence: int, count: int) -> bytes:
-    """Return a SEND of *count* messages."""
-    parts = build_batch(
-        [RunContent("orders.paid", [b"one"] * count, None)], created_at_us=1, producer_id=b"p" * 16,
-        producer_sequence=sequence,
-    )  # fmt: skip
-    batch = b"".join(parts)
-    return encode_frame(FrameKind.SEND, history.number(), b"", len(batch)) + batch
 
 
 def _pull_of(history: History, most: int, least: int, expected: int) -> bytes:
@@ -738,6 +733,34 @@ def test_a_batch_waits_for_those_that_are_staged_before_it() -> None:
     assert short_way.send(1, 10, next_one, len(next_one), False, server.now) is not None
     sent = [effect for effect in server.broker.take_effects() if isinstance(effect, Sent)]
     assert [one.request for one in sent] == [9]
+
+
+def test_a_pull_waits_for_the_sync_of_the_batch_before() -> None:
+    history = _waiting(13)
+    short = history.sides[0]
+    before = short.short_frames
+    short.connections[1].write(_lone(history, 1, 4, flags=frames.FLUSH) + _lone(history, 1, 5))
+    short.server.loop.settle()
+    assert short.short_frames == before + 2
+    assert FrameKind.MESSAGES not in [frame[0] for _, frame in short.taken()], "the sync has not run"
+    short.server.settle()
+    assert FrameKind.MESSAGES in [frame[0] for _, frame in short.taken()]
+
+
+def test_a_write_that_fails_leaves_nothing_behind_the_end() -> None:
+    history = History(14)
+    for number in range(3):
+        history.write(1, _lone(history, 1, number))
+    disk, server = history.sides[0].disk, history.sides[0].server
+    short_way = server.broker.short_way
+    assert short_way is not None
+    batch = memoryview(bytearray(_several(history, 3, 1, 1_900)[frames.FRAME_SIZE :]))
+    before = contents(disk)
+    for _ in range(9):  # nothing, a part, or all of the bytes are there when a write fails
+        disk.fail("pwritev", 1, errno.ENOSPC)
+        assert short_way.send(1, 9, batch, len(batch), False, server.now) is None
+        assert contents(disk) == before
+    assert short_way.send(1, 9, batch, len(batch), False, server.now) is not None
 
 
 def test_a_broker_that_stops_takes_nothing_the_short_way() -> None:
