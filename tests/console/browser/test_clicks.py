@@ -146,6 +146,7 @@ async def test_a_message_is_found_by_its_key_and_redriven(chromium: Browser) -> 
         dead = at_work.rejected[0]
         await page.goto("/")
         await click(page, "Find")
+        await page.wait_for_url("**/find")  # else the page before may have the keys
         await page.keyboard.press("/")
         await page.keyboard.type(f"o-{ACKED}")
         await page.keyboard.press("Enter")

@@ -63,7 +63,7 @@ def test_large_costs_are_forgiven_in_the_end() -> None:
 
 def test_a_connection_is_read_from_again_after_invalid_frames_and_others_all_the_while() -> None:
     core = Core()
-    good = GoodClient(core)
+    good = GoodClient(core, HELLO)
     liar = Wire(core)
     liar.send(frames.encode_frame(FrameKind.HELLO, 1, HELLO) + WRONG * 1_000)
     for _ in range(100):
