@@ -21,7 +21,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from qmq import BrokerInfo, BrokersMissed, ConsumerInfo, DeadLetter, GroupInfo, StoredMessage
-from qmq.console.events import shown_group
+from qmq.console.events import shown_group, shown_totals
 from qmq.console.history import History
 from qmq.console.openapi import document
 from qmq.console.replies import Conflict, error_reply, json_reply
@@ -169,7 +169,7 @@ class ResendRequest(Asked):
 
 
 class SessionAnswer(BaseModel):
-    """Who is signed in, what they may do, and the token that each change has to send as ``X-CSRF-Token``."""
+    """The user who is signed in, their rights, and the token that each change has to send as ``X-CSRF-Token``."""
 
     token: str | None
     csrf: str
@@ -227,7 +227,7 @@ class Found(BaseModel):
 
 
 class TraceAnswer(BaseModel):
-    """What has become of a message in each group."""
+    """The state of a message in each group, and its events there."""
 
     id: str
     message: MessageAnswer | None
@@ -291,19 +291,10 @@ async def overview(request: Request, asked: Asked) -> dict[str, Any]:
     """Give all of it at a glance: rates, counts, the groups that are furthest behind, brokers."""
     _check_sees_all(request)
     snapshot = await look(request)
-    oldest = snapshot.oldest
     return {
         "number": snapshot.number,
         "at": snapshot.at,
-        "received_rate": snapshot.received_rate,
-        "delivered_rate": snapshot.delivered_rate,
-        "acked_rate": snapshot.acked_rate,
-        "failed_rate": snapshot.failed_rate,
-        "ready": snapshot.ready,
-        "in_flight": snapshot.in_flight,
-        "in_retry": snapshot.in_retry,
-        "dead": snapshot.dead,
-        "oldest": oldest,
+        **shown_totals(snapshot),
         "group_count": len(snapshot.groups),
         "behind": [shown_group(group, snapshot.at) for group in snapshot.behind()[:20]],
         "subjects": snapshot.subjects,

@@ -107,19 +107,19 @@ def of_all(session: UserSession, snapshot: Snapshot) -> dict[str, Any]:
     }
     if session.sees_all:
         oldest = snapshot.oldest
-        event |= {
-            "received_rate": snapshot.received_rate,
-            "delivered_rate": snapshot.delivered_rate,
-            "acked_rate": snapshot.acked_rate,
-            "failed_rate": snapshot.failed_rate,
-            "ready": snapshot.ready,
-            "in_flight": snapshot.in_flight,
-            "in_retry": snapshot.in_retry,
-            "dead": snapshot.dead,
-            "oldest": oldest,
-            "oldest_age": 0.0 if oldest is None else max(0.0, (snapshot.at - oldest).total_seconds()),
-        }
+        age = 0.0 if oldest is None else max(0.0, (snapshot.at - oldest).total_seconds())
+        event |= {**shown_totals(snapshot), "oldest_age": age}
     return event
+
+
+def shown_totals(snapshot: Snapshot) -> dict[str, Any]:
+    """Return the rates and counts of all groups as events and the overview have them."""
+    return {
+        "received_rate": snapshot.received_rate, "delivered_rate": snapshot.delivered_rate,
+        "acked_rate": snapshot.acked_rate, "failed_rate": snapshot.failed_rate, "ready": snapshot.ready,
+        "in_flight": snapshot.in_flight, "in_retry": snapshot.in_retry, "dead": snapshot.dead,
+        "oldest": snapshot.oldest,
+    }  # fmt: skip
 
 
 def of_group(snapshot: Snapshot, name: str) -> dict[str, Any]:

@@ -21,7 +21,7 @@ _ERRORS: Final = {
 
 
 class Described(Protocol):
-    """What is known of an endpoint."""
+    """An endpoint, as far as its description needs it."""
 
     @property
     def method(self) -> str: ...

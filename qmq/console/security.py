@@ -1,4 +1,4 @@
-"""What every answer and every change of the console goes through: headers, the name of the host, origin, CSRF token."""
+"""Guards every answer and every change of the console: headers, the name of the host, origin, CSRF token, rights."""
 
 from __future__ import annotations
 

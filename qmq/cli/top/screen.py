@@ -1,4 +1,4 @@
-"""What ``qmq top`` shows: which groups in which order, and the lines of a screen of any size. No I/O."""
+"""Draws ``qmq top``: chooses groups and their order, and makes the lines of a screen of any size. No I/O."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ CONS           consumers that are online"""
 
 @dataclass(slots=True)
 class View:
-    """What somebody looks at: the snapshot, the order, the filter and the group that is chosen."""
+    """The view of one user: the snapshot, the order, the filter and the group that is chosen."""
 
     snapshot: Snapshot
     sort: str = "o"

@@ -115,7 +115,7 @@ class SealedLog:
 
 @dataclass(frozen=True, slots=True)
 class TokenRights:
-    """What a client may do at a broker: prefixes of the subjects that it may send to, receive and look at, and of the
+    """The rights of a client at a broker: prefixes of the subjects that it may send to, receive and look at, and of the
     groups that it may join ("" is all of them). ``admin``: it may do everything. ``name`` is that of its token, or ""
     where the broker asks for none.
     """
