@@ -28,6 +28,12 @@ _TLS_OPTIONS: Final = {
 _TOKEN: Final = "qmq.token"
 
 
+class _Servers(click.types.StringParamType):
+    """Addresses of brokers; an environment variable has several with commas between."""
+
+    envvar_list_splitter = ","
+
+
 def profile_option(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command the option --profile."""
     return click.option(
@@ -46,7 +52,10 @@ def profile_option(command: Callable[..., Any]) -> Callable[..., Any]:
 def leading_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give ``qmq`` itself the options --server and --profile, which then hold for the command that follows."""
     help_ = "For the command that follows, if it talks to a broker: see there."
-    server = click.option("--server", metavar="URL", help=help_)
+    server = click.option(
+        "--server", metavar="URL", type=_Servers(), multiple=True, help=help_,
+        callback=lambda context, parameter, servers: ",".join(servers) or None,
+    )  # fmt: skip
     for name in reversed(_TLS_OPTIONS):
         option = click.option(f"--{name.replace('_', '-')}", name, metavar="FILE", expose_value=False, help=help_)
         command = option(command)
@@ -66,11 +75,13 @@ def server_option(command: Callable[..., Any]) -> Callable[..., Any]:
     server = click.option(
         "--server",
         metavar="URL",
+        type=_Servers(),
+        multiple=True,
         envvar="QMQ_SERVER",
-        default=DEFAULT_SERVER,
+        default=(DEFAULT_SERVER,),
         show_default=True,
         callback=_chosen,
-        help="The broker; several addresses with commas between; with TLS qmqs://. Also from QMQ_SERVER.",
+        help="The broker; with TLS qmqs://. For several: with commas between, or repeat it. Also from QMQ_SERVER.",
     )
     return server(token_options(tls_options(profile_option(command))))
 
@@ -193,13 +204,15 @@ def _chosen(context: click.Context, parameter: click.Parameter, value: Any) -> A
     """
     name = parameter.name
     assert name is not None
+    if isinstance(value, tuple):  # of --server
+        value = ",".join(value)
     given = given_in(context, name)
     if given is not None:
         return given.params.get(name, value)
     profile = profile_of(context)
     is_set = context.get_parameter_source(name) is ParameterSource.ENVIRONMENT
     if name in profile.values and (profile.named or not is_set):
-        return parameter.type_cast_value(context, profile.values[name])
+        return parameter.type(profile.values[name], parameter, context)
     return value
 
 

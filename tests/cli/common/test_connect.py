@@ -63,6 +63,8 @@ def test_files_of_tls_for_a_plain_address_are_refused() -> None:
         ([], None, "qmq://127.0.0.1:20881"),
         ([], "qmq://a", "qmq://a"),
         (["--server", "qmq://b"], "qmq://a", "qmq://b"),
+        ([], "qmqs://a, b:1", "qmqs://a, b:1"),
+        (["--server", "qmq://b,c", "--server", "qmqs://d"], "qmq://a", "qmq://b,c,qmqs://d"),
     ],
 )
 def test_the_option_wins_over_the_variable_over_the_default(
@@ -70,6 +72,21 @@ def test_the_option_wins_over_the_variable_over_the_default(
 ) -> None:
     shown = CliRunner().invoke(show, arguments, env={"QMQ_SERVER": variable})
     assert shown.output == f"{server}\n"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--server", "qmq://127.0.0.1:1", "--server", "127.0.0.1:2", "ping"],
+        ["ping", "--server", "qmq://127.0.0.1:1", "--server", "127.0.0.1:2"],
+        ["ping", "--server", "qmq://127.0.0.1:1,127.0.0.1:2"],
+    ],
+)
+def test_a_command_asks_each_broker_that_is_named(arguments: list[str]) -> None:
+    done = CliRunner().invoke(cli, arguments)
+    assert done.exit_code == 1
+    assert "127.0.0.1:1" in done.output
+    assert "127.0.0.1:2" in done.output
 
 
 def test_commands_run_on_uvloop() -> None:
