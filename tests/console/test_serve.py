@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import http.client
 import signal
+import ssl
+import subprocess
+import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -15,9 +18,10 @@ from qmq.console.security import HEADERS, is_loopback
 from qmq.console.serve import check_listen
 from qmq.errors import InvalidOption, UsageError
 from tests.broker_process import BrokerProcess, running_broker
-from tests.certificates import over_tls
-from tests.cli.commands import qmq_process
+from tests.certificates import TlsFilesOfTests, client_context, over_tls
+from tests.cli.commands import qmq, qmq_process
 from tests.console.consoles import Browser, running_console
+from tests.daemon.test_token_file import Keys
 from tests.net.several import several
 
 SERVER = "qmq://127.0.0.1:20881"
@@ -85,6 +89,75 @@ def test_sigterm_ends_it_while_a_page_is_open(tmp_path: Path) -> None:
             assert b"Traceback" not in process.stderr.read()
     finally:
         broker.close()
+
+
+#: Runs `qmq` as if a package were not installed.
+_WITHOUT = """
+import sys
+from importlib.abc import MetaPathFinder
+
+class Missing(MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name.partition(".")[0] == sys.argv[1]:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Missing())
+from qmq.cli.main import cli
+cli(sys.argv[2:])
+"""
+
+
+@pytest.mark.parametrize("package", ["starlette", "uvicorn", "jinja2", "prometheus_client"])
+def test_without_the_extra_it_says_how_to_install_it(package: str) -> None:
+    command = [sys.executable, "-c", _WITHOUT, package, "console", "--listen", "127.0.0.1:0"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"qmq: the console needs {package}: pip install 'qmq[console]'\n"
+
+
+async def test_by_tls_of_its_own_its_cookies_are_secure(tmp_path: Path) -> None:
+    files = TlsFilesOfTests.make(tmp_path / "certificates")
+    keys = Keys(tmp_path / "data" / "tokens.toml", {})
+    ops = keys.add("ops", admin=True)
+    token = tmp_path / "console.token"
+    token.write_text(keys.add("console", browse=("",)))
+    async with running_broker(tmp_path / "data") as url:
+        arguments = ["--listen", "127.0.0.1:0", "--server", url, "--token-file", str(token)]
+        pair = ["--tls-cert-file", str(files.server.cert), "--tls-key-file", str(files.server.key)]
+        with qmq_process("console", *arguments, *pair) as process:
+            assert process.stdout is not None
+            ready = (await asyncio.to_thread(process.stdout.readline)).decode()
+            assert ready.startswith("ready on https://127.0.0.1:")
+            browser = Browser(int(ready.rstrip("/\n").rpartition(":")[2]), tls=client_context(files))
+            reply = await browser.ask("POST", "/sign-in", {"token": ops}, form=True)
+            cookie = reply.headers["set-cookie"]
+            assert cookie.startswith("__Host-qmq=")
+            assert {"secure", "httponly", "samesite=strict", "path=/"} <= set(cookie.lower().split("; "))
+            assert reply.headers["strict-transport-security"] == "max-age=31536000"
+            session = await browser.get("/api/session")
+            assert (session["token"], session["admin"]) == ("ops", True)
+            own = f"https://127.0.0.1:{browser.port}"
+            browser.csrf = session["csrf"]
+            assert (await browser.ask("POST", "/sign-out", {}, origin=own)).status == 303
+            with pytest.raises(ssl.SSLCertVerificationError):
+                await Browser(browser.port, tls=ssl.create_default_context()).ask("GET", "/healthz")
+            process.send_signal(signal.SIGTERM)
+            assert await asyncio.to_thread(process.wait, 60) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (["--tls-cert-file", "{cert}"], "give --tls-cert-file and --tls-key-file, or none of them"),
+        (["--tls-cert-file", "{cert}", "--tls-key-file", "{cert}"], "cannot be used"),
+        (["--tls-cert-file", "{cert}", "--tls-key-file", "/nowhere"], "cannot be used"),
+    ],
+)
+def test_a_certificate_that_cannot_be_used_is_wrong_usage(arguments: list[str], error: str, tmp_path: Path) -> None:
+    cert = TlsFilesOfTests.make(tmp_path).server.cert
+    done = qmq("console", "--listen", "127.0.0.1:0", *(text.format(cert=cert) for text in arguments))
+    assert done.exit_code == 2
+    assert error in done.stderr
 
 
 async def test_a_broker_goes_and_comes_back(tmp_path: Path) -> None:

@@ -9,10 +9,10 @@ import click
 
 from qmq.cli.common.connect import run, server_option
 from qmq.daemon.log_format import log_to_stderr
-from qmq.errors import InvalidOption, QmqError
+from qmq.errors import InvalidOption, UsageError
 
 
-class MissingExtra(QmqError):
+class MissingExtra(UsageError):
     """The packages of the extra ``qmq[console]`` are not installed."""
 
     code = "missing_extra"
