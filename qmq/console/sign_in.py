@@ -212,8 +212,12 @@ class Sessions:
                 if is_bearer and name in self._sessions:  # made while this one waited
                     return name, self._sessions[name]
                 session = UserSession(self._url, token)
-                await session.refresh()
-                session.client  # noqa: B018  # raises where no broker has answered
+                try:
+                    await session.refresh()
+                    session.client  # noqa: B018  # raises where no broker has answered
+                except BaseException:  # a request that is cancelled, too: nobody else knows this session
+                    await session.close()
+                    raise
         except (Unauthorized, InvalidOption) as error:
             delay = self._failed.failed(address, time.monotonic())
             log.warning("sign-in from %s failed", address)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 from collections.abc import AsyncIterator
@@ -12,7 +13,7 @@ import pytest
 from starlette.routing import Route
 
 import qmq
-from qmq.console.sign_in import FREE_FAILURES, MOST_DELAY, RIGHTS_SECONDS, FailedSignIns, local_path
+from qmq.console.sign_in import FREE_FAILURES, MOST_DELAY, RIGHTS_SECONDS, FailedSignIns, Sessions, local_path
 from tests.broker_process import running_broker
 from tests.console.consoles import Browser, Reply, RunningConsole, running_console
 from tests.daemon.test_token_file import Keys
@@ -187,6 +188,40 @@ async def test_a_revoked_token_ends_its_session(tmp_path: Path, monkeypatch: pyt
                 assert reply.status in (200, 503)
         admin = Browser(console.port)
         await admin.sign_in(ops)
+
+
+async def test_a_sign_in_that_is_cancelled_leaves_no_client_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, closed = asyncio.Event(), list[qmq.Client]()
+
+    async def never(admin: object) -> None:
+        asked.set()
+        await asyncio.Event().wait()
+
+    async def close(client: qmq.Client) -> None:
+        closed.append(client)
+        await original(client)
+
+    original = qmq.Client.close
+    async with guarded_console(tmp_path, monkeypatch) as (console, _, ops, url):
+        await console.app.state.watch.newer_than(0)
+        sessions: Sessions = console.app.state.sessions
+        async with qmq.connect(url, token=ops) as client:
+            before = (await client.admin.stats())[0].connections
+            with monkeypatch.context() as patch:
+                patch.setattr(type(client.admin), "rights", never)
+                patch.setattr(qmq.Client, "close", close)
+                task = asyncio.create_task(sessions.sign_in(ops, "127.0.0.1"))
+                await asked.wait()
+                assert (await client.admin.stats())[0].connections == before + 1
+                task.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+                assert len(closed) == 1
+            async with asyncio.timeout(30):
+                while (await client.admin.stats())[0].connections > before:
+                    pass
 
 
 def test_failures_of_one_address_are_answered_later_and_later() -> None:
