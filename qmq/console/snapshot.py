@@ -94,7 +94,9 @@ class Snapshot:
     """All brokers at one moment. ``number`` counts snapshots from 1; ``at`` is by this machine's clock.
 
     ``brokers`` are those that answered; ``away`` has the others by address. ``groups`` are in the order of their names.
-    Rates are in messages a second since the snapshot before (0 in the first one).
+    Rates are in messages a second since the snapshot before (0 in the first one). ``ready``, ``in_flight``,
+    ``in_retry`` and ``dead`` are the counts of all groups together: a message counts once for each group. ``oldest`` is
+    when the oldest message was stored that is ready, in flight or in retry in a group; None without any.
     """
 
     number: int
@@ -107,31 +109,11 @@ class Snapshot:
     delivered_rate: float = 0.0
     acked_rate: float = 0.0
     failed_rate: float = 0.0
-
-    @property
-    def ready(self) -> int:
-        """The count of messages that wait, each once for each group."""
-        return sum(group.ready for group in self.groups.values())
-
-    @property
-    def in_flight(self) -> int:
-        """The count of messages that consumers have, without a disposition yet."""
-        return sum(group.in_flight for group in self.groups.values())
-
-    @property
-    def in_retry(self) -> int:
-        """The count of failed messages that wait for their next attempt."""
-        return sum(group.in_retry for group in self.groups.values())
-
-    @property
-    def dead(self) -> int:
-        """The count of dead letters."""
-        return sum(group.dead for group in self.groups.values())
-
-    @property
-    def oldest(self) -> datetime | None:
-        """When the oldest message was stored that is ready, in flight or in retry in a group; None without any."""
-        return _earliest(group.oldest for group in self.groups.values())
+    ready: int = 0
+    in_flight: int = 0
+    in_retry: int = 0
+    dead: int = 0
+    oldest: datetime | None = None
 
     def behind(self) -> list[GroupNow]:
         """Return the groups whose messages wait, the one with the oldest message first."""
@@ -174,17 +156,23 @@ def make_snapshot(
                 known.received_rate + rate,
             )
             received_rate += rate
+    groups = {name: _merged(name, rows[name]) for name in sorted(rows)}
     return Snapshot(
         number=number,
         at=at,
         brokers=tuple(brokers),
         away=dict(away),
-        groups={name: _merged(name, rows[name]) for name in sorted(rows)},
+        groups=groups,
         subjects=tuple(families[name] for name in sorted(families)),
         received_rate=received_rate,
         delivered_rate=totals[0],
         acked_rate=totals[1],
         failed_rate=totals[2],
+        ready=sum(group.ready for group in groups.values()),
+        in_flight=sum(group.in_flight for group in groups.values()),
+        in_retry=sum(group.in_retry for group in groups.values()),
+        dead=sum(group.dead for group in groups.values()),
+        oldest=_earliest(group.oldest for group in groups.values()),
     )
 
 
