@@ -1,6 +1,6 @@
 """JSON under /api: what the pages show, and the changes that they make.
 
-Each endpoint is a function of the request and of its checked query or body, which the pages call as well. The broker
+Each endpoint is a function of the request and of its checked query or body. The broker
 checks each call against the user's token; the right that an endpoint names is looked at beforehand, so that a change is
 refused before anything of it is read. What destroys or repeats many messages wants their count with it, which a person
 has typed.
@@ -303,7 +303,7 @@ async def overview(request: Request, asked: Asked) -> dict[str, Any]:
                 "broker": stats.broker, "version": stats.version, "started_at": stats.started_at,
                 "uptime": stats.uptime, "connections": stats.connections, "log_bytes": stats.log_bytes,
                 "disks": stats.disks, "damage": stats.damage, "checkpoint_age": stats.checkpoint_age,
-                "memory_bytes": stats.memory_bytes, "cpu": stats.cpu,
+                "memory_bytes": stats.memory_bytes, "cpu": stats.cpu, "archive": stats.archive,
             }
             for stats in snapshot.brokers
         ],
@@ -530,7 +530,7 @@ async def _check_letters(request: Request, name: str, asked: LetterChange) -> No
 def _check_count(typed: int | None, there: int, what: str) -> None:
     if typed != there:
         given = "no count was given" if typed is None else f"the count {typed:,} was given"
-        raise Conflict(f"nothing was done: there are {there:,} {what} now, and {given}; give the count of now")
+        raise Conflict(f"nothing was done: the count of {what} is {there:,} now, and {given}; give the one of now")
 
 
 async def resend(request: Request, asked: ResendRequest) -> dict[str, int]:

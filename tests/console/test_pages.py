@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from html import unescape
+from pathlib import Path
+from typing import Any
+
+import pytest
 
 import qmq
 import qmq.testing
-from qmq.console.pages.formats import counted, short_age
+from qmq.console.pages.formats import counted, short_age, size_text
+from qmq.daemon import file_survey
+from tests.broker_process import running_broker
+from tests.cli.commands import qmq_process
 from tests.console.consoles import Browser, running_console
 
 HTML = "<script>alert('x')</script><b>\"&"
@@ -64,6 +72,12 @@ def number(text: str, label: str) -> str:
     return found[1]
 
 
+def marked(text: str) -> str:
+    """Return where the entry of the menu leads that a page marks as its own."""
+    (found,) = re.findall(r'<a href="([^"]*)" aria-current="page">', text)
+    return str(found)
+
+
 async def changed(browser: Browser, path: str, **fields: str) -> tuple[int, str]:
     reply = await browser.ask("POST", path, fields, form=True, accept="text/html")
     return reply.status, reply.headers.get("location") or unescape(reply.body.decode())
@@ -91,6 +105,8 @@ async def test_each_page_shows_what_is_there_and_html_as_text() -> None:
         assert "00000000  7b" in await page(browser, f"/messages/{ids[2]}?body=hex")
         dead = await page(browser, "/groups/billing/dead")
         assert dead.count('name="id"') == 2
+        assert marked(dead) == "/dead"
+        assert [marked(one) for one in (shown, group, message)] == ["/", "/groups", "/find"]
         assert "2 dead letters in 1 group<" in await page(browser, "/dead")
         assert "Settings (" in await page(browser, "/brokers")
         await page(browser, "/nothing", 404)
@@ -112,6 +128,8 @@ async def test_a_change_is_made_after_a_second_click_and_for_many_messages_with_
         assert (status, "1 dead letter of billing is handed out again" in text, await letters()) == (200, True, 2)
         status, where = await changed(browser, f"{dead}/redrive", id=ids[2], sure="1")
         assert (status, where, await letters()) == (303, f"{dead}?done=redriven&count=1", 1)
+        assert "A dead letter is handed out again." in await page(browser, where)
+        assert "1,000 dead letters are handed out again." in await page(browser, f"{dead}?done=redriven&count=1000")
         status, text = await changed(browser, f"{dead}/delete", all="1", sure="1", typed="7")
         assert (status, "Nothing was done" in text, await letters()) == (409, True, 1)
         status, where = await changed(browser, f"{dead}/delete", all="1", sure="1", typed="1")
@@ -143,6 +161,53 @@ async def test_a_delayed_message_is_cancelled() -> None:
         assert (await changed(browser, f"/messages/{receipt.id}/cancel"))[0] == 200
         status, where = await changed(browser, f"/messages/{receipt.id}/cancel", sure="1")
         assert (status, where) == (303, f"/messages/{receipt.id}?done=cancelled")
+
+
+async def test_an_archive_is_behind_until_it_runs_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file_survey, "REST_US", 0)
+    monkeypatch.setattr(file_survey, "REST_TIMES", 0)
+    async with running_broker(tmp_path / "data") as url, qmq.connect(url) as client, running_console(url) as console:
+        browser, watch = await console.browser(), console.app.state.watch
+
+        async def archive() -> qmq.ArchiveStats:
+            """Archive all that is stored; return what the broker says of it."""
+            command = ["archive", str(tmp_path / "data"), "--to", str(tmp_path / "archive"), "--seal", "--server", url]
+            with qmq_process(*command) as process:
+                assert await asyncio.to_thread(process.wait, 60) == 0
+            return await stats(lambda found: found is not None and found.oldest is None)
+
+        async def stats(is_so: Callable[[qmq.ArchiveStats | None], bool]) -> Any:
+            while not is_so(found := (await watch.recent(0)).brokers[0].archive):
+                pass
+            return found
+
+        async def facts() -> tuple[str, str]:
+            """What the pages of the brokers and the overview say of the archive."""
+            found = re.search(r"<dt>Archive</dt><dd>([^<]*)<", await page(browser, "/brokers"))
+            row = re.search(r'<td data-label="Archive">([^<]*)<', await page(browser, "/"))
+            assert row is not None
+            return "" if found is None else found[1], row[1]
+
+        await client.send("shop.order", b"x" * 5_000)
+        await stats(lambda found: found is None)
+        assert await facts() == ("", "none")
+        first = await archive()
+        verified = f"{first.verified_at:%Y-%m-%d %H:%M:%S} UTC"
+        told, row = await facts()
+        assert (told.startswith("has all messages; a copy was verified last "), row) == (True, "has all messages")
+        assert told.endswith(f"s ago, {verified}")
+        await client.send("shop.order", b"y" * 5_000)
+        behind = await stats(lambda found: found is not None and found.oldest is not None)
+        assert behind.unarchived_bytes > 5_000
+        told, row = await facts()
+        lacks = f"it lacks {size_text(behind.unarchived_bytes)} in 1 segment; a copy was verified last "
+        assert f", since {behind.oldest:%Y-%m-%d %H:%M:%S} UTC: {lacks}" in told
+        assert (told.startswith("behind by "), told.endswith(verified)) == (True, True), told
+        assert row.startswith("behind by ")
+        shown = (await browser.get("/api/overview"))["brokers"][0]["archive"]
+        assert (shown["unarchived_bytes"], shown["unarchived_segments"]) == (behind.unarchived_bytes, 1)
+        assert (await archive()).verified_at >= first.verified_at
+        assert (await facts())[1] == "has all messages"
 
 
 async def test_an_empty_broker_has_pages_that_say_so() -> None:

@@ -22,11 +22,11 @@ def number(count: int, what: str = "", several: str = "") -> str:
 
 
 def size(count: int) -> str:
-    """Format a count of bytes: "512 bytes", "1.5 MiB", "12.3 GiB"."""
+    """Format a count of bytes: "1 byte", "512 bytes", "1.5 MiB", "12.3 GiB"."""
     for unit, least in (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if count >= least:
             return f"{count / least:,.1f} {unit}"
-    return f"{count} bytes"
+    return number(count, "byte")
 
 
 def age(seconds: float) -> str:

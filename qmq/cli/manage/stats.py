@@ -113,8 +113,8 @@ def _pairs(stats: BrokerStats) -> list[tuple[str, str]]:
     pairs = [
         ("broker", f"[bold]{stats.broker}[/]"),
         ("up", f"{age(stats.uptime)}, {number(stats.connections, 'connection')}"),
-        ("received", f"{number(stats.received)} messages, {size(stats.received_bytes)}"),
-        ("handed out", f"{number(stats.handed_messages)} messages, {size(stats.handed_bytes)}"),
+        ("received", f"{_messages(stats.received)}, {size(stats.received_bytes)}"),
+        ("handed out", f"{_messages(stats.handed_messages)}, {size(stats.handed_bytes)}"),
         ("acknowledged", number(totals.acked)),
         ("failed", failed),
         ("stored", f"{size(stats.log_bytes)} in {number(stats.segments, 'segment')}"),
@@ -143,6 +143,10 @@ def _pairs(stats: BrokerStats) -> list[tuple[str, str]]:
     if not behind:
         pairs.append(("behind", "no group"))
     return pairs
+
+
+def _messages(count: int) -> str:
+    return f"{number(count)} {'message' if count == 1 else 'messages'}"
 
 
 def _archive_pairs(stats: BrokerStats) -> list[tuple[str, str]]:

@@ -26,16 +26,17 @@ _ENVIRONMENT: Final = jinja2.Environment(
 _ENVIRONMENT.filters.update(FILTERS)
 _ENVIRONMENT.filters["segment"] = lambda name: quote(str(name), safe="@")
 
-#: What was just done, by the word that a redirect has for it; a page shows no text that a link brings.
-_DONE: Final = {
-    "set": "The settings are changed.",
-    "sought": "The group is moved.",
-    "deleted": "The group is deleted.",
-    "redriven": "{count} dead letters are handed out again.",
-    "removed": "{count} dead letters are deleted.",
-    "resent": "{count} deliveries of the message are under way.",
-    "cancelled": "The message is cancelled.",
-    "late": "It is too late: the message was delivered already.",
+#: What was just done, by the word that a redirect has for it, to one message and to several; a page shows no text that
+#: a link brings.
+_DONE: Final[dict[str, tuple[str, ...]]] = {
+    "set": ("The settings are changed.",),
+    "sought": ("The group is moved.",),
+    "deleted": ("The group is deleted.",),
+    "redriven": ("A dead letter is handed out again.", "{count} dead letters are handed out again."),
+    "removed": ("A dead letter is deleted.", "{count} dead letters are deleted."),
+    "resent": ("One group gets the message again.", "{count} groups get the message again."),
+    "cancelled": ("The message is cancelled.",),
+    "late": ("It is too late: the message was delivered already.",),
 }
 
 
@@ -45,7 +46,7 @@ def render(request: Request, template: str, *, status: int = 200, **values: Any)
     snapshot = request.app.state.watch.latest
     page = _ENVIRONMENT.get_template(template).render(
         request=request,
-        path=request.url.path,
+        menu=_menu(request.url.path),
         session=session,
         may_admin=session is not None and session.may("admin"),
         may_browse=session is not None and session.may("browse"),
@@ -73,7 +74,16 @@ def with_query(request: Request, **changed: object) -> str:
     return "?" + urlencode({name: value for name, value in kept.items() if changed.get(name, "") is not None})
 
 
+def _menu(path: str) -> str:
+    """Return the path of the page in the menu that a page belongs to."""
+    parts = path.strip("/").split("/")
+    if parts[0] == "groups" and parts[2:3] == ["dead"]:
+        return "/dead"
+    return "/find" if parts[0] == "messages" else f"/{parts[0]}"
+
+
 def _done(request: Request) -> str:
-    text = _DONE.get(request.query_params.get("done", ""), "")
+    texts = _DONE.get(request.query_params.get("done", ""), ("",))
     count = request.query_params.get("count", "")
-    return text.format(count=f"{int(count):,}" if count.isdecimal() and len(count) < 16 else "Some")
+    number = int(count) if count.isdecimal() and len(count) < 16 else None
+    return texts[0 if number == 1 else -1].format(count="Some" if number is None else f"{number:,}")

@@ -21,7 +21,7 @@ from starlette.staticfiles import StaticFiles
 
 from qmq import Client, DeadLetter, GroupInfo, SubjectInfo
 from qmq.console.history import Columns
-from qmq.console.pages.formats import age_text, shown_body
+from qmq.console.pages.formats import age_text, counted, shown_body
 from qmq.console.pages.plots import backlog_plot, oldest_plot, rate_plot
 from qmq.console.pages.render import FOLDER, render
 from qmq.console.replies import error_reply, failure_reply
@@ -360,8 +360,9 @@ async def post_delete(request: Request) -> Response:
     infos = await _client(request).admin.groups(name)
     dead_count, ready = sum(info.dead for info in infos), sum(info.ready for info in infos)
     text = (
-        f"The group {name} is deleted with its cursors, retries and {dead_count:,} dead letters; {ready:,} messages "
-        "are ready. Stored messages stay. A consumer that joins later makes the group anew."
+        f"The group {name} is deleted with its cursors, retries and {counted(dead_count, 'dead letter')}; "
+        f"{counted(ready, 'message')} {'is' if ready == 1 else 'are'} ready. Stored messages stay. A consumer that "
+        "joins later makes the group anew."
     )
     count = dead_count or None
     if not _is_sure(request) or (count is not None and not _is_typed(request, count)):
@@ -399,15 +400,17 @@ async def _change_dead(request: Request, action: str) -> Response:
     if _field(request, "all"):
         ids = []
         count = sum(info.dead for info in await admin.groups(name))
-        subject = f"All {count:,} dead letters of {name}"
+        subject = f"All {count:,} dead letters of {name}" if count != 1 else f"The only dead letter of {name}"
     else:
         count = len(ids)
-        subject = f"{count:,} dead letter{'s' if count > 1 else ''} of {name}"
+        subject = f"{counted(count, 'dead letter')} of {name}"
     is_redrive = action == "redrive"
-    effect = "handed out again, as if for the first time" if is_redrive else "deleted; this group never gets them again"
+    effect = "handed out again, as if for the first time"
+    if not is_redrive:
+        effect = f"deleted; this group never gets {'it' if count == 1 else 'them'} again"
     ask: dict[str, Any] = {
         "title": f"{'Redrive' if is_redrive else 'Delete'} dead letters",
-        "text": f"{subject} are {effect}." if count != 1 or not ids else f"{subject} is {effect}.",
+        "text": f"{subject} {'is' if count == 1 else 'are'} {effect}.",
         "button": f"{'Redrive' if is_redrive else 'Delete'} {count:,}",
         "back": back,
         "count": count if _field(request, "all") else None,
