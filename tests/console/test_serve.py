@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import http.client
+import json
 import signal
 import ssl
 import subprocess
@@ -113,6 +114,18 @@ def test_without_the_extra_it_says_how_to_install_it(package: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == f"qmq: the console needs {package}: pip install 'qmq[console]'\n"
+
+
+def test_a_variable_sets_the_format_of_its_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QMQ_LOG_FORMAT", "json")
+    with qmq_process("console", "--listen", "127.0.0.1:0", "--server", "qmq://127.0.0.1:1") as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith(b"ready on http://127.0.0.1:")
+        assert process.stderr is not None
+        line = json.loads(process.stderr.readline())
+        assert line["message"].startswith("showing qmq://127.0.0.1:1 on http://127.0.0.1:")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
 
 
 async def test_by_tls_of_its_own_its_cookies_are_secure(tmp_path: Path) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 from qmq.settings import load
@@ -54,13 +56,29 @@ def test_the_last_stage_is_not_of_root() -> None:
 
 def test_it_serves_with_its_settings_where_it_says() -> None:
     settings = load(None, environment=environment())
-    (port,) = instructions("EXPOSE")
+    port, _ = instructions("EXPOSE")[0].split()
     (volume,) = instructions("VOLUME")
     assert settings.listen == f"0.0.0.0:{port}"
     assert settings.data_dir.parent == Path(volume)
     assert settings.log_format == "json"
     command = [word for name in ("ENTRYPOINT", "CMD") for word in json.loads(instructions(name)[-1])]
     assert command == ["qmq", "serve"]
+
+
+def test_it_has_what_the_console_needs_and_runs_it_where_it_says() -> None:
+    (extras,) = {extra for line in instructions("RUN") for extra in re.findall(r"'\.\[([\w,]+)\]'", line)}
+    assert "console" in extras.split(",")
+    known = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
+    assert set(extras.split(",")) <= set(known)
+    _, port = instructions("EXPOSE")[0].split()
+    assert environment()["QMQ_CONSOLE_LISTEN"] == f"0.0.0.0:{port}"
+    (program,) = json.loads(instructions("ENTRYPOINT")[-1])
+    variables = {**os.environ, **environment(), "QMQ_TOKEN": ""}
+    done = subprocess.run(
+        [BIN / program, "console"], env=variables, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"all who reach 0.0.0.0:{port}, and let them change it: it has no token" in done.stderr
 
 
 def test_its_healthcheck_tells_whether_a_broker_is_there(tmp_path: Path) -> None:

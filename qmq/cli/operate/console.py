@@ -32,9 +32,13 @@ class MissingExtra(UsageError):
     help="PEM file with its key. Also from QMQ_CONSOLE_TLS_KEY_FILE.",
 )  # fmt: skip
 @click.option(
-    "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info", show_default=True
-)
-@click.option("--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True)
+    "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), envvar="QMQ_LOG_LEVEL", default="info",
+    show_default=True, help="Also from QMQ_LOG_LEVEL.",
+)  # fmt: skip
+@click.option(
+    "--log-format", type=click.Choice(["text", "json"]), envvar="QMQ_LOG_FORMAT", default="text", show_default=True,
+    help="Also from QMQ_LOG_FORMAT.",
+)  # fmt: skip
 @server_option
 def console(
     listen: str,
