@@ -174,7 +174,8 @@ async def test_an_archive_is_behind_until_it_runs_again(tmp_path: Path, monkeypa
             command = ["archive", str(tmp_path / "data"), "--to", str(tmp_path / "archive"), "--seal", "--server", url]
             with qmq_process(*command) as process:
                 assert await asyncio.to_thread(process.wait, 60) == 0
-            return await stats(lambda found: found is not None and found.oldest is None)
+            found: qmq.ArchiveStats = await stats(lambda found: found is not None and found.oldest is None)
+            return found
 
         async def stats(is_so: Callable[[qmq.ArchiveStats | None], bool]) -> Any:
             while not is_so(found := (await watch.recent(0)).brokers[0].archive):
