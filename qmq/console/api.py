@@ -11,16 +11,16 @@ from __future__ import annotations
 import base64
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from itertools import count
 from typing import Annotated, Any, Final, Literal, NamedTuple, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictInt, ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from qmq import BrokerInfo, BrokersMissed, ConsumerInfo, DeadLetter, GroupInfo, StoredMessage
+from qmq import BrokerInfo, BrokersMissed, Client, ConsumerInfo, DeadLetter, GroupInfo, StoredMessage
 from qmq.console.events import shown_group, shown_totals
 from qmq.console.history import History
 from qmq.console.openapi import document
@@ -30,6 +30,7 @@ from qmq.console.snapshot import Snapshot
 from qmq.console.watch import FAST_SECONDS, Watch
 from qmq.durations import seconds_of
 from qmq.errors import Forbidden, InvalidOption
+from qmq.net.client.group_settings import ChangedSettings
 
 T = TypeVar("T")
 
@@ -42,7 +43,7 @@ MOST_SKIPPED: Final = 100_000
 #: A page shows what is no older, in seconds: twice the time between two snapshots.
 _RECENT_SECONDS: Final = 2 * FAST_SECONDS
 #: A search ends after so many seconds, and says where to go on.
-_SEARCH_SECONDS: Final = 5.0
+SEARCH_SECONDS: Final = 5.0
 
 
 # --- what an endpoint takes ------------------------------------------------------------------------------------------
@@ -60,13 +61,21 @@ def _none_if_empty(value: object) -> object:
 
 
 def _time(value: object) -> object:
-    """Return a time: one with its zone, or how long ago, such as 2h."""
+    """Return a time: one with its zone, or how long ago, such as 2h. Raises InvalidOption."""
     if not isinstance(value, str) or not value.strip():
         return None if value == "" else value
     try:
-        return datetime.fromisoformat(value)
+        at = datetime.fromisoformat(value)
     except ValueError:
-        return datetime.fromtimestamp(datetime.now(UTC).timestamp() - seconds_of("time", value), UTC)
+        at = None
+    if at is None:
+        try:
+            return datetime.now(UTC) - timedelta(seconds=seconds_of("time", value))
+        except OverflowError:
+            raise InvalidOption(f"{value!r:.80} ago is no time: it is before the year 1") from None
+    if at.tzinfo is None:
+        raise InvalidOption(f"the time {value!r:.80} has no zone; give it as 2026-01-31T12:30Z")
+    return at
 
 
 Texts = Annotated[list[str], BeforeValidator(_texts)]
@@ -131,7 +140,7 @@ class SettingsChange(Asked):
 class SeekTo(Asked):
     """Where a group goes: "first", "new", a time or a sequence."""
 
-    to: str | int
+    to: str | StrictInt
     clear_retries: bool = False
 
 
@@ -385,7 +394,7 @@ async def messages(request: Request, asked: MessageSearch) -> Found:
         contains=asked.contains,
         newest=asked.newest,
         limit=asked.limit,
-        stop_after=_SEARCH_SECONDS,
+        stop_after=SEARCH_SECONDS,
         cursor=asked.cursor,
     )
     rows = [shown_message(message, 1 << 10) async for message in finder]
@@ -479,6 +488,9 @@ def shown_message(found: StoredMessage, most: int = MOST_BODY) -> MessageAnswer:
 async def set_group(request: Request, asked: SettingsChange) -> dict[str, Any]:
     """Change settings of a group, or the names that it follows; give all of them."""
     name = _group_name(request)
+    known = ChangedSettings.__annotations__
+    if unknown := sorted(asked.settings.keys() - known.keys()):
+        raise InvalidOption(f"a group has no setting {unknown[0]!r:.80}; it has {', '.join(known)}")
     return await session_of(request).client.admin.set_group(name, follows=asked.follows, **asked.settings)
 
 
@@ -520,11 +532,15 @@ async def _check_letters(request: Request, name: str, asked: LetterChange) -> No
         if not asked.ids:
             raise InvalidOption("give the ids of dead letters, or all with their count")
         return
-    client = session_of(request).client
-    rows = await client.admin.groups(name)
+    _check_count(asked.count, await dead_count(session_of(request).client, name), "dead letters")
+
+
+async def dead_count(client: Client, group: str) -> int:
+    """Return how many dead letters a group has at all brokers. Raises BrokersMissed if one does not answer."""
+    rows = await client.admin.groups(group)
     if client.admin.missed:
         raise BrokersMissed(f"nothing was done: no answer from {', '.join(client.admin.missed)}; try again")
-    _check_count(asked.count, sum(row.dead for row in rows), "dead letters")
+    return sum(row.dead for row in rows)
 
 
 def _check_count(typed: int | None, there: int, what: str) -> None:
@@ -603,7 +619,7 @@ def checked(kind: type[Asked], values: dict[str, Any]) -> Any:
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(map(str, first["loc"])) or "the request"
-        raise InvalidOption(f"{where}: {first['msg']}") from None
+        raise InvalidOption(f"{where}: {first.get('ctx', {}).get('error', first['msg'])}") from None
 
 
 def routes() -> list[Route]:

@@ -64,7 +64,7 @@ def make_app(servers: str, *, is_secure: bool = False, sources: Sequence[StatsSo
             Middleware(CheckedChanges),
         ],
         exception_handlers={
-            QmqError: _failed, TimeoutError: _failed, HTTPException: _http_error, Exception: _unexpected,
+            QmqError: _failed, OSError: _failed, HTTPException: _http_error, Exception: _unexpected,
         },
         lifespan=lifespan,
     )  # fmt: skip

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Any, Final
@@ -20,23 +20,20 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from qmq import Client, DeadLetter, GroupInfo, SubjectInfo
+from qmq.console.api import SEARCH_SECONDS, dead_count, download
 from qmq.console.history import Columns
 from qmq.console.pages.formats import age_text, counted, shown_body
 from qmq.console.pages.plots import backlog_plot, oldest_plot, rate_plot
 from qmq.console.pages.render import FOLDER, render
-from qmq.console.replies import error_reply, failure_reply
+from qmq.console.replies import error_reply
 from qmq.console.snapshot import GroupNow
-from qmq.errors import BrokersMissed, InvalidOption, QmqError, UnknownGroup, UnknownMessage
-
-View = Callable[[Request], Awaitable[Response]]
+from qmq.errors import BrokersMissed, InvalidOption, UnknownGroup, UnknownMessage
 
 #: Rows of one page.
 ROWS: Final = 50
 #: Subjects and dead letters that one request looks at; the page says so where there are more.
 _MOST_SUBJECTS: Final = 20_000
 _MOST_LETTERS: Final = 2_000
-#: Seconds of one search; the page offers to go on.
-_SEARCH_SECONDS: Final = 5
 _HOUR: Final = 3600
 #: Groups that the overview shows.
 _SHOWN_GROUPS: Final = 12
@@ -70,38 +67,26 @@ def routes() -> list[Route | Mount]:
     """Return the routes of all pages, of their forms, and of styles and scripts."""
     return [
         Mount("/static", StaticFiles(directory=FOLDER / "static"), name="static"),
-        Route("/", _page(overview)),
-        Route("/sign-in", _page(sign_in)),
-        Route("/groups", _page(groups)),
-        Route("/groups/{name}", _page(group)),
-        Route("/groups/{name}/dead", _page(dead_letters)),
-        Route("/groups/{name}/set", _page(post_set), methods=["POST"]),
-        Route("/groups/{name}/seek", _page(post_seek), methods=["POST"]),
-        Route("/groups/{name}/delete", _page(post_delete), methods=["POST"]),
-        Route("/groups/{name}/dead/redrive", _page(post_redrive), methods=["POST"]),
-        Route("/groups/{name}/dead/delete", _page(post_delete_dead), methods=["POST"]),
-        Route("/subjects", _page(subjects)),
-        Route("/subjects/{name}", _page(subject)),
-        Route("/find", _page(find)),
-        Route("/messages/{id}", _page(message)),
-        Route("/messages/{id}/body", _page(body)),
-        Route("/messages/{id}/resend", _page(post_resend), methods=["POST"]),
-        Route("/messages/{id}/cancel", _page(post_cancel), methods=["POST"]),
-        Route("/dead", _page(dead)),
-        Route("/brokers", _page(brokers)),
+        Route("/", overview),
+        Route("/sign-in", sign_in),
+        Route("/groups", groups),
+        Route("/groups/{name}", group),
+        Route("/groups/{name}/dead", dead_letters),
+        Route("/groups/{name}/set", post_set, methods=["POST"]),
+        Route("/groups/{name}/seek", post_seek, methods=["POST"]),
+        Route("/groups/{name}/delete", post_delete, methods=["POST"]),
+        Route("/groups/{name}/dead/redrive", post_redrive, methods=["POST"]),
+        Route("/groups/{name}/dead/delete", post_delete_dead, methods=["POST"]),
+        Route("/subjects", subjects),
+        Route("/subjects/{name}", subject),
+        Route("/find", find),
+        Route("/messages/{id}", message),
+        Route("/messages/{id}/body", download),
+        Route("/messages/{id}/resend", post_resend, methods=["POST"]),
+        Route("/messages/{id}/cancel", post_cancel, methods=["POST"]),
+        Route("/dead", dead),
+        Route("/brokers", brokers),
     ]
-
-
-def _page(view: View) -> View:
-    """Return the view with the errors of QMQ as pages."""
-
-    async def checked(request: Request) -> Response:
-        try:
-            return await view(request)
-        except (QmqError, OSError) as error:
-            return failure_reply(request, error)
-
-    return checked
 
 
 def _client(request: Request) -> Client:
@@ -134,20 +119,18 @@ async def overview(request: Request) -> Response:
     await _fresh(request)
     snapshot = request.app.state.watch.latest
     seen = _groups(request)
-    behind = sorted(
-        (group for group in seen if group.oldest is not None), key=lambda group: -group.oldest_age(snapshot.at)
-    )
-    stuck = [group for group in behind if not _is_at_work(group, snapshot.at)]
+    behind = [group for group in seen if group.oldest is not None]
+    at_work = {group.name: _is_at_work(group, snapshot.at) for group in behind}
+    behind.sort(key=lambda group: (at_work[group.name], -group.oldest_age(snapshot.at)))
     columns: Columns = request.app.state.history.columns(None, _HOUR)
     is_whole = request.state.session.sees_all
     return render(
         request,
         "overview.html",
-        behind=(stuck + [group for group in behind if group not in stuck])[:_SHOWN_GROUPS] if len(behind) < 500
-        else behind[:_SHOWN_GROUPS],
+        behind=behind[:_SHOWN_GROUPS],
         behind_count=len(behind),
-        stuck_count=len(stuck),
-        at_work=lambda group: _is_at_work(group, snapshot.at),
+        stuck_count=sum(not is_so for is_so in at_work.values()),
+        at_work=lambda group: at_work[group.name],
         group_count=len(seen),
         ready=sum(group.ready for group in seen),
         in_flight=sum(group.in_flight for group in seen),
@@ -349,9 +332,9 @@ def _time_of(text: str) -> datetime | None:
         return None
     try:
         at = datetime.fromisoformat(text)
-    except ValueError:
+        return at.replace(tzinfo=UTC) if at.tzinfo is None else at.astimezone(UTC)
+    except (ValueError, OverflowError):
         raise InvalidOption(f"{text!r:.80} is no time; give it as 2026-01-31T12:30") from None
-    return at.replace(tzinfo=UTC) if at.tzinfo is None else at.astimezone(UTC)
 
 
 async def post_delete(request: Request) -> Response:
@@ -399,7 +382,7 @@ async def _change_dead(request: Request, action: str) -> Response:
         raise InvalidOption("no dead letter is chosen; go back and choose some, or all")
     if _field(request, "all"):
         ids = []
-        count = sum(info.dead for info in await admin.groups(name))
+        count = await dead_count(_client(request), name)
         subject = f"All {count:,} dead letters of {name}" if count != 1 else f"The only dead letter of {name}"
     else:
         count = len(ids)
@@ -557,7 +540,7 @@ async def _found(request: Request, **terms: Any) -> dict[str, Any]:
     order = "oldest" if query.get("order") == "oldest" else "newest"
     finder = _client(request).find(
         since=_time_of(query.get("since", "")), until=_time_of(query.get("until", "")), newest=order == "newest",
-        limit=ROWS, stop_after=_SEARCH_SECONDS, cursor=query.get("cursor") or None, **terms,
+        limit=ROWS, stop_after=SEARCH_SECONDS, cursor=query.get("cursor") or None, **terms,
     )  # fmt: skip
     return {
         "messages_found": [found async for found in finder], "cursor": finder.cursor, "progress": finder.progress,
@@ -586,13 +569,6 @@ def _steps(events: Any, stored_at: datetime | None) -> list[tuple[Any, str]]:
     times = [stored_at or (events[0].time if events else None), *(event.time for event in events)]
     gaps = [max(0.0, (then - before).total_seconds()) for before, then in pairwise(times)] if events else []
     return [(event, f"{gap * 1000:.0f}ms" if gap < 1 else age_text(gap)) for event, gap in zip(events, gaps)]  # noqa: B905
-
-
-async def body(request: Request) -> Response:
-    """Return the bytes of a body, to be saved."""
-    found = await _client(request).get(request.path_params["id"])
-    headers = {"content-disposition": f'attachment; filename="{found.id}.bin"'}
-    return Response(found.body, headers=headers, media_type="application/octet-stream")
 
 
 # --- brokers and sign-in ---------------------------------------------------------------------------------------------
