@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -36,6 +36,14 @@ class Shop:
     sent: list[str]
     rejected: list[str]
     delayed: str
+    consumer: qmq.Consumer
+
+    async def handed_out(self, count: int) -> list[qmq.Message]:
+        """Take so many messages as the consumer of billing."""
+        messages = list[qmq.Message]()
+        while len(messages) < count:
+            messages += await self.consumer.pull(max_count=count - len(messages), timeout=10)
+        return messages
 
     async def letters(self) -> set[str]:
         return {letter.id async for letter in self.client.admin.dead_letters("billing") if letter.id}
@@ -66,7 +74,7 @@ async def shop() -> AsyncIterator[Shop]:
                     at = now.number
                     watch.look()
                 rejected = [message.id for message in messages[ACKED : ACKED + REJECTED]]
-                yield Shop(console.port, client, sent, rejected, delayed.id)
+                yield Shop(console.port, client, sent, rejected, delayed.id, consumer)
 
 
 async def click(page: Page, name: str) -> None:
@@ -88,8 +96,12 @@ async def walk(page: Page, shop: Shop) -> AsyncIterator[str]:
     yield "a group"
     await page.locator(".numbers").get_by_role("link").click()
     yield "the dead letters of a group"
-    await page.locator("td.pick input").first.check()
+    await page.get_by_label("Choose all of this page").check()
+    assert await page.locator("td.pick input:checked").count() == REJECTED
+    await page.locator("td.pick input").first.uncheck()
+    await expect(page.get_by_label("Choose all of this page")).not_to_be_checked()
     await click(page, "Redrive the chosen…")
+    await expect(page.get_by_role("button", name=f"Redrive {REJECTED - 1}")).to_be_visible()
     yield "a question"
     await click(page, "Back, and change nothing")
     await page.locator("td a.mono").first.click()
@@ -162,13 +174,34 @@ async def test_a_message_is_found_by_its_key_and_redriven(chromium: Browser) -> 
         await click(page, "Redrive 1")
         await expect(page.get_by_role("status")).to_contain_text("A dead letter is handed out again")
         assert await at_work.letters() == set(at_work.rejected[1:])
-        await click(page, f"Delete all {REJECTED - 1}…")
-        button = page.get_by_role("button", name=f"Delete {REJECTED - 1}")
-        await expect(button).to_be_disabled()
-        await page.get_by_label(re.compile("Type 3")).fill("3")
-        await button.click()
+        await page.get_by_label(f"Choose {at_work.rejected[1]}").check()
+        await click(page, "Delete the chosen…")
+        await click(page, "Delete 1")
+        await expect(page.get_by_role("status")).to_contain_text("A dead letter is deleted")
+        left = set(at_work.rejected[2:])
+        assert await at_work.letters() == left
+        await change_all(page, "Redrive", len(left))
+        await expect(page.get_by_role("status")).to_contain_text("2 dead letters are handed out again")
+        assert await at_work.letters() == set()
+        redriven = await at_work.handed_out(1 + len(left))
+        assert {message.id for message in redriven} == {dead, *left}
+        for message in redriven:
+            await message.reject("again")
+        await page.goto("/groups/billing/dead")
+        await change_all(page, "Delete", len(redriven))
         await expect(page.get_by_role("status")).to_contain_text("3 dead letters are deleted")
         assert await at_work.letters() == set()
+
+
+async def change_all(page: Page, verb: str, count: int) -> None:
+    """Redrive or delete all dead letters, which asks for their count."""
+    await click(page, f"{verb} all {count}…")
+    button = page.get_by_role("button", name=f"{verb} {count}")
+    await expect(button).to_be_disabled()
+    await page.get_by_label(f"Type {count}").fill(str(count + 1))
+    await expect(button).to_be_disabled()
+    await page.get_by_label(f"Type {count}").fill(str(count))
+    await button.click()
 
 
 async def test_a_group_is_set_moved_and_deleted(chromium: Browser) -> None:
@@ -182,12 +215,33 @@ async def test_a_group_is_set_moved_and_deleted(chromium: Browser) -> None:
         await click(page, "Change")
         await expect(page.get_by_role("status")).to_have_text("The settings are changed.")
         assert (await admin.groups("billing"))[0].settings["max_attempts"] == 7
-        await page.get_by_text("Move the group to another place").click()
-        await page.get_by_label("behind the last message").check()
-        await click(page, "Move…")
-        await click(page, "Move the group")
-        await expect(page.get_by_role("status")).to_have_text("The group is moved.")
-        assert (await admin.groups("billing"))[0].in_flight == 0
+        await page.get_by_text("Change settings").click()
+        await page.locator('input[name="follows"]').fill(f"{SUBJECT}, mail.")
+        await page.locator('input[name="retry_delays"]').fill("1, 60")
+        await click(page, "Change…")
+        await click(page, "Change")
+        await expect(page.get_by_role("status")).to_have_text("The settings are changed.")
+        info = (await admin.groups("billing"))[0]
+        assert (list(info.follows), list(info.settings["retry_delays"])) == ([SUBJECT, "mail."], [1, 60])
+        now, hour = datetime.now(UTC), timedelta(hours=1)
+        for choice, at, ready in (
+            ("behind the last message", None, 0), ("the first stored message", None, SENT),
+            ("the messages stored since", now + hour, 0), ("the messages stored since", now - hour, SENT),
+        ):  # fmt: skip
+            place = f"{at:%Y-%m-%d %H:%M:%S} UTC" if at else "first message that is stored" if ready else choice
+            before = (await admin.groups("billing"))[0]
+            await page.get_by_text("Move the group to another place").click()
+            await page.get_by_label(choice).check()
+            if at is not None:
+                await page.get_by_label("Time (UTC)").fill(f"{at:%Y-%m-%dT%H:%M:%S}")
+            await click(page, "Move…")
+            await expect(page.locator(".ask")).to_contain_text(place)
+            assert (await admin.groups("billing"))[0].ready == before.ready
+            await click(page, "Move the group")
+            await expect(page.get_by_role("status")).to_have_text("The group is moved.")
+            moved = (await admin.groups("billing"))[0]
+            assert (moved.ready, moved.in_flight) == (ready, 0)
+        assert [message.id for message in await at_work.handed_out(SENT)] == at_work.sent
         await page.goto(f"/groups/{LONG}")
         await page.get_by_text("Delete the group").click()
         await click(page, "Delete…")
@@ -198,11 +252,25 @@ async def test_a_group_is_set_moved_and_deleted(chromium: Browser) -> None:
 
 async def test_a_message_is_resent_and_a_delayed_one_cancelled(chromium: Browser) -> None:
     async with shop() as at_work, window(chromium, at_work.port) as page:
-        await page.goto(f"/messages/{at_work.sent[0]}")
+        again = at_work.sent[0]
+        await page.goto(f"/messages/{again}")
         await page.get_by_label("To").select_option("billing")
         await click(page, "Resend…")
         await click(page, "Resend it")
         await expect(page.get_by_role("status")).to_contain_text("One group gets the message again")
+        (resent,) = await at_work.handed_out(1)
+        assert (resent.id, resent.attempt) == (again, 1)
+        await resent.ack()
+        async with at_work.client.subscribe("shop.", group=LONG) as other:
+            (first,) = await other.pull(max_count=1, timeout=10)
+            await first.ack()
+            await page.get_by_label("To").select_option("all groups that follow it")
+            await click(page, "Resend…")
+            await expect(page.locator(".ask")).to_contain_text("all groups that follow its subject (2)")
+            await click(page, "Resend it")
+            await expect(page.get_by_role("status")).to_contain_text("2 groups get the message again")
+            assert [message.id for message in await at_work.handed_out(1)] == [again]
+            assert [message.id for message in await other.pull(max_count=1, timeout=10)] == [again]
         await page.goto(f"/messages/{at_work.delayed}")
         await click(page, "Cancel it…")
         await click(page, "Cancel it")

@@ -66,11 +66,15 @@ for (const input of document.querySelectorAll("[data-typed]")) {
   check();
 }
 
-for (const all of document.querySelectorAll("[data-all]")) {
-  all.hidden = false;
-  all.addEventListener("change", () => {
-    for (const one of all.closest("form").querySelectorAll('input[name="id"]')) one.checked = all.checked;
-  });
+// Chooses all rows of a page, where the page has a box for that.
+for (const label of document.querySelectorAll("[data-all]")) {
+  const all = label.querySelector("input");
+  const rows = [...label.closest("form").querySelectorAll('input[name="id"]')];
+  const check = () => { all.checked = rows.length > 0 && rows.every((one) => one.checked); };
+  label.hidden = false;
+  all.addEventListener("change", () => { for (const one of rows) one.checked = all.checked; });
+  for (const one of rows) one.addEventListener("change", check);
+  check();
 }
 
 // "/" goes to the search of the page.
