@@ -19,6 +19,8 @@ from qmq.daemon import file_survey
 from tests.broker_process import running_broker
 from tests.cli.commands import qmq_process
 from tests.console.consoles import Browser, running_console
+from tests.console.made_up import at, broker_stats, group_stats
+from tests.console.test_watch import Scripted
 
 HTML = "<script>alert('x')</script><b>\"&"
 SUBJECT = "shop.order.created"
@@ -45,9 +47,9 @@ async def console_of_a_shop() -> AsyncIterator[tuple[Browser, qmq.Client, list[s
                     await message.ack()
                 for message in messages[2:4]:
                     await message.reject(HTML)
-                watch, at = console.app.state.watch, 0
-                while (snapshot := await watch.newer_than(at)).dead < 2 or snapshot.in_flight != 1:
-                    at = snapshot.number
+                watch, last = console.app.state.watch, 0
+                while (snapshot := await watch.newer_than(last)).dead < 2 or snapshot.in_flight != 1:
+                    last = snapshot.number
                     watch.look()
                 yield await console.browser(), client, ids
 
@@ -152,6 +154,19 @@ async def test_a_change_is_made_after_a_second_click_and_for_many_messages_with_
         assert (status, "is deleted with its cursors" in text) == (200, True)
         assert await changed(browser, "/groups/billing/delete", sure="1") == (303, "/groups?done=deleted")
         await page(browser, "/groups/billing", 404)
+
+
+async def test_a_stuck_group_comes_before_any_number_that_is_at_work(tmp_path: Path) -> None:
+    busy = [group_stats(f"busy-{n}", consumers=1, in_flight=1, oldest=at(-n)) for n in range(600)]
+    source = Scripted("a:1")
+    answer = broker_stats(1, *busy, group_stats("stuck", ready=1, oldest=at(0)), broker="a:1")
+    source.stats = lambda: asyncio.sleep(0, answer)  # type: ignore[method-assign]
+    async with running_broker(tmp_path) as url, running_console(url, [source]) as console:
+        text = await page(await console.browser(), "/")
+    rows = re.findall(r'<td data-label="Group" class="long"><a href="/groups/([^"]*)">', text)
+    assert rows[:3] == ["stuck", "busy-599", "busy-598"]
+    assert "1 of 601 groups needs a look" in text
+    assert "All 601 groups that are behind" in text
 
 
 async def test_a_delayed_message_is_cancelled() -> None:
