@@ -195,7 +195,7 @@ class _GroupRow(NamedTuple):
     failed_rate: float
 
 
-def _counts(counted: GroupStats | GroupTotals) -> _Handled:
+def _counts(counted: GroupTotals) -> _Handled:
     failed = counted.nacked + counted.rejected + counted.expired + counted.session_expired
     return _Handled(counted.delivered + counted.redelivered, counted.acked, failed)
 

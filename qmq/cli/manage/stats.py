@@ -59,7 +59,7 @@ _NESTED: Final[Fields[BrokerStats]] = {
     "disks": lambda stats: _rows(stats.disks),
     "durations": lambda stats: [{"name": name, **_times(one)} for name, one in stats.durations.items()],
     "subjects": lambda stats: _rows(stats.subjects),
-    "groups": lambda stats: _rows(stats.groups),
+    "groups": lambda stats: [{"name": group["name"], **group} for group in _rows(stats.groups)],
 }
 #: The most groups and names of subjects that are shown on a terminal.
 _MOST_SHOWN: Final = 10

@@ -97,8 +97,8 @@ STATS: Final = qmq.BrokerStats(
     ended=qmq.GroupTotals(*[0] * 9), broker="10.0.0.1:20881",
     groups=[
         qmq.GroupStats(
-            name, AGO, "reliable", ["shop."], 2, ready, ready < 9, oldest, 17, oldest, 5, AGO, 3, 0, 0, 0, MANY, 20,
-            MANY, 12, 1, 0, 4, 3, 3
+            MANY, 20, MANY, 12, 1, 0, 4, 3, 3, name, AGO, "reliable", ["shop."], 2, ready, ready < 9, oldest, 17,
+            oldest, 5, AGO, 3, 0, 0, 0
         )
         for name, ready, oldest in (("billing", MANY, AGO), (LONG, 5, AGO), ("idle", 0, None))
     ],

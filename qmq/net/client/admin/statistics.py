@@ -13,17 +13,34 @@ from qmq.net.client.producer.receipts import utc_from_us
 
 
 @dataclass(frozen=True, slots=True)
-class GroupStats:
-    """A group now, and counts of its messages since the broker's start.
+class GroupTotals:
+    """Counts of the messages of one or several groups since the broker's start.
+
+    ``delivered`` messages were handed out for the first time, ``redelivered`` ones again; ``nacked`` includes those at
+    their ack deadline; ``rejected`` does not include ``expired``; ``session_expired`` ones were in flight at a consumer
+    that fell silent; ``died`` became dead letters.
+    """
+
+    delivered: int
+    redelivered: int
+    acked: int
+    nacked: int
+    rejected: int
+    released: int
+    expired: int
+    session_expired: int
+    died: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupStats(GroupTotals):
+    """A group now, and the counts of its messages since the broker's start, as in GroupTotals.
 
     ``ready``, ``in_flight``, ``in_retry``, ``dead``, ``delayed``, ``skipped`` and ``filtered`` are as in GroupInfo.
     ``at`` is when this was true: some seconds ago where thousands of groups are busy.
     ``oldest``: when the oldest message that is not acknowledged (ready, in flight or in retry) was stored;
     ``in_retry_oldest``: the same of those in retry alone, of some of them where they are very many;
-    ``in_flight_since``: when the oldest pull that is not acknowledged got its messages. ``delivered`` messages were
-    handed out for the first time, ``redelivered`` ones again; ``nacked`` includes those at their ack deadline;
-    ``rejected`` does not include ``expired``; ``session_expired`` ones were in flight at a consumer that fell silent;
-    ``died`` became dead letters.
+    ``in_flight_since``: when the oldest pull that is not acknowledged got its messages.
     """
 
     name: str
@@ -42,30 +59,6 @@ class GroupStats:
     delayed: int
     skipped: int
     filtered: int
-    delivered: int
-    redelivered: int
-    acked: int
-    nacked: int
-    rejected: int
-    released: int
-    expired: int
-    session_expired: int
-    died: int
-
-
-@dataclass(frozen=True, slots=True)
-class GroupTotals:
-    """Counts of the messages of several groups since the broker's start, as in GroupStats."""
-
-    delivered: int
-    redelivered: int
-    acked: int
-    nacked: int
-    rejected: int
-    released: int
-    expired: int
-    session_expired: int
-    died: int
 
 
 @dataclass(frozen=True, slots=True)
