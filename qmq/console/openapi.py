@@ -58,7 +58,12 @@ def document(endpoints: Sequence[Described]) -> dict[str, Any]:
             "schemas": schemas,
             "securitySchemes": {
                 "token": {"type": "http", "scheme": "bearer", "description": "a token of the broker, NAME:SECRET"},
-                "cookie": {"type": "apiKey", "in": "cookie", "name": "qmq", "description": "of POST /sign-in"},
+                "cookie": {
+                    "type": "apiKey",
+                    "in": "cookie",
+                    "name": "qmq",
+                    "description": "of POST /sign-in; by TLS __Host-qmq",
+                },
             },
         },
     }

@@ -75,6 +75,48 @@ OF_GROUPS: Final = (
         ("tests/console/test_metrics.py",),
     ),
     Mutant(
+        "close the client of a sign-in that is cancelled",
+        "Sessions.sign_in",
+        skip("await session.close()"),
+        ("tests/console/test_sign_in.py",),
+    ),
+    Mutant(
+        "change nothing without the token of a page",
+        "security:_refusal",
+        never("not is_same and not session.is_bearer"),
+        ("tests/console/test_sign_in.py",),
+    ),
+    Mutant(
+        "change nothing for a page of another site",
+        "security:_refusal",
+        never("not _is_own_origin(request)"),
+        ("tests/console/test_sign_in.py",),
+    ),
+    Mutant(
+        "offer no change to a token that may only look",
+        "security:_refusal",
+        never("path not in NO_RIGHT and not session.may(needs)"),
+        ("tests/console/test_sign_in.py",),
+    ),
+    Mutant(
+        "change all dead letters only with their count of now",
+        "api:_check_count",
+        never("typed != there"),
+        ("tests/console/test_sign_in.py",),
+    ),
+    Mutant(
+        "answer no name of others where nobody signs in",
+        "KnownHost.__call__",
+        never("not is_loopback(host_of(request.headers.get('host', '')))"),
+        ("tests/console/test_serve.py",),
+    ),
+    Mutant(
+        "show nothing to a network where nobody signs in",
+        "check_listen",
+        never("not needs_token(parse_url(servers))"),
+        ("tests/console/test_serve.py",),
+    ),
+    Mutant(
         "begin the counts of statistics after what a start replays",
         "Broker.__init__",
         skip("ledger.counts.clear()"),
