@@ -1,7 +1,7 @@
-"""Takes the pictures of docs/console.md: ``python -m tests.console.browser.pictures DIR [SECONDS]``.
+"""Takes the pictures of docs/console.md: ``python -m tests.console.browser.pictures DIR [SECONDS [PAGE...]]``.
 
 A broker of its own works on orders for some SECONDS (30): one group keeps up, one rejects some messages, and one has a
-consumer that holds what it was given. Then every page is taken at 1,600 pixels, light, and at 400, dark.
+consumer that holds what it was given. Then every PAGE is taken at 1,600 pixels, light, and at 400, dark.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import asyncio
 import random
 import shutil
 import sys
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -68,8 +69,8 @@ async def _take(browser: Browser, port: int, paths: dict[str, str], to: Path) ->
         await context.close()
 
 
-async def main(to: Path, seconds: float) -> None:
-    """Take all pictures."""
+async def main(to: Path, seconds: float, pages: Collection[str] = ()) -> None:
+    """Take the pictures of some pages; of all, if none is named."""
     with qmq.testing.broker() as broker:
         async with qmq.connect(broker.url) as client, running_console(broker.url) as console:
             tasks = [
@@ -79,16 +80,18 @@ async def main(to: Path, seconds: float) -> None:
                 )
             ]  # fmt: skip
             end = asyncio.get_running_loop().time() + seconds
-            seen = 0
-            while asyncio.get_running_loop().time() < end:
-                console.app.state.watch.look()
-                seen = (await console.app.state.watch.newer_than(seen)).number
-            letters = [letter.id async for letter in client.admin.dead_letters("billing") if letter.id]
+            watch, letters = console.app.state.watch, list[str]()
+            while asyncio.get_running_loop().time() < end or not letters:
+                watch.look()
+                snapshot = await watch.newer_than(watch.latest.number)
+                if "billing" in snapshot.groups:
+                    letters = [letter.id async for letter in client.admin.dead_letters("billing") if letter.id]
             paths = {
                 "overview": "/", "groups": "/groups", "group": "/groups/ledger", "subjects": "/subjects",
                 "subject": "/subjects/shop.order.created", "find": "/find", "message": f"/messages/{letters[0]}",
                 "dead-letters": "/groups/billing/dead", "brokers": "/brokers",
             }  # fmt: skip
+            paths = {name: paths[name] for name in pages or paths}
             async with async_playwright() as playwright:
                 browser = await playwright.chromium.launch(
                     executable_path=shutil.which("chromium"), args=["--no-sandbox", "--disable-gpu"]
@@ -104,4 +107,4 @@ async def main(to: Path, seconds: float) -> None:
 
 if __name__ == "__main__":
     Path(sys.argv[1]).mkdir(parents=True, exist_ok=True)
-    asyncio.run(main(Path(sys.argv[1]), float(sys.argv[2]) if len(sys.argv) > 2 else 30))
+    asyncio.run(main(Path(sys.argv[1]), float(sys.argv[2]) if len(sys.argv) > 2 else 30, sys.argv[3:]))

@@ -14,6 +14,7 @@ from playwright.async_api import Browser, Page, expect
 import qmq
 import qmq.testing
 from tests.broker_process import running_broker
+from tests.console.browser import pictures
 from tests.console.browser.windows import assert_accessible, assert_fits, number, window
 from tests.console.consoles import running_console
 from tests.daemon.test_token_file import Keys
@@ -304,3 +305,11 @@ async def test_who_signs_in_with_a_token_does_what_it_may(
             await click(page, "Sign in")
             await page.goto("/groups/billing")
             await expect(page.get_by_text("Change settings")).to_be_visible()
+
+
+async def test_the_pictures_of_the_document_can_be_taken_again(tmp_path: Path) -> None:
+    await pictures.main(tmp_path, 0, ["message"])
+    for size in ("1600-light", "400-dark"):
+        taken = (tmp_path / f"message-{size}.jpg").read_bytes()
+        assert taken.startswith(b"\xff\xd8\xff")
+        assert 5_000 < len(taken) < 200_000
