@@ -374,7 +374,7 @@ def about(group: GroupNow, at: datetime) -> str:
     return visible(f"{group.name}: {'; '.join(parts)}")
 
 
-def _folded(text: str, width: int, most: int = 3) -> list[Text]:
+def _folded(text: str, width: int, most: int = 4) -> list[Text]:
     """Break a text into at most *most* lines, wherever the width ends."""
     lines, line, used = list[str](), "", 0
     for character in text:

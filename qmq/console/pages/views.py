@@ -19,7 +19,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from qmq import Client, DeadLetter, GroupInfo, SubjectInfo
+from qmq import Client, ConsumerInfo, DeadLetter, GroupInfo, SubjectInfo
 from qmq.console.api import SEARCH_SECONDS, dead_count, download
 from qmq.console.history import Columns
 from qmq.console.pages.formats import age_text, counted, shown_body
@@ -176,11 +176,8 @@ async def group(request: Request) -> Response:
     """Show one group: how far behind and why, its plots, consumers, blocked order keys and settings."""
     await _fresh(request)
     name, client = request.path_params["name"], _client(request)
-    infos = await client.admin.groups(name)
-    try:
-        consumers = await client.admin.consumers(name)
-    except UnknownGroup:
-        consumers = []
+    # Both at once, so that a broker that is away is waited for once.
+    infos, consumers = await asyncio.gather(client.admin.groups(name), _consumers(client, name))
     consumers.sort(key=lambda one: (one.in_flight_since is None, one.in_flight_since, not one.online, one.name))
     missed = client.admin.missed
     snapshot = request.app.state.watch.latest
@@ -195,6 +192,14 @@ async def group(request: Request) -> Response:
                   if key in infos[0].settings],
         at=datetime.now(UTC),
     )  # fmt: skip
+
+
+async def _consumers(client: Client, name: str) -> list[ConsumerInfo]:
+    """Return the consumers of a group, which may have been deleted meanwhile."""
+    try:
+        return await client.admin.consumers(name)
+    except UnknownGroup:
+        return []
 
 
 def _now_of(infos: list[GroupInfo]) -> GroupNow:

@@ -56,11 +56,11 @@ def test_eighty_columns_say_which_group_is_behind_since_when_and_why() -> None:
     assert "no consumer is there" in View(snapshot()).draw(200, 24).plain
 
 
-def test_the_whole_name_of_the_chosen_group_is_shown() -> None:
-    view = View(snapshot(group_stats(LONG), group_stats("b")))
+def test_the_whole_name_of_the_chosen_group_is_shown_and_why_it_is_behind() -> None:
+    view = View(snapshot(group_stats(LONG, ready=1, oldest=at(0)), group_stats("b")))
     text = press(view, "n").draw(80, 24).plain
     assert "\u2026" in text
-    assert LONG in text.replace("\n", "")
+    assert f"{LONG}: the oldest message has waited for 100s; no consumer is there" in text.replace("\n", "")
 
 
 @pytest.mark.parametrize("letter", LETTERS)
