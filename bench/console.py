@@ -9,18 +9,22 @@ from __future__ import annotations
 import argparse
 import asyncio
 import http.client
-import socket
+import statistics
+import subprocess
+import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import qmq
 from bench.resend import anonymous_mib, cpu_s
 from tests.broker_process import BrokerProcess, broker_process
 from tests.cli.commands import qmq_process
+
+#: For how long each round sends.
+SEND_S = 5.0
 
 
 async def fill(url: str, subjects: int, groups: int) -> None:
@@ -78,24 +82,34 @@ def first_pages(port: int) -> None:
     )
 
 
-@contextmanager
-def open_streams(port: int, count: int) -> Iterator[None]:
-    """Keep so many tabs open, which read their events."""
+async def read_streams(port: int, count: int) -> None:
+    """Keep so many tabs open, each of which reads its events and forgets them; say `open` once all have begun."""
 
-    def read(stream: socket.socket) -> None:
-        while stream.recv(1 << 20):
-            pass
+    async def read(reader: asyncio.StreamReader, begun: asyncio.Event) -> None:
+        while await reader.read(1 << 20):
+            begun.set()
 
-    with ExitStack() as stack:
+    async with asyncio.TaskGroup() as tasks:
         for _ in range(count):
-            stream = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
-            stream.sendall(b"GET /api/events HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
-            thread = threading.Thread(target=read, args=(stream,), daemon=True)
-            thread.start()
-            stack.callback(thread.join)
-            stack.callback(stream.shutdown, socket.SHUT_RDWR)
-        time.sleep(2)
-        yield
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"GET /api/events HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+            begun = asyncio.Event()
+            tasks.create_task(read(reader, begun))
+            await begun.wait()
+        print("open", flush=True)
+
+
+@contextmanager
+def open_streams(port: int, count: int) -> Iterator[int]:
+    """Keep so many tabs open in a process of their own; yield its id."""
+    command = [sys.executable, "-m", "bench.console", "--read", str(port), str(count)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as readers:
+        assert readers.stdout is not None
+        try:
+            assert readers.stdout.readline() == b"open\n"
+            yield readers.pid
+        finally:
+            readers.kill()
 
 
 async def send(url: str, seconds: float) -> int:
@@ -108,20 +122,29 @@ async def send(url: str, seconds: float) -> int:
     return sent
 
 
-def beside_sends(port: int, broker: BrokerProcess, streams: int, rounds: int) -> None:
-    """Send with and without open tabs in turn, and print rates and the broker's processor time a message."""
+def beside_sends(port: int, broker: BrokerProcess, console: int, streams: int, rounds: int) -> None:
+    """Send with and without open tabs in turn, and print rates and the processor time of broker and console."""
     rates: dict[int, list[float]] = {0: [], streams: []}
     costs: dict[int, list[float]] = {0: [], streams: []}
+    consoles: dict[int, list[float]] = {0: [], streams: []}
     for _ in range(rounds):
         for count in (0, streams):
             with open_streams(port, count):
-                before = cpu_s(broker.pid)
-                sent = asyncio.run(send(broker.url, 5))
-                rates[count].append(sent / 5)
+                before, of_console = cpu_s(broker.pid), cpu_s(console)
+                sent = asyncio.run(send(broker.url, SEND_S))
+                rates[count].append(sent / SEND_S)
                 costs[count].append((cpu_s(broker.pid) - before) / sent * 1e6)
+                consoles[count].append((cpu_s(console) - of_console) / SEND_S)
     for count in rates:
-        rate, cost = sorted(rates[count])[rounds // 2], sorted(costs[count])[rounds // 2]
-        print(f"{count} open streams: {rate:,.0f} messages a second, {cost:.3f} us of the broker's processor each")
+        rate, cost, of_console = (statistics.median(found[count]) for found in (rates, costs, consoles))
+        print(
+            f"{count} open streams: {rate:,.0f} messages a second, {cost:.3f} us of the broker's processor each; "
+            f"{of_console:.1%} of a processor in the console"
+        )
+    ratios = [some / none for some, none in zip(rates[streams], rates[0], strict=True)]
+    print(
+        f"sends beside {streams} streams, of those without: median {statistics.median(ratios):.3f} of {rounds} rounds"
+    )
 
 
 def main() -> None:
@@ -130,8 +153,12 @@ def main() -> None:
     parser.add_argument("--groups", type=int, default=10_000)
     parser.add_argument("--streams", type=int, default=100)
     parser.add_argument("--seconds", type=float, default=30, help="for how long to scrape")
-    parser.add_argument("--rounds", type=int, default=3, help="of sends, with and without streams")
+    parser.add_argument("--rounds", type=int, default=5, help="of sends, with and without streams")
+    parser.add_argument("--read", type=int, nargs=2, metavar=("PORT", "COUNT"), help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.read:
+        asyncio.run(read_streams(*options.read))
+        return
     with (
         tempfile.TemporaryDirectory(prefix="qmq-console-") as directory,
         broker_process(Path(directory)) as broker,
@@ -145,7 +172,7 @@ def main() -> None:
         time.sleep(16)  # nobody looks any more: a snapshot each 10 s
         scrapes(port, broker, console.pid, options.seconds)
         first_pages(port)
-        beside_sends(port, broker, options.streams, options.rounds)
+        beside_sends(port, broker, console.pid, options.streams, options.rounds)
 
 
 if __name__ == "__main__":
