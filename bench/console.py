@@ -17,14 +17,18 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Final
 
 import qmq
 from bench.resend import anonymous_mib, cpu_s
+from qmq.console.watch import LOOKED_SECONDS
 from tests.broker_process import BrokerProcess, broker_process
 from tests.cli.commands import qmq_process
 
+#: So long after the last look a console asks its brokers each 10 s only.
+REST_S: Final = LOOKED_SECONDS + 1
 #: For how long each round sends.
-SEND_S = 5.0
+SEND_S: Final = 5.0
 
 
 async def fill(url: str, subjects: int, groups: int) -> None:
@@ -129,6 +133,8 @@ def beside_sends(port: int, broker: BrokerProcess, console: int, streams: int, r
     consoles: dict[int, list[float]] = {0: [], streams: []}
     for _ in range(rounds):
         for count in (0, streams):
+            if not count:
+                time.sleep(REST_S)
             with open_streams(port, count):
                 before, of_console = cpu_s(broker.pid), cpu_s(console)
                 sent = asyncio.run(send(broker.url, SEND_S))
@@ -169,7 +175,7 @@ def main() -> None:
         began = time.perf_counter()
         asyncio.run(fill(broker.url, options.subjects, options.groups))
         print(f"made in {time.perf_counter() - began:.0f} s", flush=True)
-        time.sleep(16)  # nobody looks any more: a snapshot each 10 s
+        time.sleep(REST_S)
         scrapes(port, broker, console.pid, options.seconds)
         first_pages(port)
         beside_sends(port, broker, console.pid, options.streams, options.rounds)

@@ -221,14 +221,19 @@ def _row(broker: str, group: GroupStats, old: GroupStats | None, seconds: float)
 
 def _merged(name: str, rows: Sequence[_GroupRow]) -> GroupNow:
     """Return a group of one name at several brokers as one."""
+    if len(rows) == 1:  # without the sums: with one broker these are all groups, and may be very many
+        broker, group, delivered_rate, acked_rate, failed_rate = rows[0]
+        return GroupNow(
+            name, (broker,), group.mode, tuple(group.follows), group.consumers, group.ready, group.ready_exact,
+            group.in_flight, group.in_retry, group.dead, group.delayed, group.oldest, group.in_flight_since,
+            delivered_rate, acked_rate, failed_rate,
+        )  # fmt: skip
     groups = [row.group for row in rows]
     return GroupNow(
         name=name,
         brokers=tuple(row.broker for row in rows),
         mode=groups[0].mode,
-        follows=tuple(
-            groups[0].follows if len(groups) == 1 else sorted({one for group in groups for one in group.follows})
-        ),
+        follows=tuple(sorted({one for group in groups for one in group.follows})),
         consumers=sum(group.consumers for group in groups),
         ready=sum(group.ready for group in groups),
         ready_exact=all(group.ready_exact for group in groups),

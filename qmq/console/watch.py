@@ -1,4 +1,7 @@
-"""Asks the brokers for their statistics, once for all who look: each second while somebody looks, else every 10 s."""
+"""Asks the brokers for their statistics, once for all who look: each second while somebody looks, else every 10 s.
+
+Where there are so many groups that an answer takes long, it asks less often.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +23,24 @@ log = logging.getLogger("qmq.console")
 #: Seconds between two snapshots while somebody looks, and while nobody does.
 FAST_SECONDS: Final = 1.0
 SLOW_SECONDS: Final = 10.0
+#: With many groups a snapshot takes long: the next one comes no sooner than after this many times as long, so that the
+#: console and the brokers spend a tenth of their time on it at most. SLOW_SECONDS is the limit of that.
+RESTS: Final = 10
 #: Who has looked in the last so many seconds, looks still.
 LOOKED_SECONDS: Final = 15.0
 #: A snapshot waits so long for a broker that answered before; one that is away is waited for by none.
 PATIENCE_SECONDS: Final = 2.0
 #: A broker has so long for an answer, before the attempt counts as failed.
 _ANSWER_SECONDS: Final = 10.0
+
+
+def between(took: float, fast_seconds: float, slow_seconds: float) -> float:
+    """Return the seconds from one snapshot to the next while somebody looks, where the last one took so many.
+
+    >>> between(0.02, 1.0, 10.0), between(0.6, 1.0, 10.0), between(3.0, 1.0, 10.0)
+    (1.0, 6.0, 10.0)
+    """
+    return max(fast_seconds, min(RESTS * took, slow_seconds))
 
 
 class StatsSource(Protocol):
@@ -158,19 +173,23 @@ class Watch:
 
     async def _run(self) -> None:
         while True:
-            began, self._is_wanted = time.monotonic(), False
+            began, took, self._is_wanted = time.monotonic(), 0.0, False
             try:
-                self._publish(await self._snapshot())
+                snapshot = await self._snapshot()
+                took = time.monotonic() - began
+                self._publish(snapshot)
             except Exception:  # whoever looks sees an older snapshot, and the next one may succeed
                 log.exception("a snapshot of the brokers failed")
-            await self._pause(began)
+            if took >= self._patience_seconds:  # a broker fell silent: whether it comes back is wanted soon
+                took = 0.0
+            await self._pause(began, between(took, self._fast_seconds, self._slow_seconds))
 
-    async def _pause(self, began: float) -> None:
+    async def _pause(self, began: float, fast_seconds: float) -> None:
         """Wait until the next snapshot is due."""
         while True:
             now = time.monotonic()
             is_fast = now - self._looked_at < LOOKED_SECONDS
-            left = began + (self._fast_seconds if is_fast else self._slow_seconds) - now
+            left = began + (fast_seconds if is_fast else self._slow_seconds) - now
             if left <= 0 or self._is_wanted:
                 return
             self._wanted.clear()

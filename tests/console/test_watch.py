@@ -7,7 +7,7 @@ from pathlib import Path
 
 from qmq import BrokerStats, connect
 from qmq.console.snapshot import Snapshot
-from qmq.console.watch import ClientSource, Watch
+from qmq.console.watch import RESTS, ClientSource, Watch, between
 from qmq.errors import ConnectionLost
 from tests.broker_process import BrokerProcess, running_broker
 from tests.console.made_up import broker_stats
@@ -117,3 +117,10 @@ async def test_a_broker_goes_and_comes_back(tmp_path: Path) -> None:
             assert watch.latest.brokers[0].started_at > started
     finally:
         broker.close()
+
+
+def test_a_console_of_many_groups_asks_less_often() -> None:
+    assert between(0.01, 1.0, 10.0) == 1.0
+    assert between(0.3, 1.0, 10.0) == RESTS * 0.3
+    assert between(5.0, 1.0, 10.0) == 10.0
+    assert between(0.3, 0.0, 0.0) == 0.0
