@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +140,116 @@ async def test_a_spool_ends_with_its_token_and_keeps_what_it_has(
                 except qmq.Unauthorized:
                     await asyncio.sleep(0.05)
         assert (message.body, message.attempt) == (b"fails", 2)
+
+
+@HOW_IT_ENDS
+async def test_a_token_that_ends_while_a_spool_is_sent_loses_nothing_and_a_new_one_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    monkeypatch.setenv("QMQ_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.setattr(handover, "AGAIN_AFTER", 0.05)
+    monkeypatch.setattr(handover, "AT_ONCE", 1)
+    keys = Keys(tmp_path / "data" / "tokens.toml", {})
+    ops = keys.add("ops", admin=True)
+    rights: dict[str, Any] = {"consume": ("shop.",), "group": ("billing",)}
+    token = keys.add("billing", **rights)
+    spool, bodies = tmp_path / "state" / "spool", [b"%d" % number for number in range(5)]
+    async with running(tmp_path / "data") as broker:
+        url, listen = broker.url, f"127.0.0.1:{broker.address[1]}"
+        client = await qmq.connect(url, token=token, failover_after=0.1)
+        consumer = client.subscribe("shop.", group="billing")
+        await consumer.__aenter__()
+        async with qmq.connect(url, token=ops) as owner:
+            await owner.send_many("shop.a", bodies)
+        messages = await consumer.pull(5, min_count=5, timeout=SOON)
+    async with asyncio.timeout(SOON):
+        for message in messages:
+            await message.nack(delay=0.0)
+    (file,) = spool.iterdir()
+    size, took, tries = file.stat().st_size, handover.HandoverClient._took, list[bool]()
+
+    async with running(tmp_path / "data", listen=listen) as broker:
+
+        async def ends_after_two(*arguments: Any) -> bool:
+            tries.append(await took(*arguments))
+            if tries == [True, True]:
+                if how == "revoked":
+                    keys.drop("billing")
+                else:
+                    keys.add("billing", expires_in=-1, **rights)
+                broker.server.set_tokens(rules_of(read_tokens(keys.path)))
+            return tries[-1]
+
+        monkeypatch.setattr(handover.HandoverClient, "_took", ends_after_two)
+        with pytest.raises(qmq.Unauthorized):
+            await repeated(client.admin.rights)
+        await until(lambda: [path.stat().st_size < size for path in spool.glob("*.spool")] == [True])
+        assert sum(tries) == 2
+        await client.close()
+        renewed = keys.add("heir", **rights)
+        await until(lambda: "heir" in broker.server.token_names)
+        async with (
+            qmq.connect(url, token=renewed) as client,
+            client.subscribe("shop.", group="billing") as consumer,
+        ):
+            await until(lambda: not list(spool.iterdir()))
+            again = await consumer.pull(5, min_count=5, timeout=SOON)
+            assert [(message.body, message.attempt) for message in again] == [(body, 2) for body in bodies]
+            for message in again:
+                await message.ack()
+            assert await consumer.pull(timeout=0) == []
+
+
+async def test_a_spool_that_is_refused_in_part_says_so_once_and_holds_up_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("QMQ_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.setattr(handover, "AGAIN_AFTER", 0.02)
+    monkeypatch.setattr(handover, "LONGEST_AFTER", 0.02)
+    caplog.set_level(logging.DEBUG, "qmq.client")
+    keys = Keys(tmp_path / "data" / "tokens.toml", {})
+    ops = keys.add("ops", admin=True)
+    token = keys.add("worker", consume=("shop.",), group=("billing", "mail"))
+    spool = tmp_path / "state" / "spool"
+    async with running(tmp_path / "data") as broker:
+        url, listen = broker.url, f"127.0.0.1:{broker.address[1]}"
+        client = await qmq.connect(url, token=token, failover_after=0.1)
+        messages = []
+        async with qmq.connect(url, token=ops) as owner:
+            await owner.send("shop.a", b"x")
+        for group in ("billing", "mail"):
+            consumer = client.subscribe("shop.", group=group)
+            await consumer.__aenter__()
+            messages.append(await one(consumer, SOON))
+    async with asyncio.timeout(SOON):
+        for message in messages:
+            await message.nack(delay=0.0)
+    keys.add("worker", consume=("shop.",), group=("mail",))
+
+    def said(text: str, level: int) -> list[str]:
+        return [each.getMessage() for each in caplog.records if each.levelno == level and text in each.getMessage()]
+
+    async def comes_again(owner: qmq.Client, group: str) -> None:
+        async with owner.subscribe("shop.", group=group) as heir:
+            message = await one(heir, SOON)
+            assert (message.body, message.attempt) == (b"x", 2)
+            await message.ack()
+
+    async with (
+        running(tmp_path / "data", listen=listen) as broker,
+        qmq.connect(url, token=ops) as owner,
+    ):
+        await until(lambda: "worker" in broker.server.token_names)
+        await comes_again(owner, "mail")
+        await until(lambda: len(said("did not take a failed message of group billing", logging.DEBUG)) > 3)
+        (told,) = said("refuses", logging.WARNING)
+        assert "failed messages of group billing" in told
+        assert "lacks a right" in told
+        assert str(spool) in told
+        keys.add("worker", consume=("shop.",), group=("billing", "mail"))
+        await until(lambda: not list(spool.iterdir()))
+        await comes_again(owner, "billing")
+        await client.close()
 
 
 # --- client certificates ----------------------------------------------------------------------------------------------

@@ -44,6 +44,8 @@ class HandoverClient:
         self._producer_id = os.urandom(PRODUCER_ID_SIZE)
         self._next_number = 0
         self._replaying: asyncio.Task[None] | None = None
+        #: Broker and group of the refusals that were logged: each is tried again and again, and told once.
+        self._refused: set[tuple[str, str]] = set()
 
     async def take(
         self,
@@ -109,9 +111,22 @@ class HandoverClient:
         try:
             await connection.request(FrameKind.HAND_OVER, meta, record["batch"])
         except QmqError as error:
-            log.debug("%s did not take a failed message of group %s: %s", link.address, record["group"], error)
+            self._log_refusal(link, record["group"], error)
             return False
+        self._refused.discard((str(link.address), record["group"]))
         return True
+
+    def _log_refusal(self, link: Link, group: str, error: QmqError) -> None:
+        """Log that a broker did not take a message: as a warning, once, if trying again does not help by itself."""
+        refusal = (str(link.address), group)
+        if error.retryable or refusal in self._refused:
+            log.debug("%s did not take a failed message of group %s: %s", link.address, group, error)
+            return
+        self._refused.add(refusal)
+        log.warning(
+            "%s refuses failed messages of group %s: %s; they wait in %s, are tried again, and hold up no others",
+            link.address, group, error, self._spool.directory,
+        )  # fmt: skip
 
     async def _acknowledged(self, late: SpooledDispositions) -> bool:
         """Send late acks; return whether their broker got them. It may refuse them, as others have the messages."""

@@ -90,7 +90,7 @@ class Spool:
 
     def __init__(self, addresses: Sequence[str]) -> None:
         self._addresses = list(addresses)
-        self._directory = state_directory() / "spool"
+        self.directory = state_directory() / "spool"
         self._path: Path | None = None
         self._fd = -1
         self._mutex = threading.Lock()  # a cancelled caller may leave its thread at work while another call comes
@@ -99,7 +99,7 @@ class Spool:
     @property
     def may_wait(self) -> bool:
         """Whether ``take`` may find a file."""
-        return self._directory.is_dir()
+        return self.directory.is_dir()
 
     def put(self, record: Record) -> None:
         """Write a record; it is on disk when this returns. Raises StorageFailed."""
@@ -121,13 +121,13 @@ class Spool:
                 raise
         except OSError as error:
             raise StorageFailed(
-                f"no broker takes the message now, and {self._directory} cannot be written: {error}; set QMQ_STATE_DIR "
+                f"no broker takes the message now, and {self.directory} cannot be written: {error}; set QMQ_STATE_DIR "
                 "to a directory that can be"
             ) from error
 
     def _begin(self) -> None:
-        make_private(self._directory)
-        path = self._directory / f"{secrets.token_hex(8)}{SUFFIX}"
+        make_private(self.directory)
+        path = self.directory / f"{secrets.token_hex(8)}{SUFFIX}"
         self._path, self._fd = path, _made(path, self._addresses, [])
 
     def close(self) -> None:
@@ -153,7 +153,7 @@ class Spool:
         own, own_fd, self._path = self._path, self._fd, None
         found = list[WaitingSpool]()
         try:
-            names = sorted(path for path in self._directory.iterdir() if path.suffix == SUFFIX)
+            names = sorted(path for path in self.directory.iterdir() if path.suffix == SUFFIX)
         except OSError:
             names = []
         for path in names:
