@@ -108,8 +108,15 @@ def rules_of(tokens: Tokens) -> dict[str, Token]:
 class TokenFile:
     """Looks at the file of tokens again and again, in a thread. Call ``start`` once the server serves."""
 
-    def __init__(self, settings: Settings, server: Server, read: ReadTokens) -> None:
-        """*read* is what the broker has started with."""
+    def __init__(
+        self,
+        settings: Settings,
+        server: Server,
+        read: ReadTokens,
+        loop: asyncio.AbstractEventLoop | None = None,
+        worker: CallThread | None = None,
+    ) -> None:
+        """*read* is what the broker has started with; *loop* and *worker* are the running loop and a thread."""
         self._path = path_of(settings)
         self._used_path = settings.data_dir / USED_NAME
         self._server = server
@@ -119,7 +126,8 @@ class TokenFile:
         self._looks = 0
         self._written: dict[str, int] = {}
         self._timer: asyncio.TimerHandle | None = None
-        self._worker = CallThread("qmq-tokens")
+        self._loop = asyncio.get_running_loop() if loop is None else loop
+        self._worker = CallThread("qmq-tokens") if worker is None else worker
         if read.tokens is not None:
             server.set_tokens(read.tokens)
 
@@ -143,7 +151,7 @@ class TokenFile:
                 self._tell(f"the tokens stay as they are: {error}")
             elif found:
                 self._take(found[0])
-            self._timer = asyncio.get_running_loop().call_later(LOOK_S, self.start)
+            self._timer = self._loop.call_later(LOOK_S, self.start)
 
         self._worker.call(look, done)
 

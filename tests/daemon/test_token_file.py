@@ -10,17 +10,23 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 import qmq
+from fuzz.core import Core, Wire
 from qmq.daemon.main import RunningBroker
-from qmq.errors import InvalidOption
+from qmq.daemon.threads import CallThread
+from qmq.daemon.token_file import ReadTokens, TokenFile, rules_of
+from qmq.errors import InvalidOption, QmqError
 from qmq.net.client.address import TokenText, parse_url
 from qmq.net.client.blocking import ping
 from qmq.net.client.log_reader import LogReader
+from qmq.net.protocol import frames
+from qmq.net.protocol.frames import FrameKind
 from qmq.settings import Settings
-from qmq.tokens import USED_NAME, TokenEntry, Tokens, change_tokens, hash_of, new_secret, read_used
+from qmq.tokens import USED_NAME, TokenEntry, Tokens, change_tokens, hash_of, new_secret, read_tokens, read_used
 from tests.broker_process import running
 
 #: Seconds for what must happen within a second, on a machine that is busy with other tests.
@@ -294,6 +300,49 @@ async def test_work_that_waits_ends_with_its_token(
             message = await one(heir, SOON)
             assert (message.body, message.attempt) == (b"mine", 1)
             await message.ack()
+
+
+class AtOnce:
+    """Makes the calls of a thread of the disk where it stands: here no time passes but that of a clock that is set."""
+
+    def call(self, work: Callable[[], object], done: Callable[[QmqError | None], None]) -> None:
+        work()
+        done(None)
+
+
+@pytest.mark.parametrize("how", ["revoked", "expired", "secret ended"])
+@pytest.mark.parametrize("after", [0.0, 0.25, 0.5])
+def test_a_token_ends_within_a_second_by_the_clock_of_the_broker(tmp_path: Path, how: str, after: float) -> None:
+    """Whenever between two looks it ends, the connection is told in less than a second, and before that nothing."""
+    core = Core()
+    keys = Keys(tmp_path / "tokens.toml", {})
+    keys.add("ops", admin=True)
+    now = datetime.now(UTC).timestamp()
+    core.loop.advance(after)  # the file has whole seconds, so the looks move instead
+    ends_at = 10.0
+    ends_in = core.loop.now().wall_us / 1e6 - core.loop.time() + ends_at - now
+    given = keys.add("work", consume=("",), group=("",), expires_in=ends_in if how == "expired" else None)
+    read = ReadTokens(None, rules_of(read_tokens(keys.path)))
+    settings = Settings(data_dir=tmp_path, tokens_file=keys.path)
+    loop = cast(asyncio.AbstractEventLoop, core.loop)
+    TokenFile(settings, core.server, read, loop, cast(CallThread, AtOnce())).start()
+    wire = Wire(core)
+    hello = {"protocol": frames.PROTOCOL_VERSION, "client": "test", "token": given}
+    wire.send(frames.encode_frame(FrameKind.HELLO, 1, frames.pack_meta(hello), 0))
+    core.run()
+    assert [answer.kind for answer in wire.frames()] == [FrameKind.WELCOME]
+    core.loop.advance(ends_at - core.loop.time() - 0.001)
+    assert list(wire.frames()) == []
+    if how == "revoked":
+        keys.drop("work")
+    elif how == "secret ended":
+        keys.secrets["work"] = new_secret()
+        keys.add("work", consume=("",), group=("",))
+    core.loop.advance(1.0)
+    (answer,) = wire.frames()
+    assert frames.unpack_meta(answer.meta)["code"] == "unauthorized"
+    assert not core.server.tokens_in_use()
+    core.close()
 
 
 async def test_a_renewed_token_keeps_what_is_in_flight(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
