@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import random
+import asyncio
+import time
 from pathlib import Path
 
 import qmq
@@ -19,15 +20,15 @@ SETTINGS = {
     "checkpoint_bytes": "64 KiB",
     "retention_bytes": 150_000,
 }
-#: Sends of about a third of a segment, at most; most runs need a tenth of them.
-MOST_SENDS = 2_000
-#: After so many kills the broker lives on: one that is killed within a second each time drops nothing.
-KILLS = 6
+#: When each life of the broker but the last ends: once it has dropped so many segments.
+LIVES = (0, 1, 2, 0, 1, 3)
+#: Sent in each life, 20,000 bytes each: four segments, of which retention keeps two.
+SENDS = 12
+#: A checkpoint comes before each drop, and the disk may be slow.
+PATIENCE_S = 120
 
 
 async def test_what_is_held_waits_or_is_dead_survives_segments_and_kills(tmp_path: Path) -> None:
-    chance = random.Random(7)
-    kills = 0
     with broker_process(tmp_path / "data", **SETTINGS) as broker:
         async with (
             qmq.connect(broker.url, durability="append") as client,
@@ -42,18 +43,19 @@ async def test_what_is_held_waits_or_is_dead_survives_segments_and_kills(tmp_pat
                 await message.reject("bad")
             dead = [letter.id async for letter in client.admin.dead_letters("g")]
             assert dead == [ids[b"%d" % number] for number in range(10, 20)]
-            for sends in range(MOST_SENDS):  # noqa: B007  # it is told
-                await client.send("filler", bytes(20_000))
-                (subject,) = [row async for row in client.subjects("a")]
-                if subject.messages == 0 and kills == KILLS:
-                    break
-                if kills < KILLS and chance.random() < 0.05:
-                    broker.kill()
-                    broker.start()
-                    kills += 1
-            print(f"{kills} kills, {sends} sends")
-            assert kills == KILLS
-            assert subject.messages == 0, "the segments that had them are gone"
+            for wanted in LIVES:
+                await client.send_many("filler", [bytes(20_000)] * SENDS)
+                deadline = time.monotonic() + PATIENCE_S
+                while (await client.admin.stats())[0].dropped_segments < wanted:
+                    assert time.monotonic() < deadline, f"fewer than {wanted} segments have gone"
+                    await asyncio.sleep(0.01)
+                broker.kill()
+                broker.start()
+            await client.send_many("filler", [bytes(20_000)] * SENDS)
+            deadline = time.monotonic() + PATIENCE_S
+            while [subject.messages async for subject in client.subjects("a")] != [0]:
+                assert time.monotonic() < deadline, "the segments that had them have not gone"
+                await asyncio.sleep(0.01)
             (row,) = await client.admin.groups("g")
             assert (row.in_flight, row.in_retry, row.dead, row.skipped) == (10, 10, 10, 0)
             assert [letter.id async for letter in client.admin.dead_letters("g")] == dead
