@@ -126,6 +126,7 @@ class TokenFile:
         self._looks = 0
         self._written: dict[str, int] = {}
         self._timer: asyncio.TimerHandle | None = None
+        self._is_reading = False  # whether the thread owes an answer
         self._loop = asyncio.get_running_loop() if loop is None else loop
         self._worker = CallThread("qmq-tokens") if worker is None else worker
         if read.tokens is not None:
@@ -133,7 +134,15 @@ class TokenFile:
 
     def start(self) -> None:
         """Look at the file now, and every LOOK_S from now on."""
-        self._timer = None
+        # The timer waits for no thread: tokens expire also while the disk of the file hangs.
+        self._timer = self._loop.call_later(LOOK_S, self.start)
+        self._server.look_at_logins()
+        if not self._is_reading:
+            self._read_file()
+
+    def _read_file(self) -> None:
+        """Have the thread write the times of use, and read the file if it has changed."""
+        self._is_reading = True
         found: list[ReadTokens] = []
         used = self._times_of_use()
 
@@ -147,11 +156,11 @@ class TokenFile:
                 raise InvalidOption(f"{self._path} cannot be read: {error.strerror}") from None
 
         def done(error: QmqError | None) -> None:
+            self._is_reading = False
             if error is not None:
                 self._tell(f"the tokens stay as they are: {error}")
             elif found:
                 self._take(found[0])
-            self._timer = self._loop.call_later(LOOK_S, self.start)
 
         self._worker.call(look, done)
 

@@ -345,6 +345,39 @@ def test_a_token_ends_within_a_second_by_the_clock_of_the_broker(tmp_path: Path,
     core.close()
 
 
+class Hangs:
+    """Makes no call and answers none, as a thread does whose disk hangs."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def call(self, work: Callable[[], object], done: Callable[[QmqError | None], None]) -> None:
+        self.calls += 1
+
+
+def test_a_token_expires_while_the_disk_of_its_file_hangs(tmp_path: Path) -> None:
+    core, disk = Core(), Hangs()
+    keys = Keys(tmp_path / "tokens.toml", {})
+    now = datetime.now(UTC).timestamp()
+    given = keys.add("work", consume=("",), group=("",), expires_in=core.loop.now().wall_us / 1e6 + 10 - now)
+    read = ReadTokens(None, rules_of(read_tokens(keys.path)))
+    settings = Settings(data_dir=tmp_path, tokens_file=keys.path)
+    loop = cast(asyncio.AbstractEventLoop, core.loop)
+    TokenFile(settings, core.server, read, loop, cast(CallThread, disk)).start()
+    wire = Wire(core)
+    hello = {"protocol": frames.PROTOCOL_VERSION, "client": "test", "token": given}
+    wire.send(frames.encode_frame(FrameKind.HELLO, 1, frames.pack_meta(hello), 0))
+    core.run()
+    assert [answer.kind for answer in wire.frames()] == [FrameKind.WELCOME]
+    core.loop.advance(8.9)  # the file has whole seconds: it expires between 9 and 10 s from now
+    assert list(wire.frames()) == []
+    core.loop.advance(2.0)
+    (answer,) = wire.frames()
+    assert frames.unpack_meta(answer.meta)["code"] == "unauthorized"
+    assert disk.calls == 1, "no more work waits for a disk that hangs"
+    core.close()
+
+
 async def test_a_renewed_token_keeps_what_is_in_flight(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     async with guarded(tmp_path) as (broker, keys, ops), qmq.connect(broker.url, token=ops) as owner:

@@ -114,5 +114,11 @@ OF_RIGHTS: Final = (
         never("self._expiry_us is not None and self._expiry_us <= now_us"),
         _OVER_SOCKETS,
     ),
+    Mutant(
+        "tokens: end expired ones while a disk hangs",
+        "TokenFile.start",
+        skip("self._server.look_at_logins()"),
+        _OVER_SOCKETS,
+    ),
     Mutant("tokens: lock the file", "tokens:_locked", skip("fcntl.flock(descriptor, fcntl.LOCK_EX)"), _FILE),
 )
