@@ -28,6 +28,10 @@ TURN_TIMEOUT: Final = 0.05
 #: Seconds to wait at some brokers while others get no share, before it is their turn (at_most_once groups).
 TURN: Final = 0.25
 
+#: Seconds to wait for the answers to withdrawn pulls before others are asked (at_most_once groups). A broker that takes
+#: longer costs this once: it is not asked again before it has answered.
+SETTLE_TIMEOUT: Final = 1.0
+
 
 def make_puller(
     brokers: Brokers,
@@ -210,13 +214,16 @@ class MultiBrokerPuller:
         for puller in self._in_order():
             if self._is_enough(taken, min_count):
                 break
+            if self._is_exact and puller.is_waiting:
+                continue
             if puller not in self._tasks:
                 self._ask(puller, max_count - _count(taken), 0.0)
             await self._wait({puller}, 0.0 if puller in self._slow else TURN_TIMEOUT, taken)
             if puller in self._tasks:
-                self._slow.add(puller)
                 if self._is_exact:
-                    await self._withdraw()
+                    await self._end(taken, max_count)
+                else:
+                    self._slow.add(puller)
         while not self._is_enough(taken, min_count):
             left = None if deadline is None else deadline - asyncio.get_running_loop().time()
             if left is not None and left <= 0:
@@ -225,12 +232,27 @@ class MultiBrokerPuller:
                 self._ask(puller, most, left)
             if self._is_exact and len(self._tasks) < len(self._entered):
                 await self._wait(set(self._tasks), TURN if left is None else min(left, TURN), taken)
-                await self._withdraw()
+                await self._end(taken, max_count)
                 self._next = (self._next + 1) % len(self._pullers)
             else:
                 await self._wait(set(self._tasks), left, taken)
-        await self._withdraw()
+        await self._end(taken, max_count)
         self._cut(taken, max_count)
+
+    async def _end(self, taken: list[Run], max_count: int) -> None:
+        """End the pulls under way. For an at_most_once group, take what they still bring: those messages count as
+        received at the broker, so no other broker may be asked for them.
+        """
+        pullers = list(self._tasks)
+        await self._withdraw()
+        if not self._is_exact:
+            return
+        await asyncio.gather(*(puller.settle(SETTLE_TIMEOUT) for puller in pullers))
+        for puller in pullers:
+            missing = max_count - _count(taken)
+            if missing > 0 and puller.has_received:
+                self._ask(puller, missing, 0.0)
+                await self._wait({puller}, SETTLE_TIMEOUT, taken)
 
     def _shares(self, missing: int) -> list[tuple[Puller, int]]:
         """Return the pullers to ask now, and for how many messages each."""

@@ -203,7 +203,12 @@ class Puller:
     @property
     def has_received(self) -> bool:
         """Whether messages were received and not handed out."""
-        return bool(self._received.count)
+        return bool(self._received.count) or isinstance(self._request.answer, Answer)
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the broker has not answered the last pull, which may have been withdrawn."""
+        return self._request.is_pending
 
     # --- life --------------------------------------------------------------------------------------------------------
 
@@ -308,6 +313,13 @@ class Puller:
             self._lock.release()
             if self._received.count or self._request.answer is not None:
                 self._watch_unused()
+
+    async def settle(self, timeout: float) -> None:
+        """Wait up to *timeout* seconds for the answer to a pull that was withdrawn; the next pull gets its messages."""
+        async with self._lock:
+            if self._request.is_pending:
+                loop = asyncio.get_running_loop()
+                await self._request.wait(loop.time() + timeout, loop)
 
     def put_back(self, runs: Sequence[Run]) -> None:
         """Return *runs* to the puller, which hands them out first in the next pull."""

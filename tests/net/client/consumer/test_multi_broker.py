@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -100,6 +102,57 @@ async def test_an_at_most_once_group_is_never_given_more_than_was_asked_for(tmp_
                 rest = 12 - count
                 assert len(await consumer.pull(max_count=100, min_count=rest, timeout=30)) == rest
                 assert await consumer.pull(timeout=0) == []
+
+
+@asynccontextmanager
+async def late_answers(address: str, delay: float) -> AsyncIterator[str]:
+    """Forward an address of its own to *address*; answers come *delay* seconds late."""
+    loop = asyncio.get_running_loop()
+    host, _, port = address.rpartition(":")
+
+    async def copy(reader: asyncio.StreamReader, write: Callable[[bytes], object]) -> None:
+        while data := await reader.read(65_536):
+            write(data)
+
+    async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        from_broker, to_broker = await asyncio.open_connection(host, int(port))
+        try:
+            await asyncio.wait(
+                {
+                    loop.create_task(copy(reader, to_broker.write)),
+                    loop.create_task(copy(from_broker, lambda data: loop.call_later(delay, writer.write, data))),
+                },
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+        finally:
+            to_broker.close()
+            writer.close()
+
+    server = await asyncio.start_server(forward, "127.0.0.1", 0)
+    try:
+        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    finally:
+        server.close()
+
+
+@pytest.mark.parametrize("count", [1, 5])
+async def test_an_at_most_once_group_loses_nothing_to_late_answers(tmp_path: Path, count: int) -> None:
+    """Each broker answers later than its turn lasts: the next one is asked only for what the last one did not give."""
+    async with several(tmp_path, 3) as brokers, AsyncExitStack() as stack:
+        for number in range(3):
+            await put(brokers.one(number), "a", [b"%d" % number] * 4)
+        late = [await stack.enter_async_context(late_answers(brokers.address(number), 0.15)) for number in range(3)]
+        async with (
+            qmq.connect("qmq://" + ",".join(late)) as client,
+            client.subscribe("a", group="g", mode="at_most_once") as consumer,
+        ):
+            await until(lambda: len(consumer._puller._entered) == 3, "it has subscribed")  # type: ignore[union-attr]
+            assert len(await consumer.pull(max_count=count, min_count=count, timeout=30)) == count
+        async with (
+            qmq.connect(brokers.url) as client,
+            client.subscribe("a", group="g", mode="at_most_once") as consumer,
+        ):
+            assert len(await consumer.pull(max_count=100, min_count=12 - count, timeout=10)) == 12 - count
 
 
 async def test_none_starves_beside_a_broker_with_a_backlog(tmp_path: Path) -> None:
