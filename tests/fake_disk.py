@@ -311,9 +311,9 @@ class FakeDisk(Disk):
             self.calls["short"] += 1
             buffers = [b"".join(buffers)[: self.short]]
         if self.flips and self.flips in path:
-            whole = bytearray(b"".join(buffers))
-            whole[len(whole) // 2] ^= 1
-            buffers = [whole]
+            flipped = bytearray(b"".join(buffers))
+            flipped[len(flipped) // 2] ^= 1
+            buffers = [flipped]
         written = self.files.pwritev(fd, buffers, offset)
         self._written[path] = max(self._written[path], offset + written)
         if self.forgets is not None:
