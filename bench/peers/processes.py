@@ -46,6 +46,13 @@ def answers(port: int) -> bool:
     return True
 
 
+class Turns(NamedTuple):
+    """The seconds for which threads ran, and those for which they could run and waited for a processor."""
+
+    ran_s: float
+    waited_s: float
+
+
 class Server:
     """A running broker: one process or several, and all their descendants.
 
@@ -125,6 +132,17 @@ class Server:
     def cpu_s(self) -> float:
         """Return the seconds of processor time of all its processes so far."""
         return sum(_cpu_ticks(pid) for pid in self.pids()) / _TICKS
+
+    def turns(self) -> Turns:
+        """Return how long the threads of all its processes ran and waited so far, as the scheduler counts it."""
+        ran_ns = waited_ns = 0
+        for pid in self.pids():
+            for path in Path(f"/proc/{pid}/task").glob("*/schedstat"):
+                with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                    ran, waited, _ = map(int, path.read_text("ascii").split())
+                    ran_ns += ran
+                    waited_ns += waited
+        return Turns(ran_ns / 1e9, waited_ns / 1e9)
 
     def end(self) -> None:
         """End all processes with SIGTERM, and kill those that do not end."""

@@ -10,6 +10,7 @@ from bench.peers.running import Row, Running
 from qmq.bench.values import BenchFailed
 
 MS: Final = "ms"
+US: Final = "us a message"
 _SIZE: Final = 100
 _SECONDS: Final = 2
 _SHARES: Final = ("p50", "p99", "p99.9")
@@ -26,6 +27,7 @@ def rate_name(rate: int) -> str:
 def latency(running: Running) -> Iterator[Row]:
     """Measure each way on a schedule, at each rate.
 
+    The broker's threads, per message: how long they ran, and how long they could run and waited for a processor.
     A rate that a way cannot keep up with is its last; if it is far from it, only the number of messages sent is
     reported.
     """
@@ -36,11 +38,19 @@ def latency(running: Running) -> Iterator[Row]:
             for rate in running.amount.rates:
                 topic = running.topic("paced")
                 running.make(client, topic)
+                before = running.server.turns()
                 sent, came = at_rate(running, client, way, rate, topic)
+                after = running.server.turns()
                 if "p50_ms" in sent:
                     yield from _percentiles(running, client, way, f"{rate_name(rate)} to ack", sent)
                 if came is not None:
                     yield from _percentiles(running, client, way, f"{rate_name(rate)} end to end", came)
+                for what, seconds in (
+                    ("ran", after.ran_s - before.ran_s),
+                    ("waited", after.waited_s - before.waited_s),
+                ):
+                    a_message = seconds / max(sent["messages"], 1) * 1e6
+                    yield running.row("latency", client, way, f"{rate_name(rate)} broker {what}", a_message, US)
                 yield running.row("latency", client, way, f"{rate_name(rate)} sent", sent["sent_rate"], "msg/s")
                 if sent["sent_rate"] < rate * _KEEPS_UP:
                     break

@@ -10,7 +10,7 @@ from bench.peers.peer import Client, Peer, Tool
 from bench.peers.running import Row
 
 #: The units of which less is better.
-_LESS: Final = ("ms", "s", "bytes", "cores")
+_LESS: Final = ("ms", "s", "us a message", "bytes", "cores")
 #: The units of which neither is better: they describe the work, and brokers did not all do as much.
 _NEITHER: Final = ("cpu s", "messages", "consumers")
 OURS: Final = "qmq"
