@@ -148,12 +148,14 @@ async def test_messages_say_whose_token_sent_them(tmp_path: Path) -> None:
 
 
 async def test_the_first_token_ends_connections_without_one(tmp_path: Path) -> None:
-    async with running(tmp_path / "data") as broker, qmq.connect(broker.url) as client:
+    async with running(tmp_path / "data") as broker:
+        client = await qmq.connect(broker.url)
         await client.send("a.b", b"1")
         Keys(tmp_path / "data" / "tokens.toml", {}).add("ops", admin=True)
         with pytest.raises(qmq.Unauthorized):
             async with asyncio.timeout(SOON), client.subscribe("a.", group="g", start="new") as consumer:
                 await one(consumer)
+        await client.close()
         with pytest.raises(qmq.Unauthorized):
             async with qmq.connect(broker.url):
                 pass

@@ -10,6 +10,7 @@ from tests.mutants.symbols import always, instead, never, skip
 _ACCESS: Final = ("tests/broker/ports/test_access.py",)
 _LOGINS: Final = ("tests/net/server/login/test_logins.py",)
 _OVER_SOCKETS: Final = ("tests/daemon/test_token_file.py",)
+_ENDS: Final = ("tests/daemon/test_token_ends.py",)
 _FILE: Final = ("tests/test_tokens.py",)
 
 OF_RIGHTS: Final = (
@@ -119,6 +120,30 @@ OF_RIGHTS: Final = (
         "TokenFile.start",
         skip("self._server.look_at_logins()"),
         _OVER_SOCKETS,
+    ),
+    Mutant(
+        "tokens: a client that was let out logs in no more",
+        "Link.lost",
+        never("is_let_out and self._owner.is_hopeless(self, error)"),
+        ("tests/net/client/test_broker_link.py",),
+    ),
+    Mutant(
+        "tokens: warn of failed messages in the spool that a broker refuses",
+        "HandoverClient._log_refusal",
+        always("error.retryable or refusal in self._refused"),
+        _ENDS,
+    ),
+    Mutant(
+        "tokens: warn once of failed messages in the spool",
+        "HandoverClient._log_refusal",
+        skip("self._refused.add(refusal)"),
+        _ENDS,
+    ),
+    Mutant(
+        "tokens: send no more of a spool than was not taken before the token ended",
+        "HandoverClient._replayed",
+        never("left and left != todo[0].records"),
+        _ENDS,
     ),
     Mutant("tokens: lock the file", "tokens:_locked", skip("fcntl.flock(descriptor, fcntl.LOCK_EX)"), _FILE),
 )

@@ -19,6 +19,7 @@ from qmq.errors import (
     ProtocolError,
     QmqError,
     TlsFailed,
+    Unauthorized,
     UsageError,
 )
 from qmq.net.client.address import Address
@@ -420,9 +421,13 @@ class Link:
             self._backoff.reset()
         else:
             self._backoff.next_delay()  # it did connect, but counts as a failed try
-        self._warn(error, now)
+        is_let_out = type(error) is Unauthorized  # a login would fail as well, and brokers let failed ones wait
+        if not is_let_out:
+            self._warn(error, now)
         self._sending.disconnected(error, now)
         self._owner.changed()
+        if is_let_out and self._owner.is_hopeless(self, error):
+            return
         self._reconnecting = self._loop.create_task(self._reconnect(), name="qmq-reconnect")
 
     def _warn(self, error: QmqError, now: float) -> None:

@@ -17,7 +17,7 @@ from qmq.net.client import broker_link as link_module
 from qmq.net.client.backoff import FIRST_DELAY
 from qmq.net.protocol import frames
 from qmq.net.protocol.frames import FrameKind
-from tests.net.scripted import STORE, scripted_broker
+from tests.net.scripted import STORE, TIMEOUT_S, scripted_broker
 
 
 def free_port() -> int:
@@ -214,6 +214,25 @@ async def test_a_refusal_for_good_on_the_way_back_ends_the_client() -> None:
             client.send_nowait("a", b"x")
         with pytest.raises(UnsupportedVersion):
             await stack.aclose()
+
+
+async def test_a_client_whose_token_has_ended_logs_in_no_more(caplog: pytest.LogCaptureFixture) -> None:
+    """A broker lets failed logins wait, all the longer the more clients there are on a machine."""
+    async with scripted_broker() as broker:
+        client = await qmq.connect(broker.url, token="billing:secret")
+        peer = await broker.peer()
+        asked = asyncio.ensure_future(client.admin.rights())
+        await peer.frame(FrameKind.ADMINISTER)
+        peer.refuse(0, qmq.Unauthorized("token 'billing' was revoked"))
+        peer.transport.close()
+        for call in (asked, client.admin.rights(), client.send("a", b"x")):
+            with pytest.raises(qmq.Unauthorized, match="was revoked"):
+                async with asyncio.timeout(TIMEOUT_S):
+                    await call
+        await client.close()
+        assert len(broker.transports) == 1
+    assert "connecting again" not in caplog.text
+    assert caplog.text.count("was revoked") == 1
 
 
 async def test_a_silent_broker_is_left(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -162,14 +162,19 @@ class HandoverClient:
         async with self._spooling:
             files = await taken_in_thread(self._spool.take, self._put_back)
         done, todo = True, deque(files)
+        left: list[Record | None] = []
         try:
             while todo:
-                left = await self._left_of(todo[0].records)
-                done = done and not left
+                left = list(todo[0].records)
+                await self._send(left)
+                rest, left = [record for record in left if record is not None], []
+                done = done and not rest
                 # The shield lets this end also when the task is cancelled: the file would stay locked otherwise.
-                finishing = asyncio.get_running_loop().run_in_executor(None, self._finish, todo.popleft(), left)
+                finishing = asyncio.get_running_loop().run_in_executor(None, self._finish, todo.popleft(), rest)
                 await asyncio.shield(finishing)
         finally:
+            if left and left != todo[0].records:  # the client ends; brokers forget some day what they have of this file
+                self._finish(todo.popleft(), [record for record in left if record is not None])
             self._put_back(todo)
         return done
 
@@ -184,12 +189,16 @@ class HandoverClient:
             log.info("brokers took %d records that waited on this machine", len(waiting.records))
             self._spool.removed(waiting)
 
-    async def _left_of(self, records: Sequence[Record]) -> list[Record]:
-        left = list[Record]()
+    async def _send(self, records: list[Record | None]) -> None:
+        """Send records; put in the place of each the part of it that no broker took, None if that is nothing."""
+
+        async def send(at: int) -> None:
+            record = records[at]
+            assert record is not None
+            records[at] = await self._rest_of(record)
+
         for at in range(0, len(records), AT_ONCE):
-            rest = await asyncio.gather(*map(self._rest_of, records[at : at + AT_ONCE]))
-            left += [record for record in rest if record is not None]
-        return left
+            await asyncio.gather(*map(send, range(at, min(at + AT_ONCE, len(records)))))
 
     async def _rest_of(self, record: Record) -> Record | None:
         """Send a record; return the part of it that no broker took, None if that is nothing."""

@@ -12,9 +12,10 @@ from typing import Final, NamedTuple
 #: Failed logins of an address that are answered at once; one of them is forgotten in each EVERY_US.
 AT_ONCE: Final = 5
 EVERY_US: Final = 2_000_000
-#: The first delay, which doubles with each further one, and the longest.
+#: The first delay, which doubles with each further one, and the longest: clients wait 5 s for an answer to HELLO, and
+#: one with a wrong token has to hear of it.
 _FIRST_US: Final = 100_000
-MOST_US: Final = 8_000_000
+MOST_US: Final = 4_000_000
 #: Addresses that are remembered.
 MOST_ADDRESSES: Final = 10_000
 #: The part of an IPv6 address that one client may choose at will; of IPv4 the address is whole.
