@@ -73,7 +73,8 @@ def doctor(as_json: bool, header: bool, server: str, timeout: float) -> None:
         try:
             found += run(_examine(address.url, timeout))
         except QmqError as error:
-            text = f"{error}; see whether `qmq serve` runs there, and its log"
+            is_told = "qmq serve" in str(error) or not error.retryable  # a broker answered, and said what is wrong
+            text = str(error) if is_told else f"{error}; see whether `qmq serve` runs there, and its log"
             found.append(Ailment("error", "not_reached", str(address), " ".join(text.split())))
     found.sort(key=lambda one: one.level != "error")
     errors = sum(one.level == "error" for one in found)

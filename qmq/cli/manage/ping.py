@@ -13,7 +13,7 @@ import click
 from qmq.cli.common.arguments import Seconds
 from qmq.cli.common.connect import server_option
 from qmq.cli.common.errors import EXIT_FAILED
-from qmq.errors import QmqError, Unauthorized
+from qmq.errors import ConnectionLost, QmqError, Unauthorized
 from qmq.net.client.address import Address, parse_url
 from qmq.net.client.blocking import Pong
 from qmq.net.client.blocking import ping as ping_broker
@@ -32,7 +32,7 @@ def ping(context: click.Context, wait: float, as_json: bool, server: str) -> Non
     """Check that each broker answers: print its address, its version and how long a request and its answer took.
 
     Ends with 1, and says why, if a broker does not answer within 5 s; with --wait, if it still does not after S
-    seconds. A broker that asks for a token answers too, if none is given.
+    seconds. A broker that asks for a token is there as well: without one this says so, and ends with 0.
 
     \b
     Examples:
@@ -45,10 +45,12 @@ def ping(context: click.Context, wait: float, as_json: bool, server: str) -> Non
         if as_json:
             click.echo(json.dumps(_object(address, result)))
         elif isinstance(result, Pong):
-            version = f"qmq {result.version}" if result.version else "a broker that asks for a token"
+            version = f"qmq {result.version}" if result.version else "a broker that asks for a token (--token-file)"
             click.echo(f"{address}: {version}, {result.round_trip * 1_000:.2f} ms")
         if isinstance(result, QmqError):
-            click.echo(f"qmq: {' '.join(str(result).split())}; is `qmq serve` running there?", err=True)
+            advice = "; is `qmq serve` running there?" if isinstance(result, ConnectionLost) else ""
+            where = "" if str(address) in str(result) else f"{address}: "
+            click.echo(f"qmq: {where}{' '.join(str(result).split())}{advice}", err=True)
     if any(isinstance(result, QmqError) for result in found):
         context.exit(EXIT_FAILED)
 
@@ -92,5 +94,6 @@ def _object(address: Address, result: Pong | QmqError) -> dict[str, object]:
         "broker": str(address),
         "reached": True,
         "version": result.version or None,
+        "asks_for_token": not result.version,
         "round_trip_ms": round(result.round_trip * 1_000, 3),
     }

@@ -66,7 +66,7 @@ class BlockingConnection:
                 from qmq.net.client.tls.failures import connect_error
 
                 # With TLS 1.3 a broker that refuses the client's certificate says so after the handshake.
-                raise connect_error(error, str(address), has_cert=bool(address.tls.cert)) from error
+                raise connect_error(error, str(address), address.tls) from error
             raise
 
     def __enter__(self) -> Self:

@@ -192,15 +192,22 @@ class BrokerConnection(asyncio.BufferedProtocol):
         except TimeoutError:
             raise
         except OSError as error:
-            raise self._connect_error(error) from error
+            names: list[str] = []
+            if address.tls is not None:
+                from qmq.net.client.tls.context import names_after
 
-    def _connect_error(self, error: OSError) -> QmqError:
-        """Return the error for one that ended the connection before WELCOME came."""
+                names = await asyncio.to_thread(names_after, error, address)
+            raise self._connect_error(error, names) from error
+
+    def _connect_error(self, error: OSError, names: Sequence[str] = ()) -> QmqError:
+        """Return the error for one that ended the connection before WELCOME came; *names* are those of the broker's
+        certificate, where it was refused for them.
+        """
         if self._tls is None:
             return ConnectionLost(f"{self.address}: {error.strerror or error}")
         from qmq.net.client.tls.failures import connect_error
 
-        return connect_error(error, self.address, has_cert=bool(self._tls.cert))
+        return connect_error(error, self.address, self._tls, names)
 
     # --- requests ----------------------------------------------------------------------------------------------------
 

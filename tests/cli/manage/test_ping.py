@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 
 from qmq.cli.manage import ping
+from qmq.tokens import TokenEntry, change_tokens
 from tests.broker_process import BrokerProcess, broker_process
+from tests.certificates import Authority
 from tests.cli.commands import qmq, qmq_process
 
 
@@ -98,3 +100,68 @@ def test_what_is_no_broker_is_not_waited_for() -> None:
         thread.join()
     assert (done.exit_code, done.stdout) == (1, "")
     assert len(done.stderr.splitlines()) == 1
+
+
+# --- a broker that answers, and lets nobody in ------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[BrokerProcess, Authority]]:
+    """A broker that takes connections by TLS, and asks for a token."""
+    directory = tmp_path_factory.mktemp("guarded")
+    authority = Authority(directory / "tls")
+    server = authority.issue()
+    change_tokens(directory / "data" / "tokens.toml", lambda _: {"ops": TokenEntry(admin=True)})
+    with broker_process(directory / "data", tls_cert=server.cert, tls_key=server.key) as broker:
+        yield broker, authority
+
+
+def test_a_broker_that_asks_for_a_token_is_there(guarded: tuple[BrokerProcess, Authority]) -> None:
+    broker, authority = guarded
+    done = qmq("ping", "--tls-ca", str(authority.ca), server=broker.url)
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert "a broker that asks for a token (--token-file)" in done.stdout
+    row = json.loads(qmq("ping", "--json", "--tls-ca", str(authority.ca), server=broker.url).stdout)
+    assert (row["reached"], row["version"], row["asks_for_token"]) == (True, None, True)
+
+
+def test_one_that_refuses_a_token_is_a_failure(guarded: tuple[BrokerProcess, Authority], tmp_path: Path) -> None:
+    broker, authority = guarded
+    (tmp_path / "token").write_text("ops:wrong")
+    done = qmq("ping", "--tls-ca", str(authority.ca), "--token-file", str(tmp_path / "token"), server=broker.url)
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert re.fullmatch(r"qmq: 127\.0\.0\.1:\d+: this token is wrong, or was revoked: .*\n", done.stderr)
+    assert "qmq serve" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        ("wrong CA", "tls_ca {directory}/other.pem does not have the CA that signed it: give its CA with tls_ca"),
+        ("plain", "this broker takes connections by TLS only: connect with qmqs:// instead of qmq://"),
+        ("by TLS", "does not speak TLS: use qmq://"),
+    ],
+)
+@pytest.mark.parametrize(
+    "command", [("ping",), ("groups",), ("produce", "shop.a", "x"), ("doctor",), ("find", "shop.")]
+)
+def test_each_command_says_what_is_wrong_with_tls_and_not_that_no_broker_runs(
+    guarded: tuple[BrokerProcess, Authority],
+    broker: BrokerProcess,
+    tmp_path: Path,
+    how: str,
+    says: str,
+    command: tuple[str, ...],
+) -> None:
+    ca = Authority(tmp_path, "other").ca
+    url = {
+        "wrong CA": guarded[0].url,
+        "plain": guarded[0].url.replace("qmqs", "qmq"),
+        "by TLS": broker.url.replace("qmq:", "qmqs:"),
+    }[how]
+    arguments = () if how == "plain" else ("--tls-ca", str(ca))
+    done = qmq(*command, *arguments, server=url)
+    told = " ".join((done.stdout + done.stderr).split())  # `doctor` prints it as a finding
+    assert done.exit_code == 1
+    assert says.format(directory=tmp_path) in told
+    assert "qmq serve" not in told

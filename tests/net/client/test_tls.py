@@ -117,8 +117,9 @@ def _until(condition: Callable[[], bool]) -> None:
 
 
 REFUSED = {
-    "untrusted": "is not trusted: .*; give its CA with tls_ca",
-    "another name": "is for another name: .*127.0.0.1.*; connect to a name in it",
+    "untrusted": "is not trusted: .*; tls_ca .*other/ca.pem does not have the CA that signed it: give its CA",
+    "unknown to the system": "is not trusted: .*; this system does not trust the CA that signed it: give its CA",
+    "another name": "is for another name: .*127.0.0.1.*; it is for broker.shop, 10.0.0.7: connect to a name in it",
     "expired": "has expired: renew it",
     "not asked": "asks for a client certificate: give tls_cert and tls_key",
     "unknown client": "refuses the client's certificate: its CA is not the one in tls_client_ca of the broker",
@@ -135,7 +136,9 @@ def test_a_connection_without_trust_fails_at_once_and_says_why(tmp_path: Path, h
         case "untrusted":
             options["tls_ca"] = other.ca
         case "another name":
-            server = authority.issue("broker.shop")
+            server = authority.issue("broker.shop", "10.0.0.7")
+        case "unknown to the system":
+            del options["tls_ca"]
         case "expired":
             server = authority.issue(ends_in_days=-2)
         case "not asked":

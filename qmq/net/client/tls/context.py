@@ -14,9 +14,12 @@ from typing import Final, NamedTuple
 
 from qmq.errors import InvalidOption
 from qmq.net.client.address import Address, TlsFiles
-from qmq.net.client.tls.failures import connect_error
+from qmq.net.client.tls.failures import connect_error, is_of_name
 
 log = logging.getLogger("qmq.client")
+
+#: Seconds for each step of asking for the names in a certificate.
+_NAMES_S: Final = 2.0
 
 _Signature = tuple[tuple[int, int, int], ...]
 
@@ -55,8 +58,24 @@ def wrap(sock: socket.socket, address: Address) -> socket.socket:
     except BaseException as error:
         sock.close()
         if isinstance(error, OSError) and not isinstance(error, TimeoutError):
-            raise connect_error(error, str(address), has_cert=bool(address.tls.cert)) from error
+            raise connect_error(error, str(address), address.tls, names_after(error, address)) from error
         raise
+
+
+def names_after(error: OSError, address: Address) -> list[str]:
+    """Return the names in the certificate of a broker, if it was refused for them; else nothing. Waits for a second
+    handshake, as the first one does not tell them.
+    """
+    if address.tls is None or not is_of_name(error):
+        return []
+    context = _make(address.tls)
+    context.check_hostname = False  # the CA is checked, and nothing is sent
+    try:
+        with socket.create_connection((address.host, address.port), _NAMES_S) as sock, context.wrap_socket(sock) as tls:
+            found = tls.getpeercert() or {}
+    except OSError:
+        return []
+    return [str(name[1]) for name in found.get("subjectAltName", ())]
 
 
 def _make(files: TlsFiles) -> ssl.SSLContext:

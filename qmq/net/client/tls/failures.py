@@ -7,14 +7,18 @@ connection that ended within the handshake without such a reason was lost, like 
 from __future__ import annotations
 
 import ssl
+from collections.abc import Sequence
 from typing import Final
 
 from qmq.errors import ConnectionLost, QmqError, TlsFailed
+from qmq.net.client.address import TlsFiles
 
 #: Codes of OpenSSL for a certificate that was refused (X509_V_ERR_...).
 _NOT_YET_VALID: Final = 9
 _EXPIRED: Final = 10
 _WRONG_NAMES: Final = (62, 64)  # of a host, of an IP address
+#: Names of a certificate that an error shows.
+_MOST_NAMES: Final = 10
 #: Reasons of OpenSSL for bytes that are no TLS.
 _NO_TLS: Final = frozenset(("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG"))
 #: Alerts by which a broker asks for a client certificate; with TLS 1.2 it says handshake failure.
@@ -41,18 +45,23 @@ _NOTHING_IN_COMMON: Final = frozenset(
 )
 
 
-def connect_error(error: OSError, address: str, *, has_cert: bool = False) -> QmqError:
-    """Return the error of QMQ for one that ended the connection to *address* before WELCOME came. *has_cert*: the
-    client has a certificate of its own.
+def is_of_name(error: OSError) -> bool:
+    """Return whether the broker's certificate was refused for its names alone."""
+    return isinstance(error, ssl.SSLCertVerificationError) and error.verify_code in _WRONG_NAMES
+
+
+def connect_error(error: OSError, address: str, tls: TlsFiles, names: Sequence[str] = ()) -> QmqError:
+    """Return the error of QMQ for one that ended the connection to *address* before WELCOME came. *tls*: the files of
+    the client; *names*: those in the broker's certificate, where they were the reason.
     """
     if not isinstance(error, ssl.SSLError):
         return ConnectionLost(f"{address}: {error.strerror or str(error) or 'the connection was closed'}")
     if isinstance(error, ssl.SSLCertVerificationError):
-        return TlsFailed(f"the certificate of the broker at {address} {_of_certificate(error)}")
+        return TlsFailed(f"the certificate of the broker at {address} {_of_certificate(error, tls, names)}")
     reason = error.reason or ""
     if reason in _NO_TLS:
         return TlsFailed(f"the broker at {address} does not speak TLS: use qmq://, or give it tls_cert and tls_key")
-    if reason in _WANTED and not has_cert:
+    if reason in _WANTED and not tls.cert:
         return TlsFailed(f"the broker at {address} asks for a client certificate: give tls_cert and tls_key")
     if reason in _REFUSED or reason in _WANTED:
         why = _REFUSED.get(reason, "it is not acceptable")
@@ -62,12 +71,14 @@ def connect_error(error: OSError, address: str, *, has_cert: bool = False) -> Qm
     return ConnectionLost(f"{address}: {error.reason or error.strerror or error}")
 
 
-def _of_certificate(error: ssl.SSLCertVerificationError) -> str:
-    code = error.verify_code
+def _of_certificate(error: ssl.SSLCertVerificationError, tls: TlsFiles, names: Sequence[str]) -> str:
+    code, why = error.verify_code, error.verify_message.removesuffix(".")
     if code == _EXPIRED:
         return "has expired: renew it (the broker takes new files without a restart), or set this machine's clock right"
     if code == _NOT_YET_VALID:
         return "is not valid yet: set the clocks of both machines right"
     if code in _WRONG_NAMES:
-        return f"is for another name: {error.verify_message}; connect to a name in it, or issue one with this name"
-    return f"is not trusted: {error.verify_message}; give its CA with tls_ca"
+        found = f"it is for {', '.join(names[:_MOST_NAMES])}" if names else "it has no such name"
+        return f"is for another name: {why}; {found}: connect to a name in it, or issue one with this name"
+    trusted = f"tls_ca {tls.ca} does not have" if tls.ca else "this system does not trust"
+    return f"is not trusted: {why}; {trusted} the CA that signed it: give its CA with tls_ca"
