@@ -76,6 +76,7 @@ def doctor(as_json: bool, header: bool, server: str, timeout: float) -> None:
             is_told = "qmq serve" in str(error) or not error.retryable  # a broker answered, and said what is wrong
             text = str(error) if is_told else f"{error}; see whether `qmq serve` runs there, and its log"
             found.append(Ailment("error", "not_reached", str(address), " ".join(text.split())))
+    found += _of_this_machine(datetime.now(UTC))
     found.sort(key=lambda one: one.level != "error")
     errors = sum(one.level == "error" for one in found)
     caption = f"{number(errors, 'error')}, {number(len(found) - errors, 'warning')}"
@@ -118,6 +119,19 @@ async def _examine(url: str, timeout: float) -> list[Ailment]:
     if len(subjects) < _MOST:
         found += _of_names(groups, subjects)
     return [Ailment(level, code, info.broker, message) for level, code, message in found]
+
+
+def _of_this_machine(now: datetime) -> Iterator[Ailment]:
+    from qmq.net.client.failover.spool import waiting_messages
+
+    for waiting in waiting_messages():
+        if now - waiting.oldest > _IDLE:
+            text = (
+                f"{number(waiting.messages, 'failed message')} of group {waiting.group} in {waiting.directory} on this "
+                f"machine, for {age_of(waiting.oldest)}, which no broker has taken: run a client of {waiting.brokers} "
+                "here whose token may consume them, as this user, and see its log"
+            )
+            yield Ailment("warning", "spool_waits", waiting.brokers, text)
 
 
 _Found = tuple[str, str, str]

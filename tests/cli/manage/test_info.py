@@ -11,6 +11,7 @@ import pytest
 import qmq
 from qmq.cli.manage import doctor
 from qmq.net.client.admin.results import ConsumerInfo, GroupInfo, SubjectInfo
+from qmq.net.client.failover.spool import Spool, SpooledDispositions
 from tests.broker_process import BrokerProcess, broker_process
 from tests.cli.commands import qmq as run
 
@@ -51,6 +52,21 @@ def test_a_broker_that_is_away_is_an_error(broker: BrokerProcess) -> None:
     assert done.exit_code == 1
     assert (rows[0]["level"], rows[0]["code"], rows[0]["broker"]) == ("error", "not_reached", "127.0.0.1:1")
     assert "qmq serve" in rows[0]["message"]
+
+
+def test_failed_messages_that_no_broker_takes_are_found(broker: BrokerProcess) -> None:
+    spool = Spool(["127.0.0.1:1"])
+    ack = SpooledDispositions(b"store.", "g", "c", 1, 2, [0, 1])._asdict()
+    fields = {"attempt": 1, "disposition": 1, "delay_us": None, "reason": "broken", "batch": b"x", "ack": ack}
+    now_us = int(datetime.now(UTC).timestamp() * 1_000_000)
+    spool.put({"group": "new", "at_us": now_us + 3_600_000_000, **fields})  # a client may bring it soon
+    for _ in range(3):
+        spool.put({"group": "billing", "at_us": now_us - 7_200_000_000, **fields})
+    done = run("doctor", "--json", server=broker.url)
+    (row,) = [row for row in map(json.loads, done.stdout.splitlines()) if row["code"] == "spool_waits"]
+    assert (row["level"], row["broker"]) == ("warning", "127.0.0.1:1")
+    assert f"3 failed messages of group billing in {spool.directory} on this machine, for 2h" in row["message"]
+    spool.close()
 
 
 def test_dead_letters_and_mistyped_names_are_found(broker: BrokerProcess) -> None:

@@ -23,6 +23,7 @@ import struct
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -40,6 +41,9 @@ _HEADER: Final = struct.Struct("<8sH6s")
 _MAGIC: Final = b"QMQSPOOL"
 _VERSION: Final = 1
 _RECORD: Final = struct.Struct("<II")
+
+#: The last time that is shown: a record may have any.
+_LATEST_US: Final = 1 << 57
 
 Record = dict[str, Any]
 #: The fields of a record with a message, and their types.
@@ -83,6 +87,18 @@ class WaitingSpool(NamedTuple):
     records: list[Record]
     #: Some bytes of the file are bad, or an incomplete record.
     is_damaged: bool
+
+
+class WaitingMessages(NamedTuple):
+    """Failed messages of one group in the spool, which no broker has taken yet."""
+
+    #: The addresses of their brokers, with commas between.
+    brokers: str
+    group: str
+    messages: int
+    #: When the first of them failed.
+    oldest: datetime
+    directory: Path
 
 
 class Spool:
@@ -240,13 +256,52 @@ def _locked(path: Path) -> int | None:
     return None
 
 
+def waiting_messages() -> list[WaitingMessages]:
+    """Return the failed messages in the spool of this user, by their brokers and group; lock and change nothing."""
+    directory, counts = state_directory() / "spool", dict[tuple[str, str], list[int]]()
+    try:
+        paths = sorted(path for path in directory.iterdir() if path.suffix == SUFFIX)
+    except OSError:
+        return []
+    for path in paths:
+        try:
+            data = path.read_bytes()
+        except OSError:  # brokers have taken it meanwhile, or it is another user's
+            continue
+        addresses, records, _ = _decoded(data)
+        for record in records if addresses is not None else ():
+            if "batch" in record:
+                counts.setdefault((",".join(addresses or ()), record["group"]), []).append(record["at_us"])
+    return [
+        WaitingMessages(
+            brokers, group, len(times), datetime.fromtimestamp(max(0, min(*times, _LATEST_US)) / 1e6, UTC), directory
+        )
+        for (brokers, group), times in counts.items()
+    ]
+
+
 def _read(path: Path, fd: int, addresses: set[str]) -> WaitingSpool | None:
     """Return the records of a file; None if it is not for a client of these brokers."""
     data = os.pread(fd, os.fstat(fd).st_size, 0)
-    if len(data) < _HEADER.size or _HEADER.unpack_from(data)[:2] != (_MAGIC, _VERSION):
+    if not _is_spool(data):
         return None
+    known, records, is_damaged = _decoded(data)
+    if known is None:
+        log.warning("%s is left alone: its list of brokers is damaged", path)
+        return None
+    if not addresses & set(known):
+        return None
+    return WaitingSpool(path, fd, known, records, is_damaged)
+
+
+def _is_spool(data: bytes) -> bool:
+    return len(data) >= _HEADER.size and _HEADER.unpack_from(data)[:2] == (_MAGIC, _VERSION)
+
+
+def _decoded(data: bytes) -> tuple[list[str] | None, list[Record], bool]:
+    """Return the addresses in a file (None: they cannot be read), its records, and whether some of it is damaged."""
     contents, at, is_damaged = list[Any](), _HEADER.size, False
-    while at + _RECORD.size <= len(data):
+    while _is_spool(data) and at + _RECORD.size <= len(data):
         size, crc = _RECORD.unpack_from(data, at)
         body = data[at + _RECORD.size : at + _RECORD.size + size]
         if len(body) < size:
@@ -258,11 +313,8 @@ def _read(path: Path, fd: int, addresses: set[str]) -> WaitingSpool | None:
             contents.append(content)
         at += _RECORD.size + size
     if not contents or not isinstance(contents[0], list) or not all(isinstance(one, str) for one in contents[0]):
-        log.warning("%s is left alone: its list of brokers is damaged", path)
-        return None
-    if not addresses & set(contents[0]):
-        return None
-    return WaitingSpool(path, fd, contents[0], contents[1:], is_damaged or at < len(data))
+        return None, [], True
+    return contents[0], contents[1:], is_damaged or at < len(data)
 
 
 def _unpacked(body: bytes) -> Any:

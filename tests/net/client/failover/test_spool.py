@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from qmq.errors import StorageFailed
-from qmq.net.client.failover.spool import Record, Spool, SpooledDispositions, WaitingSpool
+from qmq.net.client.failover.spool import Record, Spool, SpooledDispositions, WaitingSpool, waiting_messages
 
 HERE = ["127.0.0.1:1", "127.0.0.1:2"]
 
@@ -46,6 +46,25 @@ def filled(count: int = 3, addresses: list[str] = HERE) -> Spool:
 def taken(spool: Spool) -> WaitingSpool:
     (waiting,) = spool.take()
     return waiting
+
+
+def test_what_waits_is_counted_by_group_and_nothing_is_locked_or_changed(directory: Path) -> None:
+    assert waiting_messages() == []
+    spool, other = filled(2), filled(1, ["b:1"])
+    spool.put({**record_of(b"x"), "group": "mail", "at_us": 1_600_000_000_000_000})
+    spool.put(ack_of(5))
+    (directory / "torn.spool").write_bytes(b"QMQ")
+    before = {path: path.read_bytes() for path in directory.iterdir()}
+    found = {(one.brokers, one.group): one for one in waiting_messages()}
+    assert {key: one.messages for key, one in found.items()} == {
+        ("127.0.0.1:1,127.0.0.1:2", "g"): 2,
+        ("127.0.0.1:1,127.0.0.1:2", "mail"): 1,
+        ("b:1", "g"): 1,
+    }
+    assert found["127.0.0.1:1,127.0.0.1:2", "mail"].oldest.timestamp() == 1_600_000_000
+    assert {path: path.read_bytes() for path in directory.iterdir()} == before
+    assert len(taken(spool).records) == 4
+    other.close()
 
 
 def test_what_was_put_is_taken_once(directory: Path) -> None:
