@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import stat
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -303,12 +306,25 @@ def _show_secret(name: str, secret: str, path: Path, as_json: bool) -> None:
     """Print a new token: on stdout nothing but the token, so that it can go into a file."""
     if as_json:
         print_object({"name": name, "token": f"{name}:{secret}" if secret else None, "file": str(path)})
+        if secret:
+            _warn_of_readers()
         return
     if not secret:
         click.echo(f"created {name} in {path}: a client certificate of this name stands for it", err=True)
         return
     click.echo(f"{name}:{secret}")
     click.echo(f"qmq: {path} has its hash; the token is shown this once: keep it as QMQ_TOKEN, or in a file", err=True)
+    _warn_of_readers()
+
+
+def _warn_of_readers() -> None:
+    """Warn if stdout is a file that other users of this machine can read."""
+    try:
+        mode = os.fstat(sys.stdout.fileno()).st_mode
+    except (OSError, ValueError):  # no descriptor
+        return
+    if stat.S_ISREG(mode) and mode & 0o077:
+        click.echo("qmq: other users can read this file: chmod 600 it; `umask 077` before makes such files", err=True)
 
 
 def _table(rows: Sequence[ListedToken], width: int) -> Table:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -158,3 +160,17 @@ def test_a_file_with_a_mistake_is_not_overwritten(tmp_path: Path) -> None:
     assert done.exit_code == 2
     assert "line 2: a.prodoce" in done.stderr
     assert "prodoce" in (tmp_path / "tokens.toml").read_text()
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o644])
+def test_a_file_with_a_token_that_others_can_read_is_warned_of(tmp_path: Path, mode: int) -> None:
+    file = tmp_path / "ops.token"
+    file.touch()
+    file.chmod(mode)
+    command = [sys.executable, "-c", "from qmq.cli.main import cli; cli()", "tokens", "create", "ops", "--admin"]
+    with file.open("w") as out:
+        done = subprocess.run(
+            [*command, "--data-dir", str(tmp_path)], stdout=out, stderr=subprocess.PIPE, text=True, check=True
+        )
+    assert ("other users can read this file: chmod 600" in done.stderr) == (mode != 0o600)
+    assert file.read_text().startswith("ops:qmq_")
