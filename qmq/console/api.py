@@ -267,6 +267,14 @@ def session_of(request: Request) -> UserSession:
     return session
 
 
+def client_of(request: Request) -> Client:
+    """Return the user's client. Raises BrokersMissed at once where the watch knows that no broker answers."""
+    watch: Watch = request.app.state.watch
+    if watch.is_alone:
+        raise BrokersMissed(f"no broker answers: {', '.join(watch.missed)}; try again when one does")
+    return session_of(request).client
+
+
 async def look(request: Request) -> Snapshot:
     """Return a snapshot of the last two seconds, and note that somebody looks."""
     watch: Watch = request.app.state.watch
@@ -349,7 +357,7 @@ async def groups(request: Request, asked: GroupQuery) -> Rows:
 async def group(request: Request, asked: Asked) -> dict[str, Any]:
     """Show one group: its rates, and for each broker its counts and settings."""
     name, session = _group_name(request), session_of(request)
-    rows: list[GroupInfo] = await session.client.admin.groups(name)
+    rows: list[GroupInfo] = await client_of(request).admin.groups(name)
     now = await look(request)
     known = now.groups.get(name) if session.sees_group(name) else None
     return {
@@ -357,20 +365,20 @@ async def group(request: Request, asked: Asked) -> dict[str, Any]:
         "at": now.at,
         "now": None if known is None else shown_group(known, now.at),
         "rows": rows,
-        "missed": session.client.admin.missed,
+        "missed": client_of(request).admin.missed,
     }
 
 
 async def consumers(request: Request, asked: Asked) -> Rows:
     """List the consumers of a group, with what each has in flight."""
-    client = session_of(request).client
+    client = client_of(request)
     rows: list[ConsumerInfo] = await client.admin.consumers(_group_name(request))
     return Rows(rows=list(rows), total=len(rows), missed=list(client.admin.missed))
 
 
 async def subjects(request: Request, asked: SubjectQuery) -> Rows:
     """List the subjects of a prefix, in the order of their creation."""
-    client = session_of(request).client
+    client = client_of(request)
     found: Rows = await _page(client.subjects(asked.prefix), asked)
     found.missed = list(client.admin.missed)
     return found
@@ -378,7 +386,7 @@ async def subjects(request: Request, asked: SubjectQuery) -> Rows:
 
 async def brokers(request: Request, asked: Asked) -> Rows:
     """Show each broker: settings, versions, disks, connections, problems. Only administrators may."""
-    client = session_of(request).client
+    client = client_of(request)
     rows: list[BrokerInfo] = await client.admin.info()
     snapshot = await look(request)
     return Rows(rows=list(rows), total=len(rows), missed=sorted({*client.admin.missed, *snapshot.away}))
@@ -386,7 +394,7 @@ async def brokers(request: Request, asked: Asked) -> Rows:
 
 async def messages(request: Request, asked: MessageSearch) -> Found:
     """Find stored messages. Looking changes nothing."""
-    finder = session_of(request).client.find(
+    finder = client_of(request).find(
         asked.prefix,
         key=asked.key,
         since=asked.since,
@@ -408,12 +416,12 @@ async def messages(request: Request, asked: MessageSearch) -> Found:
 
 async def message(request: Request, asked: Asked) -> MessageAnswer:
     """Show one message."""
-    return shown_message(await session_of(request).client.get(request.path_params["id"]))
+    return shown_message(await client_of(request).get(request.path_params["id"]))
 
 
 async def trace(request: Request, asked: Asked) -> TraceAnswer:
     """Show what has become of a message in each group."""
-    found = await session_of(request).client.trace(request.path_params["id"])
+    found = await client_of(request).trace(request.path_params["id"])
     shown = None if found.message is None else shown_message(found.message)
     return TraceAnswer(
         id=found.id, message=shown, groups=list(found.groups), is_partial=found.is_partial, missed=list(found.missed)
@@ -422,7 +430,7 @@ async def trace(request: Request, asked: Asked) -> TraceAnswer:
 
 async def dead_letters(request: Request, asked: Paged) -> Rows:
     """List the dead letters of a group, the oldest first."""
-    client = session_of(request).client
+    client = client_of(request)
     found: Rows = await _page(client.admin.dead_letters(_group_name(request)), asked)
     found.missed = list(client.admin.missed)
     return found
@@ -431,7 +439,7 @@ async def dead_letters(request: Request, asked: Paged) -> Rows:
 async def reasons(request: Request, asked: Asked) -> Reasons:
     """Count the reasons of the dead letters of a group."""
     counted, looked_at = Counter[str](), 0
-    letters: AsyncIterator[DeadLetter] = session_of(request).client.admin.dead_letters(_group_name(request))
+    letters: AsyncIterator[DeadLetter] = client_of(request).admin.dead_letters(_group_name(request))
     async for letter in letters:
         counted[letter.reason] += 1
         looked_at += 1
@@ -442,7 +450,7 @@ async def reasons(request: Request, asked: Asked) -> Reasons:
 
 async def download(request: Request) -> Response:
     """Give the body of a message as a file."""
-    found = await session_of(request).client.get(request.path_params["id"])
+    found = await client_of(request).get(request.path_params["id"])
     disposition = f'attachment; filename="{found.id}.bin"'
     return Response(found.body, 200, {"content-disposition": disposition}, "application/octet-stream")
 
@@ -491,7 +499,7 @@ async def set_group(request: Request, asked: SettingsChange) -> dict[str, Any]:
     known = ChangedSettings.__annotations__
     if unknown := sorted(asked.settings.keys() - known.keys()):
         raise InvalidOption(f"a group has no setting {unknown[0]!r:.80}; it has {', '.join(known)}")
-    return await session_of(request).client.admin.set_group(name, follows=asked.follows, **asked.settings)
+    return await client_of(request).admin.set_group(name, follows=asked.follows, **asked.settings)
 
 
 async def seek(request: Request, asked: SeekTo) -> Changed:
@@ -499,7 +507,7 @@ async def seek(request: Request, asked: SeekTo) -> Changed:
     to: Any = asked.to
     if isinstance(to, str) and to not in ("first", "new"):
         to = int(to) if to.isascii() and to.isdigit() and len(to) < 20 else _time(to)
-    await session_of(request).client.admin.seek(_group_name(request), to, clear_retries=asked.clear_retries)
+    await client_of(request).admin.seek(_group_name(request), to, clear_retries=asked.clear_retries)
     return Changed(count=0)
 
 
@@ -508,20 +516,20 @@ async def delete_group(request: Request, asked: Deletion) -> Changed:
     name = _group_name(request)
     if asked.confirm != name:
         raise Conflict(f"nothing was deleted: type the name of the group, {name}, to delete it")
-    await session_of(request).client.admin.delete_group(name)
+    await client_of(request).admin.delete_group(name)
     return Changed(count=1)
 
 
 async def redrive(request: Request, asked: LetterChange) -> Changed:
     """Hand out dead letters again."""
-    admin, name = session_of(request).client.admin, _group_name(request)
+    admin, name = client_of(request).admin, _group_name(request)
     await _check_letters(request, name, asked)
     return Changed(count=await admin.redrive(name, asked.ids, all=asked.all))
 
 
 async def delete_dead(request: Request, asked: LetterChange) -> Changed:
     """Delete dead letters."""
-    admin, name = session_of(request).client.admin, _group_name(request)
+    admin, name = client_of(request).admin, _group_name(request)
     await _check_letters(request, name, asked)
     return Changed(count=await admin.delete_dead(name, asked.ids, all=asked.all))
 
@@ -532,7 +540,7 @@ async def _check_letters(request: Request, name: str, asked: LetterChange) -> No
         if not asked.ids:
             raise InvalidOption("give the ids of dead letters, or all with their count")
         return
-    _check_count(asked.count, await dead_count(session_of(request).client, name), "dead letters")
+    _check_count(asked.count, await dead_count(client_of(request), name), "dead letters")
 
 
 async def dead_count(client: Client, group: str) -> int:
@@ -551,7 +559,7 @@ def _check_count(typed: int | None, there: int, what: str) -> None:
 
 async def resend(request: Request, asked: ResendRequest) -> dict[str, int]:
     """Hand stored messages out again."""
-    admin = session_of(request).client.admin
+    admin = client_of(request).admin
     terms: dict[str, Any] = asked.model_dump(exclude={"dry_run", "count"}, exclude_none=True)
     if not asked.dry_run and not asked.ids:
         _check_count(asked.count, int(await admin.resend(**terms, dry_run=True)), "messages to resend")
@@ -564,7 +572,7 @@ async def resend(request: Request, asked: ResendRequest) -> dict[str, int]:
 
 async def cancel(request: Request, asked: Asked) -> dict[str, bool]:
     """Cancel a delayed message."""
-    return {"cancelled": await session_of(request).client.cancel(request.path_params["id"])}
+    return {"cancelled": await client_of(request).cancel(request.path_params["id"])}
 
 
 # --- the table -------------------------------------------------------------------------------------------------------

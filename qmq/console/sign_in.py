@@ -43,6 +43,9 @@ MOST_SESSIONS: Final = 500
 _RETRY_SECONDS: Final = 1.0
 #: A broker has so long to let somebody in, in seconds.
 _CONNECT_SECONDS: Final = 5.0
+#: A request waits so long, in seconds, for the answer whether a token still holds. A broker that is slower is asked
+#: again RIGHTS_SECONDS later.
+_STILL_HOLDS_SECONDS: Final = 1.0
 #: Sign-ins that are checked at once.
 _AT_ONCE: Final = 16
 #: Failures of one address that are answered at once; the delay of the next one doubles, in seconds.
@@ -116,7 +119,7 @@ class UserSession:
             if self._is_fresh():
                 return
             try:
-                async with asyncio.timeout(_CONNECT_SECONDS):
+                async with asyncio.timeout(_STILL_HOLDS_SECONDS if self._rights else _CONNECT_SECONDS):
                     await self._ask()
             except Unauthorized:
                 await self.close()

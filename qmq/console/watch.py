@@ -132,6 +132,11 @@ class Watch:
         """The brokers that the latest snapshot lacks."""
         return tuple(self.latest.away)
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether the latest snapshot lacks all brokers."""
+        return bool(self.latest.number) and len(self.latest.away) == len(self._sources)
+
     async def __aenter__(self) -> Self:
         """Begin to ask."""
         self._task = asyncio.create_task(self._run(), name="watch")

@@ -20,7 +20,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from qmq import Client, ConsumerInfo, DeadLetter, GroupInfo, SubjectInfo
-from qmq.console.api import SEARCH_SECONDS, dead_count, download
+from qmq.console.api import SEARCH_SECONDS, client_of, dead_count, download
 from qmq.console.history import Columns
 from qmq.console.pages.formats import age_text, counted, shown_body
 from qmq.console.pages.plots import backlog_plot, oldest_plot, rate_plot
@@ -87,11 +87,6 @@ def routes() -> list[Route | Mount]:
         Route("/dead", dead),
         Route("/brokers", brokers),
     ]
-
-
-def _client(request: Request) -> Client:
-    client: Client = request.state.session.client
-    return client
 
 
 def _groups(request: Request) -> list[GroupNow]:
@@ -175,7 +170,7 @@ def _paged(rows: list[Any], page: str) -> tuple[int, list[Any], int]:
 async def group(request: Request) -> Response:
     """Show one group: how far behind and why, its plots, consumers, blocked order keys and settings."""
     await _fresh(request)
-    name, client = request.path_params["name"], _client(request)
+    name, client = request.path_params["name"], client_of(request)
     # Both at once, so that a broker that is away is waited for once.
     infos, consumers = await asyncio.gather(client.admin.groups(name), _consumers(client, name))
     consumers.sort(key=lambda one: (one.in_flight_since is None, one.in_flight_since, not one.online, one.name))
@@ -266,7 +261,7 @@ def _done(url: str, **query: object) -> Response:
 async def post_set(request: Request) -> Response:
     """Change settings of a group."""
     name, changed = request.path_params["name"], dict[str, Any]()
-    info = (await _client(request).admin.groups(name))[0]
+    info = (await client_of(request).admin.groups(name))[0]
     for key, _ in _SETTINGS:
         if key in request.state.fields and key in info.settings:
             text = _field(request, key)
@@ -281,7 +276,7 @@ async def post_set(request: Request) -> Response:
         text = "; ".join(f"{key} becomes {_setting_field(value) or 'empty'}" for key, value in changed.items())
         return _ask(request, f"Change the settings of {name}", f"{text}. Consumers keep their connections.", "Change",
                     _group_url(name))  # fmt: skip
-    await _client(request).admin.set_group(name, **changed)
+    await client_of(request).admin.set_group(name, **changed)
     return _done(_group_url(name), done="set")
 
 
@@ -327,7 +322,7 @@ async def post_seek(request: Request) -> Response:
             f"refused. {retries}"
         )
         return _ask(request, f"Move {name}", text, "Move the group", _group_url(name))
-    await _client(request).admin.seek(name, target, clear_retries=clears)
+    await client_of(request).admin.seek(name, target, clear_retries=clears)
     return _done(_group_url(name), done="sought")
 
 
@@ -345,7 +340,7 @@ def _time_of(text: str) -> datetime | None:
 async def post_delete(request: Request) -> Response:
     """Delete a group."""
     name = request.path_params["name"]
-    infos = await _client(request).admin.groups(name)
+    infos = await client_of(request).admin.groups(name)
     dead_count, ready = sum(info.dead for info in infos), sum(info.ready for info in infos)
     text = (
         f"The group {name} is deleted with its cursors, retries and {counted(dead_count, 'dead letter')}; "
@@ -357,7 +352,7 @@ async def post_delete(request: Request) -> Response:
         problem = _wrong_count(request) if _is_sure(request) else ""
         back = _group_url(name)
         return _ask(request, f"Delete {name}", text, "Delete the group", back, count=count, problem=problem)
-    await _client(request).admin.delete_group(name)
+    await client_of(request).admin.delete_group(name)
     return _done("/groups", done="deleted")
 
 
@@ -380,14 +375,14 @@ async def post_delete_dead(request: Request) -> Response:
 
 
 async def _change_dead(request: Request, action: str) -> Response:
-    name, admin = request.path_params["name"], _client(request).admin
+    name, admin = request.path_params["name"], client_of(request).admin
     ids = list(dict.fromkeys(_fields(request, "id")))
     back = f"{_group_url(name)}/dead"
     if not ids and not _field(request, "all"):
         raise InvalidOption("no dead letter is chosen; go back and choose some, or all")
     if _field(request, "all"):
         ids = []
-        count = await dead_count(_client(request), name)
+        count = await dead_count(client_of(request), name)
         subject = f"All {count:,} dead letters of {name}" if count != 1 else f"The only dead letter of {name}"
     else:
         count = len(ids)
@@ -418,13 +413,13 @@ async def post_resend(request: Request) -> Response:
     target: dict[str, Any] = {"group": name} if name else {"all_groups": True}
     back = f"/messages/{quote(message_id)}"
     if not _is_sure(request):
-        count = await _client(request).admin.resend(ids=[message_id], dry_run=True, **target)
+        count = await client_of(request).admin.resend(ids=[message_id], dry_run=True, **target)
         to = f"the group {name}" if name else f"all groups that follow its subject ({count.groups})"
         text = f"The message {message_id} is handed out again to {to}, as attempt 1, also where it was acked."
         if not count:
             text = f"Nothing would be handed out again to {to}: the message waits, is in flight, or is in retry there."
         return _ask(request, "Resend a message", text, "Resend it", back)
-    count = await _client(request).admin.resend(ids=[message_id], **target)
+    count = await client_of(request).admin.resend(ids=[message_id], **target)
     return _done(back, done="resent", count=int(count))
 
 
@@ -435,7 +430,7 @@ async def post_cancel(request: Request) -> Response:
     if not _is_sure(request):
         return _ask(request, "Cancel a delayed message", f"The message {message_id} is never delivered.", "Cancel it",
                     back)  # fmt: skip
-    return _done(back, done="cancelled" if await _client(request).admin.cancel(message_id) else "late")
+    return _done(back, done="cancelled" if await client_of(request).admin.cancel(message_id) else "late")
 
 
 # --- dead letters ----------------------------------------------------------------------------------------------------
@@ -453,7 +448,7 @@ async def dead(request: Request) -> Response:
 async def dead_letters(request: Request) -> Response:
     """List the dead letters of a group, and the reasons."""
     name, query = request.path_params["name"], request.query_params
-    client = _client(request)
+    client = client_of(request)
     letters, is_cut = await _first(client.admin.dead_letters(name), _MOST_LETTERS)
     total = sum(info.dead for info in await client.admin.groups(name))
     reasons = Counter(letter.reason for letter in letters).most_common(10)
@@ -484,7 +479,7 @@ async def _first(rows: AsyncIterator[Any], most: int) -> tuple[list[Any], bool]:
 async def subjects(request: Request) -> Response:
     """List subjects by their names, and the rates of those that begin alike."""
     await _fresh(request)
-    query, client = request.query_params, _client(request)
+    query, client = request.query_params, client_of(request)
     prefix, wanted = query.get("prefix", "").strip(), query.get("q", "").strip()
     infos, is_cut = await _first(client.subjects(prefix), _MOST_SUBJECTS)
     merged = dict[str, list[int]]()
@@ -505,7 +500,7 @@ async def subjects(request: Request) -> Response:
 
 async def subject(request: Request) -> Response:
     """Browse the messages of a subject."""
-    name, client = request.path_params["name"], _client(request)
+    name, client = request.path_params["name"], client_of(request)
     infos: list[SubjectInfo] = [info async for info in client.subjects(name) if info.name == name]
     followers = [one for one in _groups(request) if _follows(one.follows, name)]
     found = await _found(request, prefix=name)
@@ -525,7 +520,7 @@ async def find(request: Request) -> Response:
     given = query.get("key", "").strip()
     if len(given) == 32 and all(one in "0123456789abcdefABCDEF" for one in given):
         try:
-            await _client(request).get(given)
+            await client_of(request).get(given)
         except (UnknownMessage, BrokersMissed):
             pass  # it may be a key that looks like an id
         else:
@@ -543,7 +538,7 @@ async def _found(request: Request, **terms: Any) -> dict[str, Any]:
     """Return a page of the messages of a search, and how to go on."""
     query = request.query_params
     order = "oldest" if query.get("order") == "oldest" else "newest"
-    finder = _client(request).find(
+    finder = client_of(request).find(
         since=_time_of(query.get("since", "")), until=_time_of(query.get("until", "")), newest=order == "newest",
         limit=ROWS, stop_after=SEARCH_SECONDS, cursor=query.get("cursor") or None, **terms,
     )  # fmt: skip
@@ -556,7 +551,7 @@ async def _found(request: Request, **terms: Any) -> dict[str, Any]:
 
 async def message(request: Request) -> Response:
     """Show a message: its header, its body, and what became of it in each group."""
-    trace = await _client(request).trace(request.path_params["id"])
+    trace = await client_of(request).trace(request.path_params["id"])
     found = trace.message
     timelines = [(one, _steps(one.events, found.stored_at if found else None)) for one in trace.groups]
     return render(
@@ -585,7 +580,7 @@ async def brokers(request: Request) -> Response:
     infos, problem = {}, ""
     if request.state.session.may("admin"):
         try:
-            infos = {info.broker: info for info in await _client(request).admin.info()}
+            infos = {info.broker: info for info in await client_of(request).admin.info()}
         except BrokersMissed as error:
             problem = str(error)
     elif not request.state.session.sees_all:

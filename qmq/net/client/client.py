@@ -421,8 +421,9 @@ class Client:
         return Finder(terms, self._sources)
 
     def _sources(self) -> list[BrokerSource]:
-        self._brokers.ready()
-        return [BrokerSource(link, self._options.admin_timeout) for link in self._brokers.links]
+        timeout = self._options.admin_timeout
+        reach_timeout = min(timeout, self._brokers.patience())
+        return [BrokerSource(link, timeout, reach_timeout) for link in self._brokers.links]
 
     async def trace(self, message_id: str) -> Trace:
         """Return what has become of a message: its state in each group, and what happened to it there.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import secrets
 import warnings
@@ -98,6 +99,8 @@ log = logging.getLogger("qmq.client")
 
 #: Once one broker has answered, the others have this long, in seconds, before a client begins without them.
 OTHERS_WAIT: Final = 0.5
+#: After so many seconds without a connection a broker counts as away: a list of the others waits OTHERS_WAIT for it.
+AWAY_AFTER: Final = 5.0
 
 
 class Brokers:
@@ -131,6 +134,7 @@ class Brokers:
         self._moving: asyncio.TimerHandle | None = None
         #: Hands failed messages to another broker when their own is lost.
         self.handover = HandoverClient(self.links, options.failover_after)
+        self._unconnected_since: dict[Link, float] = {}
         self._refused: set[Link] = set()  # links whose brokers refuse the client for good
         self._warned_of_left_open = False
 
@@ -279,15 +283,22 @@ class Brokers:
                     wait.cancel()
                 await asyncio.gather(*waits, return_exceptions=True)
 
-    async def reached_within(self, timeout: float) -> list[Link]:
+    async def reached_within(self, timeout: float, *, leaves_out_away: bool = False) -> list[Link]:
         """Return all links once they are connected, or after *timeout* seconds those that are, maybe none. Raises the
         error that ended the client.
+
+        With *leaves_out_away*, once one link is connected, those of brokers that are away (see AWAY_AFTER) have
+        OTHERS_WAIT seconds.
         """
-        self.ready()
+        loop = self.ready()
         if all(link.connection is not None for link in self.links):
             return self.links
         waits = [asyncio.ensure_future(link.connected()) for link in self.links]
         try:
+            if leaves_out_away:
+                until = loop.time() + timeout
+                await asyncio.wait(waits, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+                timeout = min(until - loop.time(), self.patience())
             await asyncio.wait(waits, timeout=timeout)
         finally:
             for wait in waits:
@@ -295,6 +306,16 @@ class Brokers:
             await asyncio.gather(*waits, return_exceptions=True)
         self.ready()
         return [link for link in self.links if link.connection is not None]
+
+    def patience(self) -> float:
+        """Return the seconds that a list waits for links without a connection: until all of them count as away, and
+        OTHERS_WAIT at least; infinity while none is connected.
+        """
+        now = self.ready().time()
+        if all(link.connection is None for link in self.links):
+            return math.inf
+        since = [self._unconnected_since.get(link, now) for link in self.links if link.connection is None]
+        return max(OTHERS_WAIT, max(since, default=now) + AWAY_AFTER - now)
 
     # --- called by links ---------------------------------------------------------------------------------------------
 
@@ -314,12 +335,20 @@ class Brokers:
         if len(self.links) == 1:
             return
         assert self._loop is not None
+        self._note_unconnected(self._loop.time())
         self._failover.rebalance(self._loop.time())
         self._active = self.links[self._failover.active]
         self._active.want_turn()
         after = self.options.failover_after
         if after is not None and self._moving is None and any(link.connection is None for link in self.links):
             self._moving = self._loop.call_later(min(max(after / 10, 0.01), 0.5), self._moved)
+
+    def _note_unconnected(self, now: float) -> None:
+        for link in self.links:
+            if link.connection is None:
+                self._unconnected_since.setdefault(link, now)
+            else:
+                self._unconnected_since.pop(link, None)
 
     def _moved(self) -> None:
         self._moving = None

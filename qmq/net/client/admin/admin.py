@@ -162,7 +162,8 @@ class Admin:
     """Lists and changes groups, consumers and dead letters at all brokers of a client: its attribute ``admin``.
 
     Each row names its broker. A broker has ``admin_timeout`` seconds for each answer (see ``qmq.connect``). A list of
-    several brokers goes on without those that do not answer; ``missed`` names them. BrokersMissed is raised if none
+    several brokers goes on without those that do not answer, and waits half a second for one that has had no connection
+    for 5 seconds; ``missed`` names them. BrokersMissed is raised if none
     answers, or if a change may be missing at some; it names these, and the same call again completes the change.
     """
 
@@ -318,7 +319,7 @@ class Admin:
 
         Raises InvalidOption, or BrokersMissed if a broker that did not answer may have it.
         """
-        result = await self._each(lambda admin: admin.cancel(message_id))
+        result = await self._each(lambda admin: admin.cancel(message_id), self._brokers.links)
         if not any(result.answers.values()) and result.missed:
             raise BrokersMissed(f"{self._listing.no_answer(result.missed)}, which may have the message; call it again")
         return any(result.answers.values())
@@ -369,16 +370,18 @@ class Admin:
     # --- all brokers -------------------------------------------------------------------------------------------------
 
     async def _listed(self, call: Callable[[AdminOfOne], Awaitable[T]]) -> dict[str, T]:
-        result = await self._each(call)
-        if result.missed and not result.answers and not result.unknown:
-            raise BrokersMissed(self._listing.no_answer(result.missed))
-        self._listing.lacks(result.missed)
+        result = await self._each(call, await self._listing.begin())
+        missed = [*self.missed, *result.missed]
+        if missed and not result.answers and not result.unknown:
+            raise BrokersMissed(self._listing.no_answer(missed))
+        if result.missed:
+            self._listing.lacks(missed)
         if not result.answers:
             raise result.unknown[0]
         return result.answers
 
     async def _changed(self, call: Callable[[AdminOfOne], Awaitable[T]]) -> dict[str, T]:
-        result = await self._each(call)
+        result = await self._each(call, self._brokers.links)
         if result.missed:
             done = f"done at {', '.join(result.answers)}; " if result.answers else ""
             missed = self._listing.no_answer(result.missed)
@@ -387,10 +390,9 @@ class Admin:
             raise result.unknown[0]
         return result.answers
 
-    async def _each(self, call: Callable[[AdminOfOne], Awaitable[T]]) -> _Answers:
-        """Call all brokers at once. Raises the first refusal except UnknownGroup."""
+    async def _each(self, call: Callable[[AdminOfOne], Awaitable[T]], links: Sequence[Link]) -> _Answers:
+        """Call these brokers at once. Raises the first refusal except UnknownGroup."""
         self._brokers.ready()
-        links = self._brokers.links
         asked = [call(AdminOfOne(link)) for link in links]
         result = _Answers({}, [], [])
         refusals: list[BaseException] = []

@@ -24,14 +24,14 @@ class Listing:
         self.missed: tuple[str, ...] = ()
 
     async def begin(self) -> list[Link]:
-        """Return the links of a new list: those that are connected within ``admin_timeout``. Raises BrokersMissed if
-        there is none.
+        """Return the links of a new list: those that are connected within ``admin_timeout``, without those of brokers
+        that are away if others are connected. Raises BrokersMissed if there is none.
         """
-        found = await self._brokers.reached_within(self._brokers.options.admin_timeout)
+        found = await self._brokers.reached_within(self._brokers.options.admin_timeout, leaves_out_away=True)
         missed = [str(link.address) for link in self._brokers.links if link not in found]
         if not found:
             raise BrokersMissed(self.no_answer(missed))
-        self.lacks(missed)
+        self._lacks(missed, f"no connection to {', '.join(missed)}")
         return found
 
     async def page(self, link: Link, asked: Coroutine[Any, Any, T]) -> T | None:
@@ -51,7 +51,10 @@ class Listing:
         return f"no answer within {self._brokers.options.admin_timeout:g} s from {', '.join(addresses)}"
 
     def lacks(self, addresses: Sequence[str]) -> None:
-        """Note, and log, that the present list lacks these brokers."""
+        """Note, and log, that the present list lacks these brokers, as they did not answer in time."""
+        self._lacks(addresses, self.no_answer(addresses))
+
+    def _lacks(self, addresses: Sequence[str], reason: str) -> None:
         self.missed = tuple(addresses)
         if addresses:
-            log.warning("the list lacks %s: %s", ", ".join(addresses), self.no_answer(addresses))
+            log.warning("the list lacks %s: %s", ", ".join(addresses), reason)

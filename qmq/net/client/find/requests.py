@@ -56,15 +56,16 @@ async def ask(
 class BrokerSource:
     """The store of one broker, as a search reads it."""
 
-    def __init__(self, link: Link, timeout: float) -> None:
-        """The broker has *timeout* seconds for each answer."""
+    def __init__(self, link: Link, timeout: float, reach_timeout: float | None = None) -> None:
+        """The broker has *timeout* seconds for each answer, and *reach_timeout* (None: as many) to be connected."""
         self._link = link
         self._timeout = timeout
+        self._reach_timeout = timeout if reach_timeout is None else reach_timeout
         self.name = str(link.address)
 
     async def store_id(self) -> bytes:
         """Return the id of the store. Raises TimeoutError if the broker cannot be reached."""
-        async with asyncio.timeout(self._timeout):
+        async with asyncio.timeout(self._reach_timeout):
             await self._link.connected()
         return self._link.store_id
 

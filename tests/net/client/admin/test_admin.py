@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import signal
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import pytest
 
 import qmq
 from qmq.errors import UnknownGroup
+from qmq.net.client import cluster
 from tests.broker_process import broker_process
 from tests.net.scripted import scripted_broker
 from tests.net.several import connections, put, several, until
@@ -220,6 +223,25 @@ async def test_lists_go_on_without_a_broker_that_never_answers(
                 assert f"no answer within 1 s from {address_of(frozen.url)}" in caplog.text
             with pytest.raises(qmq.BrokersMissed, match=f"done at {brokers.address(0)}; no answer within 1 s from"):
                 await client.admin.set_group("g", max_attempts=3)
+
+
+async def test_lists_do_not_wait_for_a_broker_that_is_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(cluster, "AWAY_AFTER", 0.0)
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        away = f"127.0.0.1:{nobody.getsockname()[1]}"
+        async with several(tmp_path, 1) as brokers:
+            await put(brokers.one(0), "a", [b"x"])
+            async with qmq.connect(f"{brokers.url},{away}", admin_timeout=3600) as client, asyncio.timeout(30):
+                assert [row.broker for row in await client.admin.stats()] == [brokers.address(0)]
+                assert client.admin.missed == (away,)
+                assert f"no connection to {away}" in caplog.text
+                assert [row.broker async for row in client.subjects()] == [brokers.address(0)]
+                finder = client.find("a")
+                assert [message.body async for message in finder] == [b"x"]
+                assert finder.missed == (away,)
 
 
 async def collected(rows: AsyncIterator[Any]) -> list[Any]:
