@@ -84,7 +84,7 @@ class Logins:
                     "create one with `qmq tokens create`, or give another token"
                 )
         else:
-            raise Unauthorized("this broker lets in clients with a token only: give token=, or set QMQ_TOKEN")
+            raise Unauthorized("this broker lets in clients with a token only: give token=, QMQ_TOKEN or --token-file")
         if token.expires_us is not None and token.expires_us <= now_us:
             raise _expired(name, token.expires_us)
         self.used[name] = now_us
@@ -93,7 +93,9 @@ class Logins:
     def look_at(self, login: Login | None, now_us: int) -> Login | QmqError:
         """Return the login as it is with the present tokens, or the error with which its connection ends."""
         if login is None:
-            return Unauthorized("this broker lets in clients with a token only by now: give token=, or set QMQ_TOKEN")
+            return Unauthorized(
+                "this broker lets in clients with a token only by now: give token=, QMQ_TOKEN or --token-file"
+            )
         name, tokens = login.rights.name, self._tokens
         token = None if tokens is None else tokens.get(name)
         if token is None:
