@@ -85,6 +85,26 @@ async def changed(browser: Browser, path: str, **fields: str) -> tuple[int, str]
     return reply.status, reply.headers.get("location") or unescape(reply.body.decode())
 
 
+async def test_a_message_of_many_groups_shows_those_in_trouble_first() -> None:
+    with qmq.testing.broker() as broker:
+        async with qmq.connect(broker.url) as client, running_console(broker.url) as console:
+            receipt = await client.send("shop.order", b"{}")
+            for number in range(60):
+                async with client.subscribe("shop.", group=f"team-{number:02}", consumer="c") as consumer:
+                    if number == 59:
+                        await (await consumer.pull())[0].reject("no such address")
+            browser = Browser(console.port)
+            text = await page(browser, f"/messages/{receipt.id}")
+            assert text.index("no such address") < text.index("team-00")
+            assert "team-48" in text
+            assert "team-49" not in text
+            assert "10 more groups: waiting in 10." in text
+            text = await page(browser, f"/messages/{receipt.id}?group=team-49")
+            assert "team-49" in text
+            assert "team-00" not in text
+            assert "No group has “nobody”" in await page(browser, f"/messages/{receipt.id}?group=nobody")
+
+
 async def test_each_page_shows_what_is_there_and_html_as_text() -> None:
     async with console_of_a_shop() as (browser, _, ids):
         shown = await page(browser, "/")
