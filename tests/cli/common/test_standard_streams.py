@@ -82,7 +82,7 @@ def test_closed_and_full_streams(broker: BrokerProcess, line: str, ends: tuple[i
 def test_a_broker_serves_though_nobody_hears_that_it_is_ready(stdout: str, tmp_path: object) -> None:
     serve = f"qmq serve --listen 127.0.0.1:0 --data-dir {tmp_path} {stdout} <&-"
     said = f"until grep -q 'could not print that it is ready' {tmp_path}.log; do sleep 0.1; done"
-    line = f"{serve} 2>{tmp_path}.log & {said}; kill $!; wait $!"
+    line = f": >{tmp_path}.log; {serve} 2>{tmp_path}.log & {said}; kill $!; wait $!"
     code, out, err = shell(line)
     assert (code, out, err) == (0, "", "")
 
