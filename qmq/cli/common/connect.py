@@ -168,6 +168,8 @@ def _take_token(context: click.Context, parameter: click.Parameter, value: str |
     from qmq.net.client.address import read_token, token_of
 
     if parameter.name == "token" and given:
+        if not chosen.strip():
+            raise click.BadParameter("it is empty; give NAME:SECRET, or leave the option out", context, parameter)
         click.echo("qmq: --token can be seen in the list of processes; use QMQ_TOKEN or --token-file", err=True)
     token = str(token_of(read_token(chosen) if parameter.name == "token_file" else chosen))
     before = os.environ.get("QMQ_TOKEN")

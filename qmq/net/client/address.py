@@ -119,13 +119,16 @@ def token_of(token: str | None) -> TokenText:
 
 
 def read_token(path: str) -> str:
-    """Return the token in a file. Raises InvalidOption."""
+    """Return the token in a file. Raises InvalidOption, also for an empty file: without a token more may be open."""
     try:
         with open(path, encoding="ascii") as file:
-            return file.read(_MAX_TOKEN + 2)
+            token = file.read(_MAX_TOKEN + 2)
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not ASCII"
         raise InvalidOption(f"the token in {path} cannot be read: {reason}; write NAME:SECRET into it") from None
+    if not token.strip():
+        raise InvalidOption(f"{path} has no token; write NAME:SECRET into it, as `qmq tokens create` shows it")
+    return token
 
 
 def parse_url(url: str, tls: TlsFiles | None = None, token: TokenText | None = None) -> list[Address]:

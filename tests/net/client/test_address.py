@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import qmq
+import qmq.errors
 from qmq.errors import InvalidOption
-from qmq.net.client.address import Address, parse_url, shown_location, shown_url
+from qmq.net.client.address import Address, parse_url, shown_location, shown_url, token_of
+from tests.cli.commands import qmq as qmq_command
 
 
 @pytest.mark.parametrize(
@@ -89,3 +94,19 @@ def test_what_is_shown_of_a_url(url: str, shown: str) -> None:
 )
 def test_what_is_shown_of_the_place_of_an_archive(location: str, shown: str) -> None:
     assert shown_location(location) == shown
+
+
+@pytest.mark.parametrize("text", ["", " \n"])
+def test_an_empty_file_is_no_token(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that was given a file for its token does not go on without one: a console would let everybody in."""
+    path = tmp_path / "console.token"
+    path.write_text(text, "ascii")
+    monkeypatch.delenv("QMQ_TOKEN", raising=False)
+    monkeypatch.setenv("QMQ_TOKEN_FILE", str(path))
+    with pytest.raises(qmq.errors.InvalidOption, match="has no token; write NAME:SECRET into it"):
+        token_of(None)
+    for options in (("--token-file", str(path)), ("--token", text)):
+        for command in (("console", "--listen", "127.0.0.1:0"), ("ping",)):
+            done = qmq_command(*command, *options, server="qmq://127.0.0.1:1")
+            assert (done.exit_code, done.stdout) == (2, "")
+            assert "NAME:SECRET" in done.stderr
