@@ -214,8 +214,6 @@ class MultiBrokerPuller:
         for puller in self._in_order():
             if self._is_enough(taken, min_count):
                 break
-            if self._is_exact and puller.is_waiting:
-                continue
             if puller not in self._tasks:
                 self._ask(puller, max_count - _count(taken), 0.0)
             await self._wait({puller}, 0.0 if puller in self._slow else TURN_TIMEOUT, taken)
@@ -251,8 +249,7 @@ class MultiBrokerPuller:
         for puller in pullers:
             missing = max_count - _count(taken)
             if missing > 0 and puller.has_received:
-                self._ask(puller, missing, 0.0)
-                await self._wait({puller}, SETTLE_TIMEOUT, taken)
+                taken += await puller.pull(missing, 1, 0.0, self._max_bytes)
 
     def _shares(self, missing: int) -> list[tuple[Puller, int]]:
         """Return the pullers to ask now, and for how many messages each."""
@@ -264,8 +261,11 @@ class MultiBrokerPuller:
         return [(puller, share) for puller, share in shares if share]
 
     def _in_order(self) -> list[Puller]:
-        """Return the pullers that have subscribed: first those with messages left over, then in turn."""
-        order = [puller for puller in self._pullers[self._next :] + self._pullers[: self._next] if self._is_in(puller)]
+        """Return the pullers that have subscribed: first those with messages left over, then in turn. In an
+        at_most_once group those are left out that still owe the answer to an earlier pull.
+        """
+        in_turn = self._pullers[self._next :] + self._pullers[: self._next]
+        order = [one for one in in_turn if self._is_in(one) and not (self._is_exact and one.is_waiting)]
         return sorted(order, key=lambda puller: not puller.has_received)
 
     def _is_in(self, puller: Puller) -> bool:

@@ -320,6 +320,8 @@ class Puller:
             if self._request.is_pending:
                 loop = asyncio.get_running_loop()
                 await self._request.wait(loop.time() + timeout, loop)
+        if self.has_received:
+            self._watch_unused()
 
     def put_back(self, runs: Sequence[Run]) -> None:
         """Return *runs* to the puller, which hands them out first in the next pull."""

@@ -11,6 +11,7 @@ import pytest
 
 import qmq
 from qmq.net.client.consumer.multi_broker import MultiBrokerPuller
+from qmq.net.client.consumer.pull import Puller
 from tests.broker_process import BrokerProcess
 from tests.net.several import Several, connections, put, several, until
 from tests.net.stepping import run_turns
@@ -105,8 +106,8 @@ async def test_an_at_most_once_group_is_never_given_more_than_was_asked_for(tmp_
 
 
 @asynccontextmanager
-async def late_answers(address: str, delay: float) -> AsyncIterator[str]:
-    """Forward an address of its own to *address*; answers come *delay* seconds late."""
+async def late_answers(address: str, delay: Callable[[], float]) -> AsyncIterator[str]:
+    """Forward an address of its own to *address*; answers come *delay()* seconds late."""
     loop = asyncio.get_running_loop()
     host, _, port = address.rpartition(":")
 
@@ -120,7 +121,7 @@ async def late_answers(address: str, delay: float) -> AsyncIterator[str]:
             await asyncio.wait(
                 {
                     loop.create_task(copy(reader, to_broker.write)),
-                    loop.create_task(copy(from_broker, lambda data: loop.call_later(delay, writer.write, data))),
+                    loop.create_task(copy(from_broker, lambda data: loop.call_later(delay(), writer.write, data))),
                 },
                 return_when=asyncio.FIRST_COMPLETED,
             )
@@ -141,7 +142,9 @@ async def test_an_at_most_once_group_loses_nothing_to_late_answers(tmp_path: Pat
     async with several(tmp_path, 3) as brokers, AsyncExitStack() as stack:
         for number in range(3):
             await put(brokers.one(number), "a", [b"%d" % number] * 4)
-        late = [await stack.enter_async_context(late_answers(brokers.address(number), 0.15)) for number in range(3)]
+        late = [
+            await stack.enter_async_context(late_answers(brokers.address(number), lambda: 0.15)) for number in range(3)
+        ]
         async with (
             qmq.connect("qmq://" + ",".join(late)) as client,
             client.subscribe("a", group="g", mode="at_most_once") as consumer,
@@ -153,6 +156,35 @@ async def test_an_at_most_once_group_loses_nothing_to_late_answers(tmp_path: Pat
             client.subscribe("a", group="g", mode="at_most_once") as consumer,
         ):
             assert len(await consumer.pull(max_count=100, min_count=12 - count, timeout=10)) == 12 - count
+
+
+async def test_a_broker_that_hangs_holds_an_at_most_once_group_up_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited, settle, delay = list[Puller](), Puller.settle, 0.0
+
+    async def counted(puller: Puller, timeout: float) -> None:
+        if puller.is_waiting and delay:
+            waited.append(puller)
+        await settle(puller, 0.01)
+
+    monkeypatch.setattr(Puller, "settle", counted)
+    async with (
+        several(tmp_path) as brokers,
+        late_answers(brokers.address(0), lambda: delay) as hanging,
+        qmq.connect(f"qmq://{hanging},{brokers.address(1)}") as client,
+        client.subscribe("a", group="g", mode="at_most_once") as consumer,
+    ):
+        puller = consumer._puller
+        assert isinstance(puller, MultiBrokerPuller)
+        await until(lambda: len(puller._entered) == 2, "it has subscribed")
+        delay = 3_600.0
+        for body in (b"0", b"1", b"2"):
+            assert await consumer.pull(timeout=0.6) == []  # two turns
+            await put(brokers.one(1), "a", [body])
+            assert [message.body for message in await consumer.pull(timeout=30)] == [body]
+        assert waited.count(puller.pullers[0]) == 1
+        puller.leave_now()
 
 
 async def test_none_starves_beside_a_broker_with_a_backlog(tmp_path: Path) -> None:
