@@ -356,8 +356,8 @@ async def groups(request: Request, asked: GroupQuery) -> Rows:
 
 async def group(request: Request, asked: Asked) -> dict[str, Any]:
     """Show one group: its rates, and for each broker its counts and settings."""
-    name, session = _group_name(request), session_of(request)
-    rows: list[GroupInfo] = await client_of(request).admin.groups(name)
+    name, session, client = _group_name(request), session_of(request), client_of(request)
+    rows: list[GroupInfo] = await client.admin.groups(name)
     now = await look(request)
     known = now.groups.get(name) if session.sees_group(name) else None
     return {
@@ -365,7 +365,7 @@ async def group(request: Request, asked: Asked) -> dict[str, Any]:
         "at": now.at,
         "now": None if known is None else shown_group(known, now.at),
         "rows": rows,
-        "missed": client_of(request).admin.missed,
+        "missed": client.admin.missed,
     }
 
 

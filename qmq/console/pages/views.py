@@ -39,6 +39,10 @@ _HOUR: Final = 3600
 _SHOWN_GROUPS: Final = 12
 #: Consumers of a page.
 _SHOWN_CONSUMERS: Final = 200
+#: The order of the groups of a message: those that somebody has to look at come first.
+_TROUBLE_FIRST: Final = {state: at for at, state in enumerate(
+    ("dead", "retrying", "in_flight", "delayed", "expired", "deleted", "dropped", "acked", "handed_out")
+)}  # fmt: skip
 _SETTINGS: Final = (
     ("max_attempts", "attempts before a message is dead"),
     ("max_session_expiries", "sessions that may expire with a message"),
@@ -566,12 +570,6 @@ async def message(request: Request) -> Response:
             found is not None and found.sequence is None and found.deliver_at_us is not None),
         now=datetime.now(UTC),
     )  # fmt: skip
-
-
-#: The order of the groups of a message: those that somebody has to look at come first.
-_TROUBLE_FIRST: Final = {state: at for at, state in enumerate(
-    ("dead", "retrying", "in_flight", "delayed", "expired", "deleted", "dropped", "acked", "handed_out")
-)}  # fmt: skip
 
 
 def _steps(events: Any, stored_at: datetime | None) -> list[tuple[Any, str]]:
