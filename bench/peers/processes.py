@@ -46,7 +46,7 @@ def answers(port: int) -> bool:
     return True
 
 
-class Turns(NamedTuple):
+class ProcessorTime(NamedTuple):
     """The seconds for which threads ran, and those for which they could run and waited for a processor."""
 
     ran_s: float
@@ -133,7 +133,7 @@ class Server:
         """Return the seconds of processor time of all its processes so far."""
         return sum(_cpu_ticks(pid) for pid in self.pids()) / _TICKS
 
-    def turns(self) -> Turns:
+    def processor_time(self) -> ProcessorTime:
         """Return how long the threads of all its processes ran and waited so far, as the scheduler counts it."""
         ran_ns = waited_ns = 0
         for pid in self.pids():
@@ -142,7 +142,7 @@ class Server:
                     ran, waited, _ = map(int, path.read_text("ascii").split())
                     ran_ns += ran
                     waited_ns += waited
-        return Turns(ran_ns / 1e9, waited_ns / 1e9)
+        return ProcessorTime(ran_ns / 1e9, waited_ns / 1e9)
 
     def end(self) -> None:
         """End all processes with SIGTERM, and kill those that do not end."""

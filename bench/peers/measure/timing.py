@@ -38,9 +38,9 @@ def latency(running: Running) -> Iterator[Row]:
             for rate in running.amount.rates:
                 topic = running.topic("paced")
                 running.make(client, topic)
-                before = running.server.turns()
+                before = running.server.processor_time()
                 sent, came = at_rate(running, client, way, rate, topic)
-                after = running.server.turns()
+                after = running.server.processor_time()
                 if "p50_ms" in sent:
                     yield from _percentiles(running, client, way, f"{rate_name(rate)} to ack", sent)
                 if came is not None:
