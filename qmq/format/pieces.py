@@ -46,7 +46,7 @@ from qmq.format.layout import (
     RUNS_MAGIC,
     STAMP_POSITION_OFFSET,
 )
-from qmq.format.run import PieceHeader, RunsHeader, column_offsets, folds_of
+from qmq.format.run import PieceHeader, RunsHeader, are_decodable, column_offsets, folds_of
 from qmq.format.run import Run as Run
 from qmq.format.source import source_in, with_producer
 from qmq.format.table import names_of, source_table, table_of
@@ -435,12 +435,11 @@ def _runs_of_batch(
     if ordinals is None:
         ordinals = np.cumsum(counts)
         ordinals -= counts
-    _, header_sizes = gather_lengths(data, starts, counts)
-    bare = not header_sizes.any()
+    decodable = are_decodable(data, column_ends, counts, *gather_lengths(data, starts, counts))
     columns = (counts, records["lane"], records["flags"], records["first_sequence"], ordinals)
     fields = (
         repeat(header), map(names.__getitem__, subjects.tolist()), *(column.tolist() for column in columns),
-        repeat(data), starts.tolist(), ends.tolist(), repeat(table), repeat(bare),
+        repeat(data), starts.tolist(), ends.tolist(), repeat(table), decodable.tolist(),
     )  # fmt: skip
     # All runs stay alive, so the collector would find nothing.
     collects = gc.isenabled()

@@ -95,8 +95,8 @@ class Run:
     """
 
     __slots__ = (
-        "_bodies", "_decoded", "_headers", "_start", "_stop", "_view", "attempt", "bare", "count", "first_sequence",
-        "in_flight", "lane", "lease", "ordinal", "origin", "delivery_sequence", "run_flags", "subject", "table",
+        "_bodies", "_decoded", "_headers", "_start", "_stop", "_view", "attempt", "count", "first_sequence",
+        "in_flight", "is_decodable", "lane", "lease", "ordinal", "origin", "delivery_sequence", "run_flags", "subject", "table",
     )  # fmt: skip
 
     def __init__(
@@ -112,12 +112,12 @@ class Run:
         start: int,
         stop: int,
         table: bytes = b"",
-        bare: bool = False,
+        is_decodable: bool = False,
     ) -> None:
-        """Columns and payload are bytes [start, stop) of *view*. *table* is that of the batch or piece; *bare*: it is
-        known that no message has a header.
+        """Columns and payload are bytes [start, stop) of *view*. *table* is that of the batch or piece;
+        *is_decodable*: it is known that the headers of all messages can be decoded.
         """
-        self.bare = bare
+        self.is_decodable = is_decodable
         self.table = table
         self.origin = origin
         self.subject = subject
@@ -368,7 +368,7 @@ def undecodable(run: Run) -> list[int]:
 
     The fault is the sender's: the broker does not look into headers. Most headers are empty or only a short key.
     """
-    if run.bare:
+    if run.is_decodable:
         return []
     if run.count == 1:
         size = run.first_header_size()
@@ -387,6 +387,29 @@ def undecodable(run: Run) -> list[int]:
     return [index for index, header in zip(other.tolist(), headers, strict=True) if header not in good]
 
 
+def are_decodable(
+    data: memoryview,
+    payloads: npt.NDArray[np.int64],
+    counts: npt.NDArray[np.int64],
+    lengths: npt.NDArray[np.int64],
+    sizes: npt.NDArray[np.int64],
+) -> npt.NDArray[np.bool_]:
+    """Return for which runs it is known that all headers can be decoded, since each is empty or only a short key:
+    bool[runs].
+
+    All are looked at with the same calls: one by one they would cost more than everything else that is done with a run.
+    *payloads* is where the payload of each run begins in *data*, *counts* how many messages it has; *lengths* and
+    *sizes* are those of all messages and of their headers. Nothing needs to be verified.
+    """
+    if not sizes.any():
+        return np.ones(len(counts), np.bool_)
+    firsts, starts = np.cumsum(counts) - counts, np.cumsum(lengths) - lengths
+    starts += np.repeat(payloads - starts[firsts], counts)
+    fits = _have_only_keys(np.frombuffer(data, np.uint8), starts, sizes) | (sizes == 0)
+    found: npt.NDArray[np.bool_] = np.logical_and.reduceat(fits, firsts)
+    return found
+
+
 def why_undecodable(run: Run, index: int) -> str:
     """Return why the header of message *index* cannot be decoded."""
     try:
@@ -397,10 +420,12 @@ def why_undecodable(run: Run, index: int) -> str:
 
 
 def _have_only_keys(
-    payload: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64], sizes: npt.NDArray[np.uint16]
+    payload: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64], sizes: npt.NDArray[Any]
 ) -> npt.NDArray[np.bool_]:
-    """Return which headers are certainly a short ASCII key or order key and nothing else: bool[count]."""
-    found = (sizes >= _KEY_AT) & (sizes <= _MOST_SHORT)
+    """Return which headers are certainly a short ASCII key or order key and nothing else: bool[count]. None that reach
+    beyond the end of *payload* are.
+    """
+    found = (sizes >= _KEY_AT) & (sizes <= _MOST_SHORT) & (starts + sizes <= len(payload))
     places = np.flatnonzero(found)
     at, size = starts[places], sizes[places].astype(np.int64)
     fits = payload[at + _KEY_AT - 1] == _SHORT_TEXT + size - _KEY_AT

@@ -32,6 +32,10 @@ from tests.format.contents import (
 BOTH_ROADS = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
+#: Headers with nothing but a short key, or a short order key.
+SHORT_HEADERS = {msgpack.packb({name: ["x" * size]}) for name in "ko" for size in (1, 30, 31)}
+
+
 def only_run(runs: Contents) -> Run:
     (run,), damaged = read_answer(stored(runs))
     assert damaged == []
@@ -186,3 +190,42 @@ def test_headers_that_cannot_be_decoded_are_found(headers: list[bytes]) -> None:
     assert undecodable(run) == expected
     for index in expected:
         assert str(run.id(index)) in why_undecodable(run, index)
+
+
+def can_decode(packed: bytes) -> bool:
+    try:
+        read_header(packed)
+    except BadBatch:
+        return False
+    return True
+
+
+short_headers = st.sampled_from([b"", *sorted(SHORT_HEADERS)])
+
+
+@given(st.lists(st.lists(st.one_of(short_headers, packed_headers), min_size=1, max_size=12), min_size=2, max_size=12))
+def test_headers_of_several_runs_are_looked_at_together(runs: list[list[bytes]]) -> None:
+    contents = [
+        RunContent(f"a{at}", [b"body" * at] * len(run), [MessageHeader(packed, 0, 0) for packed in run])
+        for at, run in enumerate(runs)
+    ]
+    parts = build_batch(contents, created_at_us=1, producer_id=bytes(16), producer_sequence=0)
+    batch = memoryview(b"".join(parts))
+    for run, headers in zip(stored_runs(batch, parse_header(batch)), runs, strict=True):
+        assert undecodable(run) == [index for index, packed in enumerate(headers) if not can_decode(packed)]
+        is_plain = all(packed == b"" or packed in SHORT_HEADERS for packed in headers)
+        assert run.is_decodable or not is_plain, "a run with nothing but short keys is not looked at again"
+
+
+def test_lengths_that_lead_out_of_the_batch_are_harmless() -> None:
+    contents = [RunContent(name, [b"body"] * 3, [make_header("key")] * 3) for name in ("a", "b")]
+    batch = bytearray(b"".join(build_batch(contents, created_at_us=1, producer_id=bytes(16), producer_sequence=0)))
+    header = parse_header(memoryview(batch))
+    for run in stored_runs(memoryview(bytes(batch)), header):
+        assert run.is_decodable
+    for offset in range(header.data_start, header.data_start + 8):  # the lengths of the first two
+        damaged = bytearray(batch)
+        damaged[offset] = 0xFF
+        (first, second) = stored_runs(memoryview(damaged), header)
+        assert second.is_decodable
+        assert not first.is_decodable, "its lengths lead elsewhere"

@@ -32,6 +32,18 @@ OF_ANSWERS: Final = (
         instead("frame.flags not in (0, frames.FLUSH)", "frame.flags & ~frames.FLUSH"),
         ("tests/net/server/test_flipped_headers.py",),
     ),
+    Mutant(
+        "call no run decodable for one of its headers",
+        "are_decodable",
+        instead("np.logical_and.reduceat(fits, firsts)", "np.logical_or.reduceat(fits, firsts)"),
+        ("tests/format/test_run.py",),
+    ),
+    Mutant(
+        "look into no bytes behind an answer",
+        "_have_only_keys",
+        instead("starts + sizes <= len(payload)", "starts == starts"),
+        ("tests/format/test_run.py",),
+    ),
 )
 
 _RUN: Final = ("tests/net/client/consumer/test_run.py",)

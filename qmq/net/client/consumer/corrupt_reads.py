@@ -19,7 +19,11 @@ def read_checked(answer: memoryview, begun: PartialAnswer | None = None) -> tupl
 
 
 def _decodable(runs: list[Run], damaged: list[AnswerDamage]) -> tuple[list[Run], list[AnswerDamage]]:
-    bad = {run_index: indexes for run_index, run in enumerate(runs) if not run.bare and (indexes := undecodable(run))}
+    bad = {
+        run_index: indexes
+        for run_index, run in enumerate(runs)
+        if not run.is_decodable and (indexes := undecodable(run))
+    }
     if not bad:
         return runs, damaged
     readable, all_damaged = list[Run](), list[AnswerDamage]()
