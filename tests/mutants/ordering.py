@@ -103,6 +103,18 @@ OF_ORDER: Final = (
         _ORDER,
     ),
     Mutant(
+        "go back to forgotten rows of slots that are free",
+        "OrderedScan._read_again",
+        skip("self._next_rows = firsts"),
+        _ORDER,
+    ),
+    Mutant(
+        "go back no further than retention allows",
+        "OrderedScan._read_again",
+        instead("map(max, rows, self._filter.row_cursors)", "rows"),
+        _ORDER,
+    ),
+    Mutant(
         "leave slots to other consumers",
         "_SlotChooser.__init__",
         never("consumers > 1"),

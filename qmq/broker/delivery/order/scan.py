@@ -1,15 +1,16 @@
 """The choice of new messages with order keys: in stored order, but for slots that another consumer or a retry holds.
 
 A scan reads each row once. Rows that the consumer of a pull may not have now are passed, and looked at first by the
-pulls that follow: at most MOST_PASSED of them. Where there are more, those of blocked slots are forgotten, and found
-again by their subject once the slot is free. So a slot that is stuck costs a few bytes, however much waits behind it.
+pulls that follow: at most MOST_PASSED of them. Where there are more, those of blocked slots are forgotten, until the
+slot is free. Then rows not far back are read again, since most of them are of such slots; those of a slot that was
+stuck for long are found by its subject. So a slot that is stuck costs a few bytes, however much waits behind it.
 
 With several consumers one of them gets the messages of some of the slots only, so that the others find some too.
 """
 
 from __future__ import annotations
 
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +31,10 @@ _PASSED_ROWS: Final = 2_048
 #: Rows of one slot that are looked up in one go, and slots in one pull.
 _SLOT_ROWS: Final = 1_024
 _MOST_SLOTS: Final = 256
+#: Forgotten rows are read again if they lie at most so many rows back, and so many for each slot that is free: to find
+#: the rows of one slot by its subject takes about as long as to read this many.
+AGAIN_ROWS: Final = 262_144
+AGAIN_ROWS_A_SLOT: Final = 2_048
 #: Slots up to which those with messages are counted; of more, all count.
 _MOST_COUNTED: Final = 65_536
 
@@ -50,6 +55,15 @@ class Taker(Protocol):
         """Count rows that were read."""
 
 
+class _Forgotten(NamedTuple):
+    """The rows of a slot that were passed and forgotten: the sequence of the first message, and by partition the first
+    row that may be one of them.
+    """
+
+    sequence: int
+    rows: tuple[int, ...]
+
+
 class OrderedScan:
     """How far one filter of order keys is read, and what it has passed."""
 
@@ -63,8 +77,8 @@ class OrderedScan:
         self._partitions: Numbers = _NO_NUMBERS
         self._numbers: Numbers = _NO_NUMBERS
         self._waits: npt.NDArray[np.bool_] = np.zeros(0, np.bool_)
-        #: Slots whose passed rows were forgotten: the sequence of the first; and by partition the first such row.
-        self._forgotten: dict[int, int] = {}
+        #: Slots whose passed rows were forgotten; and by partition the first such row.
+        self._forgotten: dict[int, _Forgotten] = {}
         self._is_forgotten: npt.NDArray[np.bool_] = np.zeros(0, np.bool_)
         self._forgotten_from: list[int | None] = [None] * len(self._next_rows)
 
@@ -141,22 +155,39 @@ class OrderedScan:
         self._cursors = cursors
 
     def _take_forgotten(self, taker: Taker, chooser: _SlotChooser) -> None:
-        """Choose from slots whose passed rows were forgotten."""
+        """Choose from slots whose passed rows were forgotten, or have them read again."""
         slots = np.fromiter(self._forgotten, np.int64)
-        free = slots[chooser.may_have(slots)][:_MOST_SLOTS].tolist()
-        for slot in free:
-            if not self._take_slot(taker, slot):
-                return
-            del self._forgotten[slot]
-            self._is_forgotten[slot] = False
+        free = slots[chooser.may_have(slots)].tolist()
+        if free and not self._read_again(free):
+            for slot in free[:_MOST_SLOTS]:
+                if not self._take_slot(taker, slot):
+                    return
+                self._remind(slot)
         if not self._forgotten:
             self._forgotten_from = [None] * len(self._forgotten_from)
+
+    def _read_again(self, slots: list[int]) -> bool:
+        """Go back to the first forgotten row of these slots; return False where that is not worth it."""
+        rows = map(min, zip(*(self._forgotten[slot].rows for slot in slots), strict=True))
+        firsts = list(map(min, self._next_rows, map(max, rows, self._filter.row_cursors)))
+        if sum(self._next_rows) - sum(firsts) > min(AGAIN_ROWS, AGAIN_ROWS_A_SLOT * len(slots)):
+            return False
+        self._next_rows = firsts
+        if len(self._waits):
+            self._waits &= self._numbers < np.array(firsts)[self._partitions]
+        for slot in slots:
+            self._remind(slot)
+        return True
+
+    def _remind(self, slot: int) -> None:
+        del self._forgotten[slot]
+        self._is_forgotten[slot] = False
 
     def _take_slot(self, taker: Taker, slot: int) -> bool:
         """Choose all messages of a slot that can be read; return whether none is left."""
         cursors = self._filter.group.cursors
         while parts := self._store.subject_rows(
-            slot, max(int(cursors.upto(slot + 1)[slot]), self._forgotten[slot]), _SLOT_ROWS
+            slot, max(int(cursors.upto(slot + 1)[slot]), self._forgotten[slot].sequence), _SLOT_ROWS
         ):
             for partition, rows in parts:
                 if taker.take_rows(self._filter, np.array([partition]), rows) < len(rows) or taker.full:
@@ -246,17 +277,18 @@ class OrderedScan:
         index = np.flatnonzero(blocked)
         if not len(index):
             return False
-        slots, firsts = rows["subject"][index].tolist(), rows["first_sequence"][index].tolist()
+        slots, heads = np.unique(rows["subject"][index], return_index=True)
+        first_rows = np.tile(np.array(self._next_rows), (len(slots), 1))
+        partitions, numbers = self._partitions[left[index]], self._numbers[left[index]]
+        np.minimum.at(first_rows, (np.searchsorted(slots, rows["subject"][index]), partitions), numbers)
+        sequences = rows["first_sequence"][index[heads]].tolist()
+        for slot, sequence, firsts in zip(slots.tolist(), sequences, first_rows.tolist(), strict=True):
+            self._forgotten[slot] = _Forgotten(sequence, tuple(firsts))
         self._is_forgotten = _upto(self._is_forgotten, self._store.subjects.count)
-        for slot, first in zip(slots, firsts, strict=True):
-            self._forgotten.setdefault(slot, first)
-        self._is_forgotten[rows["subject"][index]] = True
-        for partition in range(len(self._forgotten_from)):
-            mine = left[index[self._partitions[left[index]] == partition]]
-            if len(mine):
-                row = int(self._numbers[mine].min())
-                first = self._forgotten_from[partition]
-                self._forgotten_from[partition] = row if first is None else min(first, row)
+        self._is_forgotten[slots] = True
+        for partition in set(partitions.tolist()):
+            row, first = int(first_rows[:, partition].min()), self._forgotten_from[partition]
+            self._forgotten_from[partition] = row if first is None else min(first, row)
         self._waits[left[index]] = False
         return True
 

@@ -18,6 +18,7 @@ from qmq.format.layout import LANE_HIGH, LANE_ORDERED
 from qmq.net.protocol.types import Disposition
 from tests.broker.find.test_resend import resend
 from tests.broker.harness import Driven, bodies_of, runs_of_answer
+from tests.broker.retention.test_retention import HOUR_MS, settle
 
 SESSION_MS = 1_000
 
@@ -33,8 +34,11 @@ class Session(NamedTuple):
 class Slots(Driven):
     """A broker with messages in slots, whose bodies are "KEY NUMBER"."""
 
-    def __init__(self, directory: Path, **options: int) -> None:
-        super().__init__(directory, BrokerLimits(session_timeout_ms=SESSION_MS), **options)
+    def __init__(self, directory: Path, retention_max_ms: int = 0, **options: int) -> None:
+        limits = BrokerLimits(
+            session_timeout_ms=SESSION_MS if not retention_max_ms else 100 * HOUR_MS, retention_max_ms=retention_max_ms
+        )
+        super().__init__(directory, limits, **options)
         self.connections = 0
         self.numbers: dict[str, int] = defaultdict(int)
 
@@ -370,6 +374,64 @@ def test_a_stuck_slot_leaves_the_others_and_costs_little(tmp_path: Path, monkeyp
     driven.close()
 
 
+@pytest.mark.parametrize("partitions", [1, 3])
+@pytest.mark.parametrize("behind", [4, 200])
+def test_forgotten_rows_of_a_freed_slot_come_in_stored_order(
+    tmp_path: Path, behind: int, partitions: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows not far back are read again; those of a slot that was stuck for long are found by its subject."""
+    monkeypatch.setattr("qmq.broker.delivery.order.scan.MOST_PASSED", 6)
+    monkeypatch.setattr("qmq.broker.delivery.order.scan.AGAIN_ROWS", 80)
+    driven = Slots(tmp_path, partitions=partitions)
+    one = driven.join("one")
+    driven.put("k", "m")
+    assert texts(first := driven.take(one, 2)) == ["k 0", "m 0"]
+    two = driven.join("two")
+    sent = [body for _ in range(20) for body in driven.put("k", "l", "m")]
+    sent += driven.put(*["l"] * behind)
+    mine = driven.take(two)
+    assert texts(mine) == [body for body in sent if body[0] == "l"]
+    sent += driven.put("k", "m")
+    assert texts(driven.take(two)) == []
+    driven.ack(one, *numbers_of(first))
+    driven.do(Unsubscribe(one.connection, driven.request(), one.subscription))
+    driven.ack(two, *numbers_of(mine))
+    found = list[str]()
+    while some := texts(answer := driven.take(two, 5)):
+        found += some
+        driven.ack(two, *numbers_of(answer))
+    assert sorted(found) == sorted(body for body in sent if body[0] in "km")
+    for key in "km":
+        assert [body for body in found if body[0] == key] == [body for body in sent if body[0] == key]
+    if behind < 80:
+        assert found == [body for body in sent if body[0] in "km"], "they come as they were stored"
+    driven.close()
+
+
+def test_forgotten_rows_that_retention_drops_hold_nothing_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("qmq.broker.delivery.order.scan.MOST_PASSED", 6)
+    driven = Slots(tmp_path, retention_max_ms=HOUR_MS, segment_bytes=8 << 10, max_frame_bytes=4 << 10)
+    one = driven.join("one", max_attempts=3)
+    driven.put("k")
+    assert texts(first := driven.take(one, 1)) == ["k 0"]
+    two = driven.join("two")
+    driven.put(*["k", "l"] * 30)
+    mine = driven.take(two)
+    assert texts(mine) == [f"l {number}" for number in range(30)]
+    driven.ack(two, *numbers_of(mine))
+    driven.advance(2 * HOUR_MS)
+    driven.put(*["k", "l"] * 60)
+    assert settle(driven), "no segment was dropped"
+    driven.ack(one, *numbers_of(first))
+    found = list[str]()
+    while some := texts(answer := driven.take(two, 5)):
+        found += some
+        driven.ack(two, *numbers_of(answer))
+    assert set(found) >= {f"{key} {number}" for key in "kl" for number in range(31, 90)}
+    assert "k 1" not in found, "it is gone"
+    driven.close()
+
+
 def test_groups_and_consumers_say_what_holds_a_slot_up(tmp_path: Path) -> None:
     driven = Slots(tmp_path)
     one, two = driven.join("one"), driven.join("two")
@@ -521,6 +583,7 @@ def test_random_histories_keep_one_owner_a_key_and_its_order(
     tmp_path: Path, seed: int, partitions: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("qmq.broker.delivery.order.scan.MOST_PASSED", 6)
+    monkeypatch.setattr("qmq.broker.delivery.order.scan.AGAIN_ROWS", 10 if seed % 2 else 100_000)
     chance, driven, model = random.Random(seed), Slots(tmp_path, partitions=partitions), Model()
     settings = {"max_attempts": 4, "max_unacked": 12, "max_session_expiries": 100}
     sessions = {name: driven.join(name, **settings) for name in ("one", "two", "three")}
