@@ -96,7 +96,8 @@ class Run:
 
     __slots__ = (
         "_bodies", "_decoded", "_headers", "_start", "_stop", "_view", "attempt", "count", "first_sequence",
-        "in_flight", "is_decodable", "lane", "lease", "ordinal", "origin", "delivery_sequence", "run_flags", "subject", "table",
+        "in_flight", "is_decodable", "lane", "lease", "ordinal", "origin", "delivery_sequence", "run_flags", "subject",
+        "table",
     )  # fmt: skip
 
     def __init__(
@@ -425,7 +426,7 @@ def _have_only_keys(
     """Return which headers are certainly a short ASCII key or order key and nothing else: bool[count]. None that reach
     beyond the end of *payload* are.
     """
-    found = (sizes >= _KEY_AT) & (sizes <= _MOST_SHORT) & (starts + sizes <= len(payload))
+    found: npt.NDArray[np.bool_] = (sizes >= _KEY_AT) & (sizes <= _MOST_SHORT) & (starts + sizes <= len(payload))
     places = np.flatnonzero(found)
     at, size = starts[places], sizes[places].astype(np.int64)
     fits = payload[at + _KEY_AT - 1] == _SHORT_TEXT + size - _KEY_AT

@@ -385,7 +385,8 @@ def test_forgotten_rows_of_a_freed_slot_come_in_stored_order(
     driven = Slots(tmp_path, partitions=partitions)
     one = driven.join("one")
     driven.put("k", "m")
-    assert texts(first := driven.take(one, 2)) == ["k 0", "m 0"]
+    first = driven.take(one, 2)
+    assert texts(first) == ["k 0", "m 0"]
     two = driven.join("two")
     sent = [body for _ in range(20) for body in driven.put("k", "l", "m")]
     sent += driven.put(*["l"] * behind)
@@ -413,7 +414,8 @@ def test_forgotten_rows_that_retention_drops_hold_nothing_up(tmp_path: Path, mon
     driven = Slots(tmp_path, retention_max_ms=HOUR_MS, segment_bytes=8 << 10, max_frame_bytes=4 << 10)
     one = driven.join("one", max_attempts=3)
     driven.put("k")
-    assert texts(first := driven.take(one, 1)) == ["k 0"]
+    first = driven.take(one, 1)
+    assert texts(first) == ["k 0"]
     two = driven.join("two")
     driven.put(*["k", "l"] * 30)
     mine = driven.take(two)
