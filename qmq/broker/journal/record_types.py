@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
+from itertools import chain
 from typing import Final, NamedTuple
 
 from qmq.net.protocol.types import RESENT_BIT
@@ -97,7 +98,7 @@ def flat(ranges: Sequence[MessageRange]) -> list[int]:
     """Return the fields of the ranges, six each, one after another."""
     if len(ranges) == 1:
         return list(ranges[0])
-    return [field for messages in ranges for field in messages]
+    return list(chain.from_iterable(ranges))
 
 
 def unflat(fields: Sequence[int]) -> list[MessageRange]:

@@ -201,13 +201,16 @@ class InFlightWindow:
         if attempt >= RESENT_BIT:
             attempt -= RESENT_BIT
             mark_replayed(runs)
+        ordered = list[Run]()
         for run in runs:
             if run.subject[:1] == PRIVATE:
                 run.subject = origin_subject(run.subject)
             run.in_flight, run.delivery_sequence, run.attempt, run.lease = self, sequence, attempt, lease
             if run.lane >= LANE_ORDERED:
-                self._note_ordered(run)
+                ordered.append(run)
             sequence += run.count
+        if ordered:
+            self._note_ordered(ordered)
         self.expected = sequence
         return True
 
@@ -219,16 +222,18 @@ class InFlightWindow:
             run.subject = origin_subject(run.subject)
         run.in_flight, run.delivery_sequence, run.attempt, run.lease = self, sequence, attempt, lease
         if run.lane >= LANE_ORDERED:
-            self._note_ordered(run)
+            self._note_ordered((run,))
 
-    def _note_ordered(self, run: Run) -> None:
-        ordered = self._ordered
-        if len(ordered) >= _MANY_ORDERED and ordered[len(ordered) // 2][1] <= self.floor:
-            self._ordered = ordered = [one for one in ordered if one[1] > self.floor]
-        start: int = run.delivery_sequence
-        ordered.append((start, start + run.count, run.subject, run.lane))
-        if (run.subject, run.lane) in self._failing:  # the broker sent it before it knew, and takes it back
-            self.owner.return_early(self, start, start + run.count)
+    def _note_ordered(self, runs: Sequence[Run]) -> None:
+        """Remember the slots of runs that came."""
+        ordered, floor = self._ordered, self.floor
+        if len(ordered) >= _MANY_ORDERED and ordered[len(ordered) // 2][1] <= floor:
+            self._ordered = ordered = ordered[bisect_right(ordered, floor, key=_end_of) :]
+        ordered += [(run.delivery_sequence, run.delivery_sequence + run.count, run.subject, run.lane) for run in runs]
+        for run in runs if self._failing else ():
+            if (run.subject, run.lane) in self._failing:  # the broker sent it before it knew, and takes it back
+                start = run.delivery_sequence
+                self.owner.return_early(self, start, start + run.count)
 
     def begin_failing(self, start: int, end: int) -> list[Slot]:
         """Note that messages of [start, end) are to come again: what the broker sends of their slots goes back until
