@@ -15,6 +15,18 @@ _DURABLE: Final = ("tests/broker/journal/test_durable_replies.py",)
 
 CONSUMING: Final = (
     Mutant(
+        "forget pulls that are handled behind one that is not",
+        "InFlight.ack",
+        skip("self._forget_handled(start, end)"),
+        ("tests/broker/groups/test_in_flight.py",),
+    ),
+    Mutant(
+        "keep pulls of which a message is in flight",
+        "InFlight._forget_handled",
+        always("self._handled.covers(pull.first, pull.first + pull.total)"),
+        ("tests/broker/groups/test_in_flight.py",),
+    ),
+    Mutant(
         "say that a group is there when that is on disk",
         "Subscriptions.join",
         always("group.name is None or self._durable.has(group.ticket)"),

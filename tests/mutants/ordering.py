@@ -85,6 +85,18 @@ OF_ORDER: Final = (
         _ORDER,
     ),
     Mutant(
+        "forget the slots of pulls that are handled",
+        "OrderSlots.settled",
+        skip("del pulls[at]"),
+        _ORDER,
+    ),
+    Mutant(
+        "forget in the client slots of messages with a disposition",
+        "InFlightWindow._note_ordered",
+        never("len(ordered) >= self._most_ordered"),
+        ("tests/net/client/consumer/test_in_flight.py",),
+    ),
+    Mutant(
         "remember the rows that were passed",
         "OrderedScan._read_on",
         never("left.any()"),

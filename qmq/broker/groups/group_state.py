@@ -381,8 +381,6 @@ class Ledger:
                 for low, high in member.in_flight.unhandled(start, min(end, member.in_flight.next_sequence)):
                     self.order.settled(member.number, low, high)
         new, refused = self._acked(member, intervals)
-        if self.order is not None:
-            self.order.acked_before(member.number, member.in_flight.ack_floor)
         for at in range(0, len(intervals) if new else 0, 2 * MOST_RANGES_A_RECORD):
             part = intervals[at : at + 2 * MOST_RANGES_A_RECORD]
             self._record(_ACK, self._packed([member.number, now_us, part]))
@@ -392,7 +390,6 @@ class Ledger:
         """Ack messages [start, end), for which ``InFlight.is_next`` is true."""
         if self.order is not None:
             self.order.settled(member.number, start, end)
-            self.order.acked_before(member.number, end)
         member.in_flight.move_ack_floor(end)
         self.counts.acked += end - start
         member.progress = True

@@ -1,7 +1,8 @@
 """The messages in flight at one consumer: its pulls, and which of their messages are handled.
 
 A delivery sequence counts the messages that a consumer has pulled. The ack floor is the delivery sequence below which
-all are handled; pulls wholly below it are forgotten. A message is handled once it was acked or handed back.
+all are handled. A message is handled once it was acked or handed back. Pulls of which all messages are handled are
+forgotten, also behind a message that stays in flight for hours: else each checkpoint would write what came after it.
 """
 
 from __future__ import annotations
@@ -99,10 +100,7 @@ class InFlight:
 
     @property
     def span(self) -> int:
-        """The distance of the last message from the ack floor, or a little less.
-
-        Sequences that were skipped do not count, nor handled messages of the first pull.
-        """
+        """How many messages the pulls have of which some message is in flight, less handled ones of the first."""
         return min(self._pulled, self.next_sequence - self.ack_floor)
 
     def add(self, ranges: list[InFlightRange], size: int, now_us: int, quarantined: bool = False) -> InFlightPull:
@@ -139,6 +137,8 @@ class InFlight:
                 new += more
                 refused += not_in_flight
         self._move_ack_floor()
+        for start, end in zip(intervals[::2], intervals[1::2], strict=True):
+            self._forget_handled(start, end)
         return new, refused
 
     def _ack(self, start: int, end: int) -> tuple[int, int]:
@@ -166,6 +166,8 @@ class InFlight:
         self._late.append((start, end))
         if start == self.ack_floor:
             self._move_ack_floor()
+        else:
+            self._forget_handled(start, end)
         return ranges
 
     def in_flight(self, backs: Sequence[DispositionRange], refused: list[int]) -> list[DispositionRange]:
@@ -183,7 +185,7 @@ class InFlight:
         return found
 
     def between(self, start: int, end: int) -> Iterator[InFlightRange]:
-        """Return the ranges of the delivery sequences [start, end), handled or not."""
+        """Return the ranges of the delivery sequences [start, end), without pulls that are wholly handled."""
         at = bisect_right(self.pulls, start, key=_first) - 1
         for pull in islice(self.pulls, max(at, 0), None):
             if pull.first >= end:
@@ -278,9 +280,22 @@ class InFlight:
         self.ack_floor = ack_floor
         pulls = self.pulls
         while pulls and pulls[0].first + pulls[0].total <= ack_floor:
-            pull = pulls.popleft()
-            self.size -= pull.size
-            self._pulled -= pull.total
+            self._forget(pulls.popleft())
+
+    def _forget_handled(self, start: int, end: int) -> None:
+        """Forget pulls above the ack floor that have messages of [start, end) and none in flight."""
+        pulls = self.pulls
+        at = max(bisect_right(pulls, max(start, self.ack_floor), key=_first) - 1, 0)
+        while at < len(pulls) and (pull := pulls[at]).first < end:
+            if self._handled.covers(pull.first, pull.first + pull.total):
+                del pulls[at]
+                self._forget(pull)
+            else:
+                at += 1
+
+    def _forget(self, pull: InFlightPull) -> None:
+        self.size -= pull.size
+        self._pulled -= pull.total
 
 
 def _first(pull: InFlightPull) -> int:

@@ -10,8 +10,10 @@ All of it follows from the messages in flight and the retries, so nothing is sto
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -52,6 +54,17 @@ class OrderedRuns(NamedTuple):
     places: Numbers
 
 
+class _HeldRuns:
+    """The runs of one pull, and how many of their messages are in flight."""
+
+    __slots__ = ("end", "left", "runs")
+
+    def __init__(self, runs: OrderedRuns) -> None:
+        self.runs = runs
+        self.end = int(runs.ends[-1])
+        self.left = int((runs.ends - runs.starts).sum())
+
+
 class SlotMessages(NamedTuple):
     """Messages in a row of one slot: places [start, end)."""
 
@@ -77,7 +90,7 @@ class OrderSlots:
         self._is_retrying: npt.NDArray[np.bool_] = np.zeros(0, np.bool_)
         #: By slot: the places of the messages that are to come again.
         self._retrying: dict[int, Intervals] = {}
-        self._runs: dict[int, deque[OrderedRuns]] = {}
+        self._runs: dict[int, deque[_HeldRuns]] = {}
         #: It does not follow from what it was told any more: it is to be built again before it is asked.
         self.is_stale = True
         #: Since somebody last set this to False, some consumer may have what it could not have before.
@@ -162,6 +175,10 @@ class OrderSlots:
         """Return how many slots a consumer has messages of in flight."""
         return int(np.count_nonzero(self._owners == consumer))
 
+    def pulls_of(self, consumer: int) -> int:
+        """Return of how many pulls a consumer has messages of slots in flight."""
+        return len(self._runs.get(consumer, ()))
+
     def slots_in_flight(self, consumer: int, start: int, end: int) -> list[int]:
         """Return the slots that a consumer holds by messages that had the delivery sequences [start, end)."""
         found = set[int]()
@@ -182,7 +199,7 @@ class OrderSlots:
         self.upto(int(runs.slots.max()) + 1)
         self._owners[runs.slots] = consumer
         np.add.at(self._in_flight, runs.slots, (runs.ends - runs.starts).astype(np.uint32))
-        self._runs.setdefault(consumer, deque()).append(runs)
+        self._runs.setdefault(consumer, deque()).append(_HeldRuns(runs))
 
     def given_again(self, consumer: int, runs: OrderedRuns) -> None:
         """Note retries that a consumer has in flight from now on."""
@@ -201,11 +218,24 @@ class OrderSlots:
 
     def settled(self, consumer: int, start: int, end: int) -> None:
         """Note that the delivery sequences [start, end), all of them in flight, are acked, dead or dropped."""
-        for slots, _, counts in self._between(consumer, start, end):
-            np.subtract.at(self._in_flight, slots, counts.astype(np.uint32))
-            free = slots[self._in_flight[slots] == 0]
-            self._owners[free] = 0
-            self.is_freed = self.is_freed or bool(len(free))
+        pulls = self._runs.get(consumer)
+        at = self._first_behind(consumer, start)
+        while pulls and at < len(pulls):
+            held = pulls[at]
+            found = _part(held.runs, start, end)
+            if found is not None:
+                slots, _, counts = found
+                np.subtract.at(self._in_flight, slots, counts.astype(np.uint32))
+                free = slots[self._in_flight[slots] == 0]
+                self._owners[free] = 0
+                self.is_freed = self.is_freed or bool(len(free))
+                held.left -= int(counts.sum())
+            if not held.left:
+                del pulls[at]
+            elif held.end >= end:
+                return
+            else:
+                at += 1
 
     def returned(self, consumer: int, start: int, end: int) -> None:
         """Note that the delivery sequences [start, end), all of them in flight, are retries from now on."""
@@ -214,28 +244,22 @@ class OrderSlots:
                 self.retried(SlotMessages(slot, place, place + count))
         self.settled(consumer, start, end)
 
-    def acked_before(self, consumer: int, ack_floor: int) -> None:
-        """Forget a consumer's pulls that lie wholly before its ack floor."""
-        pulls = self._runs.get(consumer)
-        while pulls and int(pulls[0].ends[-1]) <= ack_floor:
-            pulls.popleft()
-
     def left(self, consumer: int) -> None:
         """Forget a consumer that has nothing in flight any more."""
         self._runs.pop(consumer, None)
 
     def _between(self, consumer: int, start: int, end: int) -> Iterator[tuple[Numbers, Numbers, Numbers]]:
         """Yield slots, places and counts of the runs with delivery sequences in [start, end)."""
-        for runs in self._runs.get(consumer, ()):
-            if runs.ends[-1] <= start:
-                continue
-            if runs.starts[0] >= end:
+        for held in islice(self._runs.get(consumer, ()), self._first_behind(consumer, start), None):
+            found = _part(held.runs, start, end)
+            if found is not None:
+                yield found
+            if held.end >= end:
                 return
-            low, high = int(runs.ends.searchsorted(start, "right")), int(runs.starts.searchsorted(end, "left"))
-            if low < high:
-                begins = np.maximum(runs.starts[low:high], start)
-                stops = np.minimum(runs.ends[low:high], end)
-                yield runs.slots[low:high], runs.places[low:high] + begins - runs.starts[low:high], stops - begins
+
+    def _first_behind(self, consumer: int, start: int) -> int:
+        """Return the number of the first pull that has messages from delivery sequence *start* on."""
+        return bisect_right(self._runs.get(consumer, ()), start, key=_end_of)
 
     # --- retries -----------------------------------------------------------------------------------------------------
 
@@ -276,7 +300,7 @@ class OrderSlots:
         if not first:
             return backs
         found, wanted = [self._delayed(member, back, first) for back in backs], np.fromiter(first, np.int64)
-        for runs in self._runs.get(member.number, ()):
+        for runs in [held.runs for held in self._runs.get(member.number, ())]:
             for at in np.flatnonzero(np.isin(runs.slots, wanted)).tolist():
                 place, delay_us = first[int(runs.slots[at])]
                 start = int(runs.starts[at]) + max(0, place + 1 - int(runs.places[at]))
@@ -298,6 +322,20 @@ class OrderSlots:
                     if slot in first and place > first[slot][0]:
                         return back._replace(delay_us=first[slot][1])
         return back
+
+
+def _part(runs: OrderedRuns, start: int, end: int) -> tuple[Numbers, Numbers, Numbers] | None:
+    """Return slots, places and counts of the messages with delivery sequences in [start, end); None for none."""
+    low, high = int(runs.ends.searchsorted(start, "right")), int(runs.starts.searchsorted(end, "left"))
+    if low >= high:
+        return None
+    begins = np.maximum(runs.starts[low:high], start)
+    stops = np.minimum(runs.ends[low:high], end)
+    return runs.slots[low:high], runs.places[low:high] + begins - runs.starts[low:high], stops - begins
+
+
+def _end_of(held: _HeldRuns) -> int:
+    return held.end
 
 
 def _retries_of(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import msgpack
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -31,7 +32,7 @@ def ids_of(ranges: list[InFlightRange]) -> list[tuple[int, int]]:
 
 @given(CALLS)
 def test_it_equals_one_record_for_each_message(calls: list[tuple[Any, ...]]) -> None:
-    in_flight, state, ids = InFlight(), list[str](), list[tuple[int, int]]()
+    in_flight, state, ids, pulls = InFlight(), list[str](), list[tuple[int, int]](), list[range]()
     for call in calls:
         if call[0] == "pull":
             ranges = [
@@ -40,6 +41,7 @@ def test_it_equals_one_record_for_each_message(calls: list[tuple[Any, ...]]) -> 
             ]
             assert in_flight.add(ranges, 10, 0).first == len(ids)
             ids += ids_of(ranges)
+            pulls.append(range(len(state), len(ids)))
             state += ["in_flight"] * (len(ids) - len(state))
         elif call[0] == "ack":
             _, start, count = call
@@ -62,12 +64,30 @@ def test_it_equals_one_record_for_each_message(calls: list[tuple[Any, ...]]) -> 
         assert in_flight.count == state.count("in_flight")
         ack_floor = state.index("in_flight") if "in_flight" in state else len(state)
         assert in_flight.ack_floor == ack_floor
-        assert in_flight.span == len(state) - ack_floor
+        kept = [pull for pull in pulls if "in_flight" in state[pull.start : pull.stop]]
+        assert [range(pull.first, pull.first + pull.total) for pull in in_flight.pulls] == kept
+        assert in_flight.span == min(sum(map(len, kept)), len(state) - ack_floor)
         open_ones = [number for low, high in in_flight.unhandled() for number in range(low, high)]
         assert open_ones == [number for number, one in enumerate(state) if one == "in_flight"]
-        assert ids_of(list(in_flight.between(ack_floor, len(state)))) == ids[ack_floor:]
-        assert in_flight.size == 10 * len(in_flight.pulls)
-        assert all(pull.first + pull.total > ack_floor for pull in in_flight.pulls)
+        left = [ids[number] for pull in kept for number in pull if number >= ack_floor]
+        assert ids_of(list(in_flight.between(ack_floor, len(state)))) == left
+        assert in_flight.size == 10 * len(kept)
+        again = InFlight.restored(msgpack.unpackb(msgpack.packb(in_flight.packed()), use_list=True))
+        assert again.packed() == in_flight.packed()
+        assert (again.size, again.span, again.unhandled()) == (in_flight.size, in_flight.span, in_flight.unhandled())
+
+
+def test_a_message_that_stays_in_flight_keeps_no_pulls_behind_it() -> None:
+    """Each checkpoint writes what is in flight, and a handler may take hours."""
+    in_flight = InFlight()
+    for number in range(50_000):
+        in_flight.add([InFlightRange(MessageRange(7, number, 0, 0, 1), 1, 0)], 100, 0)
+        if number:
+            assert in_flight.ack([number, number + 1]) == (1, 0)
+    assert (in_flight.count, in_flight.size, in_flight.span) == (1, 100, 1)
+    assert len(msgpack.packb(in_flight.packed())) < 100
+    assert in_flight.ack([0, 1]) == (1, 0)
+    assert in_flight.ack_floor == 50_000
 
 
 def test_messages_handed_back_long_ago_are_forgotten() -> None:

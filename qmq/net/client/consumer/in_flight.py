@@ -26,7 +26,7 @@ Slot = tuple[str, int]
 
 #: How many ranges of acks go in one frame.
 MAX_INTERVALS: Final = 2_000
-#: Runs of messages with order keys, up to which those below the floor are not looked for.
+#: Runs of messages with order keys, up to which those that have a disposition are not looked for.
 _MANY_ORDERED: Final = 1_024
 
 
@@ -143,6 +143,7 @@ class InFlightWindow:
         self.lost = Intervals()
         # Runs of messages with order keys: delivery sequences [start, end), subject and lane.
         self._ordered: list[tuple[int, int, str, int]] = []
+        self._most_ordered = _MANY_ORDERED
         # Slots of which messages are on their way back, and how many dispositions of these the broker has not answered.
         self._failing: dict[Slot, int] = {}
         self._handling: dict[Task, int] = {}  # how many messages each task works on
@@ -226,9 +227,12 @@ class InFlightWindow:
 
     def _note_ordered(self, runs: Sequence[Run]) -> None:
         """Remember the slots of runs that came."""
-        ordered, floor = self._ordered, self.floor
-        if len(ordered) >= _MANY_ORDERED and ordered[len(ordered) // 2][1] <= floor:
-            self._ordered = ordered = ordered[bisect_right(ordered, floor, key=_end_of) :]
+        ordered = self._ordered
+        if len(ordered) >= self._most_ordered:
+            self._end_streak()
+            floor, done = self.floor, self._done
+            ordered = [one for one in ordered if one[1] > floor and not done.covers(one[0], one[1])]
+            self._ordered, self._most_ordered = ordered, max(_MANY_ORDERED, 2 * len(ordered))
         ordered += [(run.delivery_sequence, run.delivery_sequence + run.count, run.subject, run.lane) for run in runs]
         for run in runs if self._failing else ():
             if (run.subject, run.lane) in self._failing:  # the broker sent it before it knew, and takes it back

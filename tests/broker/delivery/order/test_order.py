@@ -374,6 +374,24 @@ def test_a_stuck_slot_leaves_the_others_and_costs_little(tmp_path: Path, monkeyp
     driven.close()
 
 
+def test_a_message_that_stays_in_flight_makes_acks_of_others_no_dearer(tmp_path: Path) -> None:
+    driven = Slots(tmp_path)
+    one = driven.join("one")
+    driven.put("k")
+    assert texts(driven.take(one, 1)) == ["k 0"]
+    for number in range(300):
+        driven.put("l")
+        answer = driven.take(one)
+        assert texts(answer) == [f"l {number}"]
+        driven.ack(one, *numbers_of(answer))
+    ledger = driven.broker.groups["g"].ledger
+    assert ledger is not None
+    assert ledger.order is not None
+    assert ledger.order.pulls_of(ledger.by_name["one"].number) == 1
+    assert len(ledger.by_name["one"].in_flight.pulls) == 1
+    driven.close()
+
+
 @pytest.mark.parametrize("partitions", [1, 3])
 @pytest.mark.parametrize("behind", [4, 200])
 def test_forgotten_rows_of_a_freed_slot_come_in_stored_order(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qmq.errors import Fenced, InvalidOption, ProtocolError
+from qmq.format.layout import LANE_ORDERED
 from qmq.format.pieces import read_answer
 from qmq.format.run import Run
 from qmq.intervals import Intervals
@@ -67,6 +69,28 @@ def made() -> tuple[InFlightWindow, Desk]:
 def runs(*sizes: int) -> list[Run]:
     answer = b"".join(stored_batch({"a": [b"x"] * size}, position=5_000 * at) for at, size in enumerate(sizes, 1))
     return read_answer(memoryview(answer))[0]
+
+
+def test_a_message_that_stays_open_keeps_no_slots_of_others_in_memory() -> None:
+    in_flight, desk = made()
+    used = list[int]()
+    tracemalloc.start()
+    for number in range(8_000):
+        (run,) = runs(1)
+        run.lane = LANE_ORDERED | number % 7
+        in_flight.number([run], [10 + number, 1, 1])
+        del run
+        if number:
+            in_flight.ack(10 + number, 11 + number)
+        if number in (3_999, 7_999):
+            desk.dropped_ranges.clear()
+            used.append(tracemalloc.get_traced_memory()[0])
+    tracemalloc.stop()
+    assert used[1] - used[0] < 100_000, "200 bytes a message would be 800,000"
+    (run,) = runs(1)
+    run.lane = LANE_ORDERED
+    in_flight.number([run], [8_010, 1, 1])
+    assert in_flight.behind(10, 11) == [(8_010, 8_011)], "what is open is known"
 
 
 def numbers(found: list[Run]) -> list[tuple[int, int, int]]:
