@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 
@@ -89,11 +90,8 @@ def test_what_came_after_a_lost_record_does_not_count() -> None:
     check_files(disk)
 
 
-def test_a_start_that_is_killed_does_not_forget_that_power_was_lost() -> None:
-    disk = SimulatedDisk(1)
-    driven = driven_on(disk)
-    handed_on(driven)
-    lose(driven, disk, RecordKind.LEAVE)
+def killed_starts(driven: Driven, disk: SimulatedDisk) -> Iterator[int]:
+    """Start on copies of the disk, each start killed one operation later than the one before, then start again."""
     for operations in count():
         driven.disk = image = disk.clone(operations)
         left = operations
@@ -112,11 +110,31 @@ def test_a_start_that_is_killed_does_not_forget_that_power_was_lost() -> None:
         except Killed:
             image.stop(power=False)
             driven.open()
-            assert held_by_a(driven), operations
+            yield operations
         else:
-            break
-    assert held_by_a(driven)
-    assert operations > 10, "a start does as much"
+            yield operations
+            assert operations > 10, "a start does as much"
+            return
+
+
+def test_a_start_that_is_killed_does_not_forget_that_power_was_lost() -> None:
+    disk = SimulatedDisk(1)
+    driven = driven_on(disk)
+    handed_on(driven)
+    lose(driven, disk, RecordKind.LEAVE)
+    for operations in killed_starts(driven, disk):
+        assert held_by_a(driven), operations
+
+
+def test_a_start_that_is_killed_begins_another_generation_all_the_same() -> None:
+    """The last record is gone, which leaves no trace, and a client may have seen its delivery sequences."""
+    disk = SimulatedDisk(1)
+    driven = driven_on(disk)
+    handed_on(driven)
+    generation = driven.store.groups.generation
+    lose(driven, disk, RecordKind.ACK)
+    for operations in killed_starts(driven, disk):
+        assert driven.store.groups.generation > generation, operations
 
 
 def test_what_a_block_may_have_given_away_is_not_handed_out_again() -> None:

@@ -12,7 +12,16 @@ from qmq.format.layout import REASON_BYTES, RETRY_DTYPE, RETRY_SIZE, SCHEDULE_HE
 from qmq.storage.disk.disk import Disk
 from qmq.storage.error_log import item_file, sorted_runs, timer_queue
 from qmq.storage.error_log.item_file import ItemLog
-from qmq.storage.error_log.items import LOST_REASON, RETRY_ITEMS, Items, pack_items, seal, to_slots, unpack_items
+from qmq.storage.error_log.items import (
+    LOST_REASON,
+    RETRY_ITEMS,
+    Items,
+    pack_items,
+    reason_in,
+    seal,
+    to_slots,
+    unpack_items,
+)
 from qmq.storage.error_log.sorted_runs import run_paths
 from qmq.storage.error_log.timer_queue import Schedule
 
@@ -133,3 +142,11 @@ def test_an_item_that_names_no_reason_has_a_lost_one(tmp_path: Path, number: int
     again = made(tmp_path, [])
     again.restore(schedule.claim())
     assert reasons_in(again.pop(1_000, 1_000))[5] == LOST_REASON
+
+
+@pytest.mark.parametrize("lost", range(4))
+def test_a_reason_with_a_lost_slot_is_lost(lost: int) -> None:
+    """Whatever its bytes are: a slot that fits no checksum may hold those of another reason."""
+    slots = np.frombuffer(to_slots(items_of([b"z" * REASON_BYTES]), RETRY_DTYPE), RETRY_DTYPE)
+    assert reason_in(slots, 1, set()) == b"z" * REASON_BYTES
+    assert reason_in(slots, 1, {1 + lost}) == LOST_REASON
