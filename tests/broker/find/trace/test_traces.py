@@ -12,7 +12,7 @@ from qmq.broker.find.trace.places import find_place
 from qmq.broker.find.trace.records import FileFacts, FoundRecords, RecordScan
 from qmq.broker.find.trace.traces import GROUPS_AT_ONCE, MOST_OF_ONE, MOST_PLACES, MOST_WAITING
 from qmq.broker.journal.record_types import RecordKind
-from qmq.broker.ports.commands import Disconnected, Subscribe, TraceMessage
+from qmq.broker.ports.commands import Disconnected, Subscribe, TraceMessage, Unsubscribe
 from qmq.broker.ports.effects import Effect, Refused, Sent, Subscribed, Traced
 from qmq.broker.ports.limits import BrokerLimits
 from qmq.errors import InvalidOption, Overloaded, QmqError, UnknownMessage
@@ -193,6 +193,11 @@ def test_seeks_are_events_that_end_what_is_in_flight(tmp_path: Path) -> None:
     row = traced(driven, names[0])["g"]
     assert (kinds(row)[-2:], row["events"][-1][4]) == (["handed_out", "sought"], "to sequence 1")
     assert row["state"] == "before_start"
+    consumer.join()
+    assert consumer.pull() == [b"2"]
+    driven.do(Unsubscribe(1, driven.request(), consumer.subscription))
+    assert kinds(traced(driven, names[0])["g"]) == kinds(row), "the seek had taken it from the consumer that leaves now"
+    assert kinds(traced(driven, names[1])["g"])[-1] == "left"
     driven.close()
 
 
