@@ -1,8 +1,8 @@
 """The messages in flight at one consumer: its pulls, and which of their messages are handled.
 
 A delivery sequence counts the messages that a consumer has pulled. The ack floor is the delivery sequence below which
-all are handled. A message is handled once it was acked or handed back. Pulls of which all messages are handled are
-forgotten, also behind a message that stays in flight for hours: else each checkpoint would write what came after it.
+all are handled. A message is handled once it was acked or handed back. A pull is dropped once all its messages are
+handled, also when an older message stays in flight for hours: else each checkpoint would write all later pulls.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class InFlight:
 
     @property
     def span(self) -> int:
-        """How many messages the pulls have of which some message is in flight, less handled ones of the first."""
+        """The messages of all kept pulls, without handled ones at the start of the first."""
         return min(self._pulled, self.next_sequence - self.ack_floor)
 
     def add(self, ranges: list[InFlightRange], size: int, now_us: int, quarantined: bool = False) -> InFlightPull:
@@ -283,7 +283,7 @@ class InFlight:
             self._forget(pulls.popleft())
 
     def _forget_handled(self, start: int, end: int) -> None:
-        """Forget pulls above the ack floor that have messages of [start, end) and none in flight."""
+        """Drop the pulls above the ack floor that have messages of [start, end) and none in flight."""
         pulls = self.pulls
         at = max(bisect_right(pulls, max(start, self.ack_floor), key=_first) - 1, 0)
         while at < len(pulls) and (pull := pulls[at]).first < end:

@@ -5,7 +5,7 @@ flight, it alone gets others. While one of them waits as a retry, nothing behind
 retries the first one comes first. An acked message and a dead one hold up nothing.
 
 All of it follows from the messages in flight and the retries, so nothing is stored: after a start, and where it is
-``stale``, somebody who can read the log builds it again (broker/delivery/order/rebuild.py).
+``is_stale``, ``rebuild`` of broker/delivery/order/places.py, which can read the log, builds it again.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ Numbers = npt.NDArray[np.int64]
 
 
 class SlotPlace(NamedTuple):
-    """The slot of a subject number, which is the number of that slot's messages that are no copies; and what to add to
-    a sequence of the subject for its place in the slot. Copies come from older messages than all others of the slot.
+    """The place of a subject number in its slot. *slot* is the subject number of the slot's original messages; a
+    sequence plus *offset* is the message's place in the slot. Copies are older than all other messages of the slot.
     """
 
     slot: int
@@ -91,9 +91,9 @@ class OrderSlots:
         #: By slot: the places of the messages that are to come again.
         self._retrying: dict[int, Intervals] = {}
         self._runs: dict[int, deque[_HeldRuns]] = {}
-        #: It does not follow from what it was told any more: it is to be built again before it is asked.
+        #: The state may be wrong: call ``renew`` before a question.
         self.is_stale = True
-        #: Since somebody last set this to False, some consumer may have what it could not have before.
+        #: A slot became free. The caller that wakes consumers for it sets this to False.
         self.is_freed = False
         #: The slots of retries that were looked up: by range, (slot, place, count) of each run, slot -1 for others.
         self.looked_up: dict[MessageRange, list[tuple[int, int, int]]] = {}
@@ -140,8 +140,8 @@ class OrderSlots:
         return found
 
     def may_come_again(self, consumer: int, slot: int, start: int, before: Intervals | None) -> bool:
-        """Return whether a consumer may have the retries of a slot from place *start* on now, behind those of the
-        places *before* that it gets with them: there are no others before.
+        """Return whether a consumer may have a slot's retries from place *start* on now: nobody else has messages of
+        the slot in flight, and the answer has every earlier retry already. *before* are the places of those it has.
         """
         self.upto(slot + 1)
         if self._owners[slot] not in (0, consumer):

@@ -1,9 +1,9 @@
-"""The choice of new messages with order keys: in stored order, but for slots that another consumer or a retry holds.
+"""Chooses new messages with order keys, in stored order, and leaves out slots that another consumer or a retry holds.
 
-A scan reads each row once. Rows that the consumer of a pull may not have now are passed, and looked at first by the
-pulls that follow: at most MOST_PASSED of them. Where there are more, those of blocked slots are forgotten, until the
-slot is free. Then rows not far back are read again, since most of them are of such slots; those of a slot that was
-stuck for long are found by its subject. So a slot that is stuck costs a few bytes, however much waits behind it.
+A scan reads each row once. It passes rows that the consumer of a pull may not have now, remembers up to MOST_PASSED of
+them, and looks at these first in the pulls that follow. Beyond that it forgets the rows of blocked slots. When such a
+slot is free again, the scan goes back to its first row and reads on from there, if that is near; if it is far back, it
+finds the slot's rows by its subject. So a slot that is stuck costs a few bytes, however much waits behind it.
 
 With several consumers one of them gets the messages of some of the slots only, so that the others find some too.
 """
@@ -337,7 +337,7 @@ class _SlotChooser:
 def _take(
     taker: Taker, subject_filter: SubjectFilter, chooser: _SlotChooser, partitions: Numbers, rows: Rows
 ) -> tuple[Numbers, Numbers]:
-    """Choose from rows; return the indexes of those that were taken whole, and of those that had been before."""
+    """Choose from rows; return the indexes of rows that are taken whole now, and of those that the group had before."""
     subjects = rows["subject"]
     numbers = chooser.cursors.upto(int(subjects.max()) + 1)[subjects]
     is_done = rows["first_sequence"] + rows["count"] <= numbers
