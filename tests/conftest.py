@@ -12,6 +12,7 @@ from coverage import Coverage
 from hypothesis import settings
 
 from qmq.net.client.consumer import pull as pulling
+from tests.broker.harness import closing_left_open
 from tests.certificates import where_asked
 from tests.effort import EXAMPLES
 from tests.forks import SHARED
@@ -66,6 +67,13 @@ def _needs_spark(item: pytest.Item) -> bool:
 
 def _needs_hdfs(item: pytest.Item) -> bool:
     return "hdfs" in getattr(item, "fixturenames", ())
+
+
+@pytest.fixture(autouse=True)
+def _close_left_open() -> Iterator[None]:
+    """Some tests end with a broker as it is."""
+    with closing_left_open():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -323,6 +323,11 @@ class Store:
 
     # --- the end -----------------------------------------------------------------------------------------------------
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether ``close`` was called."""
+        return self._closed
+
     def close(self, clean: bool = True) -> None:
         """Close all files and release the directory; no sync and no checkpoint may be running. Views stay usable.
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from qmq.broker.broker import Broker
@@ -29,6 +30,7 @@ from qmq.format.pieces import Run, read_answer
 from qmq.storage.disk.disk import Disk
 from qmq.storage.store import Store, StoreOptions
 from qmq.storage.verify.verify import verify
+from tests.sim.disk import SimulatedDisk
 
 PRODUCER = b"p" * 16
 START_US = 1_700_000_000_000_000
@@ -47,6 +49,21 @@ def batch_of(
     ]
     parts = build_batch(runs, created_at_us=START_US, producer_id=producer_id, producer_sequence=sequence)
     return memoryview(bytearray(b"".join(parts)))
+
+
+#: The stores on real files that tests have opened, for ``closing_left_open``.
+_OPENED: list[Store] = []
+
+
+@contextmanager
+def closing_left_open() -> Iterator[None]:
+    """At the end, close the stores that were opened within and are open still: their descriptors would pile up."""
+    before = list(_OPENED)
+    yield
+    for store in [store for store in _OPENED if store not in before]:
+        with suppress(StorageError):
+            store.close(clean=False)
+    _OPENED[:] = before
 
 
 class Driven:
@@ -79,6 +96,8 @@ class Driven:
     def open(self) -> None:
         """Open the store and a broker on it."""
         self.store = Store.open(self.directory, StoreOptions(**self.options), self.disk, self.now.wall_us)
+        if not isinstance(self.disk, SimulatedDisk):
+            _OPENED[:] = [*(store for store in _OPENED if not store.is_closed), self.store]
         self.broker = Broker(self.store, self.limits, self.now)
 
     def restart(self) -> None:
