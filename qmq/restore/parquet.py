@@ -109,7 +109,8 @@ class ParquetReader:
                     done = at + len(rows)
             finally:
                 reading.close()
-        except (FileNotFoundError, BadBytes, StorageError, pa.ArrowException, OSError) as error:
+        except (BadBytes, StorageError, pa.ArrowException, OSError, KeyError, ValueError) as error:
+            # The footer of a file has no checksum, and may name other columns.
             lost = sum(max(0, one.end - max(one.start, done)) for one in row_ranges)
             damage = ArchiveDamage(f"{self._files.name}/{file.path}", done, end, lost, str(error))
             yield RestoreStep(file.path, done, end, [], damage=damage, is_settled=False)
@@ -192,6 +193,8 @@ def _rows_of(reading: Reading, file: ListedFile, start: int, end: int) -> Iterat
                 if low < high:
                     yield at + low, _decoded(batch.slice(low, high - low))
                 at += batch.num_rows
+            if at < first + count:
+                raise BadBytes(f"its pages end before message {at + 1:,} of {file.messages:,}")
         first += count
 
 

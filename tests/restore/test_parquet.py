@@ -40,6 +40,19 @@ async def test_every_message_comes_once_under_its_id(tmp_path: Path) -> None:
     check_restored(wanted, tmp_path / "target")
 
 
+@pytest.mark.parametrize("other", [b"pOsition", b"p\xefsition"])
+def test_a_footer_with_another_column_is_told_of(tmp_path: Path, other: bytes) -> None:
+    """A footer has no checksum."""
+    wanted = parquet_archive(tmp_path)
+    files = LocalFiles(tmp_path / "archive")
+    file = read_table(files).files[0]
+    path = tmp_path / "archive" / file.path
+    path.write_bytes(path.read_bytes().replace(b"position", other))
+    steps = list(ParquetReader(files, RestoreSelection(), {}).steps())
+    (damage,) = [step.damage for step in steps if step.damage is not None]
+    assert damage.messages == file.messages == len(wanted) - ids_in(steps).total()
+
+
 def test_what_is_done_or_stored_is_left_out(tmp_path: Path) -> None:
     wanted = parquet_archive(tmp_path)
     files, found = LocalFiles(tmp_path / "archive"), Found()

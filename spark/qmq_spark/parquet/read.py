@@ -92,6 +92,8 @@ class PieceReader:
             raise BadBytes(f"{piece.file.path} in {self._files.name} is gone; the archive has lost it") from error
         try:
             yield from self._of_piece(reading, piece)
+        except (KeyError, ValueError) as error:  # the footer has no checksum, and may name other columns
+            self._damage(piece, str(error))
         finally:
             reading.close()
 
@@ -124,9 +126,12 @@ class PieceReader:
         batches = file.iter_batches(ROWS, [number], names, use_threads=False)
         while read < rows:
             try:
-                batch = next(batches)
+                batch = next(batches, None)
+                why = "its pages end before all messages have come"
             except (pa.ArrowException, OSError) as error:
-                self._report(FileDamage(self._name(piece), None, None, None, rows - read, str(error)))
+                batch, why = None, str(error)
+            if batch is None:
+                self._report(FileDamage(self._name(piece), None, None, None, rows - read, why))
                 return
             read += batch.num_rows
             kept = self._kept(batch, filtered)
