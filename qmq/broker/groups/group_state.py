@@ -44,7 +44,7 @@ class MessageState(enum.Enum):
     """The states of one message for one reliable group."""
 
     STORED = "stored"  # in the message log; the group does not get it, or not any more
-    READY = "ready"  # behind the group's cursor: no consumer had it yet
+    READY = "ready"  # from the group's cursor on: no consumer had it yet
     IN_FLIGHT = "in_flight"
     RETRYING = "retrying"  # in the error log, due now or later
     QUARANTINED_RETRY = "quarantined_retry"  # in the error log, to be handed out alone: it may be deadly
@@ -62,6 +62,7 @@ class MessageEvent(enum.Enum):
     VISIBLE = "visible"  # it can be pulled (with flush: it is synced), or the group begins to follow its subject
     FILTER = "filter"  # it has none of the group's tags
     RETENTION = "retention"  # its segment is dropped
+    COPY_FAILED = "copy_failed"  # its segment is dropped, and retention could not read it to carry it forward
     SEEK_BACK = "seek_back"  # the cursor is set before it; another life of it, if any, goes on beside this one
     SEEK_PAST = "seek_past"  # the cursor is set behind it
     SEEK = "seek"  # the cursor is set anywhere: nothing stays in flight
@@ -122,6 +123,7 @@ def _message_life() -> Iterator[tuple[MessageState, MessageEvent, Transition]]:
         yield in_flight, event.LAST_SESSION_EXPIRY, Transition(state.DEAD, expiry)
         yield in_flight, event.SEEK, Transition(state.DROPPED, (kind.SEEK,))
         yield retry, event.CLEAR_RETRIES, Transition(state.DROPPED, (kind.SEEK,))
+        yield retry, event.COPY_FAILED, Transition(state.DEAD, (kind.FORWARD,))
     for settled in (state.STORED, state.ACKED, state.SKIPPED, state.DROPPED, state.DELETED, state.DEAD):
         yield settled, event.RESEND, Transition(state.RETRYING, (kind.RESENT,))
     yield state.DEAD, event.REDRIVE, Transition(state.RETRYING, (kind.REDRIVE,))

@@ -18,6 +18,7 @@ from qmq.net.protocol.types import Disposition
 from tests.broker.find.test_resend import resend
 from tests.broker.group_state import WrittenRecords, ledger_of, places_of, waiting_of
 from tests.broker.harness import Driven
+from tests.broker.retention.test_carry_forward import spoil
 from tests.broker.retention.test_retention import driven_in, send, settle
 from tests.broker.test_admin import ask
 from tests.broker.test_consuming import Consumer
@@ -28,6 +29,8 @@ from tests.format.test_private import run_of
 BEYOND_MODEL: Final = {
     (MessageState.READY, MessageEvent.FILTER),
     (MessageState.READY, MessageEvent.RETENTION),
+    (MessageState.RETRYING, MessageEvent.COPY_FAILED),
+    (MessageState.QUARANTINED_RETRY, MessageEvent.COPY_FAILED),
     (MessageState.IN_FLIGHT, MessageEvent.EXPIRE),
     (MessageState.QUARANTINED_IN_FLIGHT, MessageEvent.EXPIRE),
     (MessageState.IN_FLIGHT, MessageEvent.LAST_SESSION_EXPIRY),
@@ -94,6 +97,28 @@ def test_retention(tmp_path: Path) -> None:
     after, expected = MESSAGE_LIFE[MessageState.READY, MessageEvent.RETENTION]
     assert set(states(driven)) == {MessageState.READY, after}
     assert kinds.intersection(expected)
+    driven.close()
+
+
+@pytest.mark.parametrize("before", [MessageState.RETRYING, MessageState.QUARANTINED_RETRY])
+def test_retention_that_cannot_copy_a_retry(tmp_path: Path, before: MessageState) -> None:
+    driven = driven_in(tmp_path, BrokerLimits(retention_max_ms=60_000, session_timeout_ms=TIMEOUT_MS))
+    consumer = Consumer(driven, "one")
+    send(driven, 1)
+    consumer.pull()
+    if before is MessageState.RETRYING:
+        consumer.back(0, 1, Disposition.NACK, 3_600 * SECOND_US)
+    driven.advance(TIMEOUT_MS)
+    assert states(driven) == [before]
+    send(driven, 10)  # so that its segment is sealed
+    spoil(driven, entry=0)
+    driven.advance(60_000)
+    records = WrittenRecords(driven)
+    settle(driven)
+    after, kinds = MESSAGE_LIFE[before, MessageEvent.COPY_FAILED]
+    assert before not in states(driven)
+    assert states(driven).count(after) == 1
+    assert {record.kind for record in records.take()}.intersection(kinds)
     driven.close()
 
 

@@ -197,6 +197,15 @@ def test_a_kill_between_any_two_steps_costs_nothing(tmp_path: Path, steps: int) 
     driven.close()
 
 
+def spoil(driven: Driven, entry: int) -> None:
+    """Change a byte of a batch in the first segment, which is sealed."""
+    partition = driven.store.partitions[0]
+    position, base = partition.consumer_log.read_entry(entry)[1], partition.message_log.sealed[0].base
+    with (driven.directory / "log-0" / f"{base:016x}.messages").open("r+b") as file:
+        file.seek(position - base + 300)
+        file.write(b"?")
+
+
 def test_unreadable_messages_become_dead_letters_and_are_reported(tmp_path: Path) -> None:
     driven = driven_in(tmp_path, LIMITS)
     send(driven, 20)
@@ -206,12 +215,7 @@ def test_unreadable_messages_become_dead_letters_and_are_reported(tmp_path: Path
     consumer.back(5, 6, Disposition.REJECT)
     driven.checkpoint()
     for number in (1, 4, 5):
-        position = driven.store.partitions[0].consumer_log.read_entry(number)[1]
-        base = driven.store.partitions[0].message_log.sealed[0].base
-        path = driven.directory / "log-0" / f"{base:016x}.messages"
-        with path.open("r+b") as file:
-            file.seek(position - base + 300)
-            file.write(b"?")
+        spoil(driven, number)
     driven.advance(HOUR_MS)
     gone = settle(driven)
     assert sum(one.lost for one in gone) == 4, "one to be handed out again, and then as a letter; one held; a letter"
