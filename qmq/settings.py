@@ -112,7 +112,9 @@ Bytes = Annotated[int, BeforeValidator(size_of)]
 
 
 class Settings(BaseModel):
-    """The settings of one broker. They are frozen: a running broker keeps those that it was started with."""
+    """The settings of one broker. An object never changes: a running broker that reloads its file gets a new one, which
+    differs in the keys of ``qmq.daemon.reload.RELOADABLE`` only.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -14,7 +14,8 @@ PAGES = [
 ]
 GLOSSARY = (ROOT / "docs" / "GLOSSARY.md").read_text("utf-8")
 ARCHITECTURE = (ROOT / "docs" / "ARCHITECTURE.md").read_text("utf-8")
-MODULES = [f"/{path.relative_to(ROOT)}" for top in ("qmq", "spark", "tests") for path in (ROOT / top).rglob("*.py")]
+TOPS = ("qmq", "spark", "tests", "bench", "fuzz")
+MODULES = [f"/{path.relative_to(ROOT)}" for top in TOPS for path in (ROOT / top).rglob("*.py")]
 
 
 def without_code(text: str) -> str:
