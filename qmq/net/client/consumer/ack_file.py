@@ -9,7 +9,7 @@ There is one file per (store id, group, consumer), in ``$QMQ_STATE_DIR``, else `
 The file is replaced as a whole (a new one is written, then renamed), so a reader finds the old state or the new one. A
 file with a wrong checksum counts as missing: it would only have added acks that were lost. A process that uses the file
 holds a lock on a ``.lock`` file beside it, and removes that at the end. Other users may not read them: directories have
-mode 0700, files 0600. AckFile writes the file in the background.
+mode 0700, files 0600. ``AckFile`` writes the file in the background.
 """
 
 from __future__ import annotations
@@ -156,8 +156,8 @@ WRITE_COUNT: Final = 10_000
 
 
 class AckFile:
-    """Keeps the state file of a consumer that was given its id up to date. Without a file it logs so once, and keeps
-    none.
+    """Keeps the state file up to date, for a consumer with an id of its own. If the file cannot be used, it logs that
+    once and keeps no file.
     """
 
     def __init__(self, group: str, consumer: str, snapshot: Callable[[], tuple[KnownConsumer | None, int]]) -> None:

@@ -132,7 +132,7 @@ class AckSender:
 
     @property
     def fenced(self) -> Fenced | None:
-        """Why no message is in flight any more, or None."""
+        """The reason why no message is in flight any more, or None."""
         return self.in_flight.fenced if self.in_flight is not None else None
 
     def resume(self) -> None:
@@ -141,7 +141,7 @@ class AckSender:
             self.on_connected()
 
     def fence(self, error: Fenced, *, for_good: bool = True) -> None:
-        """Drop the messages in flight. *for_good*: the broker has refused them; else it may still accept their acks."""
+        """Drop the messages in flight. *for_good*: the broker has refused their acks; else it may still accept them."""
         if self.in_flight is None or self.in_flight.fenced is not None:
             return
         log.warning("consumer %s: %s", self._consumer, error)
@@ -195,8 +195,8 @@ class AckSender:
             self._wake_waiters()
 
     def send(self, subscribed: Subscribed, *, with_pull: bool = False) -> None:
-        """Send the acks that were not sent. *with_pull*: a pull follows at once: it leaves in the same write,
-        and its answer may confirm them.
+        """Send the acks that were not sent. *with_pull*: a pull follows in the same write, and its answer may confirm
+        them.
         """
         connection, subscription = subscribed
         in_flight, more = self.in_flight, True
@@ -295,7 +295,7 @@ class AckSender:
         self.nack_sender.hand_back_soon(in_flight, back)
 
     def fail_open(self, error: Exception) -> None:
-        """Nack all messages that were given out and have no disposition, since the program's block ended by *error*."""
+        """Nack all messages that the program got and gave no disposition, since its block ended with *error*."""
         in_flight = self.in_flight
         ranges = [] if in_flight is None else in_flight.open()
         if in_flight is None or not ranges:
@@ -378,8 +378,8 @@ class AckSender:
         self._wake_waiters()
 
     async def _spool_acks(self) -> None:
-        """Spool the acks that did not reach the broker, until this machine reaches it again. A state file, where there
-        is one, already has them.
+        """Keep acks that did not reach the broker in the spool, until this machine reaches the broker again. Where
+        there is a state file, that has them already.
         """
         known, unconfirmed = self.snapshot()
         may_not = self.ack_file is not None and self.ack_file.has_file

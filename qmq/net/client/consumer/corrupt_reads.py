@@ -12,8 +12,8 @@ from qmq.net.protocol.types import cut_reason
 
 
 def read_checked(answer: memoryview, begun: PartialAnswer | None = None) -> tuple[list[Run], list[AnswerDamage]]:
-    """Read an answer as ``read_answer`` does, and count messages with undecodable headers as damage. *begun*: the part
-    that was read while it arrived.
+    """Read an answer as ``read_answer`` does, and count messages with undecodable headers as damage. *begun* is the
+    part that was read while the answer arrived.
     """
     return _decodable(*(read_answer(answer) if begun is None else begun.all()))
 
@@ -52,10 +52,10 @@ def pack_report(damage: AnswerDamage) -> tuple[bytes, bytes]:
 def sequences_of(
     runs: list[Run], damaged: list[AnswerDamage], number: int, ranges: Sequence[int]
 ) -> list[tuple[int, int]]:
-    """Return the delivery sequences [start, end) of damage *number* of an answer whose messages are numbered by
-    *ranges*.
+    """Return the delivery sequences [start, end) of the messages of damage *number*, in an answer whose messages
+    *ranges* number.
 
-    Every damage must be one whose messages are counted. Raises ProtocolError when *ranges* number fewer messages.
+    For every damage the count of its messages must be known. Raises ProtocolError when *ranges* number fewer messages.
     """
     damage = damaged[number]
     skip = sum(run.count for run in runs[: damage.run_index]) + sum(before.messages for before in damaged[:number])

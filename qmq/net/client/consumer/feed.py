@@ -1,4 +1,4 @@
-"""The messages that a loop has taken from the broker and not reached, and how many it takes at a time."""
+"""The messages that a loop has taken from the broker and not reached yet, and how many it takes at a time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from qmq.net.client.consumer.multi_broker import MultiBrokerPuller
 from qmq.net.client.consumer.nacks import FailureLog
 from qmq.net.client.consumer.pull import Puller, release
 
-#: Seconds after which a loop that reaches no message releases those it holds: its handler may take forever.
+#: Seconds after which a loop that reaches no message releases those that it has taken: its handler may take forever.
 STUCK_AFTER: Final = 1.0
 
 #: Seconds of work that a loop takes at a time.
@@ -30,9 +30,9 @@ MAX_PREFETCH: Final = 32_768
 class Prefetch:
     """Decides how many messages one loop takes from the broker at a time. No I/O; time is an argument.
 
-    Messages that one consumer of a group has received are not available to the others. So the loop takes about as many
-    as it handles in PREFETCH_SECONDS at the rate of the messages before, and at least one: a slow consumer leaves none
-    waiting, and a fast one seldom pulls.
+    Other consumers of the group do not get messages that this one has received. So the loop takes about as many as it
+    handled in PREFETCH_SECONDS before, and at least one: a slow consumer keeps none waiting, and a fast one seldom
+    pulls.
     """
 
     def __init__(self, is_solo: bool) -> None:
@@ -41,7 +41,7 @@ class Prefetch:
         self._last_at = 0.0
 
     def wanted(self, now: float) -> int:
-        """Return how many messages to take next, from the time that the last ones took."""
+        """Return how many messages to take next, by the time that the last ones took."""
         if not self._last_count:
             return self._count
         took = now - self._last_at
@@ -83,8 +83,8 @@ class MessageFeed(Generic[M]):
             ack_sender.on_dropped.append(self._drop)
 
     async def refill(self) -> None:
-        """Wait for the next messages and put them into ``ready``: fewer when the last ones took long to handle, and
-        none once the feed stops.
+        """Wait for the next messages and put them into ``ready``: few if the last ones took long to handle, and none
+        once the feed stops.
         """
         loop = self._loop
         if loop is None:  # to ask for it each time is a system call
@@ -134,7 +134,7 @@ class MessageFeed(Generic[M]):
     def stop(self) -> None:
         """Take no more messages, release those that the loop has not reached, and end the pulls that wait.
 
-        Messages that no other consumer would get are not released: of an at_most_once group the loop gives them first.
+        In an at_most_once group it releases none, because no other consumer would get them: the loop still gives them.
         """
         if self.stopped:
             return
@@ -190,7 +190,7 @@ class MessageFeed(Generic[M]):
         self._is_over = True
 
     def _open_messages(self, run: Run, coming: Iterator[int]) -> Iterator[M]:
-        """Yield the messages of a run, but for those that go back because of an earlier one of their order key."""
+        """Yield the messages of a run, without those that go back because an earlier one of their slot does."""
         for number, body in zip(coming, run.bodies(), strict=False):  # ``coming`` may be emptied from outside
             if not run.in_flight.goes_back(number):
                 yield self._kind(run, number, body)

@@ -1,8 +1,8 @@
 """The messages of a consumer that are in flight, and their acks on the way to the broker. No I/O.
 
 Delivery sequences name the messages. A message is open until it has a disposition. An ack is pending until it is sent,
-then sent until it is confirmed; when the connection is lost before, it is sent again. Once the broker may have
-redelivered the messages, the window is fenced for good, and another InFlightWindow follows.
+and unconfirmed until the broker confirms it; if the connection is lost before, the ack is sent again. Once the broker
+may have handed the messages to others, the window is fenced for good, and another InFlightWindow takes its place.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Slot = tuple[str, int]
 
 #: How many ranges of acks go in one frame.
 MAX_INTERVALS: Final = 2_000
-#: Runs of messages with order keys, up to which those that have a disposition are not looked for.
+#: Up to this many runs of messages with order keys, no search is made for those that have a disposition.
 _MANY_ORDERED: Final = 1_024
 
 
@@ -122,7 +122,7 @@ def mark_replayed(runs: Sequence[Run]) -> None:
 
 
 class InFlightWindow:
-    """The messages in flight of one epoch of a consumer at one broker, from a subscription with *consumer_state* on."""
+    """The messages in flight of one epoch of a consumer at one broker. *consumer_state* is that of its subscription."""
 
     def __init__(self, owner: DispositionOwner, consumer_state: ConsumerState) -> None:
         self.owner = owner
@@ -137,7 +137,7 @@ class InFlightWindow:
         #: The delivery sequence after the last ack: an ack of exactly this message may just increment it.
         self.tail = -1
         self._streak = 0
-        #: Why no message is in flight any more: another subscriber took over, or the consumer expired.
+        #: The reason why no message is in flight any more: another subscriber took over, or the session expired.
         self.fenced: Fenced | None = None
         #: Acks that the broker has refused, or may have.
         self.lost = Intervals()
@@ -192,7 +192,7 @@ class InFlightWindow:
         return numbered
 
     def number_range(self, runs: Sequence[Run], ranges: Sequence[int]) -> bool:
-        """As ``number``, for messages that one range numbers, the common case; return whether it does."""
+        """Do as ``number`` in the common case that one range numbers all messages; return whether it does."""
         if len(ranges) != 3 or ranges[0] < self.expected or ranges[1] != messages_in(runs):
             return False
         sequence, _, attempt = ranges
@@ -240,8 +240,8 @@ class InFlightWindow:
                 self.owner.return_early(self, start, start + run.count)
 
     def begin_failing(self, start: int, end: int) -> list[Slot]:
-        """Note that messages of [start, end) are to come again: what the broker sends of their slots goes back until
-        ``end_failing`` is called with the slots that this returns.
+        """Note that messages of [start, end) are to come again. Messages of their slots that the broker sends now go
+        back, until ``end_failing`` is called with the slots that this returns.
         """
         slots = list(self._slots_of(start, end)) if self._ordered else []
         for slot in slots:
@@ -261,7 +261,7 @@ class InFlightWindow:
         return {(subject, lane) for _, _, subject, lane in self._ordered[first:last]}
 
     def behind(self, start: int, end: int) -> list[tuple[int, int]]:
-        """Return the ranges of messages without a disposition that follow one of [start, end) in its slot of order
+        """Return the ranges of messages without a disposition that follow one of [start, end) in the same slot of order
         keys: they come again after it.
         """
         if not self._ordered or self.fenced is not None:
@@ -322,8 +322,8 @@ class InFlightWindow:
         return self.fenced is None and sequence >= self.floor and sequence not in self._done
 
     def goes_back(self, sequence: int) -> bool:
-        """[any thread] Whether a message that the program has not reached is not in flight, or has a disposition.
-        Reads only.
+        """[any thread] Return whether a message that the program has not reached is not in flight, or has a
+        disposition. Reads only.
         """
         try:
             return self.fenced is not None or sequence < self.floor or sequence in self._done
@@ -487,8 +487,8 @@ class InFlightWindow:
             )
 
     def _has_dispositions(self, ranges: Sequence[int]) -> bool:
-        """Return whether all messages certainly have a disposition. Reads only: a change under way may make it return
-        False.
+        """Return whether all messages certainly have a disposition. It only reads, so it may return False during a
+        change.
         """
         floor, tail = self.floor, self.tail
         for first, count in zip(ranges[::3], ranges[1::3], strict=True):
@@ -531,7 +531,9 @@ def check_reason(reason: str) -> str:
 
 
 def reason_of(error: BaseException) -> str:
-    """Return the error of a handler as a reason; of a group of errors, the first; of a Retry, the reason it gives."""
+    """Return the text of a handler's error as a reason: for a group of errors that of the first one, for a Retry the
+    reason that it gives.
+    """
     while isinstance(error, ExceptionGroup):
         error = error.exceptions[0]
     name = type(error).__name__

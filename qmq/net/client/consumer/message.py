@@ -1,7 +1,7 @@
-"""Received messages: thin views over runs. Fields are decoded when they are read; bodies are made at once, since nearly
-all programs read them, and a whole run of bodies costs little.
+"""Received messages: thin views over runs. Fields are decoded when they are read. Bodies are made at once, since nearly
+all programs read them and the bodies of a whole run cost little.
 
-Tags are compared by name here: the broker compares only bits, and several tags may have the same bit.
+The client compares tags by name: the broker compares only bits, and several tags may have the same bit.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def with_tags(runs: list[Run], tags: frozenset[str]) -> list[Run]:
 
 
 def _whole(run: Run, index: int) -> WholeMessage | None:
-    """Return the message for another broker, should its own be gone; None with an order key, whose order another one
-    could not keep: it fails there, or comes again from its own.
+    """Return the message for another broker, in case its own is gone. Return None for a message with an order key: only
+    its own broker can keep the order, so only that one hands it out again.
     """
     return None if run.lane >= LANE_ORDERED else (run, index)
 
@@ -122,7 +122,7 @@ class Message:
 
     @property
     def source(self) -> str | None:
-        """The address that it was sent from, as host:port, which the broker has seen; None if it is unknown."""
+        """The address that it was sent from, as the broker saw it: host:port; None if it is unknown."""
         return self._run.source(self._index).address
 
     @property
@@ -137,7 +137,7 @@ class Message:
 
     @property
     def app(self) -> str | None:
-        """The program that sent it, by its own account: ``connect(app=...)``."""
+        """The name that the program which sent it gave to ``connect(app=...)``."""
         return self._run.source(self._index).app
 
     @property
@@ -151,7 +151,7 @@ class Message:
         return dict(self._run.header(self._index).get("p", ()))
 
     def json(self) -> Any:
-        """Return the value that the body has as JSON. Raises ValueError if the body is no JSON.
+        """Return the value of the body, which is JSON. Raises ValueError if it is not.
 
             order = message.json()
             print(order["id"])
@@ -175,7 +175,7 @@ class Message:
             if message.last_attempt:
                 alert(message.id)
 
-        The group's ``max_attempts`` is that of the time when the consumer subscribed. Always True without
+        The group's ``max_attempts`` is that of the time when the consumer subscribed. Always True where there are no
         dispositions: for a solo consumer, and in an at_most_once group.
         """
         in_flight = self._run.in_flight
@@ -183,33 +183,35 @@ class Message:
 
     @property
     def replayed(self) -> bool:
-        """Whether it was restored from an archive, under its original id."""
+        """Whether a restore brought it back from an archive, or a resend handed it out again; its id is the original
+        one.
+        """
         return bool(self._run.run_flags & RUN_REPLAYED)
 
     @property
     def created_at_us(self) -> int:
-        """When its sender made its batch: microseconds since 1970, by the sender's clock."""
+        """The time when its sender made its batch: microseconds since 1970, by the sender's clock."""
         return self._run.created_us(self._index)
 
     @property
     def created_at(self) -> datetime:
-        """When its sender made its batch: UTC, by the sender's clock."""
+        """The time when its sender made its batch: UTC, by the sender's clock."""
         return utc_from_us(self._run.created_us(self._index))
 
     @property
     def stored_at_us(self) -> int:
-        """When the broker stored it: microseconds since 1970, UTC."""
+        """The time when the broker stored it: microseconds since 1970, UTC."""
         return self._run.stored_at_us
 
     @property
     def stored_at(self) -> datetime:
-        """When the broker stored it, UTC."""
+        """The time when the broker stored it, UTC."""
         return utc_from_us(self._run.stored_at_us)
 
     # --- dispositions -------------------------------------------------------------------------------------------------
 
     def ack(self) -> Awaitable[None]:
-        """Ack the message: it is handled, and the group does not receive it again.
+        """Ack the message: it is handled, and the group does not get it again.
 
             message.ack()        # sent and confirmed in the background, with others
             await message.ack()  # returns once the broker has it
@@ -237,7 +239,7 @@ class Message:
             yield from in_flight.owner.confirm(in_flight, self._number, self._number + 1).__await__()
 
     async def nack(self, delay: Duration | None = None, reason: str = "") -> None:
-        """Nack the message: it could not be handled, and the group receives it again after *delay* seconds.
+        """Nack the message: it could not be handled, and the group gets it again after *delay* seconds.
 
         None: the group's delay for this attempt. Returns once the broker has the nack on disk. Raises InvalidOption,
         and Fenced if the message is no longer in flight, as after the consumer's block.
@@ -251,7 +253,7 @@ class Message:
         await self._hand_back(Disposition.REJECT, None, reason)
 
     def release(self) -> Awaitable[None]:
-        """Release the message unstarted: a consumer gets it at once, and no attempt is counted.
+        """Release the message, which was not begun: another consumer may get it at once, and no attempt is counted.
 
             message.release()        # in the background
             await message.release()  # returns once the broker has it
@@ -289,7 +291,8 @@ class Message:
         """Ack the message, or nack it when the block has raised an Exception, which goes on to the program.
 
         ``raise qmq.Retry(after=...)`` picks the delay. CancelledError, KeyboardInterrupt, SystemExit and GeneratorExit
-        release the message. When it is no longer in flight, the block is cancelled, and the program continues after it.
+        release the message. If the message is no longer in flight, the block is cancelled, and the program goes on
+        after the block.
         """
         in_flight = self._run.in_flight
         if in_flight is None:
@@ -315,13 +318,13 @@ class Message:
 
 
 def is_open(message: Message) -> bool:
-    """Whether *message* has no disposition, also none by an earlier message of its order key."""
+    """Return whether *message* has no disposition, and does not go back because of an earlier message of its slot."""
     in_flight = message._run.in_flight
     return in_flight is None or in_flight.is_open(message._number)
 
 
 def is_dropped(message: Message) -> bool:
-    """Whether *message* is no longer in flight, since the broker has delivered it again or will."""
+    """Return whether *message* is no longer in flight, because the broker has handed it out again or will do so."""
     in_flight = message._run.in_flight
     return in_flight is not None and in_flight.fenced is not None
 
@@ -340,8 +343,8 @@ def fail(
     failures: FailureLog,
     call: Callable[[Callable[[], None]], object] = lambda function: function(),
 ) -> None:
-    """Log that *error* ended the handler of *message*; nack it in the background if it is of a group. *call* calls a
-    function in the client's loop: at once by default.
+    """Log that *error* ended the handler of *message*; if it is a message of a group, nack it in the background. *call*
+    calls a function in the client's loop, by default at once.
     """
     in_flight = message._run.in_flight
     if in_flight is None:
@@ -409,7 +412,7 @@ def each_message(runs: Iterable[Run], kind: type[M] = Message) -> Iterator[M]:  
 
 
 class MessageBatch(Sequence[Message]):
-    """The messages of one ``pull_batch``: columns, and views of single messages on demand. Nothing is decoded ahead."""
+    """The messages of one ``pull_batch``: columns, and views of single messages on demand. All is decoded on demand."""
 
     __slots__ = ("_runs", "_starts", "_total")
 
@@ -561,8 +564,8 @@ class MessageBatch(Sequence[Message]):
     def _open_parts(
         self, disposition: Disposition, delay_us: int | None, reason: str
     ) -> Iterator[tuple[InFlightWindow, PendingDisposition]]:
-        """Yield what to send for the messages without a disposition: ranges, or where another broker may have to take
-        them, message by message.
+        """Yield the dispositions to send for the messages without one: for ranges, or for single messages where another
+        broker may have to take them.
         """
         for run in self._runs:
             first = run.delivery_sequence
@@ -680,7 +683,7 @@ class MessageBatch(Sequence[Message]):
         return values
 
     def _per_message(self, field: str, count_up: bool = False) -> Any:
-        """Return a field of the runs for each message as int64[n]; with *count_up* it grows by one within a run."""
+        """Return a field of the runs for each message as int64[n]. *count_up*: the value grows by one within a run."""
         counts = np.array([run.count for run in self._runs], np.int64)
         values = np.repeat(np.array([getattr(run, field) for run in self._runs], np.int64), counts)
         if count_up:

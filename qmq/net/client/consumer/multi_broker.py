@@ -1,8 +1,9 @@
 """One consumer at several brokers, which pulls from all of them as from one.
 
-A pull first asks one broker after another for the missing messages, beginning after the one that answered last, so that
-it takes no more than it needs. When all have given the messages that they had, it waits at all brokers at once.
-Messages beyond the requested count stay with the puller of their broker and come first in the next pull.
+A pull first asks one broker after another for the missing messages, so that it takes no more than it needs; it begins
+with the broker after the one that answered last. When each broker has given the messages that it had, the pull waits at
+all of them at once. Messages beyond the requested count stay with the puller of their broker and come first in the next
+pull.
 """
 
 from __future__ import annotations
@@ -25,11 +26,12 @@ from qmq.net.client.options import PULL_BYTES, Start, check_pull, make_consumer_
 #: Seconds to wait for one broker's messages at hand before the next broker is asked.
 TURN_TIMEOUT: Final = 0.05
 
-#: Seconds to wait at some brokers while others get no share, before it is their turn (at_most_once groups).
+#: In an at_most_once group: when fewer messages are missing than there are brokers, the pull waits this many seconds at
+#: some brokers, then at the next ones.
 TURN: Final = 0.25
 
-#: Seconds to wait for the answers to withdrawn pulls before others are asked (at_most_once groups). A broker that takes
-#: longer costs this once: it is not asked again before it has answered.
+#: In an at_most_once group: seconds to wait for the answers to withdrawn pulls before other brokers are asked. A broker
+#: that takes longer is not asked again before it has answered, so it costs this time once.
 SETTLE_TIMEOUT: Final = 1.0
 
 
@@ -62,12 +64,12 @@ def _guarded(puller: Puller, brokers: Brokers, group: str | None, terms: Subscri
 class MultiBrokerPuller:
     """Pulls for a consumer at several brokers. Pulls of several tasks run one after another.
 
-    *is_exact*: messages that are left over when the consumer leaves would be lost, so all brokers together are never
-    asked for more than is missing.
+    *is_exact* (at_most_once groups): never ask all brokers together for more messages than the pull still needs,
+    because messages left over would be lost when the consumer leaves.
     """
 
     def __init__(self, pullers: Sequence[Puller], is_exact: bool = False, *, looks: bool = False) -> None:
-        """With *looks*, brokers that do not know the group are left out as long as one broker knows it."""
+        """*looks*: leave out brokers that do not know the group, as long as one broker knows it."""
         self._looks = looks
         self._unknown: list[UnknownGroup] = []
         self._pullers = list(pullers)
@@ -107,7 +109,7 @@ class MultiBrokerPuller:
 
     @property
     def is_at_most_once(self) -> bool:
-        """Whether the group is given each message once, so that no other consumer gets those that are left over."""
+        """Whether the broker hands out each message once, so that no other consumer gets those that are left over."""
         return self._is_exact
 
     @property
@@ -238,8 +240,8 @@ class MultiBrokerPuller:
         self._cut(taken, max_count)
 
     async def _end(self, taken: list[Run], max_count: int) -> None:
-        """End the pulls under way. For an at_most_once group, take what they still bring: those messages count as
-        received at the broker, so no other broker may be asked for them.
+        """End the pulls under way. For an at_most_once group, take the messages that they still bring: the broker does
+        not hand them out again.
         """
         pullers = list(self._tasks)
         await self._withdraw()
@@ -262,7 +264,7 @@ class MultiBrokerPuller:
 
     def _in_order(self) -> list[Puller]:
         """Return the pullers that have subscribed: first those with messages left over, then in turn. In an
-        at_most_once group those are left out that still owe the answer to an earlier pull.
+        at_most_once group, leave out those whose broker has not answered an earlier pull.
         """
         in_turn = self._pullers[self._next :] + self._pullers[: self._next]
         order = [one for one in in_turn if self._is_in(one) and not (self._is_exact and one.is_waiting)]

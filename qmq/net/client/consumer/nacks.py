@@ -1,5 +1,5 @@
-"""Nacks, releases and rejects of a consumer: those of one turn of the loop go to the broker together. The log of the
-failures behind them.
+"""Nacks, releases and rejects of a consumer, and the log of the failures behind them. Those of one turn of the loop go
+to the broker together.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class _QueuedDisposition(NamedTuple):
 
 
 def _failing(in_flight: InFlightWindow, back: PendingDisposition) -> Sequence[Slot]:
-    """Return the slots of which a disposition has messages come again."""
+    """Return the slots whose messages come again by a disposition."""
     return () if back.disposition == Disposition.REJECT else in_flight.begin_failing(back.start, back.end)
 
 
@@ -114,14 +114,14 @@ class NackSender:
         self._release_behind(in_flight, back)
 
     def _release_behind(self, in_flight: InFlightWindow, back: PendingDisposition) -> None:
-        """Release what follows a message in its slot of order keys: nobody may have it before that comes again."""
+        """Release the messages behind a message in its slot of order keys: they must come after it again."""
         if back.disposition == Disposition.REJECT:
             return
         for start, end in in_flight.behind(back.start, back.end):
             self.return_early(in_flight, start, end, back.delay_us)
 
     def return_early(self, in_flight: InFlightWindow, start: int, end: int, delay_us: int | None = None) -> None:
-        """Release messages in the background that an earlier one of their slot of order keys holds up."""
+        """Release, in the background, messages that an earlier one of their slot of order keys holds up."""
         in_flight.begin_disposition(start, end)
         release = PendingDisposition(start, end, Disposition.RELEASE, delay_us)
         self._queue(_QueuedDisposition(in_flight, release, None))
@@ -204,7 +204,7 @@ class NackSender:
             await asyncio.sleep(AGAIN_AFTER)
 
     async def _subscribed_unless_gone(self, several: Sequence[_QueuedDisposition]) -> Subscribed | None:
-        """Return connection and subscription; None if the broker stays away and others can take the whole messages."""
+        """Return connection and subscription; None if the broker stays away and other brokers can take the messages."""
         if self.handover is None or several[0].back.whole is None:
             return await self._subscribed()
         try:
@@ -233,7 +233,7 @@ class NackSender:
         return None
 
     async def spool_acks(self, in_flight: InFlightWindow, handled: list[int]) -> bool:
-        """Spool the acks *handled* until their broker is reached again; return whether they are spooled."""
+        """Keep the acks *handled* in the spool until their broker is reached again; return whether it has them."""
         if self.handover is None:
             return False
         handover, group = self.handover
@@ -328,7 +328,7 @@ class FailureLog:
         """*comes_again*: there are dispositions, so a message that failed is delivered again."""
         #: The program's function for failures, or None.
         self.on_failed: Callable[[Any, BaseException], object] | None = None
-        #: How often the group tries a message, as the broker said at the subscription; 0: not known.
+        #: How often the group tries a message, as the broker said at the subscription; 0 if it is not known.
         self.max_attempts = 0
         #: The delays after each attempt in microseconds; the last one holds for all later attempts.
         self.retry_delays_us: Sequence[int] = ()
@@ -372,7 +372,7 @@ class FailureLog:
         return f"{_named(messages)} failed at attempt {messages[0].attempt}{of}"
 
     def _after(self, count: int, dead: int, retries_us: list[int | None]) -> str:
-        """Return what becomes of *count* messages, *dead* of which were tried for the last time."""
+        """Say what happens next to *count* messages; *dead* of them were tried for the last time."""
         is_one, left = count == 1, count - dead
         if not self._comes_again:
             return "it does not come again" if is_one else "they do not come again"
@@ -422,7 +422,7 @@ def _named(messages: Sequence[FailedMessage]) -> str:
 def delay_of(error: BaseException) -> tuple[int | None, BaseException]:
     """Return the delay in microseconds that *error* asks for (None: the group's) and the error to report.
 
-    The error in a group of one, such as a TaskGroup raises, stands for the group; a Retry with an invalid delay is
+    An ExceptionGroup with one error, as a TaskGroup raises it, counts as that error. A Retry with an invalid delay is
     reported as InvalidOption.
     """
     while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:

@@ -62,7 +62,7 @@ class ReceivedRuns:
         self.count += 1
 
     def put_back(self, runs: Sequence[Run]) -> None:
-        """Insert *runs* in front,; they were not handed out after all."""
+        """Insert *runs* in front: they were not handed out after all."""
         if self._skip:
             self._runs[0] = self._runs[0].slice(self._skip, self._runs[0].count)
             self._skip = 0
@@ -122,7 +122,7 @@ UNUSED_AFTER: Final = 1.0
 FLUSH_TIMEOUT: Final = 5.0
 #: How many damages of one answer are reported; more are reported when the answer comes again.
 MAX_REPORTS: Final = 64
-#: A message is given up when it arrived damaged this often although the broker finds it sound.
+#: The consumer gives up a message that has arrived damaged this often although the broker finds it sound.
 MAX_SOUND_REPORTS: Final = 3
 #: Seconds that leaving waits for the broker's answer.
 LEAVE_TIMEOUT: Final = 2.0
@@ -197,7 +197,7 @@ class Puller:
 
     @property
     def is_at_most_once(self) -> bool:
-        """Whether the group is given each message once, so that no other consumer gets those that are left over."""
+        """Whether the broker hands out each message once, so that no other consumer gets those that are left over."""
         return self._is_at_most_once
 
     @property
@@ -482,7 +482,7 @@ class Puller:
         return self._accept(answer, runs)
 
     def _doubt(self, refusal: QmqError) -> None:
-        """Repeat a valid pull that the broker refused as invalid, since this or another request was damaged on the way.
+        """Repeat a valid pull that the broker refused as invalid: this or another request was damaged on the way.
 
         Raises *refusal* when it comes MAX_DOUBTS times in a row.
         """

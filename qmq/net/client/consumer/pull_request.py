@@ -1,4 +1,4 @@
-"""The one PULL that a consumer has at a broker, and its answer until the puller takes it."""
+"""The one PULL that a consumer may have open at a broker, and its answer until the puller takes it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class PullRequest:
         due: float,
         flags: int = 0,
     ) -> None:
-        """Send *pull* for up to *max_count* messages. If no answer has come at *due*, the connection is considered
+        """Send *pull* for up to *max_count* messages. If no answer has come by the time *due*, the connection counts as
         dead.
         """
         self.connection, self.max_count, self.in_flight = connection, max_count, in_flight
@@ -78,7 +78,7 @@ class PullRequest:
                 timer.cancel()
 
     def withdraw(self) -> None:
-        """Ask the broker to answer the pull now; the next pull gets what the answer brings."""
+        """Ask the broker to answer the pull now; the next pull gets the messages of the answer."""
         if self.is_pending:
             assert self.connection is not None
             self.connection.tell(FrameKind.WITHDRAW, frames.WITHDRAW.pack(self._number))

@@ -140,7 +140,7 @@ class _Worker:
             self.task.cancel()
 
     def drop(self) -> None:
-        """Cancel the handler that runs if its message is no longer in flight. The worker goes on."""
+        """Cancel the handler that runs if its message is no longer in flight; the worker goes on."""
         message = self.message
         if message is not None and not self._dropped and is_dropped(message):
             assert self.task is not None
@@ -182,7 +182,9 @@ class _Worker:
                     await feed.refill()
 
     def _cancelled(self, error: asyncio.CancelledError) -> None:
-        """Go on after a handler was cancelled because of its message, or by itself; else release it and raise."""
+        """Go on after a handler that was cancelled because of its message, or by itself; else release the message and
+        raise the cancellation.
+        """
         assert self.message is not None
         assert self.task is not None
         self._undo_drop()
@@ -200,5 +202,5 @@ class _Worker:
 
 
 def _is_of_the_call(error: Any) -> bool:
-    """Whether the handler raised *error* before it ran: it takes other arguments, or returns nothing to await."""
+    """Return whether *error* comes from the call of the handler: it takes other arguments, or returns no awaitable."""
     return error.__traceback__ is not None and error.__traceback__.tb_next is None

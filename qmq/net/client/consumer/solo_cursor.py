@@ -21,7 +21,9 @@ def _covers(prefix: str, name: str) -> bool:
 
 
 class _PrefixCursor:
-    """How far one prefix was received. A broker serves each partition in the order of stamps, and may split a batch."""
+    """How far the messages of one prefix were received. A broker serves each partition in the order of stamps, and may
+    split a batch.
+    """
 
     __slots__ = ("last_us", "received", "resuming")
 
@@ -52,8 +54,8 @@ class _PrefixCursor:
 
 
 class SoloCursor:
-    """Remembers what a solo consumer received, in constant memory: per prefix the last stamp, and how far in that
-    batch.
+    """Remembers which messages a solo consumer has received, in constant memory: for each prefix the last stamp, and
+    how many messages of the batch with that stamp.
     """
 
     def __init__(self, prefixes: Sequence[str], start_us: int | None) -> None:
@@ -86,7 +88,7 @@ class SoloCursor:
         self._start_us = start_us
 
     def resume(self, same_store: bool) -> None:
-        """Prepare for a new subscription: drop messages that come again. Another store sends none of them again."""
+        """Prepare for a new subscription: drop messages that come again. Another store sends none again."""
         self._start_us = self.floor_us
         self._latest_us.clear()
         if not same_store:

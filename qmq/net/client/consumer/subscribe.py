@@ -25,7 +25,7 @@ from qmq.net.protocol.types import AGAIN, FOLLOW, LOOK, ConsumerState, KnownCons
 
 log = logging.getLogger("qmq.client")
 
-#: How often in a row a request is repeated that the broker calls invalid: it was valid, so a byte may have flipped.
+#: How often in a row to repeat a request that the broker calls invalid: it was valid, so a byte may have flipped.
 MAX_DOUBTS: Final = 3
 
 Subscribed = tuple[BrokerConnection, int]
@@ -92,9 +92,9 @@ class ConsumerSubscription:
         self.inside = True
 
     def leave(self, known: KnownConsumer | None = None) -> asyncio.Future[None]:
-        """End the subscription in the background; the future is done when the broker has answered or cannot.
+        """End the subscription in the background; the future is done when the broker has answered, or cannot answer.
 
-        *known* goes to the broker with the departure if the connection ends before the broker has answered.
+        If the connection ends before the broker has answered, *known* goes to the broker later, with the departure.
         """
         self.inside = False
         if self._task is not None and not self._task.cancel() and not self._task.cancelled():
@@ -233,7 +233,7 @@ class ConsumerSubscription:
             self.solo_cursor.begin_at(start_us)
 
     def _take_attempts(self, meta: dict[str, Any]) -> None:
-        """Take how often, and after which delays, the group tries a message. It is for the program's eyes only."""
+        """Take from the answer how often, and after which delays, the group tries a message, for logs and programs."""
         assert self.ack_sender is not None
         max_attempts, delays_us = meta.get("max_attempts"), meta.get("retry_delays_us")
         if type(max_attempts) is int and type(delays_us) is list and all(type(one) is int for one in delays_us):
@@ -281,8 +281,8 @@ class ConsumerSubscription:
     async def _take_difference(
         self, connection: BrokerConnection, subscription: int, differing: dict[str, Any]
     ) -> None:
-        """Act once on a group that exists with other settings than those requested. Raises GroupMismatch if the
-        program wants that.
+        """Act, once, as *on_difference* says on a group that has other settings than the requested ones. Raises
+        GroupMismatch if it says so.
         """
         shown = ", ".join(f"{name}={value!r}" for name, value in shown_settings(differing).items())
         if self._terms.on_difference == "raise":
