@@ -1,9 +1,8 @@
-"""JSON under /api: what the pages show, and the changes that they make.
+"""JSON under /api: the data of the pages, and the changes that they make.
 
-Each endpoint is a function of the request and of its checked query or body. The broker
-checks each call against the user's token; the right that an endpoint names is looked at beforehand, so that a change is
-refused before anything of it is read. What destroys or repeats many messages wants their count with it, which a person
-has typed.
+Each endpoint is a function of the request and of its checked query or body. The broker checks each call against the
+user's token. The console checks the right that an endpoint names before, so it refuses a change before it reads
+anything. A change that destroys or repeats many messages must have their count, which a person has typed.
 """
 
 from __future__ import annotations
@@ -34,15 +33,15 @@ from qmq.net.client.group_settings import ChangedSettings
 
 T = TypeVar("T")
 
-#: Bytes of a body in an answer; the whole is a download.
+#: Bytes of a body in an answer; a download has the whole body.
 MOST_BODY: Final = 64 << 10
-#: Dead letters whose reasons are counted.
+#: The count of reasons looks at this many dead letters.
 MOST_REASONS: Final = 10_000
-#: Rows that are passed over for a page, where a list can only be read from its beginning.
+#: The most rows to pass over for a page, where a list can only be read from its beginning.
 MOST_SKIPPED: Final = 100_000
-#: A page shows what is no older, in seconds: twice the time between two snapshots.
+#: The greatest age of the snapshot that a page shows, in seconds: twice the time between two snapshots.
 _RECENT_SECONDS: Final = 2 * FAST_SECONDS
-#: A search ends after so many seconds, and says where to go on.
+#: A search ends after this many seconds, and its answer says where to go on.
 SEARCH_SECONDS: Final = 5.0
 
 
@@ -118,7 +117,7 @@ class Window(Asked):
 
 
 class MessageSearch(Asked):
-    """Stored messages: of a prefix or subject, with a key, in a time, with a text; the oldest or newest first."""
+    """Stored messages, chosen by prefix or subject, key, time and text; the oldest or newest first."""
 
     prefix: str = ""
     key: Text = None
@@ -138,7 +137,7 @@ class SettingsChange(Asked):
 
 
 class SeekTo(Asked):
-    """Where a group goes: "first", "new", a time or a sequence."""
+    """The place to which a group moves: "first", "new", a time or a sequence."""
 
     to: str | StrictInt
     clear_retries: bool = False
@@ -151,7 +150,7 @@ class Deletion(Asked):
 
 
 class LetterChange(Asked):
-    """Dead letters by their message ids; or all, with their count, which must be that of now."""
+    """Dead letters by their message ids, or all; then ``count`` must be the present number of them."""
 
     ids: Texts | None = None
     all: bool = False
@@ -160,7 +159,7 @@ class LetterChange(Asked):
 
 class ResendRequest(Asked):
     """Messages by ids, or by prefix, key and time, and the group that gets them again. Without ``dry_run`` a selection
-    needs ``count``: as many as a dry run has found.
+    needs ``count``, the number that a dry run has found.
     """
 
     ids: Texts | None = None
@@ -178,7 +177,7 @@ class ResendRequest(Asked):
 
 
 class SessionAnswer(BaseModel):
-    """The user who is signed in, their rights, and the token that each change has to send as ``X-CSRF-Token``."""
+    """The user, the rights of the user's token, and the token that each change must send as ``X-CSRF-Token``."""
 
     token: str | None
     csrf: str
@@ -246,13 +245,13 @@ class TraceAnswer(BaseModel):
 
 
 class Changed(BaseModel):
-    """How many messages a change was about."""
+    """The number of messages that a change has affected."""
 
     count: int
 
 
 class Reasons(BaseModel):
-    """The reasons of dead letters, the most frequent first, with their counts; of ``looked_at`` letters."""
+    """The reasons of ``looked_at`` dead letters with their counts, the most frequent first."""
 
     reasons: list[tuple[str, int]]
     looked_at: int
@@ -276,7 +275,7 @@ def client_of(request: Request) -> Client:
 
 
 async def look(request: Request) -> Snapshot:
-    """Return a snapshot of the last two seconds, and note that somebody looks."""
+    """Return a snapshot of the last two seconds, and tell the watch that somebody looks."""
     watch: Watch = request.app.state.watch
     watch.look()
     return await watch.recent(_RECENT_SECONDS)
@@ -305,7 +304,7 @@ async def show_session(request: Request, asked: Asked) -> SessionAnswer:
 
 
 async def overview(request: Request, asked: Asked) -> dict[str, Any]:
-    """Give all of it at a glance: rates, counts, the groups that are furthest behind, brokers."""
+    """Give an overview: rates, counts, the groups that are furthest behind, and the brokers."""
     _check_sees_all(request)
     snapshot = await look(request)
     return {
@@ -370,7 +369,7 @@ async def group(request: Request, asked: Asked) -> dict[str, Any]:
 
 
 async def consumers(request: Request, asked: Asked) -> Rows:
-    """List the consumers of a group, with what each has in flight."""
+    """List the consumers of a group, with the messages that each has in flight."""
     client = client_of(request)
     rows: list[ConsumerInfo] = await client.admin.consumers(_group_name(request))
     return Rows(rows=list(rows), total=len(rows), missed=list(client.admin.missed))
@@ -385,7 +384,7 @@ async def subjects(request: Request, asked: SubjectQuery) -> Rows:
 
 
 async def brokers(request: Request, asked: Asked) -> Rows:
-    """Show each broker: settings, versions, disks, connections, problems. Only administrators may."""
+    """Show each broker: settings, versions, disks, connections, problems. Only administrators may see it."""
     client = client_of(request)
     rows: list[BrokerInfo] = await client.admin.info()
     snapshot = await look(request)
@@ -393,7 +392,7 @@ async def brokers(request: Request, asked: Asked) -> Rows:
 
 
 async def messages(request: Request, asked: MessageSearch) -> Found:
-    """Find stored messages. Looking changes nothing."""
+    """Find stored messages. This changes nothing."""
     finder = client_of(request).find(
         asked.prefix,
         key=asked.key,
@@ -456,7 +455,7 @@ async def download(request: Request) -> Response:
 
 
 async def _page(rows: AsyncIterator[Any], asked: Paged) -> Rows:
-    """Return a page of rows that can only be read from the first on."""
+    """Return a page of rows that can only be read from the first one on."""
     found, number, following = list[Any](), count(), None
     async for row in rows:
         at = next(number)
@@ -494,7 +493,7 @@ def shown_message(found: StoredMessage, most: int = MOST_BODY) -> MessageAnswer:
 
 
 async def set_group(request: Request, asked: SettingsChange) -> dict[str, Any]:
-    """Change settings of a group, or the names that it follows; give all of them."""
+    """Change settings of a group, or the names that it follows; the request has all of the names."""
     name = _group_name(request)
     known = ChangedSettings.__annotations__
     if unknown := sorted(asked.settings.keys() - known.keys()):
@@ -503,7 +502,7 @@ async def set_group(request: Request, asked: SettingsChange) -> dict[str, Any]:
 
 
 async def seek(request: Request, asked: SeekTo) -> Changed:
-    """Move a group to the first message, behind the last one, to a time or to a sequence."""
+    """Move a group to the first message, to the end, to a time or to a sequence."""
     to: Any = asked.to
     if isinstance(to, str) and to not in ("first", "new"):
         to = int(to) if to.isascii() and to.isdigit() and len(to) < 20 else _time(to)
@@ -512,7 +511,7 @@ async def seek(request: Request, asked: SeekTo) -> Changed:
 
 
 async def delete_group(request: Request, asked: Deletion) -> Changed:
-    """Delete a group with its cursors, retries and dead letters; its name has to be given once more."""
+    """Delete a group with its cursors, retries and dead letters; the request must repeat its name."""
     name = _group_name(request)
     if asked.confirm != name:
         raise Conflict(f"nothing was deleted: type the name of the group, {name}, to delete it")
@@ -535,7 +534,7 @@ async def delete_dead(request: Request, asked: LetterChange) -> Changed:
 
 
 async def _check_letters(request: Request, name: str, asked: LetterChange) -> None:
-    """Raise unless ids are given, or all with the count that there is now."""
+    """Raise unless the change names ids, or all letters with their present number."""
     if not asked.all:
         if not asked.ids:
             raise InvalidOption("give the ids of dead letters, or all with their count")
@@ -579,7 +578,7 @@ async def cancel(request: Request, asked: Asked) -> dict[str, bool]:
 
 
 class Endpoint(NamedTuple):
-    """An endpoint: its function, what it takes and gives, and the right that its change needs."""
+    """An endpoint: its function, the types of its query or body and of its answer, and the right for its change."""
 
     method: Literal["GET", "POST"]
     path: str

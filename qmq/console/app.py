@@ -1,7 +1,7 @@
-"""The application: its routes, what every request goes through, and what lives as long as it does.
+"""The application: its routes, the layers that each request passes, and the objects that all requests share.
 
-The parts of a request: ``request.state.session`` (a UserSession), ``request.app.state.watch`` (a Watch), ``.history``
-(a History) and ``.sessions``; for a change ``request.state.fields``.
+A request finds them here: ``request.state.session`` (a UserSession), ``request.app.state.watch`` (a Watch),
+``.history`` (a History) and ``.sessions``; for a change ``request.state.fields``.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from qmq.net.client.address import Address, parse_url
 
 
 def needs_token(addresses: Sequence[Address]) -> bool:
-    """Return whether users sign in: the console itself has a token, or a client certificate that stands for one."""
+    """Return whether users must sign in: when the console has a token, or a client certificate that stands for one."""
     return any(address.token or (address.tls is not None and address.tls.cert) for address in addresses)
 
 
 def make_app(servers: str, *, is_secure: bool = False, sources: Sequence[StatsSource] | None = None) -> Starlette:
-    """Return the application that shows the brokers of *servers*. *is_secure*: browsers reach it by TLS.
-    Statistics come from *sources*, by default from a client of each broker.
+    """Return the application that shows the brokers of *servers*. *is_secure*: browsers reach it by TLS. *sources* give
+    the statistics, by default a client of each broker.
 
     Raises InvalidOption for an address.
     """
@@ -90,12 +90,12 @@ def _routes() -> list[BaseRoute]:
 
 
 async def _healthz(request: Request) -> Response:
-    """Answer that the process is there."""
+    """Answer that the process lives."""
     return PlainTextResponse("ok\n")
 
 
 async def _readyz(request: Request) -> Response:
-    """Answer whether at least one broker does."""
+    """Answer whether at least one broker answers."""
     watch: Watch = request.app.state.watch
     if watch.latest.number == 0:
         return PlainTextResponse("no broker was asked yet\n", 503)

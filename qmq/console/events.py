@@ -1,7 +1,7 @@
-"""Server-sent events: each new snapshot as one small event of what a page shows.
+"""Server-sent events: each new snapshot is one small event with the data of a page.
 
-A tab has no queue: its stream takes the latest snapshot when the one before is sent, so a slow reader skips some and
-holds up nobody.
+There is no queue for a tab: its stream takes the latest snapshot once it has sent the one before. So a slow reader
+skips some snapshots and delays nobody.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from qmq.console.snapshot import GroupNow, Snapshot
 from qmq.console.watch import Watch
 from qmq.errors import Forbidden, Unauthorized
 
-#: Streams at once.
+#: The most streams at once.
 MOST_STREAMS: Final = 500
-#: Groups in one event: those that are furthest behind.
+#: The most groups in one event: those that are furthest behind.
 MOST_GROUPS: Final = 50
 
 
@@ -34,7 +34,7 @@ def routes() -> list[Route]:
 
 
 async def stream(request: Request) -> Response:
-    """Stream an event for each new snapshot: ``?group=NAME`` of one group, else of all (``?page=overview``)."""
+    """Stream an event for each new snapshot: of one group (``?group=NAME``), else of all (``?page=overview``)."""
     session: UserSession = request.state.session
     group = request.query_params.get("group")
     if group is not None and not session.sees_group(group):
@@ -66,7 +66,7 @@ async def _events(state: Any, session: UserSession, group: str | None) -> AsyncI
 
 
 def _packed(state: Any, session: UserSession, snapshot: Snapshot, group: str | None) -> bytes:
-    """Return the event of a snapshot. It is made once for all tabs that show the same."""
+    """Return the event of a snapshot. All tabs that show the same page share it."""
     packed: dict[tuple[int, str | None], bytes] = getattr(state, "packed_events", {})
     key = snapshot.number, group
     if group is None and not session.sees_all:
@@ -95,7 +95,7 @@ async def _next(state: Any, watch: Watch, number: int) -> Snapshot | None:
 
 
 def of_all(session: UserSession, snapshot: Snapshot) -> dict[str, Any]:
-    """Return the event of the overview and of the list of groups: those that the session may see."""
+    """Return the event of the overview and of the list of groups, with the groups that the session may see."""
     groups = [group for group in session.groups_of(snapshot) if group.oldest is not None]
     groups.sort(key=lambda group: (group.oldest, -group.ready, group.name))
     event: dict[str, Any] = {
@@ -113,7 +113,7 @@ def of_all(session: UserSession, snapshot: Snapshot) -> dict[str, Any]:
 
 
 def shown_totals(snapshot: Snapshot) -> dict[str, Any]:
-    """Return the rates and counts of all groups as events and the overview have them."""
+    """Return the rates and counts of all groups in the form of events and of the overview."""
     return {
         "received_rate": snapshot.received_rate, "delivered_rate": snapshot.delivered_rate,
         "acked_rate": snapshot.acked_rate, "failed_rate": snapshot.failed_rate, "ready": snapshot.ready,
@@ -134,7 +134,7 @@ def of_group(snapshot: Snapshot, name: str) -> dict[str, Any]:
 
 
 def shown_group(group: GroupNow, at: datetime) -> dict[str, Any]:
-    """Return a group as events and lists have it."""
+    """Return a group in the form of events and lists."""
     return {
         "name": group.name, "mode": group.mode, "consumers": group.consumers, "ready": group.ready,
         "ready_exact": group.ready_exact, "in_flight": group.in_flight, "in_retry": group.in_retry, "dead": group.dead,

@@ -14,7 +14,7 @@ Column = npt.NDArray[np.float64]
 #: An hour of rows, one every 5 s.
 KEPT_SECONDS: Final = 3600
 EVERY_SECONDS: Final = 5
-#: Groups that are kept. Of more, those whose messages have waited longest.
+#: The most groups to keep. If there are more, those whose messages have waited longest are kept.
 MOST_GROUPS: Final = 1_000
 
 _MEASURES: Final = (
@@ -26,8 +26,8 @@ _MEASURES: Final = (
 class Columns(NamedTuple):
     """Measures over time, a column each: rates in messages a second, counts of messages, and ``oldest_age`` in seconds.
 
-    ``times`` are seconds since 1970. NaN stands where nothing is known: no broker answered, or the group was not there.
-    ``received_rate`` of a group is NaN throughout.
+    ``times`` are seconds since 1970. A value is NaN when no broker answered or the group did not exist. For a group all
+    of ``received_rate`` is NaN.
     """
 
     times: Column
@@ -45,7 +45,7 @@ class Columns(NamedTuple):
 class History:
     """Keeps a row every 5 s for an hour, in memory of a fixed size: 26 MB with 1,000 groups.
 
-    Each row's rates are those since the row before, so that their areas are counts of messages.
+    Each row has the rates since the row before, so the area under a rate is a count of messages.
 
         history = History()
         history.add(snapshot)
@@ -98,8 +98,8 @@ class History:
             del self._seen[name], self._groups[name]
 
     def columns(self, group: str | None, seconds: int) -> Columns:
-        """Return the columns of the last *seconds*, at most an hour: of a group, or with None of all together. They are
-        empty where nothing is kept.
+        """Return the columns of the last *seconds*, at most an hour, for a group or (None) for all groups together.
+        They are empty if nothing is kept.
         """
         kept = self._whole if group is None else self._groups.get(group)
         if kept is None or not self._count:
@@ -118,7 +118,9 @@ class History:
         return groups[: self._most_groups]
 
     def _column(self, name: str) -> npt.NDArray[np.float32]:
-        """Return the columns of a group; a new one beyond the most takes those of the group that was last seen."""
+        """Return the columns of a group. If there are too many, a new group takes those of the one not seen for
+        longest.
+        """
         column = self._groups.get(name)
         if column is None:
             if len(self._groups) >= self._most_groups:

@@ -1,8 +1,9 @@
-"""The metrics of a snapshot as Prometheus reads them, with a bounded number of series whatever clients do.
+"""The metrics of a snapshot in the form that Prometheus reads, with a bounded number of series whatever clients do.
 
-Counts of groups and of subjects are summed over the brokers; a broker that starts again begins at 0, so what comes is
-added up here, and the sums never fall. A metric of groups names MOST_GROUPS or MOST_DETAILED of them and sums all
-others as one. A group that is named once stays so until it is deleted: the others take the free places by name.
+Counts of groups and of subjects are summed over the brokers. A broker that starts again counts from 0, so this module
+adds up by how much each count grows, and the sums never fall. A metric of groups has a series for each of MOST_GROUPS
+or MOST_DETAILED groups, and one for the sum of all others. A group keeps its series until it is deleted; groups without
+one take the free places in the order of their names.
 """
 
 from __future__ import annotations
@@ -25,17 +26,17 @@ from qmq.net.client.admin.statistics import BrokerStats, GroupStats, Histogram
 
 #: The content type of ``Metrics.text``.
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
-#: Groups that the metrics of each group name: ready, in flight, the oldest. All further ones are OTHERS.
+#: Groups with series of their own for ready messages, messages in flight and the oldest. All further ones are OTHERS.
 MOST_GROUPS: Final = 1_000
-#: Groups that all other metrics of groups name.
+#: Groups with series of their own in all other metrics of groups.
 MOST_DETAILED: Final = 100
-#: First parts of subjects that are named, over all brokers.
+#: First parts of subjects with series of their own, over all brokers.
 MOST_SUBJECTS: Final = 100
 OTHERS: Final = "(others)"
 #: Buckets of histograms: each second power of two of microseconds.
 _EVERY: Final = 2
 
-#: Name of a count, metric without ``qmq_``, help.
+#: For each count: its name, the metric without ``qmq_``, and the help text.
 _COUNTS: Final = (
     ("delivered", "delivered_messages", "Messages handed out for the first time."),
     ("redelivered", "redelivered_messages", "Messages handed out again."),
@@ -91,7 +92,7 @@ _DURATIONS: Final = {
 
 
 def routes() -> list[Route]:
-    """Return the route of the metrics: for a session that may see the statistics of whole brokers."""
+    """Return the route of the metrics, for sessions that may see the statistics of whole brokers."""
     metrics = Metrics()
 
     async def get_metrics(request: Request) -> Response:
@@ -104,14 +105,14 @@ def routes() -> list[Route]:
 
 
 class _Start(NamedTuple):
-    """A broker from one start to the next: its counts only grow."""
+    """A broker from one start to the next; meanwhile its counts only grow."""
 
     store_id: str
     started_at: datetime
 
 
 class Metrics:
-    """Makes the text of the metrics of snapshots, in their order; it remembers what the counters need.
+    """Makes the text of the metrics of one snapshot after another, and remembers the sums of the counters.
 
     metrics = Metrics()
     text = metrics.text(watch.latest)
@@ -125,7 +126,7 @@ class Metrics:
         self._known: tuple[int, bytes] | None = None
 
     def text(self, snapshot: Snapshot) -> bytes:
-        """Return the metrics of a snapshot; asked for the same one again, the same bytes."""
+        """Return the metrics of a snapshot. It returns the same bytes when asked for the same snapshot again."""
         if self._known is None or self._known[0] != snapshot.number:
             self._known = snapshot.number, generate_latest(_registry(self._metrics(snapshot)))
         return self._known[1]
@@ -235,7 +236,7 @@ class Metrics:
 
 
 class _Counters:
-    """Makes counts of brokers, which begin at 0 with each start, into sums that never fall."""
+    """Turns the counts of brokers, which begin at 0 with each start, into sums that never fall."""
 
     def __init__(self) -> None:
         self._starts: dict[str, _Start] = {}
@@ -259,14 +260,14 @@ class _Counters:
         self._before, self._groups = self._groups, kept
 
     def growth(self, name: str, label: str, broker: BrokerStats, count: float) -> float:
-        """Return by how much a count has grown; from 0 on where its broker has started again."""
+        """Return by how much a count has grown: if its broker has started again, since 0."""
         key = (name, label, broker.broker)
         seen = 0.0 if broker.broker in self._restarted else self._seen.get(key, 0.0)
         self._seen[key] = count
         return max(0.0, count - seen)
 
     def of_group(self, broker: BrokerStats, group: GroupStats) -> Iterator[tuple[str, float]]:
-        """Yield by how much each count of a group has grown; a new group of the same name begins at 0."""
+        """Yield by how much each count of a group has grown; the counts of a new group of the same name begin at 0."""
         key = (broker.broker, group.name)
         before = None if broker.broker in self._restarted else self._before.get(key)
         self._groups[key] = group
@@ -285,21 +286,21 @@ class _Counters:
         return sums[label]
 
     def grown(self, name: str, growth: Mapping[str, float], labels: Iterable[str]) -> dict[str, float]:
-        """Return the sums by label, which have grown by so much; those without one of *labels* go."""
+        """Add the growth to the sums by label and return them; remove sums whose label is not in *labels*."""
         known = self._sums.get(name, {})
         self._sums[name] = {label: known.get(label, 0.0) + growth.get(label, 0.0) for label in labels}
         return self._sums[name]
 
 
 class _NamedGroups:
-    """The names that have series of their own: at most *most*, and each for as long as it is there."""
+    """The names that have series of their own: at most *most*; each keeps its series for as long as it exists."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._named: dict[str, None] = {}
 
     def choose(self, names: Sequence[str]) -> None:
-        """Forget the names that have gone, and name others of *names*, in their order, while there is room."""
+        """Forget names that are not in *names* any more; while there is room add others of *names*, in their order."""
         there = set(names)
         self._named = {name: None for name in self._named if name in there}
         for name in names:
@@ -313,7 +314,7 @@ class _NamedGroups:
 
 
 class _Collected(Collector):
-    """Gives a registry metrics that are made already."""
+    """Gives ready-made metrics to a registry."""
 
     def __init__(self, metrics: Iterable[Metric]) -> None:
         self._metrics = metrics
@@ -323,7 +324,7 @@ class _Collected(Collector):
         return self._metrics
 
     def describe(self) -> Iterable[Metric]:
-        """Return nothing: the registry need not know their names before."""
+        """Return nothing: the registry need not know the names of the metrics before."""
         return ()
 
 

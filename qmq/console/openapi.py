@@ -1,4 +1,4 @@
-"""The OpenAPI document of the console's JSON, made of the table of endpoints."""
+"""The OpenAPI document of the console's JSON, made from the table of endpoints."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ERRORS: Final = {
 
 
 class Described(Protocol):
-    """An endpoint, as far as its description needs it."""
+    """The parts of an endpoint that its description needs."""
 
     @property
     def method(self) -> str: ...
@@ -110,7 +110,7 @@ def _operation(endpoint: Described, schemas: dict[str, Any]) -> dict[str, Any]:
 
 
 def _schema(kind: Any, schemas: dict[str, Any], mode: Any) -> dict[str, Any]:
-    """Return the schema of a type; models in it go to *schemas*."""
+    """Return the schema of a type; put the models in it into *schemas*."""
     adapter: TypeAdapter[Any] = TypeAdapter(kind)
     schema = adapter.json_schema(mode=mode, ref_template=_REFERENCES)
     schemas.update(schema.pop("$defs", {}))

@@ -35,25 +35,25 @@ _STATUS: Final[tuple[tuple[type[Exception], int], ...]] = (
 
 
 class Conflict(QmqError):
-    """Something has changed since the page was shown, or a number that was typed is not that of now."""
+    """Something has changed since the page was made, or the number that a person typed is not the present one."""
 
     code = "conflict"
 
 
 def json_reply(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """Return *value* (of dataclasses, models, times and plain values) as JSON; a number that is none is null."""
+    """Return *value* (of dataclasses, models, times and plain values) as JSON; NaN and infinity become null."""
     return Response(to_json(value, inf_nan_mode="null"), status, headers, "application/json")
 
 
 def wants_page(request: Request) -> bool:
-    """Return whether a person asks: not below /api, and by a browser."""
+    """Return whether a person asks: the path is not below /api, and the client is a browser."""
     return not request.url.path.startswith("/api") and "text/html" in request.headers.get("accept", "")
 
 
 def error_reply(
     request: Request, status: int, code: str, message: str, headers: Mapping[str, str] | None = None
 ) -> Response:
-    """Return an error: ``{"error": code, "message": message}``, or for a person a page."""
+    """Return an error as ``{"error": code, "message": message}``, or as a page for a person."""
     if not wants_page(request):
         return json_reply({"error": code, "message": message}, status, headers)
     page: ErrorPage | None = getattr(request.app.state, "error_page", None)

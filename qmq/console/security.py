@@ -1,4 +1,4 @@
-"""Guards every answer and every change of the console: headers, the name of the host, origin, CSRF token, rights."""
+"""Guards each answer and each change of the console by headers, the name of the host, origin, CSRF token and rights."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from qmq.console.replies import error_reply
 
-#: No script and no style within a page, nothing from elsewhere, and the page in no other one's frame.
+#: A page has no script and no style of its own, loads nothing from elsewhere, and is shown in no other page's frame.
 POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
@@ -29,19 +29,19 @@ HEADERS: Final = {
     "cross-origin-resource-policy": "same-origin",
     "permissions-policy": "camera=(), geolocation=(), microphone=()",
 }
-#: Browsers then use TLS only for a year.
+#: With this, browsers use only TLS for a year.
 _STRICT_TRANSPORT: Final = "max-age=31536000"
 #: The largest body of a request.
 MOST_BYTES: Final = 1 << 20
 SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
-#: Changes of somebody who has no session yet.
+#: Changes that need no session.
 NO_SESSION: Final = frozenset({"/sign-in"})
-#: Changes that need no right. All others need that of an administrator, but to cancel a message: that to produce.
+#: Changes that need no right. To cancel a message needs the right to produce; all others need that of an administrator.
 NO_RIGHT: Final = frozenset({"/sign-out"})
 
 
 class SafeHeaders:
-    """ASGI: gives each answer the headers that keep a browser from doing what the console did not mean."""
+    """ASGI: gives each answer the headers that keep a browser from loading or running anything foreign."""
 
     def __init__(self, app: ASGIApp, is_secure: bool = False) -> None:
         self._app = app
@@ -69,9 +69,9 @@ class SafeHeaders:
 
 
 class KnownHost:
-    """ASGI: refuses requests to another name than that of this machine, where nobody signs in.
+    """ASGI: where nobody signs in, refuses requests to another host name than one of this machine.
 
-    Otherwise a page of anybody could have its own name mean 127.0.0.1, and read what the console shows.
+    Otherwise a foreign page could let its own name resolve to 127.0.0.1, and read the console's answers.
     """
 
     def __init__(self, app: ASGIApp, is_open: bool) -> None:
@@ -90,7 +90,7 @@ class KnownHost:
 
 
 def host_of(netloc: str) -> str:
-    """Return the host of HOST:PORT, without brackets; "" for what is none."""
+    """Return the host of HOST:PORT, without brackets; "" if the text is not of this form."""
     try:
         return urlsplit(f"//{netloc}").hostname or ""
     except ValueError:
@@ -98,7 +98,7 @@ def host_of(netloc: str) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether a host is this machine, whoever asks."""
+    """Return whether a host means this machine on every machine, as 127.0.0.1 does."""
     if host == "localhost":
         return True
     try:
@@ -108,10 +108,10 @@ def is_loopback(host: str) -> bool:
 
 
 class CheckedChanges:
-    """ASGI: lets a change in only from the console's own pages, or from a program with a token of its own.
+    """ASGI: accepts a change only from the console's own pages, or from a program with a token of its own.
 
-    It reads the body, a form or JSON, for all routes: ``request.state.fields`` has its values by name (a name that a
-    form has several times, a list), ``request.state.is_form`` says which it was.
+    It reads the body, a form or JSON, for all routes. ``request.state.fields`` has the values by name (a list where a
+    form has a name several times), ``request.state.is_form`` says whether the body was a form.
     """
 
     def __init__(self, app: ASGIApp) -> None:

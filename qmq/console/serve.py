@@ -1,4 +1,4 @@
-"""Runs the console: its socket, its end by a signal, and the address on which it may listen."""
+"""Runs the console: checks the address on which it may listen, opens the socket, and ends by a signal."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from qmq.net.client.address import parse_url
 
 log = logging.getLogger("qmq.console")
 
-#: Requests that are under way when the console is to stop have so long, in seconds.
+#: Seconds that a stop waits for requests that are under way.
 STOP_SECONDS: Final = 5
-#: Connections at once.
+#: The most connections at once.
 MOST_CONNECTIONS: Final = 2_000
 
 
 class ConsoleServer(uvicorn.Server):
-    """A server of HTTP that leaves signals alone, and ends streams of events before it waits for requests."""
+    """An HTTP server that leaves signals alone, and ends streams of events before it waits for requests."""
 
     def __init__(self, config: uvicorn.Config, app: Starlette) -> None:
         super().__init__(config)
@@ -46,8 +46,8 @@ class ConsoleServer(uvicorn.Server):
 
 
 def check_listen(listen: str, servers: str, *, is_secure: bool) -> tuple[str, int]:
-    """Return host and port to listen on. Raises InvalidOption for what is none, and UsageError for one that others
-    reach while nobody signs in.
+    """Return host and port to listen on. Raises InvalidOption for a text that is no address, and UsageError for an
+    address that other machines reach while nobody must sign in.
     """
     host, port = host_of(listen), listen.rpartition(":")[2]
     if not host or not (port.isascii() and port.isdigit() and len(port) < 6 and int(port) < 1 << 16):

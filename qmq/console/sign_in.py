@@ -1,8 +1,8 @@
-"""Sign-in: each user's token has a client of its own, so the brokers check what the user does, and name the user in
-their audit.
+"""Sign-in: there is a client for each user's token, so the brokers check the rights of the user, and their audit names
+the user.
 
-A browser has a cookie that names its session, a program sends its token with each request (``Authorization: Bearer``).
-Where the console has no token, nobody signs in: all share one session, and the console listens on loopback only.
+A browser has a cookie that names its session; a program sends its token with each request (``Authorization: Bearer``).
+Where the console has no token, nobody signs in: all users share one session, and the console listens on loopback only.
 """
 
 from __future__ import annotations
@@ -33,37 +33,37 @@ log = logging.getLogger("qmq.console")
 
 Right = Literal["admin", "produce", "consume", "group", "browse"]
 
-#: A session that nobody uses ends after so many seconds.
+#: Seconds after which a session that nobody uses ends.
 IDLE_SECONDS: Final = 8 * 3600.0
-#: What a token may do is asked for again after so many seconds: a token that was revoked ends its session.
+#: Seconds after which the brokers are asked again for the rights of a token; the session of a revoked token ends.
 RIGHTS_SECONDS: Final = 10.0
-#: Sessions at once; beyond these the one that was used last the longest ago ends.
+#: The most sessions at once; beyond these the session ends that was not used for longest.
 MOST_SESSIONS: Final = 500
-#: While no broker answers, it is asked again after so many seconds.
+#: While no broker answers, seconds until they are asked again.
 _RETRY_SECONDS: Final = 1.0
-#: A broker has so long to let somebody in, in seconds.
+#: Seconds that a broker has to accept a token.
 _CONNECT_SECONDS: Final = 5.0
-#: A request waits so long, in seconds, for the answer whether a token still holds. A broker that is slower is asked
-#: again RIGHTS_SECONDS later.
+#: Seconds that a request waits for the answer whether a token is still valid. A broker that is slower is asked again
+#: RIGHTS_SECONDS later.
 _STILL_HOLDS_SECONDS: Final = 1.0
-#: Sign-ins that are checked at once.
+#: The most sign-ins that are checked at once.
 _AT_ONCE: Final = 16
-#: Failures of one address that are answered at once; the delay of the next one doubles, in seconds.
+#: This many failures of one address are answered at once; each further one is delayed twice as long, in seconds.
 FREE_FAILURES: Final = 5
 _FIRST_DELAY: Final = 0.25
 MOST_DELAY: Final = 8.0
-#: One failure is forgotten in so many seconds.
+#: Seconds after which one failure is forgotten.
 _FORGET_SECONDS: Final = 10.0
 _MOST_ADDRESSES: Final = 10_000
-#: What everybody may ask for.
+#: Paths that need no session.
 PUBLIC_PATHS: Final = frozenset({"/healthz", "/readyz", "/sign-in", "/favicon.ico"})
 SIGN_IN: Final = "/sign-in"
 
 
 class UserSession:
-    """One user: the client of its token, and what the token may do.
+    """One user: the client with the user's token, and the rights of the token.
 
-    ``csrf`` is what each change has to send with it. ``token_name`` is None where nobody signs in.
+    Each change must send ``csrf``. ``token_name`` is None where nobody signs in.
     """
 
     def __init__(self, url: str, token: str | None) -> None:
@@ -87,7 +87,7 @@ class UserSession:
         return self._client
 
     def may(self, right: Right, name: str | None = None) -> bool:
-        """Return whether the token may do something at each broker that answers: anything of this kind, or with *name*
+        """Return whether the token has a right at each broker that answers: for anything at all, or with *name* for
         that subject, prefix or group ("" is all of them).
 
             session.may("admin"), session.may("browse"), session.may("group", "billing")
@@ -110,8 +110,8 @@ class UserSession:
         return [group for name, group in snapshot.groups.items() if self.sees_group(name)]
 
     async def refresh(self) -> None:
-        """Connect if that is still to be done, and ask from time to time what the token may do. A broker that is away
-        changes nothing. Raises Unauthorized when the token holds no more.
+        """Connect unless that is done, and from time to time ask for the rights of the token. A broker that is away
+        changes nothing. Raises Unauthorized when the token is no longer valid.
         """
         if self._is_fresh() or (self._lock.locked() and self._rights):
             return
@@ -164,7 +164,7 @@ def _may(rights: TokenRights, right: Right, name: str | None) -> bool:
 
 
 class FailedSignIns:
-    """Counts failed sign-ins by address: the more there are, the later each is answered."""
+    """Counts failed sign-ins by address; the more there are, the later the next one is answered."""
 
     def __init__(self) -> None:
         self._by_address: OrderedDict[str, tuple[float, float]] = OrderedDict()
@@ -194,7 +194,7 @@ class Sessions:
 
     @property
     def cookie(self) -> str:
-        """The name of the cookie. Browsers take one with this prefix by TLS only, and from this host only."""
+        """The name of the cookie. Browsers accept one with the prefix ``__Host-`` only by TLS, and from this host."""
         return "__Host-qmq" if self.is_secure else "qmq"
 
     async def close(self) -> None:
@@ -204,8 +204,8 @@ class Sessions:
         await asyncio.gather(*(session.close() for session in sessions))
 
     async def sign_in(self, token: str, address: str, *, is_bearer: bool = False) -> tuple[str, UserSession]:
-        """Return a new session and the secret that names it. Raises Unauthorized if no broker lets the token in, later
-        the more often that happened from this *address*; BrokersMissed if none answers.
+        """Return a new session and the secret that names it. Raises Unauthorized if no broker accepts the token, after
+        a delay that grows with the failures of this *address*; BrokersMissed if none answers.
         """
         name = _bearer_name(token) if is_bearer else secrets.token_urlsafe(32)
         try:
@@ -276,7 +276,7 @@ def _address(connection: HTTPConnection) -> str:
 
 
 class SignedIn:
-    """ASGI: gives each request ``state.session``; refuses those without one, but for what everybody may see."""
+    """ASGI: gives each request ``state.session``; refuses requests without one, except to paths that need none."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -319,7 +319,7 @@ def _query(**values: str) -> str:
 
 
 def local_path(target: object) -> str:
-    """Return a path of this console to go to after the sign-in: *target*, or "/" where that leads elsewhere."""
+    """Return the path to go to after the sign-in: *target*, or "/" if that leads away from this console."""
     text = target if isinstance(target, str) else "/"
     is_local = text.startswith("/") and not text.startswith(("//", "/\\")) and text.isprintable() and "\\" not in text
     return text if is_local else "/"

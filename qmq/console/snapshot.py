@@ -1,7 +1,7 @@
-"""A snapshot: the statistics of all brokers at one moment, the groups of one name as one, and rates since another one.
+"""A snapshot: the statistics of all brokers at one moment, with rates since another one; groups with one name are one.
 
-A rate is the difference of two counts, by the time between the two answers of the broker. A broker's counts begin at 0
-when it starts, so after a restart the whole count is what came since then.
+A rate is the difference of two counts, divided by the time between the two answers of the broker. The counts of a
+broker begin at 0 when it starts, so after a restart the whole count is the difference.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from qmq.net.client.admin.statistics import BrokerStats, GroupStats, GroupTotals
 
-#: A message in flight for so many seconds is a likely reason why a group is behind.
+#: A message that is in flight for this many seconds is a likely reason why a group is behind.
 LONG_IN_FLIGHT: Final = 60.0
 
 
@@ -31,8 +31,8 @@ class GroupNow:
     """A group over all brokers: counts as in GroupStats, and rates in messages a second since the snapshot before.
 
     ``delivered_rate`` includes messages that are handed out again; ``failed_rate`` counts attempts that failed: nacked,
-    rejected, expired, and in flight at a consumer that fell silent. Where more than 200 groups of a broker change all
-    the time, it counts each anew every few seconds, so their rates come in steps.
+    rejected, expired, and in flight at a consumer that fell silent. A broker with more than 200 groups that change all
+    the time counts each group anew only every few seconds, so the rates of these groups change in steps.
     """
 
     name: str
@@ -57,7 +57,7 @@ class GroupNow:
         return _age(self.oldest, at)
 
     def in_flight_age(self, at: datetime) -> float:
-        """Return since how many seconds the oldest pull without acknowledgements has its messages; 0 without any."""
+        """Return the age in seconds of the oldest pull that has messages in flight; 0 without any."""
         return _age(self.in_flight_since, at)
 
     def reason(self, at: datetime) -> str:
@@ -206,7 +206,7 @@ def _totals(stats: BrokerStats) -> _Handled:
 
 
 def _rate(count: int, old: int, seconds: float) -> float:
-    """Return the rate at which a count grew; one that fell began again at 0."""
+    """Return the rate at which a count grew; a count that fell has begun again at 0."""
     if seconds <= 0:
         return 0.0
     return (count - old if count >= old else count) / seconds
@@ -220,7 +220,7 @@ def _row(broker: str, group: GroupStats, old: GroupStats | None, seconds: float)
 
 
 def _merged(name: str, rows: Sequence[_GroupRow]) -> GroupNow:
-    """Return a group of one name at several brokers as one."""
+    """Return the groups with one name at several brokers as one."""
     if len(rows) == 1:  # without the sums: with one broker these are all groups, and may be very many
         broker, group, delivered_rate, acked_rate, failed_rate = rows[0]
         return GroupNow(

@@ -1,6 +1,6 @@
-"""Asks the brokers for their statistics, once for all who look: each second while somebody looks, else every 10 s.
+"""Asks the brokers for their statistics, once for all viewers: each second while somebody looks, else every 10 s.
 
-Where there are so many groups that an answer takes long, it asks less often.
+If there are so many groups that an answer takes long, it asks less often.
 """
 
 from __future__ import annotations
@@ -23,19 +23,20 @@ log = logging.getLogger("qmq.console")
 #: Seconds between two snapshots while somebody looks, and while nobody does.
 FAST_SECONDS: Final = 1.0
 SLOW_SECONDS: Final = 10.0
-#: With many groups a snapshot takes long: the next one comes no sooner than after this many times as long, so that the
-#: console and the brokers spend a tenth of their time on it at most. SLOW_SECONDS is the limit of that.
+#: With many groups a snapshot takes long. The time from one snapshot to the next is RESTS times the duration of the
+#: last one, at most SLOW_SECONDS. Up to that limit, console and brokers spend a tenth of their time on it at most.
 RESTS: Final = 10
-#: Who has looked in the last so many seconds, looks still.
+#: Seconds for which somebody who looked once counts as looking.
 LOOKED_SECONDS: Final = 15.0
-#: A snapshot waits so long for a broker that answered before; one that is away is waited for by none.
+#: Seconds that a snapshot waits for a broker that answered last time. No snapshot waits for a broker that is away.
 PATIENCE_SECONDS: Final = 2.0
-#: A broker has so long for an answer, before the attempt counts as failed.
+#: Seconds that a broker has for an answer before the attempt counts as failed.
 _ANSWER_SECONDS: Final = 10.0
 
 
 def between(took: float, fast_seconds: float, slow_seconds: float) -> float:
-    """Return the seconds from one snapshot to the next while somebody looks, where the last one took so many.
+    """Return the seconds from the begin of one snapshot to that of the next, while somebody looks. The last one *took*
+    this many seconds.
 
     >>> between(0.02, 1.0, 10.0), between(0.6, 1.0, 10.0), between(3.0, 1.0, 10.0)
     (1.0, 6.0, 10.0)
@@ -44,7 +45,7 @@ def between(took: float, fast_seconds: float, slow_seconds: float) -> float:
 
 
 class StatsSource(Protocol):
-    """Where a watch gets the statistics of one broker."""
+    """The source from which a watch gets the statistics of one broker."""
 
     @property
     def broker(self) -> str: ...
@@ -53,10 +54,10 @@ class StatsSource(Protocol):
 
 
 class ClientSource:
-    """One broker, asked by a client of its own, which is made anew after an error."""
+    """Asks one broker by a client of its own; after an error it makes a new client."""
 
     def __init__(self, url: str, broker: str, token: str | None = None, *, name: str = "console") -> None:
-        """*name* is what the broker knows its connection by."""
+        """*name* is the name of the connection at the broker."""
         self.broker = broker
         self._name = name
         self._url = url
@@ -93,10 +94,10 @@ class ClientSource:
 
 
 class Watch:
-    """Makes a snapshot of all brokers again and again, and has the latest one. Use it with ``async with``.
+    """Makes a snapshot of all brokers again and again, and keeps the latest one. Use it with ``async with``.
 
-    ``latest`` is number 0, and empty, before the first one. A broker that does not answer holds up none of them:
-    it is in ``away`` of each.
+    Before the first snapshot ``latest`` is empty, with number 0. A broker that does not answer holds up no further
+    snapshot: each has it in ``away``.
 
         async with Watch([ClientSource(url, "10.0.0.5:20881")], [history.add]) as watch:
             watch.look()
@@ -145,7 +146,7 @@ class Watch:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Ask no more, and close the connections. Who waits for a snapshot is cancelled."""
+        """Ask no more, close the connections, and cancel the calls that wait for a snapshot."""
         tasks = [task for task in (self._task, *self._asked.values()) if task is not None]
         for task in tasks:
             task.cancel()
@@ -169,7 +170,7 @@ class Watch:
         return self.latest
 
     async def recent(self, seconds: float) -> Snapshot:
-        """Return a snapshot that is at most so many *seconds* old, for somebody who looks from time to time only."""
+        """Return a snapshot that is at most *seconds* old, for somebody who looks only from time to time."""
         if self.latest.number and (datetime.now(UTC) - self.latest.at).total_seconds() <= seconds:
             return self.latest
         self._is_wanted = True
@@ -183,9 +184,9 @@ class Watch:
                 snapshot = await self._snapshot()
                 took = time.monotonic() - began
                 self._publish(snapshot)
-            except Exception:  # whoever looks sees an older snapshot, and the next one may succeed
+            except Exception:  # viewers see an older snapshot, and the next one may succeed
                 log.exception("a snapshot of the brokers failed")
-            if took >= self._patience_seconds:  # a broker fell silent: whether it comes back is wanted soon
+            if took >= self._patience_seconds:  # a broker fell silent: look soon whether it is back
                 took = 0.0
             await self._pause(began, between(took, self._fast_seconds, self._slow_seconds))
 
@@ -221,7 +222,7 @@ class Watch:
         return make_snapshot(self.latest.number + 1, now, answers, self._away, self.latest)
 
     def _taken(self, broker: str, now: datetime) -> BrokerStats | None:
-        """Return the answer of a broker; None, and note that it is away, without one."""
+        """Return the answer of a broker; without one, note that it is away and return None."""
         task = self._asked[broker]
         error = f"no answer within {self._patience_seconds:g} s"
         if task.done():
