@@ -195,8 +195,8 @@ class Client:
 
         A group gets messages of a higher *priority* first ("low", "normal", "high", or 0, 1, 2). Messages of a subject
         with one *order_key* (1 to 1,024 bytes of UTF-8) are handed out in the order in which they were stored, the next
-        one only when those before it are acknowledged or dead. Of several brokers always the same has an order key;
-        while that one is away such sends wait for it, and fail after ``send_timeout``.
+        one only when those before it are acknowledged or dead. With several brokers, those of one order key go to the
+        same broker; while it is away such sends wait for it, and fail after ``send_timeout``.
 
         A send is written at once while nothing is on its way; concurrent sends go as one batch. Raises UsageError,
         InvalidName, InvalidOption, MessageTooLarge, TypeError before it is sent; SendFailed if it was not stored;
