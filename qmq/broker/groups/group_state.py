@@ -7,7 +7,7 @@ wall-clock microseconds; monotonic times, such as a consumer's last call, are no
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import repeat
 from typing import Any, Final, NamedTuple
@@ -134,6 +134,8 @@ def _message_life() -> Iterator[tuple[MessageState, MessageEvent, Transition]]:
 #: never reads this table: the classes below act by it, and tests compare them with it.
 MESSAGE_LIFE: Final = {(state, event): transition for state, event, transition in _message_life()}
 
+#: The reason of dead letters of messages that could not be carried forward.
+_LOST: Final = "it cannot be read any more"
 #: The reason of dead letters of messages whose time to live is over.
 EXPIRED_REASON: Final = "expired"
 
@@ -511,8 +513,37 @@ class Ledger:
     # --- carrying forward, seeking -------------------------------------------------------------------------------
 
     def forward(self, retries: list[Any], letters: list[Any], in_flight: list[Any], now_us: int) -> None:
-        """Let copies replace messages that are about to be dropped; see ``_forward``."""
+        """Let copies replace messages that are about to be dropped, wherever the group points at them; retries that
+        could not be copied are dead. For the lists see ``_forward``.
+        """
         self._do(RecordKind.FORWARD, [retries, letters, in_flight, now_us])
+
+    def _forward(
+        self, retries: list[Any], letters: list[Any], in_flight: list[Any], now_us: int
+    ) -> None:  # fmt: skip
+        # *retries*: [as an item, whole (see Retries.replace), ranges that replace it, ranges that cannot be read];
+        # *letters*: [as an item, range]; *in_flight*: [consumer, delivery sequence, ranges]. Fields of ranges are flat.
+        for item, whole, parts, lost in retries:
+            retry = from_record(item)
+            self.retries.replace(retry, unflat(parts), whole=whole)
+            for messages in unflat(lost):
+                one = InFlightRange(messages, max(retry.attempt - 1, 1), retry.session_expiries)
+                self.dead.add(letters_of(retry.consumer, retry.delivery_sequence, one, _LOST, now_us))
+                self.counts.died += messages.total
+        for item, fields in letters:
+            letter = from_record(item)
+            if self.dead.take_out(letter.number, letter.number + 1):
+                self.dead.add(packed([letter._replace(messages=MessageRange(*fields))]))
+        for number, start, parts in in_flight:
+            member, ranges = self.members.get(number), unflat(parts)
+            end = start + sum(messages.total for messages in ranges)
+            if member is None or not member.in_flight.holds(start, end):
+                continue  # the record of that pull is lost
+            before = list(member.in_flight.between(start, end))
+            if len(before) == 1:
+                member.in_flight.replace(start, [before[0]._replace(messages=messages) for messages in ranges])
+        if self.order is not None:
+            self.order.is_stale = True
 
     def skip_sequences(self, count: int) -> None:
         """Skip *count* delivery sequences of each consumer, which may have seen them in lost records."""
@@ -647,9 +678,7 @@ class Ledger:
             case RecordKind.SETTINGS:
                 self._set(*fields)
             case RecordKind.FORWARD:
-                _forward(self.retries, self.dead, self.members, *fields)
-                if self.order is not None:
-                    self.order.is_stale = True
+                self._forward(*fields)
             case _:
                 raise AssertionError(kind)
 
@@ -802,36 +831,3 @@ class Returning:
     def _bury(self, consumer: int, start: int, in_flight: InFlightRange, reason: str, now_us: int) -> None:
         self._counts.died += in_flight.messages.total
         self._dead.add(letters_of(consumer, start, in_flight, reason, now_us))
-
-
-#: The reason of dead letters of messages that could not be carried forward.
-_LOST: Final = "it cannot be read any more"
-
-
-def _forward(
-    waiting: Retries, dead: ItemLog, members: Mapping[int, Member], retries: list[Any], letters: list[Any],
-    in_flight: list[Any], now_us: int,
-) -> None:  # fmt: skip
-    """Let copies replace dropped messages, wherever the group points at them.
-
-    *retries*: [as an item, whole (see Retries.replace), ranges that replace it, ranges that cannot be read]; *letters*:
-    [as an item, range]; *in_flight*: [consumer, delivery sequence, ranges]. The fields of ranges are flat.
-    """
-    for item, whole, parts, lost in retries:
-        retry = from_record(item)
-        waiting.replace(retry, unflat(parts), whole=whole)
-        for messages in unflat(lost):
-            one = InFlightRange(messages, max(retry.attempt - 1, 1), retry.session_expiries)
-            dead.add(letters_of(retry.consumer, retry.delivery_sequence, one, _LOST, now_us))
-    for item, fields in letters:
-        letter = from_record(item)
-        if dead.take_out(letter.number, letter.number + 1):
-            dead.add(packed([letter._replace(messages=MessageRange(*fields))]))
-    for number, start, parts in in_flight:
-        member, ranges = members.get(number), unflat(parts)
-        end = start + sum(messages.total for messages in ranges)
-        if member is None or not member.in_flight.holds(start, end):
-            continue  # the record of that pull is lost
-        before = list(member.in_flight.between(start, end))
-        if len(before) == 1:
-            member.in_flight.replace(start, [before[0]._replace(messages=messages) for messages in ranges])

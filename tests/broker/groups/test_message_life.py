@@ -119,6 +119,8 @@ def test_retention_that_cannot_copy_a_retry(tmp_path: Path, before: MessageState
     assert before not in states(driven)
     assert states(driven).count(after) == 1
     assert {record.kind for record in records.take()}.intersection(kinds)
+    stats = ask(driven, "stats", after="!")
+    assert dict(zip(stats["columns"], stats["groups"][0], strict=True))["died"] == 1
     driven.close()
 
 
