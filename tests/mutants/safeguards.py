@@ -277,6 +277,18 @@ SAFEGUARDS: Final = (
         ("tests/net/client/test_cluster_failover.py",),
     ),
     Mutant(
+        "let messages that join others in a queue wait for their own time",
+        "SendWindow.expire",
+        skip("self._accumulator.seal_due(now, self._takes)"),
+        ("tests/net/client/producer/test_window.py",),
+    ),
+    Mutant(
+        "gather messages for linger when the time is looked at",
+        "Accumulator.seal_due",
+        always("now >= batch.opened_at + self._linger"),
+        ("tests/net/client/producer/test_window.py",),
+    ),
+    Mutant(
         "give other producer sequences at another broker",
         "SendWindow.take_over",
         skip("batch.renumber(self._outcomes.take_numbers(batch.count))"),

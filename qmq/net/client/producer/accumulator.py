@@ -467,6 +467,12 @@ class Accumulator:
                 removed.append(batch)
         return removed
 
+    def seal_due(self, now: float, takes: Takes = _takes_any) -> None:
+        """Seal the open batches that could be sent: messages that come later wait in others, and for their own time."""
+        for kind, batch in list(self._open.items()):
+            if takes(kind.broker) and now >= batch.opened_at + self._linger:
+                self._seal(kind)
+
     def ended(self, batch: OutgoingBatch) -> None:
         """Forget a batch that is stored or has failed."""
         if self._open:

@@ -294,7 +294,9 @@ class SendWindow:
         self._retries.sort(key=_by_sequence)
 
     def expire(self, now: float) -> None:
-        """Fail batches that were tried for ``send_timeout``, or waited that long while no batch was stored."""
+        """Fail batches that were tried for ``send_timeout``, or waited that long while no batch was stored. Call it now
+        and then: what joins a batch between two calls waits together.
+        """
         for request, batch in list(self._in_flight.items()):
             if now >= batch.first_written_at + self._send_timeout:
                 del self._in_flight[request]
@@ -311,6 +313,7 @@ class SendWindow:
                     broker.__eq__,
                 ):
                     self._fail(batch, self._timed_out(batch), unknown=False)
+        self._accumulator.seal_due(now, self._takes)
 
     def _timed_out(self, batch: OutgoingBatch) -> QmqError:
         cause = batch.last_error or self.last_error

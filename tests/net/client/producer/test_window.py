@@ -31,7 +31,7 @@ from qmq.errors import (
     TooManySubjects,
 )
 from qmq.format.batch import BatchLimits, check_batch
-from qmq.format.build import NO_HEADER
+from qmq.format.build import NO_HEADER, make_header
 from qmq.format.pieces import stored_runs
 from qmq.net.client.producer.accumulator import Accumulator, BatchKind, SendLimits
 from qmq.net.client.producer.batch import OutgoingBatch
@@ -446,6 +446,31 @@ def test_messages_never_written_fail_as_not_sent_when_nothing_moves() -> None:
     driven.sending.expire(TIMEOUT + 20.0)
     assert type(gathered.error) is SendFailed
     assert driven.accumulator.queued_bytes == 0
+
+
+@pytest.mark.parametrize("order_key", [None, "order-1"])
+def test_a_message_that_joins_others_that_wait_has_its_own_time(order_key: str | None) -> None:
+    driven, header = Driven(connected=False), make_header(order_key=order_key)
+    driven.accumulator.broker_of = lambda subject, order_key: 0
+    early, late = Waiting(), Waiting()
+    driven.accumulator.add("a", b"1", header, True, early, 0.0)
+    driven.sending.expire(1.0)
+    driven.accumulator.add("a", b"2", header, True, late, TIMEOUT - 1.0)
+    driven.sending.expire(TIMEOUT)
+    assert type(early.error) is SendFailed
+    assert not late.done()
+    driven.sending.connected(STORE, driven.limits)
+    driven.store(driven.written(TIMEOUT)[0], TIMEOUT)
+    assert late.result is not None
+
+
+def test_messages_gather_for_linger_also_beside_a_look_at_the_time() -> None:
+    driven = Driven(linger=5.0)
+    for now in range(5):
+        driven.accumulator.add_nowait("a", b"x", NO_HEADER, True, float(now))
+        driven.sending.expire(float(now))
+        assert driven.write(float(now)) is None
+    assert driven.written(5.0)[1].count == 5
 
 
 def test_a_long_queue_does_not_time_out_while_it_moves() -> None:
