@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import Final
 
 from tests.mutants.running import Mutant
-from tests.mutants.symbols import instead
+from tests.mutants.symbols import instead, never
 
 _SIMULATION: Final = ("tests/sim/test_brokers.py",)
 
@@ -43,6 +43,31 @@ OF_SEVERAL: Final = (
         "take no delivery sequences of another generation",
         "ConsumerState.is_that_of",
         instead("self[4:] == other[4:]", "self[5:] == other[5:]"),
+        _SIMULATION,
+    ),
+    # --- priorities and order keys -----------------------------------------------------------------------------------
+    Mutant(
+        "send a message with an order key to its broker",
+        "SendWindow._takes",
+        instead("broker == self._number", "self.takes_new"),
+        _SIMULATION,
+    ),
+    Mutant(
+        "move no message with an order key to another broker",
+        "SendWindow.give_away",
+        never("batch.broker != ANY_BROKER"),
+        _SIMULATION,
+    ),
+    Mutant(
+        "hand no message with an order key over",
+        "consumer/message:_whole",
+        never("run.lane >= LANE_ORDERED"),
+        _SIMULATION,
+    ),
+    Mutant(
+        "hand a message over with its priority",
+        "private_batch",
+        instead("one.lane", "0"),
         _SIMULATION,
     ),
 )

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
 import qmq
-from qmq.errors import BrokersMissed, ConnectionLost, UnknownGroup
-from tests.sim.copies import Book
+from qmq.errors import BrokersMissed, ConnectionLost, UnknownGroup, UnknownMessage
+from qmq.net.client.admin.admin import AdminOfOne
+from tests.sim.copies import Book, Copies
 from tests.sim.machine import Machine
 
 GROUP: Final = "bossed"
@@ -77,3 +78,41 @@ def _check(scene: Scene, began_at: float, is_right: Any) -> None:
         if machine.is_up and machine.power_lost_at < began_at:
             group = machine.broker.groups.get(GROUP)
             assert group is None or is_right(group), f"broker {machine.number} has not done what it said it had"
+
+
+async def redrive(scene: Scene, groups: Sequence[Copies], seed: int) -> None:
+    """Have dead letters of one broker handed out again, now and then, and look at one of them before."""
+    chance = random.Random(seed)
+    while True:
+        try:
+            async with qmq.connect(scene.url, admin_timeout=1) as client:
+                while True:
+                    await asyncio.sleep(2 * chance.random())
+                    try:
+                        await _redrive(scene, client, chance.choice(groups), chance)
+                    except (BrokersMissed, TimeoutError, UnknownGroup, UnknownMessage):
+                        scene.book.count["redrive failed"] += 1
+        except ConnectionLost:
+            await asyncio.sleep(0.2)
+
+
+async def _redrive(scene: Scene, client: qmq.Client, copies: Copies, chance: random.Random) -> None:
+    # At one broker: what goes through all of them is a generator, which nobody closes where a process is killed.
+    admin = AdminOfOne(chance.choice(client._brokers.links))
+    letters = [one for one in (await admin.dead_letters(copies.group, 0))[0] if one.id is not None]
+    some = chance.sample(letters, min(len(letters), chance.choice((1, 3, 10))))
+    if not some:
+        return
+    await check_letter(scene.book, client, str(some[0].id))
+    for letter in some:
+        copies.redriving(str(letter.id))
+    numbers = [letter.number for letter in some]
+    scene.book.count["redriven"] += await admin.change_dead("redrive", copies.group, numbers)
+
+
+async def check_letter(book: Book, client: qmq.Client, message_id: str) -> None:
+    """A dead letter has the priority and the order key that it was sent with."""
+    found = await client.get(message_id)
+    sent = book.sent[int(found.body.rstrip(b"."))]
+    assert (found.subject, found.priority, found.order_key) == (sent.subject, sent.priority, sent.order_key), found
+    book.count[f"dead: {sent.kind}"] += 1

@@ -18,10 +18,13 @@ from pathlib import Path
 from typing import Any, Final
 
 import qmq
+from qmq.broker.error_log.error_log import unpacked
+from qmq.broker.groups.message_ranges import RunPart, parts_of
 from tests.sim import boss
-from tests.sim.copies import Book, Copies, Copy, Holder
+from tests.sim.copies import Book, Copies, Holder
 from tests.sim.machine import SESSION_TIMEOUT_MS, Machine
 from tests.sim.people import Consuming, produce
+from tests.sim.slots import Copy, broker_of
 from tests.sim.stage import Client, staged
 from tests.sim.wires import End, connected
 from tests.sim.world import Process, World
@@ -42,6 +45,8 @@ _FRAME_FAULTS: Final = (
 )
 #: Rounds of a drain; each is a second or two.
 _ROUNDS: Final = 200
+#: How many dead letters of each group are looked at in the end.
+_LETTERS: Final = 6
 
 
 class Brokers:
@@ -53,10 +58,11 @@ class Brokers:
         self.chance = self.world.chance
         self.directory = directory
         self.machines = [Machine(self.world, number + 1) for number in range(2 + seed % 2)]
-        self.url = "qmq://" + ",".join(f"world:{machine.number}" for machine in self.machines)
-        self.book = Book()
+        self.addresses = [f"world:{machine.number}" for machine in self.machines]
+        self.url = "qmq://" + ",".join(self.addresses)
+        self.book = Book(self.home_of)
         self.count = self.book.count
-        self.copies = {group: Copies(group, self.book) for group, _ in GROUPS}
+        self.copies = {group: Copies(group, self.book, self) for group, _ in GROUPS}
         self.is_calm = False
         self._next_at = 0.0
         self._due: list[tuple[float, Callable[[], None]]] = []
@@ -160,10 +166,15 @@ class Brokers:
         for group, count in GROUPS:
             for number in range(count):
                 self._consumer(f"{group}{number}", self.copies[group])
-        self._client("boss", boss.administer(self, self.chance.getrandbits(32)), self._again_boss)
+        self._again_boss()
+        self._again_redriver()
 
     def _again_boss(self) -> None:
         self._client("boss", boss.administer(self, self.chance.getrandbits(32)), self._again_boss)
+
+    def _again_redriver(self) -> None:
+        main = boss.redrive(self, list(self.copies.values()), self.chance.getrandbits(32))
+        self._client("redriver", main, self._again_redriver)
 
     def _producer(self, number: int, failover_after: float | None) -> None:
         main = produce(self, self.chance.getrandbits(32), failover_after)
@@ -230,16 +241,24 @@ class Brokers:
                 return name
         return ""
 
-    def _machine_of(self, copy: Copy) -> Machine:
-        return next(machine for machine in self.machines if machine.store_id == copy.store)
+    def _machine_of(self, store: bytes) -> Machine:
+        return next(machine for machine in self.machines if machine.store_id == store)
 
     def power_lost_at(self, copy: Copy) -> float:
         """When its broker has lost power last."""
-        return self._machine_of(copy).power_lost_at
+        return self._machine_of(copy.store).power_lost_at
+
+    def is_away(self, store: bytes) -> bool:
+        """Nobody reaches that broker now."""
+        return not self._machine_of(store).is_reached
+
+    def home_of(self, subject: str, order_key: str) -> bytes:
+        """The store that has the messages of a subject and order key, by the rule for it."""
+        return self.machines[broker_of(self.addresses, subject, order_key)].store_id
 
     def is_in_flight(self, group: str, copy: Copy, holder: Holder) -> bool:
         """Its broker is there, and would take that one's acknowledgement."""
-        machine = self._machine_of(copy)
+        machine = self._machine_of(copy.store)
         if not machine.is_up:
             return False
         found = machine.broker.groups.get(group)
@@ -251,6 +270,19 @@ class Brokers:
         if machine.store.groups.generation != holder.generation:
             return False
         return bool(member.in_flight.holds(holder.sequence, holder.sequence + 1))
+
+    def is_dead(self, group: str, place: tuple[str, int, int], store: bytes) -> bool:
+        """A broker has a dead letter of that subject, lane and sequence."""
+        machine = self._machine_of(store)
+        ledger = machine.broker.groups[group].ledger
+        assert ledger is not None
+        subjects = machine.store.subjects
+        for letter in (one for items in ledger.dead.after(0) for one in unpacked(items)):
+            for part in parts_of(machine.store, machine.broker.groups[group], letter.messages):
+                entry, start = (part.entry, part.start) if isinstance(part, RunPart) else (part.rows[0].item(), 0)
+                if place == (subjects.name(entry[3]), subjects.lane(entry[3]), entry[0] + start):
+                    return True
+        return False
 
     # --- the end -----------------------------------------------------------------------------------------------------
 
@@ -273,19 +305,35 @@ class Brokers:
 
     async def _drain(self, copies: Copies) -> None:
         consuming = Consuming(self, "drain", copies, 0)
+        is_redriven, left, rows = False, [], []
         for _ in range(_ROUNDS):
             await consuming.work(3, calmly=True)
             async with qmq.connect(self.url) as client:
                 rows = await client.admin.groups(copies.group)
-                left = [row for row in rows if row.ready or row.in_flight or row.in_retry]
+                left = [row for row in rows if row.ready or row.in_flight or row.in_retry or row.delayed]
                 if not left and len(rows) == len(self.machines) and not self._kept():
-                    letters = [letter async for letter in client.admin.dead_letters(copies.group)]
-                    copies.check({str(letter.id): letter.reason for letter in letters})
-                    return
+                    await self._look_at_the_dead(client, copies)
+                    if is_redriven:
+                        return
+                    is_redriven = True
+                    await self._redrive_some(client, copies)
             await asyncio.sleep(1.0)
         raise AssertionError(
             f"group {copies.group} has something still: {left}, or {self._kept()}, at {len(rows)} brokers"
         )
+
+    async def _look_at_the_dead(self, client: qmq.Client, copies: Copies) -> None:
+        letters = [letter async for letter in client.admin.dead_letters(copies.group)]
+        copies.check({str(letter.id): letter.reason for letter in letters})
+        for letter in letters[:_LETTERS]:
+            await boss.check_letter(self.book, client, str(letter.id))
+
+    async def _redrive_some(self, client: qmq.Client, copies: Copies) -> None:
+        """Have every other dead letter handed out again."""
+        ids = [str(letter.id) async for letter in client.admin.dead_letters(copies.group)][::2]
+        for one in ids:
+            copies.redriving(one)
+        self.count["redriven"] += await client.admin.redrive(copies.group, ids)
 
     def check(self) -> None:
         """Stop, verify."""

@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 import qmq
-from qmq.errors import ConnectionLost, Fenced, SendFailed, StorageFailed
+from qmq.errors import ConnectionLost, Fenced, SendFailed, SendFailure, StorageFailed
 from qmq.net.client.consumer.in_flight import InFlightWindow
 from qmq.net.client.consumer.message import Message
-from tests.sim.copies import MAX_ATTEMPTS, MAX_SESSION_EXPIRIES, Book, Copies, Copy, Holder
-from tests.sim.world import World
+from tests.sim.copies import MAX_ATTEMPTS, MAX_SESSION_EXPIRIES, Book, Copies, Holder
+from tests.sim.slots import ORDER_KEYS, Copy
+from tests.sim.world import Process, World
 
 SUBJECTS: Final = ("a.x", "a.y", "b")
+SEND_TIMEOUT: Final = 6.0
+#: Messages that come within this time wait together.
+_TOGETHER: Final = SEND_TIMEOUT / 8 + 0.01
+#: Of one producer, at once, or a few more.
+MOST_SENDS: Final = 4
+#: The error of a send that has failed because the broker of its order key is away says so.
+AWAY: Final = "no other broker could keep the order of these order keys"
 RETRY_DELAYS: Final = (0.3, 0.7, 1.5)
 MAX_UNACKED: Final = 24
 SETTINGS: Final[dict[str, Any]] = {
@@ -44,8 +53,11 @@ class Scene(Protocol):
     def power_lost_at(self, copy: Copy) -> float:
         """When its broker has lost power last."""
 
-    def is_in_flight(self, group: str, copy: Copy, holder: Holder) -> bool:
-        """Its broker is there, and would take that one's acknowledgement."""
+    def is_away(self, store: bytes) -> bool:
+        """Nobody reaches that broker now."""
+
+    def home_of(self, subject: str, order_key: str) -> bytes:
+        """The store that has the messages of a subject and order key, by the rule for it."""
 
 
 async def produce(scene: Scene, seed: int, failover_after: float | None) -> None:
@@ -53,25 +65,72 @@ async def produce(scene: Scene, seed: int, failover_after: float | None) -> None
     chance = random.Random(seed)
     while True:
         try:
-            async with qmq.connect(scene.url, failover_after=failover_after, send_timeout=6.0) as client:
+            async with qmq.connect(scene.url, failover_after=failover_after, send_timeout=SEND_TIMEOUT) as client:
+                sends = list[asyncio.Task[None]]()
                 while True:
-                    await asyncio.gather(*(_send(scene, client, chance) for _ in range(chance.choice((1, 1, 2)))))
+                    sends += (
+                        asyncio.create_task(_send(scene, client, chance)) for _ in range(chance.choice((1, 1, 2)))
+                    )
+                    if len(sends) < MOST_SENDS or chance.random() < 0.5:  # some wait long, for their broker
+                        await asyncio.wait(sends, return_when=asyncio.FIRST_COMPLETED)
+                    else:
+                        await asyncio.wait(sends)
+                    for task in [task for task in sends if task.done()]:
+                        sends.remove(task)
+                        task.result()
                     await asyncio.sleep(chance.choice((0.0, 0.02, 0.1, 0.3)))
         except ConnectionLost:
             await asyncio.sleep(0.2)
 
 
 async def _send(scene: Scene, client: qmq.Client, chance: random.Random) -> None:
-    subject = chance.choice(SUBJECTS)
-    numbers = [scene.book.begin(subject) for _ in range(chance.choice((1, 1, 2, 6)))]
+    subject, kind, count = chance.choice(SUBJECTS), chance.random(), chance.choice((1, 1, 2, 6))
+    options: dict[str, Any] = {}
+    priority, keys = "normal", list[str | None]([None]) * count
+    if kind < 0.2:
+        options["priority"] = priority = chance.choice(("high", "low"))
+    elif kind < 0.4:
+        options["order_key"] = key = chance.choice(ORDER_KEYS)
+        keys = [key] * count
+    elif kind < 0.6:
+        options["order_keys"] = keys = [chance.choice(ORDER_KEYS) for _ in range(count)]
+    if chance.random() < 0.1:
+        options["delay"] = chance.choice((0.2, 1.0, 2.5))
+    numbers = [scene.book.begin(subject, priority, key, is_delayed="delay" in options) for key in keys]
+    bodies = [b"%d" % number + b"." * (number % 40) for number in numbers]
+    began_at, away = scene.world.now, {key for key in keys if key and scene.is_away(scene.home_of(subject, key))}
     try:
-        receipts = await client.send_many(subject, [b"%d" % number + b"." * (number % 40) for number in numbers])
+        if count == 1 and "order_keys" not in options:
+            receipts: Sequence[qmq.Receipt] = [await client.send(subject, bodies[0], **options)]
+        else:
+            receipts = await client.send_many(subject, bodies, **options)
     except SendFailed as error:
         for failure in error.failures:
-            scene.book.failed(numbers[failure.ticket], failure.outcome)
+            number = numbers[failure.ticket if count > 1 else 0]
+            scene.book.failed(number, failure.outcome)
+            _check_failure(scene, number, failure, began_at)
         return
-    for number, receipt in zip(numbers, receipts, strict=True):
-        scene.book.acknowledged(number, receipt.id, maybe_duplicate=receipt.maybe_duplicate)
+    last: dict[str, int] = {}
+    for number, key, receipt in zip(numbers, keys, receipts, strict=True):
+        scene.book.acknowledged(number, receipt.id, receipt.sequence, maybe_duplicate=receipt.maybe_duplicate)
+        if key is not None and receipt.sequence is not None:
+            assert receipt.sequence > last.get(key, -1), f"{number} lies before one that was sent with it"
+            last[key] = receipt.sequence
+        scene.book.count["ordered send waited for its broker"] += key in away
+
+
+def _check_failure(scene: Scene, number: int, failure: SendFailure, began_at: float) -> None:
+    """A message with an order key has waited for its broker before it fails, and the error names that."""
+    is_ordered, says_so = scene.book.sent[number].order_key is not None, AWAY in str(failure.error)
+    assert is_ordered or not says_so, f"{number} has no order key: {failure.error}"
+    if not is_ordered or not isinstance(failure.error, ConnectionLost):
+        return
+    assert says_so, f"{number} has an order key: {failure.error}"
+    scene.book.count["ordered send failed as its broker was away"] += 1
+    process, took = asyncio.get_running_loop(), scene.world.now - began_at
+    assert isinstance(process, Process)
+    if process.paused_until < began_at - SEND_TIMEOUT:  # else it may have joined others that waited in the pause
+        assert took >= SEND_TIMEOUT - _TOGETHER, f"{number} waited for {took} s only"
 
 
 class Consuming:
@@ -126,21 +185,25 @@ class Consuming:
     def _given(self, message: Message) -> Given:
         run, index = message._run, message._index
         number = int(bytes(message.body).rstrip(b"."))
-        assert message.subject == self.scene.book.sent[number].subject
+        sent = self.scene.book.sent[number]
+        found = message.subject, message.priority, message.order_key
+        assert found == (sent.subject, sent.priority, sent.order_key), f"{number} came as {found}: {sent}"
         copy = Copy(run.store_id, run.partition, run.position + run.ordinal + index)
+        self.scene.book.check(number, message.id, copy, run.lane, message.sequence)
         in_flight = run.in_flight
         consumer_state = in_flight.consumer_state
         holder = Holder(self.name, consumer_state.epoch, consumer_state.generation, message._number)
-        was_in_flight = self.scene.is_in_flight(self.copies.group, copy, holder)
-        before = self.copies.delivered(number, message.id, copy, holder, run.attempt, is_in_flight=was_in_flight)
-        if before is not None and before != holder:
-            assert not self.scene.is_in_flight(self.copies.group, copy, before), f"{number} is held by two"
+        self.copies.delivered(number, message.id, copy, holder, run.attempt, self.scene.world.now)
         return Given(message, number, copy, in_flight, holder)
 
     def _ack(self, given: Given) -> None:
-        given.message.ack()
         self.copies.handled.add(given.number)
-        self._acked.append((given, self.scene.world.now))
+        if given.in_flight.is_open(given.holder.sequence):
+            self.copies.acking(given.copy, given.holder)
+            self._acked.append((given, self.scene.world.now))
+        else:  # it goes back because of an earlier one of its order key, or its consumer is out of touch
+            self.copies.count["acknowledged too late"] += 1
+        given.message.ack()
 
     async def _flush(self, consumer: qmq.Consumer) -> None:
         acked, self._acked = self._acked, []
@@ -159,6 +222,7 @@ class Consuming:
         elif kind < 0.85:
             await self._nack(given)
         elif kind < 0.95:
+            self.copies.releasing(given.copy, given.holder)
             given.message.release()
         else:
             self.copies.may_be_dead.add(given.number)
@@ -166,8 +230,10 @@ class Consuming:
 
     async def _nack(self, given: Given) -> None:
         delay, attempt = self.chance.choice((None, None, 0.0, 0.2)), given.message.attempt
-        self.copies.nacking(given.number, given.copy, attempt)
+        self.copies.nacking(given.number, given.copy, given.holder, attempt)
         taken = len(self.copies.taken[given.number])
+        waits = given.message.order_key is not None and self.scene.is_away(given.copy.store)
+        self.copies.count["ordered nack waited for its broker"] += waits
         if await self._told("nack", given.message.nack(delay)) and taken == len(self.copies.taken[given.number]):
             self.copies.nacked(given.copy, given.holder, attempt)
 

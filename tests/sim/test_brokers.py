@@ -11,7 +11,7 @@ from tests.sim.runs import count_many, told
 pytestmark = pytest.mark.no_cover
 
 #: So many histories, of these seeds; `make sim` has as many as wanted, and longer ones.
-FIRST, COUNT = 4, 8
+FIRST, COUNT = 19, 8
 FRAMES = 500
 STRIKES = (
     "killed",
@@ -34,6 +34,29 @@ STRIKES = (
     "reject",
     "dead",
     "recovered",
+    "of normal priority",
+    "of high priority",
+    "of low priority",
+    "with an order key",
+    "delayed",
+    "again: of high priority",
+    "again: of low priority",
+    "again: with an order key",
+    "came from elsewhere: of high priority",
+    "came from elsewhere: of low priority",
+    "dead: of high priority",
+    "dead: of low priority",
+    "dead: with an order key",
+    "redriven: of high priority",
+    "redriven: of low priority",
+    "redriven: with an order key",
+    "behind another of its slot",
+    "behind another in the same hands",
+    "behind a dead one",
+    "others of the slot looked at",
+    "ordered send waited for its broker",
+    "ordered send failed as its broker was away",
+    "ordered nack waited for its broker",
 )
 
 
