@@ -156,4 +156,10 @@ OF_ORDER: Final = (
         always("not run.in_flight.goes_back(number)"),
         _CLIENT,
     ),
+    Mutant(
+        "end a nack that waits when its message is no longer in flight",
+        "AckSender.fence",
+        skip("self.nack_sender.fenced(self.in_flight)"),
+        ("tests/net/client/test_heartbeat.py",),
+    ),
 )

@@ -7,6 +7,7 @@ import gc
 import threading
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -105,3 +106,22 @@ def test_it_begins_again_with_a_loop_that_had_stopped(broker: BrokerProcess) -> 
     loop.run_until_complete(client.__aexit__(None, None, None))
     loop.close()
     comes_again(broker.url, "resumed")
+
+
+async def test_nacks_end_when_their_messages_are_no_longer_in_flight(tmp_path: Path) -> None:
+    """With an order key no other broker takes the message, and a handler must not wait until its own is back."""
+    with broker_process(tmp_path / "data", session_timeout_ms=SESSION_TIMEOUT_MS) as broker:
+        async with qmq.connect(broker.url) as client, client.subscribe("a", group="g", start="first") as consumer:
+            await client.send_many("a", [b"1", b"2"], order_keys=["order-1", "order-2"])
+            messages = [message for _ in range(2) for message in await consumer.pull(1, timeout=60)]
+            broker.kill()
+            async with asyncio.timeout(60):
+                nack = asyncio.ensure_future(messages[0].nack())
+                with pytest.raises(ValueError, match="broke"):
+                    async with messages[1]:
+                        raise ValueError("broke")
+                with pytest.raises(qmq.Fenced, match="out of reach for longer than the session timeout"):
+                    await nack
+            broker.start()
+            again = [message for _ in range(2) for message in await consumer.pull(1, timeout=60)]
+            assert sorted((message.body, message.attempt) for message in again) == [(b"1", 1), (b"2", 1)]

@@ -152,6 +152,7 @@ class AckSender:
                 self._undecided.add(start, end)
         for call in self.on_dropped:
             call()
+        self.nack_sender.fenced(self.in_flight)
         self._wake_confirming()
         if not self.unconfirmed:
             self._wake_waiters()

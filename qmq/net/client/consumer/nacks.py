@@ -78,6 +78,8 @@ class NackSender:
         self._queued: list[_QueuedDisposition] = []
         self._sender: asyncio.Task[None] | None = None  # the task that sends the queue, in the next turn
         self._tasks: set[asyncio.Task[None]] = set()
+        #: The waits for a subscription, each for dispositions of one window.
+        self._waits: dict[asyncio.Timeout, InFlightWindow] = {}
 
     async def hand_back(self, in_flight: InFlightWindow, back: PendingDisposition) -> None:
         """Send a nack or reject; return once the broker has it on disk or another broker has the whole message.
@@ -181,7 +183,7 @@ class NackSender:
         """Send dispositions; return the errors of the refused ones by index. Raises QmqError if all are refused."""
         tried = False
         while True:
-            subscribed = await self._subscribed_unless_gone(several)
+            subscribed = await self._subscribed_unless_gone(in_flight, several)
             if in_flight.fenced is not None:
                 raise Fenced(str(in_flight.fenced))
             if subscribed is None:
@@ -203,15 +205,30 @@ class NackSender:
             tried = True
             await asyncio.sleep(AGAIN_AFTER)
 
-    async def _subscribed_unless_gone(self, several: Sequence[_QueuedDisposition]) -> Subscribed | None:
-        """Return connection and subscription; None if the broker stays away and other brokers can take the messages."""
-        if self.handover is None or several[0].back.whole is None:
-            return await self._subscribed()
+    async def _subscribed_unless_gone(
+        self, in_flight: InFlightWindow, several: Sequence[_QueuedDisposition]
+    ) -> Subscribed | None:
+        """Return connection and subscription; None once the messages are no longer in flight, or if the broker stays
+        away and other brokers can take the messages.
+        """
+        if in_flight.fenced is not None:
+            return None
+        after = None if self.handover is None or several[0].back.whole is None else self.handover[0].after
+        wait = asyncio.timeout(after)
         try:
-            async with asyncio.timeout(self.handover[0].after):
+            async with wait:
+                self._waits[wait] = in_flight
                 return await self._subscribed()
         except TimeoutError:
             return None
+        finally:
+            self._waits.pop(wait, None)
+
+    def fenced(self, in_flight: InFlightWindow) -> None:
+        """End the waits of dispositions for their broker, as their messages are no longer in flight."""
+        for wait, of in self._waits.items():
+            if of is in_flight and not wait.expired():
+                wait.reschedule(0.0)
 
     async def _hand_over(
         self, in_flight: InFlightWindow, several: Sequence[_QueuedDisposition]
