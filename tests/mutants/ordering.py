@@ -157,6 +157,18 @@ OF_ORDER: Final = (
         _CLIENT,
     ),
     Mutant(
+        "skip in a pull what goes back",
+        "Puller._drop_early_returns",
+        skip("self._received.keep_open()"),
+        _CLIENT,
+    ),
+    Mutant(
+        "skip in a pull what came while an earlier message went back",
+        "NackSender.return_early",
+        skip("in_flight.has_early_returns = True"),
+        ("tests/sim/test_brokers.py",),
+    ),
+    Mutant(
         "end a nack that waits when its message is no longer in flight",
         "AckSender.fence",
         skip("self.nack_sender.fenced(self.in_flight)"),

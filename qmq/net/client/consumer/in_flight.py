@@ -146,6 +146,9 @@ class InFlightWindow:
         self._most_ordered = _MANY_ORDERED
         # Slots of which messages are on their way back, and how many dispositions of these the broker has not answered.
         self._failing: dict[Slot, int] = {}
+        #: Since somebody last set this to False, messages that wait for the program may have gone back, because of an
+        #: earlier one of their order key.
+        self.has_early_returns = False
         self._handling: dict[Task, int] = {}  # how many messages each task works on
         self._stopped: set[Task] = set()  # tasks that ``fence`` has cancelled
 

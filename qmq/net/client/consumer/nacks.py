@@ -125,6 +125,7 @@ class NackSender:
     def return_early(self, in_flight: InFlightWindow, start: int, end: int, delay_us: int | None = None) -> None:
         """Release, in the background, messages that an earlier one of their slot of order keys holds up."""
         in_flight.begin_disposition(start, end)
+        in_flight.has_early_returns = True
         release = PendingDisposition(start, end, Disposition.RELEASE, delay_us)
         self._queue(_QueuedDisposition(in_flight, release, None))
 

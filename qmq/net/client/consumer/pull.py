@@ -21,6 +21,7 @@ from qmq.errors import (
     QmqError,
     UnknownSubscription,
 )
+from qmq.format.layout import LANE_ORDERED
 from qmq.format.pieces import AnswerDamage, read_single
 from qmq.format.run import Run, messages_in
 from qmq.net.client.backoff import Backoff, RefusalLog
@@ -89,6 +90,16 @@ class ReceivedRuns:
             taken.append(run if count == run.count else run.slice(skip, skip + count))
             left -= count
         return taken
+
+    def keep_open(self) -> None:
+        """Drop the messages with order keys that go back because of an earlier one."""
+        for run in self.take(self.count):
+            if run.lane < LANE_ORDERED or run.in_flight is None or run.in_flight.fenced is not None:
+                self.add((run,))
+                continue
+            first = run.delivery_sequence
+            for start, end in run.in_flight.open_within(first, first + run.count):
+                self.add((run if end - start == run.count else run.slice(start - first, end - first),))
 
     def clear(self) -> None:
         """Drop all runs."""
@@ -326,6 +337,9 @@ class Puller:
     def put_back(self, runs: Sequence[Run]) -> None:
         """Return *runs* to the puller, which hands them out first in the next pull."""
         self._received.put_back([run for run in runs if run.in_flight is None or run.in_flight.fenced is None])
+        for run in runs:
+            if run.lane >= LANE_ORDERED and run.in_flight is not None:
+                run.in_flight.has_early_returns = True  # while the program had them, maybe
         if not self._lock.locked():
             self._watch_unused()
 
@@ -356,6 +370,7 @@ class Puller:
         while True:
             if not self._inside:
                 raise self._subscription.not_subscribed()
+            self._drop_early_returns()
             asked_until = None
             if not request.is_pending and request.answer is None:
                 enough = self._received.count >= min_count
@@ -375,6 +390,7 @@ class Puller:
                     request.withdraw()
                     break
             has_messages = self._take_single() or await self._take_answer(deadline)
+            has_messages = not self._drop_early_returns() and has_messages
             if asked_until is None:
                 continue  # the answer is an earlier pull's: check whether it is enough
             now = clock()
@@ -388,6 +404,17 @@ class Puller:
         if self._full and self._solo_cursor is not None:
             self._ask_ahead(max_count, clock())
         return taken
+
+    def _drop_early_returns(self) -> bool:
+        """Keep messages from the program that go back because of an earlier one of their order key; return whether
+        there may have been some.
+        """
+        in_flight = None if self.ack_sender is None else self.ack_sender.in_flight
+        if in_flight is None or not in_flight.has_early_returns:
+            return False
+        in_flight.has_early_returns = False
+        self._received.keep_open()
+        return True
 
     def _ask(
         self,

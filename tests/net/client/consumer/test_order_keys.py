@@ -39,6 +39,23 @@ async def test_a_loop_skips_what_follows_a_failed_message(tmp_path: Path) -> Non
     assert sum(int(one.split()[2]) > 1 for one in keys) == len(keys) - 8, "only what failed counts an attempt"
 
 
+async def test_a_pull_skips_what_follows_a_failed_message(tmp_path: Path) -> None:
+    async with running_broker(tmp_path / "data") as url, qmq.connect(url) as client:
+        await send(client, *(f"k {number}" for number in range(4)))
+        async with client.subscribe("a.", group="g", start="first", retry_delays=[0.5]) as consumer:
+            async with asyncio.timeout(20):
+                async for message in consumer:
+                    if message.body == b"k 1":  # the loop has taken k 2 with it
+                        break
+                    message.ack()
+                await message.nack()
+                found = await consumer.pull(10, timeout=0)
+                assert not found
+                while len(found) < 3:
+                    found += await consumer.pull(10)
+            assert [(one.body, one.attempt) for one in found] == [(b"k 1", 2), (b"k 2", 1), (b"k 3", 1)]
+
+
 async def test_handlers_that_run_beside_each_other_have_different_keys(tmp_path: Path) -> None:
     busy, handled, failed = set[str](), list[str](), set[str]()
 
