@@ -260,8 +260,8 @@ class Copies:
         """Somebody acknowledges it; nobody knows yet whether its broker hears of it."""
         self.letters[copy].order.acks.add((holder.consumer, holder.generation, holder.sequence))
 
-    def releasing(self, copy: Copy, holder: Holder) -> None:
-        """Somebody gives it back unstarted."""
+    def going_back(self, copy: Copy, holder: Holder) -> None:
+        """Whoever has it gives it back, to be handed out again."""
         self.letters[copy].order.goes_back(holder.hand)
 
     def redriving(self, message_id: str) -> None:
@@ -273,12 +273,10 @@ class Copies:
                 letter.order.is_redriven = True
                 letter.possible = letter.possible | {1}
 
-    def nacking(self, message: int, copy: Copy, holder: Holder, attempt: int) -> None:
+    def nacking(self, message: int, copy: Copy, attempt: int) -> None:
         """Somebody asks for another attempt."""
         if attempt >= MAX_ATTEMPTS:
             self.may_be_dead.add(message)
-        else:
-            self.letters[copy].order.goes_back(holder.hand)
         self.letters[copy].possible = self.letters[copy].possible | {attempt + 1}
 
     def takes(self, message: int, attempt: int) -> None:
