@@ -166,7 +166,7 @@ OF_ORDER: Final = (
         "skip in a pull what came while an earlier message went back",
         "NackSender.return_early",
         skip("in_flight.has_early_returns = True"),
-        ("tests/sim/test_brokers.py",),
+        _CLIENT,
     ),
     Mutant(
         "end a nack that waits when its message is no longer in flight",

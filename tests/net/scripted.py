@@ -230,7 +230,7 @@ def stored_batch(
 ) -> bytes:
     """Return a batch as a message log stores it; all runs begin at *first_sequence*."""
     runs = [
-        RunContent(subject, bodies, None if header is None else [header] * len(bodies))
+        RunContent(subject, bodies, *((None,) if header is None else ([header] * len(bodies), header.lane)))
         for subject, bodies in contents.items()
     ]
     parts = build_batch(runs, created_at_us=START_US - 5, producer_id=bytes(16), producer_sequence=0)

@@ -191,7 +191,7 @@ class Brokers:
         client.run_main(main)
         self._clients.append(client)
         if again is not None:
-            client.at_end.append(lambda: None if self.is_calm else self._later(self.chance.random(), again))
+            client.at_end.append(lambda: self._later(self.chance.random(), lambda: None if self.is_calm else again()))
         return client
 
     def _alive(self) -> list[Client]:

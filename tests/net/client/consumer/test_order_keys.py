@@ -7,7 +7,12 @@ import threading
 from pathlib import Path
 
 import qmq
+from qmq.format.build import make_header
+from qmq.net.protocol.frames import FrameKind
+from qmq.net.protocol.types import Disposition
 from tests.broker_process import running_broker
+from tests.net.client.consumer.test_pull import subscribed
+from tests.net.scripted import backs_of, stored_batch
 
 
 async def send(client: qmq.Client, *bodies: str) -> None:
@@ -54,6 +59,28 @@ async def test_a_pull_skips_what_follows_a_failed_message(tmp_path: Path) -> Non
                 while len(found) < 3:
                     found += await consumer.pull(10)
             assert [(one.body, one.attempt) for one in found] == [(b"k 1", 2), (b"k 2", 1), (b"k 3", 1)]
+
+
+async def test_a_pull_skips_what_comes_while_an_earlier_message_is_on_its_way_back() -> None:
+    header = make_header(order_key="k")
+    async with subscribed(group="g", consumer="c") as s:
+        for at, body in enumerate((b"1", b"2")):
+            pull = asyncio.ensure_future(s.consumer.pull(1))
+            request, _ = await s.peer.pulled()
+            answer = stored_batch({"a.b": [body]}, position=5_000 + 1_000 * at, first_sequence=at, header=header)
+            s.peer.messages(request, answer)
+            if body == b"1":
+                (first,) = await pull
+                nack = asyncio.ensure_future(first.nack())
+                nacked = await s.peer.frame(FrameKind.HAND_BACK)  # and not answered
+        request, _ = await s.peer.pulled()  # the pull asks for more
+        returned = await s.peer.frame(FrameKind.HAND_BACK)
+        assert [(back.start, back.disposition) for back in backs_of(returned)] == [(1, Disposition.RELEASE)]
+        for frame in (nacked, returned):
+            s.peer.answer(FrameKind.HANDED_BACK, frame.request)
+        await nack
+        s.peer.messages(request, stored_batch({"a.b": [b"other"]}, position=9_000))
+        assert [message.body for message in await pull] == [b"other"]
 
 
 async def test_handlers_that_run_beside_each_other_have_different_keys(tmp_path: Path) -> None:
