@@ -268,13 +268,13 @@ SAFEGUARDS: Final = (
         "wait for the own broker with what it may have stored",
         "SendWindow.give_away",
         always("now >= batch.unknown_since + failover_after"),
-        ("tests/net/client/test_cluster_failover.py",),
+        ("tests/net/client/test_brokers_failover.py",),
     ),
     Mutant(
         "say that another broker may have it too",
         "SendWindow.give_away",
         skip("batch.maybe_duplicate = True"),
-        ("tests/net/client/test_cluster_failover.py",),
+        ("tests/net/client/test_brokers_failover.py",),
     ),
     Mutant(
         "let messages that join others in a queue wait for their own time",
@@ -292,7 +292,7 @@ SAFEGUARDS: Final = (
         "give other producer sequences at another broker",
         "SendWindow.take_over",
         skip("batch.renumber(self._outcomes.take_numbers(batch.count))"),
-        ("tests/net/client/test_cluster_failover.py",),
+        ("tests/net/client/test_brokers_failover.py",),
     ),
     Mutant(
         "keep what several brokers gave beyond what was asked for",

@@ -36,7 +36,7 @@ from qmq.net.client.admin.admin import Admin
 from qmq.net.client.admin.listing import Listing
 from qmq.net.client.admin.results import SubjectInfo
 from qmq.net.client.broker_link import Link, sequence_in
-from qmq.net.client.cluster import Brokers
+from qmq.net.client.brokers import Brokers
 from qmq.net.client.consumer.consumer import Consumer
 from qmq.net.client.consumer.multi_broker import make_puller
 from qmq.net.client.find.finder import STOP_AFTER, Finder, search_terms

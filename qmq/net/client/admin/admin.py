@@ -30,7 +30,7 @@ from qmq.net.client.admin.results import (
 )
 from qmq.net.client.admin.statistics import BrokerStats, broker_stats_of, group_stats_of
 from qmq.net.client.broker_link import Link
-from qmq.net.client.cluster import Brokers
+from qmq.net.client.brokers import Brokers
 from qmq.net.client.group_settings import ChangedSettings, packed_settings, shown_settings
 from qmq.net.client.options import start_of
 from qmq.net.protocol.frames import FrameKind

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from qmq.errors import BrokersMissed
 from qmq.net.client.broker_link import Link
-from qmq.net.client.cluster import Brokers
+from qmq.net.client.brokers import Brokers
 
 log = logging.getLogger("qmq.client")
 

@@ -21,7 +21,7 @@ from qmq.names import check_group_or_member, check_prefix
 from qmq.net.client.admin.listing import Listing
 from qmq.net.client.admin.results import ResendCount
 from qmq.net.client.broker_link import Link
-from qmq.net.client.cluster import Brokers
+from qmq.net.client.brokers import Brokers
 from qmq.net.client.find.finder import Finder, microseconds_since_1970, search_terms
 from qmq.net.client.find.get import get
 from qmq.net.client.find.requests import BrokerSource

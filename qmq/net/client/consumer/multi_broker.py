@@ -17,7 +17,7 @@ from typing import Final
 from qmq.durations import Duration
 from qmq.errors import Fenced, QmqError, UnknownGroup
 from qmq.format.run import Run
-from qmq.net.client.cluster import Brokers
+from qmq.net.client.brokers import Brokers
 from qmq.net.client.consumer.acks import AckSender
 from qmq.net.client.consumer.pull import Puller, release
 from qmq.net.client.group_settings import DEFAULT_TERMS, SubscriptionTerms

@@ -9,7 +9,7 @@ from qmq.format.ids import MessageId
 from qmq.format.layout import MESSAGE_ID
 from qmq.net.client.admin.listing import Listing
 from qmq.net.client.broker_link import Link
-from qmq.net.client.cluster import Brokers
+from qmq.net.client.brokers import Brokers
 from qmq.net.client.find.requests import find_page, get_message
 from qmq.net.client.find.stored_message import StoredMessage, stored_message
 from qmq.net.protocol.selection import Boundary, Selection

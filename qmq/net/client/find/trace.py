@@ -17,7 +17,7 @@ from qmq.format.layout import MESSAGE_ID
 from qmq.net.client.admin.listing import Listing
 from qmq.net.client.admin.results import time_of
 from qmq.net.client.broker_link import Link
-from qmq.net.client.cluster import Brokers
+from qmq.net.client.brokers import Brokers
 from qmq.net.client.find.get import get
 from qmq.net.client.find.requests import ask, find_page
 from qmq.net.client.find.stored_message import StoredMessage

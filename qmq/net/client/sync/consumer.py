@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self, overload
 from qmq.durations import Duration, seconds_of
 from qmq.errors import BadBatch, Fenced, UsageError
 from qmq.format.run import Run
-from qmq.net.client.cluster import Brokers
+from qmq.net.client.brokers import Brokers
 from qmq.net.client.consumer.feed import MessageFeed
 from qmq.net.client.consumer.message import Message, MessageBatch, each_message, fail_batch, failure, messages_of
 from qmq.net.client.consumer.multi_broker import MultiBrokerPuller

@@ -14,7 +14,7 @@ import pytest
 
 import qmq
 from qmq.errors import UnknownGroup
-from qmq.net.client import cluster
+from qmq.net.client import brokers as brokers_module
 from tests.broker_process import broker_process
 from tests.net.scripted import scripted_broker
 from tests.net.several import connections, put, several, until
@@ -228,7 +228,7 @@ async def test_lists_go_on_without_a_broker_that_never_answers(
 async def test_lists_do_not_wait_for_a_broker_that_is_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(cluster, "AWAY_AFTER", 0.0)
+    monkeypatch.setattr(brokers_module, "AWAY_AFTER", 0.0)
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         away = f"127.0.0.1:{nobody.getsockname()[1]}"

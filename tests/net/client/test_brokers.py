@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import qmq
-from qmq.net.client import cluster as brokers_module
+from qmq.net.client import brokers as brokers_module
 from tests.broker_process import BrokerProcess
 from tests.faults.proxy import Proxy, swallow_answers
 from tests.net.scripted import scripted_broker

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from qmq.errors import ConnectionLost, StorageFull
-from qmq.net.client.cluster import Failover
+from qmq.net.client.brokers import Failover
 from qmq.net.client.producer.accumulator import Accumulator, BatchKind, SendLimits
 from qmq.net.client.producer.batch import OutgoingBatch
 from qmq.net.client.producer.outcomes import Outcomes

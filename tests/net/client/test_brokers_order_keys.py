@@ -12,7 +12,7 @@ import pytest
 
 import qmq
 from qmq.net.client.address import Address
-from qmq.net.client.cluster import OrderKeyBrokers
+from qmq.net.client.brokers import OrderKeyBrokers
 from tests.broker_process import BrokerProcess
 
 KEYS = [f"order-{number}" for number in range(200)]
