@@ -289,11 +289,12 @@ class Delivery:
             if found == BLOCKED:
                 continue
             base = subject_filter.base or subject_filter
-            if found == 0 and LANE_ORDERED in base.lanes:
-                continue  # it may have nothing of the slots that others have, who may
+            has_slots = LANE_ORDERED in base.lanes  # others may have more of these
+            if found == 0 and has_slots:
+                continue
             if found == 0 or not self._has_more(subject_filter):
                 return
-            if single and found is not None:
+            if single and found is not None and not has_slots:
                 ready = found
 
     def _has_more(self, subject_filter: SubjectFilter) -> bool:

@@ -44,10 +44,8 @@ MAX_PIECES: Final = 1_024
 class PullSelection:
     """The messages chosen for one pull. Choosing moves the group's cursors; ``take_back`` restores them."""
 
-    def __init__(
-        self, store: Store, max_count: int, max_bytes: int, need: int, undo: bool, now_us: int | None = None
-    ) -> None:
-        """With *undo* the choice can be taken back. *now_us* is monotonic time."""
+    def __init__(self, store: Store, max_count: int, max_bytes: int, need: int, now_us: int | None = None) -> None:
+        """*now_us* is monotonic time."""
         self._store = store
         self._max_count = max_count
         self._max_bytes = max_bytes
@@ -59,7 +57,6 @@ class PullSelection:
         self.parts: list[RunPart | WholeRuns] = []
         self._begun: list[tuple[SubjectFilter, int]] = []
         self._marked = store.marked()
-        self._undoes = undo
         self._undo: list[tuple[Cursors, Any, Any]] = []
         self._undo_cursors: list[tuple[SubjectFilter, list[int]]] = []
         self.full = False
@@ -74,6 +71,9 @@ class PullSelection:
         self._cold: int | None = None  # the partition of the run at which the choice stopped for a read
         #: The consumer, for messages with order keys.
         self.consumer: Member | None = None
+        #: Slots that the consumer may have were left to others.
+        self.left_slots = False
+        self._least = need
         self._undo_scans: list[tuple[OrderedScan, Any]] = []
         #: How many messages of each rank were chosen, where filters are chosen from by priority; else all 0.
         self.by_rank = [0] * RANKS
@@ -133,8 +133,7 @@ class PullSelection:
         scan = subject_filter.scan
         if not isinstance(scan, OrderedScan):
             scan = subject_filter.scan = OrderedScan(subject_filter, self._store)
-        if self._undoes:
-            self._undo_scans.append((scan, scan.mark()))
+        self._undo_scans.append((scan, scan.mark()))
         scan.take(self, ledger.order, consumer.number, ledger.consumers_there())
 
     def take_rows(self, subject_filter: SubjectFilter, partitions: npt.NDArray[np.int64], rows: Rows) -> int:
@@ -150,6 +149,15 @@ class PullSelection:
             first = 0 if first == len(left) else first
             self.wanted = page_cache.read(positions[first:], sizes[first:], onward=False)
         return taken
+
+    @property
+    def lacks(self) -> bool:
+        """Whether the pull has less than it waits for."""
+        return self.count < self._least
+
+    def leave_slots(self) -> None:
+        """Note that slots that the consumer may have were left to others."""
+        self.left_slots = True
 
     def pass_rows(self, count: int) -> None:
         """Count rows that were read; a pull that has read too many goes on in the next turn."""
@@ -468,8 +476,7 @@ class PullSelection:
     def _set(self, group: Group, numbers: Any, values: Any) -> None:
         """Move the cursors of the subjects *numbers*, for which the array is long enough already."""
         cursors = group.cursors.upto(0)
-        if self._undoes:
-            self._undo.append((group.cursors, numbers, cursors[numbers].copy()))
+        self._undo.append((group.cursors, numbers, cursors[numbers].copy()))
         cursors[numbers] = values
 
     def _add(self, group: Group, count: int, size: int) -> None:
@@ -513,7 +520,7 @@ class PullSelector:
         self._lowest = LOW
 
     def choose(
-        self, waiting: Waiting, max_count: int, need: int, max_bytes: int, undo: bool = False, lowest: int = LOW
+        self, waiting: Waiting, max_count: int, need: int, max_bytes: int, lowest: int = LOW
     ) -> tuple[PullSelection, FilteredParts | None]:
         """Return the choice for a pull, and the filtered parts where the pull does not get all that was chosen. It has
         no messages of lower ranks than *lowest*, in a group that heeds priorities.
@@ -524,7 +531,7 @@ class PullSelector:
         rounds = _MOST_ROUNDS
         while True:
             again = rounds < _MOST_ROUNDS
-            selection, filtered_parts = self._filtered(waiting, max_count, need, max_bytes, undo=undo, again=again)
+            selection, filtered_parts = self._filtered(waiting, max_count, need, max_bytes, again=again)
             if filtered_parts is None or filtered_parts.matched or not filtered_parts.messages:
                 return selection, filtered_parts
             self.skip(waiting.subscription, filtered_parts)
@@ -535,7 +542,7 @@ class PullSelector:
                 return selection, _NOTHING
 
     def _filtered(
-        self, waiting: Waiting, max_count: int, need: int, max_bytes: int, *, undo: bool, again: bool
+        self, waiting: Waiting, max_count: int, need: int, max_bytes: int, *, again: bool
     ) -> tuple[PullSelection, FilteredParts | None]:
         subscription = waiting.subscription
         ledger = subscription.group.ledger
@@ -545,30 +552,34 @@ class PullSelector:
         )
         most, size = max_count, max_bytes
         if settings.tags or settings.expire_after_us or again:
-            most, size, undo = max(max_count, WIDE_COUNT), max(max_bytes, WIDE_BYTES), True
-        selection = self._select(waiting, most, need, size, undo)
+            most, size = max(max_count, WIDE_COUNT), max(max_bytes, WIDE_BYTES)
+        selection = self._select(waiting, most, need, size)
         if not message_filter.has_work(selection.parts):
             return selection, None
-        chosen = selection.count
         filtered_parts = filter_parts(message_filter.state_ranges(selection.parts), max_count, MAX_PIECES)
+        if filtered_parts.matched < need and selection.left_slots:
+            selection.take_back()  # slots that were left to others have what the pull lacks
+            selection = self._select(waiting, most, most, size)
+            filtered_parts = filter_parts(message_filter.state_ranges(selection.parts), max_count, MAX_PIECES)
+        chosen = selection.count
         fits = _fitting(filtered_parts, max_bytes)
         if fits < filtered_parts.matched:
             filtered_parts = filter_parts(message_filter.state_ranges(selection.parts), fits, MAX_PIECES)
         if filtered_parts.messages < chosen:  # choose again, and leave the rest for the next pull
             selection.take_back()
             awaits_sync = selection.awaits_sync
-            selection = self._select(waiting, filtered_parts.messages, filtered_parts.messages, size, undo=True)
+            selection = self._select(waiting, filtered_parts.messages, filtered_parts.messages, size)
             selection.awaits_sync |= awaits_sync
             filtered_parts = filter_parts(message_filter.state_ranges(selection.parts), max_count, MAX_PIECES)
         selection.count = filtered_parts.matched
         return selection, filtered_parts
 
-    def _select(self, waiting: Waiting, max_count: int, need: int, max_bytes: int, undo: bool) -> PullSelection:
+    def _select(self, waiting: Waiting, max_count: int, need: int, max_bytes: int) -> PullSelection:
         """Choose from the subscription's filters, for an at-most-once group only what is on disk."""
         max_count = min(max_count, self._limits.max_pull_count)
         if waiting.subscription.group.mode != AT_MOST_ONCE:
-            return self._select_any(waiting, max_count, need, max_bytes, undo or need > 1)
-        selection = self._select_any(waiting, max_count, need, max_bytes, True)
+            return self._select_any(waiting, max_count, need, max_bytes)
+        selection = self._select_any(waiting, max_count, need, max_bytes)
         count = self._on_disk.count(selection.parts, selection.count)
         if count == selection.count:
             return selection
@@ -576,14 +587,14 @@ class PullSelector:
         if count < need:
             if selection.count >= need:
                 self._on_disk.want(selection.taken())
-            selection = PullSelection(self._store, 0, 0, need, True)
+            selection = PullSelection(self._store, 0, 0, need)
         else:
-            selection = self._select_any(waiting, count, need, max_bytes, True)
+            selection = self._select_any(waiting, count, need, max_bytes)
         selection.awaits_sync = True
         return selection
 
-    def _select_any(self, waiting: Waiting, max_count: int, need: int, max_bytes: int, undo: bool) -> PullSelection:
-        selection = PullSelection(self._store, max_count, max_bytes, need, undo, self._tracker.now.monotonic_us)
+    def _select_any(self, waiting: Waiting, max_count: int, need: int, max_bytes: int) -> PullSelection:
+        selection = PullSelection(self._store, max_count, max_bytes, need, self._tracker.now.monotonic_us)
         subscription = waiting.subscription
         if subscription.find_lanes(self._store) and subscription.group.heeds_priority:
             take_by_rank(selection, subscription, max_count, self._lowest)

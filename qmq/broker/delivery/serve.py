@@ -238,7 +238,7 @@ class PullServer:
         """Answer a pull with a little that is read while everybody waits: the same read has left memory twice."""
         with blocking_reads(self._store):
             most = waiting.pull.max_count
-            selection, filtered_parts = self._selector.choose(waiting, most, 1, _WAITED_BYTES, undo=True)
+            selection, filtered_parts = self._selector.choose(waiting, most, 1, _WAITED_BYTES)
             if selection.awaits_sync and not selection.count:
                 return 0
             if self._is_ahead(waiting, selection):

@@ -225,3 +225,35 @@ def test_as_one_message_at_a_time(tmp_path: Path, seed: int) -> None:
     assert (row(driven)["skipped"], row(driven)["dead"]) == lost
     assert row(driven)["filtered"] == number - len(expected) - len(late)
     driven.close()
+
+
+@pytest.mark.parametrize("prefix", ["", "a.", "a.x"])
+def test_messages_that_expire_between_others_in_many_pieces_lose_none(tmp_path: Path, prefix: str) -> None:
+    """One answer has so many pieces at most; the messages behind them are for the next pull."""
+    driven = Driven(tmp_path)
+    consumer = Consumer(driven, "c", prefix, max_unacked=4_000)
+    messages = [(b"%d" % number, (), 1 if number % 2 else 0) for number in range(2_100)]
+    sent(driven, {"a.x": messages})
+    driven.advance(100)
+    found = list[bytes]()
+    while some := consumer.pull():
+        found += some
+        consumer.ack()
+        consumer.got.clear()
+    assert found == [b"%d" % number for number in range(0, 2_100, 2)]
+    assert row(driven)["dead"] == 1_050
+    driven.close()
+
+
+@pytest.mark.parametrize("solo", [False, True])
+def test_messages_that_expire_some_day_are_cut_by_bytes_and_none_is_lost(tmp_path: Path, *, solo: bool) -> None:
+    """The first ones are smaller than the average of their run."""
+    driven = Driven(tmp_path)
+    subscription = driven.subscribe("a.", group=None, start="first") if solo else driven.subscribe("a.")
+    bodies = [b"%d" % number for number in range(9)] + [b"9".ljust(100_000, b"."), b"10"]
+    sent(driven, {"a.x": [(body, (), 10_000 * SECOND) for body in bodies]})
+    found = list[bytes]()
+    while some := bodies_of(driven.pull(subscription, max_bytes=5_000)):
+        found += some
+    assert found == bodies
+    driven.close()

@@ -5,7 +5,8 @@ them, and looks at these first in the pulls that follow. Beyond that it forgets 
 slot is free again, the scan goes back to its first row and reads on from there, if that is near; if it is far back, it
 finds the slot's rows by its subject. So a slot that is stuck costs a few bytes, however much waits behind it.
 
-With several consumers one of them gets the messages of some of the slots only, so that the others find some too.
+With several consumers one of them gets the messages of some of the slots only, so that the others find some too. Where
+these have less than the pull waits for, it gets more slots.
 """
 
 from __future__ import annotations
@@ -47,6 +48,13 @@ class Taker(Protocol):
     """The choice of one pull, as a scan sees it."""
 
     full: bool
+
+    @property
+    def lacks(self) -> bool:
+        """Whether the pull has less than it waits for."""
+
+    def leave_slots(self) -> None:
+        """Note that slots that the consumer may have were left to others."""
 
     def take_rows(self, subject_filter: SubjectFilter, partitions: Numbers, rows: Rows) -> int:
         """Choose from rows in order; return how many have no messages left."""
@@ -97,15 +105,17 @@ class OrderedScan:
         """Return what ``take_back`` needs to undo a choice that follows."""
         return (
             list(self._cursors), list(self._next_rows), self._rows, self._partitions, self._numbers,
-            self._waits.copy(), dict(self._forgotten), self._is_forgotten.copy(), list(self._forgotten_from),
+            self._waits.copy(), dict(self._forgotten), list(self._forgotten_from),
         )  # fmt: skip
 
     def take_back(self, mark: Any) -> None:
         """Undo what was chosen since *mark* was made."""
         (
             self._cursors, self._next_rows, self._rows, self._partitions, self._numbers, self._waits, self._forgotten,
-            self._is_forgotten, self._forgotten_from,
+            self._forgotten_from,
         ) = mark  # fmt: skip
+        self._is_forgotten[:] = False
+        self._is_forgotten[list(self._forgotten)] = True
 
     # --- choosing ----------------------------------------------------------------------------------------------------
 
@@ -116,15 +126,23 @@ class OrderedScan:
         order.upto(self._store.subjects.count)
         chooser = _SlotChooser(self._store, self._filter, order, consumer, consumers)
         try:
-            if self._forgotten:
-                self._take_forgotten(taker, chooser)
-            if not taker.full and len(self._waits):
-                self._take_passed(taker, chooser)
-            rows = _FIRST_ROWS
-            while not taker.full and self._has_room(order) and self._read_on(taker, chooser, rows):
-                rows = min(rows * 8, _CHUNK_ROWS)
+            self._take_some(taker, order, chooser)
+            while chooser.left_slots and taker.lacks and not taker.full:
+                chooser.widen()
+                self._take_some(taker, order, chooser)
+            if chooser.left_slots:
+                taker.leave_slots()
         finally:
             self._set_cursors()
+
+    def _take_some(self, taker: Taker, order: OrderSlots, chooser: _SlotChooser) -> None:
+        if self._forgotten:
+            self._take_forgotten(taker, chooser)
+        if not taker.full and len(self._waits):
+            self._take_passed(taker, chooser)
+        rows = _FIRST_ROWS
+        while not taker.full and self._has_room(order) and self._read_on(taker, chooser, rows):
+            rows = min(rows * 8, _CHUNK_ROWS)
 
     def _moved(self) -> None:
         """Go on where somebody has moved the row cursors to: what lies before is gone."""
@@ -303,6 +321,9 @@ class _SlotChooser:
         self._order = order
         self._consumer = consumer
         self._room: int | None = None  # for so many slots that it does not hold
+        self._more = 1  # for so many more the next time
+        #: The consumer may have slots that it does not get, since there was no room for them.
+        self.left_slots = False
         self._granted: npt.NDArray[np.bool_] = np.zeros(0, np.bool_)
         if consumers > 1:
             self._room = self._room_among(store, subject_filter, consumers)
@@ -330,8 +351,15 @@ class _SlotChooser:
             granted = distinct[np.argsort(firsts)][: self._room]
             self._granted[granted] = True
             self._room -= len(granted)
-        allowed &= ~is_new | self._granted[slots]
+        is_left = is_new & ~self._granted[slots]
+        self.left_slots = self.left_slots or bool(is_left.any())
+        allowed &= ~is_left
         return allowed
+
+    def widen(self) -> None:
+        """Make room for more slots, twice as many each time."""
+        self._room, self._more = (self._room or 0) + self._more, 2 * self._more
+        self.left_slots = False
 
 
 def _take(
@@ -341,7 +369,9 @@ def _take(
     subjects = rows["subject"]
     numbers = chooser.cursors.upto(int(subjects.max()) + 1)[subjects]
     is_done = rows["first_sequence"] + rows["count"] <= numbers
-    wanted = np.flatnonzero(chooser.may_have(subjects) & ~is_done)
+    wanted = np.flatnonzero(~is_done)
+    if len(wanted):  # a slot is granted for messages only
+        wanted = wanted[chooser.may_have(subjects[wanted])]
     if len(wanted):
         some = rows if len(wanted) == len(rows) else chosen_of([rows], wanted)
         where = partitions[:1] if len(subject_filter.row_cursors) == 1 else partitions[wanted]
