@@ -9,6 +9,8 @@ from tests.mutants.symbols import always, instead, never, skip
 
 _PRIORITIES: Final = ("tests/broker/groups/test_priorities.py",)
 _ORDER: Final = ("tests/broker/delivery/order/test_order.py",)
+_WAITING: Final = ("tests/broker/delivery/order/test_order_waiting.py",)
+_RETRIES: Final = ("tests/broker/groups/test_priorities_retries.py",)
 _CLIENT: Final = ("tests/net/client/consumer/test_order_keys.py",)
 
 OF_ORDER: Final = (
@@ -47,6 +49,72 @@ OF_ORDER: Final = (
         "AtMostOnce.resume",
         never("is_exact(subject_filter.prefix) and (subject_filter.exact or end < _STAMPS_FROM_US)"),
         _PRIORITIES,
+    ),
+    Mutant(
+        "save nothing up for low messages before there are any",
+        "PriorityShare.note_handed",
+        instead("(HIGH, NORMAL) if has_low else (HIGH,)", "(HIGH, NORMAL)"),
+        _RETRIES,
+    ),
+    Mutant(
+        "leave low messages their share beside normal retries",
+        "PullServer._ranked",
+        never("coming and not is_again"),
+        _RETRIES,
+    ),
+    Mutant(
+        "heed retries that the consumer may have only",
+        "_due_for",
+        instead("None if first is None else retries.rank(first.messages)", "retries.due_rank"),
+        _RETRIES,
+    ),
+    Mutant(
+        "hand out retries of one rank before new messages of a higher one than others",
+        "Retries.take",
+        never("lowest is not None and self.rank(retry.messages) > lowest"),
+        _RETRIES,
+    ),
+    Mutant(
+        "put retries back among those of their rank",
+        "Retries.put_back",
+        always("not queue or rank <= self.rank(queue[0].messages)"),
+        _RETRIES,
+    ),
+    Mutant(
+        "serve others when a pull has too few of its slots",
+        "Delivery._serve_waiting",
+        instead("single and found is not None and not has_slots", "single and found is not None"),
+        _WAITING,
+    ),
+    Mutant(
+        "give a pull more slots than its part where it lacks messages",
+        "OrderedScan.take",
+        never("chooser.left_slots and taker.lacks and not taker.full"),
+        _WAITING,
+    ),
+    Mutant(
+        "grant slots for messages only",
+        "scan:_take",
+        instead("np.flatnonzero(~is_done)", "np.flatnonzero(chooser.may_have(subjects) & ~is_done)"),
+        _WAITING,
+    ),
+    Mutant(
+        "wake others when a pull has buried what held a slot up",
+        "PullServer._wake_freed",
+        never("ledger is not None and ledger.order is not None and ledger.order.is_freed"),
+        _WAITING,
+    ),
+    Mutant(
+        "choose from all slots where a filter leaves too few",
+        "PullSelector._filtered",
+        never("filtered_parts.matched < need and selection.left_slots"),
+        ("tests/broker/delivery/order/test_order_filters.py",),
+    ),
+    Mutant(
+        "take back what a filter leaves for the next pull",
+        "PullSelection._set",
+        skip("self._undo.append((group.cursors, numbers, cursors[numbers].copy()))"),
+        ("tests/broker/delivery/test_filters.py",),
     ),
     Mutant(
         "hand out a slot to its owner alone",

@@ -33,7 +33,7 @@ OF_SHARING: Final = (
     Mutant(
         "look in vain once only",
         "DeliveryTracker.is_due",
-        always("share is None or share.has_any(ledger.retries.due)"),
+        always("share is None or share.first(ledger.retries.due) is not None"),
         _SHARING,
     ),
     Mutant(

@@ -69,9 +69,9 @@ class Eligibility:
     def begin(self) -> None:
         """Begin to choose for one answer."""
 
-    def has_any(self, retries: Iterable[RetryItem]) -> bool:
-        """Return whether the consumer takes any of the retries, or that is not known yet."""
-        return _has_any(retries, partial(self.share_ranges, self.lookup()))
+    def first(self, retries: Iterable[RetryItem]) -> RetryItem | None:
+        """Return the first of the retries that the consumer takes any of, or may take."""
+        return _first(retries, partial(self.share_ranges, self.lookup()))
 
     def share_ranges(self, lookup: RangeLookup, messages: MessageRange) -> list[ShareRange] | None:
         """Return which of the messages the consumer takes, in order; None after enough lookups. Raises NotInMemory."""
@@ -145,15 +145,15 @@ class OrderEligibility:
         """Begin to choose for one answer."""
         self._before.clear()
 
-    def has_any(self, retries: Iterable[RetryItem]) -> bool:
-        """Return whether the consumer may have any of the retries, or that is not known yet."""
+    def first(self, retries: Iterable[RetryItem]) -> RetryItem | None:
+        """Return the first of the retries that the consumer may have any of, as far as that is known."""
         lookup = RangeLookup(self._store, self._group)
 
         def alone(messages: MessageRange) -> list[ShareRange] | None:
             self.begin()
             return self.share_ranges(lookup, messages)
 
-        return _has_any(retries, alone)
+        return _first(retries, alone)
 
     def share_ranges(self, lookup: RangeLookup, messages: MessageRange) -> list[ShareRange] | None:
         """Return which of the messages the consumer may have behind those that it was asked about since ``begin``, in
@@ -196,15 +196,15 @@ def _joined(found: Iterable[ShareRange]) -> list[ShareRange]:
     return [(sum(count for count, _ in group), is_taken) for is_taken, group in groupby(found, lambda one: one[1])]
 
 
-def _has_any(
+def _first(
     retries: Iterable[RetryItem], share_ranges: Callable[[MessageRange], list[ShareRange] | None]
-) -> bool:  # fmt: skip
-    """Return whether a consumer takes any of the retries, or that is not known yet."""
+) -> RetryItem | None:
+    """Return the first of the retries that a consumer takes any of, or of which that is not known yet."""
     for retry in retries:
         try:
             found = share_ranges(retry.messages)
         except (NotInMemory, StorageError):
-            return True
+            return retry
         if found is None or any(is_taken for _, is_taken in found):
-            return True
-    return False
+            return retry
+    return None

@@ -75,7 +75,8 @@ class Redelivery:
         ledger.retries.load(now_us, min(max_count, MOST_TAKEN))
         if share is not None:
             share.begin()
-        taken = _take(ledger.retries, offer.what, max_count, split)
+        lowest = offer.rank if self._store.subjects.has_lanes else None
+        taken = _take(ledger.retries, offer.what, max_count, split, lowest)
         try:
             fits, size = self._fitting(lookup, taken, max_bytes)
         except NotInMemory:
@@ -87,7 +88,7 @@ class Redelivery:
             ledger.retries.put_back(taken)
             if share is not None:
                 share.begin()
-            taken = _take(ledger.retries, offer.what, fits, split)
+            taken = _take(ledger.retries, offer.what, fits, split, lowest)
             if not taken:
                 return None
         ledger.was_again = True
@@ -315,14 +316,18 @@ class PullAnswer:
         return sum(count for _, count, _ in self.ranges)
 
 
-def _take(retries: Retries, what: MessageKind, max_count: int, split: Split | None) -> list[TakenRetry]:
-    """Take up to *max_count* retries; with *split* only those that it selects. Raises what *split* does."""
+def _take(
+    retries: Retries, what: MessageKind, max_count: int, split: Split | None, lowest: int | None
+) -> list[TakenRetry]:  # fmt: skip
+    """Take up to *max_count* retries, beside others of no lower rank than *lowest*; with *split* only those that it
+    selects. Raises what *split* does.
+    """
     if what is MessageKind.QUARANTINED:
         return (
             [retries.take_quarantined(max_count)] if split is None else retries.take_quarantined_meant(max_count, split)
         )
     most = min(max_count, MOST_AGAIN)
-    return retries.take(most) if split is None else retries.take_meant(most, split)
+    return retries.take(most, lowest) if split is None else retries.take_meant(most, split, lowest)
 
 
 def ledger_and_member(subscription: Subscription) -> tuple[Ledger, Member]:

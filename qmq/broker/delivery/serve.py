@@ -17,11 +17,12 @@ from qmq.broker.delivery.tracker import DeliveryTracker
 from qmq.broker.delivery.wakeups import Arrivals, WaitingPulls
 from qmq.broker.groups.group import SubjectFilter, Subscription, Waiting
 from qmq.broker.groups.membership import MessageKind, Offer
-from qmq.broker.groups.priorities import HIGH, LOW
+from qmq.broker.groups.priorities import HIGH, LOW, NORMAL
 from qmq.broker.ports.commands import Pull
 from qmq.broker.ports.effects import Buffer, Effect, PulledMessages, Refused
 from qmq.broker.ports.limits import BrokerLimits
 from qmq.errors import QmqError, StorageError
+from qmq.format.layout import LANE_LOW
 from qmq.net.protocol.types import AT_MOST_ONCE
 from qmq.storage.store import NotInMemory, Store
 
@@ -142,17 +143,18 @@ class PullServer:
 
         Retries and new messages take turns only where both have the highest rank of all that is ready.
         """
-        ledger = subscription.group.ledger
-        assert ledger is not None
-        rank = ledger.retries.due_rank
+        rank, share = offer.rank, subscription.group.share
         if offer.what not in (MessageKind.AGAIN, _FRESH) or rank is None:
             return offer, LOW, False
         is_again = offer.what is MessageKind.AGAIN
-        coming = subscription.group.share.coming(HIGH)
+        coming = share.coming(HIGH)
         if rank == HIGH or coming:
             if is_again and rank != HIGH:
                 offer = offer._replace(max_count=min(offer.max_count, coming))
             return offer, LOW if coming else rank, False
+        coming = share.coming(NORMAL) if rank == NORMAL else 0
+        if coming and not is_again:
+            return offer._replace(max_count=min(offer.max_count, coming)), LOW, False
         return offer._replace(what=_FRESH), rank - 1 if is_again else rank, is_again
 
     def _take_fast(self, subscription: Subscription, most: int, size: int, need: int) -> FastAnswer | None:
@@ -187,7 +189,15 @@ class PullServer:
         """Count messages that were handed out, by rank, for the share of lower priorities."""
         ledger = subscription.group.ledger
         if ledger is not None and any(by_rank):
-            subscription.group.share.note_handed(by_rank, ledger.settings.priority_share)
+            has_low = any(LANE_LOW in base.lanes for base in subscription.filters)
+            subscription.group.share.note_handed(by_rank, ledger.settings.priority_share, has_low=has_low)
+
+    def _wake_freed(self, subscription: Subscription) -> None:
+        """Wake others when a message that was taken was none to hand out, and its slot is free."""
+        ledger = subscription.group.ledger
+        if ledger is not None and ledger.order is not None and ledger.order.is_freed:
+            ledger.order.is_freed = False
+            self._arrivals.make_ready(one for one in subscription.group.filters.values() if one.waiting)
 
     def _is_ahead(self, waiting: Waiting, selection: PullSelection) -> bool:
         """Return whether the choice of an at-most-once group needs a block that is not on disk yet."""
@@ -224,6 +234,7 @@ class PullServer:
                 return 0
             with blocking_reads(self._store):
                 answer = redelivery.redeliver(subscription, offer, pull, now_us)
+        self._wake_freed(subscription)
         if answer is None or not answer.ranges:
             return _PASSED
         self._waiting_pulls.remove(waiting)
@@ -277,6 +288,7 @@ class PullServer:
         if subscription.member is not None and selection.count:
             given = filtered_parts or FilteredParts(selection.parts, selection.count, [], 0, 0, selection.count)
             buffers, size, ranges = self._record(subscription, given, encoder, buffers, size)
+            self._wake_freed(subscription)
         if selection.count and not buffers and not final:
             self._arrivals.make_ready(subscription.filters)
             return 0

@@ -13,7 +13,7 @@ from qmq.broker.delivery.ack_deadline import AckDeadlines
 from qmq.broker.delivery.eligibility import Eligibility, OrderEligibility, share_of
 from qmq.broker.delivery.order.places import SlotPlaces, ordered_runs, rebuild
 from qmq.broker.delivery.redeliver import Redelivery, ledger_and_member
-from qmq.broker.error_log.error_log import PASSED_AFTER_US
+from qmq.broker.error_log.error_log import PASSED_AFTER_US, Retries
 from qmq.broker.groups.counts import GroupCounts
 from qmq.broker.groups.group import Group, SubjectFilter, Subscription
 from qmq.broker.groups.group_state import Ledger
@@ -186,7 +186,7 @@ class DeliveryTracker:
             self.members.look_at(ledger, now_us)
         share = share_of(self._store, subscription)
         if share is None:
-            waiting = DueRetries(retries.is_due, retries.is_quarantined_due)
+            waiting = DueRetries(retries.due_rank, retries.is_quarantined_due)
         else:
             waiting = self._waits_for(ledger, share)
         return self.members.offer(ledger, member, expected, waiting)
@@ -194,12 +194,12 @@ class DeliveryTracker:
     def _waits_for(self, ledger: Ledger, share: Eligibility | OrderEligibility) -> DueRetries:
         """Return which retries wait for a consumer that may have only some of its group's messages now."""
         retries, now_us = ledger.retries, self.now.wall_us
-        found = DueRetries(share.has_any(retries.due), share.has_any(retries.due_quarantined))
-        if any(found) or not retries.is_more_due(now_us):
+        found = _due_for(share, retries)
+        if found != NOTHING_WAITS or not retries.is_more_due(now_us):
             return found
         if retries.pass_over(now_us):
             self.members.look(ledger)
-            return DueRetries(share.has_any(retries.due), share.has_any(retries.due_quarantined))
+            return _due_for(share, retries)
         self.members.look_at(ledger, now_us + PASSED_AFTER_US)
         return found
 
@@ -209,7 +209,7 @@ class DeliveryTracker:
         if ledger is None or not ledger.retries.is_due:
             return False
         share = share_of(self._store, subscription)
-        return share is None or share.has_any(ledger.retries.due)
+        return share is None or share.first(ledger.retries.due) is not None
 
     def record_pull(self, subscription: Subscription, parts: MessageParts, size: int) -> tuple[int, int]:
         """Record a pull of new messages; return the interval of their delivery sequences."""
@@ -351,3 +351,10 @@ def _are_pairs(intervals: tuple[int, ...]) -> bool:
         return intervals[0] < intervals[1]
     starts, ends = intervals[::2], intervals[1::2]
     return len(starts) == len(ends) and all(map(int.__lt__, starts, ends))
+
+
+def _due_for(share: Eligibility | OrderEligibility, retries: Retries) -> DueRetries:
+    """Return the retries in memory that wait for a consumer with that share."""
+    first = share.first(retries.due)
+    rank = None if first is None else retries.rank(first.messages)
+    return DueRetries(rank, share.first(retries.due_quarantined) is not None)

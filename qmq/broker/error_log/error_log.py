@@ -7,7 +7,7 @@ disk. Every decision here follows from the arguments, so that a start that repla
 from __future__ import annotations
 
 import functools
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, NamedTuple
@@ -360,12 +360,14 @@ class Retries:
         """Return when the next retry of the schedule is due."""
         return self._schedule.next_due_us()
 
-    def take(self, max_count: int) -> list[TakenRetry]:
-        """Take up to *max_count* messages of MOST_TAKEN retries in memory."""
+    def take(self, max_count: int, lowest: int | None = None) -> list[TakenRetry]:
+        """Take up to *max_count* messages of MOST_TAKEN retries in memory, of no lower rank than *lowest*."""
         self.changed = self._is_new = True
         taken = list[TakenRetry]()
         while max_count and self._due and len(taken) < MOST_TAKEN:
             retry = self._due[0]
+            if lowest is not None and self.rank(retry.messages) > lowest:
+                break
             total = retry.messages.total
             count = min(total, max_count)
             taken.append(taken_of(retry, count))
@@ -388,19 +390,26 @@ class Retries:
         self.count -= count
         return taken_of(retry, count)
 
-    def take_meant(self, max_count: int, split: Split) -> list[TakenRetry]:
+    def take_meant(self, max_count: int, split: Split, lowest: int | None = None) -> list[TakenRetry]:
         """Take as ``take``, only messages that *split* allows. Raises what *split* raises; then nothing is taken."""
-        return self._take_meant(self._due, max_count, MOST_TAKEN, split)
+        return self._take_meant(self._due, max_count, MOST_TAKEN, split, lowest)
 
     def take_quarantined_meant(self, max_count: int, split: Split) -> list[TakenRetry]:
         """Take as ``take_quarantined``, only messages that *split* allows, so maybe none."""
         return self._take_meant(self._quarantined, max_count, 1, split)
 
-    def _take_meant(self, queue: deque[RetryItem], max_count: int, most: int, split: Split) -> list[TakenRetry]:
+    def _take_meant(
+        self, queue: deque[RetryItem], max_count: int, most: int, split: Split, lowest: int | None = None
+    ) -> list[TakenRetry]:  # fmt: skip
         self.changed = True
         taken, passed = list[TakenRetry](), list[RetryItem]()
         try:
-            while max_count and queue and len(taken) < most and (found := split(queue[0].messages)) is not None:
+            while max_count and queue and len(taken) < most:
+                if lowest is not None and self.rank(queue[0].messages) > lowest:
+                    break
+                found = split(queue[0].messages)
+                if found is None:
+                    break
                 retry, start = queue.popleft(), 0
                 for count, is_meant in found:
                     fits = min(count, max_count) if is_meant and len(taken) < most else 0
@@ -455,14 +464,18 @@ class Retries:
         return self._quarantined
 
     def put_back(self, taken: list[TakenRetry]) -> None:
-        """Put back what was taken for a pull that was not answered, in front of the others."""
+        """Put back what was taken for a pull that was not answered, in front of the others of its rank."""
         self.changed = True
         for retry, count, _ in reversed(taken):
             self.count += count
             queue = self._quarantined if retry.quarantined else self._due
             if count < retry.messages.total:
                 queue.popleft()  # the rest of it
-            queue.appendleft(retry)
+            rank = self.rank(retry.messages)
+            if not queue or rank <= self.rank(queue[0].messages):
+                queue.appendleft(retry)
+            else:  # retries of a higher rank were passed, since others may have them
+                queue.insert(bisect_left(queue, rank, key=lambda one: self.rank(one.messages)), retry)
 
     def took(self, number: int, messages: MessageRange) -> None:
         """Take these messages of a retry, as a record says; the retry may not be loaded yet."""

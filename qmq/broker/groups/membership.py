@@ -47,17 +47,21 @@ class Offer(NamedTuple):
     what: MessageKind
     max_count: int
     max_bytes: int
+    #: The rank of the first retry that the consumer may have beside others; None without one.
+    rank: int | None = None
 
 
 class DueRetries(NamedTuple):
-    """The retries that are due for a consumer: some that it may have beside others, some that it may have alone."""
+    """The retries that are due for a consumer: the rank of the first that it may have beside others, None without one;
+    and whether there are some that it may have alone.
+    """
 
-    due: bool
+    rank: int | None
     quarantined: bool
 
 
 #: The value for most consumers, most of the time.
-NOTHING_WAITS: Final = DueRetries(False, False)
+NOTHING_WAITS: Final = DueRetries(None, False)
 _NOTHING: Final = Offer(MessageKind.NOTHING, 0, 0)
 #: The common members, at hand: an enum looks its members up by name.
 _AGAIN: Final = MessageKind.AGAIN
@@ -174,8 +178,9 @@ class Membership:
         elif self._clearing and (not ledger.retries.is_quarantined_due or self._clearing.get(ledger.number) is member):
             self._clearing.pop(ledger.number, None)
         # Retries and new messages take turns, so that neither waits long for the other.
-        again = waiting.due and not ledger.was_again
-        return tuple.__new__(Offer, (_AGAIN if again else _FRESH, count, max(size, 1)))
+        rank = waiting.rank
+        again = rank is not None and not ledger.was_again
+        return tuple.__new__(Offer, (_AGAIN if again else _FRESH, count, max(size, 1), rank))
 
     # --- time --------------------------------------------------------------------------------------------------------
 

@@ -40,9 +40,9 @@ class PriorityShare:
         """Return how many messages of ranks lower than *rank* (HIGH or NORMAL) come before others of that rank."""
         return int(self._coming[rank] + _EPSILON)
 
-    def note_handed(self, counts: list[int], share: float) -> None:
-        """Count messages that were handed out, by rank."""
-        for rank in (HIGH, NORMAL):
+    def note_handed(self, counts: list[int], share: float, *, has_low: bool = True) -> None:
+        """Count messages that were handed out, by rank. Nothing is saved up for low ones where there are none yet."""
+        for rank in (HIGH, NORMAL) if has_low else (HIGH,):
             lower = sum(counts[rank + 1 :])
             self._coming[rank] = max(0.0, self._coming[rank] + share * (counts[rank] + lower) - lower)
 
