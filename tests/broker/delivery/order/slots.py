@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from pathlib import Path
 
-from qmq.broker.ports.commands import Heartbeat, Send, Unsubscribe
-from qmq.broker.ports.effects import Effect, PulledMessages
+from qmq.broker.ports.commands import Heartbeat, Send, Subscribe, Unsubscribe
+from qmq.broker.ports.effects import Effect, PulledMessages, Subscribed
 from qmq.broker.ports.limits import BrokerLimits
 from qmq.format.build import RunContent, make_header
 from qmq.format.layout import LANE_HIGH, LANE_LOW, LANE_NORMAL, LANE_ORDERED
@@ -44,6 +44,17 @@ class Keys(Slots):
         body = f"{key} {self.numbers[key]}"
         self.numbers[key] += 1
         return self.send_command({subject: [body.encode()]}, lane=lane_of(key))
+
+    def rejoin(self, *sessions: Session, prefixes: tuple[str, ...] = ("a.",)) -> list[Session]:
+        """Have the same programs connect again; return their sessions."""
+        found = list[Session]()
+        for who in sessions:
+            nonce = who.name.encode().ljust(8, b"-") + b"%8d" % who.connection
+            command = Subscribe(who.connection, self.request(), "g", prefixes, who.name, None, nonce, nonce)
+            (answer,) = self.do(command) or self.sync_records()
+            assert isinstance(answer, Subscribed), answer
+            found.append(who._replace(subscription=answer.subscription))
+        return found
 
     def wait(self, who: Session, timeout_ms: int = 600_000, **limits: int) -> list[Effect]:
         """Pull, and wait for messages; return the effects."""
