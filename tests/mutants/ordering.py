@@ -11,6 +11,7 @@ _PRIORITIES: Final = ("tests/broker/groups/test_priorities.py",)
 _ORDER: Final = ("tests/broker/delivery/order/test_order.py",)
 _WAITING: Final = ("tests/broker/delivery/order/test_order_waiting.py",)
 _RETRIES: Final = ("tests/broker/groups/test_priorities_retries.py",)
+_RETENTION: Final = ("tests/broker/delivery/order/test_order_retention.py",)
 _CLIENT: Final = ("tests/net/client/consumer/test_order_keys.py",)
 
 OF_ORDER: Final = (
@@ -109,6 +110,24 @@ OF_ORDER: Final = (
         "PullSelector._filtered",
         never("filtered_parts.matched < need and selection.left_slots"),
         ("tests/broker/delivery/order/test_order_filters.py",),
+    ),
+    Mutant(
+        "give copies the places of their originals",
+        "place_of_copy",
+        never("header.producer_id == COPY_PRODUCER"),
+        _RETENTION,
+    ),
+    Mutant(
+        "give copies of copies the places of their originals",
+        "for_group:_place_of",
+        never("isinstance(header, Header) and header.producer_id == COPY_PRODUCER"),
+        _RETENTION,
+    ),
+    Mutant(
+        "find the slot of copies that were there before it",
+        "StoreSlots.changed",
+        always("not self._copies_only or self._looked == subjects.count"),
+        ("tests/broker/delivery/order/test_order_transfer.py",),
     ),
     Mutant(
         "take back what a filter leaves for the next pull",

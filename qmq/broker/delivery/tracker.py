@@ -11,7 +11,7 @@ import numpy as np
 
 from qmq.broker.delivery.ack_deadline import AckDeadlines
 from qmq.broker.delivery.eligibility import Eligibility, OrderEligibility, share_of
-from qmq.broker.delivery.order.places import SlotPlaces, ordered_runs, rebuild
+from qmq.broker.delivery.order.places import StoreSlots, ordered_runs, rebuild
 from qmq.broker.delivery.redeliver import Redelivery, ledger_and_member
 from qmq.broker.error_log.error_log import PASSED_AFTER_US, Retries
 from qmq.broker.groups.counts import GroupCounts
@@ -235,7 +235,7 @@ class DeliveryTracker:
             subscription.find_lanes(self._store)
             if not any(LANE_ORDERED in base.lanes for base in subscription.filters):
                 return
-            group.ledger.use_order(OrderSlots(SlotPlaces(self._store), partial(rebuild, self._store, group)))
+            group.ledger.use_order(OrderSlots(StoreSlots(self._store), partial(rebuild, self._store, group)))
         assert group.ledger.order is not None
         group.ledger.order.renew()
 

@@ -454,7 +454,7 @@ class Ledger:
         in_flight = InFlightRange(MessageRange(*messages), attempt, 0)
         is_reject = disposition == Disposition.REJECT
         if self.order is not None:
-            self.order.came([in_flight.messages])
+            self.order.came([in_flight.messages], is_new=True)
         self.retries.add_each(
             list(self._returning.failed(0, 0, [in_flight], is_reject, delay_us, reason, now_us)), False
         )
@@ -466,7 +466,7 @@ class Ledger:
     def _bring_back(self, fields: list[int], run: bytes, start: int, end: int, now_us: int) -> None:
         self.restored.add(run, start, end)
         if self.order is not None:
-            self.order.came(unflat(fields))
+            self.order.came(unflat(fields), is_new=True)
         failure = Failure("restored", 0, 0, now_us, now_us)
         self.retries.add_all([(messages, 1, 0) for messages in unflat(fields)], False, failure)
 

@@ -14,7 +14,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -34,13 +34,29 @@ _PARTITIONS: Final = 1 << 31
 Numbers = npt.NDArray[np.int64]
 
 
-class SlotPlace(NamedTuple):
-    """The place of a subject number in its slot. *slot* is the subject number of the slot's original messages; a
-    sequence plus *offset* is the message's place in the slot. Copies are older than all other messages of the slot.
+class SlotOf(NamedTuple):
+    """The slot of a subject number, which is the number of that slot's messages that are no copies. The sequence of a
+    message that is no copy is its place in the slot.
     """
 
     slot: int
-    offset: int
+    is_copy: bool
+
+
+class Slots(Protocol):
+    """The slots of a store, as those of one group see them."""
+
+    def __call__(self, number: int) -> SlotOf | None:
+        """Return the slot of a subject number; None for one of other lanes."""
+
+    def foreign(self, sequence: int) -> int:
+        """Return the place of a message that is a copy of one that was never here: it comes before all others."""
+
+    def first_place(self, partition: int, position: int, sequence: int) -> int:
+        """Return the place of the first message of a batch of copies, which has that sequence."""
+
+    def changed(self) -> bool:
+        """Return whether a slot that was asked for has become another one: of its subject there are messages now."""
 
 
 class OrderedRuns(NamedTuple):
@@ -77,12 +93,10 @@ class OrderSlots:
     """The slots of one group."""
 
     def __init__(
-        self, place_of: Callable[[int], SlotPlace | None], rebuild: Callable[[OrderSlots], None]
+        self, slots: Slots, rebuild: Callable[[OrderSlots], None]
     ) -> None:  # fmt: skip
-        """*place_of* returns the slot of a subject number; None for one of other lanes. *rebuild* tells everything
-        anew, after a ``clear``.
-        """
-        self._place_of = place_of
+        """*rebuild* tells everything anew, after a ``clear``."""
+        self.slots = slots
         self._rebuild = rebuild
         #: By slot: the number of the consumer that has messages in flight, and how many.
         self._owners: npt.NDArray[np.uint32] = np.zeros(0, np.uint32)
@@ -108,7 +122,7 @@ class OrderSlots:
 
     def renew(self) -> None:
         """Build it again if it is stale."""
-        if self.is_stale:
+        if self.is_stale or self.slots.changed():
             self.clear()
             self._rebuild(self)
 
@@ -185,10 +199,6 @@ class OrderSlots:
         for slots, _, _ in self._between(consumer, start, end):
             found.update(slots[self._owners[slots] == consumer].tolist())
         return list(found)
-
-    def place_of(self, number: int) -> SlotPlace | None:
-        """Return the slot of a subject number; None for one of other lanes."""
-        return self._place_of(number)
 
     # --- messages in flight ------------------------------------------------------------------------------------------
 
@@ -270,16 +280,18 @@ class OrderSlots:
         self._retrying.setdefault(slot, Intervals()).add(start, end)
         self._is_retrying[slot] = True
 
-    def came(self, several: Sequence[MessageRange]) -> None:
-        """Note ranges that became retries without having been in flight."""
+    def came(self, several: Sequence[MessageRange], *, is_new: bool = False) -> None:
+        """Note ranges that became retries without having been in flight; *is_new*: they have just been stored."""
         for messages in several:
-            if messages.log >= _PARTITIONS:
-                self.is_stale = True
+            found = None if messages.log >= _PARTITIONS else self.slots(messages.log)
+            if messages.log >= _PARTITIONS or (found is not None and found.is_copy and not is_new):
+                self.is_stale = True  # the log says what they are
                 return
-            place = self._place_of(messages.log)
-            if place is not None:
-                start = messages.first + messages.skip + place.offset
-                self.retried(SlotMessages(place.slot, start, start + messages.total))
+            if found is not None:
+                start = messages.first + messages.skip
+                if found.is_copy:
+                    start = self.slots.foreign(start)
+                self.retried(SlotMessages(found.slot, start, start + messages.total))
 
     def with_followers(
         self, member: Member, backs: list[DispositionRange], settings: ResolvedSettings

@@ -10,6 +10,7 @@ from typing import Final
 import numpy as np
 from crc32c import crc32c
 
+from qmq.format.batch import Header
 from qmq.format.build import fold_of, sealed_head
 from qmq.format.hashing import check_of, checks_of
 from qmq.format.layout import (
@@ -31,7 +32,7 @@ from qmq.format.layout import (
     RUN,
     RUN_REPLAYED,
 )
-from qmq.format.private import origin_subject, private_subject
+from qmq.format.private import is_private, origin_subject, private_subject
 from qmq.format.run import Run, cut_data
 from qmq.format.source import NO_SOURCE
 from qmq.format.table import table_of
@@ -71,14 +72,36 @@ def _number(column: bytes | None) -> int:
 
 #: The producer of copies that are carried forward; no client has this id, since theirs are random or hashes.
 COPY_PRODUCER: Final = b"qmq: carrying on"
+#: The places of messages that came from another broker or an archive to this group alone are from here on.
+FOREIGN_PLACES: Final = 1 << 61
+
+
+def place_of_copy(header: Header, first_sequence: int) -> int:
+    """Return the place of a private batch's first message among all that were ever in its lane of the subject: the
+    sequence of the message that it is a copy of; or FOREIGN_PLACES and *first_sequence*, its own, where it came from
+    another broker or an archive.
+    """
+    if header.producer_id == COPY_PRODUCER:
+        return header.producer_sequence
+    return FOREIGN_PLACES | first_sequence
+
+
+def _place_of(run: Run) -> int:
+    """Return the place of a run's first message."""
+    if not is_private(run.subject):
+        return run.first_sequence
+    header = run.origin
+    if isinstance(header, Header) and header.producer_id == COPY_PRODUCER:
+        return header.producer_sequence + run.ordinal  # such a batch has one run
+    return FOREIGN_PLACES | run.first_sequence
 
 
 def copied_batch(run: Run, group: str, clock_us: int, *, replayed: bool = False) -> bytearray:
     """Return all messages of a sound run as a batch for one group alone, ready to be stamped.
 
-    They keep lane, header, body, tags, keys, expiry, time of creation and source, and their ids as origin ids.
-    *clock_us* is when they were stored, by the wall clock. With *replayed* they are marked as messages that a resend
-    hands out again.
+    They keep lane, header, body, tags, keys, expiry, time of creation and source, and their ids as origin ids; the
+    producer sequence is the place of the first one. *clock_us* is when they were stored, by the wall clock. With
+    *replayed* they are marked as messages that a resend hands out again.
     """
     flags, count = (run.flags & ~HAS_DELIVER_AT) | HAS_ORIGIN_ID, run.count
     lengths, header_sizes, _, *given, payload = map(bytes, cut_data(run.data, run.flags, count, 0, count))
@@ -101,7 +124,7 @@ def copied_batch(run: Run, group: str, clock_us: int, *, replayed: bool = False)
     size = BATCH_HEADER_SIZE + len(records) + len(table) + len(data)
     fields = (
         BATCH_MAGIC, BATCH_VERSION, 0, flags, size, len(table), count, 1, 0, 0, run.created_at_us, 0, bytes(6),
-        COPY_PRODUCER, 0, crc32c(data), 0, bytes(8),
+        COPY_PRODUCER, _place_of(run), crc32c(data), 0, bytes(8),
     )  # fmt: skip
     return bytearray(sealed_head(fields, records + table) + data)
 

@@ -42,6 +42,7 @@ def copy_of(run: Run) -> Run:
     made = memoryview(copied_batch(run, "billing", run.stored_at_us))
     checked = check_batch(made, BatchLimits(flags=KNOWN_FLAGS & ~HAS_DELIVER_AT, run_flags=RUN_REPLAYED))
     assert checked.header.producer_id == COPY_PRODUCER
+    assert checked.header.producer_sequence == run.first_sequence
     assert checked.names == ("~billing~a.b",)
     assert checked.header.created_at_us == run.created_at_us
     header = checked.header._replace(position=7_000, partition=0, store_id=b"store!", stored_at_us=STORED_US + 50)

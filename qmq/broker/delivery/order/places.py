@@ -11,45 +11,79 @@ from qmq.broker.error_log.error_log import RetryItem, unpacked
 from qmq.broker.groups.group import Group
 from qmq.broker.groups.group_state import Ledger
 from qmq.broker.groups.message_ranges import MessageParts, RunPart, parts_of
-from qmq.broker.groups.order_slots import OrderedRuns, OrderSlots, SlotMessages, SlotPlace
+from qmq.broker.groups.order_slots import OrderedRuns, OrderSlots, SlotMessages, SlotOf
 from qmq.broker.journal.record_types import MessageRange
 from qmq.errors import StorageError
-from qmq.format.layout import LANE_ORDERED
+from qmq.format.batch import parse_header
+from qmq.format.copies.for_group import FOREIGN_PLACES, place_of_copy
+from qmq.format.layout import BATCH_HEADER_SIZE, LANE_ORDERED
 from qmq.format.private import is_private, origin_subject
 from qmq.storage.store import Store
 
-#: Copies of messages come before all others of their slot.
-_COPIES: Final = -(1 << 62)
+#: Messages from another broker or an archive come before all others of their slot.
+_FOREIGN: Final = -(1 << 62)
 _NO_NUMBERS: Final = np.zeros(0, np.int64)
 NO_RUNS: Final = OrderedRuns(_NO_NUMBERS, _NO_NUMBERS, _NO_NUMBERS, _NO_NUMBERS)
 
 
-class SlotPlaces:
-    """Finds the slots of the subject numbers of one store."""
+class StoreSlots:
+    """The slots of the subject numbers of one store, and the places of copies in them."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._copies: dict[int, SlotPlace] = {}
+        self._known: dict[int, SlotOf] = {}
+        #: Subjects and lanes of which there are copies only, and how many subjects there were at the last look.
+        self._copies_only = set[tuple[str, int]]()
+        self._looked = 0
 
-    def __call__(self, number: int) -> SlotPlace | None:
+    def __call__(self, number: int) -> SlotOf | None:
         """Return the slot of a subject number; None for one of other lanes."""
         subjects = self._store.subjects
         lane = subjects.lane(number)
         if lane < LANE_ORDERED:
             return None
         if not subjects.has_private:
-            return SlotPlace(number, 0)
-        known = self._copies.get(number)
+            return SlotOf(number, False)
+        known = self._known.get(number)
         if known is None:
             try:
                 name = subjects.name(number)
             except StorageError:
-                return SlotPlace(number, 0)
-            origin = subjects.number(origin_subject(name), lane) if is_private(name) else number
-            if origin is None:  # its messages came from another broker
-                return SlotPlace(number, 0)
-            known = self._copies[number] = SlotPlace(origin, 0 if origin == number else _COPIES)
+                return SlotOf(number, False)
+            if not is_private(name):
+                known = self._known[number] = SlotOf(number, False)
+                return known
+            origin = subjects.number(origin_subject(name), lane)
+            if origin is None:
+                self._looked = self._looked if self._copies_only else subjects.count
+                self._copies_only.add((origin_subject(name), lane))
+                return SlotOf(number, True)
+            known = self._known[number] = SlotOf(origin, True)
         return known
+
+    def changed(self) -> bool:
+        """Return whether a slot that was asked for has become another one: of its subject there are messages now."""
+        subjects = self._store.subjects
+        if not self._copies_only or self._looked == subjects.count:
+            return False
+        self._looked = subjects.count
+        if all(subjects.number(name, lane) is None for name, lane in self._copies_only):
+            return False
+        self._copies_only.clear()
+        return True
+
+    def foreign(self, sequence: int) -> int:
+        """Return the place of a message that is a copy of one that was never here: it comes before all others."""
+        return _FOREIGN + sequence
+
+    def first_place(self, partition: int, position: int, sequence: int) -> int:
+        """Return the place of the first message of a batch of copies, which has that sequence."""
+        try:
+            data = self._store.partitions[partition].page_cache.peek(position, BATCH_HEADER_SIZE)
+            place = place_of_copy(parse_header(data), sequence)
+        except StorageError:  # whoever reads the messages finds out what is wrong with them
+            place = FOREIGN_PLACES | sequence
+        return self.foreign(place - FOREIGN_PLACES) if place >= FOREIGN_PLACES else place
 
 
 def ordered_runs(order: OrderSlots, parts: MessageParts, start: int, *, may_be_copies: bool = True) -> OrderedRuns:
@@ -75,12 +109,11 @@ def ordered_runs(order: OrderSlots, parts: MessageParts, start: int, *, may_be_c
     slots = np.concatenate(numbers)[of_slots].astype(np.int64)
     places = np.concatenate(firsts)[of_slots].astype(np.int64)
     if may_be_copies:
-        for number in set(slots.tolist()):
-            place = order.place_of(number)
-            if place is not None and place != (number, 0):
-                mine = slots == number
-                slots[mine] = place.slot
-                places[mine] += place.offset
+        known = {number: order.slots(number) for number in set(slots.tolist())}
+        if any(slot is not None and slot.is_copy for slot in known.values()):
+            found = slots_of(order, parts)
+            slots = np.array([found[at][0] for at in of_slots.tolist()], np.int64)
+            places = np.array([found[at][1] for at in of_slots.tolist()], np.int64)
     return OrderedRuns((ends - totals)[of_slots], ends[of_slots], slots, places)
 
 
@@ -88,15 +121,21 @@ def slots_of(order: OrderSlots, parts: MessageParts) -> list[tuple[int, int, int
     """Return (slot, place of the first message, count) of each run; the slot of other messages is -1."""
     found = list[tuple[int, int, int]]()
     for part in parts:
-        rows: list[tuple[int, int, int]]
+        rows: list[tuple[int, int, int, int]]
+        skip = 0
         if isinstance(part, RunPart):
-            rows = [(part.entry[3], part.entry[0] + part.start, part.stop - part.start)]
+            skip = part.start
+            rows = [(part.entry[3], part.entry[0], part.stop - part.start, part.entry[1])]
         else:
-            columns = (part.rows[name].tolist() for name in ("subject", "first_sequence", "count"))
+            columns = (part.rows[name].tolist() for name in ("subject", "first_sequence", "count", "position"))
             rows = list(zip(*columns, strict=True))
-        for number, first, count in rows:
-            place = order.place_of(number)
-            found.append((-1, 0, count) if place is None else (place.slot, first + place.offset, count))
+        for number, first, count, position in rows:
+            slot = order.slots(number)
+            if slot is None:
+                found.append((-1, 0, count))
+                continue
+            place = order.slots.first_place(part.partition, position, first) if slot.is_copy else first
+            found.append((slot.slot, place + skip, count))
     return found
 
 

@@ -6,7 +6,7 @@ from collections import defaultdict
 from pathlib import Path
 
 from qmq.broker.ports.commands import Heartbeat, Send, Subscribe, Unsubscribe
-from qmq.broker.ports.effects import Effect, PulledMessages, Subscribed
+from qmq.broker.ports.effects import Effect, PulledMessages, Sent, Subscribed
 from qmq.broker.ports.limits import BrokerLimits
 from qmq.format.build import RunContent, make_header
 from qmq.format.layout import LANE_HIGH, LANE_LOW, LANE_NORMAL, LANE_ORDERED
@@ -38,6 +38,12 @@ class Keys(Slots):
             header = make_header(tags=tags, deliver_at=delay_us, expire_at=expires_us)
             self.send_runs(RunContent(subject, [sent[-1].encode()], [header], lane_of(key)))
         return sent
+
+    def send_delayed(self, key: str, delay_us: int, subject: str = "a.b") -> Sent:
+        """Send one delayed message of a key; return where it lies."""
+        body = f"{key} {self.numbers[key]}"
+        self.numbers[key] += 1
+        return self.send_runs(RunContent(subject, [body.encode()], [make_header(deliver_at=delay_us)], lane_of(key)))
 
     def command_of(self, key: str, subject: str = "a.b") -> Send:
         """Return a Send of the next message of a key, or a priority."""
