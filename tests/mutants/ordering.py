@@ -112,6 +112,12 @@ OF_ORDER: Final = (
         ("tests/broker/delivery/order/test_order_filters.py",),
     ),
     Mutant(
+        "hand out no low messages while slots with messages are left",
+        "_take_lower",
+        always("not selection.full and not selection.left_slots"),
+        ("tests/broker/delivery/order/test_order_modes.py",),
+    ),
+    Mutant(
         "give copies the places of their originals",
         "place_of_copy",
         never("header.producer_id == COPY_PRODUCER"),

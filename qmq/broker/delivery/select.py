@@ -649,7 +649,7 @@ def _take_lower(
         share.none_wait(NORMAL)
     if not selection.full:
         taken += selection.take_some(ranked[NORMAL], NORMAL, most - taken)
-    if not selection.full:
+    if not selection.full and not selection.left_slots:  # these have normal priority, and are ready
         taken += selection.take_some(ranked[LOW], LOW, most - taken)
     return taken
 
