@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 import qmq
-from tests.broker_process import running_broker
+from tests.broker_process import BrokerProcess, running_broker
 
 EXPECTED = {b"high": ("high", None), b"low": ("low", None), b"ordered": ("normal", "order-1")}
 
@@ -111,3 +114,52 @@ async def test_a_restart_keeps_them(tmp_path: Path) -> None:
     ):
         assert seen(await pull_all(consumer)) == EXPECTED
         assert seen(await pull_all(late)) == EXPECTED
+
+
+async def test_a_cancelled_one_of_each_lane_is_gone(tmp_path: Path) -> None:
+    async with (
+        running_broker(tmp_path / "data") as url,
+        qmq.connect(url) as client,
+        client.subscribe("a.", group="g", start="first") as consumer,
+    ):
+        for receipt in await send_all(client, "a.b", 1.0):
+            assert await client.cancel(receipt.id)
+        await send_all(client, "a.c", 1.1)
+        found = await pull_all(consumer)
+        assert (seen(found), {message.subject for message in found}) == (EXPECTED, {"a.c"})
+
+
+async def test_handed_over_to_another_broker(several: list[BrokerProcess]) -> None:
+    """Only priorities: a message with an order key waits for its own broker."""
+    url = ",".join([several[0].url, several[1].url.rpartition("/")[2]])
+    async with (
+        qmq.connect(url, failover_after=0.1) as client,
+        client.subscribe("a.", group="g", start="first", retry_delays=[0], priority_share=0) as consumer,
+    ):
+        for priority in ("low", "high", "normal"):
+            await client.send("a.b", priority.encode(), priority=priority)
+        found = [message for _ in range(3) for message in await consumer.pull(1, timeout=20)]
+        stores = [await store_id(one.url) for one in several]
+        several[stores.index(found[0].id[:12])].kill()
+        for message in found:
+            await message.nack()
+        again = [message for _ in range(3) for message in await consumer.pull(1, timeout=20)]
+        assert {message.body: (message.priority, message.attempt) for message in again} == {
+            b"high": ("high", 2), b"normal": ("normal", 2), b"low": ("low", 2)
+        }  # fmt: skip
+
+
+async def store_id(url: str) -> str:
+    """Return the store id of a broker, as ids of its messages begin."""
+    async with qmq.connect(url) as client:
+        return (await client.send("other", b"")).id[:12]
+
+
+@pytest.fixture
+def several(tmp_path: Path) -> Iterator[list[BrokerProcess]]:
+    brokers = [BrokerProcess(tmp_path / str(number)) for number in range(2)]
+    for broker in brokers:
+        broker.start()
+    yield brokers
+    for broker in brokers:
+        broker.close()
