@@ -203,7 +203,7 @@ OF_ORDER: Final = (
     ),
     Mutant(
         "find forgotten slots again",
-        "OrderedScan.take",
+        "OrderedScan._take_some",
         never("self._forgotten"),
         _ORDER,
     ),
@@ -228,7 +228,7 @@ OF_ORDER: Final = (
     Mutant(
         "serve others when a pull may have nothing of a slot",
         "Delivery._serve_waiting",
-        never("found == 0 and LANE_ORDERED in base.lanes"),
+        never("found == 0 and has_slots"),
         _ORDER,
     ),
     Mutant(
