@@ -12,7 +12,7 @@ from qmq.broker.ports.effects import Refused
 from tests.broker.delivery.order.slots import Keys, Session, answered, numbers_of, texts
 from tests.broker.test_admin import ask, group_row
 
-STOPS = pytest.mark.parametrize("stop", [None, Keys.restart, Keys.kill])
+STOPS = pytest.mark.parametrize("stop", [Keys.restart, Keys.kill])
 
 
 def with_retries(driven: Keys) -> tuple[Session, Session, int]:
@@ -30,9 +30,8 @@ def with_retries(driven: Keys) -> tuple[Session, Session, int]:
     return one, two, before_us
 
 
-def found_after(driven: Keys, stop: Callable[[Keys], None] | None, *sessions: Session) -> list[str]:
-    if stop is not None:
-        stop(driven)
+def found_after(driven: Keys, stop: Callable[[Keys], None], *sessions: Session) -> list[str]:
+    stop(driven)
     one, two = driven.rejoin(*sessions)
     found = driven.drain(one, two)
     driven.alive(one, two)
@@ -54,7 +53,7 @@ def found_after(driven: Keys, stop: Callable[[Keys], None] | None, *sessions: Se
     ],
 )
 def test_a_seek_goes_on_in_the_order_of_slots(
-    tmp_path: Path, to: str, clears: bool, found: dict[str, list[str]], stop: Callable[[Keys], None] | None
+    tmp_path: Path, to: str, clears: bool, found: dict[str, list[str]], stop: Callable[[Keys], None]
 ) -> None:
     driven = Keys(tmp_path)
     one, two, before_us = with_retries(driven)
@@ -84,13 +83,12 @@ def test_an_ack_of_before_a_seek_frees_no_slot(tmp_path: Path) -> None:
 
 @STOPS
 def test_a_group_that_is_deleted_and_made_again_begins_with_free_slots(
-    tmp_path: Path, stop: Callable[[Keys], None] | None
+    tmp_path: Path, stop: Callable[[Keys], None]
 ) -> None:
     driven = Keys(tmp_path)
     with_retries(driven)
     ask(driven, "delete_group", group="g")
-    if stop is not None:
-        stop(driven)
+    stop(driven)
     one, two = driven.join("one"), driven.join("two")
     found = driven.drain(one, two)
     assert [body for body in found if body[0] == "l"] == ["l 0", "l 1", "l 2"]
@@ -126,9 +124,7 @@ def test_a_passed_ack_deadline_takes_back_a_slot_in_order(tmp_path: Path) -> Non
 
 
 @STOPS
-def test_a_slot_of_a_subject_that_is_followed_no_more_is_let_go(
-    tmp_path: Path, stop: Callable[[Keys], None] | None
-) -> None:
+def test_a_slot_of_a_subject_that_is_followed_no_more_is_let_go(tmp_path: Path, stop: Callable[[Keys], None]) -> None:
     driven = Keys(tmp_path)
     one, two = driven.join("one", "a."), driven.join("two", "a.")
     driven.put("k", "k", subject="a.x")
@@ -136,8 +132,7 @@ def test_a_slot_of_a_subject_that_is_followed_no_more_is_let_go(
     assert [texts(driven.take(one, 1)), texts(driven.take(two, 1))] == [["k 0"], ["l 0"]]
     driven.back(one, 0)
     ask(driven, "set_group", group="g", follows=["a.y"])
-    if stop is not None:
-        stop(driven)
+    stop(driven)
     one, two = driven.rejoin(one, two, prefixes=("a.y",))
     assert texts(driven.take(one)) == [], "k 0 is dead, l 1 waits for l 0"
     assert group_row(driven)["dead"] == 1

@@ -15,7 +15,7 @@ from tests.broker.delivery.order.slots import Keys, attempts_of, numbers_of, tex
 from tests.broker.retention.test_retention import BY_AGE, HOUR_MS, SMALL, settle
 from tests.broker.test_admin import ask, group_row
 
-STOPS = pytest.mark.parametrize("stop", [None, Keys.restart, Keys.kill])
+STOPS = pytest.mark.parametrize("stop", [Keys.restart, Keys.kill])
 LONG_US: Final = 20 * HOUR_MS * 1_000
 
 
@@ -34,7 +34,7 @@ def drop(driven: Keys) -> list[Dropped]:
 
 
 @STOPS
-def test_what_is_in_flight_and_in_retry_stays_in_order(tmp_path: Path, stop: Callable[[Keys], None] | None) -> None:
+def test_what_is_in_flight_and_in_retry_stays_in_order(tmp_path: Path, stop: Callable[[Keys], None]) -> None:
     driven = Keys(tmp_path, BY_AGE, **SMALL)
     one = driven.join("one")
     driven.put("k", "l", "k", "l", "k")
@@ -45,10 +45,9 @@ def test_what_is_in_flight_and_in_retry_stays_in_order(tmp_path: Path, stop: Cal
     assert sum(gone.carried for gone in drop(driven)) == 5
     driven.put("k", "l", "m")
     assert driven.drain(two) == ["m 0"]
-    if stop is not None:
-        stop(driven)
-        one, two = driven.rejoin(one, two)
-        assert texts(driven.take(two)) == []
+    stop(driven)
+    one, two = driven.rejoin(one, two)
+    assert texts(driven.take(two)) == []
     again = driven.take(one, expected=0)
     assert (texts(again), attempts_of(again)) == (["k 0", "k 1", "k 2"], [1, 1, 1])
     driven.ack(one, *numbers_of(again)[:1])
@@ -62,7 +61,7 @@ def test_what_is_in_flight_and_in_retry_stays_in_order(tmp_path: Path, stop: Cal
 
 @STOPS
 def test_a_hard_limit_that_drops_what_waits_in_a_slot_leaves_the_rest_in_order(
-    tmp_path: Path, stop: Callable[[Keys], None] | None
+    tmp_path: Path, stop: Callable[[Keys], None]
 ) -> None:
     driven = Keys(tmp_path, BY_AGE, **SMALL)
     one, two = driven.join("one"), driven.join("two")
@@ -71,9 +70,8 @@ def test_a_hard_limit_that_drops_what_waits_in_a_slot_leaves_the_rest_in_order(
     assert texts(driven.take(two)) == ["l 0"]  # it has passed k 1
     drop(driven)
     driven.put("k", "k")
-    if stop is not None:
-        stop(driven)
-        one, two = driven.rejoin(one, two)
+    stop(driven)
+    one, two = driven.rejoin(one, two)
     assert texts(driven.take(two)) == []
     assert group_row(driven)["skipped"] == 1
     assert texts(driven.take(one, 1, expected=0)) == ["k 0"]

@@ -20,13 +20,11 @@ from tests.broker.delivery.order.slots import Keys, Session, attempts_of, number
 from tests.broker.transfer.test_restore import RUN, begin, store
 from tests.format.contents import CREATED_US
 
-STOPS = pytest.mark.parametrize("stop", [None, Keys.restart, Keys.kill])
+STOPS = pytest.mark.parametrize("stop", [Keys.restart, Keys.kill])
 SECOND_US = 1_000_000
 
 
-def stopped(driven: Keys, stop: Callable[[Keys], None] | None, *sessions: Session) -> list[Session]:
-    if stop is None:
-        return list(sessions)
+def stopped(driven: Keys, stop: Callable[[Keys], None], *sessions: Session) -> list[Session]:
     stop(driven)
     return driven.rejoin(*sessions)
 
@@ -54,7 +52,7 @@ def stored_elsewhere(path: Path, *keys: str) -> list[Run]:
 
 
 @STOPS
-def test_a_delayed_message_takes_its_place_when_it_is_due(tmp_path: Path, stop: Callable[[Keys], None] | None) -> None:
+def test_a_delayed_message_takes_its_place_when_it_is_due(tmp_path: Path, stop: Callable[[Keys], None]) -> None:
     driven = Keys(tmp_path)
     one, two = driven.join("one"), driven.join("two")
     driven.put("k", "k", delay_us=2 * SECOND_US)
@@ -70,7 +68,7 @@ def test_a_delayed_message_takes_its_place_when_it_is_due(tmp_path: Path, stop: 
 
 
 @STOPS
-def test_a_cancelled_message_holds_nothing_up(tmp_path: Path, stop: Callable[[Keys], None] | None) -> None:
+def test_a_cancelled_message_holds_nothing_up(tmp_path: Path, stop: Callable[[Keys], None]) -> None:
     driven = Keys(tmp_path)
     one = driven.join("one")
     driven.put("k")
@@ -98,7 +96,7 @@ def test_due_messages_come_by_priority(tmp_path: Path) -> None:
 
 @STOPS
 def test_messages_of_another_broker_come_before_all_others_of_their_slot(
-    tmp_path: Path, stop: Callable[[Keys], None] | None
+    tmp_path: Path, stop: Callable[[Keys], None]
 ) -> None:
     driven = Keys(tmp_path / "a")
     one, two = driven.join("one"), driven.join("two")
@@ -143,9 +141,7 @@ def test_handed_over_messages_keep_their_priority(tmp_path: Path) -> None:
 
 
 @STOPS
-def test_messages_restored_to_a_group_keep_slot_and_priority(
-    tmp_path: Path, stop: Callable[[Keys], None] | None
-) -> None:
+def test_messages_restored_to_a_group_keep_slot_and_priority(tmp_path: Path, stop: Callable[[Keys], None]) -> None:
     driven = Keys(tmp_path / "a")
     one, two = driven.join("one", priority_share=0), driven.join("two")
     driven.numbers["k"] = 2
@@ -165,9 +161,7 @@ def test_messages_restored_to_a_group_keep_slot_and_priority(
 
 
 @STOPS
-def test_messages_restored_for_all_come_behind_what_is_there(
-    tmp_path: Path, stop: Callable[[Keys], None] | None
-) -> None:
+def test_messages_restored_for_all_come_behind_what_is_there(tmp_path: Path, stop: Callable[[Keys], None]) -> None:
     driven = Keys(tmp_path / "a")
     one, two = driven.join("one", priority_share=0), driven.join("two")
     driven.put("high", "x")
