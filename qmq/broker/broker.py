@@ -7,6 +7,7 @@ does what is due by time, and returns when to call it next. CommandDispatch says
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
@@ -74,6 +75,7 @@ from qmq.broker.ports.effects import (
     Refused,
     StatsWanted,
     SubjectList,
+    SubjectRow,
     SyncWanted,
     Unsubscribed,
     asker_of,
@@ -94,7 +96,8 @@ from qmq.broker.transfer.restore import Restores
 from qmq.errors import BrokerStopping, InvalidOption, QmqError
 from qmq.format.copies.due import DUE_PRODUCER
 from qmq.format.copies.for_group import COPY_PRODUCER
-from qmq.format.layout import DELAY_PARTITION
+from qmq.format.lanes import kind_of
+from qmq.format.layout import DELAY_PARTITION, LANE_HIGH, LANE_LOW, LANE_ORDERED
 from qmq.format.private import is_private
 from qmq.names import check_prefix
 from qmq.storage.store import NotInMemory, PartitionDamage, Store
@@ -267,7 +270,7 @@ class CommandDispatch:
         else:
             end = store.subjects.count
             numbers = [number for number in store.subjects.numbers_of(prefix)[:1] if number >= command.after]
-        rows: list[tuple[str, int, int, int, int]] = []
+        rows: list[SubjectRow] = []
         most = max(1, min(command.limit, _MAX_LIST))
         rights = self._rights.get(command.connection)
         for number in numbers:
@@ -280,15 +283,19 @@ class CommandDispatch:
         after = end if end < store.subjects.count else None
         return SubjectList(command.connection, command.request, rows, after)
 
-    def _subject_row(self, name: str, lanes: list[int]) -> tuple[str, int, int, int, int]:
+    def _subject_row(self, name: str, lanes: list[int]) -> SubjectRow:
         """Return the row of a subject in a list: the sequences of its normal lane (without one, of its first lane), and
-        the messages of all its lanes.
+        the messages of all its lanes, and of each kind of lanes.
         """
         subjects = self._parts.store.subjects
         firsts, ends = subjects.firsts[lanes].tolist(), subjects.ends[lanes].tolist()
-        count = sum(map(subjects.message_count, lanes, firsts, ends))
+        counts = Counter[int]()
+        for number, first, end in zip(lanes, firsts, ends, strict=True):
+            counts[kind_of(subjects.lane(number))] += subjects.message_count(number, first, end)
         shown = lanes.index(normal) if (normal := subjects.number(name)) in lanes else 0
-        return name, firsts[shown], ends[shown], count, self._parts.delaying.counts[name]
+        delayed = self._parts.delaying.counts[name]
+        kinds = counts[LANE_HIGH], counts[LANE_LOW], counts[LANE_ORDERED]
+        return name, firsts[shown], ends[shown], counts.total(), delayed, *kinds
 
     # --- administration, and commands that wait for reads ------------------------------------------------------------
 

@@ -137,14 +137,18 @@ class Claimed(NamedTuple):
     request: int
 
 
+#: A row of a SubjectList.
+SubjectRow = tuple[str, int, int, int, int, int, int, int]
+
+
 class SubjectList(NamedTuple):
-    """Rows (name, first sequence, next sequence, messages, delayed messages); ``after`` is the number to go on from, or
-    None at the end.
+    """Rows (name, first sequence, next sequence, messages, delayed messages, and of the messages those of high and of
+    low priority and with an order key); ``after`` is the number to go on from, or None at the end.
     """
 
     connection: int
     request: int
-    rows: list[tuple[str, int, int, int, int]]
+    rows: list[SubjectRow]
     after: int | None
 
 

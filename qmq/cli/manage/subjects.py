@@ -39,6 +39,9 @@ FIELDS: Final[Fields[SubjectInfo]] = {
     "first_sequence": lambda info: info.first_sequence,
     "next_sequence": lambda info: info.next_sequence,
     "delayed": lambda info: info.delayed,
+    "high": lambda info: info.high,
+    "low": lambda info: info.low,
+    "ordered": lambda info: info.ordered,
     "broker": lambda info: info.broker,
 }
 _DETAILS: Final[Fields[SubjectEnds]] = {
@@ -49,6 +52,9 @@ _DETAILS: Final[Fields[SubjectEnds]] = {
     "delayed": lambda ends: ends.info.delayed,
     "first_stored_at": lambda ends: ends.first_stored_at,
     "last_stored_at": lambda ends: ends.last_stored_at,
+    "high": lambda ends: ends.info.high,
+    "low": lambda ends: ends.info.low,
+    "ordered": lambda ends: ends.info.ordered,
     "groups": lambda ends: ends.groups,
     "broker": lambda ends: ends.info.broker,
 }
@@ -74,7 +80,8 @@ def subjects(as_json: bool, header: bool, server: str, timeout: float) -> None:
 @admin_options
 def list_subjects(prefix: str, as_json: bool, header: bool, server: str, timeout: float) -> None:
     """List the subjects of PREFIX (without one, all): how many stored messages each has, their first sequence, the
-    sequence of the next one, and how many are delayed.
+    sequence of the next one, and how many are delayed. Where there are any, also how many have high or low priority, or
+    an order key (ordered); these have sequences of their own, which are not shown.
 
     On a terminal the table goes by name. In a pipe the lines come in the order in which the subjects were created.
 
@@ -139,27 +146,48 @@ def _pairs(ends: SubjectEnds) -> list[tuple[str, str]]:
         f"stored {age_of(time)} ago, at {iso(time)}" if time is not None else ""
         for time in (ends.first_stored_at, ends.last_stored_at)
     )
+    if not any(lane_counts(info)):  # else each lane has sequences of its own
+        first = first and f"sequence {info.first_sequence:,}, {first}"
+        last = last and f"sequence {info.next_sequence - 1:,}, {last}"
     return [
         ("subject", f"[bold]{info.name}[/]"),
         ("broker", info.broker),
-        ("messages", f"{info.messages:,}"),
-        ("first", f"sequence {info.first_sequence:,}, {first}" if first else "none"),
-        ("last", f"sequence {info.next_sequence - 1:,}, {last}" if last else "none"),
+        ("messages", f"{info.messages:,}" + _of_lanes(info)),
+        ("first", first or "none"),
+        ("last", last or "none"),
         ("delayed", f"{info.delayed:,}"),
         ("groups", ", ".join(ends.groups) or "[yellow]no group follows it[/]"),
     ]
+
+
+def lane_counts(info: SubjectInfo) -> tuple[int, int, int]:
+    """Return how many messages of a subject have high and low priority, and an order key."""
+    return info.high, info.low, info.ordered
+
+
+def _of_lanes(info: SubjectInfo) -> str:
+    """Return how many messages of a subject have which priority, or an order key; "" where all are plain."""
+    if not any(lane_counts(info)):
+        return ""
+    kinds = (
+        (info.high, "of high priority"), (info.messages - sum(lane_counts(info)), "of normal priority"),
+        (info.low, "of low priority"), (info.ordered, "with an order key"),
+    )  # fmt: skip
+    return ": " + ", ".join(f"{count:,} {kind}" for count, kind in kinds if count)
 
 
 def _table(found: Sequence[SubjectInfo], width: int) -> Table:
     from qmq.cli.common.tables import WIDE, table_of
 
     is_wide, several = width >= WIDE, are_several(found)
-    names = ("messages", "first sequence", "next sequence", "delayed")
+    kinds = [name for name in ("high", "low", "ordered") if any(getattr(info, name) for info in found)]
+    names = ("messages", *kinds, "first sequence", "next sequence", "delayed")
     table = table_of("subject", [name if is_wide else name.replace(" ", "\n") for name in names])
     if is_wide and several:
         table.add_column("broker", no_wrap=True)
     for info in found:
-        counts = info.messages, info.first_sequence, info.next_sequence, info.delayed
+        by_lanes = (getattr(info, kind) for kind in kinds)
+        counts = info.messages, *by_lanes, info.first_sequence, info.next_sequence, info.delayed
         name = f"[bold]{info.name}[/]" + ("" if is_wide else in_cell(info, several))
         table.add_row(name, *(f"{count:,}" for count in counts), *([info.broker] if is_wide and several else []))
     return table

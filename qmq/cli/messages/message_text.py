@@ -21,7 +21,7 @@ _ENCODE: Final = json.JSONEncoder(ensure_ascii=False).encode
 #: The most characters of a body on a terminal.
 _MOST_SHOWN: Final = 2_000
 
-FIELDS: Final[Fields[Message]] = {
+FIELDS: Final[Fields[StoredMessage]] = {
     "id": lambda message: message.id,
     "subject": lambda message: message.subject,
     "sequence": lambda message: message.sequence,
@@ -30,7 +30,7 @@ FIELDS: Final[Fields[Message]] = {
     "priority": lambda message: message.priority,
     "order_key": lambda message: message.order_key,
     "tags": lambda message: message.tags,
-    "attempt": lambda message: message.attempt,
+    "attempt": lambda message: 1,
     "stored_at": lambda message: message.stored_at,
     "source": lambda message: message.source,
     "sender": lambda message: message.sender,
@@ -41,8 +41,8 @@ FIELDS: Final[Fields[Message]] = {
 }
 
 
-def show_messages(messages: Sequence[Message], as_json: bool, header: bool, none: str) -> None:
-    """Print messages in the form that was asked for; *none* on a terminal if there are none."""
+def show_messages(messages: Sequence[StoredMessage], as_json: bool, header: bool, none: str) -> None:
+    """Print stored messages in the form that was asked for; *none* on a terminal if there are none."""
     if as_json:
         for message in messages:
             sys.stdout.buffer.write(json_line(message))
@@ -58,7 +58,7 @@ def show_messages(messages: Sequence[Message], as_json: bool, header: bool, none
             click.echo(block(message))
 
 
-def block(message: Message) -> str:
+def block(message: StoredMessage) -> str:
     """Return a message as people read it, in several lines."""
     head = click.style(f"{message.subject} #{message.sequence}", bold=True)
     parts = [f"id {message.id}", f"stored {age_of(message.stored_at)} ago, at {iso(message.stored_at)}"]
@@ -66,8 +66,6 @@ def block(message: Message) -> str:
         program = f" by {visible(message.app)}" if message.app else ""
         token = f", as {visible(message.sender)}" if message.sender else ""
         parts.append(f"sent from {message.source}{program}{token}")
-    if message.attempt > 1:
-        parts.append(f"attempt {message.attempt}")
     lines = [head, *(f"  {part}" for part in parts)]
     if message.keys:
         lines.append(f"  {'key' if len(message.keys) == 1 else 'keys'} {visible(', '.join(message.keys))}")
@@ -126,7 +124,7 @@ def json_lines(batch: MessageBatch) -> Iterable[bytes]:
     return [json_line(message) for message in batch]
 
 
-def json_line(message: Message) -> bytes:
+def json_line(message: Message | StoredMessage) -> bytes:
     """Return all fields of a message; the body as text if it is UTF-8, else in base64."""
     fields: dict[str, object] = {
         "id": message.id,
@@ -138,7 +136,7 @@ def json_line(message: Message) -> bytes:
         "order_key": message.order_key,
         "tags": message.tags,
         "properties": message.properties,
-        "attempt": message.attempt,
+        "attempt": getattr(message, "attempt", 1),  # the first one of a stored message is still to come
         "created_at": iso_time(message.created_at_us),
         "stored_at": iso_time(message.stored_at_us),
         "source": message.source,

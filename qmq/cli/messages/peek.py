@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
@@ -13,16 +14,19 @@ from qmq.cli.common.connect import admin_options, run
 from qmq.cli.common.formatting import number
 from qmq.cli.common.listing import end_if_incomplete, is_for_people, output_options
 from qmq.cli.messages.message_text import show_messages
-from qmq.cli.messages.stored import stored_messages, waiting_spans
-from qmq.errors import InvalidOption
-from qmq.names import check_group_or_member, check_prefix
+from qmq.cli.messages.stored import WaitingSpan, waiting_spans
+from qmq.format.lanes import PRIORITIES, priority_of
+from qmq.names import check_group_or_member, check_prefix, takes
+from qmq.net.client.find.stored_message import lane_of_stored
 
 if TYPE_CHECKING:
-    from qmq import Message
+    from qmq import Finder, GroupInfo, StoredMessage
 
 _DEFAULT = 10
-#: The most subjects whose last messages are read.
-_MOST_SUBJECTS = 1_000
+#: The ranks of priorities, in the order in which they are handed out.
+_RANKS = {name: rank for rank, name in enumerate(PRIORITIES)}
+#: The most lanes of subjects with waiting messages that are looked at of one group at one broker.
+_MOST_LANES = 100_000
 
 
 @click.command(short_help="Look at messages, and change nothing.")
@@ -77,50 +81,142 @@ def peek(
     end_if_incomplete(is_whole)
 
 
-async def _next_of(server: str, timeout: float, group: str, count: int) -> tuple[list[Message], bool, str]:
-    """Return the messages that a group gets next: of each subject those that no consumer had yet; and a line about
-    those that consumers had, if there are any.
+async def _next_of(server: str, timeout: float, group: str, count: int) -> tuple[list[StoredMessage], bool, str]:
+    """Return the messages that a group gets next: of each lane of a subject those that no consumer had yet, higher
+    priorities first; and a line about all others that the group has to do with, if there are any.
     """
     async with connect(server, admin_timeout=timeout) as client:
         infos = await client.admin.groups(group)
         is_whole = not client.admin.missed
+    found: list[tuple[int, StoredMessage]] = []
+    for broker in {info.broker for info in infos}:
+        mine = [info for info in infos if info.broker == broker]
+        spans = [span for info in mine for span in waiting_spans(broker, info.name, timeout, _MOST_LANES)]
+        if spans:
+            ranked, is_complete = await _waiting_at(broker, timeout, mine, spans, count)
+            found, is_whole = found + ranked, is_whole and is_complete
+    found.sort(key=lambda one: (one[0], one[1].stored_at_us))
+    return [message for _, message in found[:count]], is_whole, _rest(group, infos)
+
+
+async def _waiting_at(
+    broker: str, timeout: float, infos: Sequence[GroupInfo], spans: Sequence[WaitingSpan], count: int
+) -> tuple[list[tuple[int, StoredMessage]], bool]:
+    """Return the first *count* messages within these spans of one broker, each with the rank of its priority; and
+    whether no other one may come before them.
+    """
+    tags = {tag for info in infos for tag in info.settings["tags"]}
+    times = [info.oldest for info in infos if info.ready]
+    since = min((time for time in times if time is not None), default=None) if None not in times else None
+    found: list[tuple[int, StoredMessage]] = []
+    is_whole = True
+    async with connect(broker, admin_timeout=timeout) as client:
+        for prefix in sorted({prefix for info in infos for prefix in info.follows}):
+            within = _Waiting([span for span in spans if takes((prefix,), span.subject)], tags, count)
+            finder = client.find(prefix, since=since, limit=None)
+            while not within.has_all and (page := await finder.page()):
+                for message in page:
+                    within.add(message)
+            found += within.found()
+            is_whole = _is_whole(finder, within.has_all) and is_whole
+    return found, is_whole
+
+
+class _Waiting:
+    """Gathers the messages of spans, until those that come first are known."""
+
+    def __init__(self, spans: Sequence[WaitingSpan], tags: set[str], count: int) -> None:
+        self._spans: dict[tuple[str, int], WaitingSpan] = {}
+        for span in spans:  # members of a broadcast group have the same lanes
+            known = self._spans.setdefault((span.subject, span.lane), span)
+            start, end = min(known.start, span.start), max(known.end, span.end)
+            self._spans[span.subject, span.lane] = span._replace(start=start, end=end)
+        self._tags = tags
+        self._count = count
+        self._found: list[list[StoredMessage]] = [[] for _ in _RANKS]
+        self._looked, self._totals = [0] * len(_RANKS), [0] * len(_RANKS)
+        for span in self._spans.values():
+            self._totals[_rank_of(span.lane)] += span.end - span.start
+
+    def add(self, message: StoredMessage) -> None:
+        """Take a message if it waits."""
+        lane = lane_of_stored(message)
+        span = self._spans.get((message.subject, lane))
+        if span is None or message.sequence is None or not span.start <= message.sequence < span.end:
+            return
+        if not self._tags or not self._tags.isdisjoint(message.tags):
+            self._found[_rank_of(lane)].append(message)
+        self._looked[_rank_of(lane)] += 1
+
+    def found(self) -> list[tuple[int, StoredMessage]]:
+        """Return the messages that come first, each with the rank of its priority."""
+        found = [(rank, message) for rank, messages in enumerate(self._found) for message in messages]
+        return found[: self._count]
+
+    @property
+    def has_all(self) -> bool:
+        """Whether no message can come before those that were found: messages are looked at by their times."""
+        found = 0
+        for rank, messages in enumerate(self._found):
+            found += len(messages)
+            if found >= self._count:
+                return True
+            if self._looked[rank] < self._totals[rank]:
+                return False
+        return True
+
+
+def _rank_of(lane: int) -> int:
+    return _RANKS[priority_of(lane)]
+
+
+def _rest(group: str, infos: Sequence[GroupInfo]) -> str:
+    """Return a line about the messages of a group that do not come next; "" where there are none."""
     in_retry, in_flight, dead = (
         sum(getattr(info, name) for info in infos) for name in ("in_retry", "in_flight", "dead")
     )
-    others = [
+    blocked = sum(slot.waiting for info in infos for slot in info.blocked)
+    hidden = [
         f"{in_retry:,} in retry, delivered again when due" if in_retry else "",
         f"{in_flight:,} in flight" if in_flight else "",
         f"{dead:,} dead (`qmq dead-letters list {group}`)" if dead else "",
     ]
-    rest = "; ".join(filter(None, others))
-    tags = {tag for info in infos for tag in info.settings["tags"]}
-    found: list[Message] = []
-    for name, broker in {(info.name, info.broker) for info in infos}:
-        for span in waiting_spans(broker, name, timeout, _MOST_SUBJECTS):
-            few = count if not tags else span.end - span.start  # some may have none of the group's tags
-            messages = await stored_messages(broker, span.subject, span.start, min(few, span.end - span.start, 10_000))
-            found += [message for message in messages if not tags or not tags.isdisjoint(message.tags)]
-    found.sort(key=attrgetter("stored_at_us", "subject", "sequence"))
-    return found[:count], is_whole, f"not shown: {rest}" if rest else ""
+    rest = "; ".join(filter(None, hidden))
+    lines = [f"not shown: {rest}" if rest else ""]
+    if blocked:
+        waits = f"{number(blocked, 'message')} {'waits' if blocked == 1 else 'wait'}"
+        lines.append(f"{waits} for an earlier one of the same order key: see `qmq groups show {group}`")
+    return "\n".join(filter(None, lines))
 
 
 async def _ends(
     server: str, timeout: float, subject: str | None, group: str | None, count: int, *, from_start: bool
-) -> tuple[list[Message], bool]:
+) -> tuple[list[StoredMessage], bool]:
     """Return the first or the last stored messages of a subject, a prefix, or of all that a group follows."""
+    found: list[StoredMessage] = []
     async with connect(server, admin_timeout=timeout) as client:
         prefixes = [subject or ""]
         if group is not None:
             prefixes = sorted({name for info in await client.admin.groups(group) for name in info.follows})
-        infos = {(info.name, info.broker): info for name in prefixes async for info in client.subjects(name)}
         is_whole = not client.admin.missed
-    if len(infos) > _MOST_SUBJECTS:
-        raise InvalidOption(f"these are {number(len(infos), 'subject')}; give a longer prefix")
-    found: list[Message] = []
-    for info in infos.values():
-        few = min(count, info.next_sequence - info.first_sequence)
-        if few and info.messages:
-            start = info.first_sequence if from_start else info.next_sequence - few
-            found += await stored_messages(info.broker, info.name, start, few)
-    found.sort(key=attrgetter("stored_at_us", "subject", "sequence"))
+        for prefix in prefixes:
+            finder = client.find(prefix, newest=not from_start, limit=count)
+            part = [message async for message in finder]
+            is_whole = _is_whole(finder, len(part) == count) and is_whole
+            found += part if from_start else reversed(part)
+    found.sort(key=attrgetter("stored_at_us"))  # those of one batch stay in their order
     return (found[:count] if from_start else found[-count:]), is_whole
+
+
+def _is_whole(finder: Finder, has_enough: bool) -> bool:
+    """Return whether a search has looked at all that it had to; say what is missing if it has not."""
+    for missed in finder.missed:
+        click.echo(f"qmq: no answer from {missed}: its messages are missing", err=True)
+    if finder.unreadable:
+        places = number(finder.unreadable, "place")
+        click.echo(f"qmq: {places} could not be read: messages may be missing; run qmq verify there", err=True)
+    is_cut = not has_enough and finder.cursor is not None and not finder.missed
+    if is_cut:
+        text = f"qmq: {finder.progress.share:.0%} was looked at in time: messages may be missing; give a longer prefix"
+        click.echo(text, err=True)
+    return not finder.missed and not finder.unreadable and not is_cut

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgpack
 
@@ -15,10 +15,7 @@ from qmq.net.client.blocking import answering_within
 from qmq.net.protocol.frames import FrameKind, pack_meta
 
 if TYPE_CHECKING:
-    from qmq import GroupInfo, Message, SubjectInfo
-
-#: How long to wait, in seconds, for messages that are stored.
-_TIMEOUT_S: Final = 5.0
+    from qmq import Client, GroupInfo, SubjectInfo
 
 
 class WaitingSpan(NamedTuple):
@@ -63,31 +60,24 @@ class SubjectEnds(NamedTuple):
 
 
 async def ends_of(info: SubjectInfo, groups: Sequence[GroupInfo]) -> SubjectEnds:
-    """Read the first and the last message of a subject; *groups* are all groups."""
+    """Read the first and the last message of a subject, whatever their lanes; *groups* are all groups."""
     following = {
         group.name for group in groups if group.broker == info.broker and is_followed(info.name, group.follows)
     }
     first = last = None
     if info.messages:
-        first, last = [
-            next((message.stored_at for message in await stored_messages(info.broker, info.name, sequence, 1)), None)
-            for sequence in (info.first_sequence, info.next_sequence - 1)
-        ]
+        async with connect(info.broker) as client:
+            first, last = [await _stored_at(client, info.name, newest=newest) for newest in (False, True)]
     return SubjectEnds(info, first, last, sorted(following))
+
+
+async def _stored_at(client: Client, subject: str, *, newest: bool) -> datetime | None:
+    """Return when the first or the last message of a subject was stored; None without one."""
+    async for message in client.find(subject, newest=newest, limit=1):
+        return message.stored_at
+    return None
 
 
 def is_followed(subject: str, follows: Sequence[str]) -> bool:
     """Return whether one of these prefixes and subjects takes a subject."""
     return any(subject.startswith(name) if name.endswith(".") or not name else subject == name for name in follows)
-
-
-async def stored_messages(url: str, subject: str, sequence: int, count: int) -> list[Message]:
-    """Return up to *count* messages of a subject at one broker, with sequences from *sequence* on."""
-    found: list[Message] = []
-    async with connect(url) as client, client.subscribe(subject, start=sequence) as consumer:
-        while len(found) < count and (not found or found[-1].sequence < sequence + count - 1):
-            page = await consumer.pull(count - len(found), timeout=_TIMEOUT_S)
-            if not page:
-                break
-            found += page
-    return found

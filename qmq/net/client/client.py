@@ -527,8 +527,8 @@ async def list_subjects(link: Link, prefix: str, after: int) -> tuple[list[Subje
     content = msgpack.unpackb((await link.answer(FrameKind.SUBJECTS, meta)).payload)
     broker = str(link.address)
     rows = [
-        SubjectInfo(name, first, following, messages, delayed, broker)
-        for name, first, following, messages, delayed in content["rows"]
+        SubjectInfo(name, first, following, messages, delayed, broker, *by_lanes)
+        for name, first, following, messages, delayed, *by_lanes in content["rows"]
     ]
     return rows, content["after"]
 

@@ -385,7 +385,7 @@ def test_subjects_are_listed_in_pages(tmp_path: Path) -> None:
     driven.do(driven.send_command({f"s.{number}": [b"x"] * (number + 1) for number in range(5)}))
     driven.send("t", b"x")
     (page,) = driven.do(ListSubjects(1, 1, "s.", 0, 3))
-    assert page == SubjectList(1, 1, [("s.0", 0, 1, 1, 0), ("s.1", 0, 2, 2, 0), ("s.2", 0, 3, 3, 0)], 3)
+    assert page == SubjectList(1, 1, [(f"s.{one}", 0, one + 1, one + 1, 0, 0, 0, 0) for one in range(3)], 3)
     (page,) = driven.do(ListSubjects(1, 1, "s.", 3, 3))
     assert isinstance(page, SubjectList)
     assert [row[0] for row in page.rows] == ["s.3", "s.4"]
@@ -400,11 +400,11 @@ def test_a_list_looks_at_so_many_subjects_and_goes_on(tmp_path: Path, monkeypatc
     pages = [driven.do(ListSubjects(1, 1, "s.", after, 2))[0] for after in (0, 3, 6)]
     assert pages == [
         SubjectList(1, 1, [], 3),
-        SubjectList(1, 1, [("s.0", 0, 1, 1, 0), ("s.1", 0, 1, 1, 0)], 6),
+        SubjectList(1, 1, [("s.0", 0, 1, 1, 0, 0, 0, 0), ("s.1", 0, 1, 1, 0, 0, 0, 0)], 6),
         SubjectList(1, 1, [], None),
     ]
     (page,) = driven.do(ListSubjects(1, 1, "s.1", 0, 2))
-    assert page == SubjectList(1, 1, [("s.1", 0, 1, 1, 0)], None), "a single one is not looked for"
+    assert page == SubjectList(1, 1, [("s.1", 0, 1, 1, 0, 0, 0, 0)], None), "a single one is not looked for"
     assert (
         driven.do(ListSubjects(1, 1, "s.1", 6, 2))
         == driven.do(ListSubjects(1, 1, "s.2", 0, 2))

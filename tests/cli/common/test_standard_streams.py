@@ -61,8 +61,8 @@ def test_what_was_sent_is_stored_though_nobody_hears_of_it(broker: BrokerProcess
 @pytest.mark.parametrize(
     ("line", "ends"),
     [
-        ("qmq subjects a.b <&-", (0, "a.b\t1\t0\t1\t0\n", "")),
-        ("qmq subjects a.b 2>&-", (0, "a.b\t1\t0\t1\t0\n", "")),
+        ("qmq subjects a.b <&-", (0, "a.b\t1\t0\t1\t0\t0\t0\t0\n", "")),
+        ("qmq subjects a.b 2>&-", (0, "a.b\t1\t0\t1\t0\t0\t0\t0\n", "")),
         ("qmq subjects a.b >&-", (1, "", CLOSED)),
         ("qmq subjects a.b <&- >&- 2>&-", (1, "", "")),
         ("qmq config >&- 2>&-", (1, "", "")),

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
+from qmq import connect_sync as qmq_client
+from qmq.cli.common import listing
+from qmq.cli.common.formatting import iso
 from tests.broker_process import BrokerProcess, broker_process
 from tests.cli.commands import qmq
 
@@ -24,16 +28,16 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
 def test_lines_with_tabs(broker: BrokerProcess) -> None:
     shown = qmq("subjects", "b.", server=broker.url)
     at = broker.url.removeprefix("qmq://")
-    lines = f"b.two\t2\t0\t2\t0\t{at}\nb.one\t1\t0\t1\t0\t{at}\n"
+    lines = f"b.two\t2\t0\t2\t0\t0\t0\t0\t{at}\nb.one\t1\t0\t1\t0\t0\t0\t0\t{at}\n"
     assert (shown.exit_code, shown.stdout, shown.stderr) == (0, lines, "")
     assert qmq("subjects", "list", "b.", server=broker.url).stdout == lines
-    header = "subject\tmessages\tfirst_sequence\tnext_sequence\tdelayed\tbroker\n"
+    header = "subject\tmessages\tfirst_sequence\tnext_sequence\tdelayed\thigh\tlow\tordered\tbroker\n"
     assert qmq("subjects", "--header", "b.", server=broker.url).stdout == header + lines
     assert qmq("subjects", "b.", "--header", server=broker.url).stdout == header + lines
 
 
 def test_an_exact_name_is_that_subject(broker: BrokerProcess) -> None:
-    assert qmq("subjects", "bb", server=broker.url).stdout.startswith("bb\t1\t0\t1\t0\t127.")
+    assert qmq("subjects", "bb", server=broker.url).stdout.startswith("bb\t1\t0\t1\t0\t0\t0\t0\t127.")
     assert qmq("subjects", "b", server=broker.url).stdout == ""
 
 
@@ -42,7 +46,10 @@ def test_json_lists_all_over_several_pages(broker: BrokerProcess) -> None:
     rows = [json.loads(line) for line in shown.stdout.splitlines()]
     assert len(rows) == 2_503
     assert rows[0].pop("broker").startswith("127.0.0.1:")
-    assert rows[0] == {"subject": "many.s0", "messages": 1, "first_sequence": 0, "next_sequence": 1, "delayed": 0}
+    kinds = {"high": 0, "low": 0, "ordered": 0}
+    assert rows[0] == {
+        "subject": "many.s0", "messages": 1, "first_sequence": 0, "next_sequence": 1, "delayed": 0, **kinds
+    }  # fmt: skip
     assert len({row["subject"] for row in rows}) == 2_503
 
 
@@ -50,7 +57,7 @@ def test_what_is_delayed_is_shown_of_its_subject(broker: BrokerProcess) -> None:
     assert qmq("produce", "late.a", "--delay", "3600", stdin=b"x\ny\n", server=broker.url).exit_code == 0
     assert qmq("produce", "late.b", stdin=b"x\n", server=broker.url).exit_code == 0
     lines = qmq("subjects", "late.", server=broker.url).stdout.splitlines()
-    assert [line.rpartition("\t")[0] for line in lines] == ["late.a\t0\t0\t0\t2", "late.b\t1\t0\t1\t0"]
+    assert [line.split("\t")[:5] for line in lines] == [["late.a", *"0002"], ["late.b", *"1010"]]
 
 
 @pytest.mark.parametrize("prefix", ["..", "a b", "a" * 201, "/"])
@@ -73,6 +80,48 @@ def test_one_is_shown_with_the_groups_that_follow_it(broker: BrokerProcess) -> N
     unknown = qmq("subjects", "show", "shown.b", server=broker.url)
     assert (unknown.exit_code, unknown.stdout) == (2, "")
     assert "there is no subject 'shown.b'" in unknown.stderr
+
+
+@pytest.fixture(scope="module")
+def with_lanes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    """A broker with messages of all lanes, each stored at a time of its own."""
+    with broker_process(tmp_path_factory.mktemp("lanes")) as broker, qmq_client(broker.url) as client:
+        sent: list[dict[str, Any]] = [
+            {"priority": "low"}, {}, {"priority": "high"}, {"order_key": "a"}, {"order_key": "b"}, {},
+            {"order_key": "a"}, {"priority": "high"},
+        ]  # fmt: skip
+        for number, settings in enumerate(sent):
+            client.send("shop.mail", b"%d" % number, **settings)
+        client.send("shop.keys", b"first", order_key="a")
+        client.send("shop.keys", b"last", order_key="b")
+        yield broker
+
+
+def test_messages_of_all_lanes_are_counted(with_lanes: BrokerProcess) -> None:
+    rows = [json.loads(line) for line in qmq("subjects", "--json", server=with_lanes.url).stdout.splitlines()]
+    counted = [[row[name] for name in ("subject", "messages", "high", "low", "ordered")] for row in rows]
+    assert counted == [["shop.mail", 8, 2, 1, 3], ["shop.keys", 2, 0, 0, 2]]
+    with qmq_client(with_lanes.url) as client:
+        found = [(one.name, one.messages, one.high, one.low, one.ordered) for one in client.subjects("shop.")]
+    assert found == [tuple(row) for row in counted]
+
+
+@pytest.mark.parametrize("subject", ["shop.mail", "shop.keys"])
+def test_the_first_and_the_last_of_a_subject_may_be_of_any_lane(with_lanes: BrokerProcess, subject: str) -> None:
+    with qmq_client(with_lanes.url) as client:
+        times = [message.stored_at for message in client.find(subject)]
+    row = json.loads(qmq("subjects", "show", subject, "--json", server=with_lanes.url).stdout)
+    assert [row["first_stored_at"], row["last_stored_at"]] == [iso(times[0]), iso(times[-1])]
+
+
+def test_a_person_sees_how_many_messages_each_lane_has(
+    with_lanes: BrokerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listing, "is_for_people", lambda as_json: True)
+    shown = qmq("subjects", "show", "shop.mail", server=with_lanes.url).stdout
+    counts = "8: 2 of high priority, 2 of normal priority, 1 of low priority, 3 with an order key"
+    assert counts in " ".join(shown.split())
+    assert "sequence" not in shown  # each lane has its own
 
 
 def test_no_broker() -> None:

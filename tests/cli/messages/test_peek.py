@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import qmq
-from qmq.cli.messages import peek
+from qmq.cli.messages import message_text, peek
 from tests.broker_process import BrokerProcess, broker_process
 from tests.cli.commands import qmq as run
 
@@ -40,6 +40,64 @@ def test_the_last_messages_in_the_order_in_which_they_were_stored(broker: Broker
     assert bodies("shop.", "--first", "3", server=broker.url) == ["0", "1", "2"]
     assert bodies("", "--last", "2", server=broker.url) == ["11", None]
     assert bodies("late", server=broker.url) == bodies("unknown", server=broker.url) == []
+
+
+#: The settings of messages with the bodies 0, 1, 2 and so on, in the order in which they are stored.
+LANES: list[dict[str, Any]] = [
+    {"priority": "low"}, {}, {"priority": "high"}, {"order_key": "a"}, {"order_key": "b"}, {}, {"order_key": "a"},
+    {"priority": "high"}, {"priority": "low"},
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def with_lanes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    with broker_process(tmp_path_factory.mktemp("lanes")) as broker:
+        with qmq.connect_sync(broker.url) as client:
+            for number, settings in enumerate(LANES):
+                client.send("shop.mail", b"%d" % number, **settings)
+        yield broker
+
+
+@pytest.mark.parametrize("name", ["shop.mail", "shop.", ""])
+def test_messages_of_all_lanes_are_shown_as_they_were_stored(with_lanes: BrokerProcess, name: str) -> None:
+    everything = [str(number) for number in range(len(LANES))]
+    assert bodies(name, server=with_lanes.url) == everything
+    assert bodies(name, "--last", "3", server=with_lanes.url) == everything[-3:]
+    assert bodies(name, "--first", "4", server=with_lanes.url) == everything[:4]
+
+
+def test_priority_and_order_key_are_shown(with_lanes: BrokerProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = [(one.get("priority", "normal"), one.get("order_key")) for one in LANES]
+    lines = run("peek", "shop.mail", "--json", server=with_lanes.url).stdout.splitlines()
+    assert [(row["priority"], row["order_key"]) for row in map(json.loads, lines)] == wanted
+    header, *lines = run("peek", "shop.mail", "--header", server=with_lanes.url).stdout.splitlines()
+    rows = [dict(zip(header.split("\t"), line.split("\t"), strict=True)) for line in lines]
+    assert [(row["priority"], row["order_key"] or None) for row in rows] == wanted
+    monkeypatch.setattr(message_text, "is_for_people", lambda as_json: True)
+    shown = run("peek", "shop.mail", server=with_lanes.url).stdout
+    assert shown.count("\n  priority high\n") == shown.count("\n  priority low\n") == 2
+    assert shown.count("\n  order key a\n") == 2
+
+
+def test_higher_priorities_come_next(with_lanes: BrokerProcess) -> None:
+    in_order = [2, 7, 1, 3, 4, 5, 6, 0, 8]
+    with qmq.connect_sync(with_lanes.url) as client, client.subscribe("shop.", group="ranks", start="first"):
+        assert bodies("--group", "ranks", server=with_lanes.url) == [str(number) for number in in_order]
+        for count in range(1, len(in_order)):
+            few = bodies("--group", "ranks", "--first", str(count), server=with_lanes.url)
+            assert few == [str(number) for number in in_order[:count]]
+        assert bodies("--group", "ranks", "--last", "2", server=with_lanes.url) == ["7", "8"]
+
+
+def test_what_consumers_had_does_not_come_next(with_lanes: BrokerProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    with qmq.connect_sync(with_lanes.url) as client, client.subscribe("shop.", group="some", start="first") as consumer:
+        taken = consumer.pull(max_count=5, min_count=5, timeout=60)
+        assert sorted(message.body for message in taken) == [b"1", b"2", b"3", b"5", b"7"]
+        assert bodies("--group", "some", server=with_lanes.url) == ["4", "6", "0", "8"]
+        monkeypatch.setattr(peek, "is_for_people", lambda as_json: True)
+        shown = run("peek", "--group", "some", "--first", "1", server=with_lanes.url).stdout
+    says = "1 message waits for an earlier one of the same order key: see `qmq groups show some`"
+    assert shown.splitlines()[-2:] == ["not shown: 5 in flight", says]
 
 
 def test_lines_have_the_fields_of_a_message(broker: BrokerProcess) -> None:

@@ -495,7 +495,10 @@ async def test_subjects_are_listed_page_by_page() -> None:
         peer = await broker.peer()
 
         async def play() -> None:
-            for after, rows, following in ((0, [["a.x", 0, 5, 5, 0]], 17), (17, [["a.y", 2, 9, 6, 1]], None)):
+            for after, rows, following in (
+                (0, [["a.x", 0, 5, 5, 0, 0, 0, 0]], 17),
+                (17, [["a.y", 2, 9, 6, 1, 3, 2, 1]], None),
+            ):
                 frame = await peer.frame(FrameKind.SUBJECTS)
                 meta = frames.unpack_meta(frame.meta)
                 assert (meta["prefix"], meta["after"]) == ("a.", after)
@@ -506,7 +509,7 @@ async def test_subjects_are_listed_page_by_page() -> None:
         where = broker.url.removeprefix("qmq://")
         assert [info async for info in client.subjects("a.")] == [
             SubjectInfo("a.x", 0, 5, 5, 0, where),
-            SubjectInfo("a.y", 2, 9, 6, 1, where),
+            SubjectInfo("a.y", 2, 9, 6, 1, where, high=3, low=2, ordered=1),
         ]
         await playing
         with pytest.raises(InvalidName):

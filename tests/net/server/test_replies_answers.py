@@ -67,7 +67,7 @@ def test_found_messages_follow_their_header() -> None:
 
 
 def test_a_list_of_subjects_may_be_larger_than_meta() -> None:
-    rows = [("s" * 190 + str(number), number, 2**60, 5) for number in range(1_000)]
+    rows = [("s" * 190 + str(number), number, 2**60, 5, 0, 0, 0, 0) for number in range(1_000)]
     frame = only_frame(replies.subject_list(effects.SubjectList(1, 9, rows, 1_000)))
     assert frame.kind == FrameKind.SUBJECT_LIST
     assert len(frame.payload) > frames.MAX_META_BYTES

@@ -73,7 +73,11 @@ ANSWERS: list[tuple[bytes, Any, int]] = [
         lambda c: effects.Reported(c.connection, c.request, "bad"),
         FrameKind.REPORTED,
     ),
-    (LIST, lambda c: effects.SubjectList(c.connection, c.request, [("a.b", 0, 1, 1, 0)], None), FrameKind.SUBJECT_LIST),
+    (
+        LIST,
+        lambda c: effects.SubjectList(c.connection, c.request, [("a.b", 0, 1, 1, 0, 0, 0, 0)], None),
+        FrameKind.SUBJECT_LIST,
+    ),
     (LIST, lambda c: effects.Refused(c.connection, c.request, StorageFull("no room")), FrameKind.ERROR),
 ]
 

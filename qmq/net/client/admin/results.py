@@ -13,7 +13,12 @@ from qmq.net.client.producer.receipts import utc_from_us
 
 @dataclass(frozen=True, slots=True)
 class SubjectInfo:
-    """A subject, whose messages have sequences from ``first_sequence`` up to, not including, ``next_sequence``."""
+    """A subject. ``messages`` are stored: ``high`` and ``low`` ones with this priority, ``ordered`` with an order key.
+
+    All others have the normal priority, and sequences from ``first_sequence`` up to, not including, ``next_sequence``.
+    Each priority and each slot of order keys has sequences of its own; where no message was ever sent with the normal
+    priority, the two are those of the messages that were the first.
+    """
 
     name: str
     first_sequence: int
@@ -22,6 +27,9 @@ class SubjectInfo:
     #: The count of delayed messages.
     delayed: int
     broker: str = ""
+    high: int = 0
+    low: int = 0
+    ordered: int = 0
 
 
 @dataclass(frozen=True, slots=True)
