@@ -8,7 +8,8 @@ from typing import Any, Final
 import numpy as np
 
 from qmq.broker.delay.items import delayed_for
-from qmq.broker.delivery.order.blocked import blocked_slots, rows_of
+from qmq.broker.delivery.order.blocked import blocked_slots, rows_of, with_details
+from qmq.broker.delivery.order.places import current_order
 from qmq.broker.delivery.pull import Delivery
 from qmq.broker.error_log.error_log import unpacked
 from qmq.broker.groups.group import Group, resolve_start
@@ -108,14 +109,17 @@ class AdminCommands:
 
     def _groups(self, fields: Fields, now: Now) -> Fields:
         groups, after = self._delivery.subscriptions.groups, _text(fields, "after")
-        wanted = groups if fields.get("group") is None else (str(group.name) for group, _ in self._all(fields))
+        is_one = fields.get("group") is not None
+        wanted = groups if not is_one else (str(group.name) for group, _ in self._all(fields))
         rights = self._rights
         names = sorted(name for name in wanted if name > after and (rights is None or rights.may_join(name)))
         most = min(max(MOST_SUBJECTS // max(self._store.subjects.count, 1), 1), MOST_ROWS)
-        rows = [self._group_row(*self._group({"group": name}), now) for name in names[:most]]
+        rows = [self._group_row(*self._group({"group": name}), details=is_one) for name in names[:most]]
         return {"rows": rows, "after": names[most - 1] if len(names) > most else None}
 
-    def _group_row(self, group: Group, ledger: Ledger, now: Now) -> Fields:
+    def _group_row(self, group: Group, ledger: Ledger, *, details: bool) -> Fields:
+        """Return the row of a group. The *details* of its blocked slots take reads."""
+        blocked = (with_details if details else blocked_slots)(self._store, group)
         members, found = ledger.members.values(), ready(self._store, group, self._order)
         return {
             "group": group.name,
@@ -131,13 +135,18 @@ class AdminCommands:
             "skipped": group.skipped,
             "filtered": group.filtered,
             "delayed": delayed_for(group, self._delayed),
-            "blocked": rows_of([one for one in blocked_slots(self._store, group) if self._may_show(one.subject)]),
+            "blocked": rows_of([one for one in blocked if self._may_show(one.subject)]),
             "settings": ledger.settings._asdict(),
         }
 
     def _consumers(self, fields: Fields, now: Now) -> Fields:
         after = _text(fields, "after")
-        members = [(ledger.order, member) for _, ledger in self._all(fields) for member in ledger.by_name.values()]
+        members = [
+            (order, member)
+            for group, ledger in self._all(fields)
+            for order in (current_order(self._store, group),)
+            for member in ledger.by_name.values()
+        ]
         left = sorted((one for one in members if one[1].name > after), key=lambda one: one[1].name)
         rows = [
             {

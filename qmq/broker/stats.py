@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from qmq.broker.delivery.order.blocked import counts
 from qmq.broker.groups.counts import COUNT_NAMES, GroupCounts
 from qmq.broker.groups.group import Group, SubjectFilter, is_exact
 from qmq.broker.groups.group_state import Ledger
@@ -51,7 +52,8 @@ _MOST_LOGS: Final = 16
 #: flight or in retry was stored.
 GROUP_COLUMNS: Final = (
     "group", "at_us", "mode", "follows", "consumers", "ready", "ready_exact", "oldest_us", "in_flight",
-    "in_flight_since_us", "in_retry", "in_retry_oldest_us", "dead", "delayed", "skipped", "filtered", *COUNT_NAMES,
+    "in_flight_since_us", "in_retry", "in_retry_oldest_us", "dead", "delayed", "skipped", "filtered",
+    "blocked", "blocked_slots", "blocked_retrying", *COUNT_NAMES,
 )  # fmt: skip
 _EXACT: Final = GROUP_COLUMNS.index("ready_exact")
 
@@ -214,11 +216,11 @@ class GroupStatistics:
         retried_us = self._oldest_retry(group, ledger)
         if retried_us is not None:
             oldest = retried_us if oldest is None else min(oldest, retried_us)
-        follows = group.outermost()
+        follows, blocked = group.outermost(), counts(store, group)
         return [
             group.name, now.wall_us, group.mode, follows, consumers, ready, exact, oldest, in_flight, since_us,
             ledger.retries.count, retried_us, len(ledger.dead), sum(delayed.get(prefix, 0) for prefix in follows),
-            group.skipped, group.filtered, *ledger.counts.row(),
+            group.skipped, group.filtered, blocked.messages, blocked.slots, blocked.retrying, *ledger.counts.row(),
         ], len(numbers)  # fmt: skip
 
     def _oldest_retry(self, group: Group, ledger: Ledger) -> int | None:

@@ -197,7 +197,7 @@ class Metrics:
         self._detailed.choose(names)
         ready, in_flight = defaultdict[str, int](int), defaultdict[str, int](int)
         oldest = defaultdict[str, float](float)
-        in_retry, delayed, dead, consumers = (defaultdict[str, int](int) for _ in range(4))
+        in_retry, delayed, dead, consumers, blocked = (defaultdict[str, int](int) for _ in range(5))
         retried, taken = defaultdict[str, float](float), defaultdict[str, float](float)
         grown = {name: defaultdict[str, float](float) for name in _COUNT_NAMES if name in _GROUP_COUNTS}
         for one in snapshot.brokers:
@@ -211,6 +211,7 @@ class Metrics:
                 delayed[label] += group.delayed
                 dead[label] += group.dead
                 consumers[label] += group.consumers
+                blocked[label] += group.blocked
                 retried[label] = max(retried[label], _age(group.in_retry_oldest, group.at))
                 taken[label] = max(taken[label], _age(group.in_flight_since, group.at))
                 for name, growth in self._counters.of_group(one, group):
@@ -226,6 +227,7 @@ class Metrics:
             ("delayed_messages", "Delayed messages that the group gets once they are due.", delayed),
             ("dead_messages", "Dead letters.", dead),
             ("consumers", "Consumers that are there.", consumers),
+            ("blocked_messages", "Ready messages that wait for an earlier one of their order key.", blocked),
         )
         for name, text, values in gauges:
             yield _gauge(f"group_{name}", text, labels, _by_name(values))

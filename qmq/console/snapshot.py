@@ -33,6 +33,7 @@ class GroupNow:
     ``delivered_rate`` includes messages that are handed out again; ``failed_rate`` counts attempts that failed: nacked,
     rejected, expired, and in flight at a consumer that fell silent. A broker with more than 200 groups that change all
     the time counts each group anew only every few seconds, so the rates of these groups change in steps.
+    ``blocked`` of the ready messages wait for an earlier one of their order key, as in GroupStats.
     """
 
     name: str
@@ -51,6 +52,9 @@ class GroupNow:
     delivered_rate: float
     acked_rate: float
     failed_rate: float
+    blocked: int = 0
+    blocked_slots: int = 0
+    blocked_retrying: int = 0
 
     def oldest_age(self, at: datetime) -> float:
         """Return the age in seconds of the oldest message that is ready, in flight or in retry; 0 without any."""
@@ -73,8 +77,15 @@ class GroupNow:
         if self.in_retry and not self.ready and not self.in_flight:
             return "failed messages wait for their next attempt"
         if self.ready and not self.delivered_rate:
-            return "consumers take nothing"
+            return self._blocked_reason() if self.blocked >= self.ready else "consumers take nothing"
         return "consumers are at work"
+
+    def _blocked_reason(self) -> str:
+        if not self.blocked_retrying:
+            return "all wait: their order keys are in flight"
+        if self.blocked_retrying == self.blocked_slots:
+            return "all wait: their order keys are in retry"
+        return "all wait: their keys are in flight or retry"
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +237,7 @@ def _merged(name: str, rows: Sequence[_GroupRow]) -> GroupNow:
         return GroupNow(
             name, (broker,), group.mode, tuple(group.follows), group.consumers, group.ready, group.ready_exact,
             group.in_flight, group.in_retry, group.dead, group.delayed, group.oldest, group.in_flight_since,
-            delivered_rate, acked_rate, failed_rate,
+            delivered_rate, acked_rate, failed_rate, group.blocked, group.blocked_slots, group.blocked_retrying,
         )  # fmt: skip
     groups = [row.group for row in rows]
     return GroupNow(
@@ -246,6 +257,9 @@ def _merged(name: str, rows: Sequence[_GroupRow]) -> GroupNow:
         delivered_rate=sum(row.delivered_rate for row in rows),
         acked_rate=sum(row.acked_rate for row in rows),
         failed_rate=sum(row.failed_rate for row in rows),
+        blocked=sum(group.blocked for group in groups),
+        blocked_slots=sum(group.blocked_slots for group in groups),
+        blocked_retrying=sum(group.blocked_retrying for group in groups),
     )
 
 

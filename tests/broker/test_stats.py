@@ -12,6 +12,7 @@ from qmq.broker.groups.counts import COUNT_NAMES
 from qmq.broker.ports.commands import Administer
 from qmq.broker.ports.effects import Administered, StatsWanted
 from qmq.errors import InvalidOption
+from qmq.format.layout import LANE_ORDERED
 from qmq.format.private import private_subject
 from qmq.net.protocol.types import Disposition
 from tests.broker.delay.test_delay import delay
@@ -307,3 +308,25 @@ def test_wrong_fields_are_refused(tmp_path: Path) -> None:
     assert isinstance(
         driven.do(Administer(99, driven.request(), "stats", {"after": "a", "limit": -5}))[0], Administered
     )
+
+
+@pytest.mark.parametrize("prefix", ["a.", "a.x", ""])
+def test_what_waits_for_an_order_key_is_counted(tmp_path: Path, prefix: str) -> None:
+    driven = Driven(tmp_path)
+    for lane in (LANE_ORDERED, LANE_ORDERED | 7) * 3:
+        driven.do(driven.send_command({"a.x": [b"x"]}, lane=lane))
+    one, two = Consumer(driven, "one", prefix), Consumer(driven, "two", prefix)
+
+    def counted() -> list[int]:
+        return [row(driven)[name] for name in ("ready", "blocked", "blocked_slots", "blocked_retrying")]
+
+    assert counted() == [6, 0, 0, 0]
+    one.pull(1)
+    assert counted() == [5, 2, 1, 0]
+    two.pull(1)
+    assert counted() == [4, 4, 2, 0]
+    one.back(0, 1, Disposition.NACK, 60_000_000)
+    assert counted() == [4, 4, 2, 1]
+    two.ack(0)
+    assert counted() == [4, 2, 1, 1]
+    driven.close()

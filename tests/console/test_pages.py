@@ -105,6 +105,35 @@ async def test_a_message_of_many_groups_shows_those_in_trouble_first() -> None:
             assert "No group has “nobody”" in await page(browser, f"/messages/{receipt.id}?group=nobody")
 
 
+async def test_a_group_says_which_order_keys_hold_messages_up() -> None:
+    with qmq.testing.broker() as broker:
+        async with qmq.connect(broker.url) as client, running_console(broker.url) as console:
+            for key in ("<b>fails", "slow") * 2:
+                await client.send("pay.order", b"x", order_key=key)
+            async with (
+                client.subscribe("pay.", group="pay", consumer="one", retry_delays=["1h"]) as one,
+                client.subscribe("pay.", group="pay", consumer="two") as two,
+            ):
+                (failed,) = await one.pull(max_count=1, min_count=1, timeout=60)
+                await failed.nack(reason="<i>down")
+                (held,) = await two.pull(max_count=1, min_count=1, timeout=60)
+                watch, last = console.app.state.watch, 0
+                now = None
+                while now is None or now.blocked < 2 or now.failed_rate:
+                    now, last = (await watch.newer_than(last)).groups.get("pay"), watch.latest.number
+                    watch.look()
+                text = unescape(await page(Browser(console.port), "/groups/pay"))
+                reply = await Browser(console.port).ask("GET", "/api/groups/pay")
+    assert "all wait: their keys are in flight or retry" in text
+    by_key = dict(re.findall(r'"Order key" class="long">(\S+) <small>slot \d+</small></td>(.*?)</tr>', text))
+    assert set(by_key) == {"<b>fails", "slow"}
+    assert f'href="/messages/{failed.id}">comes again in ' in by_key["<b>fails"]
+    assert "after 1 failed attempt: <i>down" in by_key["<b>fails"]
+    assert f'href="/messages/{held.id}">is in flight at two</a>' in by_key["slow"]
+    found = {one["order_key"]: one for row in reply.json()["rows"] for one in row["blocked"]}
+    assert (found["slow"]["consumer"], found["<b>fails"]["failure"]) == ("two", "<i>down")
+
+
 async def test_each_page_shows_what_is_there_and_html_as_text() -> None:
     async with console_of_a_shop() as (browser, _, ids):
         shown = await page(browser, "/")

@@ -95,6 +95,23 @@ def test_rates_since_any_other_snapshot() -> None:
         ({"ready": 1, "consumers": 1, "failed_rate": 2.0, "acked_rate": 1.0}, "most attempts fail"),
         ({"in_retry": 1, "consumers": 1}, "failed messages wait for their next attempt"),
         ({"ready": 1, "consumers": 1}, "consumers take nothing"),
+        ({"ready": 2, "consumers": 1, "blocked": 1, "blocked_slots": 1}, "consumers take nothing"),
+        (
+            {"ready": 2, "consumers": 1, "blocked": 2, "blocked_slots": 2},
+            "all wait: their order keys are in flight",
+        ),
+        (
+            {"ready": 2, "consumers": 1, "in_retry": 1, "blocked": 2, "blocked_slots": 2, "blocked_retrying": 2},
+            "all wait: their order keys are in retry",
+        ),
+        (
+            {"ready": 2, "consumers": 1, "in_retry": 1, "blocked": 2, "blocked_slots": 2, "blocked_retrying": 1},
+            "all wait: their keys are in flight or retry",
+        ),
+        (
+            {"ready": 1, "consumers": 1, "blocked": 1, "blocked_slots": 1, "delivered_rate": 1.0},
+            "consumers are at work",
+        ),
         ({"ready": 1, "consumers": 1, "delivered_rate": 1.0, "acked_rate": 1.0}, "consumers are at work"),
     ],
 )

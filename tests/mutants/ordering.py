@@ -12,6 +12,7 @@ _ORDER: Final = ("tests/broker/delivery/order/test_order.py",)
 _WAITING: Final = ("tests/broker/delivery/order/test_order_waiting.py",)
 _RETRIES: Final = ("tests/broker/groups/test_priorities_retries.py",)
 _RETENTION: Final = ("tests/broker/delivery/order/test_order_retention.py",)
+_BLOCKED: Final = ("tests/broker/delivery/order/test_blocked.py",)
 _CLIENT: Final = ("tests/net/client/consumer/test_order_keys.py",)
 
 OF_ORDER: Final = (
@@ -236,6 +237,18 @@ OF_ORDER: Final = (
         "Delivery._wake_own",
         never("ledger is not None and ledger.order is not None and ledger.order.is_freed"),
         _ORDER,
+    ),
+    Mutant(
+        "read the message that holds a slot up beside the turns",
+        "blocked:_with_message",
+        never("not partition.page_cache.has(position, size)"),
+        _BLOCKED,
+    ),
+    Mutant(
+        "know after a start which slots hold messages up",
+        "current_order",
+        skip("ledger.order.renew()"),
+        _BLOCKED,
     ),
     Mutant(
         "release in the client what follows a failed message",

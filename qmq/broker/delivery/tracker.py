@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from typing import Any
 
 import msgpack
@@ -11,7 +10,7 @@ import numpy as np
 
 from qmq.broker.delivery.ack_deadline import AckDeadlines
 from qmq.broker.delivery.eligibility import Eligibility, OrderEligibility, share_of
-from qmq.broker.delivery.order.places import StoreSlots, ordered_runs, rebuild
+from qmq.broker.delivery.order.places import ordered_runs, use_order
 from qmq.broker.delivery.redeliver import Redelivery, ledger_and_member
 from qmq.broker.error_log.error_log import PASSED_AFTER_US, Retries
 from qmq.broker.groups.counts import GroupCounts
@@ -20,7 +19,6 @@ from qmq.broker.groups.group_state import Ledger
 from qmq.broker.groups.member import Member
 from qmq.broker.groups.membership import NOTHING_WAITS, DueRetries, Membership, Offer
 from qmq.broker.groups.message_ranges import MessageParts, WholeRuns, lane_kind_of, parts_of, ranges_of
-from qmq.broker.groups.order_slots import OrderSlots
 from qmq.broker.groups.priorities import rank_of
 from qmq.broker.journal.record_types import MOST_RANGES_A_RECORD, MessageRange, RecordKind, unflat
 from qmq.broker.ports.commands import DispositionRange, Heartbeat, Now, Pull, Subscribe
@@ -235,7 +233,7 @@ class DeliveryTracker:
             subscription.find_lanes(self._store)
             if not any(LANE_ORDERED in base.lanes for base in subscription.filters):
                 return
-            group.ledger.use_order(OrderSlots(StoreSlots(self._store), partial(rebuild, self._store, group)))
+            use_order(self._store, group)
         assert group.ledger.order is not None
         group.ledger.order.renew()
 

@@ -265,6 +265,12 @@ class Retries:
         """Return the retries in the schedule, in blocks: RETRY_ITEMS[n]; see ``left_of``. Reads files."""
         return self._schedule.all()
 
+    def in_memory(self, most: int) -> np.ndarray[Any, np.dtype[np.void]]:
+        """Return the retries that are due and in memory, and up to *most* others, about those that fall due first:
+        RETRY_ITEMS[n]; see ``left_of``. Reads no file.
+        """
+        return np.concatenate((packed(self.waiting()), self._schedule.some_in_memory(most)))
+
     def first_of_logs(self, most: int) -> list[RetryItem]:
         """Return the first retry of each log (subject or partition), of the retries that are due and of up to *most*
         others in memory, for *most* logs at most. Reads no file.

@@ -192,6 +192,10 @@ class InFlight:
                 return
             yield from pull.between(start, end)
 
+    def pull_of(self, sequence: int) -> InFlightPull:
+        """Return the pull that got a delivery sequence, which is in flight."""
+        return self.pulls[bisect_right(self.pulls, sequence, key=_first) - 1]
+
     def replace(self, start: int, ranges: list[InFlightRange]) -> None:
         """Let the messages from delivery sequence *start* on, of one pull, be these ranges: copies of the same
         messages.

@@ -200,6 +200,34 @@ class OrderSlots:
             found.update(slots[self._owners[slots] == consumer].tolist())
         return list(found)
 
+    def are_retrying(self, slots: Numbers) -> npt.NDArray[np.bool_]:
+        """Return which of the slots, all of them among ``taken``, wait for a retry."""
+        return self._is_retrying[slots]
+
+    def first_in_flight(self, member: Member, slots: set[int]) -> dict[int, int]:
+        """Return the delivery sequence of the first message in flight of each of these slots that a consumer has."""
+        found = dict[int, int]()
+        wanted = np.zeros(len(self._owners), np.bool_)
+        wanted[[slot for slot in slots if self.owner(slot) == member.number]] = True
+        left = int(np.count_nonzero(wanted))
+        for runs in self._runs.get(member.number, ()):
+            if not left:
+                break
+            for at in np.flatnonzero(wanted[runs.slots]).tolist():
+                slot = int(runs.slots[at])
+                unhandled = member.in_flight.unhandled(int(runs.starts[at]), int(runs.ends[at]))
+                if unhandled and wanted[slot]:
+                    found[slot], wanted[slot], left = unhandled[0][0], False, left - 1
+        return found
+
+    def place_in_flight(self, consumer: int, slot: int, sequence: int) -> int:
+        """Return the place in its slot of the message that a consumer has in flight with a delivery sequence."""
+        return next(
+            int(places[slots == slot][0])
+            for slots, places, _ in self._between(consumer, sequence, sequence + 1)
+            if (slots == slot).any()
+        )
+
     # --- messages in flight ------------------------------------------------------------------------------------------
 
     def given(self, consumer: int, runs: OrderedRuns) -> None:

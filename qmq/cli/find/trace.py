@@ -145,6 +145,10 @@ def _facts(found: Trace) -> list[tuple[str, str]]:
     pairs.append(("subject", f"{escape(message.subject)}{sequence}"))
     if message.keys:
         pairs.append(("key" if len(message.keys) == 1 else "keys", escape(visible(", ".join(message.keys)))))
+    if message.order_key is not None:
+        pairs.append(("order key", escape(visible(message.order_key))))
+    if message.priority != "normal":
+        pairs.append(("priority", message.priority))
     if message.tags:
         pairs.append(("tags", escape(visible(", ".join(message.tags)))))
     pairs.append(("stored", f"{iso(message.stored_at)}, {size(message.size)}, at {message.broker}"))

@@ -11,13 +11,14 @@ from qmq import connect
 from qmq.cli.common.completion import complete_groups
 from qmq.cli.common.connect import admin_options, run
 from qmq.cli.common.formatting import age, age_of, number
-from qmq.cli.common.listing import Fields, are_several, end_if_incomplete, in_cell, output_options, show
+from qmq.cli.common.listing import Fields, are_several, end_if_incomplete, in_cell, is_for_people, output_options, show
+from qmq.cli.manage.blocked import blocked_fields, blocked_text
 from qmq.names import check_group_or_member
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from qmq import ConsumerInfo
+    from qmq import BlockedSlot, ConsumerInfo, GroupInfo
 
 FIELDS: Final[Fields[ConsumerInfo]] = {
     "consumer": lambda info: info.name,
@@ -42,7 +43,9 @@ _BLOCKED_S: Final = 1.0
 def consumers(group: str, as_json: bool, header: bool, server: str, timeout: float) -> None:
     """List the consumers of GROUP, or of one member of a broadcast group, GROUP@CONSUMER: how many messages each has in
     flight and since when the oldest of them, when it last got messages, when the broker last heard from it, and for
-    how long its event loop had been blocked then (silent and stalled, in seconds, in a pipe and in JSON).
+    how long its event loop had been blocked then (silent and stalled, in seconds, in a pipe and in JSON). Below stand
+    the order keys that hold messages up, at most 20: who has the earlier message, or when it comes again (in JSON
+    "blocks" of each consumer).
 
     \b
     Example:
@@ -50,21 +53,45 @@ def consumers(group: str, as_json: bool, header: bool, server: str, timeout: flo
     """
     check_group_or_member(group)
 
-    async def load() -> tuple[list[ConsumerInfo], bool]:
+    async def load() -> tuple[list[ConsumerInfo], list[GroupInfo], bool]:
         async with connect(server, admin_timeout=timeout) as client:
-            return await client.admin.consumers(group), not client.admin.missed
+            infos = await client.admin.groups(group)
+            missed = set(client.admin.missed)
+            found = await client.admin.consumers(group)
+            return found, infos, not missed.union(client.admin.missed)
 
-    found, is_whole = run(load())
+    found, infos, is_whole = run(load())
+    blocked = [(info.broker, slot) for info in infos for slot in info.blocked]
+    nested: Fields[ConsumerInfo] = {
+        "blocks": lambda info: [
+            blocked_fields(slot) for broker, slot in blocked if (broker, slot.consumer) == (info.broker, info.name)
+        ]
+    }
     none, caption = f"{group} has no consumers now", number(len(found), "consumer")
-    show(found, FIELDS, _table, as_json=as_json, header=header, none=none, caption=caption)
+    show(found, FIELDS, _table, as_json=as_json, header=header, none=none, caption=caption, nested=nested)
+    if blocked and is_for_people(as_json):
+        _print_blocked([slot for _, slot in blocked])
     end_if_incomplete(is_whole)
+
+
+def _print_blocked(blocked: Sequence[BlockedSlot]) -> None:
+    from rich.console import Console
+
+    from qmq.cli.common.tables import folded
+
+    width = Console().width
+    click.echo("")
+    for slot in blocked:
+        click.echo(click.style(folded(blocked_text(slot), width), "yellow"))
 
 
 def _table(found: Sequence[ConsumerInfo], width: int) -> Table:
     from qmq.cli.common.tables import WIDE, alarming, table_of
 
     is_wide, several = width >= WIDE, are_several(found)
-    names = ("state", "in flight", "oldest", "last pull", "last heard", "loop blocked")
+    has_slots = any(info.order_slots for info in found)
+    names = ("state", "in flight", *(("order keys",) if has_slots else ()), "oldest", "last pull", "last heard",
+             "loop blocked")  # fmt: skip
     table = table_of("consumer", [name if is_wide else name.replace(" ", "\n") for name in names])
     if is_wide and several:
         table.add_column("broker", no_wrap=True)
@@ -74,6 +101,7 @@ def _table(found: Sequence[ConsumerInfo], width: int) -> Table:
             f"[bold]{info.name}[/]" + ("" if is_wide else in_cell(info, several)),
             alarming("online" if info.online else "offline", lost, "yellow"),
             alarming(number(info.in_flight), lost, "yellow"),
+            *([number(info.order_slots)] if has_slots else []),
             age_of(info.in_flight_since),
             age_of(info.last_pull),
             age(info.silent),

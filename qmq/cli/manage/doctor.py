@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from importlib import metadata
+from itertools import islice
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import click
@@ -16,6 +17,7 @@ from qmq.cli.common.connect import admin_options, run
 from qmq.cli.common.errors import EXIT_FAILED
 from qmq.cli.common.formatting import age, age_of, number, visible
 from qmq.cli.common.listing import Fields, is_for_people, output_options, show
+from qmq.cli.manage.blocked import blocked_text
 from qmq.errors import QmqError
 from qmq.net.client.address import parse_url
 
@@ -32,6 +34,12 @@ _SKEW_S: Final = 5.0
 _BLOCKED_S: Final = 1.0
 #: The most of one kind that are shown on a terminal.
 _MOST_SHOWN: Final = 10
+#: A message in flight for longer that holds up others of its order key is a problem, and so is a retry that does, where
+#: messages of the group have waited for longer than the second.
+_HELD: Final = timedelta(minutes=1)
+_WAITED: Final = timedelta(minutes=10)
+#: The most groups whose order keys are looked at.
+_MOST_BLOCKED: Final = 20
 #: The most subjects, and groups with messages in flight, that are looked at.
 _MOST: Final = 1_000
 
@@ -60,8 +68,9 @@ def doctor(as_json: bool, header: bool, server: str, timeout: float) -> None:
     """Say what is wrong with brokers, groups and consumers, and what to do about it.
 
     It asks each broker for its problems (disks, damaged files, checkpoints, an open address), compares versions and
-    clocks, and looks for dead letters, groups that nobody serves, messages that wait for long, consumers whose event
-    loop is blocked, and names that are probably mistyped. Ends with 1 if there is an error; warnings end with 0.
+    clocks, and looks for dead letters, groups that nobody serves, messages that wait for long, order keys that hold
+    messages up, consumers whose event loop is blocked, and names that are probably mistyped. Ends with 1 if there is an
+    error; warnings end with 0.
 
     \b
     Examples:
@@ -115,7 +124,10 @@ async def _examine(url: str, timeout: float) -> list[Ailment]:
         consumers: list[tuple[str, ConsumerInfo]] = []
         for group in [group.name for group in groups if group.in_flight][:_MOST]:
             consumers += [(group, consumer) for consumer in await client.admin.consumers(group)]
-    found = [*_of_broker(info, datetime.now(UTC)), *_of_groups(groups, datetime.now(UTC)), *_of_consumers(consumers)]
+        stuck = list(islice((group.name for group in groups if _may_be_stuck(group, datetime.now(UTC))), _MOST_BLOCKED))
+        blocked = [one for name in stuck for one in await client.admin.groups(name)]
+    found = [*_of_broker(info, datetime.now(UTC)), *_of_groups(groups, datetime.now(UTC)), *_of_consumers(consumers),
+             *_of_order_keys(blocked, datetime.now(UTC))]  # fmt: skip
     if len(subjects) < _MOST:
         found += _of_names(groups, subjects)
     return [Ailment(level, code, info.broker, message) for level, code, message in found]
@@ -169,6 +181,22 @@ def _of_groups(groups: Iterable[GroupInfo], now: datetime) -> Iterator[_Found]:
                 f"group {name} missed {number(group.skipped, 'message')}, which retention dropped before it took them"
             )
             yield "warning", "skipped", f"{text}: raise retention_ms, or have it keep up"
+
+
+def _may_be_stuck(group: GroupInfo, now: datetime) -> bool:
+    """Return whether some order key of a group may have held messages up for long."""
+    return bool(group.blocked) and group.oldest is not None and now - group.oldest > _HELD
+
+
+def _of_order_keys(groups: Iterable[GroupInfo], now: datetime) -> Iterator[_Found]:
+    for group in groups:
+        for slot in group.blocked:
+            least = _HELD if slot.reason == "in_flight" else _WAITED
+            since = slot.since if slot.reason == "in_flight" else group.oldest
+            if since is not None and now - since > least:
+                name = slot.message_id or "ID"
+                what = f"see `qmq trace {name}`, and mend what its handler does with it"
+                yield "warning", "order_key", f"group {group.name}: {blocked_text(slot)}; {what}"
 
 
 def _of_consumers(consumers: Iterable[tuple[str, ConsumerInfo]]) -> Iterator[_Found]:

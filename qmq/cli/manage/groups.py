@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -26,6 +25,7 @@ from qmq.cli.common.listing import (
     show,
     show_details,
 )
+from qmq.cli.manage.blocked import blocked_fields, blocked_text
 from qmq.durations import duration_text
 from qmq.errors import InvalidOption
 from qmq.names import check_group_or_member
@@ -33,7 +33,7 @@ from qmq.names import check_group_or_member
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from qmq import BlockedSlot, GroupInfo
+    from qmq import GroupInfo
 
 FIELDS: Final[Fields[GroupInfo]] = {
     "group": lambda info: info.name,
@@ -53,7 +53,7 @@ FIELDS: Final[Fields[GroupInfo]] = {
 }
 NESTED: Final[Fields[GroupInfo]] = {
     "settings": lambda info: info.settings,
-    "blocked": lambda info: [_blocked_fields(one) for one in info.blocked],
+    "blocked": lambda info: [blocked_fields(one) for one in info.blocked],
 }
 
 #: Columns of a table that are left out where all are 0.
@@ -108,8 +108,8 @@ def list_groups(as_json: bool, header: bool, server: str, timeout: float) -> Non
 @json_option
 @admin_options
 def show_group(group: str, as_json: bool, server: str, timeout: float) -> None:
-    """Show GROUP: all that it follows, the state of its messages, and its settings. Of a broadcast group it shows each
-    member.
+    """Show GROUP: all that it follows, the state of its messages, which order keys hold messages up, by whom and since
+    when, and its settings. Of a broadcast group it shows each member.
 
     \b
     Example:
@@ -297,23 +297,9 @@ def _about(info: GroupInfo) -> str:
     return "" if info.ready_exact else "~"
 
 
-def _blocked_fields(slot: BlockedSlot) -> dict[str, object]:
-    fields = asdict(slot)
-    return fields | {"since": None if slot.since is None else iso(slot.since)}
-
-
-def _blocked(slot: BlockedSlot) -> str:
-    """Return which messages wait, for what and since when."""
-    if slot.reason == "retrying":
-        why = "an earlier one is to be delivered again first"
-    else:
-        why = f"{slot.consumer} has an earlier one in flight"
-        if slot.since is not None:
-            why += f", since {age_of(slot.since)}"
-    return f"{number(slot.waiting, 'message')} of slot {slot.slot} of {slot.subject}: {why}"
-
-
 def _pairs(info: GroupInfo) -> list[tuple[str, str]]:
+    from rich.markup import escape
+
     from qmq.cli.common.tables import alarming
 
     ready = f"{_about(info)}{info.ready:,}"
@@ -339,7 +325,7 @@ def _pairs(info: GroupInfo) -> list[tuple[str, str]]:
         ("filtered", f"{info.filtered:,}"),
         ("delayed", f"{info.delayed:,}"),
     ]
-    pairs += [("blocked", alarming(_blocked(one), True, "yellow")) for one in info.blocked]
+    pairs += [("blocked", alarming(escape(blocked_text(one)), True, "yellow")) for one in info.blocked]
     return pairs + [(name, shown_value(name, value)) for name, value in info.settings.items()]
 
 

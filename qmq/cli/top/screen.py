@@ -364,6 +364,10 @@ def about(group: GroupNow, at: datetime) -> str:
         parts.append(f"the oldest message has waited for {age(group.oldest_age(at))}")
     if reason:
         parts.append(reason)
+    if group.blocked:
+        slots = number(group.blocked_slots, "slot")
+        retrying = f", {group.blocked_retrying:,} of them in retry" if group.blocked_retrying else ""
+        parts.append(f"{number(group.blocked, 'message')} wait for {slots} of order keys{retrying}")
     if group.in_flight_since is not None:
         parts.append(f"one pull is in flight for {age(group.in_flight_age(at))}")
     parts.append(f"{group.mode}, follows {', '.join(one or 'everything' for one in group.follows[:3]) or 'nothing'}")

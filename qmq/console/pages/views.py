@@ -204,13 +204,14 @@ async def _consumers(client: Client, name: str) -> list[ConsumerInfo]:
 def _now_of(infos: list[GroupInfo]) -> GroupNow:
     """Return a group that no snapshot has yet, or no more."""
     oldest = min((info.oldest for info in infos if info.oldest is not None), default=None)
-    first = infos[0]
+    first, blocked = infos[0], [slot for info in infos for slot in info.blocked]
     return GroupNow(
         first.name, tuple(info.broker for info in infos), first.mode, tuple(first.follows),
         sum(info.consumers for info in infos), sum(info.ready for info in infos),
         all(info.ready_exact for info in infos), sum(info.in_flight for info in infos),
         sum(info.in_retry for info in infos), sum(info.dead for info in infos), sum(info.delayed for info in infos),
-        oldest, None, 0.0, 0.0, 0.0,
+        oldest, None, 0.0, 0.0, 0.0, sum(slot.waiting for slot in blocked), len(blocked),
+        sum(slot.reason == "retrying" for slot in blocked),
     )  # fmt: skip
 
 

@@ -56,6 +56,16 @@ def test_eighty_columns_say_which_group_is_behind_since_when_and_why() -> None:
     assert "no consumer is there" in View(snapshot()).draw(200, 24).plain
 
 
+def test_blocked_order_keys_are_named_below() -> None:
+    group = group_stats("pay", ready=3, oldest=at(0), consumers=2, blocked=3, blocked_slots=2, blocked_retrying=1)
+    text = " ".join(View(snapshot(group)).draw(200, 24).plain.split())
+    assert (
+        "all wait: their keys are in flight or retry; 3 messages wait for 2 slots of order keys, 1 of them in retry"
+        in text
+    )
+    assert View(snapshot(group)).draw(80, 24).plain.count("2 slots of order keys") == 1
+
+
 def test_the_whole_name_of_the_chosen_group_is_shown_and_why_it_is_behind() -> None:
     view = View(snapshot(group_stats(LONG, ready=1, oldest=at(0)), group_stats("b")))
     text = press(view, "n").draw(80, 24).plain

@@ -1,95 +1,247 @@
-"""The slots of order keys that hold messages up: behind which, by whom, since when, and why."""
+"""The slots of order keys that hold messages up: behind which message, who has it, since when, and why."""
 
 from __future__ import annotations
 
 from contextlib import suppress
+from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
+from qmq.broker.delivery.order.places import current_order, slots_of
+from qmq.broker.error_log.error_log import RetryItem, unpacked
 from qmq.broker.groups.group import Group
 from qmq.broker.groups.group_state import Ledger
-from qmq.errors import StorageError
+from qmq.broker.groups.message_ranges import PARTITIONS, RunPart, parts_of
+from qmq.broker.groups.order_slots import OrderSlots
+from qmq.errors import BadBatch, StorageError
 from qmq.format.layout import LANE_ORDERED
-from qmq.storage.store import Store
+from qmq.format.pieces import StoredBatch
+from qmq.storage.store import NotInMemory, Store
 
 #: The most slots of one list, the longest blocked first.
 MOST_BLOCKED: Final = 20
 #: Slots that are looked at for such a list.
 _MOST_LOOKED: Final = 65_536
+#: Retries in memory among which that of a slot is looked for, and ranges of them that are looked into.
+_MOST_RETRIES: Final = 16_384
+_MOST_RANGES: Final = 64
+_PARTITION_BITS: Final = 0xFFFF
 
 IN_FLIGHT: Final = "in_flight"
 RETRYING: Final = "retrying"
 
 
 class BlockingSlot(NamedTuple):
-    """A slot with messages that wait for an earlier one of it, which is in flight or retrying."""
+    """A slot with messages that wait for an earlier one of it, which is in flight or retrying.
+
+    What is None is not known, or was not asked for: see ``with_details``.
+    """
 
     subject: str
     slot: int
     #: Messages that no consumer had yet.
     waiting: int
     reason: str
-    #: The consumer that has messages of the slot in flight, and since when; None where a retry holds it up.
+    #: The consumer that has messages of the slot in flight.
     consumer: str | None
-    since_us: int | None
+    #: Since when the consumer has the message in flight, or when the attempt of the retry failed.
+    since_us: int | None = None
+    #: When the retry is due.
+    due_us: int | None = None
+    #: The attempt that is under way, or attempts that have failed; 0: not known.
+    attempts: int = 0
+    #: The reason why the last attempt failed.
+    failure: str = ""
+    message_id: str | None = None
+    order_key: str | None = None
+
+
+class BlockedCounts(NamedTuple):
+    """Slots that hold messages up, how many of them by a retry, and the messages that no consumer had yet."""
+
+    slots: int
+    retrying: int
+    messages: int
+
+
+def counts(store: Store, group: Group) -> BlockedCounts:
+    """Count the slots of a group that hold messages up, and these messages."""
+    found = _blocked(store, group)
+    if found is None:
+        return BlockedCounts(0, 0, 0)
+    order, numbers, waiting = found
+    return BlockedCounts(len(numbers), int(np.count_nonzero(order.are_retrying(numbers))), int(waiting.sum()))
 
 
 def blocked_slots(store: Store, group: Group) -> list[BlockingSlot]:
-    """Return the slots of a group that hold messages up, the longest blocked first, at most MOST_BLOCKED."""
-    ledger = group.ledger
-    order = None if ledger is None else ledger.order
-    if ledger is None or order is None or order.is_stale:
-        return []
-    slots = order.taken()[:_MOST_LOOKED]
-    ends = store.subjects.ends[slots].astype(np.int64)
-    waiting = ends - group.cursors.upto(store.subjects.count)[slots].astype(np.int64)
-    found, since = list[BlockingSlot](), _since(ledger)
-    for slot, count in zip(slots.tolist(), waiting.tolist(), strict=True):
-        if count > 0:
-            member = ledger.members.get(order.owner(slot))
-            is_retrying = order.first_retry(slot) is not None
-            with suppress(StorageError):  # its name is damaged
-                found.append(
-                    BlockingSlot(
-                        store.subjects.name(slot), store.subjects.lane(slot) - LANE_ORDERED, count,
-                        RETRYING if is_retrying else IN_FLIGHT, None if member is None else member.name,
-                        since.get(slot),
-                    )
-                )  # fmt: skip
-    found.sort(key=lambda one: (one.since_us is not None, one.since_us or 0))
-    return found[:MOST_BLOCKED]
+    """Return the slots of a group that hold messages up, those with a retry first, then the longest blocked, at most
+    MOST_BLOCKED.
+    """
+    return [slot for _, slot in _chosen(store, group, MOST_BLOCKED)]
+
+
+def with_details(store: Store, group: Group) -> list[BlockingSlot]:
+    """Return the slots as ``blocked_slots`` does, with all that is known of the message that holds each up, the longest
+    blocked first. Raises NotInMemory.
+    """
+    current_order(store, group)
+    found = [_detailed(store, group, number, slot) for number, slot in _chosen(store, group, MOST_BLOCKED)]
+    return sorted(found, key=lambda one: (one.since_us is not None, one.since_us or 0))
 
 
 def blocked_by(store: Store, group: Group, number: int) -> str:
     """Return why messages of a subject number are not handed out that no consumer had yet; "" where nothing holds them
-    up.
+    up. Raises NotInMemory.
     """
     ledger = group.ledger
-    order = None if ledger is None else ledger.order
-    if ledger is None or order is None or order.is_stale or store.subjects.lane(number) < LANE_ORDERED:
+    order = current_order(store, group) if store.subjects.lane(number) >= LANE_ORDERED else None
+    if ledger is None or order is None:
         return ""
-    slot = store.subjects.lane(number) - LANE_ORDERED
-    if order.first_retry(number) is not None:
-        return f"an earlier message of its order key (slot {slot}) is to be delivered again first"
-    member = ledger.members.get(order.owner(number))
-    if member is None:
+    if order.first_retry(number) is None and not order.owner(number):
         return ""
-    return f"consumer {member.name} has earlier messages of its order key (slot {slot}) in flight"
-
-
-def _since(ledger: Ledger) -> dict[int, int]:
-    """Return since when the first message in flight of each slot is so."""
-    found = dict[int, int]()
-    order = ledger.order
-    assert order is not None
-    for member in ledger.members.values():
-        for pull in member.in_flight.pulls:
-            for slot in order.slots_in_flight(member.number, pull.first, pull.first + pull.total):
-                found.setdefault(slot, pull.taken_us)
-    return found
+    slot = _detailed(store, group, number, _slot(store, ledger, order, number, 0))
+    which = "of its order key" if slot.order_key is None else f"of order key {slot.order_key!r}"
+    name = f"an earlier message {which} (slot {slot.slot}{f', {slot.message_id}' if slot.message_id else ''})"
+    if slot.reason == IN_FLIGHT:
+        since = "" if slot.since_us is None else f" since {_time(slot.since_us)}"
+        return f"consumer {slot.consumer} has {name} in flight{since}"
+    due = "" if slot.due_us is None else f", due {_time(slot.due_us)}"
+    why = f": {slot.failure}" if slot.failure else ""
+    return f"{name} is to be delivered again first{due}{why}"
 
 
 def rows_of(found: list[BlockingSlot]) -> list[dict[str, Any]]:
     """Return slots for an answer."""
     return [one._asdict() for one in found]
+
+
+def _time(time_us: int) -> str:
+    at = datetime.fromtimestamp(time_us // 1_000_000, UTC)
+    return f"{at:%Y-%m-%dT%H:%M:%S}.{time_us // 1_000 % 1_000:03}Z"
+
+
+def _blocked(
+    store: Store, group: Group
+) -> tuple[OrderSlots, npt.NDArray[np.int64], npt.NDArray[np.int64]] | None:  # fmt: skip
+    """Return the slots of a group that hold messages up, and how many each; None without any."""
+    order = None if group.ledger is None else group.ledger.order
+    if order is None or order.is_stale:
+        return None
+    slots = order.taken()[:_MOST_LOOKED]
+    ends = store.subjects.ends[slots].astype(np.int64)
+    waiting = ends - group.cursors.upto(store.subjects.count)[slots].astype(np.int64)
+    is_blocked = waiting > 0
+    return order, slots[is_blocked], waiting[is_blocked]
+
+
+def _chosen(store: Store, group: Group, most: int) -> list[tuple[int, BlockingSlot]]:
+    """Return up to *most* slots that hold messages up, each with its subject number, before what takes a read."""
+    ledger, blocked = group.ledger, _blocked(store, group)
+    if ledger is None or blocked is None:
+        return []
+    order, numbers, waiting = blocked
+    since = _since(ledger, order, numbers[~order.are_retrying(numbers)])
+    first = np.argsort([since.get(number, 0) for number in numbers.tolist()], kind="stable")
+    found = list[tuple[int, BlockingSlot]]()
+    for at in first.tolist():
+        number = int(numbers[at])
+        with suppress(StorageError):  # its name is damaged
+            slot = _slot(store, ledger, order, number, int(waiting[at]))
+            found.append((number, slot._replace(since_us=since.get(number))))
+        if len(found) == most:
+            break
+    return found
+
+
+def _slot(store: Store, ledger: Ledger, order: OrderSlots, number: int, waiting: int) -> BlockingSlot:
+    """Return a slot with what is known without a look at its messages. Raises StorageError."""
+    member = ledger.members.get(order.owner(number))
+    reason = IN_FLIGHT if order.first_retry(number) is None else RETRYING
+    slot = store.subjects.lane(number) - LANE_ORDERED
+    return BlockingSlot(store.subjects.name(number), slot, waiting, reason, None if member is None else member.name)
+
+
+def _since(ledger: Ledger, order: OrderSlots, numbers: npt.NDArray[np.int64]) -> dict[int, int]:
+    """Return since when the first message in flight of each of these slots is so."""
+    found, wanted = dict[int, int](), set(numbers.tolist())
+    for member in ledger.members.values():
+        for slot, sequence in order.first_in_flight(member, wanted).items():
+            found[slot] = member.in_flight.pull_of(sequence).taken_us
+    return found
+
+
+def _detailed(store: Store, group: Group, number: int, slot: BlockingSlot) -> BlockingSlot:
+    """Return a slot with what is known of the message that holds it up. Raises NotInMemory."""
+    ledger = group.ledger
+    assert ledger is not None
+    assert ledger.order is not None
+    order = ledger.order
+    with suppress(StorageError, BadBatch):  # who reads the message finds out what is wrong with it
+        if slot.reason == RETRYING:
+            place = order.first_retry(number)
+            retry = None if place is None else _retry_at(store, group, ledger, order, number, place)
+            if retry is not None:
+                slot = slot._replace(
+                    since_us=retry.failed_at_us, due_us=retry.due_us, attempts=retry.attempt - 1, failure=retry.reason
+                )
+            return slot if place is None else _with_message(store, number, place, slot)
+        member = ledger.members[order.owner(number)]
+        for sequence in order.first_in_flight(member, {number}).values():
+            attempts = [one.attempt for one in member.in_flight.between(sequence, sequence + 1)]
+            taken_us = member.in_flight.pull_of(sequence).taken_us
+            slot = slot._replace(since_us=taken_us, attempts=attempts[0])
+            return _with_message(store, number, order.place_in_flight(member.number, number, sequence), slot)
+    return slot
+
+
+def _with_message(store: Store, number: int, place: int, slot: BlockingSlot) -> BlockingSlot:
+    """Return a slot with id and order key of the message at a place in it. Raises NotInMemory, StorageError,
+    BadBatch.
+    """
+    part = _part_at(store, number, place)
+    if part is None:
+        return slot
+    position, size = part.entry[1], part.entry[10]
+    partition = store.partitions[part.partition]
+    if not partition.page_cache.has(position, size):
+        raise NotInMemory(partition.page_cache.read(np.array([position]), np.array([size]), onward=False))
+    run = StoredBatch(partition.message_log.view(position, size)).run(part.entry[5])
+    slot = slot._replace(message_id=str(run.id(part.start)))
+    return slot._replace(order_key=next(iter(run.header(part.start).get("o", ())), None))
+
+
+def _part_at(store: Store, number: int, place: int) -> RunPart | None:
+    """Return the message at a place of a slot; None for a copy, or one that is gone. Raises NotInMemory and
+    StorageError.
+    """
+    if place < 0:
+        return None
+    for partition, rows in store.subject_rows(number, place, 1)[:1]:
+        entry = rows[0].item()
+        if entry[0] <= place < entry[0] + entry[4]:
+            return RunPart(partition, entry, place - entry[0], place - entry[0] + 1)
+    return None
+
+
+def _retry_at(
+    store: Store, group: Group, ledger: Ledger, order: OrderSlots, number: int, place: int
+) -> RetryItem | None:
+    """Return the retry that has the message at a place of a slot; None where it is not among those in memory. Raises
+    NotInMemory, StorageError.
+    """
+    items, part = ledger.retries.in_memory(_MOST_RETRIES), _part_at(store, number, place)
+    logs, firsts = items["log"].astype(np.int64), items["first"].astype(np.int64)
+    starts = firsts + items["skip"]
+    may_be = (logs == number) & (starts <= place) & (place < starts + items["count"])
+    if part is not None:
+        position = part.entry[1]
+        is_there = (firsts <= position) & (position <= items["end"].astype(np.int64))
+        may_be |= (logs >= PARTITIONS) & ((logs & _PARTITION_BITS) == part.partition) & is_there
+    for retry in unpacked(items[np.flatnonzero(may_be)[:_MOST_RANGES]]):
+        for left in ledger.retries.left_of(retry):
+            for slot, start, count in slots_of(order, parts_of(store, group, left.messages)):
+                if slot == number and start <= place < start + count:
+                    return left
+    return None

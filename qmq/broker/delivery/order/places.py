@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -139,15 +140,40 @@ def slots_of(order: OrderSlots, parts: MessageParts) -> list[tuple[int, int, int
     return found
 
 
+def use_order(store: Store, group: Group) -> None:
+    """Have a group keep the order of its slots."""
+    assert group.ledger is not None
+    group.ledger.use_order(OrderSlots(StoreSlots(store), partial(rebuild, store, group)))
+
+
+def current_order(store: Store, group: Group) -> OrderSlots | None:
+    """Return the slots of a group as they are now, also where nobody has pulled since a start; None where it has no
+    messages with order keys.
+    """
+    ledger = group.ledger
+    if ledger is None or not group.heeds_priority:
+        return None
+    if ledger.order is None:
+        for base in group.filters.values():
+            base.find_lanes(store)
+        if not any(LANE_ORDERED in base.lanes for base in group.filters.values()):
+            return None
+        use_order(store, group)
+    assert ledger.order is not None
+    ledger.order.renew()
+    return ledger.order
+
+
 def rebuild(store: Store, group: Group, order: OrderSlots) -> None:
     """Tell the slots of a group of its messages in flight and its retries."""
     ledger = group.ledger
     assert ledger is not None
+    before = store.partitions[0].message_log.residence.may_wait
     store.may_wait(True)  # rows of what is in hand: few, and seldom
     try:
         _tell(store, group, ledger, order)
     finally:
-        store.may_wait(False)
+        store.may_wait(before)
 
 
 def _tell(store: Store, group: Group, ledger: Ledger, order: OrderSlots) -> None:

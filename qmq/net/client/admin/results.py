@@ -36,7 +36,12 @@ class SubjectInfo:
 class BlockedSlot:
     """A slot of order keys whose ``waiting`` messages come behind an earlier one of it.
 
-    ``reason`` is "in_flight": ``consumer`` has that one since ``since``; or "retrying": it is to be delivered again.
+    ``reason`` is "in_flight": ``consumer`` has that one since ``since``, in attempt ``attempts``; or "retrying": it is
+    to be delivered again at ``due``, after ``attempts`` failed attempts, the last of which failed at ``since`` for
+    ``failure``. ``message_id`` and ``order_key`` are those of the message that the others come behind.
+
+    ``consumer`` and ``since`` of messages in flight are always there. The rest is filled in where a single group is
+    asked for, ``admin.groups("desk")``, and None or 0 where the broker would have to search long for it.
     """
 
     subject: str
@@ -45,6 +50,11 @@ class BlockedSlot:
     reason: str
     consumer: str | None
     since: datetime | None
+    due: datetime | None = None
+    attempts: int = 0
+    failure: str = ""
+    message_id: str | None = None
+    order_key: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,8 +187,9 @@ def group_info_of(row: Mapping[str, Any]) -> GroupInfo:
 
 def _blocked_of(row: Mapping[str, Any]) -> BlockedSlot:
     return BlockedSlot(
-        row["subject"], row["slot"], row["waiting"], row["reason"], row["consumer"], time_of(row["since_us"])
-    )
+        row["subject"], row["slot"], row["waiting"], row["reason"], row["consumer"], time_of(row["since_us"]),
+        time_of(row["due_us"]), row["attempts"], row["failure"], row["message_id"], row["order_key"],
+    )  # fmt: skip
 
 
 def consumer_info_of(row: Mapping[str, Any]) -> ConsumerInfo:

@@ -41,6 +41,8 @@ class GroupStats(GroupTotals):
     ``oldest``: when the oldest message that is not acknowledged (ready, in flight or in retry) was stored;
     ``in_retry_oldest``: the same of those in retry alone, of some of them where they are very many;
     ``in_flight_since``: when the oldest pull that is not acknowledged got its messages.
+    ``blocked``: how many of the ready messages wait for an earlier one of their order key, in ``blocked_slots`` slots;
+    of ``blocked_retrying`` of these the earlier message is in retry, of the others in flight.
     """
 
     name: str
@@ -59,6 +61,9 @@ class GroupStats(GroupTotals):
     delayed: int
     skipped: int
     filtered: int
+    blocked: int
+    blocked_slots: int
+    blocked_retrying: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -466,19 +466,13 @@ def test_groups_and_consumers_say_what_holds_a_slot_up(tmp_path: Path) -> None:
         return said.fields["rows"]
 
     by_reason = {row["reason"]: row for row in rows("groups")[0]["blocked"]}
-    assert by_reason == {
-        "retrying": {
-            "subject": "a.b", "slot": ord("k"), "waiting": 1, "reason": "retrying", "consumer": None, "since_us": None,
-        },
-        "in_flight": {
-            "subject": "a.b", "slot": ord("l"), "waiting": 2, "reason": "in_flight", "consumer": "two",
-            "since_us": driven.now.wall_us,
-        },
-    }  # fmt: skip
+    assert [(reason, row["slot"], row["waiting"], row["consumer"]) for reason, row in sorted(by_reason.items())] == [
+        ("in_flight", ord("l"), 2, "two"), ("retrying", ord("k"), 1, None),
+    ]  # fmt: skip
     assert {row["consumer"]: row["order_slots"] for row in rows("consumers")} == {"one": 0, "two": 1}
     group, numbers = driven.broker.groups["g"], driven.store.subjects.lanes_of("a.b")
     assert "to be delivered again first" in blocked_by(driven.store, group, numbers[LANE_ORDERED | ord("k")])
-    assert "consumer two has earlier" in blocked_by(driven.store, group, numbers[LANE_ORDERED | ord("l")])
+    assert "consumer two has an earlier" in blocked_by(driven.store, group, numbers[LANE_ORDERED | ord("l")])
     driven.ack(two, 0)
     assert blocked_by(driven.store, group, numbers[LANE_ORDERED | ord("l")]) == ""
     driven.close()
