@@ -64,7 +64,7 @@ def full(*groups: qmq.GroupStats, families: int = 2) -> BrokerStats:
 def test_a_snapshot_becomes_series() -> None:
     group = group_stats(
         "billing", at=at(30), ready=3, in_flight=2, in_retry=1, dead=4, delayed=5, acked=6, oldest=at(10),
-        in_retry_oldest=at(12), consumers=1,
+        in_retry_oldest=at(12), consumers=1, blocked=2,
     )  # fmt: skip
     found = Scraped()(full(group), **{"10.0.0.5:20881": Away(at(0), "refused")})
     broker = "127.0.0.1:20881"
@@ -76,6 +76,7 @@ def test_a_snapshot_becomes_series() -> None:
         ("qmq_group_ready_messages", "billing"): 3, ("qmq_group_in_flight_messages", "billing"): 2,
         ("qmq_group_oldest_unacked_age_seconds", "billing"): 20, ("qmq_group_retrying_messages", "billing"): 1,
         ("qmq_group_oldest_retrying_age_seconds", "billing"): 18, ("qmq_group_dead_messages", "billing"): 4,
+        ("qmq_group_blocked_messages", "billing"): 2,
         ("qmq_group_delayed_messages", "billing"): 5, ("qmq_group_acked_messages_total", "billing"): 6,
         ("qmq_subject_received_messages_total", "first-0"): 7, ("qmq_subject_subjects", "first-1"): 1_000,
         ("qmq_send_duration_seconds_count", broker): 30, ("qmq_send_duration_seconds_sum", broker): 1.5,
