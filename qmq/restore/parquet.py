@@ -219,7 +219,7 @@ def _runs_of(rows: list[Row], created_at_us: int, source: bytes) -> list[Run]:
         RunContent(
             subject,
             [row[7] for row in some],
-            [make_header(_keys_of(row), row[3], dict(row[4] or ()), order_key=row[_ORDER_KEY]) for row in some],
+            [make_header(_keys_of(row), row[3], dict(row[4] or ()), order_key=_order_key_of(row)) for row in some],
             lane,
         )
         for (subject, lane), some in by_lane.items()
@@ -246,6 +246,12 @@ def _with_ids(run: Run, ids: bytes) -> Run:
 def _keys_of(row: Row) -> list[str]:
     """Return the keys of a message; without those that no QMQ client sends, which other clients may have sent."""
     return [key for key in row[2] or () if 0 < len(key.encode()) <= MAX_KEY_BYTES][:MAX_KEYS]
+
+
+def _order_key_of(row: Row) -> str | None:
+    """Return the order key of a message; None for one that no QMQ client sends. The message stays in its lane."""
+    order_key: str | None = row[_ORDER_KEY]
+    return order_key if order_key is not None and 0 < len(order_key.encode()) <= MAX_KEY_BYTES else None
 
 
 class _SeekableReading(io.RawIOBase):

@@ -125,7 +125,9 @@ async def test_a_group_says_which_order_keys_hold_messages_up() -> None:
                 text = unescape(await page(Browser(console.port), "/groups/pay"))
                 reply = await Browser(console.port).ask("GET", "/api/groups/pay")
     assert "all wait: their keys are in flight or retry" in text
-    by_key = dict(re.findall(r'"Order key" class="long"><span>(\S+) <small>slot \d+</small></span></td>(.*?)</tr>', text))
+    by_key = dict(
+        re.findall(r'"Order key" class="long"><span>(\S+) <small>slot \d+</small></span></td>(.*?)</tr>', text)
+    )
     assert set(by_key) == {"<b>fails", "slow"}
     assert f'href="/messages/{failed.id}">comes again in ' in by_key["<b>fails"]
     assert "after 1 failed attempt: <i>down" in by_key["<b>fails"]

@@ -5,17 +5,22 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
+import msgpack
 import pytest
 
+from qmq import connect
 from qmq.archive.file_table import read_table
 from qmq.archive.files import LocalFiles
 from qmq.errors import InvalidOption
+from qmq.format.build import MessageHeader, RunContent, make_header
+from qmq.format.layout import LANE_ORDERED
 from qmq.intervals import Intervals
 from qmq.restore.parquet import ParquetReader
 from qmq.restore.read import Found
 from qmq.restore.selection import RestoreSelection
 from qmq_spark.parquet.merge import MERGED
 from tests.archive.orders import write_orders
+from tests.broker.harness import Driven
 from tests.broker_process import running_broker
 from tests.cli.commands import qmq
 from tests.restore.archived import Told, check_restored, restoring, told
@@ -51,6 +56,23 @@ def test_a_footer_with_another_column_is_told_of(tmp_path: Path, other: bytes) -
     steps = list(ParquetReader(files, RestoreSelection(), {}).steps())
     (damage,) = [step.damage for step in steps if step.damage is not None]
     assert damage.messages == file.messages == len(wanted) - ids_in(steps).total()
+
+
+@pytest.mark.parametrize("order_key", ["", "x" * 1_025, "\N{LATIN SMALL LETTER E WITH ACUTE}" * 513])
+async def test_an_order_key_that_no_client_sends_is_left_out(tmp_path: Path, order_key: str) -> None:
+    source = Driven(tmp_path / "source")
+    lane = LANE_ORDERED | 7
+    strange = MessageHeader(bytes(msgpack.packb({"o": [order_key]})), 0, 0, 0, 0, False, lane)
+    source.send_runs(RunContent("a.b", [b"strange"], [strange], lane))
+    source.send_runs(RunContent("a.b", [b"good"], [make_header(order_key="k")], lane))
+    source.store.close(clean=True)
+    done = qmq("archive", str(tmp_path / "source"), "--to", str(tmp_path / "archive"), "--as", "parquet", "--seal")
+    assert done.exit_code == 0, done.output
+    async with running_broker(tmp_path / "target") as url:
+        assert (await restoring(tmp_path, url).run()).counts.restored == 2
+        async with connect(url) as client:
+            found = {message.body: message.order_key async for message in client.find("a.")}
+    assert found == {b"strange": None, b"good": "k"}
 
 
 def test_what_is_done_or_stored_is_left_out(tmp_path: Path) -> None:

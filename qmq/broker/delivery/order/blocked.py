@@ -16,7 +16,7 @@ from qmq.broker.groups.group_state import Ledger
 from qmq.broker.groups.message_ranges import PARTITIONS, RunPart, parts_of
 from qmq.broker.groups.order_slots import OrderSlots
 from qmq.errors import BadBatch, StorageError
-from qmq.format.layout import LANE_ORDERED
+from qmq.format.layout import LANE_ORDERED, MAX_KEY_BYTES
 from qmq.format.pieces import StoredBatch
 from qmq.storage.store import NotInMemory, Store
 
@@ -209,7 +209,10 @@ def _with_message(store: Store, number: int, place: int, slot: BlockingSlot) -> 
         raise NotInMemory(partition.page_cache.read(np.array([position]), np.array([size]), onward=False))
     run = StoredBatch(partition.message_log.view(position, size)).run(part.entry[5])
     slot = slot._replace(message_id=str(run.id(part.start)))
-    return slot._replace(order_key=next(iter(run.header(part.start).get("o", ())), None))
+    with suppress(BadBatch):  # its sender packed something else
+        for order_key in run.header(part.start).get("o", ()):
+            return slot._replace(order_key=order_key[:MAX_KEY_BYTES])
+    return slot
 
 
 def _part_at(store: Store, number: int, place: int) -> RunPart | None:

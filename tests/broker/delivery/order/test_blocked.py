@@ -6,12 +6,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import pytest
 
 from qmq.broker.delivery.order.blocked import MOST_BLOCKED, blocked_by, counts
 from qmq.broker.ports.commands import Administer
 from qmq.broker.ports.effects import Administered
-from qmq.format.build import RunContent, make_header
+from qmq.format.build import MessageHeader, RunContent, make_header
 from qmq.format.ids import MessageId
 from qmq.format.layout import LANE_ORDERED
 from qmq.net.protocol.types import Disposition
@@ -199,6 +200,25 @@ def test_a_message_that_is_not_in_memory_is_read_beside_the_turns(tmp_path: Path
     assert answer.fields["rows"][0]["blocked"][0]["order_key"] == "k"
     driven.auto_read = True
     driven.close()
+
+
+@pytest.mark.parametrize(
+    ("fields", "shown"),
+    [({}, None), ({"o": []}, None), ({"o": [7]}, None), (["o"], None), ({"o": ["x" * 9_000]}, 1_024)],
+)
+def test_a_header_of_another_client_costs_only_its_order_key(tmp_path: Path, fields: object, shown: int | None) -> None:
+    driven = Keys(tmp_path)
+    one = driven.join("one", "a.")
+    header = MessageHeader(bytes(msgpack.packb(fields)), 0, 0, 0, 0, False, LANE_ORDERED | ord("k"))
+    for _ in range(2):
+        driven.send_runs(RunContent("a.b", [b"x"], [header], LANE_ORDERED | ord("k")))
+    driven.take(one, 1)
+    row = driven.blocked("k")
+    assert (row["reason"], row["consumer"], row["waiting"]) == ("in_flight", "one", 1)
+    assert row["message_id"] is not None
+    assert row["order_key"] == (None if shown is None else "x" * shown)
+    assert driven.reason("k").startswith("consumer one has an earlier message of ")
+    driven.store.close(clean=True)
 
 
 def _text(time_us: int) -> str:
