@@ -124,9 +124,9 @@ def _lane(fields: dict[str, Any], defaults: InputMessage) -> tuple[Priority | No
     """
     priority: Priority | None = fields.get("priority")
     order_key = _text(fields, "order_key")
-    if order_key is not None:
-        return None if priority == "normal" else priority, order_key
-    return (defaults.priority if priority is None else priority), defaults.order_key
+    if order_key is not None or defaults.order_key is not None:
+        return None if priority == "normal" else priority, defaults.order_key if order_key is None else order_key
+    return (defaults.priority if priority is None else priority), None
 
 
 def _time(fields: dict[str, Any]) -> float | datetime | None:

@@ -24,7 +24,7 @@ from qmq.cli.common.errors import EXIT_FAILED
 from qmq.cli.common.formatting import number
 from qmq.cli.common.progress import Counting
 from qmq.cli.messages.input_lines import InputMessage, LineSplitter, draft_of
-from qmq.errors import InvalidOption, MessageTooLarge, QmqError, QueueFull, SendFailed
+from qmq.errors import InvalidOption, MessageTooLarge, QmqError, QueueFull, SendFailed, UsageError
 from qmq.names import check_subject
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ class Production:
         #: From ticket _tickets[i] on, the line of a message is its ticket plus _ahead[i].
         self._tickets = array("q")
         self._ahead = array("q")
-        self._named: list[str] = []
+        self._named: list[tuple[int, str]] = []
         #: How many lines were not acknowledged.
         self.failed = 0
 
@@ -239,14 +239,14 @@ class Production:
     def _fail(self, line: int, error: QmqError) -> None:
         self.failed += 1
         if self.failed <= _MOST_NAMED:
-            self._named.append(f"line {line}: {error}")
+            self._named.append((line, f"line {line}: {error}"))
 
     def report(self) -> None:
         """Print the count on stdout, and the lines that failed on stderr."""
         if not self._connected:
             return
-        for line in self._named:
-            click.echo(f"qmq: {' '.join(line.split())}", err=True)
+        for _, text in sorted(self._named):
+            click.echo(f"qmq: {' '.join(text.split())}", err=True)
         if self.failed > _MOST_NAMED:
             click.echo(f"qmq: and {number(self.failed - _MOST_NAMED, 'more line')}", err=True)
         if self._queued > self._settled:
@@ -286,6 +286,8 @@ class IdProduction(Production):
         for line, send in sends:
             try:
                 click.echo((await send).id)
+            except (UsageError, MessageTooLarge) as error:  # of this line alone: the others go on
+                self._fail(line, error)
             except QmqError as error:
                 self._refused += 1
                 self._fail(line, error)

@@ -135,7 +135,15 @@ def test_what_consume_prints_can_be_sent_again(broker: BrokerProcess) -> None:
         (["a."], "not a valid name"),
         (["a", "--property", "novalue"], "NAME=VALUE"),
         (["a", "--durability", "maybe"], "durability"),
-        (["a", "--priority", "5"], "'--priority': '5' is not one of"),
+        (["a", "--priority", "5"], "'--priority': '5' is not one of 'low', 'normal', 'high'"),
+        (["a", "--priority", "urgent"], "'--priority': 'urgent' is not one of 'low', 'normal', 'high'"),
+        (["a", "--priority", ""], "'--priority': '' is not one of"),
+        (["a", "--priority", "-1"], "'--priority': '-1' is not one of"),
+        (["a", "--order-key", ""], "an order key has 1 to 1,024 bytes as UTF-8, not 0 as ''"),
+        (["a", "--order-key", "k" * 1_025], "not 1,025 as 'kkk"),
+        (["a", "--order-key", "\udcff"], "is not UTF-8"),
+        (["a", "--order-key", "k", "--priority", "low"], "give either a priority or an order key"),
+        (["a", "--order-key", "k", "--priority", "normal"], "give either a priority or an order key"),
         (["a", "--server", "http://x"], "not the address of a broker"),
         (["a", "--server", "qmq://x:port"], "not the address of a broker"),
     ],
@@ -238,6 +246,68 @@ def test_lines_without_an_id_are_named(broker: BrokerProcess) -> None:
     assert done.exit_code == 1
     assert done.stdout.splitlines() == [row["id"] for row in stored(broker.url, "ids.c")]
     assert done.stderr.startswith("qmq: line 3: ")
+
+
+#: What a line may have wrong with its priority or order key, and what is said of it.
+WRONG_LANES: list[tuple[dict[str, object], str]] = [
+    ({"priority": "urgent"}, "priority must be 'low', 'normal' or 'high', or 0, 1 or 2, not 'urgent'"),
+    ({"priority": 3}, "or 0, 1 or 2, not 3"),
+    ({"priority": -1}, "or 0, 1 or 2, not -1"),
+    ({"priority": True}, "or 0, 1 or 2, not True"),
+    ({"priority": 1.5}, "or 0, 1 or 2, not 1.5"),
+    ({"priority": ""}, "or 0, 1 or 2, not ''"),
+    ({"priority": ["low"]}, "or 0, 1 or 2, not ['low']"),
+    ({"priority": {"a": 1}}, "or 0, 1 or 2, not {'a': 1}"),
+    ({"order_key": ""}, "an order key has 1 to 1,024 bytes as UTF-8, not 0 as ''"),
+    ({"order_key": "k" * 1_025}, "not 1,025 as 'kkk"),
+    ({"order_key": 5}, "order_key is a string, not 5"),
+    ({"order_key": True}, "order_key is a string, not true"),
+    ({"order_key": ["k"]}, 'order_key is a string, not ["k"]'),
+    ({"order_key": "a\ud800"}, "an order key must be a str that UTF-8 can hold, not 'a\\ud800'"),
+    ({"order_key": "k", "priority": "low"}, "give either a priority or an order key"),
+    ({"order_key": "k", "priority": 1}, "give either a priority or an order key"),
+    ({"order_keys": ["k"]}, "unknown field 'order_keys'"),
+]
+
+
+@pytest.mark.parametrize("arguments", [[], ["--ids"]])
+def test_a_wrong_lane_of_a_line_is_named_and_hurts_no_other_line(broker: BrokerProcess, arguments: list[str]) -> None:
+    subject = f"wrong-lanes{''.join(arguments)}"
+    lines = [
+        line
+        for wrong, _ in WRONG_LANES
+        for line in ({"body": "bad", **wrong}, {"body": "good", "priority": "high"}, {"body": "good", "order_key": "k"})
+    ]
+    stdin = "\n".join(map(json.dumps, lines)).encode()
+    done = qmq("produce", subject, "--json", *arguments, stdin=stdin, server=broker.url)
+    assert done.exit_code == 1
+    named = done.stderr.splitlines()
+    assert [line.split(": ")[1] for line in named] == [f"line {3 * at + 1}" for at in range(len(WRONG_LANES))]
+    for line, (_, says) in zip(named, WRONG_LANES, strict=True):
+        assert says in line
+    found = stored(broker.url, subject)
+    assert len(found) == 2 * len(WRONG_LANES)
+    assert {one["body"] for one in found} == {"good"}
+    if arguments:
+        assert sorted(done.stdout.split()) == sorted(str(one["id"]) for one in found)
+    else:
+        assert done.stdout == f"{len(found)} acknowledged\n"
+
+
+def test_lines_far_behind_a_wrong_one_are_sent_with_their_ids(broker: BrokerProcess) -> None:
+    lines = [{"body": "bad", "priority": "urgent"}, *({"body": str(number)} for number in range(2_500))]
+    stdin = "\n".join(map(json.dumps, lines)).encode()
+    done = qmq("produce", "ids.d", "--json", "--ids", stdin=stdin, server=broker.url)
+    assert (done.exit_code, len(done.stdout.splitlines())) == (1, 2_500)
+    assert done.stderr.startswith("qmq: line 1: priority must be ")
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_an_order_key_of_the_command_is_that_of_consumed_lines(broker: BrokerProcess) -> None:
+    lines = b'{"body": "x", "priority": "normal", "order_key": null}\n{"body": "y", "order_key": "own"}\n'
+    done = qmq("produce", "of-command", "--json", "--order-key", "k", stdin=lines, server=broker.url)
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert {one["body"]: one["order_key"] for one in stored(broker.url, "of-command")} == {"x": "k", "y": "own"}
 
 
 def test_a_delay_is_a_text(broker: BrokerProcess) -> None:
