@@ -248,8 +248,9 @@ def _check_runs(view: memoryview, data: memoryview, header: Header, limits: Batc
         raise BadBatch("a run names a subject that the table does not have, or uses a reserved field")
     by_subject = np.bincount(subjects, minlength=names)
     if runs["lane"].any():
-        if not are_known(runs["lane"]).all():
-            raise BadBatch("the lane of a run is neither a priority nor a slot of order keys")
+        unknown = runs["lane"][~are_known(runs["lane"])]
+        if len(unknown):
+            raise BadBatch(f"lane {unknown[0]} of a run is neither a priority nor a slot of order keys")
         if len(np.unique(subjects | runs["lane"].astype(np.uint32) << np.uint32(16))) < len(runs):
             raise BadBatch("two runs of one batch have the same subject and lane")
     elif int(by_subject.max()) > 1:

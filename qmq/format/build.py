@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 import sys
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set, Sized
 from functools import lru_cache
 from itertools import chain, repeat
 from operator import add
@@ -57,6 +57,8 @@ _TAGS: Final = b"\xa1t"
 _PROPERTIES: Final = b"\xa1p"
 #: The packed bytes before a key, by the key's size: an array of one string.
 _SHORT_KEYS: Final = tuple(_KEYS + _PACK(["." * size])[:-size] for size in range(1, 256))
+#: The characters of a key that an error shows.
+_SHOWN: Final = 40
 #: The packed bytes before the key of a header that has nothing else, by the key's size.
 _KEY_ONLY: Final = (b"", *(_MAP[1] + front for front in _SHORT_KEYS))
 #: The same for an order key.
@@ -178,7 +180,8 @@ def _order_key_part(order_key: str) -> tuple[bytes, int]:
     raw = str.encode(order_key)
     if not 0 < len(raw) <= MAX_KEY_BYTES:
         raise InvalidOption(
-            f"an order key has 1 to {MAX_KEY_BYTES:,} bytes as UTF-8, not {len(raw):,}; leave an empty one out"
+            f"an order key has 1 to {MAX_KEY_BYTES:,} bytes as UTF-8, not {len(raw):,} as {order_key[:_SHOWN]!r}; "
+            "leave an empty one out"
         )
     return _ORDER_KEY + bytes(_PACK((order_key,))), lane_of_key_hash(hash_bytes(raw))
 
@@ -189,8 +192,8 @@ def _key_part(key: str) -> tuple[bytes, int, bool]:
     raw = str.encode(key)
     if not 0 < len(raw) <= MAX_KEY_BYTES:
         raise InvalidOption(
-            f"a key has 1 to {MAX_KEY_BYTES:,} bytes as UTF-8, not {len(raw):,}; leave an empty one out, and put a "
-            "longer text into the properties or the body"
+            f"a key has 1 to {MAX_KEY_BYTES:,} bytes as UTF-8, not {len(raw):,} as {key[:_SHOWN]!r}; leave an empty "
+            "one out, and put a longer text into the properties or the body"
         )
     packed = _SHORT_KEYS[len(raw) - 1] + raw if len(raw) < 256 else _KEYS + _PACK((key,))
     return packed, hash_bytes(raw) or HASH_FOR_ZERO, False
@@ -236,7 +239,7 @@ def headers_of(
     Tags, properties and order key are packed once. Raises InvalidOption, also for another count of keys, and
     MessageTooLarge.
     """
-    if isinstance(keys, str | bytes) or len(keys) != count:
+    if not _is_listed(keys, count):
         raise InvalidOption(
             f"keys must be a list of {count} elements, a key or a list of keys for each body, not {keys!r:.80}"
         )
@@ -258,6 +261,12 @@ def headers_of(
     return headers
 
 
+def _is_listed(values: object, count: int) -> bool:
+    """Return whether *values* are *count* elements in an order."""
+    has_order = isinstance(values, Sized) and not isinstance(values, str | bytes | bytearray | Mapping | Set)
+    return has_order and len(values) == count  # type: ignore[arg-type]
+
+
 def ordered_headers_of(
     order_keys: Sequence[str],
     count: int,
@@ -272,7 +281,7 @@ def ordered_headers_of(
     Raises InvalidOption, also for another count of either, and MessageTooLarge.
     """
     for name, given in (("order_keys", order_keys), ("keys", keys)):
-        if given is not None and (isinstance(given, str | bytes) or len(given) != count):
+        if given is not None and not _is_listed(given, count):
             raise InvalidOption(f"{name} must be a list of {count} elements, one for each body, not {given!r:.80}")
     if None in order_keys:
         raise InvalidOption("order_keys has None: send the messages without an order key in another call")

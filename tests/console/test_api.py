@@ -54,6 +54,10 @@ async def test_find_a_failed_message_see_why_and_redrive_it(tmp_path: Path) -> N
         ("/settings", {"settings": {"follows": ["a."]}, "follows": ["b."]}, "a group has no setting 'follows'"),
         ("/settings", {"settings": {"self": 1}}, "a group has no setting 'self'"),
         ("/settings", {"settings": {"max_attempts": "x"}}, "max_attempts must be a whole number"),
+        *(
+            ("/settings", {"settings": {"priority_share": share}}, "priority_share must be a number from 0 to 1, not ")
+            for share in (-0.1, 1.1, "0.5", "", True, None, [0.1])
+        ),
         ("/redrive", {"ids": ["a"], "all": True, "count": 0}, "not both"),
         ("/redrive", {}, "give the ids of dead letters, or all with their count"),
     ],

@@ -123,6 +123,23 @@ def test_a_row_without_a_subject_or_a_body_is_refused(broker: BrokerProcess) -> 
 
 
 @pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        ({"priority": "urgent"}, "priority must be 'low', 'normal' or 'high', or 0, 1 or 2, not 'urgent'"),
+        ({"priority": ""}, "or 0, 1 or 2, not ''"),
+        ({"priority": "3"}, "or 0, 1 or 2, not '3'"),
+        ({"order_key": ""}, "an order key has 1 to 1,024 bytes as UTF-8, not 0 as ''"),
+        ({"order_key": "k" * 1_025}, "not 1,025 as 'kkk"),
+        ({"order_key": "k", "priority": "low"}, "give either a priority or an order key"),
+    ],
+)
+def test_a_row_with_a_wrong_lane_fails_the_write(broker: BrokerProcess, columns: dict[str, str], said: str) -> None:
+    batch = pa.RecordBatch.from_pylist([{"subject": "lanes", "body": "b", **columns}])
+    with pytest.raises(InvalidOption, match=said):
+        QmqWriter(WriteOptions(broker.url, None, "append", 60.0)).write(iter([batch]))
+
+
+@pytest.mark.parametrize(
     ("given", "columns", "said"),
     [
         ({}, "subject string, body binary", "nothing is no URL of a broker"),
@@ -135,6 +152,9 @@ def test_a_row_without_a_subject_or_a_body_is_refused(broker: BrokerProcess) -> 
         ({"path": "qmq://h", "subject": "a"}, "subject string, body binary", "column subject, or the option"),
         ({"path": "qmq://h"}, "subject string, body binary, price int", "price int is no column"),
         ({"path": "qmq://h"}, "subject string, body int", "body int is no column"),
+        ({"path": "qmq://h"}, "subject string, body binary, priority int", "priority int is no column"),
+        ({"path": "qmq://h"}, "subject string, body binary, order_key binary", "order_key binary is no column"),
+        ({"path": "qmq://h"}, "subject string, body binary, lane int", "lane int is no column"),
         ({"path": "qmq://h"}, "subject string, body binary, tags array<int>", "tags array<int> is no column"),
         ({"path": "qmq://h"}, "subject string, body binary, properties map<string,int>", "is no column"),
     ],

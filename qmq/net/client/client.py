@@ -268,7 +268,7 @@ class Client:
             headers = ordered_headers_of(order_keys, len(packed), keys, tags, properties, *times)
             header = header._replace(lane=LANE_ORDERED)
         elif keys is not None:
-            is_simple = header is NO_HEADER and len(keys) == len(packed) and not isinstance(keys, str)
+            is_simple = header is NO_HEADER and type(keys) in (list, tuple) and len(keys) == len(packed)
             if is_simple and keys and are_short_keys(keys):
                 headers = list(keys)  # type: ignore[arg-type]  # all are text
             else:

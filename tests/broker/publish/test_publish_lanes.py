@@ -8,12 +8,18 @@ import pytest
 
 from qmq.broker.groups.lag import ready, waiting
 from qmq.broker.groups.name_order import NameOrder
-from qmq.broker.ports.commands import Administer, ListSubjects, Send
-from qmq.broker.ports.effects import InfoWanted, SubjectList
-from qmq.format.build import RunContent
+from qmq.broker.ports.commands import Administer, HandOver, ListSubjects, Restore, Send
+from qmq.broker.ports.effects import InfoWanted, Refused, Sent, SubjectList
+from qmq.errors import BadBatch
+from qmq.format.build import RunContent, build_batch, make_header
+from qmq.format.copies.for_group import private_batch
+from qmq.format.copies.restored import numbered, restored_batches
 from qmq.format.layout import LANE_HIGH, LANE_LOW, LANE_NORMAL, LANE_ORDERED
+from qmq.net.protocol.types import Disposition
 from qmq.storage.store import Store
-from tests.broker.harness import Driven, batch_of
+from tests.broker.harness import START_US, Driven, batch_of
+from tests.format.contents import reseal, set_run
+from tests.format.test_private import run_of
 
 SLOT = LANE_ORDERED | 4_095
 
@@ -71,11 +77,11 @@ def test_lists_add_the_lanes_of_a_subject_up(tmp_path: Path) -> None:
     send_all(driven)
     (found,) = driven.do(ListSubjects(1, 1, "", 0, 100))
     assert isinstance(found, SubjectList)
-    assert found.rows == [("a.x", 0, 3, 5, 0), ("a.y", 0, 1, 1, 0)]
+    assert found.rows == [("a.x", 0, 3, 5, 0, 1, 0, 1), ("a.y", 0, 1, 1, 0, 0, 1, 0)]
     assert found.after is None
     (found,) = driven.do(ListSubjects(1, 1, "a.y", 0, 100))
     assert isinstance(found, SubjectList)
-    assert found.rows == [("a.y", 0, 1, 1, 0)]
+    assert found.rows == [("a.y", 0, 1, 1, 0, 0, 1, 0)]
     rows = list[str]()
     after: int | None = 0
     while after is not None:  # one at a time
@@ -105,6 +111,57 @@ def test_a_lane_that_is_none_is_refused(tmp_path: Path) -> None:
         driven.send_runs(run("a", 7, b"1"), run("b", 0, b"2"))
     assert driven.store.subjects.count == before
     driven.send("a", b"good")
+    driven.close()
+
+
+UNKNOWN_LANES = (3, 7, 0xFFF, LANE_ORDERED + 4_096, 0xFFFF)
+
+
+def with_lane(batch: bytes | memoryview, lane: int) -> memoryview:
+    """Return a batch whose first run says that it has another lane; the checksums fit."""
+    view = memoryview(bytearray(batch))
+    set_run(view, 0, lane=lane)
+    reseal(view)
+    return view
+
+
+def frames_with(driven: Driven, lane: int) -> dict[str, Send | HandOver | Restore]:
+    """Return a request of each kind that brings a batch, with messages in a lane."""
+    archived = run_of(b"x", b"y")
+    (restored,) = restored_batches([("a.x", archived)], START_US, 1 << 20)
+    numbered(restored.buffer, b"r" * 16, 0)
+    private = private_batch(archived, 0, "g", b"q" * 16, 0)
+    delayed = [make_header(deliver_at=60_000_000)]
+    late = build_batch(
+        [RunContent("a.x", [b"x"], delayed)], created_at_us=START_US, producer_id=b"d" * 16, producer_sequence=0
+    )
+    over = with_lane(private, lane)
+    return {
+        "send": Send(2, 1, with_lane(batch_of({"a.x": [b"x"]}, 0, b"p" * 16), lane), True),
+        "several": Send(2, 2, with_lane(batch_of({"a.x": [b"x"], "a.y": [b"y"]}, 0, b"s" * 16), lane), True),
+        "delayed": Send(2, 3, with_lane(b"".join(late), lane), True),
+        "handover": HandOver(2, 4, over, "g", 1, Disposition.NACK, 0, "broke"),
+        "restore": Restore(2, 5, with_lane(restored.buffer, lane)),
+    }
+
+
+@pytest.mark.parametrize("kind", ["send", "several", "delayed", "handover", "restore"])
+def test_an_unknown_lane_of_any_request_hurts_nobody_else(tmp_path: Path, kind: str) -> None:
+    driven = Driven(tmp_path)
+    subscription = driven.subscribe("a.", start="first")
+    begin = Administer(2, 6, "restore", {"run": b"r" * 16, "group": None, "since": None})
+    for _ in range(3):
+        driven.do(begin)
+    before = driven.store.subjects.count
+    for lane in UNKNOWN_LANES:
+        said = driven.do(frames_with(driven, lane)[kind], driven.send_command({"a.x": [b"good"]}))
+        (refused,) = [one for one in said if isinstance(one, Refused)]
+        assert isinstance(refused.error, BadBatch), refused.error
+        assert f"lane {lane}" in str(refused.error)
+        assert sum(isinstance(one, Sent) for one in said) == 1, "the other client's message is stored"
+    assert driven.store.subjects.count == before + 1
+    assert [one.bodies() for one in driven.pull(subscription)] == [[b"good"]] * len(UNKNOWN_LANES)
+    driven.do(frames_with(driven, LANE_HIGH)[kind])
     driven.close()
 
 

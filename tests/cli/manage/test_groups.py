@@ -107,6 +107,15 @@ def test_settings_are_changed_and_shown(broker: BrokerProcess, client: qmq.SyncC
     assert group_row(broker, "set")["settings"]["retry_delays"] == [0.5, 2]
 
 
+@pytest.mark.parametrize("share", ["-0.1", "1.1", "nan", "inf", "much", "true", "", "0,5", "1e400"])
+def test_a_share_outside_0_to_1_is_refused(share: str) -> None:
+    done = run("groups", "set", "set", f"priority_share={share}", server="qmq://127.0.0.1:1")
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr.startswith("qmq: priority_share")
+    assert "number from 0 to 1" in done.stderr
+    assert (repr(share) if not share[-1:].isdigit() and share not in ("nan", "inf") else "not ") in done.stderr
+
+
 def test_dead_letters_are_listed_handed_out_again_and_deleted(broker: BrokerProcess, client: qmq.SyncClient) -> None:
     client.send_many("dead.a", [b"%d" % number for number in range(4)])
     with client.subscribe("dead.", group="dead", consumer="c") as consumer:

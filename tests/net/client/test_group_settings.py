@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import qmq
+import qmq.testing
 from qmq.errors import GroupMismatch, InvalidOption, UsageError
 from qmq.net.client.group_settings import packed_settings, shown_settings, terms_of
 from tests.broker_process import broker_process, running_broker
@@ -27,6 +30,24 @@ PACKED = {
     "ack_deadline_us": 100_000,
     "tags": ["a", "b"],
 }
+
+
+#: Values that are no share.
+WRONG_SHARES: list[Any] = [
+    -0.1,
+    1.1,
+    -1,
+    2,
+    float("nan"),
+    float("inf"),
+    float("-inf"),
+    "0.5",
+    "",
+    True,
+    False,
+    [0.1],
+    1j,
+]
 
 
 def test_times_are_seconds_here_and_microseconds_there() -> None:
@@ -48,6 +69,7 @@ def test_times_are_seconds_here_and_microseconds_there() -> None:
         ("expire_after", float("inf")),
         ("ack_deadline", -0.1),
         ("ack_deadline", 1e9),
+        *(("priority_share", value) for value in WRONG_SHARES),
         ("tags", "vip"),
         ("tags", [1]),
         ("colour", 1),
@@ -134,3 +156,30 @@ async def test_an_at_most_once_group_gets_each_message_once_and_acknowledges_non
                 await consumer.flush()
             assert sorted(got) == [b"%d" % number for number in range(10)]
             assert await one.pull(timeout=0) == []
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with qmq.testing.broker() as broker:
+        yield broker.url
+
+
+@pytest.mark.parametrize("share", WRONG_SHARES)
+async def test_a_share_that_is_none_is_refused(url: str, share: Any) -> None:
+    says = rf"priority_share must be a number from 0 to 1, not {re.escape(repr(share))}"
+    async with qmq.connect(url) as client:
+        async with client.subscribe("a.", group="g"):
+            pass
+        with pytest.raises(UsageError, match=says):
+            client.subscribe("a.", group="g", priority_share=share)
+        with pytest.raises(UsageError, match=says):
+            await client.admin.set_group("g", priority_share=share)
+        with pytest.raises(UsageError, match="priority_share must be a number from 0 to 1, not None"):
+            await client.admin.set_group("g", priority_share=None)  # type: ignore[arg-type]
+        (group,) = await client.admin.groups("g")
+        assert group.settings["priority_share"] == 0.1
+
+
+@pytest.mark.parametrize("share", [0, 1, 0.0, 1.0, 0.25])
+def test_shares_from_0_to_1_are_taken(share: float) -> None:
+    assert packed_settings({"priority_share": share}) == {"priority_share": float(share)}

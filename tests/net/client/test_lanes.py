@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -85,21 +86,34 @@ async def test_receipts_of_many_order_keys_name_their_messages(tmp_path: Path) -
     assert {message._run.lane & 0xFFF for message in found if message.order_key} == slots
 
 
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [
-        ({"priority": "urgent"}, "priority must be 'low', 'normal' or 'high', or 0, 1 or 2, not 'urgent'"),
-        ({"priority": 3}, "priority must be"),
-        ({"priority": True}, "priority must be"),
-        ({"priority": []}, "priority must be"),
-        ({"order_key": ""}, "an order key has 1 to 1,024 bytes"),
-        ({"order_key": "ž" * 513}, "not 1,026"),
-        ({"order_key": b"bytes"}, "an order key must be a str"),
-        ({"order_key": "\ud800"}, "an order key must be a str"),
-        ({"order_key": "k", "priority": "low"}, "either a priority or an order key"),
-        ({"order_key": "k", "priority": "normal"}, "either a priority or an order key"),
-    ],
-)
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"priority": "urgent"}, "priority must be 'low', 'normal' or 'high', or 0, 1 or 2, not 'urgent'"),
+    ({"priority": "High"}, "not 'High'"),
+    ({"priority": ""}, "priority must be 'low', 'normal' or 'high', or 0, 1 or 2, not ''"),
+    ({"priority": 3}, "priority must be 'low', 'normal' or 'high', or 0, 1 or 2, not 3"),
+    ({"priority": -1}, "not -1"),
+    ({"priority": True}, "not True"),
+    ({"priority": 1.5}, "not 1.5"),
+    ({"priority": 1.0}, "not 1.0"),
+    ({"priority": b"high"}, "not b'high'"),
+    ({"priority": []}, "priority must be"),
+    ({"priority": {}}, "priority must be"),
+    ({"order_key": ""}, "an order key has 1 to 1,024 bytes as UTF-8, not 0 as ''; leave an empty one out"),
+    ({"order_key": "k" * 1_025}, f"not 1,025 as '{'k' * 40}'"),
+    ({"order_key": "ž" * 513}, f"not 1,026 as '{'ž' * 40}'"),
+    ({"order_key": b"bytes"}, "an order key must be a str that UTF-8 can hold, not b'bytes'"),
+    ({"order_key": 4421}, "an order key must be a str that UTF-8 can hold, not 4421"),
+    ({"order_key": 1.5}, "not 1.5"),
+    ({"order_key": False}, "not False"),
+    ({"order_key": ["k"]}, r"not \['k'\]"),
+    ({"order_key": "\ud800"}, r"an order key must be a str that UTF-8 can hold, not '\\ud800'"),
+    ({"order_key": "k" * 300 + "\udfff"}, "an order key must be a str that UTF-8 can hold, not 'kkk"),
+    ({"order_key": "k", "priority": "low"}, "either a priority or an order key"),
+    ({"order_key": "k", "priority": "normal"}, "either a priority or an order key"),
+]
+
+
+@pytest.mark.parametrize(("options", "reason"), WRONG)
 async def test_wrong_options_are_refused_before_anything_is_sent(options: dict[str, Any], reason: str) -> None:
     client = qmq.connect("qmq://127.0.0.1:1")  # nobody is there
     with pytest.raises(qmq.UsageError, match=reason):
@@ -110,11 +124,10 @@ async def test_wrong_options_are_refused_before_anything_is_sent(options: dict[s
         await client.send_many("a", [b""], **options)
     with pytest.raises(qmq.UsageError, match=reason):
         qmq.testing.message(**options)
-    if "priority" in options or len(options["order_key"]) != 5:
-        many = options | {"order_keys": [options["order_key"]]} if "order_key" in options else options
-        many.pop("order_key", None)
-        with pytest.raises(qmq.UsageError):
-            await client.send_many("a", [b""], **many)
+    if "order_key" in options:
+        each = {name: value for name, value in options.items() if name != "order_key"}
+        with pytest.raises(qmq.UsageError, match=reason):
+            await client.send_many("a", [b"", b""], order_keys=["k", options["order_key"]], **each)
 
 
 @pytest.mark.parametrize(
@@ -122,6 +135,18 @@ async def test_wrong_options_are_refused_before_anything_is_sent(options: dict[s
     [
         ({"order_keys": "ab"}, "order_keys must be a list of 2 elements"),
         ({"order_keys": ["a"]}, "order_keys must be a list of 2 elements"),
+        ({"order_keys": ["a", "b", "c"]}, r"of 2 elements, one for each body, not \['a', 'b', 'c'\]"),
+        ({"order_keys": []}, r"order_keys must be a list of 2 elements, one for each body, not \[\]"),
+        ({"order_keys": b"ab"}, "order_keys must be a list of 2 elements, one for each body, not b'ab'"),
+        ({"order_keys": 2}, "order_keys must be a list of 2 elements, one for each body, not 2"),
+        ({"order_keys": {"a", "b"}}, "order_keys must be a list of 2 elements"),
+        ({"order_keys": {"a": 1, "b": 2}}, "order_keys must be a list of 2 elements"),
+        ({"order_keys": iter("ab")}, "order_keys must be a list of 2 elements"),
+        ({"order_keys": ["a", "b"], "keys": {"c", "d"}}, "keys must be a list of 2 elements"),
+        ({"keys": {"c", "d"}}, "keys must be a list of 2 elements, a key or a list of keys for each body"),
+        ({"keys": {"c": 1, "d": 2}}, "keys must be a list of 2 elements, a key or a list of keys for each body"),
+        ({"keys": 2}, "keys must be a list of 2 elements, a key or a list of keys for each body, not 2"),
+        ({"order_keys": ["a", "b"], "priority": "low"}, "either a priority or an order key"),
         ({"order_keys": ["a", "b"], "keys": ["c"]}, "keys must be a list of 2 elements"),
         ({"order_keys": ["a", "b"], "order_key": "c"}, "either order_key, for all bodies, or order_keys"),
         ({"order_keys": ["a", None]}, "order_keys has None"),
@@ -131,6 +156,26 @@ async def test_order_keys_go_by_body(options: dict[str, Any], reason: str) -> No
     client = qmq.connect("qmq://127.0.0.1:1")
     with pytest.raises(qmq.UsageError, match=reason):
         await client.send_many("a", [b"1", b"2"], **options)
+
+
+@pytest.fixture(scope="module")
+def sync_client() -> Iterator[qmq.SyncClient]:
+    with qmq.testing.broker() as here, qmq.connect_sync(here.url) as client:
+        yield client
+
+
+@pytest.mark.parametrize(("options", "reason"), WRONG)
+def test_the_sync_client_refuses_the_same(sync_client: qmq.SyncClient, options: dict[str, Any], reason: str) -> None:
+    for send in (sync_client.send, sync_client.send_nowait):
+        with pytest.raises(qmq.UsageError, match=reason):
+            send("a", b"", **options)
+    with pytest.raises(qmq.UsageError, match=reason):
+        sync_client.send_many("a", [b""], **options)
+    sync_client.send_nowait("a", b"", order_key="k")  # the next one may go a short way
+    with pytest.raises(qmq.UsageError, match=reason):
+        sync_client.send_nowait("a", b"", **options)
+    sync_client.flush()
+    assert {message.order_key for message in sync_client.find("a")} == {"k"}
 
 
 def test_the_sync_client_has_all_of_it(tmp_path: Path) -> None:
