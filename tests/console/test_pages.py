@@ -193,6 +193,13 @@ async def test_a_change_is_made_after_a_second_click_and_for_many_messages_with_
         await changed(browser, "/groups/billing/set", max_attempts="7", sure="1")
         assert (await client.admin.groups("billing"))[0].settings["max_attempts"] == 7
 
+        for share in ("1.5", "-1", "nan", "inf", "much", ""):
+            status, text = await changed(browser, "/groups/billing/set", priority_share=share, sure="1")
+            assert (status, f"number from 0 to 1, not {float(share) if share[-1:].isdigit() else share!r}" in text) == (
+                400, share not in ("nan", "inf")
+            ), text  # fmt: skip
+        assert (await client.admin.groups("billing"))[0].settings["priority_share"] == 0.1
+
         status, text = await changed(browser, f"/messages/{ids[0]}/resend", group="billing")
         assert (status, "is handed out again to the group billing" in text) == (200, True)
         status, where = await changed(browser, f"/messages/{ids[0]}/resend", group="billing", sure="1")

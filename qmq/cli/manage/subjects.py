@@ -146,6 +146,7 @@ def _pairs(ends: SubjectEnds) -> list[tuple[str, str]]:
         f"stored {age_of(time)} ago, at {iso(time)}" if time is not None else ""
         for time in (ends.first_stored_at, ends.last_stored_at)
     )
+    none = "not shown: the token lacks the right to browse it" if info.messages else "none"
     if not any(lane_counts(info)):  # else each lane has sequences of its own
         first = first and f"sequence {info.first_sequence:,}, {first}"
         last = last and f"sequence {info.next_sequence - 1:,}, {last}"
@@ -153,8 +154,8 @@ def _pairs(ends: SubjectEnds) -> list[tuple[str, str]]:
         ("subject", f"[bold]{info.name}[/]"),
         ("broker", info.broker),
         ("messages", f"{info.messages:,}" + _of_lanes(info)),
-        ("first", first or "none"),
-        ("last", last or "none"),
+        ("first", first or none),
+        ("last", last or none),
         ("delayed", f"{info.delayed:,}"),
         ("groups", ", ".join(ends.groups) or "[yellow]no group follows it[/]"),
     ]

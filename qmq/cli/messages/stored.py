@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgpack
 
 from qmq import connect
-from qmq.errors import UnknownGroup
+from qmq.errors import Forbidden, UnknownGroup
 from qmq.net.client.address import parse_url
 from qmq.net.client.blocking import answering_within
 from qmq.net.protocol.frames import FrameKind, pack_meta
@@ -60,14 +61,17 @@ class SubjectEnds(NamedTuple):
 
 
 async def ends_of(info: SubjectInfo, groups: Sequence[GroupInfo]) -> SubjectEnds:
-    """Read the first and the last message of a subject, whatever their lanes; *groups* are all groups."""
+    """Read the first and the last message of a subject, whatever their lanes; their times are None without the right to
+    browse it. *groups* are all groups.
+    """
     following = {
         group.name for group in groups if group.broker == info.broker and is_followed(info.name, group.follows)
     }
     first = last = None
     if info.messages:
         async with connect(info.broker) as client:
-            first, last = [await _stored_at(client, info.name, newest=newest) for newest in (False, True)]
+            with suppress(Forbidden):
+                first, last = [await _stored_at(client, info.name, newest=newest) for newest in (False, True)]
     return SubjectEnds(info, first, last, sorted(following))
 
 

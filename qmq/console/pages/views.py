@@ -297,7 +297,8 @@ def _setting_of(key: str, text: str) -> Any:
         try:
             return float(text) if key == "priority_share" else int(text)
         except ValueError:
-            raise InvalidOption(f"{key} must be a number, not {text!r:.80}; go back and correct it") from None
+            kind = "number from 0 to 1" if key == "priority_share" else "whole number"
+            raise InvalidOption(f"{key} must be a {kind}, not {text!r:.80}; go back and correct it") from None
     return text
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -122,6 +123,34 @@ def test_a_person_sees_how_many_messages_each_lane_has(
     counts = "8: 2 of high priority, 2 of normal priority, 1 of low priority, 3 with an order key"
     assert counts in " ".join(shown.split())
     assert "sequence" not in shown  # each lane has its own
+
+
+def test_times_are_left_out_without_the_right_to_browse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens = str(tmp_path / "tokens.toml")
+    monkeypatch.setenv("QMQ_TOKENS_FILE", tokens)
+    rights = {
+        "all": ["--admin"],
+        "eats": ["--consume", "a.", "--group", "g"],
+        "looks": ["--browse", "a.", "--group", "g"],
+    }
+    token = {name: qmq("tokens", "create", name, *given).stdout.strip() for name, given in rights.items()}
+    with broker_process(tmp_path / "data", tokens_file=tokens) as broker:
+        monkeypatch.setenv("QMQ_TOKEN", token["all"])
+        assert qmq("produce", "a.b", "x", server=broker.url).exit_code == 0
+        for name, is_shown in (("eats", False), ("looks", True)):
+            monkeypatch.setenv("QMQ_TOKEN", token[name])
+            shown = qmq("subjects", "show", "a.b", "--json", server=broker.url)
+            row = json.loads(shown.stdout)
+            assert (row["messages"], row["first_stored_at"] is None, row["last_stored_at"] is None) == (
+                1, not is_shown, not is_shown
+            )  # fmt: skip
+            peeked = qmq("peek", "a.b", server=broker.url)
+            assert (peeked.exit_code, "lacks a right: browse" in peeked.stderr) == (1 - is_shown, not is_shown)
+        with monkeypatch.context() as for_people:
+            for_people.setattr(listing, "is_for_people", lambda as_json: True)
+            for_people.setenv("QMQ_TOKEN", token["eats"])
+            text = " ".join(qmq("subjects", "show", "a.b", server=broker.url).stdout.split())
+        assert "first not shown: the token lacks the right to browse it last not shown" in text
 
 
 def test_no_broker() -> None:
