@@ -239,6 +239,26 @@ OF_ORDER: Final = (
         _ORDER,
     ),
     Mutant(
+        "refuse lanes that are neither priorities nor slots",
+        "_check_runs",
+        never("len(unknown)"),
+        ("tests/broker/publish/test_publish_lanes.py",),
+    ),
+    Mutant(
+        "restore messages whose order keys no client sends",
+        "_order_key_of",
+        instead(
+            "order_key if order_key is not None and 0 < len(order_key.encode()) <= MAX_KEY_BYTES else None", "order_key"
+        ),
+        ("tests/restore/test_parquet.py",),
+    ),
+    Mutant(
+        "refuse order keys in no order",
+        "_is_listed",
+        instead("isinstance(values, str | bytes | bytearray | Mapping | Set)", "isinstance(values, str | bytes)"),
+        ("tests/net/client/test_lanes.py",),
+    ),
+    Mutant(
         "read the message that holds a slot up beside the turns",
         "blocked:_with_message",
         never("not partition.page_cache.has(position, size)"),

@@ -49,9 +49,9 @@ def peek(
     """Look at the last stored messages of SUBJECT ("shop." is all that begin so), or with --group at those that a group
     gets next. Nothing changes: no attempt is counted, no message is acknowledged, no group is made.
 
-    --group shows messages that no consumer of the group had yet; those that are in flight, in retry or dead are not
-    among them. With --group and --last it shows the last stored messages that the group follows, whether it has taken
-    them or not.
+    --group shows messages that no consumer of the group had yet, those of higher priorities first; those that are in
+    flight, in retry or dead are not among them. With --group and --last it shows the last stored messages that the
+    group follows, whether it has taken them or not. A search that takes longer than --timeout ends, and says so.
 
     \b
     Examples:
@@ -113,7 +113,7 @@ async def _waiting_at(
     async with connect(broker, admin_timeout=timeout) as client:
         for prefix in sorted({prefix for info in infos for prefix in info.follows}):
             within = _Waiting([span for span in spans if takes((prefix,), span.subject)], tags, count)
-            finder = client.find(prefix, since=since, limit=None)
+            finder = client.find(prefix, since=since, limit=None, stop_after=timeout)
             while not within.has_all and (page := await finder.page()):
                 for message in page:
                     within.add(message)
@@ -200,7 +200,7 @@ async def _ends(
             prefixes = sorted({name for info in await client.admin.groups(group) for name in info.follows})
         is_whole = not client.admin.missed
         for prefix in prefixes:
-            finder = client.find(prefix, newest=not from_start, limit=count)
+            finder = client.find(prefix, newest=not from_start, limit=count, stop_after=timeout)
             part = [message async for message in finder]
             is_whole = _is_whole(finder, len(part) == count) and is_whole
             found += part if from_start else reversed(part)
@@ -217,6 +217,6 @@ def _is_whole(finder: Finder, has_enough: bool) -> bool:
         click.echo(f"qmq: {places} could not be read: messages may be missing; run qmq verify there", err=True)
     is_cut = not has_enough and finder.cursor is not None and not finder.missed
     if is_cut:
-        text = f"qmq: {finder.progress.share:.0%} was looked at in time: messages may be missing; give a longer prefix"
-        click.echo(text, err=True)
+        done = f"{finder.progress.share:.0%} was looked at within --timeout"
+        click.echo(f"qmq: {done}: messages may be missing; give more time, or a longer prefix", err=True)
     return not finder.missed and not finder.unreadable and not is_cut

@@ -79,24 +79,29 @@ def test_priority_and_order_key_are_shown(with_lanes: BrokerProcess, monkeypatch
     assert shown.count("\n  order key a\n") == 2
 
 
-def test_higher_priorities_come_next(with_lanes: BrokerProcess) -> None:
-    in_order = [2, 7, 1, 3, 4, 5, 6, 0, 8]
-    with qmq.connect_sync(with_lanes.url) as client, client.subscribe("shop.", group="ranks", start="first"):
-        assert bodies("--group", "ranks", server=with_lanes.url) == [str(number) for number in in_order]
+@pytest.mark.parametrize("follows", ["shop.", "shop.mail", ""])
+def test_higher_priorities_come_next(with_lanes: BrokerProcess, follows: str) -> None:
+    in_order, group = [2, 7, 1, 3, 4, 5, 6, 0, 8], f"ranks-{len(follows)}"
+    with qmq.connect_sync(with_lanes.url) as client, client.subscribe(follows, group=group, start="first"):
+        assert bodies("--group", group, server=with_lanes.url) == [str(number) for number in in_order]
         for count in range(1, len(in_order)):
-            few = bodies("--group", "ranks", "--first", str(count), server=with_lanes.url)
+            few = bodies("--group", group, "--first", str(count), server=with_lanes.url)
             assert few == [str(number) for number in in_order[:count]]
-        assert bodies("--group", "ranks", "--last", "2", server=with_lanes.url) == ["7", "8"]
+        assert bodies("--group", group, "--last", "2", server=with_lanes.url) == ["7", "8"]
 
 
-def test_what_consumers_had_does_not_come_next(with_lanes: BrokerProcess, monkeypatch: pytest.MonkeyPatch) -> None:
-    with qmq.connect_sync(with_lanes.url) as client, client.subscribe("shop.", group="some", start="first") as consumer:
+@pytest.mark.parametrize("follows", ["shop.", "shop.mail"])
+def test_what_consumers_had_does_not_come_next(
+    with_lanes: BrokerProcess, monkeypatch: pytest.MonkeyPatch, follows: str
+) -> None:
+    group = f"some-{len(follows)}"
+    with qmq.connect_sync(with_lanes.url) as client, client.subscribe(follows, group=group, start="first") as consumer:
         taken = consumer.pull(max_count=5, min_count=5, timeout=60)
         assert sorted(message.body for message in taken) == [b"1", b"2", b"3", b"5", b"7"]
-        assert bodies("--group", "some", server=with_lanes.url) == ["4", "6", "0", "8"]
+        assert bodies("--group", group, server=with_lanes.url) == ["4", "6", "0", "8"]
         monkeypatch.setattr(peek, "is_for_people", lambda as_json: True)
-        shown = run("peek", "--group", "some", "--first", "1", server=with_lanes.url).stdout
-    says = "1 message waits for an earlier one of the same order key: see `qmq groups show some`"
+        shown = run("peek", "--group", group, "--first", "1", server=with_lanes.url).stdout
+    says = f"1 message waits for an earlier one of the same order key: see `qmq groups show {group}`"
     assert shown.splitlines()[-2:] == ["not shown: 5 in flight", says]
 
 
