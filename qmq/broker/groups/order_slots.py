@@ -210,9 +210,10 @@ class OrderSlots:
         wanted = np.zeros(len(self._owners), np.bool_)
         wanted[[slot for slot in slots if self.owner(slot) == member.number]] = True
         left = int(np.count_nonzero(wanted))
-        for runs in self._runs.get(member.number, ()):
+        for held in self._runs.get(member.number, ()):
             if not left:
                 break
+            runs = held.runs
             for at in np.flatnonzero(wanted[runs.slots]).tolist():
                 slot = int(runs.slots[at])
                 unhandled = member.in_flight.unhandled(int(runs.starts[at]), int(runs.ends[at]))

@@ -5,17 +5,19 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from qmq.cli.common.formatting import age, age_of, iso, number, visible
+from qmq.cli.common.formatting import age, iso, number, visible
 
 if TYPE_CHECKING:
     from qmq import BlockedSlot
 
 
-def blocked_text(slot: BlockedSlot) -> str:
-    """Return how many messages wait, for which order key, who has it or when it comes again, since when and why."""
+def blocked_text(slot: BlockedSlot, now: datetime | None = None) -> str:
+    """Return how many messages wait, for which order key, who has it or when it comes again, since when and why: as
+    seen at the time *now* (None: this one).
+    """
     key = f"slot {slot.slot}" if slot.order_key is None else f"order key {visible(slot.order_key)} (slot {slot.slot})"
     waits = f"{number(slot.waiting, 'message')} {'waits' if slot.waiting == 1 else 'wait'}"
-    return f"{waits} for {key} of {slot.subject}: {_why(slot)}"
+    return f"{waits} for {key} of {slot.subject}: {_why(slot, datetime.now(UTC) if now is None else now)}"
 
 
 def blocked_fields(slot: BlockedSlot) -> dict[str, object]:
@@ -35,16 +37,17 @@ def blocked_fields(slot: BlockedSlot) -> dict[str, object]:
     }
 
 
-def _why(slot: BlockedSlot) -> str:
+def _why(slot: BlockedSlot, now: datetime) -> str:
     name = "an earlier one" if slot.message_id is None else f"an earlier one ({slot.message_id})"
     if slot.reason != "retrying":
-        since = "" if slot.since is None else f" for {age_of(slot.since)}"
+        since = "" if slot.since is None else f" for {age((now - slot.since).total_seconds())}"
         attempt = f", attempt {slot.attempts}" if slot.attempts > 1 else ""
         return f"{slot.consumer} has {name} in flight{since}{attempt}"
     failed = f" after {number(slot.attempts, 'failed attempt')}" if slot.attempts else ""
     why = f": {visible(slot.failure)}" if slot.failure else ""
     if slot.due is None:
         return f"{name} is to be delivered again first{failed}{why}"
-    left = (slot.due - datetime.now(UTC)).total_seconds()
-    comes = f"comes again in {age(left)}" if left > 0 else f"is due again since {age(-left)}, and no pull has taken it"
-    return f"{name} {comes}{failed}{why}"
+    left = (slot.due - now).total_seconds()
+    if left > 0:
+        return f"{name} comes again in {age(left)}{failed}{why}"
+    return f"{name} has been due for {age(-left)}{failed}, and no consumer has taken it{why}"

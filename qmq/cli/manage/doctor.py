@@ -196,7 +196,7 @@ def _of_order_keys(groups: Iterable[GroupInfo], now: datetime) -> Iterator[_Foun
             if since is not None and now - since > least:
                 name = slot.message_id or "ID"
                 what = f"see `qmq trace {name}`, and mend what its handler does with it"
-                yield "warning", "order_key", f"group {group.name}: {blocked_text(slot)}; {what}"
+                yield "warning", "order_key", f"group {group.name}: {blocked_text(slot, now)}; {what}"
 
 
 def _of_consumers(consumers: Iterable[tuple[str, ConsumerInfo]]) -> Iterator[_Found]:

@@ -15,16 +15,14 @@ from qmq.cli.common.formatting import number
 from qmq.cli.common.listing import end_if_incomplete, is_for_people, output_options
 from qmq.cli.messages.message_text import show_messages
 from qmq.cli.messages.stored import WaitingSpan, waiting_spans
-from qmq.format.lanes import PRIORITIES, priority_of
 from qmq.names import check_group_or_member, check_prefix, takes
-from qmq.net.client.find.stored_message import lane_of_stored
 
 if TYPE_CHECKING:
     from qmq import Finder, GroupInfo, StoredMessage
 
 _DEFAULT = 10
 #: The ranks of priorities, in the order in which they are handed out.
-_RANKS = {name: rank for rank, name in enumerate(PRIORITIES)}
+_RANKS = {"high": 0, "normal": 1, "low": 2}
 #: The most lanes of subjects with waiting messages that are looked at of one group at one broker.
 _MOST_LANES = 100_000
 
@@ -140,13 +138,15 @@ class _Waiting:
 
     def add(self, message: StoredMessage) -> None:
         """Take a message if it waits."""
-        lane = lane_of_stored(message)
+        from qmq.net.client.find.stored_message import lane_of_stored
+
+        lane, rank = lane_of_stored(message), _RANKS[message.priority]
         span = self._spans.get((message.subject, lane))
         if span is None or message.sequence is None or not span.start <= message.sequence < span.end:
             return
         if not self._tags or not self._tags.isdisjoint(message.tags):
-            self._found[_rank_of(lane)].append(message)
-        self._looked[_rank_of(lane)] += 1
+            self._found[rank].append(message)
+        self._looked[rank] += 1
 
     def found(self) -> list[tuple[int, StoredMessage]]:
         """Return the messages that come first, each with the rank of its priority."""
@@ -167,6 +167,8 @@ class _Waiting:
 
 
 def _rank_of(lane: int) -> int:
+    from qmq.format.lanes import priority_of
+
     return _RANKS[priority_of(lane)]
 
 

@@ -48,7 +48,7 @@ def slot(reason: str = "in_flight", **values: Any) -> BlockedSlot:
         (slot("retrying", attempts=0, failure="released"), f"an earlier one ({ID}) comes again in 9h: released"),
         (
             slot("retrying", due=NOW - timedelta(seconds=300)),
-            f"an earlier one ({ID}) is due again since 5m, and no pull has taken it after 2 failed attempts: no card",
+            f"an earlier one ({ID}) has been due for 5m after 2 failed attempts, and no consumer has taken it: no card",
         ),
         (
             slot("retrying", due=None, since=None, attempts=0, failure="", message_id=None),
@@ -57,7 +57,7 @@ def slot(reason: str = "in_flight", **values: Any) -> BlockedSlot:
     ],
 )
 def test_the_reason_is_said_in_words(one: BlockedSlot, text: str) -> None:
-    assert blocked_text(one) == f"2 messages wait for order key order-4421 (slot 12) of shop.order: {text}"
+    assert blocked_text(one, NOW) == f"2 messages wait for order key order-4421 (slot 12) of shop.order: {text}"
 
 
 def test_a_slot_without_a_known_key_has_its_number_and_controls_are_shown() -> None:
