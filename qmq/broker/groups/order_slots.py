@@ -204,12 +204,15 @@ class OrderSlots:
         """Return which of the slots, all of them among ``taken``, wait for a retry."""
         return self._is_retrying[slots]
 
-    def first_in_flight(self, member: Member, slots: set[int]) -> dict[int, int]:
-        """Return the delivery sequence of the first message in flight of each of these slots that a consumer has."""
+    def first_in_flight(self, member: Member, slots: set[int], most: int = 1) -> dict[int, int]:
+        """Return the delivery sequence of the first message in flight of each of these slots that a consumer has, for
+        *most* slots at most: those that it has had for longest.
+        """
         found = dict[int, int]()
         wanted = np.zeros(len(self._owners), np.bool_)
-        wanted[[slot for slot in slots if self.owner(slot) == member.number]] = True
-        left = int(np.count_nonzero(wanted))
+        numbers = np.fromiter(slots, np.int64, len(slots))
+        wanted[numbers[self._owners[numbers] == member.number]] = True
+        left = min(int(np.count_nonzero(wanted)), most)
         for held in self._runs.get(member.number, ()):
             if not left:
                 break
@@ -217,7 +220,7 @@ class OrderSlots:
             for at in np.flatnonzero(wanted[runs.slots]).tolist():
                 slot = int(runs.slots[at])
                 unhandled = member.in_flight.unhandled(int(runs.starts[at]), int(runs.ends[at]))
-                if unhandled and wanted[slot]:
+                if unhandled and wanted[slot] and left:
                     found[slot], wanted[slot], left = unhandled[0][0], False, left - 1
         return found
 

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import cached_property
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from qmq.broker.delivery.order.places import current_order, slots_of
+from qmq.broker.delivery.order.places import current_order, ordered_runs
 from qmq.broker.error_log.error_log import RetryItem, unpacked
 from qmq.broker.groups.group import Group
 from qmq.broker.groups.group_state import Ledger
 from qmq.broker.groups.message_ranges import PARTITIONS, RunPart, parts_of
-from qmq.broker.groups.order_slots import OrderSlots
+from qmq.broker.groups.order_slots import OrderedRuns, OrderSlots
+from qmq.broker.journal.record_types import MessageRange
 from qmq.errors import BadBatch, StorageError
 from qmq.format.layout import LANE_ORDERED, MAX_KEY_BYTES
 from qmq.format.pieces import StoredBatch
@@ -24,7 +27,7 @@ from qmq.storage.store import NotInMemory, Store
 MOST_BLOCKED: Final = 20
 #: Slots that are looked at for such a list.
 _MOST_LOOKED: Final = 65_536
-#: Retries in memory among which that of a slot is looked for, and ranges of them that are looked into.
+#: Retries in memory among which that of a slot is looked for, and ranges that are looked into for it.
 _MOST_RETRIES: Final = 16_384
 _MOST_RANGES: Final = 64
 _PARTITION_BITS: Final = 0xFFFF
@@ -86,8 +89,10 @@ def with_details(store: Store, group: Group) -> list[BlockingSlot]:
     """Return the slots as ``blocked_slots`` does, with all that is known of the message that holds each up, the longest
     blocked first. Raises NotInMemory.
     """
-    current_order(store, group)
-    found = [_detailed(store, group, number, slot) for number, slot in _chosen(store, group, MOST_BLOCKED)]
+    if current_order(store, group) is None:
+        return []
+    retries = _Retries(store, group)
+    found = [_detailed(store, group, number, slot, retries) for number, slot in _chosen(store, group, MOST_BLOCKED)]
     return sorted(found, key=lambda one: (one.since_us is not None, one.since_us or 0))
 
 
@@ -101,7 +106,7 @@ def blocked_by(store: Store, group: Group, number: int) -> str:
         return ""
     if order.first_retry(number) is None and not order.owner(number):
         return ""
-    slot = _detailed(store, group, number, _slot(store, ledger, order, number, 0))
+    slot = _detailed(store, group, number, _slot(store, ledger, order, number, 0), _Retries(store, group))
     which = "of its order key" if slot.order_key is None else f"of order key {slot.order_key!r}"
     name = f"an earlier message {which} (slot {slot.slot}{f', {slot.message_id}' if slot.message_id else ''})"
     if slot.reason == IN_FLIGHT:
@@ -142,16 +147,15 @@ def _chosen(store: Store, group: Group, most: int) -> list[tuple[int, BlockingSl
     if ledger is None or blocked is None:
         return []
     order, numbers, waiting = blocked
-    since = _since(ledger, order, numbers[~order.are_retrying(numbers)])
-    first = np.argsort([since.get(number, 0) for number in numbers.tolist()], kind="stable")
+    is_retrying = order.are_retrying(numbers)
+    since = _since(ledger, order, numbers[~is_retrying])
+    chosen = [*numbers[is_retrying][:most].tolist(), *sorted(since, key=since.__getitem__)]
+    counts = dict(zip(numbers.tolist(), waiting.tolist(), strict=True))
     found = list[tuple[int, BlockingSlot]]()
-    for at in first.tolist():
-        number = int(numbers[at])
+    for number in chosen[:most]:
         with suppress(StorageError):  # its name is damaged
-            slot = _slot(store, ledger, order, number, int(waiting[at]))
+            slot = _slot(store, ledger, order, number, counts[number])
             found.append((number, slot._replace(since_us=since.get(number))))
-        if len(found) == most:
-            break
     return found
 
 
@@ -164,16 +168,99 @@ def _slot(store: Store, ledger: Ledger, order: OrderSlots, number: int, waiting:
 
 
 def _since(ledger: Ledger, order: OrderSlots, numbers: npt.NDArray[np.int64]) -> dict[int, int]:
-    """Return since when the first message in flight of each of these slots is so."""
+    """Return since when the first message in flight of each of these slots is so: for the MOST_BLOCKED slots of each
+    consumer of which it has had one for longest.
+    """
     found, wanted = dict[int, int](), set(numbers.tolist())
     for member in ledger.members.values():
-        for slot, sequence in order.first_in_flight(member, wanted).items():
+        for slot, sequence in order.first_in_flight(member, wanted, MOST_BLOCKED).items():
             found[slot] = member.in_flight.pull_of(sequence).taken_us
     return found
 
 
-def _detailed(store: Store, group: Group, number: int, slot: BlockingSlot) -> BlockingSlot:
-    """Return a slot with what is known of the message that holds it up. Raises NotInMemory."""
+class _Retries:
+    """The retries of one group that are in memory: finds the one that has a message of a slot."""
+
+    def __init__(self, store: Store, group: Group) -> None:
+        assert group.ledger is not None
+        assert group.ledger.order is not None
+        self._store = store
+        self._group = group
+        self._retries = group.ledger.retries
+        self._order: OrderSlots = group.ledger.order
+        #: The runs with order keys of the ranges of which retries are parts: by log, position and run of the first.
+        self._runs: dict[int, OrderedRuns] = {}
+
+    @cached_property
+    def _items(self) -> npt.NDArray[np.void]:
+        return self._retries.in_memory(_MOST_RETRIES)
+
+    @cached_property
+    def _ranges(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """The ranges of which retries are parts, i64[n, 3]; and for each retry the index of its range."""
+        items = self._items
+        columns = np.stack([items[name].astype(np.int64) for name in ("log", "first", "run")], axis=1)
+        distinct, index = np.unique(columns, axis=0, return_inverse=True)
+        return distinct, index.reshape(-1)
+
+    def at(self, number: int, place: int) -> RetryItem | None:
+        """Return the retry that has the message at a place of a slot; None where it is not in memory. Raises
+        NotInMemory, StorageError.
+        """
+        items = self._items
+        starts = items["first"].astype(np.int64) + items["skip"]
+        is_there = (items["log"] == number) & (starts <= place) & (place < starts + items["count"])
+        for retry in self._left(is_there):
+            if retry.messages.first + retry.messages.skip <= place:
+                return retry
+        part = _part_at(self._store, number, place)
+        return None if part is None else self._by_position(number, place, part)
+
+    def _by_position(self, number: int, place: int, part: RunPart) -> RetryItem | None:
+        items, position = self._items, part.entry[1]
+        logs, firsts = items["log"].astype(np.int64), items["first"].astype(np.int64)
+        may_be = (logs >= PARTITIONS) & ((logs & _PARTITION_BITS) == part.partition)
+        may_be &= (firsts <= position) & (position <= items["end"].astype(np.int64))
+        of_ranges = self._ranges[1]
+        for index in np.unique(of_ranges[may_be])[:_MOST_RANGES].tolist():
+            runs = self._runs_of(index)
+            has_it = (runs.slots == number) & (runs.places <= place)
+            at = np.flatnonzero(has_it & (place < runs.places + runs.ends - runs.starts))
+            if len(at):
+                offset = int(runs.starts[at[0]]) + place - int(runs.places[at[0]])
+                skips = items["skip"].astype(np.int64)
+                is_there = (of_ranges == index) & (skips <= offset) & (offset < skips + items["count"])
+                for retry in self._left(is_there):
+                    if retry.messages.skip <= offset < retry.messages.skip + retry.messages.total:
+                        return retry
+        return None
+
+    def _runs_of(self, index: int) -> OrderedRuns:
+        """Return the runs of a range, with the places of their messages in it in the place of delivery sequences."""
+        known = self._runs.get(index)
+        if known is None:
+            distinct, of_ranges = self._ranges
+            mine = self._items[of_ranges == index]
+            total = int((mine["skip"].astype(np.int64) + mine["count"]).max())
+            log, first, run = distinct[index].tolist()
+            whole = MessageRange(log, first, run, 0, total, int(mine["end"].max()))
+            parts, copies = parts_of(self._store, self._group, whole), self._store.subjects.has_private
+            known = ordered_runs(self._order, parts, 0, may_be_copies=copies)
+            self._runs[index] = known
+        return known
+
+    def _left(self, chosen: npt.NDArray[np.bool_]) -> Iterator[RetryItem]:
+        """Yield what is left of some retries."""
+        for retry in unpacked(self._items[np.flatnonzero(chosen)[:_MOST_RANGES]]):
+            yield from self._retries.left_of(retry)
+
+
+def _detailed(
+    store: Store, group: Group, number: int, slot: BlockingSlot, retries: _Retries
+) -> BlockingSlot:  # fmt: skip
+    """Return a slot with what is known of the message that holds it up, from *retries* if that is one. Raises
+    NotInMemory.
+    """
     ledger = group.ledger
     assert ledger is not None
     assert ledger.order is not None
@@ -181,7 +268,7 @@ def _detailed(store: Store, group: Group, number: int, slot: BlockingSlot) -> Bl
     with suppress(StorageError, BadBatch):  # who reads the message finds out what is wrong with it
         if slot.reason == RETRYING:
             place = order.first_retry(number)
-            retry = None if place is None else _retry_at(store, group, ledger, order, number, place)
+            retry = None if place is None else retries.at(number, place)
             if retry is not None:
                 slot = slot._replace(
                     since_us=retry.failed_at_us, due_us=retry.due_us, attempts=retry.attempt - 1, failure=retry.reason
@@ -225,26 +312,4 @@ def _part_at(store: Store, number: int, place: int) -> RunPart | None:
         entry = rows[0].item()
         if entry[0] <= place < entry[0] + entry[4]:
             return RunPart(partition, entry, place - entry[0], place - entry[0] + 1)
-    return None
-
-
-def _retry_at(
-    store: Store, group: Group, ledger: Ledger, order: OrderSlots, number: int, place: int
-) -> RetryItem | None:
-    """Return the retry that has the message at a place of a slot; None where it is not among those in memory. Raises
-    NotInMemory, StorageError.
-    """
-    items, part = ledger.retries.in_memory(_MOST_RETRIES), _part_at(store, number, place)
-    logs, firsts = items["log"].astype(np.int64), items["first"].astype(np.int64)
-    starts = firsts + items["skip"]
-    may_be = (logs == number) & (starts <= place) & (place < starts + items["count"])
-    if part is not None:
-        position = part.entry[1]
-        is_there = (firsts <= position) & (position <= items["end"].astype(np.int64))
-        may_be |= (logs >= PARTITIONS) & ((logs & _PARTITION_BITS) == part.partition) & is_there
-    for retry in unpacked(items[np.flatnonzero(may_be)[:_MOST_RANGES]]):
-        for left in ledger.retries.left_of(retry):
-            for slot, start, count in slots_of(order, parts_of(store, group, left.messages)):
-                if slot == number and start <= place < start + count:
-                    return left
     return None

@@ -117,6 +117,30 @@ def test_a_slot_names_the_retry_and_when_it_is_due(tmp_path: Path, prefix: str, 
     driven.close()
 
 
+@pytest.mark.parametrize("prefix", ["a.", "a.b", ""])
+@pytest.mark.parametrize("order", ["ascending", "descending"])
+def test_retries_of_one_pull_are_told_apart(tmp_path: Path, prefix: str, order: str) -> None:
+    driven, count = Keys(tmp_path), 100
+    one = driven.join("one", prefix)
+    for _ in range(2):
+        runs = [
+            RunContent("a.b", [b"x"], [make_header(order_key=f"k-{slot}")], LANE_ORDERED | slot)
+            for slot in range(count)
+        ]
+        driven.send_runs(*runs)
+    numbers = numbers_of(driven.take(one, count))
+    assert len(numbers) == count
+    sent_at = dict(zip(numbers, range(count), strict=True))  # all of them are of one batch
+    for number in numbers if order == "ascending" else numbers[::-1]:
+        driven.back(one, number, delay_us=(1 + sent_at[number]) * SECOND_US)
+    rows = driven.rows("groups", group="g")[0]["blocked"]
+    assert len(rows) == MOST_BLOCKED
+    for row in rows:
+        assert row["order_key"] == f"k-{row['slot']}"
+        assert row["due_us"] == driven.now.wall_us + (1 + row["slot"]) * SECOND_US
+    driven.close()
+
+
 def test_the_first_message_in_flight_counts(tmp_path: Path) -> None:
     driven = Keys(tmp_path)
     one = driven.join("one", "a.")
