@@ -21,6 +21,7 @@ from qmq.broker.journal.record_types import MessageRange
 from qmq.errors import BadBatch, StorageError
 from qmq.format.layout import LANE_ORDERED, MAX_KEY_BYTES
 from qmq.format.pieces import StoredBatch
+from qmq.format.private import origin_subject
 from qmq.storage.store import NotInMemory, Store
 
 #: The most slots of one list, the longest blocked first.
@@ -164,7 +165,8 @@ def _slot(store: Store, ledger: Ledger, order: OrderSlots, number: int, waiting:
     member = ledger.members.get(order.owner(number))
     reason = IN_FLIGHT if order.first_retry(number) is None else RETRYING
     slot = store.subjects.lane(number) - LANE_ORDERED
-    return BlockingSlot(store.subjects.name(number), slot, waiting, reason, None if member is None else member.name)
+    subject = origin_subject(store.subjects.name(number))
+    return BlockingSlot(subject, slot, waiting, reason, None if member is None else member.name)
 
 
 def _since(ledger: Ledger, order: OrderSlots, numbers: npt.NDArray[np.int64]) -> dict[int, int]:
