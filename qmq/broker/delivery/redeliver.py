@@ -71,12 +71,13 @@ class Redelivery:
             )
         lookup = RangeLookup(self._store, subscription.group)
         share = share_of(self._store, subscription)
-        split = None if share is None else partial(share.share_ranges, lookup)
+        split: Split | None = None if share is None else partial(share.share_ranges, lookup)
+        if offer.rank is not None and self._store.subjects.has_lanes:
+            split = _of_rank(ledger.retries, offer.rank, split)
         ledger.retries.load(now_us, min(max_count, MOST_TAKEN))
         if share is not None:
             share.begin()
-        lowest = offer.rank if self._store.subjects.has_lanes else None
-        taken = _take(ledger.retries, offer.what, max_count, split, lowest)
+        taken = _take(ledger.retries, offer.what, max_count, split)
         try:
             fits, size = self._fitting(lookup, taken, max_bytes)
         except NotInMemory:
@@ -88,7 +89,7 @@ class Redelivery:
             ledger.retries.put_back(taken)
             if share is not None:
                 share.begin()
-            taken = _take(ledger.retries, offer.what, fits, split, lowest)
+            taken = _take(ledger.retries, offer.what, fits, split)
             if not taken:
                 return None
         ledger.was_again = True
@@ -316,18 +317,25 @@ class PullAnswer:
         return sum(count for _, count, _ in self.ranges)
 
 
-def _take(
-    retries: Retries, what: MessageKind, max_count: int, split: Split | None, lowest: int | None
-) -> list[TakenRetry]:  # fmt: skip
-    """Take up to *max_count* retries, beside others of no lower rank than *lowest*; with *split* only those that it
-    selects. Raises what *split* does.
-    """
+def _take(retries: Retries, what: MessageKind, max_count: int, split: Split | None) -> list[TakenRetry]:
+    """Take up to *max_count* retries; with *split* only those that it selects. Raises what *split* does."""
     if what is MessageKind.QUARANTINED:
         return (
             [retries.take_quarantined(max_count)] if split is None else retries.take_quarantined_meant(max_count, split)
         )
     most = min(max_count, MOST_AGAIN)
-    return retries.take(most, lowest) if split is None else retries.take_meant(most, split, lowest)
+    return retries.take(most) if split is None else retries.take_meant(most, split)
+
+
+def _of_rank(retries: Retries, rank: int, split: Split | None) -> Split:
+    """Return what selects of the retries of one rank as *split* does (None: all), and none of other ranks."""
+
+    def selected(messages: MessageRange) -> list[tuple[int, bool]] | None:
+        if retries.rank(messages) != rank:
+            return [(messages.total, False)]
+        return [(messages.total, True)] if split is None else split(messages)
+
+    return selected
 
 
 def ledger_and_member(subscription: Subscription) -> tuple[Ledger, Member]:

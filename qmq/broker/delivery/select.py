@@ -7,7 +7,8 @@ are cut.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +21,7 @@ from qmq.broker.delivery.tracker import DeliveryTracker
 from qmq.broker.groups.group import Cursors, Group, SubjectFilter, Subscription, Waiting
 from qmq.broker.groups.member import Member
 from qmq.broker.groups.message_ranges import MessageParts, Rows, RunPart, WholeRuns, chosen_of
-from qmq.broker.groups.priorities import HIGH, LOW, NORMAL, RANKS, PriorityShare, rank_of
+from qmq.broker.groups.priorities import HIGH, LOW, NORMAL, RANKS, rank_of
 from qmq.broker.groups.settings import ResolvedSettings
 from qmq.broker.ports.limits import BrokerLimits
 from qmq.errors import QmqError, StorageError
@@ -74,9 +75,12 @@ class PullSelection:
         #: Slots that the consumer may have were left to others.
         self.left_slots = False
         self._least = need
+        self.choosers: dict[OrderedScan, Any] = {}
         self._undo_scans: list[tuple[OrderedScan, Any]] = []
         #: How many messages of each rank were chosen, where filters are chosen from by priority; else all 0.
         self.by_rank = [0] * RANKS
+        #: The rank of the retries that the pull gets instead of new messages, and the most of them.
+        self.retries: tuple[int, int] | None = None
 
     # --- choosing ----------------------------------------------------------------------------------------------------
 
@@ -509,6 +513,16 @@ _NOTHING: Final = FilteredParts([], 0, [], 0, 0, 0)
 _NO_SETTINGS: Final = ResolvedSettings()
 
 
+class DueRanks(NamedTuple):
+    """The ranks of the retries that are due for a consumer, and whether they come before new messages of their rank."""
+
+    ranks: Sequence[int]
+    come_first: bool
+
+
+NONE_DUE: Final = DueRanks((), False)
+
+
 class PullSelector:
     """Chooses new messages for pulls, and filters them."""
 
@@ -517,17 +531,17 @@ class PullSelector:
         self._limits = limits
         self._tracker = tracker
         self._on_disk = on_disk
-        self._lowest = LOW
+        self._due = NONE_DUE
 
     def choose(
-        self, waiting: Waiting, max_count: int, need: int, max_bytes: int, lowest: int = LOW
+        self, waiting: Waiting, max_count: int, need: int, max_bytes: int, due: DueRanks = NONE_DUE
     ) -> tuple[PullSelection, FilteredParts | None]:
-        """Return the choice for a pull, and the filtered parts where the pull does not get all that was chosen. It has
-        no messages of lower ranks than *lowest*, in a group that heeds priorities.
+        """Return the choice for a pull, and the filtered parts where the pull does not get all that was chosen. In a
+        group that heeds priorities, the choice ends at retries that are *due*.
 
         ``count`` of the choice is the number of messages that the pull would get. A choice without any is passed.
         """
-        self._lowest = lowest
+        self._due = due
         rounds = _MOST_ROUNDS
         while True:
             again = rounds < _MOST_ROUNDS
@@ -597,7 +611,7 @@ class PullSelector:
         selection = PullSelection(self._store, max_count, max_bytes, need, self._tracker.now.monotonic_us)
         subscription = waiting.subscription
         if subscription.find_lanes(self._store) and subscription.group.heeds_priority:
-            take_by_rank(selection, subscription, max_count, self._lowest)
+            RankWalk(selection, subscription, self._due).choose(max_count)
             return selection
         for subject_filter in subscription.in_turn():
             if not subject_filter.reading:
@@ -620,38 +634,60 @@ class PullSelector:
         return start, end
 
 
-def take_by_rank(selection: PullSelection, subscription: Subscription, max_count: int, lowest: int) -> None:
-    """Choose from the filters of a subscription, higher priorities first, but for what lower ones have coming."""
-    selection.consumer = subscription.member
-    ranked: list[list[SubjectFilter]] = [[] for _ in range(RANKS)]
-    for base in subscription.in_turn():
-        for one in base.with_lanes():
-            rank = rank_of(one.kind or 0)
-            if rank <= lowest:
-                ranked[rank].append(one)
-    share = subscription.group.share
-    coming = min(share.coming(HIGH), max_count) if ranked[HIGH] else 0
-    if coming and not _take_lower(selection, ranked, share, coming) and not selection.full:
-        share.none_wait(HIGH)
-    if not selection.full:
-        selection.take_some(ranked[HIGH], HIGH, max_count)
-    if not selection.full:
-        _take_lower(selection, ranked, share, max_count)
+class RankWalk:
+    """The choice for one pull from the ranks of new messages and retries, the highest first, but for what lower ones
+    have coming. It ends at retries, since no answer has both.
+    """
 
+    def __init__(self, selection: PullSelection, subscription: Subscription, due: DueRanks) -> None:
+        self._selection = selection
+        self._share = subscription.group.share
+        self._due = due
+        self._has_ended = False
+        self._ranked: list[list[SubjectFilter]] = [[] for _ in range(RANKS)]
+        for base in subscription.in_turn():
+            for one in base.with_lanes():
+                self._ranked[rank_of(one.kind or 0)].append(one)
+        if subscription.begins_with_order_keys:
+            self._ranked[NORMAL].sort(key=lambda one: one.kind != LANE_ORDERED)
+        selection.consumer = subscription.member
 
-def _take_lower(
-    selection: PullSelection, ranked: list[list[SubjectFilter]], share: PriorityShare, most: int
-) -> int:  # fmt: skip
-    """Choose up to *most* messages of normal and low priority; return how many."""
-    coming = min(share.coming(NORMAL), most) if ranked[LOW] else 0
-    taken = selection.take_some(ranked[LOW], LOW, coming) if coming else 0
-    if coming and not taken and not selection.full:
-        share.none_wait(NORMAL)
-    if not selection.full:
-        taken += selection.take_some(ranked[NORMAL], NORMAL, most - taken)
-    if not selection.full and not selection.left_slots:  # these have normal priority, and are ready
-        taken += selection.take_some(ranked[LOW], LOW, most - taken)
-    return taken
+    @property
+    def _is_over(self) -> bool:
+        return self._has_ended or self._selection.full
+
+    def choose(self, max_count: int) -> None:
+        """Choose up to *max_count* messages."""
+        coming = min(self._share.coming(HIGH), max_count)
+        if coming and not self._take_lower(coming) and not self._is_over:
+            self._share.none_wait(HIGH)
+        self._take(HIGH, max_count)
+        self._take_lower(max_count)
+
+    def _take_lower(self, most: int) -> int:
+        """Choose up to *most* messages of normal and low priority; return how many."""
+        coming, taken = min(self._share.coming(NORMAL) - self._selection.by_rank[LOW], most), 0
+        if coming > 0:
+            taken = self._take(LOW, coming)
+            if not taken and not self._is_over:
+                self._share.none_wait(NORMAL)
+        taken += self._take(NORMAL, most - taken)
+        if self._selection.left_slots:  # these have normal priority, and are ready
+            return taken
+        return taken + self._take(LOW, most - taken)
+
+    def _take(self, rank: int, most: int) -> int:
+        """Choose up to *most* new messages of a rank; return how many. End where retries of it are due."""
+        if self._is_over or most <= 0:
+            return 0
+        selection, is_due, taken = self._selection, rank in self._due.ranks, 0
+        if not is_due or not self._due.come_first:
+            taken = selection.take_some(self._ranked[rank], rank, most)
+        if is_due:
+            self._has_ended = True
+            if not selection.count:
+                selection.retries = rank, most
+        return taken
 
 
 def _fitting(filtered_parts: FilteredParts, max_bytes: int) -> int:

@@ -11,13 +11,12 @@ from qmq.broker.delivery.encode import AnswerEncoder
 from qmq.broker.delivery.fast_path import FastAnswer, FastPath
 from qmq.broker.delivery.filters import FilteredParts
 from qmq.broker.delivery.read_waits import ReadWaits
-from qmq.broker.delivery.select import PullSelection, PullSelector
+from qmq.broker.delivery.select import NONE_DUE, DueRanks, PullSelection, PullSelector
 from qmq.broker.delivery.subscriptions import hidden_since
 from qmq.broker.delivery.tracker import DeliveryTracker
 from qmq.broker.delivery.wakeups import Arrivals, WaitingPulls
 from qmq.broker.groups.group import SubjectFilter, Subscription, Waiting
 from qmq.broker.groups.membership import MessageKind, Offer
-from qmq.broker.groups.priorities import HIGH, LOW, NORMAL
 from qmq.broker.ports.commands import Pull
 from qmq.broker.ports.effects import Buffer, Effect, PulledMessages, Refused
 from qmq.broker.ports.limits import BrokerLimits
@@ -32,8 +31,9 @@ BLOCKED: Final = -1
 _PASSED: Final = -2
 #: How often one pull passes over redeliveries that no longer exist, within one turn.
 _MOST_PASSED: Final = 16
-#: A global, since looking up a member of an enum is slow.
+#: Globals, since looking up a member of an enum is slow.
 _FRESH: Final = MessageKind.FRESH
+_AGAIN: Final = MessageKind.AGAIN
 #: The most bytes of an answer that is read while everybody waits.
 _WAITED_BYTES: Final = 256 << 10
 
@@ -94,21 +94,21 @@ class PullServer:
         except QmqError as error:
             self.refuse(waiting, error)
             return None
-        lowest, again = LOW, False
+        due = NONE_DUE
         if offer is not None:
-            if self._store.subjects.has_lanes and waiting.subscription.group.heeds_priority:
-                offer, lowest, again = self._ranked(waiting.subscription, offer)
-            if offer.what is not _FRESH:
+            if offer.what in (_FRESH, _AGAIN) and self._goes_by_rank(waiting.subscription):
+                due = DueRanks(self._tracker.due_ranks(waiting.subscription), offer.what is _AGAIN)
+            elif offer.what is not _FRESH:
                 return self._redeliver(waiting, offer, final)
             most, size = min(most, offer.max_count), min(size, offer.max_bytes)
         if not final and not self._may_have(waiting.subscription):
             return 0
-        need = 1 if final or again else min(self.need(pull), most)
+        need = 1 if final or due.come_first else min(self.need(pull), most)
         fast = None if pull.checks else self._take_fast(waiting.subscription, most, size, need)
         if fast is not None:
             self._answer_fast(waiting, fast)
             return None
-        selection, filtered_parts = self._selector.choose(waiting, most, need, size, lowest=lowest)
+        selection, filtered_parts = self._selector.choose(waiting, most, need, size, due=due)
         if selection.awaits_sync and selection.count < need:
             selection.take_back()
             return 0  # also past the deadline: the sync has been asked for, and wakes the pull
@@ -118,15 +118,15 @@ class PullServer:
         in_vain = wanted is not None and not self._reads.begin(wanted, selection.stopped_at)
         if in_vain and selection.count < need:
             selection.take_back()
-            return self._serve_blocking(waiting)
+            return self._serve_blocking(waiting, most, due)
         if selection.count >= need:
             return self._answer(waiting, selection, filtered_parts, final)
         if selection.failed is not None:
             selection.take_back()
             self.refuse(waiting, selection.failed)
             return None
-        if offer is not None and not selection.count and self._tracker.is_due(waiting.subscription):
-            return self._redeliver(waiting, offer._replace(what=MessageKind.AGAIN), final)
+        if offer is not None and not selection.count and (due.ranks or self._tracker.is_due(waiting.subscription)):
+            return self._redeliver(waiting, _again(offer, due, selection.retries), final)
         bound = selection.full and wanted is None
         if bound and not selection.count:
             self._arrivals.make_ready(filters)  # go on in the next turn
@@ -137,25 +137,13 @@ class PullServer:
             selection.take_back()  # rows passed without a choice need not be looked at again
         return selection.count
 
-    def _ranked(self, subscription: Subscription, offer: Offer) -> tuple[Offer, int, bool]:
-        """Return what a pull may get by priority: the offer, the lowest rank of new messages, and whether these come
-        before retries that the consumer would get now.
-
-        Retries and new messages take turns only where both have the highest rank of all that is ready.
-        """
-        rank, share = offer.rank, subscription.group.share
-        if offer.what not in (MessageKind.AGAIN, _FRESH) or rank is None:
-            return offer, LOW, False
-        is_again = offer.what is MessageKind.AGAIN
-        coming = share.coming(HIGH)
-        if rank == HIGH or coming:
-            if is_again and rank != HIGH:
-                offer = offer._replace(max_count=min(offer.max_count, coming))
-            return offer, LOW if coming else rank, False
-        coming = share.coming(NORMAL) if rank == NORMAL else 0
-        if coming and not is_again:
-            return offer._replace(max_count=min(offer.max_count, coming)), LOW, False
-        return offer._replace(what=_FRESH), rank - 1 if is_again else rank, is_again
+    def _goes_by_rank(self, subscription: Subscription) -> bool:
+        """Return whether a consumer gets what is ready by its rank."""
+        return (
+            self._store.subjects.has_lanes
+            and subscription.group.heeds_priority
+            and subscription.find_lanes(self._store)
+        )
 
     def _take_fast(self, subscription: Subscription, most: int, size: int, need: int) -> FastAnswer | None:
         if subscription.find_lanes(self._store):
@@ -239,17 +227,16 @@ class PullServer:
             return _PASSED
         self._waiting_pulls.remove(waiting)
         self._tracker.record_redelivery(subscription)
-        if offer.what is MessageKind.AGAIN and self._store.subjects.has_lanes:
+        if offer.what is _AGAIN and self._goes_by_rank(subscription):
             self._note_handed(subscription, redelivery.by_rank)
         fields = answer.buffers, answer.size, answer.messages, None, tuple(answer.ranges), _tags_of(subscription)
         self._effects.append(PulledMessages(pull.connection, pull.request, *fields))
         return None
 
-    def _serve_blocking(self, waiting: Waiting) -> int | None:
+    def _serve_blocking(self, waiting: Waiting, most: int, due: DueRanks) -> int | None:
         """Answer a pull with a little that is read while everybody waits: the same read has left memory twice."""
         with blocking_reads(self._store):
-            most = waiting.pull.max_count
-            selection, filtered_parts = self._selector.choose(waiting, most, 1, _WAITED_BYTES)
+            selection, filtered_parts = self._selector.choose(waiting, most, 1, _WAITED_BYTES, due=due)
             if selection.awaits_sync and not selection.count:
                 return 0
             if self._is_ahead(waiting, selection):
@@ -294,8 +281,7 @@ class PullServer:
             return 0
         self._waiting_pulls.remove(waiting)
         if selection.count:
-            # The next pull begins with the next filter, so that each filter comes first in turn.
-            subscription.turn = (subscription.turn + 1) % len(subscription.filters)
+            subscription.turn += 1  # so that each filter comes first in turn
             for subject_filter in subscription.filters:
                 for lane in subject_filter.with_lanes():
                     lane.reads.clear()
@@ -353,6 +339,14 @@ class PullServer:
             with suppress(NotInMemory, StorageError):
                 return self._store.partitions[partition].consumer_log.read_entry(known)[2]
         return subject_filter.start.value if subject_filter.start.kind == "time" else 0
+
+
+def _again(offer: Offer, due: DueRanks, retries: tuple[int, int] | None) -> Offer:
+    """Return the offer of retries in place of new messages: of one rank, where they are *due* by rank."""
+    if not due.ranks:
+        return offer._replace(what=_AGAIN)
+    rank, most = retries or (due.ranks[0], offer.max_count)
+    return offer._replace(what=_AGAIN, rank=rank, max_count=min(offer.max_count, most))
 
 
 def _tags_of(subscription: Subscription) -> tuple[str, ...]:

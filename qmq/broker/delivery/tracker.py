@@ -209,6 +209,16 @@ class DeliveryTracker:
         share = share_of(self._store, subscription)
         return share is None or share.first(ledger.retries.due) is not None
 
+    def due_ranks(self, subscription: Subscription) -> list[int]:
+        """Return the ranks of the due retries that the consumer may have beside its messages in flight, highest
+        first.
+        """
+        ledger = subscription.group.ledger
+        if ledger is None or not ledger.retries.is_due:
+            return []
+        share = share_of(self._store, subscription)
+        return [rank for rank, several in ledger.retries.due_by_rank() if share is None or share.first(several)]
+
     def record_pull(self, subscription: Subscription, parts: MessageParts, size: int) -> tuple[int, int]:
         """Record a pull of new messages; return the interval of their delivery sequences."""
         ledger, member = ledger_and_member(subscription)

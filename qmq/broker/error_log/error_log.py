@@ -7,6 +7,7 @@ disk. Every decision here follows from the arguments, so that a start that repla
 from __future__ import annotations
 
 import functools
+import itertools
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -257,6 +258,15 @@ class Retries:
         """The rank of the first retry that is due and in memory; None without one."""
         return self.rank(self._due[0].messages) if self._due else None
 
+    def due_by_rank(self) -> Iterator[tuple[int, Iterator[RetryItem]]]:
+        """Yield the retries in memory that any consumer may have by rank, the highest first."""
+        start = 0
+        while start < len(self._due):
+            rank = self.rank(self._due[start].messages)
+            end = bisect_right(self._due, rank, start, key=lambda one: self.rank(one.messages))
+            yield rank, itertools.islice(self._due, start, end)
+            start = end
+
     def waiting(self) -> list[RetryItem]:
         """Return the retries that are due and in memory."""
         return [*self._due, *self._quarantined]
@@ -366,14 +376,12 @@ class Retries:
         """Return when the next retry of the schedule is due."""
         return self._schedule.next_due_us()
 
-    def take(self, max_count: int, lowest: int | None = None) -> list[TakenRetry]:
-        """Take up to *max_count* messages of MOST_TAKEN retries in memory, of no lower rank than *lowest*."""
+    def take(self, max_count: int) -> list[TakenRetry]:
+        """Take up to *max_count* messages of MOST_TAKEN retries in memory."""
         self.changed = self._is_new = True
         taken = list[TakenRetry]()
         while max_count and self._due and len(taken) < MOST_TAKEN:
             retry = self._due[0]
-            if lowest is not None and self.rank(retry.messages) > lowest:
-                break
             total = retry.messages.total
             count = min(total, max_count)
             taken.append(taken_of(retry, count))
@@ -396,26 +404,19 @@ class Retries:
         self.count -= count
         return taken_of(retry, count)
 
-    def take_meant(self, max_count: int, split: Split, lowest: int | None = None) -> list[TakenRetry]:
+    def take_meant(self, max_count: int, split: Split) -> list[TakenRetry]:
         """Take as ``take``, only messages that *split* allows. Raises what *split* raises; then nothing is taken."""
-        return self._take_meant(self._due, max_count, MOST_TAKEN, split, lowest)
+        return self._take_meant(self._due, max_count, MOST_TAKEN, split)
 
     def take_quarantined_meant(self, max_count: int, split: Split) -> list[TakenRetry]:
         """Take as ``take_quarantined``, only messages that *split* allows, so maybe none."""
         return self._take_meant(self._quarantined, max_count, 1, split)
 
-    def _take_meant(
-        self, queue: deque[RetryItem], max_count: int, most: int, split: Split, lowest: int | None = None
-    ) -> list[TakenRetry]:  # fmt: skip
+    def _take_meant(self, queue: deque[RetryItem], max_count: int, most: int, split: Split) -> list[TakenRetry]:
         self.changed = True
         taken, passed = list[TakenRetry](), list[RetryItem]()
         try:
-            while max_count and queue and len(taken) < most:
-                if lowest is not None and self.rank(queue[0].messages) > lowest:
-                    break
-                found = split(queue[0].messages)
-                if found is None:
-                    break
+            while max_count and queue and len(taken) < most and (found := split(queue[0].messages)) is not None:
                 retry, start = queue.popleft(), 0
                 for count, is_meant in found:
                     fits = min(count, max_count) if is_meant and len(taken) < most else 0

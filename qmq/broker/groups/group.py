@@ -586,7 +586,7 @@ class Subscription:
         self.consumer = consumer
         self.group = group
         self.filters = filters
-        self.turn = 0  # the filter that the last pull began with
+        self.turn = 0  # counts the pulls that got new messages
         #: The consumer in its group; None for a solo consumer, and in an at_most_once group.
         self.member: Member | None = None
         self.epoch = 0
@@ -632,6 +632,13 @@ class Subscription:
         """Return the filters, beginning with the one that the next pull begins with."""
         turn = (self.turn + 1) % len(self.filters)
         return itertools.chain(self.filters[turn:], self.filters[:turn])
+
+    @property
+    def begins_with_order_keys(self) -> bool:
+        """Whether the next pull takes messages with order keys before others of the normal priority: each of them
+        comes first for as many pulls as there are filters.
+        """
+        return bool(self.turn // len(self.filters) % 2)
 
 
 def check_followed(command: Subscribe, group: Group | None, most: int) -> None:

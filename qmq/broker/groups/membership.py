@@ -42,12 +42,13 @@ class MessageKind(enum.Enum):
 
 
 class Offer(NamedTuple):
-    """A kind of messages, and the most messages and bytes of them that a pull may get."""
+    """A kind of messages, and the most messages and bytes of them that a pull may get; of retries that it may have
+    beside others, those of one *rank*, where that is not None.
+    """
 
     what: MessageKind
     max_count: int
     max_bytes: int
-    #: The rank of the first retry that the consumer may have beside others; None without one.
     rank: int | None = None
 
 

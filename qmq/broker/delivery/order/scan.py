@@ -48,6 +48,8 @@ class Taker(Protocol):
     """The choice of one pull, as a scan sees it."""
 
     full: bool
+    #: What scans have decided for the pull, which may choose from one several times.
+    choosers: dict[OrderedScan, _SlotChooser]
 
     @property
     def lacks(self) -> bool:
@@ -124,7 +126,10 @@ class OrderedScan:
         if self._filter.row_cursors != self._cursors:
             self._moved()
         order.upto(self._store.subjects.count)
-        chooser = _SlotChooser(self._store, self._filter, order, consumer, consumers)
+        chooser = taker.choosers.get(self)
+        if chooser is None:
+            chooser = _SlotChooser(self._store, self._filter, order, consumer, consumers)
+            taker.choosers[self] = chooser
         try:
             self._take_some(taker, order, chooser)
             while chooser.left_slots and taker.lacks and not taker.full:
@@ -175,6 +180,10 @@ class OrderedScan:
     def _take_forgotten(self, taker: Taker, chooser: _SlotChooser) -> None:
         """Choose from slots whose passed rows were forgotten, or have them read again."""
         slots = np.fromiter(self._forgotten, np.int64)
+        is_done = chooser.cursors.upto(self._store.subjects.count)[slots] >= self._store.subjects.ends[slots]
+        for slot in slots[is_done].tolist():
+            self._remind(slot)
+        slots = slots[~is_done]
         free = slots[chooser.may_have(slots)].tolist()
         if free and not self._read_again(free):
             for slot in free[:_MOST_SLOTS]:
