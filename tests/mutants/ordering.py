@@ -8,6 +8,9 @@ from tests.mutants.running import Mutant
 from tests.mutants.symbols import always, instead, never, skip
 
 _PRIORITIES: Final = ("tests/broker/groups/test_priorities.py",)
+_RANKS: Final = ("tests/broker/delivery/test_select_ranks.py",)
+_SLOTS: Final = ("tests/broker/groups/test_order_slots.py",)
+_SCAN: Final = ("tests/broker/delivery/order/test_scan.py",)
 _ORDER: Final = ("tests/broker/delivery/order/test_order.py",)
 _WAITING: Final = ("tests/broker/delivery/order/test_order_waiting.py",)
 _RETRIES: Final = ("tests/broker/groups/test_priorities_retries.py",)
@@ -35,10 +38,82 @@ OF_ORDER: Final = (
         _PRIORITIES,
     ),
     Mutant(
-        "hand out new messages of a higher priority before retries",
-        "PullServer._ranked",
-        always("rank == HIGH or coming"),
-        _PRIORITIES,
+        "end at retries that are due",
+        "RankWalk._take",
+        skip("self._has_ended = True"),
+        _RANKS,
+    ),
+    Mutant(
+        "hand out retries and new messages of a priority in turn",
+        "RankWalk._take",
+        always("not is_due or not self._due.come_first"),
+        _RANKS,
+    ),
+    Mutant(
+        "hand out no more retries than their share",
+        "_again",
+        instead("min(offer.max_count, most)", "offer.max_count"),
+        _RANKS,
+    ),
+    Mutant(
+        "hand out retries of one priority",
+        "Redelivery.redeliver",
+        never("offer.rank is not None"),
+        _RANKS,
+    ),
+    Mutant(
+        "give low ones their share of a pull once",
+        "RankWalk._take_lower",
+        instead("self._selection.by_rank[LOW]", "0"),
+        _RANKS,
+    ),
+    Mutant(
+        "ask only for the priorities of retries that the consumer may have",
+        "DeliveryTracker.due_ranks",
+        instead("share is None or share.has_any(several)", "True"),
+        _RANKS,
+    ),
+    Mutant(
+        "go by priority only where a consumer follows several",
+        "PullServer._goes_by_rank",
+        always("subscription.find_lanes(self._store)"),
+        _RANKS,
+    ),
+    Mutant(
+        "begin with order keys in turn",
+        "Subscription.begins_with_order_keys",
+        never("self.turn // len(self.filters) % 2"),
+        _RANKS,
+    ),
+    Mutant(
+        "grant a consumer no slot for messages that were handed out",
+        "scan:_take",
+        instead("np.flatnonzero(~is_done)", "np.arange(len(rows))"),
+        _SCAN,
+    ),
+    Mutant(
+        "decide once a pull which slots a consumer gets",
+        "OrderedScan.take",
+        always("chooser is None"),
+        _SCAN,
+    ),
+    Mutant(
+        "settle a message once that an ack names twice",
+        "Ledger.ack",
+        instead("named", "list(zip(intervals[::2], intervals[1::2]))", at=2),
+        _SLOTS,
+    ),
+    Mutant(
+        "hold a slot for the second retry of a message",
+        "OrderSlots.given_again",
+        never("slot in self._doubled"),
+        _SLOTS,
+    ),
+    Mutant(
+        "delay only what is behind the failed message",
+        "OrderSlots._delayed",
+        never("slot not in first or place <= first[slot][0] or not first[slot][1]"),
+        _SLOTS,
     ),
     Mutant(
         "begin a narrower prefix where its slowest lane is",

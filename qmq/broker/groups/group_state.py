@@ -381,8 +381,11 @@ class Ledger:
             self.ack_next(member, intervals[0], intervals[1], now_us)
             return 0
         if self.order is not None:
+            named = Intervals()  # a message may be named twice
             for start, end in zip(intervals[::2], intervals[1::2], strict=True):
-                for low, high in member.in_flight.unhandled(start, min(end, member.in_flight.next_sequence)):
+                named.add(start, min(end, member.in_flight.next_sequence))
+            for start, end in named:
+                for low, high in member.in_flight.unhandled(start, end):
                     self.order.settled(member.number, low, high)
         new, refused = self._acked(member, intervals)
         for at in range(0, len(intervals) if new else 0, 2 * MOST_RANGES_A_RECORD):

@@ -81,6 +81,15 @@ class _HeldRuns:
         self.left = int((runs.ends - runs.starts).sum())
 
 
+class SlotParts(NamedTuple):
+    """Parts of such runs: the first delivery sequence, the slot, the place in the slot, and the count of each."""
+
+    begins: Numbers
+    slots: Numbers
+    places: Numbers
+    counts: Numbers
+
+
 class SlotMessages(NamedTuple):
     """Messages in a row of one slot: places [start, end)."""
 
@@ -104,6 +113,8 @@ class OrderSlots:
         self._is_retrying: npt.NDArray[np.bool_] = np.zeros(0, np.bool_)
         #: By slot: the places of the messages that are to come again.
         self._retrying: dict[int, Intervals] = {}
+        #: Slots with several retries of one message: a seek back has handed it out beside an earlier retry of it.
+        self._doubled: set[int] = set()
         self._runs: dict[int, deque[_HeldRuns]] = {}
         #: The state may be wrong: call ``renew`` before a question.
         self.is_stale = True
@@ -116,6 +127,7 @@ class OrderSlots:
         """Forget everything, to be told again."""
         self._owners[:], self._in_flight[:], self._is_retrying[:] = 0, 0, False
         self._retrying.clear()
+        self._doubled.clear()
         self._runs.clear()
         self.looked_up.clear()
         self.is_stale, self.is_freed = False, True
@@ -196,7 +208,7 @@ class OrderSlots:
     def slots_in_flight(self, consumer: int, start: int, end: int) -> list[int]:
         """Return the slots that a consumer holds by messages that had the delivery sequences [start, end)."""
         found = set[int]()
-        for slots, _, _ in self._between(consumer, start, end):
+        for _, slots, _, _ in self._between(consumer, start, end):
             found.update(slots[self._owners[slots] == consumer].tolist())
         return list(found)
 
@@ -228,7 +240,7 @@ class OrderSlots:
         """Return the place in its slot of the message that a consumer has in flight with a delivery sequence."""
         return next(
             int(places[slots == slot][0])
-            for slots, places, _ in self._between(consumer, sequence, sequence + 1)
+            for _, slots, places, _ in self._between(consumer, sequence, sequence + 1)
             if (slots == slot).any()
         )
 
@@ -248,6 +260,7 @@ class OrderSlots:
         self.given(consumer, runs)
         columns = zip(runs.slots.tolist(), runs.places.tolist(), (runs.ends - runs.starts).tolist(), strict=True)
         for slot, place, count in columns:
+            self.is_stale = self.is_stale or slot in self._doubled  # another retry of the message may be left
             retrying = self._retrying.get(slot)
             if retrying is None:
                 continue
@@ -266,7 +279,7 @@ class OrderSlots:
             held = pulls[at]
             found = _part(held.runs, start, end)
             if found is not None:
-                slots, _, counts = found
+                _, slots, _, counts = found
                 np.subtract.at(self._in_flight, slots, counts.astype(np.uint32))
                 free = slots[self._in_flight[slots] == 0]
                 self._owners[free] = 0
@@ -281,7 +294,7 @@ class OrderSlots:
 
     def returned(self, consumer: int, start: int, end: int) -> None:
         """Note that the delivery sequences [start, end), all of them in flight, are retries from now on."""
-        for slots, places, counts in list(self._between(consumer, start, end)):
+        for _, slots, places, counts in list(self._between(consumer, start, end)):
             for slot, place, count in zip(slots.tolist(), places.tolist(), counts.tolist(), strict=True):
                 self.retried(SlotMessages(slot, place, place + count))
         self.settled(consumer, start, end)
@@ -290,8 +303,8 @@ class OrderSlots:
         """Forget a consumer that has nothing in flight any more."""
         self._runs.pop(consumer, None)
 
-    def _between(self, consumer: int, start: int, end: int) -> Iterator[tuple[Numbers, Numbers, Numbers]]:
-        """Yield slots, places and counts of the runs with delivery sequences in [start, end)."""
+    def _between(self, consumer: int, start: int, end: int) -> Iterator[SlotParts]:
+        """Yield the parts of the runs with delivery sequences in [start, end)."""
         for held in islice(self._runs.get(consumer, ()), self._first_behind(consumer, start), None):
             found = _part(held.runs, start, end)
             if found is not None:
@@ -309,7 +322,8 @@ class OrderSlots:
         """Note messages that are to come again."""
         slot, start, end = messages
         self.upto(slot + 1)
-        self._retrying.setdefault(slot, Intervals()).add(start, end)
+        if self._retrying.setdefault(slot, Intervals()).add(start, end) < end - start:
+            self._doubled.add(slot)
         self._is_retrying[slot] = True
 
     def came(self, several: Sequence[MessageRange], *, is_new: bool = False) -> None:
@@ -337,13 +351,14 @@ class OrderSlots:
         for back in backs:
             handed.add(back.start, back.end)
             for start, end, delay_us in _retries_of(member, back, settings):
-                for slots, places, _ in self._between(member.number, start, end):
+                for _, slots, places, _ in self._between(member.number, start, end):
                     for slot, place in zip(slots.tolist(), places.tolist(), strict=True):
                         if slot not in first or place < first[slot][0]:
                             first[slot] = place, delay_us
         if not first:
             return backs
-        found, wanted = [self._delayed(member, back, first) for back in backs], np.fromiter(first, np.int64)
+        found = [one for back in backs for one in self._delayed(member, back, first)]
+        wanted = np.fromiter(first, np.int64)
         for runs in [held.runs for held in self._runs.get(member.number, ())]:
             for at in np.flatnonzero(np.isin(runs.slots, wanted)).tolist():
                 place, delay_us = first[int(runs.slots[at])]
@@ -358,24 +373,34 @@ class OrderSlots:
 
     def _delayed(
         self, member: Member, back: DispositionRange, first: dict[int, tuple[int, int]]
-    ) -> DispositionRange:  # fmt: skip
-        """Return a release with the delay of the retry that it comes behind: its client may have released it."""
+    ) -> Iterator[DispositionRange]:
+        """Yield the parts of a release, those with the delay of the retry that they come behind: a client may have
+        released what follows a message that it has nacked.
+        """
+        start = back.start
         if back.disposition == Disposition.RELEASE and not back.delay_us:
-            for slots, places, _ in self._between(member.number, back.start, back.end):
-                for slot, place in zip(slots.tolist(), places.tolist(), strict=True):
-                    if slot in first and place > first[slot][0]:
-                        return back._replace(delay_us=first[slot][1])
-        return back
+            for begins, slots, places, counts in self._between(member.number, back.start, back.end):
+                columns = zip(begins.tolist(), slots.tolist(), places.tolist(), counts.tolist(), strict=True)
+                for begin, slot, place, count in columns:
+                    if slot not in first or place <= first[slot][0] or not first[slot][1]:
+                        continue
+                    if start < begin:
+                        yield back._replace(start=start, end=begin)
+                    start = begin + count
+                    yield back._replace(start=begin, end=start, delay_us=first[slot][1])
+        if start < back.end:
+            yield back._replace(start=start)
 
 
-def _part(runs: OrderedRuns, start: int, end: int) -> tuple[Numbers, Numbers, Numbers] | None:
-    """Return slots, places and counts of the messages with delivery sequences in [start, end); None for none."""
+def _part(runs: OrderedRuns, start: int, end: int) -> SlotParts | None:
+    """Return the messages with delivery sequences in [start, end); None for none."""
     low, high = int(runs.ends.searchsorted(start, "right")), int(runs.starts.searchsorted(end, "left"))
     if low >= high:
         return None
     begins = np.maximum(runs.starts[low:high], start)
     stops = np.minimum(runs.ends[low:high], end)
-    return runs.slots[low:high], runs.places[low:high] + begins - runs.starts[low:high], stops - begins
+    places = runs.places[low:high] + begins - runs.starts[low:high]
+    return SlotParts(begins, runs.slots[low:high], places, stops - begins)
 
 
 def _end_of(held: _HeldRuns) -> int:
