@@ -17,7 +17,8 @@ from qmq.errors import Fenced, UnknownGroup
 from qmq.net.protocol.types import RESENT_BIT, KnownConsumer
 from tests.broker.group_state import WrittenRecords, content, ledger_of, letter_of
 from tests.broker.harness import Driven, runs_of_answer
-from tests.broker.model import Consumer, Given, Group, Message, Refusal
+from tests.broker.model import Consumer, Given, Group, Refusal
+from tests.broker.model_log import Log, Message
 from tests.sim.disk import SimulatedDisk
 from tests.sim.life import DIRECTORY
 
@@ -27,6 +28,7 @@ FIRST_SETTINGS = (
     ("max_session_expiries", 2),
     ("max_unacked", 8),
     ("retry_delays_us", (0, 300_000, 2_000_000)),
+    ("priority_share", 0.5),
 )
 
 
@@ -55,6 +57,7 @@ COUNTED_AS = {
     MessageEvent.NACK: ("nacked",),
     MessageEvent.LAST_NACK: ("nacked", "died"),
     MessageEvent.RELEASE: ("released",),
+    MessageEvent.EARLIER_BACK: ("released",),
     MessageEvent.LEAVE: ("released",),
     MessageEvent.REJECT: ("rejected", "died"),
     MessageEvent.EXPIRE: ("expired", "died"),
@@ -73,7 +76,9 @@ class GroupCalls(RuleBasedStateMachine):
         )
         self.disk = SimulatedDisk(1)
         self.driven = Driven(DIRECTORY, limits, disk=self.disk, segment_bytes=16 << 10, max_frame_bytes=4 << 10)
-        self.sent: list[Message] = []
+        self.log = Log()
+        #: The broker remembers few rows of slots that it has passed.
+        self.forgets = False
         self.counts: Counter[str] = Counter()
         self.steps: Counter[tuple[MessageState, MessageEvent]] = Counter()
         self.records = WrittenRecords(self.driven)
@@ -84,6 +89,10 @@ class GroupCalls(RuleBasedStateMachine):
         self.connections = 1
 
     # --- what there is -----------------------------------------------------------------------------------------------
+
+    @property
+    def sent(self) -> list[Message]:
+        return self.log.messages
 
     @property
     def now_us(self) -> int:
@@ -104,7 +113,7 @@ class GroupCalls(RuleBasedStateMachine):
         self.check_steps(written)
         (row,) = self.ask("groups")["rows"]
         self.check_statistics(row, before)
-        letters = [letter_of(row) for row in self.ask("dead_letters")["rows"]]
+        letters = [letter_of(row, self.log) for row in self.ask("dead_letters")["rows"]]
         assert content(self.driven, row, letters) == self.group.content(self.now_us)
 
     def check_steps(self, written: set[int]) -> None:
@@ -151,7 +160,8 @@ class GroupCalls(RuleBasedStateMachine):
             FIRST_SETTINGS, known=known,
         )  # fmt: skip
         if self.group is None:
-            self.group = Group(self.sent, SESSION_TIMEOUT_MS * 1_000)
+            self.group = Group(self.log, SESSION_TIMEOUT_MS * 1_000)
+            self.group.seen, self.group.forgets = self.counts, self.forgets
             self.set_model(dict(FIRST_SETTINGS))
         answer = driven.do(command)[-1]
         try:
@@ -201,18 +211,18 @@ class GroupCalls(RuleBasedStateMachine):
         return True
 
     def given(self, answer: PulledMessages, name: str) -> list[Given]:
-        bodies = [(run.subject, run.first_sequence + at) for run in runs_of_answer(answer) for at in range(run.count)]
+        runs = runs_of_answer(answer)
+        bodies = [Message(run.subject, run.lane, run.first_sequence + at) for run in runs for at in range(run.count)]
         numbers = [(first + at, attempt % RESENT_BIT) for first, count, attempt in answer.ranges for at in range(count)]
         in_flight = ledger_of(self.driven).by_name[name].in_flight
         for first, count, attempt in answer.ranges:
             marks = {part.messages.resent for part in in_flight.between(first, first + count)}
             assert marks == {attempt >= RESENT_BIT}, "resent messages are marked, and no others"
-        session_expiries = [
-            part.session_expiries for number, _ in numbers for part in in_flight.between(number, number + 1)
-        ]
+        parts = [part for first, count, _ in answer.ranges for part in in_flight.between(first, first + count)]
+        known = [(part.session_expiries, at) for at, part in enumerate(parts) for _ in range(part.messages.total)]
         return [
-            Given(number, message, attempt, expired)
-            for message, (number, attempt), expired in zip(bodies, numbers, session_expiries, strict=True)
+            Given(number, message, attempt, expired, part)
+            for message, (number, attempt), (expired, part) in zip(bodies, numbers, known, strict=True)
         ]
 
     def set_model(self, given: dict[str, Any]) -> None:

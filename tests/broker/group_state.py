@@ -15,7 +15,8 @@ from qmq.storage.disk.disk import read_around
 from qmq.storage.error_log.items import unpack_items
 from qmq.storage.pull_log.records import PULL_LOG_NAME, PullRecord, list_pull_files, pull_file_path, record_at
 from tests.broker.harness import Driven
-from tests.broker.model import GroupContent, Letter, Message, Place, Waiting, undated
+from tests.broker.model import GroupContent, Letter, Place, Waiting, shown
+from tests.broker.model_log import Log, Message
 
 #: As much of the pull log as is read at once.
 WINDOW_BYTES: Final = 1 << 18
@@ -55,8 +56,7 @@ def content(driven: Driven, row: dict[str, Any], letters: list[Letter]) -> Group
     assert row["in_flight"] == sum(len(place.in_flight) for place in places.values())
     assert row["in_retry"] == sum(len(one.messages) for one in waiting)
     assert row["dead"] == len(letters)
-    now_us = driven.now.wall_us
-    return GroupContent(row["ready"], places, sorted(undated(one, now_us) for one in waiting), sorted(letters))
+    return GroupContent(row["ready"], places, shown(waiting, driven.now.wall_us), sorted(letters))
 
 
 def ledger_of(driven: Driven) -> Ledger:
@@ -95,14 +95,25 @@ def waiting_of(driven: Driven, ledger: Ledger) -> list[Waiting]:
     return found
 
 
-def letter_of(row: dict[str, Any]) -> Letter:
+def letter_of(row: dict[str, Any], log: Log) -> Letter:
     """Return a row of ``dead_letters`` as a letter."""
-    return Letter((row["subject"], row["sequence"]), row["attempts"], row["session_expiries"], row["reason"])
+    message = log.named[row["id"]]
+    assert (message.subject, message.sequence) == (row["subject"], row["sequence"])
+    return Letter(message, row["attempts"], row["session_expiries"], row["reason"])
 
 
 def _named(driven: Driven, messages: MessageRange) -> tuple[Message, ...]:
-    store, group = driven.store, driven.broker.groups["g"]
-    found = [part for at in range(messages.total) for part in parts_of(store, group, messages.part(at, at + 1))]
-    return tuple(
-        (store.subjects.name(part.entry[3]), part.entry[0] + part.start) for part in found if isinstance(part, RunPart)
-    )
+    """Return those messages of a range that still exist."""
+    found = _messages_of(driven, messages)
+    if len(found) != messages.total:  # rows are missing, so the others are not counted right
+        found = [one for at in range(messages.total) for one in _messages_of(driven, messages.part(at, at + 1))]
+    return tuple(found)
+
+
+def _messages_of(driven: Driven, messages: MessageRange) -> list[Message]:
+    subjects, found = driven.store.subjects, list[Message]()
+    for part in parts_of(driven.store, driven.broker.groups["g"], messages):
+        for entry in [part.entry] if isinstance(part, RunPart) else part.rows.tolist():
+            start, stop = (part.start, part.stop) if isinstance(part, RunPart) else (0, entry[4])
+            found += [Message(subjects.name(entry[3]), entry[6], entry[0] + at) for at in range(start, stop)]
+    return found

@@ -16,19 +16,25 @@ these: it makes messages ready again, and retries and dead letters stay.
   handled message expires the session; with quarantined messages each takeover does.
 - A resend makes retries of the first attempt of all messages that have none of these lives; dead ones among them are
   dead no more.
+- A nack or release takes back what its consumer has behind it in the slot of its order key, as releases with its delay.
+- Pulls of messages with priorities and order keys follow the rules of model_pull.py.
 - Calls of a consumer that expired, left or was taken over from are refused, and change nothing.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
+from itertools import pairwise
 from typing import NamedTuple
 
 from qmq.broker.groups.group_state import MessageEvent, MessageState
-from qmq.net.protocol.types import KnownConsumer
-
-Message = tuple[str, int]  # subject, sequence
+from qmq.broker.ports.commands import DispositionRange
+from qmq.net.protocol.types import Disposition, KnownConsumer
+from tests.broker.model_log import HIGH, NORMAL, Log, Message, Slot
+from tests.broker.model_pull import PullCheck, Slots
 
 
 class Step(NamedTuple):
@@ -44,12 +50,13 @@ class Refusal(Exception):
 
 
 class Given(NamedTuple):
-    """One message of an answer; *session_expiries* as the broker counts them."""
+    """One message of an answer; *session_expiries* as the broker counts them. Messages of one *part* are one range."""
 
     sequence: int
     message: Message
     attempt: int
     session_expiries: int
+    part: int = 0
 
 
 class InFlightMessage(NamedTuple):
@@ -105,9 +112,18 @@ class GroupContent(NamedTuple):
     dead: list[Letter]
 
 
-def undated(waiting: Waiting, now_us: int) -> Waiting:
-    """Return a retry without its due time if it is due: since when does not matter."""
-    return waiting if waiting.due_us > now_us else waiting._replace(due_us=0)
+def shown(several: Iterable[Waiting], now_us: int) -> list[Waiting]:
+    """Return retries without their due times if they are due: since when does not matter. Those with order keys come
+    one by one: into which parts the pulls of consumers that may have only some cut them does not matter either.
+    """
+    dated = [one if one.due_us > now_us else one._replace(due_us=0) for one in several]
+    return sorted(
+        part
+        for one in dated
+        for part in (
+            [one] if one.messages[0].slot is None else [one._replace(messages=(message,)) for message in one.messages]
+        )
+    )
 
 
 @dataclass
@@ -165,7 +181,8 @@ class Consumer:
 class Group:
     """One group, from when it is made until it is deleted."""
 
-    def __init__(self, messages: Iterable[Message], session_timeout_us: int) -> None:
+    def __init__(self, log: Log, session_timeout_us: int) -> None:
+        self.log = log
         self.ready: list[Message] = []
         #: The changes to messages, one for each message.
         self.steps: list[Step] = []
@@ -184,7 +201,16 @@ class Group:
         self.was_again = False
         #: The consumer that gets nothing until it has nothing in flight, and then quarantined retries.
         self.clearing: Consumer | None = None
-        self.send(messages)
+        #: What lower ranks than the high and the normal one have coming.
+        self.credit = [Fraction(0), Fraction(0)]
+        self.priority_share = 0.0
+        #: Slots of which something was handed out since the group was last sought, and all that were there before it.
+        self.begun: set[Slot] = set()
+        #: The broker may forget rows of slots that it has passed, and find them in another order.
+        self.forgets = False
+        #: What happened of the rules of ranks and slots.
+        self.seen = Counter[str]()
+        self.send(log.messages)
 
     def send(self, messages: Iterable[Message]) -> None:
         """Messages of the log become ready."""
@@ -195,8 +221,7 @@ class Group:
     def content(self, now_us: int) -> GroupContent:
         """Return the whole state."""
         places = {one.name: one.consumer_state() for one in self.consumers.values()}
-        waiting = [undated(one, now_us) for one in self.waiting]
-        return GroupContent(len(self.ready), places, sorted(waiting), sorted(self.dead))
+        return GroupContent(len(self.ready), places, shown(self.waiting, now_us), sorted(self.dead))
 
     # --- who is there ------------------------------------------------------------------------------------------------
 
@@ -273,80 +298,126 @@ class Group:
         """Take the answer to a pull; fail unless it is one that the rules allow. Return its kind."""
         again = [(number, *in_flight[:3]) for number, in_flight in sorted(one.in_flight.items()) if number >= expected]
         if again:
-            assert list(given) == again[: min(max_count, self.max_unacked)]
+            assert [each[:4] for each in given] == again[: min(max_count, self.max_unacked)]
             return "in_flight"
         assert [one.sequence for one in given] == list(range(one.next_sequence, one.next_sequence + len(given)))
-        due = [waiting.quarantined for waiting in self.waiting if waiting.due_us <= now_us]
         room = self.max_unacked - len(one.in_flight)
         if one.is_quarantined or room <= 0:
             assert not given, "it was to be given nothing"
             return "nothing"
-        if any(due):
+        slots = Slots(self)
+        alone = [waiting for waiting in self.waiting if waiting.due_us <= now_us and waiting.quarantined]
+        mine = [waiting for waiting in alone if slots.is_any(one, waiting)]
+        if mine:
             self.clearing = self.clearing or one
             if not one.in_flight:
                 if self.clearing is one:
                     self.clearing = None
-                self._give_alone(one, given, min(max_count, self.max_unacked), now_us)
+                self._give_alone(one, slots, mine, given, min(max_count, self.max_unacked))
                 return "quarantined"
             if self.clearing is one:
                 assert not given, "it is to hold nothing first"
                 return "nothing"
-        else:
+        elif not alone or self.clearing is one:
             self.clearing = None
-        if not all(due) and (not self.was_again or not self.ready):
-            self._give_again(one, given, min(max_count, room), now_us)
+        pull = PullCheck(self, one, slots, given, min(max_count, room), now_us)
+        pull.check()
+        if pull.again:
+            self._note_handed(given)
+            self._give_again(one, given, pull.again)
             return "again"
-        self._give_fresh(one, given, min(max_count, room))
+        self._give_fresh(one, given)
         return "fresh" if given else "nothing"
 
-    def _give_fresh(self, one: Consumer, given: Sequence[Given], limit: int) -> None:
-        assert [each.message for each in given] == self.ready[: len(given)]
-        assert len(given) <= limit
-        assert bool(given) == bool(self.ready)
-        if given:
-            del self.ready[: len(given)]
-            self.was_again = False
-            self.steps += [Step(MessageState.READY, MessageEvent.PULL, MessageState.IN_FLIGHT)] * len(given)
-            self._hold(one, given, Waiting((), 0, 1, 0, quarantined=False))
+    def _give_fresh(self, one: Consumer, given: Sequence[Given]) -> None:
+        if not given:
+            return
+        for each in given:
+            self.ready.remove(each.message)
+            if (slot := each.message.slot) is not None:
+                self.begun.add(slot)
+        self.was_again = False
+        self.steps += [Step(MessageState.READY, MessageEvent.PULL, MessageState.IN_FLIGHT)] * len(given)
+        self._check_parts(given)
+        for part in dict.fromkeys(each.part for each in given):
+            self._hold(one, [each for each in given if each.part == part], Waiting((), 0, 1, 0, quarantined=False))
+        self._note_handed(given)
 
-    def _give_again(self, one: Consumer, given: Sequence[Given], limit: int, now_us: int) -> None:
-        """Whole ranges in any order, maybe only the beginning of the last."""
-        due = [waiting for waiting in self.waiting if waiting.due_us <= now_us and not waiting.quarantined]
-        assert len(given) == min(limit, sum(len(waiting.messages) for waiting in due))
-        while given:
-            waiting, count = self._found(given, quarantined=False, now_us=now_us)
-            assert count == len(waiting.messages) or count == len(given), "the rest of a range was passed over"
-            self._take(one, given[:count], waiting)
-            given = given[count:]
+    def _check_parts(self, given: Sequence[Given]) -> None:
+        """Check the ranges of new messages: neighbours of one kind of lanes, as the log has them."""
+        places = self.log.places
+        for one, other in pairwise(given):
+            between = self.log.messages[places[one.message] + 1 : places[other.message]]
+            if one.part == other.part:
+                assert one.message.kind == other.message.kind, "a range has one kind of lanes"
+                assert places[one.message] < places[other.message]
+                assert not [message for message in between if message.kind == one.message.kind], "a range has no holes"
+            else:
+                assert self.log.has_lanes, "neighbours are one range"
 
-    def _give_alone(self, one: Consumer, given: Sequence[Given], limit: int, now_us: int) -> None:
-        """One range, or the beginning of it."""
-        waiting, count = self._found(given, quarantined=True, now_us=now_us)
-        assert len(given) == count == min(limit, len(waiting.messages))
-        one.is_quarantined = True
-        self._take(one, given, waiting)
-
-    def _found(self, given: Sequence[Given], *, quarantined: bool, now_us: int) -> tuple[Waiting, int]:
-        """Return the due retry that these messages begin, and how many of them it has."""
-        assert given, "something is due, and did not come"
+    def _give_again(
+        self, one: Consumer, given: Sequence[Given], taken: Sequence[tuple[Waiting, int, int]]
+    ) -> None:  # fmt: skip
+        at = 0
+        cuts: dict[int, list[tuple[int, int]]] = {}
+        for waiting, start, end in taken:
+            cuts.setdefault(id(waiting), []).append((start, end))
+            self._take(one, given[at : at + end - start], waiting)
+            at += end - start
+        left = list[Waiting]()
         for waiting in self.waiting:
-            count = min(len(waiting.messages), len(given))
-            if (
-                waiting.due_us <= now_us
-                and waiting.quarantined == quarantined
-                and waiting[2:4] == given[0][2:]
-                and waiting.messages[:count] == tuple(one.message for one in given[:count])
-            ):
-                return waiting, count
+            at = 0
+            for start, end in [*sorted(cuts.get(id(waiting), [])), (len(waiting.messages),) * 2]:
+                if messages := waiting.messages[at:start]:
+                    left.append(waiting._replace(messages=messages))
+                at = end
+        self.waiting = left
+        self.was_again = True
+
+    def _give_alone(
+        self, one: Consumer, slots: Slots, due: list[Waiting], given: Sequence[Given], limit: int
+    ) -> None:  # fmt: skip
+        """One range, or the beginning of it; of messages with order keys any part that the consumer may have."""
+        assert given, "something is due, and did not come"
+        messages = tuple(each.message for each in given)
+        for waiting in due:
+            for start, end in slots.runs_of(one, waiting, set()):
+                is_keyed = waiting.messages[0].slot is not None
+                counts = range(1, min(limit, end - start) + 1) if is_keyed else [min(limit, end - start)]
+                starts = range(start, end) if is_keyed else [start]
+                for at in starts:
+                    if (
+                        len(given) in counts
+                        and waiting[2:4] == given[0][2:4]
+                        and waiting.messages[at : at + len(given)] == messages
+                        and all(slots.may_come_again(one, each, {*messages[:n]}) for n, each in enumerate(messages))
+                    ):
+                        one.is_quarantined = True
+                        self._give_again(one, given, [(waiting, at, at + len(given))])
+                        return
         raise AssertionError(f"nothing is due that {given} might be")
 
     def _take(self, one: Consumer, given: Sequence[Given], waiting: Waiting) -> None:
-        at = self.waiting.index(waiting)
-        rest = waiting.messages[len(given) :]
-        self.waiting[at : at + 1] = [waiting._replace(messages=rest)] if rest else []
-        self.was_again = True
         self.steps += [Step(waiting.state, MessageEvent.PULL, one.state)] * len(given)
         self._hold(one, given, waiting)
+
+    def coming(self, rank: int) -> int:
+        """Return how many messages of lower ranks come before others of the high or the normal rank."""
+        return int(self.credit[rank])
+
+    def none_wait(self, rank: int) -> None:
+        """Nothing of lower ranks waits: nothing is saved up for them."""
+        self.credit[rank] = Fraction(0)
+
+    def _note_handed(self, given: Sequence[Given]) -> None:
+        """Count what was handed out for the share of lower ranks."""
+        if not self.log.has_lanes:
+            return
+        share = Fraction(str(self.priority_share))
+        for rank in (HIGH, NORMAL) if self.log.has_low else (HIGH,):
+            lower = sum(each.message.rank > rank for each in given)
+            others = sum(each.message.rank == rank for each in given)
+            self.credit[rank] = max(Fraction(0), self.credit[rank] + share * (others + lower) - lower)
 
     def _hold(self, one: Consumer, given: Sequence[Given], waiting: Waiting) -> None:
         self._parts += 1
@@ -378,35 +449,82 @@ class Group:
         one.has_progress = True
         one.is_quarantined = one.is_quarantined and bool(one.in_flight)
 
-    def nack(self, one: Consumer, start: int, end: int, delay_us: int | None, reason: str, now_us: int) -> None:
-        """Nack these. Raise Refusal, as do release and reject, if one of them is not in flight."""
-        state = one.state
-        for part in self._back(one, start, end):
-            attempt = next(iter(part.values())).attempt
-            if attempt >= self.max_attempts:
-                self._bury(part.values(), reason or "out of attempts", state, MessageEvent.LAST_NACK)
-                continue
-            delay = self.delays_us[min(attempt, len(self.delays_us)) - 1] if delay_us is None else delay_us
-            messages = tuple(in_flight.message for in_flight in part.values())
-            session_expiries = next(iter(part.values())).session_expiries
-            waiting = Waiting(messages, now_us + delay, attempt + 1, session_expiries, quarantined=False)
-            self._add(waiting, state, MessageEvent.NACK)
+    def hand_back(self, one: Consumer, backs: Sequence[DispositionRange], now_us: int) -> tuple[int, ...]:
+        """Hand these back; return the numbers of those that are refused, since a message of theirs is not in flight."""
+        refused, taken, seen = list[int](), list[DispositionRange](), set[int]()
+        for number, back in enumerate(backs):
+            sequences = set(range(back.start, back.end))
+            if sequences and sequences <= one.in_flight.keys() - seen:
+                seen |= sequences
+                taken.append(back)
+            else:
+                refused.append(number)
+        firsts = self._first_retries(one, taken)
+        followers = [
+            (sequence, firsts[slot][1])
+            for sequence, each in sorted(one.in_flight.items())
+            if sequence not in seen
+            and (slot := each.message.slot) is not None
+            and slot in firsts
+            and each.message.sequence > firsts[slot][0]
+        ]
+        for back in taken:
+            self._hand_back(one, back, firsts, now_us)
+        for sequence, delay_us in followers:
+            state = one.state
+            for part in self._back(one, sequence, sequence + 1):
+                self._wait(part.values(), now_us + delay_us, state, MessageEvent.EARLIER_BACK)
+        return tuple(refused)
 
-    def release(self, one: Consumer, start: int, end: int, delay_us: int | None, now_us: int) -> None:
-        """Release these: their handling did not begin."""
-        state = one.state
-        for part in self._back(one, start, end):
-            self._wait(part.values(), now_us + (delay_us or 0), state, MessageEvent.RELEASE)
+    def _first_retries(self, one: Consumer, taken: Sequence[DispositionRange]) -> dict[Slot, tuple[int, int]]:
+        """Return by slot the sequence of the first message that is to come again, and its delay."""
+        firsts = dict[Slot, tuple[int, int]]()
+        for back in taken:
+            for sequence in range(back.start, back.end):
+                message, attempt = one.in_flight[sequence][:2]
+                is_nack = back.disposition is Disposition.NACK
+                if message.slot is None or back.disposition is Disposition.REJECT:
+                    continue
+                if is_nack and attempt >= self.max_attempts:
+                    continue
+                if message.slot not in firsts or message.sequence < firsts[message.slot][0]:
+                    delay_us = self._delay_us(attempt) if is_nack and back.delay_us is None else back.delay_us or 0
+                    firsts[message.slot] = message.sequence, delay_us
+        return firsts
 
-    def reject(self, one: Consumer, start: int, end: int, reason: str) -> None:
-        """Reject these: they can never be handled."""
+    def _delay_us(self, attempt: int) -> int:
+        return self.delays_us[min(attempt, len(self.delays_us)) - 1]
+
+    def _hand_back(
+        self, one: Consumer, back: DispositionRange, firsts: dict[Slot, tuple[int, int]], now_us: int
+    ) -> None:  # fmt: skip
         state = one.state
-        for part in self._back(one, start, end):
-            self._bury(part.values(), reason or "rejected", state, MessageEvent.REJECT)
+        for part in self._back(one, back.start, back.end):
+            if back.disposition is Disposition.NACK:
+                self._nack(part, back, state, now_us)
+            elif back.disposition is Disposition.REJECT:
+                self._bury(part.values(), back.reason or "rejected", state, MessageEvent.REJECT)
+            elif (slot := next(iter(part.values())).message.slot) is None or back.delay_us:
+                self._wait(part.values(), now_us + (back.delay_us or 0), state, MessageEvent.RELEASE)
+            else:
+                for each in part.values():
+                    slot = each.message.slot
+                    assert slot is not None
+                    first, delay_us = firsts[slot]
+                    behind = delay_us if each.message.sequence > first else 0
+                    self._wait([each], now_us + behind, state, MessageEvent.RELEASE)
+
+    def _nack(self, part: dict[int, InFlightMessage], back: DispositionRange, state: MessageState, now_us: int) -> None:
+        first = next(iter(part.values()))
+        if first.attempt >= self.max_attempts:
+            self._bury(part.values(), back.reason or "out of attempts", state, MessageEvent.LAST_NACK)
+            return
+        delay_us = self._delay_us(first.attempt) if back.delay_us is None else back.delay_us
+        messages = tuple(in_flight.message for in_flight in part.values())
+        waiting = Waiting(messages, now_us + delay_us, first.attempt + 1, first.session_expiries, quarantined=False)
+        self._add(waiting, state, MessageEvent.NACK)
 
     def _back(self, one: Consumer, start: int, end: int) -> list[dict[int, InFlightMessage]]:
-        if start >= end or any(sequence not in one.in_flight for sequence in range(start, end)):
-            raise Refusal
         parts = one.parts(start, end)
         for sequence in range(start, end):
             del one.in_flight[sequence]
@@ -438,6 +556,7 @@ class Group:
 
     def seek(self, messages: Iterable[Message], *, clear_retries: bool) -> None:
         """Seek: nothing is in flight any more, and all consumers are gone."""
+        self.begun.clear()
         before, self.ready = set(self.ready), list(messages)
         back, past = set(self.ready) - before, before - set(self.ready)
         self.steps += [Step(MessageState.STORED, MessageEvent.SEEK_BACK, MessageState.READY)] * len(back)
@@ -478,7 +597,7 @@ class Group:
             self.dead = [letter for letter in self.dead if letter.message != message]
             state = MessageState.DEAD if dead else self.ended[message]
             self.steps.append(Step(state, MessageEvent.RESEND, MessageState.RETRYING))
-            if ranges and ranges[-1][-1] == (message[0], message[1] - 1):
+            if ranges and ranges[-1][-1] == message._replace(sequence=message.sequence - 1):
                 ranges[-1].append(message)
             else:
                 ranges.append([message])
@@ -489,4 +608,4 @@ class Group:
         """Start the broker again: every consumer has the full session timeout. All else stays."""
         for one in self.consumers.values():
             one.seen_us = monotonic_us
-        self.was_again, self.clearing = False, None
+        self.was_again, self.clearing, self.credit = False, None, [Fraction(0), Fraction(0)]

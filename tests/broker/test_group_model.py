@@ -6,22 +6,28 @@ A history that fails is printed as the calls that make it. `make sim` runs more 
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
+from random import Random
+from typing import Any, Final, NamedTuple
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule, run_state_machine_as_test
 
+from qmq.broker.delivery.order import scan
 from qmq.broker.groups.group_state import MESSAGE_LIFE, MessageEvent, MessageState
 from qmq.broker.ports.commands import Ack, DispositionRange, HandBack, Heartbeat, Unsubscribe
-from qmq.broker.ports.effects import Acked, HandedBack, PulledMessages, Sent
+from qmq.broker.ports.effects import Acked, HandedBack, PulledMessages
+from qmq.format.build import RunContent
+from qmq.format.ids import MessageId
+from qmq.format.layout import LANE_HIGH, LANE_LOW, LANE_NORMAL, LANE_ORDERED
 from qmq.net.protocol.types import Disposition
 from tests.broker.find.test_resend import resend
 from tests.broker.group_calls import SESSION_TIMEOUT_MS, GroupCalls, Session
 from tests.broker.group_state import WrittenRecords, letter_of
 from tests.broker.groups.test_message_life import BEYOND_MODEL
-from tests.broker.model import Consumer, Refusal
+from tests.broker.model import Consumer
+from tests.broker.model_log import Message
 from tests.sim.life import check_files
 
 #: Thousands of calls: they run twice as fast where nobody counts lines.
@@ -33,8 +39,64 @@ GROUP_SETTINGS = {
     "max_attempts": st.sampled_from([1, 2, 3]),
     "max_session_expiries": st.sampled_from([1, 2, 3]),
     "max_unacked": st.sampled_from([1, 2, 5, 30]),
+    "priority_share": st.sampled_from([0, 0.1, 0.5, 1]),
     "retry_delays_us": st.lists(st.sampled_from([0, 1, 300_000, 2_000_000]), min_size=1, max_size=3),
 }
+
+
+class Call(NamedTuple):
+    """A call of one of several consumers, and a number for it."""
+
+    which: int
+    name: str
+    number: int
+
+
+CALL_NAMES: Final = (
+    *["pull"] * 6, *["ack"] * 4, *["send"] * 3, "NACK", "NACK", "RELEASE", "REJECT", "fail", "fail", "wait", "join",
+    "disturb",
+)  # fmt: skip
+
+
+def some_calls(seed: int, count: int) -> list[Call]:
+    """Return random calls, more evenly than hypothesis draws them."""
+    chance = Random(seed)
+    return [Call(chance.randrange(4), chance.choice(CALL_NAMES), chance.randrange(12)) for _ in range(count)]
+
+
+CALLS = st.builds(some_calls, st.integers(0, 1 << 32), st.integers(4, 16))
+
+
+class Mix(NamedTuple):
+    """The batches that a history sends: (lane, messages) of each run; None: any number."""
+
+    batches: tuple[tuple[tuple[int, int | None], ...], ...]
+    has_keys: bool = False
+
+
+_KEY: Final = [LANE_ORDERED | slot for slot in (0, 1, 2, 4_095)]
+_PRIORITIES: Final = (
+    ((LANE_NORMAL, None),),
+    ((LANE_HIGH, None),),
+    ((LANE_LOW, None),),
+    ((LANE_LOW, 2), (LANE_HIGH, 3), (LANE_NORMAL, 2)),
+)
+_KEYS: Final = (
+    ((_KEY[0], 1),),
+    ((_KEY[0], 2), (_KEY[1], 2)),
+    ((_KEY[1], 4),),
+    ((_KEY[1], 1), (_KEY[2], 1), (_KEY[3], 2)),
+    ((_KEY[0], 1), (_KEY[1], 1), (_KEY[2], 1), (_KEY[3], 1)),
+    ((LANE_NORMAL, 2), (_KEY[2], 2)),
+)
+ONE_KEY: Final = Mix((((_KEY[0], 20),),), True)
+PLAIN: Final = Mix((((LANE_NORMAL, None),),))
+MIXES: Final = (
+    PLAIN,
+    Mix(_PRIORITIES),
+    Mix((*_KEYS, ((LANE_NORMAL, None),)), True),
+    Mix((*_KEYS[:3], *_PRIORITIES, *_KEYS[3:]), True),
+)
 #: For events that end much of a history.
 RARELY = st.sampled_from([False, False, True])
 SELDOM = st.sampled_from([False] * 7 + [True])
@@ -48,23 +110,40 @@ STEPS = st.lists(
 class GroupMachine(GroupCalls):
     """Each rule makes a call, and compares the answer and the group's state with the model."""
 
-    @initialize()
-    def fill(self) -> None:
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix: Mix = PLAIN
+        self.patch = pytest.MonkeyPatch()
+
+    @initialize(mix=st.sampled_from(MIXES), forgets=st.booleans())
+    def fill(self, mix: Mix = PLAIN, forgets: bool = False) -> None:
         """Begin with two consumers and some messages."""
+        self.mix, self.forgets = mix, forgets and mix.has_keys
+        if self.forgets:
+            self.patch.setattr(scan, "MOST_PASSED", 4)
+            self.patch.setattr(scan, "AGAIN_ROWS", 6)
         self.begin("one")
         self.begin("two")
-        self.send("a", 12)
+        self.send("a", 12, 0)
 
     # --- producers ---------------------------------------------------------------------------------------------------
 
-    @rule(subject=st.sampled_from(SUBJECTS), count=st.sampled_from([1, 1, 2, 12, 25]))
-    def send(self, subject: str, count: int) -> None:
-        command = self.driven.send_command({subject: [b"%d" % at for at in range(count)]})
-        (answer,) = self.driven.do(command)
-        assert isinstance(answer, Sent)
-        assert isinstance(answer.first_sequences, int)
-        messages = [(subject, answer.first_sequences + at) for at in range(count)]
-        self.sent += messages
+    @rule(subject=st.sampled_from(SUBJECTS), count=st.sampled_from([1, 1, 2, 12, 25]), which=st.integers(0, 11))
+    def send(self, subject: str, count: int, which: int) -> None:
+        """Send a batch of one run of that many messages, or one of several runs in different lanes."""
+        several = self.mix.batches[which % len(self.mix.batches)]
+        lanes = [(lane, count if size is None else size) for lane, size in several]
+        sent = self.driven.send_runs(*(RunContent(subject, [b"x"] * size, None, lane) for lane, size in lanes))
+        firsts = [sent.first_sequences] if isinstance(sent.first_sequences, int) else sent.first_sequences.tolist()
+        runs = [
+            [Message(subject, lane, first + at) for at in range(size)]
+            for (lane, size), first in zip(lanes, firsts, strict=True)
+        ]
+        messages = [message for run in runs for message in run]
+        self.log.add(runs)
+        for at, message in enumerate(messages):
+            named = MessageId(self.driven.store.store_id, sent.partition, sent.position + at)
+            self.log.named[str(named)] = message
         if self.group is not None:
             self.group.send(messages)
         self.check()
@@ -123,6 +202,54 @@ class GroupMachine(GroupCalls):
     def work_too(self, data: st.DataObject, steps: list[str]) -> None:
         """Work as above, so that few histories are without it."""
         self.work(data, steps)
+
+    @precondition(lambda self: self.mix is not PLAIN)
+    @rule(calls=CALLS)
+    def flow(self, calls: list[Call]) -> None:
+        """Let consumers work beside each other, so that what one has in hand matters to the others."""
+        for which, name, number in calls:
+            if not any(self.is_current(session) for session in self.sessions):
+                self.begin(NAMES[which % 2])
+            there = [session for session in self.sessions if self.is_current(session)]
+            self.call(there[which % len(there)], name, number)
+
+    @precondition(lambda self: self.mix is not PLAIN)
+    @rule(calls=CALLS)
+    def flow_too(self, calls: list[Call]) -> None:
+        """Flow as above it, so that few histories are without it."""
+        self.flow(calls)
+
+    def call(self, session: Session, name: str, number: int) -> None:
+        in_flight = sorted(session.one.in_flight)
+        match name:
+            case "pull":
+                session.expected[0] = session.one.next_sequence
+                self.pull_up_to(session, (1, 2, 5, 1_000)[number % 4])
+            case "ack":
+                late = max(session.one.next_sequence - 1, 0)
+                some = (in_flight[: 1 + number] if number < 8 else in_flight[-2:]) or [late]
+                self.ack(session, tuple(one for each in some for one in (each, each + 1)))
+            case "send":
+                self.send(SUBJECTS[number % 2], 1 + number, number)
+            case "join":
+                self.begin(NAMES[number % 2])
+            case "wait":
+                self.advance((100, 300, 700)[number % 3], set(range(len(self.sessions))))
+            case "disturb" if number % 3:
+                self.restart(bool(number % 2), True, True)
+            case "disturb":
+                self.seek("first", False, True)
+            case "fail" if in_flight:  # as a client does: what its program has not come to is released
+                start = in_flight[number % len(in_flight)]
+                end = next(at for at in range(start + 1, start + 1_000) if at not in session.one.in_flight)
+                delay_us = (None, 0, 300_000)[number % 3]
+                backs = [DispositionRange(start, start + 1, Disposition.NACK, delay_us, "broke")]
+                backs += [DispositionRange(start + 1, end, Disposition.RELEASE, None, "")] if start + 1 < end else []
+                self.hand_back_ranges(session, backs)
+            case _ if in_flight:
+                start = in_flight[number % len(in_flight)]
+                back = DispositionRange(start, start + 1, Disposition[name], (None, 0, 300_000)[number % 3], "broke")
+                self.hand_back_ranges(session, [back])
 
     def pull(self, data: st.DataObject, session: Session) -> None:
         """Pull; the answer may be lost on its way."""
@@ -201,25 +328,12 @@ class GroupMachine(GroupCalls):
         (answer,) = self.driven.do(HandBack(session.connection, self.driven.request(), session.subscription, backs))
         if self.refusal(session, answer):
             return
-        refused = tuple(at for at, back in enumerate(backs) if not self.takes_back(one, back))
+        assert self.group is not None
+        refused = self.group.hand_back(one, backs, self.now_us)
         self.counts["hand-backs refused"] += len(refused)
         assert isinstance(answer, HandedBack), answer
         assert answer.refused == refused
         self.check()
-
-    def takes_back(self, one: Consumer, back: DispositionRange) -> bool:
-        """Return whether the model takes a range back."""
-        assert self.group is not None
-        try:
-            if back.disposition is Disposition.NACK:
-                self.group.nack(one, back.start, back.end, back.delay_us, back.reason, self.now_us)
-            elif back.disposition is Disposition.RELEASE:
-                self.group.release(one, back.start, back.end, back.delay_us, self.now_us)
-            else:
-                self.group.reject(one, back.start, back.end, back.reason)
-        except Refusal:
-            return False
-        return True
 
     @precondition(lambda self: self.sessions)
     @rule(data=st.data())
@@ -284,7 +398,7 @@ class GroupMachine(GroupCalls):
         rows = self.ask("dead_letters")["rows"][::every]
         numbers = None if every == 1 else [row["number"] for row in rows]
         assert self.ask(action, numbers=numbers) == {"messages": len(rows)}
-        letters = [letter_of(row) for row in rows]
+        letters = [letter_of(row, self.log) for row in rows]
         self.counts[action] += 1
         if action == "redrive":
             self.group.redrive(letters, self.now_us)
@@ -296,7 +410,7 @@ class GroupMachine(GroupCalls):
     @rule(prefix=st.sampled_from(["", *SUBJECTS]), is_sure=RARELY)
     def resend(self, prefix: str, is_sure: bool) -> None:
         """Hand out again what the group is through with."""
-        chosen = [message for message in self.sent if prefix in ("", message[0])]
+        chosen = [message for message in self.sent if prefix in ("", message.subject)]
         if self.group is None or not is_sure or not chosen:
             return
         count = self.group.resend(chosen, self.now_us)
@@ -346,6 +460,7 @@ class GroupMachine(GroupCalls):
 
     def teardown(self) -> None:
         """Check that the files are faultless."""
+        self.patch.undo()
         self.driven.checkpoint()
         self.driven.store.close(clean=True)
         self.disk.stop(power=False)
@@ -357,22 +472,26 @@ class GroupMachine(GroupCalls):
 def play(event: MessageEvent, *, quarantined: bool) -> None:
     """Let one event happen to one message in flight, at the broker and at the model."""
     machine = GroupMachine()
-    machine.fill()
+    is_of_several = event is MessageEvent.EARLIER_BACK
+    machine.fill(ONE_KEY if is_of_several else PLAIN)
+    if is_of_several:
+        machine.change({"max_unacked": 30})
     session = machine.sessions[0]
-    machine.pull_up_to(session, 1)
+    machine.pull_up_to(session, 20 if is_of_several else 1)
     if quarantined:
         machine.sessions.remove(session)
         machine.fall_silent(session.nonce)
         machine.begin("one")
         session = machine.sessions[-1]
-        machine.pull_up_to(session, 1)
+        machine.pull_up_to(session, 2)
         assert session.one.is_quarantined
-    (first,) = session.one.in_flight
+    first, *behind = session.one.in_flight
+    assert bool(behind) is is_of_several
     back = DispositionRange(first, first + 1, Disposition.NACK, 0, "broke")
     match event:
         case MessageEvent.ACK:
             machine.ack(session, (first, first + 1))
-        case MessageEvent.NACK:
+        case MessageEvent.NACK | MessageEvent.EARLIER_BACK:
             machine.hand_back_ranges(session, [back])
         case MessageEvent.LAST_NACK:
             machine.change({"max_attempts": 1})
@@ -397,6 +516,15 @@ def play(event: MessageEvent, *, quarantined: bool) -> None:
     machine.teardown()
 
 
+def play_calls(mix: Mix, seed: int, *, forgets: bool) -> None:
+    """Let consumers work beside each other for a while."""
+    machine = GroupMachine()
+    machine.fill(mix, forgets)
+    for part in range(6):
+        machine.flow(some_calls(seed + part, 20))
+    machine.teardown()
+
+
 def resend_of_each_state(machine: GroupMachine, session: Session) -> None:
     """Resend messages that are acked, dead, deleted, dropped and skipped, in turn."""
     for state in (MessageState.ACKED, MessageState.DEAD, MessageState.DELETED, MessageState.DROPPED):
@@ -410,6 +538,7 @@ def resend_of_each_state(machine: GroupMachine, session: Session) -> None:
         if state is MessageState.DELETED:
             machine.dead_letters("delete_dead", 1)
         if state is MessageState.DROPPED:
+            machine.send("a", 2, 0)  # and these are skipped
             machine.seek("new", False, True)
         machine.resend("", True)
 
@@ -429,10 +558,18 @@ RULES = (
     "session_expiries",
     "kills",
     "resent",
+    # of priorities and order keys
+    "higher first",
+    "by credit",
+    "new before lower retries",
+    "retries before lower new",
+    "kept for the owner",
+    "held by a retry",
+    "left to others",
 )
 
 HISTORIES = settings(
-    max_examples=150, stateful_step_count=30, deadline=None, database=None, suppress_health_check=list(HealthCheck)
+    max_examples=120, stateful_step_count=30, deadline=None, database=None, suppress_health_check=list(HealthCheck)
 )
 
 
@@ -442,9 +579,11 @@ def test_a_group_is_as_its_model_after_every_call(pytestconfig: pytest.Config) -
     TOTAL.clear()
     STEPS_SEEN.clear()
     phases = [Phase.generate] if seed is None else [Phase.generate, Phase.shrink]
-    for _, event in MESSAGE_LIFE:  # no row is left to chance
+    for event in dict.fromkeys(event for _, event in MESSAGE_LIFE):  # no row is left to chance
         play(event, quarantined=False)
         play(event, quarantined=True)
+    for number, mix in enumerate(MIXES[1:] * 2):
+        play_calls(mix, 1_000 * number, forgets=number > 2)
     run_state_machine_as_test(GroupMachine, settings=settings(HISTORIES, derandomize=seed is None, phases=phases))
     print(dict(TOTAL))
     assert not [name for name in RULES if not TOTAL[name]]

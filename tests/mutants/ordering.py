@@ -7,6 +7,7 @@ from typing import Final
 from tests.mutants.running import Mutant
 from tests.mutants.symbols import always, instead, never, skip
 
+_MODEL: Final = ("tests/broker/test_group_model.py",)
 _PRIORITIES: Final = ("tests/broker/groups/test_priorities.py",)
 _RANKS: Final = ("tests/broker/delivery/test_select_ranks.py",)
 _SLOTS: Final = ("tests/broker/groups/test_order_slots.py",)
@@ -23,55 +24,55 @@ OF_ORDER: Final = (
         "leave lower priorities their share",
         "PriorityShare.coming",
         instead("int(self._coming[rank] + _EPSILON)", "0"),
-        _PRIORITIES,
+        _PRIORITIES + _MODEL,
     ),
     Mutant(
         "save nothing up for priorities that do not wait",
         "PriorityShare.none_wait",
         skip("self._coming[rank] = 0.0"),
-        _PRIORITIES,
+        _PRIORITIES + _MODEL,
     ),
     Mutant(
         "put due retries in the order of their priorities",
         "Retries._put",
         always("not queue or self.rank(queue[-1].messages) <= rank"),
-        _PRIORITIES,
+        _PRIORITIES + _MODEL,
     ),
     Mutant(
         "end at retries that are due",
         "RankWalk._take",
         skip("self._has_ended = True"),
-        _RANKS,
+        _RANKS + _MODEL,
     ),
     Mutant(
         "hand out retries and new messages of a priority in turn",
         "RankWalk._take",
         always("not is_due or not self._due.come_first"),
-        _RANKS,
+        _RANKS + _MODEL,
     ),
     Mutant(
         "hand out no more retries than their share",
         "_again",
         instead("min(offer.max_count, most)", "offer.max_count"),
-        _RANKS,
+        _RANKS + _MODEL,
     ),
     Mutant(
         "hand out retries of one priority",
         "Redelivery.redeliver",
         never("offer.rank is not None"),
-        _RANKS,
+        _RANKS + _MODEL,
     ),
     Mutant(
         "give low ones their share of a pull once",
         "RankWalk._take_lower",
         instead("self._selection.by_rank[LOW]", "0"),
-        _RANKS,
+        _RANKS + _MODEL,
     ),
     Mutant(
         "ask only for the priorities of retries that the consumer may have",
         "DeliveryTracker.due_ranks",
-        instead("share is None or share.has_any(several)", "True"),
-        _RANKS,
+        instead("share is None or share.first(several)", "True"),
+        _RANKS + _MODEL,
     ),
     Mutant(
         "go by priority only where a consumer follows several",
@@ -88,8 +89,8 @@ OF_ORDER: Final = (
     Mutant(
         "grant a consumer no slot for messages that were handed out",
         "scan:_take",
-        instead("np.flatnonzero(~is_done)", "np.arange(len(rows))"),
-        _SCAN,
+        instead("np.flatnonzero(~is_done)", "np.flatnonzero(chooser.may_have(subjects) & ~is_done)"),
+        _WAITING + _SCAN,
     ),
     Mutant(
         "decide once a pull which slots a consumer gets",
@@ -101,7 +102,7 @@ OF_ORDER: Final = (
         "settle a message once that an ack names twice",
         "Ledger.ack",
         instead("named", "list(zip(intervals[::2], intervals[1::2]))", at=2),
-        _SLOTS,
+        _SLOTS + _MODEL,
     ),
     Mutant(
         "hold a slot for the second retry of a message",
@@ -112,8 +113,18 @@ OF_ORDER: Final = (
     Mutant(
         "delay only what is behind the failed message",
         "OrderSlots._delayed",
-        never("slot not in first or place <= first[slot][0] or not first[slot][1]"),
+        instead(
+            "back._replace(start=start, end=begin)", "back._replace(start=start, end=begin, delay_us=first[slot][1])"
+        ),
         _SLOTS,
+    ),
+    Mutant(
+        "delay a release that is behind the failed message",
+        "OrderSlots._delayed",
+        instead(
+            "back._replace(start=begin, end=start, delay_us=first[slot][1])", "back._replace(start=begin, end=start)"
+        ),
+        _MODEL,
     ),
     Mutant(
         "begin a narrower prefix where its slowest lane is",
@@ -131,24 +142,12 @@ OF_ORDER: Final = (
         "save nothing up for low messages before there are any",
         "PriorityShare.note_handed",
         instead("(HIGH, NORMAL) if has_low else (HIGH,)", "(HIGH, NORMAL)"),
-        _RETRIES,
-    ),
-    Mutant(
-        "leave low messages their share beside normal retries",
-        "PullServer._ranked",
-        never("coming and not is_again"),
-        _RETRIES,
+        _RETRIES + _MODEL,
     ),
     Mutant(
         "heed retries that the consumer may have only",
         "_due_for",
         instead("None if first is None else retries.rank(first.messages)", "retries.due_rank"),
-        _RETRIES,
-    ),
-    Mutant(
-        "hand out retries of one rank before new messages of a higher one than others",
-        "Retries.take",
-        never("lowest is not None and self.rank(retry.messages) > lowest"),
         _RETRIES,
     ),
     Mutant(
@@ -170,12 +169,6 @@ OF_ORDER: Final = (
         _WAITING,
     ),
     Mutant(
-        "grant slots for messages only",
-        "scan:_take",
-        instead("np.flatnonzero(~is_done)", "np.flatnonzero(chooser.may_have(subjects) & ~is_done)"),
-        _WAITING,
-    ),
-    Mutant(
         "wake others when a pull has buried what held a slot up",
         "PullServer._wake_freed",
         never("ledger is not None and ledger.order is not None and ledger.order.is_freed"),
@@ -189,8 +182,8 @@ OF_ORDER: Final = (
     ),
     Mutant(
         "hand out no low messages while slots with messages are left",
-        "_take_lower",
-        always("not selection.full and not selection.left_slots"),
+        "RankWalk._take_lower",
+        never("self._selection.left_slots"),
         ("tests/broker/delivery/order/test_order_modes.py",),
     ),
     Mutant(
@@ -221,37 +214,37 @@ OF_ORDER: Final = (
         "hand out a slot to its owner alone",
         "OrderSlots.may_have",
         instead("(owners == 0) | (owners == consumer)", "owners == owners"),
-        _ORDER,
+        _ORDER + _MODEL,
     ),
     Mutant(
         "hand out nothing behind a retry",
         "OrderSlots.may_have",
         skip("allowed &= ~self._is_retrying[slots]"),
-        _ORDER,
+        _ORDER + _MODEL,
     ),
     Mutant(
         "hand out the first retry of a slot first",
         "OrderSlots.may_come_again",
         never("before is None or not before.covers(low, min(high, start))"),
-        _ORDER,
+        _ORDER + _MODEL,
     ),
     Mutant(
         "hand out a retry to the owner of its slot",
         "OrderSlots.may_come_again",
         never("self._owners[slot] not in (0, consumer)"),
-        _ORDER,
+        _ORDER + _MODEL,
     ),
     Mutant(
         "take back what follows a message that is to come again",
         "Ledger.hand_back",
         never("self.order is not None"),
-        _ORDER,
+        _ORDER + _MODEL,
     ),
     Mutant(
         "know after a start which slots are held",
         "OrderSlots.renew",
         never("self.is_stale"),
-        _ORDER,
+        _ORDER + _MODEL,
     ),
     Mutant(
         "forget the slots of pulls that are handled",
@@ -269,13 +262,13 @@ OF_ORDER: Final = (
         "remember the rows that were passed",
         "OrderedScan._read_on",
         never("left.any()"),
-        _ORDER,
+        _ORDER + _MODEL,
     ),
     Mutant(
         "go back to the first row that was passed",
         "OrderedScan._set_cursors",
         never("len(left)"),
-        _ORDER,
+        _ORDER + _MODEL,
     ),
     Mutant(
         "find forgotten slots again",
@@ -299,7 +292,7 @@ OF_ORDER: Final = (
         "leave slots to other consumers",
         "_SlotChooser.__init__",
         never("consumers > 1"),
-        _ORDER,
+        _ORDER + _MODEL,
     ),
     Mutant(
         "serve others when a pull may have nothing of a slot",

@@ -83,7 +83,11 @@ def test_new_messages_come_before_retries_of_a_lower_rank_that_are_due_with_high
 def test_low_ones_get_their_share_of_a_batch_once(tmp_path: Path) -> None:
     driven = Lanes(tmp_path)
     subscription = driven.join(priority_share=0.5)
-    for body in (*numbered("high", 6), "normal 0", "normal 1"):
+    driven.put("low first")
+    assert driven.got(subscription) == ["low first"]
+    driven.put(*numbered("high", 6))
+    assert driven.got(subscription) == numbered("high", 6)
+    for body in ("normal 0", "normal 1"):
         driven.put(body)
         assert driven.got(subscription, 1) == [body]
     driven.put(*(f"normal {number}" for number in range(2, 9)), *numbered("low", 9))

@@ -38,8 +38,6 @@ BEYOND_MODEL: Final = {
     (MessageState.STORED, MessageEvent.LAST_HANDOVER),
     (MessageState.STORED, MessageEvent.RESTORE),
     (MessageState.STORED, MessageEvent.RESEND),
-    (MessageState.IN_FLIGHT, MessageEvent.EARLIER_BACK),
-    (MessageState.QUARANTINED_IN_FLIGHT, MessageEvent.EARLIER_BACK),
 }
 TIMEOUT_MS: Final = 1_000
 SECOND_US: Final = 1_000_000

@@ -1,0 +1,67 @@
+"""The messages that the model of a group knows: their lanes and slots, and the log in which they lie."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from qmq.format.layout import LANE_HIGH, LANE_LOW, LANE_NORMAL, LANE_ORDERED
+
+HIGH: Final = 0
+NORMAL: Final = 1
+LOW: Final = 2
+_RANKS: Final = {LANE_HIGH: HIGH, LANE_LOW: LOW}
+
+Slot = tuple[str, int]  # subject, lane
+
+
+class Message(NamedTuple):
+    """One message: its subject, its lane, and its sequence in that."""
+
+    subject: str
+    lane: int
+    sequence: int
+
+    @property
+    def rank(self) -> int:
+        """Its priority, the highest first. A message with an order key has the normal one."""
+        return _RANKS.get(self.lane, NORMAL)
+
+    @property
+    def slot(self) -> Slot | None:
+        """The slot of its order key; None without one."""
+        return (self.subject, self.lane) if self.lane >= LANE_ORDERED else None
+
+    @property
+    def kind(self) -> int:
+        """Its kind of lanes: one for each priority, and one for all slots."""
+        return min(self.lane, LANE_ORDERED)
+
+
+class Log:
+    """All stored messages, in order, with their batches and runs."""
+
+    def __init__(self) -> None:
+        self.messages: list[Message] = []
+        self.places: dict[Message, int] = {}
+        self.batches: dict[Message, int] = {}
+        self.runs: dict[Message, int] = {}
+        #: By id.
+        self.named: dict[str, Message] = {}
+        #: Some message has another lane than the normal one.
+        self.has_lanes = False
+        #: Some message has low priority.
+        self.has_low = False
+        self._batches = self._runs = 0
+
+    def add(self, runs: Iterable[Iterable[Message]]) -> None:
+        """Store one batch."""
+        self._batches += 1
+        for run in runs:
+            self._runs += 1
+            for message in run:
+                self.places[message] = len(self.messages)
+                self.batches[message], self.runs[message] = self._batches, self._runs
+                self.messages.append(message)
+                self.has_lanes = self.has_lanes or message.lane != LANE_NORMAL
+                self.has_low = self.has_low or message.lane == LANE_LOW
