@@ -748,7 +748,7 @@ class Returning:
             if disposition == Disposition.RELEASE:
                 self._retries.add_each(failed, False)  # retries get their numbers in order
                 failed.clear()
-                self._release(member, start, ranges, now_us, delay_us or 0)
+                self._release(member, start, ranges, now_us, delay_us or 0, reasons[reason] or "released")
             else:
                 is_reject = disposition == Disposition.REJECT
                 failed += self.failed(member.number, start, ranges, is_reject, delay_us, reasons[reason], now_us)
@@ -785,12 +785,13 @@ class Returning:
                 self._release(member, start, list(member.in_flight.between(start, stop)), now_us)
 
     def _release(
-        self, member: Member, start: int, ranges: Iterable[InFlightRange], now_us: int, delay_us: int = 0
-    ) -> None:
+        self, member: Member, start: int, ranges: Iterable[InFlightRange], now_us: int, delay_us: int = 0,
+        reason: str = "released",
+    ) -> None:  # fmt: skip
         ranges = list(ranges)
         if self.order is not None:
             self.order.returned(member.number, start, start + sum(one.messages.total for one in ranges))
-        failure = Failure("released", member.number, start, now_us, now_us + delay_us)
+        failure = Failure(reason, member.number, start, now_us, now_us + delay_us)
         several = [(in_flight.messages, in_flight.attempt, in_flight.session_expiries) for in_flight in ranges]
         self._retries.add_all(several, member.quarantined, failure)
 

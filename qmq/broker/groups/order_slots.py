@@ -27,7 +27,7 @@ from qmq.intervals import Intervals
 from qmq.net.protocol.types import Disposition
 
 #: The reason why a message comes back that its consumer has not handed back itself.
-EARLIER_FAILED: Final = "an earlier message of its order key is to come again"
+EARLIER_FAILED: Final = "an earlier message of its slot of order keys comes again first"
 #: ``MessageRange.log`` is a subject's number below this.
 _PARTITIONS: Final = 1 << 31
 
@@ -387,7 +387,7 @@ class OrderSlots:
                     if start < begin:
                         yield back._replace(start=start, end=begin)
                     start = begin + count
-                    yield back._replace(start=begin, end=start, delay_us=first[slot][1])
+                    yield back._replace(start=begin, end=start, delay_us=first[slot][1], reason=EARLIER_FAILED)
         if start < back.end:
             yield back._replace(start=start)
 

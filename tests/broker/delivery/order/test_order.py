@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from qmq.broker.delivery.order.blocked import blocked_by
+from qmq.broker.error_log.error_log import RetryItem, unpacked
+from qmq.broker.groups.group_state import Ledger
 from qmq.broker.ports.commands import Ack, Administer, DispositionRange, HandBack, Heartbeat, Subscribe, Unsubscribe
 from qmq.broker.ports.effects import Acked, Administered, HandedBack, PulledMessages, Refused, Subscribed
 from qmq.broker.ports.limits import BrokerLimits
@@ -213,6 +215,29 @@ def test_a_nack_with_a_delay_holds_its_slot_only(tmp_path: Path) -> None:
     assert texts(driven.take(one, 1)) == ["k 0"]
     assert texts(driven.take(one)) == ["k 1"]
     driven.close()
+
+
+@pytest.mark.parametrize("released_too", [False, True])
+def test_messages_taken_back_say_why_they_wait(tmp_path: Path, released_too: bool) -> None:
+    """A client releases them as well, maybe in the same call."""
+    driven = Slots(tmp_path)
+    one = driven.join("one")
+    driven.put("k", "k")
+    assert texts(driven.take(one)) == ["k 0", "k 1"]
+    backs = [DispositionRange(0, 1, Disposition.NACK, 500_000, "it broke")]
+    backs += [DispositionRange(1, 2, Disposition.RELEASE, None, "")] if released_too else []
+    driven.do(HandBack(one.connection, driven.request(), one.subscription, backs))
+    ledger = driven.broker.groups["g"].ledger
+    assert ledger is not None
+    assert [(row.reason, row.due_us - driven.now.wall_us) for row in waiting_retries(ledger)] == [
+        ("it broke", 500_000), ("an earlier message of its slot of order keys comes again first", 500_000),
+    ]  # fmt: skip
+    driven.close()
+
+
+def waiting_retries(ledger: Ledger) -> list[RetryItem]:
+    """Return the retries of a group that are not due."""
+    return [retry for items in ledger.retries.scheduled() for retry in unpacked(items)]
 
 
 @pytest.mark.parametrize("disposition", [Disposition.REJECT, Disposition.NACK])
