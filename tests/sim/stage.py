@@ -191,8 +191,8 @@ def staged(world: World, directory: Path) -> Iterator[None]:
     pieces: list[tuple[str, object]] = [
         *((f"{_CLIENT}.{module}.time", clock) for module in _CLOCKS),
         *((f"{_CLIENT}.{module}.os", files) for module in ("failover.spool", "consumer.ack_file")),
-        *((f"{_CLIENT}.{module}.os", chance) for module in ("cluster", "failover.handover")),
-        *((f"{_CLIENT}.{module}.secrets", chance) for module in ("cluster", "failover.spool", "consumer.subscribe")),
+        *((f"{_CLIENT}.{module}.os", chance) for module in ("brokers", "failover.handover")),
+        *((f"{_CLIENT}.{module}.secrets", chance) for module in ("brokers", "failover.spool", "consumer.subscribe")),
         ("qmq.net.client.backoff.random", chance),
         ("qmq.net.client.broker_link.HeartbeatSender", Beating),
         # What fails goes to files soon, also while a checkpoint is written.
