@@ -361,19 +361,18 @@ async def measure_sends(one: BrokerProcess, found: Found, messages: int) -> None
         add(found, f"{name} with an order key relative to a key, by processor time", ratio)
 
 
-def measure_older(found: Found, older: Path, scratch: Path) -> None:
+def measure_older(found: Found, older: Path, scratch: Path, *, older_first: bool) -> None:
     """Measure plain messages in this checkout and in an older one, one after the other."""
-    rates: dict[Path, dict[str, float]] = {}
-    for tree in (Path(__file__).parents[1], older.absolute()):
+    trees, rates = [Path(__file__).parents[1], older.absolute()], dict[Path, dict[str, float]]()
+    for tree in reversed(trees) if older_first else trees:
         saved = scratch / "found.json"
         command = [tree / ".venv" / "bin" / "qmq", "bench", "--only", _PLAIN, "--rounds", "1", "--json", saved]
         subprocess.run(list(map(str, command)), cwd=tree, check=True, stdout=subprocess.DEVNULL)
         results = json.loads(saved.read_text("utf-8"))["results"]
-        rates[tree] = {f"{one['measurement']}: {one['name']}": one["median"] for one in results}
-    new, old = rates.values()
-    for name in new.keys() & old.keys():
-        if old[name]:
-            add(found, f"{name}, relative to the older checkout", new[name] / old[name])
+        rates[tree] = {f"{one['measurement']}, {one['what']}, {one['unit']}": one["median"] for one in results}
+    new, old = (rates[tree] for tree in trees)
+    for name in (name for name in new if old.get(name)):
+        add(found, f"{name}: relative to the older checkout", new[name] / old[name])
 
 
 # --- all of it -------------------------------------------------------------------------------------------------------
@@ -429,7 +428,7 @@ def main() -> None:
                 uvloop.run(measure_sends(one, found, wanted.messages // 2))
         with tempfile.TemporaryDirectory(prefix="qmq-bench-", dir=wanted.dir) as scratch:
             if wanted.older is not None:
-                measure_older(found, wanted.older, Path(scratch))
+                measure_older(found, wanted.older, Path(scratch), older_first=bool(number % 2))
             if wanted.peers:
                 from bench.ordering_peers import measure_peers
 
