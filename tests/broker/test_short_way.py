@@ -625,6 +625,79 @@ def test_a_pull_that_finds_more_gets_what_both_ways_allow(settings: dict[str, in
     assert len(history.in_flight[0, 1]) == 3 + count
 
 
+def test_a_pull_that_finds_more_gets_max_pull_count_at_most() -> None:
+    history = _handed(12, {})
+    history.write(1, _several(history, 4, 7))
+    history.write(0, _pull_of(history, 9, 1, history.next[0, 1]))
+    assert len(history.in_flight[0, 1]) == 3 + 6
+
+
+def _nacked(history: History, delay_ms: int) -> bytes:
+    """Return a HAND_BACK that nacks the first message of connection 0."""
+    number = history.in_flight[0, 1].pop(0)
+    rows = frames.BACK.pack(number, number + 1, delay_ms, Disposition.NACK, 0)
+    payload = frames.HAND_BACK.pack(1, frames.crc32c(rows)) + rows
+    meta = frames.pack_meta({"reasons": ["odd"]})
+    return encode_frame(FrameKind.HAND_BACK, history.number(), meta, len(payload)) + payload
+
+
+def test_a_retry_comes_before_new_messages_on_both_ways() -> None:
+    """A record of the group says that it has one: what was plain before is not any more."""
+    history = _handed(15, {})
+    history.write(0, _nacked(history, 0))
+    history.write(1, _lone(history, 1, 4))
+    history.write(0, _pull_of(history, 9, 1, history.next[0, 1]))
+    assert len(history.in_flight[0, 1]) == 2 + 1, "the retry alone: no answer has both"
+
+
+def test_a_consumer_that_is_to_have_a_quarantined_message_alone_gets_no_other() -> None:
+    history = _handed(16, {})
+    fields = {"group": "g", "prefixes": ["orders."], "consumer": "d", "nonce": b"m", "client": b"d"}
+    history.write(2, encode_frame(FrameKind.SUBSCRIBE, 2, frames.pack_meta(fields)))
+    ((_, subscription),) = [key for key in history.next if key[0] == 2]
+
+    def pull(timeout_ms: int) -> bytes:
+        wanted = 9, 1, 1 << 20, timeout_ms, history.next[2, subscription]
+        found = history.simple(FrameKind.PULL, frames.PULL, subscription, *wanted)
+        history.pulls[2, history.request] = 2, subscription
+        return found
+
+    history.write(1, _lone(history, 1, 4))
+    history.write(2, pull(20_000))
+    assert len(history.in_flight[2, subscription]) == 1
+    for _ in range(4):  # the other consumer is silent, and its session expires
+        history.advance(9_000_000)
+        history.write(2, pull(0))
+    history.write(2, pull(20_000))
+    history.write(1, _lone(history, 1, 5))
+    assert len(history.in_flight[2, subscription]) == 1, "it is to have nothing in flight first"
+
+
+def test_a_refused_ack_is_told_with_messages_that_come_at_once() -> None:
+    """An ack that may wait is answered with the next messages, also by a send of another connection."""
+    history = _handed(17, {})
+    sequence = history.next[0, 1]
+    packed, crc = pack_numbers([sequence + 5, sequence + 6])
+    payload = frames.ACK.pack(1, crc) + packed
+    wrong = encode_frame(FrameKind.ACK, history.number(), b"", len(payload), frames.MAY_WAIT) + payload
+    history.write(0, wrong, _pull_of(history, 9, 1, sequence))
+    before = history.sides[0].short_frames
+    history.write(1, _lone(history, 1, 4))
+    assert history.sides[0].short_frames == before + 1
+    assert history.seen["ACKED"] == 1, "it says how many were refused"
+
+
+def test_nothing_is_stored_after_a_failed_sync_on_both_ways() -> None:
+    history = _handed(18, {})
+    for side in history.sides:
+        side.disk.fail("fdatasync", 1, errno.EIO)
+    history.write(1, _lone(history, 1, 4, flags=frames.FLUSH))
+    history.seen.clear()
+    history.write(1, _lone(history, 1, 5))
+    assert history.seen["SENT"] == 0
+    assert history.seen["ERROR"] == 1, history.seen
+
+
 def test_acks_that_wait_are_answered_in_time() -> None:
     history = _waiting(7)
     history.write(1, _lone(history, 1, 4))

@@ -122,7 +122,8 @@ OF_ORDER: Final = (
         "delay a release that is behind the failed message",
         "OrderSlots._delayed",
         instead(
-            "back._replace(start=begin, end=start, delay_us=first[slot][1])", "back._replace(start=begin, end=start)"
+            "back._replace(start=begin, end=start, delay_us=first[slot][1], reason=EARLIER_FAILED)",
+            "back._replace(start=begin, end=start)",
         ),
         _MODEL,
     ),

@@ -43,7 +43,7 @@ OF_SEVERAL: Final = (
         "take no delivery sequences of another generation",
         "ConsumerState.is_that_of",
         instead("self[4:] == other[4:]", "self[5:] == other[5:]"),
-        _SIMULATION,
+        ("tests/net/client/consumer/test_in_flight.py", *_SIMULATION),
     ),
     # --- priorities and order keys -----------------------------------------------------------------------------------
     Mutant(

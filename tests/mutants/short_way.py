@@ -32,7 +32,7 @@ OF_SHORT_WAY: Final = (
     _guard("take no repeat", "Intake.take_one", never("sequence < producer.next_sequence")),
     _guard("do not overtake a staged batch", "Intake.take_one", never("partition.staged")),
     _guard("do not overtake a refused batch", "Intake.take_one", never("self._refusals.by_producer")),
-    _guard("take nothing after a failed sync", "Intake.take_one", never("partition.broken is not None")),
+    _guard("take nothing after a failed sync", "MessageLog.write_one", never("self.broken is not None")),
     _guard("leave a batch as it was", "Intake.take_one", skip("view[:data_start] = before")),
     _guard("stamps go on", "Intake.take_one", always("wall_us > stored_at_us")),
     _guard("hide what is not synced", "Intake.take_one", skip("partition.hide(Barrier(position, end, True, ()))")),

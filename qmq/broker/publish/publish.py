@@ -206,7 +206,7 @@ class Intake:
         which ``want_sync`` asks for.
         """
         partition = self._partitions[0]
-        if partition.staged or partition.broken is not None or self._refusals.by_producer:
+        if partition.staged or self._refusals.by_producer:  # after a failed sync, the log writes nothing
             return None
         batch = check_plain(view, size, self._limits.max_message_bytes)
         if batch is None:
