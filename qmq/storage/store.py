@@ -258,6 +258,11 @@ class Store:
 
     # --- retention ---------------------------------------------------------------------------------------------------
 
+    @property
+    def leaving(self) -> object:
+        """The segment that is about to be removed; None without one."""
+        return self._shared.leaving
+
     def offered_sequence(self, number: int) -> int:
         """Return the first sequence of a subject for a new reader; 0: the first that there is."""
         leaving = self._shared.leaving

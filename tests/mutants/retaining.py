@@ -13,6 +13,12 @@ _TURNS: Final = ("tests/broker/test_retention_turns.py",)
 
 OF_RETENTION: Final = (
     Mutant(
+        "let a group have what it is not moved behind yet",
+        "Group.cursor",
+        instead("first is None or subject_filter.begun_behind is not store.leaving", "first is None"),
+        ("tests/sim/test_retaining.py",),
+    ),
+    Mutant(
         "let nothing go that no archive has",
         "_SegmentRead.step",
         always("not self._needs_archive or self.old.is_archived()"),

@@ -129,7 +129,7 @@ class Subscriptions:
             row_cursors = [
                 max(row, self._store.partitions[number].offered_row) for number, row in enumerate(row_cursors)
             ]
-            begin = GroupStart(known.start, row_cursors, positions)
+            begin = GroupStart(known.start, row_cursors, positions, self._store.leaving)
         subject_filter = group.follow(prefix, begin)
         self._tracker.follows(group, subject_filter)
         group.ticket = self._durable.ticket()

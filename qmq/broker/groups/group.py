@@ -129,6 +129,8 @@ class SubjectFilter:
         #: looked for, with the row cursors from then: the rows before these have none of its messages.
         self.lanes: dict[int, SubjectFilter] = {}
         self.start = start
+        #: The segment that was leaving when the prefix was first followed: its messages are not for the filter.
+        self.begun_behind: object = None if base is None else base.begun_behind
         self.row_cursors = row_cursors  # by partition: the next row to read; unused for an exact subject
         #: By partition, for the checkpoint: a position at or before that row.
         self.positions = positions
@@ -345,6 +347,7 @@ class Group:
             self, prefix, begin.start, list(begin.row_cursors), list(begin.positions), ordinal,
             kind=LANE_NORMAL if self.heeds_priority else None,
         )  # fmt: skip
+        subject_filter.begun_behind = begin.leaving
         if before is not None:
             subject_filter.reserved = before.reserved  # a start skips that block even so
         self.filters[prefix] = self._by_ordinal[ordinal] = subject_filter
@@ -387,7 +390,7 @@ class Group:
         """Set the cursors of all prefixes that it follows or once followed."""
         self.cursors = Cursors()
         for subject_filter in [one for base in self.all_filters() for one in base.with_lanes()]:
-            subject_filter.start = begin.start
+            subject_filter.start, subject_filter.begun_behind = begin.start, begin.leaving
             subject_filter.row_cursors[:] = begin.row_cursors
             subject_filter.positions[:] = begin.positions
             subject_filter.arrived.clear()
@@ -425,7 +428,9 @@ class Group:
         if cursor:
             return cursor
         first = self.beginning(store, subject_filter, number)
-        return None if first is None else max(first, store.offered_sequence(number))
+        if first is None or subject_filter.begun_behind is not store.leaving:
+            return first  # it may have messages of a leaving segment until retention moves it, and counts the others
+        return max(first, store.offered_sequence(number))
 
     def beginning(self, store: Store, subject_filter: SubjectFilter, number: int) -> int | None:
         """Return the sequence at which the group starts in a subject; None while it cannot be found out."""
@@ -528,12 +533,13 @@ def _covering(filters: Mapping[str, SubjectFilter], prefix: str) -> SubjectFilte
 
 class GroupStart(NamedTuple):
     """The point where a group begins to follow: the rule for cursors; by partition the row to read from and its
-    position.
+    position; and the segment that is leaving then, whose messages are not for it.
     """
 
     start: StartRule
     row_cursors: list[int]
     positions: list[int]
+    leaving: object = None
 
 
 def _filter_positions(store: Store, subject_filter: SubjectFilter, visible: list[int]) -> list[int]:
@@ -694,7 +700,8 @@ def _check_wider(command: Subscribe, group: Group) -> None:
 def resolve_start(store: Store, start: str | tuple[str, int] | None, default: str) -> GroupStart:
     """Return where a subscription with that ``start`` begins. Raise NotInMemory."""
     rule, rows = _resolve(store, start, default)
-    return GroupStart(rule, rows, [_position(store, partition, row) for partition, row in enumerate(rows)])
+    positions = [_position(store, partition, row) for partition, row in enumerate(rows)]
+    return GroupStart(rule, rows, positions, store.leaving)
 
 
 def _position(store: Store, partition: int, row: int) -> int:
