@@ -272,7 +272,7 @@ def test_candidates_are_the_places_that_say_where_they_are(noise: bytes, positio
             data[place + 24 : place + 32] = (position + place).to_bytes(8, "little")
     says = [(data[place : place + 4], data[place + 24 : place + 32]) for place in range(len(data) - 31)]
     right = [(b"QMQb", (position + place).to_bytes(8, "little")) for place in range(len(says))]
-    expected = [place for place in range(len(says)) if says[place] == right[place]]
+    expected = [position + place for place in range(len(says)) if says[place] == right[place]]
     assert candidates(memoryview(data), position) == expected
 
 
