@@ -234,7 +234,9 @@ class PullServer:
         return None
 
     def _serve_blocking(self, waiting: Waiting, most: int, due: DueRanks) -> int | None:
-        """Answer a pull with a little that is read while everybody waits: the same read has left memory twice."""
+        """Answer a pull with up to _WAITED_BYTES that the broker's own thread reads, while everybody waits. Its thread
+        for reads has read the same bytes, and they had left memory again.
+        """
         with blocking_reads(self._store):
             selection, filtered_parts = self._selector.choose(waiting, most, 1, _WAITED_BYTES, due=due)
             if selection.awaits_sync and not selection.count:
@@ -321,7 +323,10 @@ class PullServer:
         self._effects.append(Refused(waiting.pull.connection, waiting.pull.request, error))
 
     def _left_us(self, subscription: Subscription) -> int | None:
-        """Return a time before which no stored message is still to come; None where messages come in that order."""
+        """Return a time for a solo consumer at several partitions: it has got every message that was stored before.
+
+        Return None for groups, and with one partition, where messages come in the order in which they were stored.
+        """
         if subscription.group.name is not None or len(self._store.partitions) == 1:
             return None
         ahead = [
