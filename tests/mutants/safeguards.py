@@ -392,6 +392,12 @@ SAFEGUARDS: Final = (
         ("tests/net/client/producer/test_accumulator.py",),
     ),
     Mutant(
+        "seal the batch that has a subject before another one gets messages of it",
+        "Accumulator._open_for",
+        never("same_order and other != kind and (name in self._open[other].runs)"),
+        ("tests/net/client/producer/test_accumulator.py",),
+    ),
+    Mutant(
         "refuse acknowledgements of what is not held",
         "InFlightWindow.ack",
         never("self.fenced is not None"),

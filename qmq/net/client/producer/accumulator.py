@@ -1,7 +1,8 @@
 """The accumulator collects messages into batches by subject, in order and bounded, without I/O; time is an argument.
 
-There is one open batch for each BatchKind. A subject is in one open batch of both durabilities only, so that its order
-holds: before a message of it goes into the other one, the batch that has the subject is sealed. A batch is also sealed
+There is one open batch for each BatchKind. Of the delayed ones, and of the others, only one has a subject, so that its
+order holds: before a message of it goes into another one, the batch that has the subject is sealed. A message that does
+not expire joins the batch that has its subject, also if that is one of messages that expire. A batch is also sealed
 when it is full.
 """
 
@@ -52,8 +53,8 @@ def _takes_any(broker: int) -> bool:
 
 
 class BatchKind(NamedTuple):
-    """The properties that all messages of a batch share: their durability, whether they are delayed and expire, and the
-    broker that they have to go to.
+    """The properties that all messages of a batch share: their durability, whether they are delayed and may expire, and
+    the broker that they have to go to.
     """
 
     flush: bool
@@ -194,7 +195,7 @@ class Accumulator:
         run.add_ticket(ticket)
         if run.tickets is not None and self._may_cut_short:
             if run.lane != LANE_NORMAL:
-                if run.lane == LANE_ORDERED and run.headers is not None and self.broker_of is None:
+                if run.lane == LANE_ORDERED and run.headers is not None:
                     self.ordered[run.subject] = run.bodies, run.tickets, run.headers
             elif run.headers is None:
                 self.plain[run.subject] = run.bodies, run.tickets
@@ -245,9 +246,9 @@ class Accumulator:
 
     def add_nowait(self, subject: str, body: bytes, header: MessageHeader, flush: bool, now: float) -> int:
         """Add a checked message without a waiter; return its ticket."""
-        _, run = self._place(subject, body, header, flush, now)
+        batch, run = self._place(subject, body, header, flush, now)
         self.ticket = ticket = self.ticket + 1
-        if flush == self._flush and not header.deliver_at and not header.expire_at:
+        if batch.runs is self._open_runs:
             self._add_ticket(run, ticket)
         else:
             run.add_ticket(ticket)
@@ -329,11 +330,10 @@ class Accumulator:
     ) -> tuple[OutgoingBatch, OutgoingRun]:
         """Add a message to an open batch; return the batch and the run, whose last message it is."""
         self._settle()
-        size = len(body) + len(header.packed) + MESSAGE_OVERHEAD
         lane = header.lane
-        kind, name = self._usual, name_of(subject, lane) if lane else subject
-        if flush != self._flush or header.deliver_at or header.expire_at or lane:
-            kind, size = self._kind_of(subject, flush, header), size + _more_of(header)
+        name = name_of(subject, lane) if lane else subject
+        kind = self._kind_of(subject, name, flush, header)
+        size = len(body) + len(header.packed) + MESSAGE_OVERHEAD + _more_of(kind, lane)
         batch = self._open.get(kind)
         run = batch.run_of(name) if batch is not None else None
         if batch is None or run is None or batch.size + size > self._batch_bytes:
@@ -351,15 +351,16 @@ class Accumulator:
         flush: bool, many: ManyWaiter, now: float, header: MessageHeader, headers: Sequence[AnyHeader] | None,
     ) -> int:  # fmt: skip
         """Add as many of the bodies as fit (at least one) to an open batch; return their count."""
-        overhead = MESSAGE_OVERHEAD + _more_of(header)
-        size = int(sizes_with_headers.sum()) + overhead * len(bodies)
+        name = name_of(subject, header.lane)
+        kind = self._kind_of(subject, name, flush, header)
+        size = int(sizes_with_headers.sum()) + (MESSAGE_OVERHEAD + _more_of(kind, header.lane)) * len(bodies)
         if size > self._batch_bytes and len(bodies) > 1:  # larger than the average: halve until they fit
             half = len(bodies) // 2
             own = None if headers is None else headers[:half]
             return self._place_some(
                 subject, bodies[:half], sizes[:half], sizes_with_headers[:half], flush, many, now, header, own
             )
-        batch, run = self._open_for(name_of(subject, header.lane), size, self._kind_of(subject, flush, header), now)
+        batch, run = self._open_for(name, size, kind, now)
         index = run.extend(bodies, header, sizes, headers)
         batch.waiters.append((run, index, len(bodies), many.part(len(bodies))))
         batch.size += size
@@ -378,9 +379,10 @@ class Accumulator:
                 batch = None
             elif run is not None:
                 return batch, run
-        other = kind._replace(flush=not kind.flush)
-        if other in self._open and name in self._open[other].runs:
-            self._seal(other)
+        for other in list(self._open):
+            same_order = other.delayed == kind.delayed and other.broker == kind.broker
+            if same_order and other != kind and name in self._open[other].runs:
+                self._seal(other)
         if batch is None:
             batch = self._open[kind] = OutgoingBatch(kind.flush, now)
             batch.broker = kind.broker
@@ -393,11 +395,15 @@ class Accumulator:
         self._queued_bytes += run_bytes
         return batch, run
 
-    def _kind_of(self, subject: str, flush: bool, header: MessageHeader) -> BatchKind:
+    def _kind_of(self, subject: str, name: RunName, flush: bool, header: MessageHeader) -> BatchKind:
+        """Return the kind of batch for a message to the run of that name."""
         broker = ANY_BROKER
         if self.broker_of is not None and header.lane >= LANE_ORDERED:
             broker = self.broker_of(subject, order_key_of(header))
-        return BatchKind(flush, header.deliver_at > 0, header.expire_at > 0, broker)
+        kind = BatchKind(flush, header.deliver_at > 0, True, broker)
+        if header.expire_at or ((batch := self._open.get(kind)) is not None and name in batch.runs):
+            return kind
+        return kind._replace(expires=False)
 
     def _seal(self, kind: BatchKind) -> None:
         """Seal the open batch of that kind: no more messages go into it."""
@@ -525,6 +531,6 @@ class Accumulator:
         self._single_runs = None
 
 
-def _more_of(header: MessageHeader) -> int:
-    """Return the bytes of the message in the columns of delayed and expiring messages, and in a run of its slot."""
-    return DELAYED_OVERHEAD * ((header.deliver_at > 0) + (header.expire_at > 0)) + RUN_SIZE * (header.lane > 0)
+def _more_of(kind: BatchKind, lane: int) -> int:
+    """Return the bytes of a message in the columns of delayed and expiring messages, and in a run of its slot."""
+    return DELAYED_OVERHEAD * (kind.delayed + kind.expires) + RUN_SIZE * (lane > 0)

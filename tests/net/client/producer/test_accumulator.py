@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import repeat
+from typing import Any, Final
 
 import pytest
 from hypothesis import given
@@ -10,11 +11,13 @@ from hypothesis import strategies as st
 
 from qmq.errors import ConnectionLost, InvalidName, MessageTooLarge, QueueFull
 from qmq.format.batch import BatchLimits, check_batch
-from qmq.format.build import NO_HEADER, make_header
+from qmq.format.build import NO_HEADER, MessageHeader, make_header
+from qmq.format.layout import HAS_DELIVER_AT, LANE_HIGH
 from qmq.format.pieces import stored_runs
 from qmq.format.source import MAX_APP_BYTES, MAX_SENDER_BYTES, new_source
 from qmq.net.client.producer.accumulator import BATCH_BYTES, Accumulator, SendLimits
 from qmq.net.client.producer.batch import BATCH_OVERHEAD, MESSAGE_OVERHEAD, OutgoingBatch
+from qmq.net.client.producer.run import RunName, name_of
 from tests.net.client.producer.test_batch import Waiting
 
 
@@ -25,18 +28,18 @@ def accumulator(linger: float = 0.0, max_queued_bytes: int = 64 << 20, limits: S
 
 
 def nowait(
-    into: Accumulator, subject: str, body: bytes, flush: bool = True, now: float = 0.0, key: str | None = None
-) -> int:
+    into: Accumulator, subject: str, body: bytes, flush: bool = True, now: float = 0.0,
+    header: MessageHeader = NO_HEADER,
+) -> int:  # fmt: skip
     """Do as Client.send_nowait, with its short cuts."""
-    header = make_header(key)
-    place = into.plain.get(subject) if key is None else None
+    place = into.plain.get(subject) if header is NO_HEADER else None
     if place is not None and flush and into.room >= len(body) + MESSAGE_OVERHEAD:
         into.room -= len(body) + MESSAGE_OVERHEAD
         place[0].append(body)
         into.ticket += 1
         place[1].append(into.ticket)
         return into.ticket
-    if place is None and flush and key is None and (ticket := into.add_single(subject, body)):
+    if place is None and flush and header is NO_HEADER and (ticket := into.add_single(subject, body)):
         return ticket
     if ticket := into.append_nowait(subject, body, header, flush):
         return ticket
@@ -262,7 +265,7 @@ def test_each_message_keeps_its_own_header(sends: list[tuple[str, str | None, bo
             waiters.append(Waiting())
             g.add(subject, b"%d" % number, make_header(key), True, waiters[-1], 0.0)
         else:
-            tickets.append(nowait(g, subject, b"%d" % number, key=key))
+            tickets.append(nowait(g, subject, b"%d" % number, header=make_header(key)))
     assert tickets == list(range(1, len(tickets) + 1))
     found = []
     for batch in all_batches(g):
@@ -353,55 +356,101 @@ def test_batches_that_wait_too_long_can_be_removed() -> None:
 
 
 SUBJECTS = st.sampled_from(["a", "b", "c.d"])
+WAYS: Final = ("nowait", "awaited")
+OPTIONS: Final[list[dict[str, Any]]] = [
+    {},
+    {"keys": "key"},
+    {"expire_at": 1_000_000},
+    {"deliver_at": 2_000_000},
+    {"deliver_at": 2_000_000, "expire_at": 1_000_000},
+    {"lane": LANE_HIGH},
+    {"lane": LANE_HIGH, "expire_at": 1_000_000},
+    {"order_key": "k"},
+    {"order_key": "k", "tags": ["t"], "expire_at": 1_000_000},
+]
 
 
 @given(
     st.lists(
         st.one_of(
-            st.tuples(st.just("nowait"), SUBJECTS, st.booleans(), st.integers(0, 400_000)),
-            st.tuples(st.just("keyed"), SUBJECTS, st.booleans(), st.integers(0, 300)),
-            st.tuples(st.just("many"), SUBJECTS, st.booleans(), st.integers(1, 2_000)),
-            st.tuples(st.just("take"), SUBJECTS, st.booleans(), st.just(0)),
+            st.tuples(
+                st.sampled_from(WAYS), SUBJECTS, st.booleans(), st.sampled_from(OPTIONS), st.integers(0, 300_000)
+            ),
+            st.tuples(st.just("many"), SUBJECTS, st.booleans(), st.sampled_from(OPTIONS), st.integers(1, 2_000)),
+            st.tuples(st.just("take"), SUBJECTS, st.booleans(), st.just(OPTIONS[0]), st.just(0)),
         ),
         max_size=60,
     )
 )
-def test_nothing_is_lost_or_reordered_and_the_books_balance(steps: list[tuple[str, str, bool, int]]) -> None:
+def test_nothing_is_lost_or_reordered_and_the_books_balance(
+    steps: list[tuple[str, str, bool, dict[str, Any], int]],
+) -> None:
     g = accumulator()
-    sent: dict[str, list[tuple[int, bool]]] = {}
-    came: dict[str, list[tuple[int, bool]]] = {}
+    sent: dict[tuple[RunName, bool], list[tuple[int, bool]]] = {}
+    came: dict[tuple[RunName, bool], list[tuple[int, bool]]] = {}
     number = 0
 
     def take(batch: OutgoingBatch) -> None:
         size = batch.size
-        for subject, bodies in contents(batch).items():
-            came.setdefault(subject, []).extend((int(body[:8]), batch.flush) for body in bodies)
+        numbers = [[int(body[:8]) for body in bodies] for bodies in contents(batch).values()]
+        names = list(batch.runs)
         batch.build(0, bytes(16), 0)
         assert batch.buffers is not None
         checked = check_batch(memoryview(b"".join(batch.buffers)), BatchLimits())
+        delayed = bool(checked.header.flags & HAS_DELIVER_AT)
+        for name, some in zip(names, numbers, strict=True):
+            came.setdefault((name, delayed), []).extend((each, batch.flush) for each in some)
         assert checked.header.messages == batch.count
         assert checked.header.size <= size
         assert checked.header.size + 16 <= SendLimits().max_frame_bytes
         g.ended(batch)
 
-    for kind, subject, flush, size in steps:
-        if kind == "take":
+    for way, subject, flush, options, size in steps:
+        if way == "take":
             batch = g.take(0.0, hurry=True)
             if batch is not None:
                 take(batch)
             continue
-        count = size if kind == "many" else 1
+        count = size if way == "many" else 1
         numbers = range(number, number + count)
         number += count
-        sent.setdefault(subject, []).extend((each, flush) for each in numbers)
-        bodies = [b"%08d" % each + bytes(size if kind != "many" else 90) for each in numbers]
-        if kind == "many":
-            g.add_many(subject, bodies, flush, Waiting(), 0.0)
-        elif kind == "keyed":
-            g.add(subject, bodies[0], make_header("key"), flush, Waiting(), 0.0)
+        header = make_header(**options)
+        name = name_of(subject, header.lane)
+        sent.setdefault((name, header.deliver_at > 0), []).extend((each, flush) for each in numbers)
+        bodies = [b"%08d" % each + bytes(size if way != "many" else 90) for each in numbers]
+        if way == "many":
+            g.add_many(subject, bodies, flush, Waiting(), 0.0, header)
+        elif way == "awaited":
+            g.add(subject, bodies[0], header, flush, Waiting(), 0.0)
         else:
-            nowait(g, subject, bodies[0], flush)
+            nowait(g, subject, bodies[0], flush, header=header)
     for batch in all_batches(g):
         take(batch)
     assert came == sent
     assert g.queued_bytes == 0
+
+
+def test_messages_that_expire_and_others_of_a_subject_go_in_two_batches() -> None:
+    g = accumulator()
+    for number in range(100):
+        header = make_header(expire_at=1_000_000) if number % 3 == 1 else NO_HEADER
+        nowait(g, "a", b"%d" % number, header=header)
+        nowait(g, "b", b"x")
+    batches = all_batches(g)
+    assert b"".join(b"".join(contents(batch).get("a", [])) for batch in batches) == b"".join(
+        b"%d" % number for number in range(100)
+    )
+    assert len(batches) == 3  # and the last one has messages of b, which never joined those that expire
+    assert "b" not in contents(batches[1])
+
+
+def test_order_keys_of_one_broker_keep_their_order_whatever_those_of_another_do() -> None:
+    g = accumulator()
+    g.broker_of = lambda subject, order_key: int(order_key)
+    for number in range(9):
+        header = make_header(order_key=str(number % 2), expire_at=1_000_000 if number == 4 else 0)
+        g.add_nowait("a", b"%d" % number, header, True, 0.0)
+    of_broker: dict[int, bytes] = {}
+    for batch in all_batches(g):
+        of_broker[batch.broker] = of_broker.get(batch.broker, b"") + b"".join(*contents(batch).values())
+    assert of_broker == {0: b"02468", 1: b"1357"}
