@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from os import PathLike
 
     from qmq.durations import Duration
+    from qmq.logs import log_to_stderr
     from qmq.net.client.admin.admin import Admin
     from qmq.net.client.admin.broker_info import BrokerInfo, ConnectionInfo, DiskInfo, Problem
     from qmq.net.client.admin.results import (
@@ -158,6 +159,7 @@ __all__ = [
     "UsageError",
     "connect",
     "connect_sync",
+    "log_to_stderr",
 ]
 
 #: The default of ``max_queued_bytes``.
@@ -205,6 +207,7 @@ _LAZY: Final = {
     "SyncMessageBatch": "qmq.net.client.sync.consumer",
     "Trace": "qmq.net.client.find.trace",
     "TraceEvent": "qmq.net.client.find.trace",
+    "log_to_stderr": "qmq.logs",
 }
 
 

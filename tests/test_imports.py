@@ -20,11 +20,12 @@ PUBLIC = "the public surface"
 
 #: What a module may import of QMQ. The longest entry that names the module, or a package it is in, counts.
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
-    "qmq": ("qmq.durations", "qmq.errors", "qmq.format.ids", "qmq.names", "qmq.net"),
+    "qmq": ("qmq.durations", "qmq.errors", "qmq.format.ids", "qmq.logs", "qmq.names", "qmq.net"),
     "qmq.errors": (),
     "qmq.names": ("qmq.errors",),
     "qmq.durations": ("qmq.errors",),
     "qmq.intervals": (),
+    "qmq.logs": (),
     "qmq.format": ("qmq.errors", "qmq.format", "qmq.names"),
     "qmq.storage": ("qmq.errors", "qmq.format", "qmq.intervals", "qmq.names", "qmq.storage"),
     "qmq.broker": (
@@ -137,6 +138,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "qmq.errors",
         "qmq.format",
         "qmq.archive",
+        "qmq.logs",
         "qmq.names",
         "qmq.net",
         "qmq.restore",
@@ -146,7 +148,6 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "qmq.storage.verify.repair",
         "qmq.storage.verify.skip_ahead",
         "qmq.storage.verify.verify",
-        "qmq.daemon.log_format",
         "qmq.daemon.main",
         "qmq_spark.parquet.archive",  # which needs pyarrow, and no Spark
     ),

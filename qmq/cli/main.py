@@ -16,7 +16,7 @@ with ending_at_once():  # this is the first module of QMQ that a command imports
     from qmq.cli.common.command_group import CommandGroup
     from qmq.cli.common.connect import leading_options
     from qmq.cli.common.errors import EXIT_FAILED, CommandFailed, ending_with_exit_code
-    from qmq.cli.common.standard_streams import end_streams, failure_of, prepare_streams
+    from qmq.cli.common.standard_streams import MOMENT_S, can_print, end_streams, failure_of, prepare_streams
 
 
 class Command(NamedTuple):
@@ -141,6 +141,8 @@ class LazyGroup(CommandGroup):
 def _print_error(what: click.ClickException | str, exit_code: int) -> int:
     """Print the reason for the end on stderr, if that can be written, and return the exit code."""
     try:
+        if not can_print(sys.stderr, MOMENT_S):
+            return exit_code
         if isinstance(what, str):
             click.echo(what, err=True)
         else:

@@ -49,6 +49,7 @@ OF_ANSWERS: Final = (
 _RUN: Final = ("tests/net/client/consumer/test_run.py",)
 _INFO: Final = ("tests/daemon/test_info.py",)
 _SYSTEMD: Final = ("tests/daemon/test_systemd.py",)
+_LOGS: Final = ("tests/test_logs.py",)
 _UNTAKEN: Final = ("tests/broker/groups/test_untaken.py",)
 
 OF_OPERATION: Final = (
@@ -87,6 +88,24 @@ OF_OPERATION: Final = (
         "ServiceManager.__init__",
         instead('process in ("", str(os.getpid()))', "True"),
         _SYSTEMD,
+    ),
+    Mutant(
+        "keep no more lines of the log than there is room for",
+        "StderrHandler.emit",
+        never("self._bytes + len(line) > self._most_bytes"),
+        _LOGS,
+    ),
+    Mutant(
+        "say how many lines of the log were dropped before the next one",
+        "StderrHandler.emit",
+        never("bool(self._dropped) and not self._has_failed"),
+        _LOGS,
+    ),
+    Mutant(
+        "print no reason for the end where nobody reads",
+        "_print_error",
+        never("not can_print(sys.stderr, MOMENT_S)"),
+        ("tests/cli/common/test_standard_streams.py",),
     ),
     Mutant(
         "report a name that nobody takes once",

@@ -223,4 +223,7 @@ def run(main: Coroutine[Any, Any, T]) -> T:
     with closing(main):  # an interrupt before it runs would leave a warning
         import uvloop
 
+        from qmq.logs import warn_on_stderr
+
+        warn_on_stderr()  # a reader of stderr that stands still holds up no loop
         return uvloop.run(main)

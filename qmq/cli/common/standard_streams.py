@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import os
+import select
 import sys
 from io import BufferedWriter, FileIO, TextIOWrapper
-from typing import Any, TextIO
+from typing import Any, Final, TextIO
+
+import click
 
 from qmq.errors import StorageFailed
 
 #: Modes for descriptors that are closed, each the opposite of its use: reading stdin and writing stdout then fail, and
 #: the command reports it. What is written to stderr is lost.
 _STAND_INS = ((0, os.O_WRONLY), (1, os.O_RDONLY), (2, os.O_WRONLY))
+#: Seconds that the end of a command waits for a reader of stderr.
+MOMENT_S: Final = 1.0
 #: The name of stdout in an OSError.
 _STDOUT = "<stdout>"
 
@@ -56,6 +61,30 @@ def failure_of(error: OSError) -> StorageFailed:
     if name is _STDOUT:
         return StorageFailed(f"stdout cannot be written: {reason}")
     return StorageFailed(reason if name is None else f"{os.fsdecode(name)}: {reason}")
+
+
+def echo_ready(text: str, logger: str) -> None:
+    """Print that a server is ready. It serves all the same when nobody reads stdout, and logs that."""
+    import logging
+
+    log = logging.getLogger(logger)
+    try:
+        if can_print(sys.stdout, 0):
+            click.echo(text)
+        else:
+            log.warning("could not print that it is ready: nobody reads stdout")
+    except OSError as error:
+        log.warning("could not print that it is ready: %s", failure_of(error))
+
+
+def can_print(stream: TextIO, timeout_s: float) -> bool:
+    """Return whether a line can be printed without waiting for a reader, now or within *timeout_s*."""
+    try:
+        poller = select.poll()
+        poller.register(stream, select.POLLOUT)
+        return bool(poller.poll(timeout_s * 1_000))
+    except (OSError, ValueError):
+        return True  # it is no file of the system, or the system says why when it is written
 
 
 def end_streams() -> None:

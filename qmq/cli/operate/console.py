@@ -8,8 +8,9 @@ from pathlib import Path
 import click
 
 from qmq.cli.common.connect import run, server_option
-from qmq.daemon.log_format import log_to_stderr
+from qmq.cli.common.standard_streams import echo_ready
 from qmq.errors import InvalidOption, UsageError
+from qmq.logs import log_to_stderr
 
 
 class MissingExtra(UsageError):
@@ -70,7 +71,7 @@ def console(
         raise MissingExtra(f"the console needs {error.name}: pip install 'qmq[console]'") from error
 
     def ready(url: str) -> None:
-        click.echo(f"ready on {url}")
+        echo_ready(f"ready on {url}", "qmq.console")
         logging.getLogger("qmq.console").info("showing %s on %s", server, url)
 
     run(serve(server, listen, cert_file=tls_cert_file, key_file=tls_key_file, on_ready=ready))

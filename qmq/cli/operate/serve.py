@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import click
 
 from qmq.cli.common.signals import noting_hangups
-from qmq.cli.common.standard_streams import failure_of
-from qmq.daemon.log_format import log_to_stderr
+from qmq.cli.common.standard_streams import echo_ready
 from qmq.errors import InvalidOption
+from qmq.logs import log_to_stderr
 from qmq.settings import Settings, load
 
 if TYPE_CHECKING:
@@ -76,10 +76,7 @@ def _serve(
 def _ready(broker: RunningBroker) -> None:
     if sys.stdout.isatty() and sys.stderr.isatty() and logging.getLogger("qmq.broker").isEnabledFor(logging.INFO):
         return  # its log has said so on the same terminal
-    try:
-        click.echo(f"ready on {broker.url}, data in {shown_directory(broker.settings.data_dir)}")
-    except OSError as error:  # nobody reads stdout, and the broker serves all the same
-        logging.getLogger("qmq.broker").warning("could not print that it is ready: %s", failure_of(error))
+    echo_ready(f"ready on {broker.url}, data in {shown_directory(broker.settings.data_dir)}", "qmq.broker")
 
 
 def shown_directory(path: Path) -> str:

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import signal
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from http.client import HTTPConnection
+from pathlib import Path
 
 import pytest
 
+from qmq import connect_sync
 from tests.broker_process import BrokerProcess, broker_process
 from tests.cli.commands import qmq
+from tests.pages import free_ports
 
 QMQ = f"{sys.executable} -c 'from qmq.cli.main import cli; cli()'"
 FULL = "qmq: stdout cannot be written: No space left on device\n"
@@ -115,3 +124,65 @@ def test_a_name_of_a_file_that_is_no_text_can_be_shown(tmp_path: object) -> None
     code, out, err = shell(f"cd {tmp_path} && mkdir $'\\xff' && qmq verify $'\\xff'")
     assert (code, err) == (1, "")
     assert out.splitlines()[-1] == "\\udcff: 0 files read, faults 2, notes 0"
+
+
+@contextmanager
+def nobody_reads() -> Iterator[int]:
+    """A pipe that is full: a write to it waits for ever."""
+    reader, writer = os.pipe()
+    fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 4_096)
+    os.write(writer, b"x" * 4_096)
+    try:
+        yield writer
+    finally:
+        os.close(reader)
+        os.close(writer)
+
+
+@contextmanager
+def started(full: int, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A command whose stdout and stderr nobody reads; it is killed at the end."""
+    command = [sys.executable, "-c", "from qmq.cli.main import cli; cli()", *arguments]
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=full, stderr=full) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def test_a_broker_and_a_console_serve_and_end_though_nobody_reads_what_they_log(tmp_path: Path) -> None:
+    port, of_console = free_ports(2)
+    url = f"qmq://127.0.0.1:{port}"
+    serve = ("serve", "--data-dir", str(tmp_path), "--listen", f"127.0.0.1:{port}")
+    console = ("console", "--listen", f"127.0.0.1:{of_console}", "--server", url)
+    with nobody_reads() as full, started(full, *serve) as broker, started(full, *console) as pages:
+        with connect_sync(url, wait=60) as client:
+            with client.subscribe("a.", group="g"):
+                pass
+            for attempts in range(1, 9):  # each is a line of the audit
+                client.admin.set_group("g", max_attempts=attempts)
+            client.send("a.b", b"x")
+        with closing(HTTPConnection("127.0.0.1", of_console, timeout=60)) as connection:
+            until_it_listens(of_console)
+            connection.request("GET", "/healthz")
+            assert connection.getresponse().status == 200
+        for process in (pages, broker):
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(30) == 0
+
+
+def until_it_listens(port: int) -> None:
+    """Wait until something listens on a port of this machine."""
+    end = time.monotonic() + 60
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port), 60).close()
+            return
+        except ConnectionRefusedError:
+            assert time.monotonic() < end
+            time.sleep(0.05)
+
+
+def test_a_command_that_fails_ends_though_nobody_reads_why() -> None:
+    with nobody_reads() as full, started(full, "serve", "--set", "partitions=0") as process:
+        assert process.wait(30) == 2
