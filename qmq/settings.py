@@ -279,6 +279,13 @@ class Settings(BaseModel):
         le=86_400_000,
         description="A consumer that is silent for this long has expired; others get its messages.",
     )
+    reconnect_timeout_ms: Milliseconds = Field(
+        5_000,
+        ge=0,
+        le=86_400_000,
+        description="Time that a client has to come back once its system has closed its connections; then its "
+        "consumers have expired, before session_timeout_ms.",
+    )
     broadcast_ttl_ms: Milliseconds = Field(
         7 * 86_400_000,
         ge=60_000,

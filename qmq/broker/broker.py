@@ -253,7 +253,7 @@ class CommandDispatch:
         parts.log_reads.disconnected(connection)
         parts.finds.disconnected(connection)
         parts.traces.disconnected(connection)
-        parts.delivery.disconnected(connection)
+        parts.delivery.disconnected(connection, by_client=command.by_client)
         parts.records.disconnected(connection)
         parts.intake.disconnected(connection)
         parts.hand_overs.disconnected(connection)

@@ -583,6 +583,7 @@ def _broker_limits(settings: Settings) -> BrokerLimits:
         max_pull_bytes=settings.max_pull_bytes,
         max_consumers_per_connection=settings.max_consumers_per_connection,
         session_timeout_ms=settings.session_timeout_ms,
+        reconnect_timeout_ms=settings.reconnect_timeout_ms,
         broadcast_ttl_ms=settings.broadcast_ttl_ms,
         retention_ms=settings.retention_ms,
         retention_max_ms=settings.retention_max_ms,

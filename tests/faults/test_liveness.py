@@ -106,6 +106,32 @@ async def until_offline(client: qmq.Client, name: str) -> None:
             await asyncio.sleep(0.1)
 
 
+async def test_a_killed_consumer_s_message_comes_at_once(tmp_path: Path) -> None:
+    with broker_process(tmp_path / "data", session_timeout_ms=3_600_000, reconnect_timeout_ms=0) as broker:
+        async with qmq.connect(broker.url) as client:
+            await client.send("a", b"deadly")
+            with worker(broker.url, "killed") as killed:
+                assert await killed.says() == "took deadly 1"
+                killed.signal(signal.SIGKILL)
+                async with client.subscribe("a", group="g", consumer="other") as other:
+                    (message,) = await other.pull(1, timeout=TIMEOUT_S)
+                    assert (message.body, message.attempt) == (b"deadly", 1)
+
+
+async def test_a_stopped_consumer_s_message_stays_with_it(tmp_path: Path) -> None:
+    with broker_process(tmp_path / "data", session_timeout_ms=3_600_000, reconnect_timeout_ms=0) as broker:
+        async with qmq.connect(broker.url) as client:
+            await client.send("a", b"slow")
+            with worker(broker.url, "stopped") as stopped:
+                assert await stopped.says() == "took slow 1"
+                stopped.signal(signal.SIGSTOP)
+                async with client.subscribe("a", group="g", consumer="other") as other:
+                    assert await other.pull(1, timeout=1.0) == []
+                stopped.signal(signal.SIGCONT)
+                stopped.tell("")
+                assert await stopped.says() == "confirmed"
+
+
 async def test_a_handler_that_blocks_the_loop_keeps_its_message(broker: BrokerProcess) -> None:
     async with qmq.connect(broker.url) as client:
         await client.send("a", b"long work")

@@ -15,6 +15,24 @@ _DURABLE: Final = ("tests/broker/journal/test_durable_replies.py",)
 
 CONSUMING: Final = (
     Mutant(
+        "wait for the session timeout where the broker or the network closed a connection",
+        "Membership.disconnected",
+        never("client is None or not by_client"),
+        ("tests/broker/groups/test_membership_returning.py",),
+    ),
+    Mutant(
+        "let a client go that has another connection",
+        "ClientConnections.closed",
+        never("self._counts[client]"),
+        ("tests/broker/groups/test_membership_returning.py",),
+    ),
+    Mutant(
+        "keep a client that has come back",
+        "Membership.connected",
+        skip("member.gone_us = 0"),
+        ("tests/broker/groups/test_membership_returning.py",),
+    ),
+    Mutant(
         "forget pulls that are handled behind one that is not",
         "InFlight.ack",
         skip("self._forget_handled(start, end)"),

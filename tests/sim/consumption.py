@@ -28,7 +28,10 @@ from tests.sim.worker import Worker
 
 SESSION_TIMEOUT_MS: Final = 1_000
 LIMITS: Final = BrokerLimits(
-    session_timeout_ms=SESSION_TIMEOUT_MS, producer_window=1_000, producer_ttl_ms=1_000_000_000
+    session_timeout_ms=SESSION_TIMEOUT_MS,
+    reconnect_timeout_ms=100,
+    producer_window=1_000,
+    producer_ttl_ms=1_000_000_000,
 )
 SMALL: Final = {"segment_bytes": 16 << 10, "max_frame_bytes": 2_400, "reserve_bytes": 60_000}
 SUBJECTS: Final = ("a.x", "a.y", "b")
@@ -165,17 +168,13 @@ class Consumption:
         luck = self.chance.random()
         if luck < 0.02:
             self.count["frame lost"] += 1
-            connection = worker.connection
-            worker.disconnected()
-            return [Disconnected(connection)]
+            return [self._closed(worker)]
         if luck < 0.04 and not isinstance(command, Subscribe):
             self.count["frame doubled"] += 1
             return [command, command._replace(request=self.driven.request())]  # type: ignore[union-attr]
         if luck < 0.06:
             self.count["answer lost"] += 1
-            connection = worker.connection
-            worker.disconnected()
-            return [command, Disconnected(connection)]
+            return [command, self._closed(worker)]
         return [command]
 
     def do(self, commands: list[Command]) -> None:
@@ -228,9 +227,14 @@ class Consumption:
         """Its connection breaks."""
         if worker.connection:
             self.count["disconnected"] += 1
-            command = Disconnected(worker.connection)
-            worker.disconnected()
-            self.do([command])
+            self.do([self._closed(worker)])
+
+    def _closed(self, worker: Worker) -> Disconnected:
+        """Its connection is closed, by its own system or by somebody else."""
+        command = Disconnected(worker.connection, by_client=self.chance.random() < 0.5)
+        self.count["closed by the client"] += command.by_client
+        worker.disconnected()
+        return command
 
     def set_clock(self) -> None:
         """Somebody sets the wall clock, forward or back."""

@@ -20,6 +20,7 @@ STRIKES = (
     "frame doubled",
     "answer lost",
     "disconnected",
+    "closed by the client",
     "clock set",
     "replaced",
     "ghosts",

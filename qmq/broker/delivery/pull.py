@@ -49,7 +49,7 @@ class Delivery:
         self.arrivals = Arrivals(store)
         self.durable = DurableReplies(store, effects)
         self.at_most_once = AtMostOnce(store)
-        self.tracker = DeliveryTracker(store, limits.session_timeout_ms * 1_000, self._wake, visible)
+        self.tracker = DeliveryTracker(store, limits, self._wake, visible)
         self._server = PullServer(
             store, limits, effects, visible, self.waiting, self._reads, self.arrivals, self.tracker,
             self.at_most_once, on_disk,
@@ -129,11 +129,12 @@ class Delivery:
                 self._server.refuse(waiting, follows_none(group, waiting.subscription.asked))
         self.arrivals.make_ready(subject_filter for subject_filter in group.filters.values() if subject_filter.waiting)
 
-    def disconnected(self, connection: int) -> None:
-        """Remove the pulls and subscriptions of a closed connection."""
+    def disconnected(self, connection: int, *, by_client: bool) -> None:
+        """Remove the pulls and subscriptions of a closed connection. *by_client*: its client's system closed it."""
         for waiting in self.waiting.of(connection):
             self.waiting.remove(waiting)
         self.subscriptions.disconnected(connection)
+        self.tracker.disconnected(connection, by_client=by_client)
         self._reads.disconnected(connection)
 
     # --- pulls -------------------------------------------------------------------------------------------------------

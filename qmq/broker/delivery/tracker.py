@@ -22,6 +22,7 @@ from qmq.broker.groups.message_ranges import MessageParts, WholeRuns, lane_kind_
 from qmq.broker.groups.priorities import rank_of
 from qmq.broker.journal.record_types import MOST_RANGES_A_RECORD, MessageRange, RecordKind, unflat
 from qmq.broker.ports.commands import DispositionRange, Heartbeat, Now, Pull, Subscribe
+from qmq.broker.ports.limits import BrokerLimits
 from qmq.errors import InvalidOption
 from qmq.format.layout import ENTRY_DTYPE, LANE_ORDERED, MAX_DELAY_SHOWN, MAX_DELAY_US
 from qmq.net.protocol.types import BROADCAST, RELIABLE, ConsumerState, Disposition
@@ -35,14 +36,14 @@ class DeliveryTracker:
     """
 
     def __init__(
-        self, store: Store, session_timeout_us: int, wake: Callable[[Ledger], None], visible: Callable[[int], int]
+        self, store: Store, limits: BrokerLimits, wake: Callable[[Ledger], None], visible: Callable[[int], int]
     ) -> None:
         """*wake* is called when a group has messages again; *visible* returns the position before which a partition's
         messages may be pulled.
         """
         self._store = store
         self._visible = visible
-        self.members = Membership(session_timeout_us, wake)
+        self.members = Membership(limits.session_timeout_ms * 1_000, wake, limits.reconnect_timeout_ms * 1_000)
         self.ledgers: dict[int, Ledger] = {}
         #: The events of groups that were deleted.
         self.ended = GroupCounts()
@@ -86,6 +87,7 @@ class DeliveryTracker:
         if before is not None and before.leaving and not was_leaving:
             self.members.leaves(ledger, before)
         self.members.joined(ledger, member, command.client, self.now)
+        self.members.connected(command.connection, command.client)
         self.members.look(ledger)
         return member
 
@@ -123,7 +125,11 @@ class DeliveryTracker:
 
     def heartbeat(self, command: Heartbeat) -> None:
         """Note that a client's process lives."""
-        self.members.heartbeat(command.client, command.stalled_us, self.now)
+        self.members.heartbeat(command.connection, command.client, command.stalled_us, self.now)
+
+    def disconnected(self, connection: int, *, by_client: bool) -> None:
+        """Have the consumers of a client expire soon if its system closed its last connection."""
+        self.members.disconnected(connection, self.now, by_client=by_client)
 
     def ack(self, subscription: Subscription, intervals: tuple[int, ...]) -> int:
         """Ack delivery sequences; return how many were refused. Raises Fenced and InvalidOption."""

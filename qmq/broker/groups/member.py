@@ -98,8 +98,9 @@ class Member:
     """One consumer of a group."""
 
     __slots__ = (
-        "quarantined", "client", "closed", "in_flight", "epoch", "is_timed", "leaving", "left_us", "name", "nonce",
-        "number", "progress", "pulled_us", "seen_us", "since_us", "stalled_us", "takeovers", "transient",
+        "quarantined", "client", "closed", "gone_us", "in_flight", "epoch", "is_awaited", "is_timed", "leaving",
+        "left_us", "name", "nonce", "number", "progress", "pulled_us", "seen_us", "since_us", "stalled_us", "takeovers",
+        "transient",
     )  # fmt: skip
 
     def __init__(self, number: int, name: str, transient: bool, since_us: int) -> None:
@@ -118,6 +119,8 @@ class Member:
         self.quarantined = False  # it has quarantined messages in flight
         self.client = b""  # the process whose heartbeats count for it
         self.is_timed = False  # its session has a deadline
+        self.gone_us = 0  # monotonic, when it expires if its client has not come back; 0: it need not come back
+        self.is_awaited = False  # Membership looks then whether it is back
         self.pulled_us = 0  # wall clock, when it got messages last
         self.seen_us = 0  # monotonic, its last call or heartbeat
         self.stalled_us = 0  # how long its loop had not turned at the last heartbeat

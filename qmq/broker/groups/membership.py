@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 import heapq
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final, NamedTuple
 
@@ -69,17 +69,51 @@ _AGAIN: Final = MessageKind.AGAIN
 _FRESH: Final = MessageKind.FRESH
 
 
+class ClientConnections:
+    """The open connections of each client's process: those by which it subscribed or sent heartbeats."""
+
+    def __init__(self) -> None:
+        self._clients: dict[int, bytes] = {}
+        self._counts = Counter[bytes]()
+
+    def used(self, connection: int, client: bytes) -> None:
+        """Note that the client's process has that connection."""
+        if self._clients.get(connection) != client:
+            self.closed(connection)
+            self._clients[connection] = client
+            self._counts[client] += 1
+
+    def closed(self, connection: int) -> bytes | None:
+        """Forget a connection; return the client whose last one it was."""
+        client = self._clients.pop(connection, None)
+        if client is None:
+            return None
+        self._counts[client] -= 1
+        if self._counts[client]:
+            return None
+        del self._counts[client]
+        return client
+
+
 class Membership:
     """The consumers of all groups. *wake* is called with the ledger of a group for which messages became ready."""
 
-    def __init__(self, session_timeout_us: int, wake: Callable[[Ledger], None]) -> None:
+    def __init__(
+        self, session_timeout_us: int, wake: Callable[[Ledger], None], reconnect_timeout_us: int | None = None
+    ) -> None:
+        """*reconnect_timeout_us*: the time that a client has to come back, in groups without a setting for it; None:
+        the session timeout.
+        """
         self._session_timeout_us = session_timeout_us
+        self._reconnect_timeout_us = session_timeout_us if reconnect_timeout_us is None else reconnect_timeout_us
+        self._connections = ClientConnections()
         self._wake = wake
         self._leavers = PartialLeaves()
         self._clients: dict[bytes, dict[tuple[int, int], tuple[Ledger, Member]]] = {}
         #: By group and consumer: the process whose heartbeats count; after a takeover only the new one.
         self._client_of: dict[tuple[int, int], bytes] = {}
         self._session_deadlines: list[tuple[int, int, int, Ledger, Member]] = []  # monotonic, group, member
+        self._returns: list[tuple[int, int, int, Ledger, Member]] = []  # as these; clients that are to come back
         self._due: list[tuple[int, int, Ledger]] = []  # wall clock, group
         self._looks: dict[int, int] = {}  # by group: its first time in _due
         #: Groups of broadcast members that left since ``Broadcasts.tick`` last took them.
@@ -97,7 +131,7 @@ class Membership:
         self._watch(ledger, member, now)
 
     def _watch(self, ledger: Ledger, member: Member, now: Now) -> None:
-        member.seen_us = now.monotonic_us
+        member.seen_us, member.gone_us = now.monotonic_us, 0
         if not member.is_timed:
             member.is_timed = True
             deadline_us = now.monotonic_us + self._session_timeout_us
@@ -111,11 +145,34 @@ class Membership:
             if not self._clients[client]:
                 del self._clients[client]
 
-    def heartbeat(self, client: bytes, stalled_us: int, now: Now) -> None:
+    def heartbeat(self, connection: int, client: bytes, stalled_us: int, now: Now) -> None:
         """Keep the sessions of a client's process alive. Its loop has not turned for *stalled_us*."""
+        self.connected(connection, client)
         for _, member in self._clients.get(client, {}).values():
             member.seen_us = now.monotonic_us
             member.stalled_us = stalled_us
+
+    def connected(self, connection: int, client: bytes) -> None:
+        """Note that a client's process has that connection, so it is there."""
+        self._connections.used(connection, client)
+        for _, member in self._clients.get(client, {}).values():
+            member.gone_us = 0
+
+    def disconnected(self, connection: int, now: Now, *, by_client: bool) -> None:
+        """Have the consumers of a client expire soon, if its system closed its last connection and it does not come
+        back. Where the broker or the network did, it may live: its sessions go on.
+        """
+        client = self._connections.closed(connection)
+        if client is None or not by_client:
+            return
+        for ledger, member in self._clients.get(client, {}).values():
+            timeout_us = ledger.settings.reconnect_timeout_us
+            if timeout_us is None:
+                timeout_us = self._reconnect_timeout_us
+            member.gone_us = now.monotonic_us + timeout_us
+            if not member.is_awaited:
+                member.is_awaited = True
+                heapq.heappush(self._returns, (member.gone_us, ledger.number, member.number, ledger, member))
 
     def leave(self, ledger: Ledger, member: Member, now: Now) -> None:
         """Let a consumer leave: make retries of its messages, at once or, if they are many, over several turns."""
@@ -187,8 +244,41 @@ class Membership:
 
     def tick(self, now: Now) -> list[tuple[Ledger, Member]]:
         """Expire silent consumers, and wake groups whose retries are due; return the consumers that expired."""
-        expired, made = [], 0
-        while self._session_deadlines and self._session_deadlines[0][0] <= now.monotonic_us and made < MOST_RETRIES:
+        expired, made = list[tuple[Ledger, Member]](), 0
+        while made < MOST_RETRIES and (gone := self._next_expired(now)) is not None:
+            ledger, member = gone
+            made -= ledger.retries.next_number
+            if self._leavers.leave(ledger, member, LeaveReason.EXPIRED, now):
+                expired.append(gone)
+                self.left(ledger, member)
+            else:
+                self._forget_client(ledger, member)
+            made += ledger.retries.next_number
+        has_left = self._leavers.tick(now) if made < MOST_RETRIES else None
+        if has_left is not None:
+            expired.append(has_left)
+            self.left(*has_left)
+        for _ in range(MOST_LOOKS):
+            if not self._due or self._due[0][0] > now.wall_us:
+                break
+            due_us, number, ledger = heapq.heappop(self._due)
+            if self._looks.get(number) == due_us:
+                del self._looks[number]
+                self.look_again(ledger, now)
+        return expired
+
+    def _next_expired(self, now: Now) -> tuple[Ledger, Member] | None:
+        """Return a consumer that was silent for the session timeout, or whose client is gone and did not come back."""
+        while self._returns and self._returns[0][0] <= now.monotonic_us:
+            _, group, number, ledger, member = heapq.heappop(self._returns)
+            member.is_awaited = False
+            if not member.gone_us or ledger.members.get(number) is not member or not member.is_there:
+                continue
+            if member.gone_us <= now.monotonic_us:
+                return ledger, member
+            member.is_awaited = True
+            heapq.heappush(self._returns, (member.gone_us, group, number, ledger, member))
+        while self._session_deadlines and self._session_deadlines[0][0] <= now.monotonic_us:
             _, group, number, ledger, member = heapq.heappop(self._session_deadlines)
             if ledger.members.get(number) is not member or member.closed:
                 member.is_timed = False
@@ -198,27 +288,9 @@ class Membership:
                 heapq.heappush(self._session_deadlines, (until_us, group, number, ledger, member))
                 continue
             member.is_timed = False
-            if member.leaving:
-                continue
-            made -= ledger.retries.next_number
-            if self._leavers.leave(ledger, member, LeaveReason.EXPIRED, now):
-                expired.append((ledger, member))
-                self.left(ledger, member)
-            else:
-                self._forget_client(ledger, member)
-            made += ledger.retries.next_number
-        gone = self._leavers.tick(now) if made < MOST_RETRIES else None
-        if gone is not None:
-            expired.append(gone)
-            self.left(*gone)
-        for _ in range(MOST_LOOKS):
-            if not self._due or self._due[0][0] > now.wall_us:
-                break
-            due_us, number, ledger = heapq.heappop(self._due)
-            if self._looks.get(number) == due_us:
-                del self._looks[number]
-                self.look_again(ledger, now)
-        return expired
+            if not member.leaving:
+                return ledger, member
+        return None
 
     def look_again(self, ledger: Ledger, now: Now) -> None:
         """Load the retries of a group that are due."""
@@ -233,10 +305,10 @@ class Membership:
         """Return the monotonic microsecond at which ``tick`` has work."""
         if self._leavers:
             return now.monotonic_us
-        found = [self._session_deadlines[0][0]] if self._session_deadlines else []
+        deadlines = [heap[0][0] for heap in (self._session_deadlines, self._returns) if heap]
         if self._due:
-            found.append(now.monotonic_us + min(max(0, self._due[0][0] - now.wall_us), _LOOK_EVERY_US))
-        return min(found, default=None)
+            deadlines.append(now.monotonic_us + min(max(0, self._due[0][0] - now.wall_us), _LOOK_EVERY_US))
+        return min(deadlines, default=None)
 
     def restore(self, ledgers: Iterable[Ledger], now: Now) -> None:
         """Begin the sessions of all consumers after a start, each with a full session timeout."""

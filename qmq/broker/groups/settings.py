@@ -32,6 +32,9 @@ class ResolvedSettings(NamedTuple):
     priority_share: float = 0.1
     #: The group takes messages that have one of these tags; without tags it takes all.
     tags: tuple[str, ...] = ()
+    #: The time that a client has to come back once its system has closed its connections; None: as long as the broker's
+    #: ``reconnect_timeout_ms`` says.
+    reconnect_timeout_us: int | None = None
 
     def delay_us(self, attempt: int) -> int:
         """Return the delay after that attempt (from 1) failed."""
@@ -39,8 +42,9 @@ class ResolvedSettings(NamedTuple):
 
     @classmethod
     def kept(cls, fields: Iterable[Any]) -> Self:
-        """Return the settings that a record or a checkpoint has."""
-        return cls._make(tuple(field) if isinstance(field, list) else field for field in fields)
+        """Return the settings that a record or a checkpoint has; those of older versions have fewer."""
+        values: list[Any] = [tuple(field) if isinstance(field, list) else field for field in fields]
+        return cls(*values)
 
 
 _TIME: Final = f"0 seconds to {MAX_DELAY_SHOWN}"
@@ -52,6 +56,7 @@ _BOUNDS: Final = {
     "max_unacked_bytes": (1, 1 << 40),
     "expire_after_us": (0, MAX_DELAY_US),
     "ack_deadline_us": (0, MAX_DELAY_US),
+    "reconnect_timeout_us": (0, MAX_DELAY_US),
 }
 
 
@@ -95,6 +100,8 @@ def _checked(name: str, value: object) -> Any:
                 f"priority_share must be a number from 0 (higher priorities always first) to 1, not {value!r:.80}"
             )
         return float(value)  # type: ignore[arg-type]
+    if name == "reconnect_timeout_us" and value is None:
+        return None
     least, most = _BOUNDS[name]
     if not _is_between(value, least, most):
         span = _TIME if name.endswith("_us") else f"a whole number from {least} to {most}"

@@ -296,11 +296,13 @@ class Connected(NamedTuple):
 
 class Disconnected(NamedTuple):
     """The connection is closed: its pulls and subscriptions end. *for_good*: its token has ended, so what its consumers
-    have in flight is handed out again at once.
+    have in flight is handed out again at once. *by_client*: the client or its system closed it, so the process may have
+    ended; else the broker did, or the network lost it.
     """
 
     connection: int
     for_good: bool = False
+    by_client: bool = False
 
 
 # --- from the daemon --------------------------------------------------------------------------------------------------

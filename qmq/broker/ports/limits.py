@@ -21,6 +21,7 @@ class BrokerLimits(NamedTuple):
     max_consumers_per_connection: int = 1_000
     max_prefixes: int = 1_000
     session_timeout_ms: int = 30_000
+    reconnect_timeout_ms: int = 5_000
     broadcast_ttl_ms: int = 7 * 86_400_000
     retention_ms: int = 0
     retention_max_ms: int = 0

@@ -140,6 +140,9 @@ def set_group(group: str, settings: tuple[str, ...], as_json: bool, server: str,
     retry_delays          the pauses before the next attempts: 1s,10s,5m
     expire_after          a message that waits longer is dead; 0: never
     ack_deadline          how long a consumer may keep a message; 0: no limit
+    reconnect_timeout     how long a client whose process ended, or was cut
+                          off, has to come back before others get its
+                          messages; none: as long as the broker says
     max_session_expiries  how many consumers may be lost with a message
     max_unacked           messages that a consumer has in flight at most
     max_unacked_bytes     and bytes
@@ -270,7 +273,9 @@ def setting_of(text: str) -> tuple[str, Any]:
         return name, text_of(value).split(",") if value else []
     if name == "retry_delays":
         return name, [duration_of(name, part) for part in value.split(",")]
-    if name in ("expire_after", "ack_deadline"):
+    if name == "reconnect_timeout" and not value:
+        return name, None
+    if name in ("expire_after", "ack_deadline", "reconnect_timeout"):
         return name, duration_of(name, value)
     if name == "priority_share":
         try:
@@ -285,6 +290,8 @@ def setting_of(text: str) -> tuple[str, Any]:
 
 def shown_value(name: str, value: object) -> str:
     """Return the value of a setting in the form that ``groups set`` takes."""
+    if value is None:
+        return "(the broker's reconnect_timeout_ms)"
     if isinstance(value, list):
         return ",".join(shown_value(name, one) for one in value)
     if name == "priority_share":

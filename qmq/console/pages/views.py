@@ -50,6 +50,7 @@ _SETTINGS: Final = (
     ("max_unacked_bytes", "their bytes"),
     ("retry_delays", "seconds before each next attempt"),
     ("ack_deadline", "seconds until an ack is due; 0: none"),
+    ("reconnect_timeout", "seconds that a client that was cut off has to come back; empty: as the broker says"),
     ("expire_after", "seconds after which a message is dead; 0: never"),
     ("priority_share", "share of lower priorities, 0 to 1"),
     ("tags", "tags that the group takes; empty: all"),
@@ -217,6 +218,8 @@ def _now_of(infos: list[GroupInfo]) -> GroupNow:
 
 def _setting_field(value: Any) -> str:
     """Return the value of a setting as a form has it."""
+    if value is None:
+        return ""
     if isinstance(value, list | tuple):
         return ", ".join(f"{one:g}" if isinstance(one, float) else str(one) for one in value)
     return f"{value:g}" if isinstance(value, float) else str(value)
@@ -293,6 +296,8 @@ def _setting_of(key: str, text: str) -> Any:
     """Return a setting as ``set_group`` takes it. Raises InvalidOption."""
     if key in ("retry_delays", "tags"):
         return _listed(text)
+    if key == "reconnect_timeout" and not text:
+        return None
     if key in _COUNTS or key == "priority_share":
         try:
             return float(text) if key == "priority_share" else int(text)

@@ -13,7 +13,11 @@ from qmq.net.client.options import delay_us_of
 from qmq.net.protocol.types import MODES
 
 _COUNTS: Final = ("max_attempts", "max_session_expiries", "max_unacked", "max_unacked_bytes")
-_SECONDS: Final = {"expire_after": "expire_after_us", "ack_deadline": "ack_deadline_us"}
+_SECONDS: Final = {
+    "expire_after": "expire_after_us",
+    "ack_deadline": "ack_deadline_us",
+    "reconnect_timeout": "reconnect_timeout_us",
+}
 _DELAYS: Final = ("retry_delays", "retry_delays_us")
 SETTINGS: Final = (*_COUNTS, _DELAYS[0], *_SECONDS, "tags", "priority_share")
 
@@ -24,9 +28,10 @@ class GroupSettings(TypedDict, total=False):
 
     A message is handed out at most ``max_attempts`` times, again after the ``retry_delays`` of its attempts, and may be
     in flight at most in ``max_session_expiries`` sessions that expire. A consumer has at most ``max_unacked`` messages
-    of ``max_unacked_bytes`` in flight, each for at most ``ack_deadline``. A message that waits longer than
-    ``expire_after`` becomes a dead letter. ``priority_share``, from 0 to 1, is the share of what is handed out that
-    goes to lower priorities while they wait; 0: higher ones always come first.
+    of ``max_unacked_bytes`` in flight, each for at most ``ack_deadline``. When its process ends, others get them after
+    ``reconnect_timeout`` (without one, the broker's ``reconnect_timeout_ms``), unless it comes back. A message that
+    waits longer than ``expire_after`` becomes a dead letter. ``priority_share``, from 0 to 1, is the share of what is
+    handed out that goes to lower priorities while they wait; 0: higher ones always come first.
     """
 
     max_attempts: int | None
@@ -36,11 +41,15 @@ class GroupSettings(TypedDict, total=False):
     retry_delays: Iterable[Duration] | None
     expire_after: Duration | None
     ack_deadline: Duration | None
+    reconnect_timeout: Duration | None
     priority_share: float | None
 
 
 class ChangedSettings(TypedDict, total=False):
-    """The settings that ``set_group`` changes: ``GroupSettings``, and ``tags``: only messages with one; none: all."""
+    """The settings that ``set_group`` changes: ``GroupSettings``, and ``tags``: only messages with one; none: all.
+
+    ``reconnect_timeout=None`` is the broker's again.
+    """
 
     max_attempts: int
     max_session_expiries: int
@@ -49,6 +58,7 @@ class ChangedSettings(TypedDict, total=False):
     retry_delays: Iterable[Duration]
     expire_after: Duration
     ack_deadline: Duration
+    reconnect_timeout: Duration | None
     priority_share: float
     tags: Iterable[str]
 
@@ -106,7 +116,8 @@ def packed_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
         elif name == _DELAYS[0]:
             packed[_DELAYS[1]] = [delay_us_of(name, one) for one in _listed(name, "durations", value)]
         elif name in _SECONDS:
-            packed[_SECONDS[name]] = delay_us_of(name, value)
+            is_default = value is None and name == "reconnect_timeout"
+            packed[_SECONDS[name]] = None if is_default else delay_us_of(name, value)
         elif name == "priority_share":
             if type(value) not in (int, float) or not 0 <= value <= 1:
                 raise InvalidOption(f"priority_share must be a number from 0 to 1, not {value!r:.80}")
@@ -150,6 +161,8 @@ def shown_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in settings.items():
         if name not in names:
             shown[name] = value
+        elif value is None:
+            shown[names[name]] = None
         elif isinstance(value, list):
             shown[names[name]] = [one / 1e6 for one in value]
         else:

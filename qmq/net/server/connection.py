@@ -106,9 +106,10 @@ class ClientConnection(asyncio.BufferedProtocol):
     """One client's socket. ``number`` is the broker's name for it."""
 
     __slots__ = (
-        "_began", "_costs_s", "_hub", "_most", "_unsent", "_stops", "_transport", "partial_frame", "_unread", "acked",
-        "address", "answers", "app", "audits", "certificate_name", "client", "ended", "for_good", "greeted",
-        "in_flight", "listings", "login", "name", "number", "opened_us", "peer", "deferred", "pulls", "sends", "took_s",
+        "_began", "_costs_s", "_hub", "_is_aborted", "_most", "_unsent", "_stops", "_transport", "partial_frame",
+        "_unread", "acked", "address", "answers", "app", "audits", "by_client", "certificate_name", "client", "ended",
+        "for_good", "greeted", "in_flight", "listings", "login", "name", "number", "opened_us", "peer", "deferred",
+        "pulls", "sends", "took_s",
     )  # fmt: skip
 
     def __init__(self, hub: Hub, number: int) -> None:
@@ -134,6 +135,9 @@ class ClientConnection(asyncio.BufferedProtocol):
         self.login: Login | None = None
         #: its token has ended: what it has in flight goes to others
         self.for_good = False
+        #: the client or its system closed the connection
+        self.by_client = False
+        self._is_aborted = False
         #: changes of an administrator that wait for their answers, by request
         self.audits: dict[int, str] = {}
         #: the last frame was sent, or the client is gone
@@ -245,6 +249,8 @@ class ClientConnection(asyncio.BufferedProtocol):
         self.partial_frame = PartialFrame()  # the old one refers to this connection, which would be a cycle
         if not self.ended:
             self.ended = True
+            # A process that is killed closes its connections; of a lost network the system says something else.
+            self.by_client = not self._is_aborted and (exc is None or isinstance(exc, ConnectionError))
             self._hub.leave(self)
         self.answers.clear()
         self._unsent.clear()
@@ -389,6 +395,7 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def abort(self) -> None:
         """Close at once."""
+        self._is_aborted = True
         if self._transport is not None:
             self._transport.abort()
 

@@ -586,7 +586,7 @@ class Server:
         connection.deferred.clear()
         self._audit.left(connection)
         self._admission.requests(-connection.in_flight)
-        self._handle(commands.Disconnected(connection.number, connection.for_good))
+        self._handle(commands.Disconnected(connection.number, connection.for_good, connection.by_client))
         self._turn_soon()
 
     def closed(self, connection: ClientConnection) -> None:

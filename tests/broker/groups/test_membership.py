@@ -53,7 +53,7 @@ def test_a_consumer_that_came_back_expires_when_it_falls_silent(tmp_path: Path) 
     again = woken.ledger.join("a", b"2", transient=False, now_us=2)
     woken.members.joined(woken.ledger, again, b"c", at(2))
     assert woken.members.tick(at(SESSION_TIMEOUT_US + 1)) == []
-    woken.members.heartbeat(b"c", 0, at(SESSION_TIMEOUT_US + 1))
+    woken.members.heartbeat(1, b"c", 0, at(SESSION_TIMEOUT_US + 1))
     assert woken.members.tick(at(2 * SESSION_TIMEOUT_US)) == []
     assert woken.members.tick(at(2 * SESSION_TIMEOUT_US + 1)) == [(woken.ledger, again)]
     third = woken.ledger.join("a", b"3", transient=False, now_us=3 * SESSION_TIMEOUT_US)
@@ -86,7 +86,7 @@ def test_after_a_takeover_only_the_new_process_keeps_the_consumer_alive(tmp_path
     for us, (nonce, client) in enumerate(((b"1", b"old"), (b"2", b"new"))):
         member = woken.ledger.join("a", nonce, transient=False, now_us=us, client=client)
         woken.members.joined(woken.ledger, member, client, at(us))
-    woken.members.heartbeat(b"old", 0, at(SESSION_TIMEOUT_US))
+    woken.members.heartbeat(1, b"old", 0, at(SESSION_TIMEOUT_US))
     assert woken.members.tick(at(SESSION_TIMEOUT_US + 1)) == [(woken.ledger, member)]
     assert woken.members._clients == woken.members._client_of == {}
 
