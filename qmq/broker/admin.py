@@ -151,6 +151,7 @@ class AdminCommands:
         rows = [
             {
                 "consumer": member.name,
+                "program": member.program,
                 "epoch": member.epoch,
                 "online": member.is_there,
                 "in_flight": member.in_flight.count,

@@ -242,6 +242,7 @@ class CommandDispatch:
 
     def _connected(self, command: Connected, now: Now) -> None:
         self._parts.intake.connected(command.connection, command.source)
+        self._parts.delivery.tracker.connected(command.connection, command.program)
         if command.rights is not None:
             self._rights[command.connection] = command.rights
 

@@ -48,6 +48,7 @@ class DeliveryTracker:
         #: The events of groups that were deleted.
         self.ended = GroupCounts()
         self._next_number = 1
+        self._programs: dict[int, str] = {}  # the names that the programs of connections gave
         self.now = Now(0, 0)
         self.ack_deadlines = AckDeadlines()
         self.redelivery = Redelivery(store)
@@ -82,7 +83,13 @@ class DeliveryTracker:
         before = ledger.by_name.get(command.consumer)
         was_leaving = before is not None and before.leaving
         member = ledger.join(
-            command.consumer, command.nonce, command.transient, self.now.wall_us, command.client, known
+            command.consumer,
+            command.nonce,
+            command.transient,
+            self.now.wall_us,
+            command.client,
+            known,
+            self._programs.get(command.connection, ""),
         )
         if before is not None and before.leaving and not was_leaving:
             self.members.leaves(ledger, before)
@@ -127,8 +134,14 @@ class DeliveryTracker:
         """Note that a client's process lives."""
         self.members.heartbeat(command.connection, command.client, command.stalled_us, self.now)
 
+    def connected(self, connection: int, program: str) -> None:
+        """Note the name that the program of a connection gave."""
+        if program:
+            self._programs[connection] = program
+
     def disconnected(self, connection: int, *, by_client: bool) -> None:
         """Have the consumers of a client expire soon if its system closed its last connection."""
+        self._programs.pop(connection, None)
         self.members.disconnected(connection, self.now, by_client=by_client)
 
     def ack(self, subscription: Subscription, intervals: tuple[int, ...]) -> int:

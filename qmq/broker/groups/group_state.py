@@ -214,8 +214,10 @@ class Ledger:
         now_us: int,
         client: bytes = b"",
         known: KnownConsumer | None = None,
+        program: str = "",
     ) -> Member:
-        """Return the consumer of that name: go on as it (with the same nonce), take it over, or make it.
+        """Return the consumer of that name: go on as it (with the same nonce), take it over, or make it. *program* is
+        the name of its program.
 
         Raise TooManyConsumers; raise Fenced if another program has taken the consumer over meanwhile.
         """
@@ -231,7 +233,7 @@ class Ledger:
         if member is None or not is_there or member.nonce != nonce or expected > member.in_flight.next_sequence:
             expires = member is not None and is_there and member.nonce != nonce and member.expires_at_takeover
             expired = member.number if member is not None and expires else 0
-            self._do(RecordKind.JOIN, [name, nonce, transient, now_us, client, least, expected, expired])
+            self._do(RecordKind.JOIN, [name, nonce, transient, now_us, client, least, expected, expired, program])
             member = self.by_name[name]
         return member
 
@@ -245,7 +247,7 @@ class Ledger:
 
     def _join(
         self, name: str, nonce: bytes, transient: bool, now_us: int, client: bytes, least: int, expected: int,
-        expired: int,
+        expired: int, program: str = "",
     ) -> None:  # fmt: skip
         # *expired* is the number of the consumer whose session this takeover expires, or 0.
         member = self.by_name.get(name)
@@ -262,6 +264,7 @@ class Ledger:
         member.in_flight.skip_to(expected)
         member.nonce = nonce
         member.client = client
+        member.program = program
         member.closed = False
         member.progress = False
 

@@ -40,7 +40,7 @@ class Consumers:
         forgotten once it has left.
         """
         member = Member(self.next_number, leaving.name, leaving.transient, leaving.since_us)
-        member.epoch, member.pulled_us = leaving.epoch, leaving.pulled_us
+        member.epoch, member.pulled_us, member.program = leaving.epoch, leaving.pulled_us, leaving.program
         member.in_flight = InFlight(leaving.in_flight.next_sequence)
         leaving.transient = True
         return self._add(member)
@@ -99,8 +99,8 @@ class Member:
 
     __slots__ = (
         "quarantined", "client", "closed", "gone_us", "in_flight", "epoch", "is_awaited", "is_timed", "leaving",
-        "left_us", "name", "nonce", "number", "progress", "pulled_us", "seen_us", "since_us", "stalled_us", "takeovers",
-        "transient",
+        "left_us", "name", "nonce", "number", "program", "progress", "pulled_us", "seen_us", "since_us", "stalled_us",
+        "takeovers", "transient",
     )  # fmt: skip
 
     def __init__(self, number: int, name: str, transient: bool, since_us: int) -> None:
@@ -117,6 +117,7 @@ class Member:
         self.progress = False  # it handled a message since the last takeover
         self.takeovers = 0  # in a row, without progress
         self.quarantined = False  # it has quarantined messages in flight
+        self.program = ""  # the name of the program that is or was it
         self.client = b""  # the process whose heartbeats count for it
         self.is_timed = False  # its session has a deadline
         self.gone_us = 0  # monotonic, when it expires if its client has not come back; 0: it need not come back
@@ -158,15 +159,16 @@ class Member:
         return [
             self.number, self.name, self.transient, self.epoch, self.nonce, self.closed, self.left_us,
             self.progress, self.takeovers, self.quarantined, self.leaving, self.since_us, self.client, self.pulled_us,
-            self.in_flight.packed(),
+            self.in_flight.packed(), self.program,
         ]  # fmt: skip
 
     @classmethod
     def restored(cls, fields: list[Any]) -> Member:
         """Return the member whose state ``packed`` returned."""
-        number, name, transient, epoch, nonce, closed, left_us, *state, since_us, client, pulled_us, in_flight = fields
+        number, name, transient, epoch, nonce, closed, left_us, *state = fields
+        *state, since_us, client, pulled_us, in_flight, program = state
         member = cls(number, name, transient, since_us)
-        member.epoch, member.nonce, member.client = epoch, nonce, client
+        member.epoch, member.nonce, member.client, member.program = epoch, nonce, client, program
         member.closed, member.left_us, member.pulled_us = closed, left_us, pulled_us
         member.progress, member.takeovers, member.quarantined, member.leaving = state
         member.in_flight = InFlight.restored(in_flight)

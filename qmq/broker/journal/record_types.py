@@ -20,7 +20,7 @@ class RecordKind(enum.IntEnum):
     record changes no number in the records behind it.
     """
 
-    JOIN = 1  # numbers, name, nonce, transient, now, client, least epoch, least delivery sequence
+    JOIN = 1  # numbers, name, nonce, transient, now, client, least epoch, least delivery sequence, expired, program
     LEAVE = 2  # numbers, consumer, reason, now
     PULL = 3  # number, consumer, first delivery sequence, bytes, now, ranges, positions of prefixes
     AGAIN = 4  # number, consumer, first delivery sequence, bytes, now, quarantined, [retry, its InFlightRange]

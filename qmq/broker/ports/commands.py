@@ -284,7 +284,8 @@ class TraceMessage(NamedTuple):
 
 class Connected(NamedTuple):
     """A client has connected. *source* is stamped into its batches: its address, and the name of its token, as
-    ``format.source.stamp_of`` packs them. *rights* are those of its token; with None it may do everything.
+    ``format.source.stamp_of`` packs them. *rights* are those of its token; with None it may do everything. *program* is
+    the name that its program gave.
 
     Given again for an open connection, it changes the rights.
     """
@@ -292,6 +293,7 @@ class Connected(NamedTuple):
     connection: int
     source: bytes
     rights: Rights | None = None
+    program: str = ""
 
 
 class Disconnected(NamedTuple):

@@ -10,7 +10,7 @@ import click
 from qmq import connect
 from qmq.cli.common.completion import complete_groups
 from qmq.cli.common.connect import admin_options, run
-from qmq.cli.common.formatting import age, age_of, number
+from qmq.cli.common.formatting import age, age_of, number, visible
 from qmq.cli.common.listing import Fields, are_several, end_if_incomplete, in_cell, is_for_people, output_options, show
 from qmq.cli.manage.blocked import blocked_fields, blocked_text
 from qmq.names import check_group_or_member
@@ -30,6 +30,7 @@ FIELDS: Final[Fields[ConsumerInfo]] = {
     "stalled": lambda info: round(info.stalled, 3),
     "order_slots": lambda info: info.order_slots,
     "epoch": lambda info: info.epoch,
+    "program": lambda info: info.program,
     "broker": lambda info: info.broker,
 }
 #: An event loop that was blocked for longer, in seconds, delays acks and heartbeats.
@@ -41,11 +42,11 @@ _BLOCKED_S: Final = 1.0
 @output_options
 @admin_options
 def consumers(group: str, as_json: bool, header: bool, server: str, timeout: float) -> None:
-    """List the consumers of GROUP, or of one member of a broadcast group, GROUP@CONSUMER: how many messages each has in
-    flight and since when the oldest of them, when it last got messages, when the broker last heard from it, and for
-    how long its event loop had been blocked then (silent and stalled, in seconds, in a pipe and in JSON). Below stand
-    the order keys that hold messages up, at most 20: who has the earlier message, or when it comes again (in JSON
-    "blocks" of each consumer).
+    """List the consumers of GROUP, or of one member of a broadcast group, GROUP@CONSUMER: the program that each is (the
+    name that it gave, else its file), how many messages it has in flight and since when the oldest of them, when it
+    last got messages, when the broker last heard from it, and for how long its event loop had been blocked then (silent
+    and stalled, in seconds, in a pipe and in JSON). Below stand the order keys that hold messages up, at most 20: who
+    has the earlier message, or when it comes again (in JSON "blocks" of each consumer).
 
     \b
     Example:
@@ -98,7 +99,7 @@ def _table(found: Sequence[ConsumerInfo], width: int) -> Table:
     for info in found:
         lost = not info.online and info.in_flight
         cells = [
-            f"[bold]{info.name}[/]" + ("" if is_wide else in_cell(info, several)),
+            f"[bold]{info.name}[/]" + _program_in_cell(info) + ("" if is_wide else in_cell(info, several)),
             alarming("online" if info.online else "offline", lost, "yellow"),
             alarming(number(info.in_flight), lost, "yellow"),
             *([number(info.order_slots)] if has_slots else []),
@@ -109,3 +110,9 @@ def _table(found: Sequence[ConsumerInfo], width: int) -> Table:
         ]
         table.add_row(*cells, *([info.broker] if is_wide and several else []))
     return table
+
+
+def _program_in_cell(info: ConsumerInfo) -> str:
+    from rich.markup import escape
+
+    return f"\n[dim]{escape(visible(info.program))}[/]" if info.program and info.program != info.name else ""

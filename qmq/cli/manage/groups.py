@@ -291,7 +291,7 @@ def setting_of(text: str) -> tuple[str, Any]:
 def shown_value(name: str, value: object) -> str:
     """Return the value of a setting in the form that ``groups set`` takes."""
     if value is None:
-        return "(the broker's reconnect_timeout_ms)"
+        return ""
     if isinstance(value, list):
         return ",".join(shown_value(name, one) for one in value)
     if name == "priority_share":

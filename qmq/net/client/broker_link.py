@@ -168,6 +168,8 @@ class Link:
         self.connection: BrokerConnection | None = None
         #: The broker knows this client's process by it.
         self.client_id = client_id
+        #: The name of the program.
+        self.program = options.name or options.app
         self._heartbeat: HeartbeatSender | None = None
         self._sessions: set[Session] = set()
         self._departures = Departures()

@@ -546,7 +546,7 @@ class Server:
         """Tell the broker of a connection, or of its new rights."""
         rights = None if login is None else login.rights
         stamp = stamp_of(*connection.address, sender="" if rights is None else rights.name)
-        self._handle(commands.Connected(connection.number, stamp, rights))
+        self._handle(commands.Connected(connection.number, stamp, rights, connection.name or connection.app))
 
     def _refuse_login(self, connection: ClientConnection, error: Unauthorized, *, is_tried: bool) -> None:
         """End a connection whose login has failed; later, when many from its address have failed. *is_tried*: it gave a

@@ -108,8 +108,8 @@ def test_words_of_an_ascii_locale_are_utf_8(broker: BrokerProcess) -> None:
     assert (message["tags"], message["key"], message["properties"]) == (["\u00fc"], "\u00e9", {"n": "\u00df"})
     code, out, err = shell("qmq groups set u tags=\u00fc", broker.url, **ASCII)
     assert (code, err) == (0, "")
-    assert out.endswith("tags=\u00fc\n")
-    assert qmq("groups", "set", "u", "max_attempts=3", server=broker.url).stdout.endswith("tags=\u00fc\n")
+    assert "\ntags=\u00fc\n" in out
+    assert qmq("groups", "set", "u", "max_attempts=3", server=broker.url).stdout.count("\ntags=\u00fc\n") == 1
 
 
 @pytest.mark.parametrize("command", ["groups set u tags=", "produce a --tag ", "produce a --key "])

@@ -7,6 +7,7 @@ import re
 import socket
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,7 +31,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
 
 @pytest.fixture
 def client(broker: BrokerProcess) -> Iterator[qmq.SyncClient]:
-    with qmq.connect_sync(broker.url) as client:
+    with qmq.connect_sync(broker.url, name="orders on web-1") as client:
         yield client
 
 
@@ -59,14 +60,28 @@ def test_groups_and_consumers_show_where_messages_are(broker: BrokerProcess, cli
         assert (row["follows"], row["mode"]) == (["shown."], "reliable")
         assert abs(datetime.now(UTC) - datetime.fromisoformat(row["oldest"])) < timedelta(minutes=10)
         (one,) = lines("consumers", "shown", server=broker)
-        assert one | {"consumer": "shown-1", "online": True, "in_flight": 3, "epoch": 1} == one
+        known = {"consumer": "shown-1", "online": True, "in_flight": 3, "epoch": 1, "program": "orders on web-1"}
+        assert one | known == one
         assert datetime.fromisoformat(one["last_pull"]) >= datetime.fromisoformat(one["in_flight_since"])
         assert 0 <= one["silent"] < 600
         listed = run("groups", "list", server=broker.url).stdout.splitlines()
         assert any(line.startswith("shown\treliable\tshown.\t1\t4\ttrue\t20") for line in listed)
         assert run("consumers", "shown", server=broker.url).stdout.startswith("shown-1\ttrue\t3\t")
     (one,) = lines("consumers", "shown", server=broker)
-    assert (one["online"], one["in_flight"]) == (False, 0)
+    assert (one["online"], one["in_flight"], one["program"]) == (False, 0, "orders on web-1")
+
+
+def test_a_consumer_without_a_name_shows_its_app_also_after_a_start(tmp_path: Path) -> None:
+    with (
+        broker_process(tmp_path / "data") as own,
+        qmq.connect_sync(own.url, app="mailer") as client,
+        client.subscribe("a", group="g", consumer="c"),
+    ):
+        (before,) = lines("consumers", "g", server=own)
+        own.stop()
+        own.start()
+        (after,) = lines("consumers", "g", server=own)
+    assert (before["program"], after["program"]) == ("mailer", "mailer")
 
 
 def test_a_seek_begins_elsewhere_and_drops_what_is_held(broker: BrokerProcess, client: qmq.SyncClient) -> None:
@@ -216,7 +231,17 @@ def test_tables_fit_80_columns(capsys: pytest.CaptureFixture[str], monkeypatch: 
         consumers._table(
             [
                 ConsumerInfo("billing-1", 1, True, many, LONG_AGO, LONG_AGO, 3.2, 12.5),
-                ConsumerInfo("a-host-with-a-long-name-4711-1a2b3c4d", 1, False, 0, None, None, 99_999, 0.0),
+                ConsumerInfo(
+                    "a-host-with-a-long-name-4711-1a2b3c4d",
+                    1,
+                    False,
+                    0,
+                    None,
+                    None,
+                    99_999,
+                    0.0,
+                    program="the [shop]'s worker for mails that go abroad",
+                ),
             ],
             80,
         )
@@ -257,6 +282,9 @@ def test_a_group_is_told_what_to_follow(broker: BrokerProcess, client: qmq.SyncC
         assert run("groups", "set", "narrow", "follows=", server=broker.url).exit_code == 0
         assert group_row(broker, "narrow")["follows"] == [""]
         assert client.admin.set_group("narrow", follows=["narrow.b"])["follows"] == ["narrow.b"]
+        for text in ("1s", ""):
+            done = run("groups", "set", "narrow", f"reconnect_timeout={text}", server=broker.url)
+            assert f"reconnect_timeout={text}" in done.stdout.splitlines()
         wrong = run("groups", "set", "narrow", "follows=narrow..", server=broker.url)
         assert (wrong.exit_code, "not a valid name" in wrong.stderr) == (2, True)
         assert group_row(broker, "narrow")["follows"] == ["narrow.b"]

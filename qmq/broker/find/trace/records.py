@@ -410,7 +410,7 @@ class RecordScan:
             fields, position, _ = self._decode(piece, offset)
             if fields is None:
                 continue
-            group, numbers, name, _, _, now_us, *_, expired = fields
+            group, numbers, name, _, _, now_us, _, _, _, expired = fields[:10]
             self.found.names[group, numbers[0]] = name
             if expired:
                 left = LostHold(position, 1 << 64, LeaveReason.EXPIRED, now_us, numbers[2])

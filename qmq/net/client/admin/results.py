@@ -92,7 +92,7 @@ class ConsumerInfo:
 
     ``last_pull``: the time at which it last got messages, if the broker remembers. ``silent``: seconds since its last
     sign of life. ``stalled``: seconds for which its event loop had not turned then. ``order_slots``: the slots of order
-    keys that it has messages of in flight.
+    keys that it has messages of in flight. ``program``: the ``name`` of its client, else the ``app``.
     """
 
     name: str
@@ -105,6 +105,7 @@ class ConsumerInfo:
     stalled: float
     broker: str = ""
     order_slots: int = 0
+    program: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +198,7 @@ def consumer_info_of(row: Mapping[str, Any]) -> ConsumerInfo:
     return ConsumerInfo(
         row["consumer"], row["epoch"], row["online"], row["in_flight"], time_of(row["in_flight_since_us"]),
         time_of(row["pulled_us"]), row["silent_us"] / 1e6, row["stalled_us"] / 1e6,
-        order_slots=row.get("order_slots", 0),
+        order_slots=row.get("order_slots", 0), program=row.get("program", ""),
     )  # fmt: skip
 
 

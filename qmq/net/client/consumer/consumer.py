@@ -54,7 +54,8 @@ class Consumer:
 
         A message fails when its handler in ``run`` or its block ``async with message`` raises an error, ``qmq.Retry``
         too. The failure is also a log record of the logger ``qmq.client`` with the fields message_id, subject, key,
-        attempt, max_attempts and retry_in (seconds; None: it is dead). Errors that the function raises are logged.
+        attempt, group, consumer, program (the client's name), max_attempts and retry_in (seconds; None: it is dead).
+        Errors that the function raises are logged.
 
             consumer.on_failed = lambda message, error: sentry_sdk.capture_exception(error)
         """

@@ -344,6 +344,9 @@ class FailureLog:
 
     def __init__(self, consumer: str, *, comes_again: bool = True) -> None:
         """*comes_again*: there are dispositions, so a message that failed is delivered again."""
+        #: The consumer's group, None for a solo consumer, and the name of the program.
+        self.group: str | None = None
+        self.program = ""
         #: The program's function for failures, or None.
         self.on_failed: Callable[[Any, BaseException], object] | None = None
         #: How often the group tries a message, as the broker said at the subscription; 0 if it is not known.
@@ -387,7 +390,8 @@ class FailureLog:
         if len(messages) > 1:
             return f"{_named(messages)} failed"
         of = f" of {self.max_attempts}" if self.max_attempts else ""
-        return f"{_named(messages)} failed at attempt {messages[0].attempt}{of}"
+        group = f" of group {self.group}" if self.group is not None else ""
+        return f"{_named(messages)} failed at attempt {messages[0].attempt}{of}{group}"
 
     def _after(self, count: int, dead: int, retries_us: list[int | None]) -> str:
         """Say what happens next to *count* messages; *dead* of them were tried for the last time."""
@@ -414,7 +418,13 @@ class FailureLog:
             }
             for message, retry_us in zip(messages, retries_us, strict=True)
         ]
-        common = {"consumer": self._consumer, "max_attempts": self.max_attempts or None, "count": len(several)}
+        common = {
+            "group": self.group,
+            "consumer": self._consumer,
+            "program": self.program,
+            "max_attempts": self.max_attempts or None,
+            "count": len(several),
+        }
         return common | (several[0] if len(several) == 1 else {"messages": several})
 
     def is_last(self, attempt: int) -> bool:

@@ -169,6 +169,7 @@ class Puller:
         self.on_unreadable: Callable[[BadBatch], object] | None = None
         #: Logs the failures of messages.
         self.failures = FailureLog(self.id, comes_again=False) if self.ack_sender is None else self.ack_sender.failures
+        self.failures.group, self.failures.program = group, link.program
         self._solo_cursor = self._subscription.solo_cursor
         self._is_at_most_once = terms.mode == "at_most_once"
         self._warned_at = -_WARN_EVERY

@@ -113,12 +113,16 @@ async def test_a_handler_that_raises_nacks_and_the_run_goes_on(
     first, second = (record for record in caplog.records if hasattr(record, "message_id"))
     assert (first.levelno, second.levelno) == (logging.WARNING, logging.ERROR)
     assert first.getMessage() == (
-        f"message {letters[0].id} of raises failed at attempt 1 of 2, it comes again at once: ValueError: attempt 1"
+        f"message {letters[0].id} of raises failed at attempt 1 of 2 of group raises, it comes again at once: "
+        "ValueError: attempt 1"
     )
-    assert second.getMessage().endswith("at attempt 2 of 2, it is a dead letter now: ValueError: attempt 2")
+    assert second.getMessage().endswith(
+        "at attempt 2 of 2 of group raises, it is a dead letter now: ValueError: attempt 2"
+    )
     fields = ("message_id", "subject", "key", "attempt", "max_attempts", "retry_in")
     assert [getattr(first, name) for name in fields] == [letters[0].id, "raises", "order-1", 1, 2, 0.0]
     assert [getattr(second, name) for name in fields] == [letters[0].id, "raises", "order-1", 2, 2, None]
+    assert [getattr(first, name) for name in ("group", "program")] == ["raises", "pytest"]
     assert first.exc_info is not None
     assert first.exc_info[0] is ValueError
 
