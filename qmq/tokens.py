@@ -28,6 +28,7 @@ from typing import Annotated, Any, Final
 
 from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
+from qmq import ownership
 from qmq.errors import InvalidName, InvalidOption
 from qmq.names import check_prefix, check_token
 
@@ -168,7 +169,7 @@ def change_tokens(path: Path, change: Callable[[Tokens], Tokens]) -> Tokens:
     Raises InvalidOption when the file cannot be read or written, and what *change* raises; then it stays as it is.
     """
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _make_directory(path.parent)
         with _locked(path.parent) as directory:
             try:
                 before = read_tokens(path)
@@ -181,6 +182,13 @@ def change_tokens(path: Path, change: Callable[[Tokens], Tokens]) -> Tokens:
         raise InvalidOption(
             f"the tokens in {path} cannot be changed: {error.strerror}; use the user of the broker, or --tokens-file"
         ) from None
+
+
+def _make_directory(directory: Path) -> None:
+    if not directory.is_dir():
+        _make_directory(directory.parent)
+        with suppress(FileExistsError):
+            ownership.mkdir(directory, 0o700)
 
 
 @contextmanager
@@ -266,7 +274,7 @@ def write_used(path: Path, used: Mapping[str, int]) -> None:
     with suppress(OSError):
         known = read_used(path) | dict(used)
         other = path.with_name(f".{path.name}")
-        descriptor = os.open(other, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        descriptor = ownership.open_file(other, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with open(descriptor, "w") as file:
             json.dump(known, file)
         other.replace(path)

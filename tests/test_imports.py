@@ -26,8 +26,9 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "qmq.durations": ("qmq.errors",),
     "qmq.intervals": (),
     "qmq.logs": (),
+    "qmq.ownership": (),
     "qmq.format": ("qmq.errors", "qmq.format", "qmq.names"),
-    "qmq.storage": ("qmq.errors", "qmq.format", "qmq.intervals", "qmq.names", "qmq.storage"),
+    "qmq.storage": ("qmq.errors", "qmq.format", "qmq.intervals", "qmq.names", "qmq.ownership", "qmq.storage"),
     "qmq.broker": (
         "qmq.broker",
         "qmq.errors",
@@ -52,6 +53,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "qmq.names",
         "qmq.net.client",
         "qmq.net.protocol",
+        "qmq.ownership",
     ),
     "qmq.net.server": (
         "qmq.broker.ports.access",
@@ -65,7 +67,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "qmq.net.protocol",
         "qmq.net.server",
     ),
-    "qmq.tokens": ("qmq.errors", "qmq.names"),
+    "qmq.tokens": ("qmq.errors", "qmq.names", "qmq.ownership"),
     "qmq.settings": ("qmq.durations", "qmq.errors", "qmq.names"),
     "qmq.daemon": (
         "qmq.broker",

@@ -50,6 +50,7 @@ _RUN: Final = ("tests/net/client/consumer/test_run.py",)
 _INFO: Final = ("tests/daemon/test_info.py",)
 _SYSTEMD: Final = ("tests/daemon/test_systemd.py",)
 _LOGS: Final = ("tests/test_logs.py",)
+_OWNERS: Final = ("tests/test_ownership.py",)  # as root
 _UNTAKEN: Final = ("tests/broker/groups/test_untaken.py",)
 
 OF_OPERATION: Final = (
@@ -106,6 +107,18 @@ OF_OPERATION: Final = (
         "_print_error",
         never("not can_print(sys.stderr, MOMENT_S)"),
         ("tests/cli/common/test_standard_streams.py",),
+    ),
+    Mutant(
+        "give a file that root makes to the owner of its directory",
+        "open_file",
+        skip("give(fd, path.parent)"),
+        _OWNERS,
+    ),
+    Mutant(
+        "give no file away that was there before",
+        "open_file",
+        instead("flags | os.O_EXCL", "flags"),
+        _OWNERS,
     ),
     Mutant(
         "report a name that nobody takes once",

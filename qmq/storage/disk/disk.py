@@ -19,6 +19,7 @@ from typing import Final
 
 import numpy as np
 
+from qmq import ownership
 from qmq.errors import StorageError, StorageFailed, StorageFull
 from qmq.storage.disk.aio import AioSyncs
 
@@ -104,11 +105,11 @@ class Disk:
     hot_bytes = 16 << 20
 
     def open(self, path: Path, flags: int, mode: int = PRIVATE_FILE) -> int:
-        """Open a regular file. Raises IsADirectoryError, and OSError (ENXIO) for a FIFO, a socket or a device, which
-        could make the caller wait for ever.
+        """Open a regular file; one that root makes belongs to the owner of its directory. Raises IsADirectoryError, and
+        OSError (ENXIO) for a FIFO, a socket or a device, which could make the caller wait for ever.
         """
         try:
-            fd = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK, mode)
+            fd = ownership.open_file(path, flags | os.O_CLOEXEC | os.O_NONBLOCK, mode)
         except OSError as error:
             if error.errno != errno.ENXIO:  # a socket, or a FIFO without a reader
                 raise
@@ -238,7 +239,7 @@ class Disk:
     def mkdir(self, path: Path, mode: int = PRIVATE_DIRECTORY) -> None:
         """Make one directory, unless it exists."""
         with suppress(FileExistsError):
-            os.mkdir(path, mode)
+            ownership.mkdir(path, mode)
         if not path.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
 

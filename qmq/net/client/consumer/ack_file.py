@@ -29,6 +29,7 @@ from typing import Final, Self
 import msgpack
 from crc32c import crc32c
 
+from qmq import ownership
 from qmq.format.bounded_msgpack import unpack
 from qmq.net.client.consumer.in_flight import MAX_INTERVALS
 from qmq.net.client.in_thread import taken_in_thread
@@ -93,7 +94,7 @@ class StateFile:
         with self._mutex:
             if self._lock is None:
                 return
-            fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            fd = ownership.open_file(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
             try:
                 write_all(fd, MAGIC + _CRC.pack(crc32c(body)) + body)
             finally:
@@ -116,7 +117,7 @@ class StateFile:
 def _locked(path: Path) -> int:
     """Create the lock file if it is missing, and lock it. Raises BlockingIOError if another process has it."""
     while True:
-        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        lock = ownership.open_file(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if _is_at(lock, path):
@@ -145,7 +146,8 @@ def make_private(directory: Path) -> None:
     """Make a directory and its missing parents, closed to other users. Raises OSError."""
     if not directory.is_dir():
         make_private(directory.parent)
-        directory.mkdir(mode=0o700, exist_ok=True)
+        with suppress(FileExistsError):
+            ownership.mkdir(directory, 0o700)
 
 
 log = logging.getLogger("qmq.client")

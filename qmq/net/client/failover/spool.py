@@ -30,6 +30,7 @@ from typing import Any, Final, NamedTuple
 import msgpack
 from crc32c import crc32c
 
+from qmq import ownership
 from qmq.errors import StorageFailed
 from qmq.format.bounded_msgpack import unpack
 from qmq.net.client.consumer.ack_file import make_private, state_directory, write_all
@@ -211,7 +212,7 @@ class Spool:
 def _made(path: Path, addresses: Sequence[str], records: Sequence[Record]) -> int:
     """Write a file, or replace one; return it open and locked. It is on disk when this returns. Raises OSError."""
     new = path.with_suffix(".new")  # so that no other process locks it first
-    fd = os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    fd = ownership.open_file(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         packed = [_packed(content) for content in (list(addresses), *records)]
