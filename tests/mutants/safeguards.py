@@ -398,6 +398,18 @@ SAFEGUARDS: Final = (
         ("tests/net/client/producer/test_accumulator.py",),
     ),
     Mutant(
+        "send what a client has that the program left open",
+        "Brokers.close_left_open",
+        skip("self.want_turn()"),
+        ("tests/net/client/test_left_open.py",),
+    ),
+    Mutant(
+        "close what the program left open when asyncio.run ends",
+        "Brokers._until_left",
+        skip("await self.close_left_open()"),
+        ("tests/net/client/test_left_open.py",),
+    ),
+    Mutant(
         "refuse acknowledgements of what is not held",
         "InFlightWindow.ack",
         never("self.fenced is not None"),

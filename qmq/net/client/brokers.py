@@ -7,12 +7,17 @@ the addresses.
 from __future__ import annotations
 
 import asyncio
+import atexit
+import concurrent.futures
 import logging
 import math
 import os
 import secrets
+import sys
 import warnings
-from collections.abc import Sequence
+import weakref
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from hashlib import blake2b
 from typing import Any, Final
@@ -23,7 +28,7 @@ from qmq.format.source import new_source
 from qmq.net.client.address import Address
 from qmq.net.client.backoff import Backoff
 from qmq.net.client.broker_link import Link
-from qmq.net.client.connection import Answer, BrokerConnection, Welcome
+from qmq.net.client.connection import CLOSE_TIMEOUT, Answer, BrokerConnection, Welcome
 from qmq.net.client.failover.handover import HandoverClient
 from qmq.net.client.options import ClientOptions, producer_id_of
 from qmq.net.client.producer.accumulator import Accumulator
@@ -99,6 +104,11 @@ log = logging.getLogger("qmq.client")
 
 #: Once one broker has answered, the others have this long, in seconds, before a client begins without them.
 OTHERS_WAIT: Final = 0.5
+#: A client that the program left open sends what it has for this long, in seconds, when the program or its loop ends.
+LEFT_OPEN_FLUSH: Final = 2.0
+_LEFT_OPEN: Final = (
+    "the program ended, or dropped the client, without closing it; use the client inside a block, or call its close()"
+)
 #: After so many seconds without a connection a broker counts as away: a list of the others waits OTHERS_WAIT for it.
 AWAY_AFTER: Final = 5.0
 
@@ -137,6 +147,10 @@ class Brokers:
         self._unconnected_since: dict[Link, float] = {}
         self._refused: set[Link] = set()  # links whose brokers refuse the client for good
         self._warned_of_left_open = False
+        #: Whether the client was closed because the program, or its loop, ended without.
+        self.was_left_open = False
+        self._life: AsyncGenerator[None] | None = None
+        self._leaving: asyncio.Task[None] | None = None
 
     # --- life --------------------------------------------------------------------------------------------------------
 
@@ -163,6 +177,10 @@ class Brokers:
                 link.close(error if isinstance(error, QmqError) else ConnectionLost("given up"))
             raise
         self._ended = None
+        self._life = self._until_left()
+        await anext(self._life)
+        _open.add(self)
+        _close_at_exit_of_worker()
         self.changed()
 
     async def _try_to_open(self, loop: asyncio.AbstractEventLoop) -> QmqError | None:
@@ -214,6 +232,7 @@ class Brokers:
 
     def close(self, error: QmqError, later: QmqError | None = None) -> None:
         """Close all links; everything that waits for them raises *error*, and so do later calls, or *later*."""
+        _open.discard(self)
         self._ended = later or error
         self.handover.close()
         if self._moving is not None:
@@ -227,6 +246,59 @@ class Brokers:
         # before the wait, which may be cancelled
         self.close(ConnectionLost("the client is closed"), UsageError("the client is closed; call connect for another"))
         await asyncio.gather(*(connection.wait_closed() for connection in connections))
+        if self._life is not None:
+            await self._life.aclose()
+
+    async def _until_left(self) -> AsyncGenerator[None]:
+        """Close a client that the program has left open, once its loop ends: ``asyncio.run`` closes generators last,
+        when all tasks have ended.
+        """
+        try:
+            yield
+        finally:
+            await self.close_left_open()
+
+    async def close_left_open(self) -> None:
+        """Send what is queued for LEFT_OPEN_FLUSH seconds at most, then close; the log says what could not be sent. A
+        cancellation does not shorten it. Do nothing for a client that has ended.
+        """
+        if self._ended is not None or self._loop is None:
+            return
+        self.left_open()
+        sent = self._loop.create_future()
+        self.outcomes.flush(sent)
+        self.want_turn()
+        until = self._loop.time() + LEFT_OPEN_FLUSH
+        while not sent.done() and (left := until - self._loop.time()) > 0:
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait([sent], timeout=left)
+        connections = [link.connection for link in self.links if link.connection is not None]
+        self.was_left_open = True
+        self.close(ConnectionLost(_LEFT_OPEN), UsageError("the client is closed; call connect for another"))
+        await asyncio.gather(*(connection.wait_closed() for connection in connections))
+
+    def leave(self) -> None:
+        """Close a client that the program dropped, as the end of the loop would."""
+        if self._life is not None and self._loop is not None and self._leaving is None:
+            self._leaving = self._loop.create_task(self._leave(self._life), name="qmq-leave")
+
+    @staticmethod
+    async def _leave(life: AsyncGenerator[None]) -> None:
+        await life.aclose()
+
+    def end_with_program(self) -> concurrent.futures.Future[None] | None:
+        """[any thread] Have the loop close a client that the program has left open; log what it has not sent if its
+        loop has ended.
+        """
+        if self._loop is not None and self._loop.is_running():
+            return asyncio.run_coroutine_threadsafe(self.close_left_open(), self._loop)
+        self.log_unsent()
+        return None
+
+    def log_unsent(self) -> None:
+        """Log how many messages of ``send_nowait`` have no outcome, and will have none, as the loop has ended."""
+        if count := self._accumulator.unawaited():
+            log.error("%d messages of send_nowait were not sent, or not answered: %s", count, _LEFT_OPEN)
 
     @property
     def is_open(self) -> bool:
@@ -395,3 +467,27 @@ def _error_of(link: Link, task: asyncio.Task[None]) -> QmqError | None:
     if error is None or isinstance(error, QmqError):
         return error
     raise error
+
+
+#: The brokers of connected clients of this process.
+_open: weakref.WeakSet[Brokers] = weakref.WeakSet()
+_worker: int | None = None  # the process for which the hook of multiprocessing is set
+
+
+def _close_left_open() -> None:
+    """Close the clients that the program has left open, all at the same time."""
+    ends = [brokers.end_with_program() for brokers in list(_open)]
+    concurrent.futures.wait([end for end in ends if end is not None], LEFT_OPEN_FLUSH + CLOSE_TIMEOUT + 1)
+
+
+def _close_at_exit_of_worker() -> None:
+    """Do as ``_close_left_open`` at the end of this process, if multiprocessing has started it: it calls no atexit."""
+    global _worker
+    util, process = sys.modules.get("multiprocessing.util"), sys.modules.get("multiprocessing.process")
+    if util is not None and process is not None and process.parent_process() is not None and _worker != os.getpid():
+        _worker = os.getpid()
+        util.Finalize(None, _close_left_open, exitpriority=0)
+
+
+atexit.register(_close_left_open)
+os.register_at_fork(after_in_child=_open.clear)

@@ -8,7 +8,6 @@ import os
 import sys
 import weakref
 from collections.abc import AsyncIterator, Generator, Sequence
-from contextlib import suppress
 from datetime import datetime
 from types import TracebackType
 from typing import Any, Final, Literal, NamedTuple, Self, Unpack
@@ -16,7 +15,7 @@ from typing import Any, Final, Literal, NamedTuple, Self, Unpack
 import msgpack
 
 from qmq.durations import Duration
-from qmq.errors import ConnectionLost, InvalidOption, QmqError, UsageError
+from qmq.errors import InvalidOption, QmqError, UsageError
 from qmq.format.build import (
     NO_HEADER,
     SHORT_KEY,
@@ -133,7 +132,9 @@ class Client:
     ) -> None:
         """Send all queued messages, then close. Raises SendFailed if some failed, unless the block ends by an error."""
         try:
-            if error is None:
+            if self._brokers.was_left_open:
+                pass  # the program, or its loop, is at its end
+            elif error is None:
                 await self.flush()
             elif self._brokers.is_open:
                 try:
@@ -146,12 +147,16 @@ class Client:
             await self._brokers.aclose()
 
     def __del__(self) -> None:
-        """Close a client that was left open: its heartbeats would keep its messages from other consumers."""
+        """Send what a client that was left open has, and close it: its heartbeats would keep its messages from other
+        consumers.
+        """
         brokers = getattr(self, "_brokers", None)  # None if the options were refused
         if brokers is None or not brokers.is_open or sys.is_finalizing():
             return
-        with suppress(RuntimeError):  # the loop is closed, and has ended all of it
-            brokers.ready().call_soon_threadsafe(brokers.close, ConnectionLost("the client was left open"))
+        try:
+            brokers.ready().call_soon_threadsafe(brokers.leave)
+        except RuntimeError:  # the loop is closed, and has ended all of it
+            brokers.log_unsent()
         brokers.left_open()
 
     def _forked(self) -> None:

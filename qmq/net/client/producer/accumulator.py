@@ -493,6 +493,10 @@ class Accumulator:
         del self.unfinished[batch]
         self.unfinished.update(dict.fromkeys(parts))
 
+    def unawaited(self) -> int:
+        """[any thread] Return the count of messages without a waiter that have not ended."""
+        return sum(batch.unawaited() for batch in list(self.unfinished))
+
     # --- bytes -------------------------------------------------------------------------------------------------------
 
     @property

@@ -196,6 +196,11 @@ class OutgoingBatch:
             headers += [NO_HEADER] * (len(bodies) - len(headers))
         return bodies, counts, headers
 
+    def unawaited(self) -> int:
+        """Return the count of messages without a waiter."""
+        sizes = (len(run.bodies) if isinstance(run, OutgoingRun) else 1 for run in self.runs.values())
+        return (self.count or sum(sizes)) - sum(count or 1 for _, _, count, _ in self.waiters)
+
     def renumber(self, producer_sequence: int) -> None:
         """Change the producer sequence of a batch that the store it goes to cannot have yet."""
         assert self.buffers is not None

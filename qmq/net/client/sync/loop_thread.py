@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import threading
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
 
 from qmq.errors import ConnectionLost
 from qmq.format.build import MessageHeader
+from qmq.net.client.brokers import Brokers
 from qmq.net.client.client import Client, make_parts
 from qmq.net.client.options import ClientOptions, Durability, is_flush
 from qmq.net.client.producer.accumulator import BATCH_BYTES
@@ -41,6 +44,11 @@ class ClientThread:
         except BaseException:
             self._stop()
             raise
+
+    def __del__(self) -> None:
+        """Close the client and end the thread of a program that has dropped them; else both would stay for ever."""
+        if self.pid == os.getpid() and not sys.is_finalizing():
+            self.call_soon(partial(_leave, self._loop, self.parts.brokers))
 
     def run(self, coroutine: Coroutine[Any, Any, T], undo: Callable[[T], object] | None = None) -> T:
         """Run a coroutine in the loop and return its result; an interrupt cancels it. If it has ended just then, *undo*
@@ -135,6 +143,12 @@ def _run(loop: asyncio.AbstractEventLoop) -> None:
         loop.run_until_complete(_end_tasks())
     finally:
         loop.close()
+
+
+def _leave(loop: asyncio.AbstractEventLoop, brokers: Brokers) -> None:
+    """Send what a client that was dropped has, then stop the loop."""
+    task = loop.create_task(brokers.close_left_open())
+    task.add_done_callback(lambda _: loop.stop())
 
 
 async def _end_tasks() -> None:
