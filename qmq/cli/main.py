@@ -15,7 +15,7 @@ with ending_at_once():  # this is the first module of QMQ that a command imports
 
     from qmq.cli.common.command_group import CommandGroup
     from qmq.cli.common.connect import leading_options
-    from qmq.cli.common.errors import EXIT_FAILED, CommandFailed, ending_with_exit_code
+    from qmq.cli.common.errors import EXIT_FAILED, CommandFailed, ending_with_exit_code, showing_errors
     from qmq.cli.common.standard_streams import MOMENT_S, can_print, end_streams, failure_of, prepare_streams
 
 
@@ -132,6 +132,10 @@ class LazyGroup(CommandGroup):
         finally:
             end_streams()
         sys.exit(exit_code)
+
+    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
+        with showing_errors():  # an option before the name of the command may be wrong
+            return super().make_context(*args, **kwargs)
 
     def invoke(self, ctx: click.Context) -> Any:
         with ending_with_exit_code(ctx):

@@ -41,6 +41,17 @@ class CalledWrongly(CommandFailed):
 
 
 @contextmanager
+def showing_errors() -> Iterator[None]:
+    """Turn the errors of QMQ into those that click shows as one line."""
+    try:
+        yield
+    except UsageError as error:
+        raise CalledWrongly(error) from error
+    except QmqError as error:
+        raise CommandFailed(error) from error
+
+
+@contextmanager
 def ending_with_exit_code(context: click.Context) -> Iterator[None]:
     """Turn the errors of a command into its end. SIGTERM is handled like Ctrl-C, so that everything open is closed."""
     terminated = False
@@ -53,11 +64,8 @@ def ending_with_exit_code(context: click.Context) -> Iterator[None]:
     in_main_thread = threading.current_thread() is threading.main_thread()
     before = signal.signal(signal.SIGTERM, terminate) if in_main_thread else None
     try:
-        yield
-    except UsageError as error:
-        raise CalledWrongly(error) from error
-    except QmqError as error:
-        raise CommandFailed(error) from error
+        with showing_errors():
+            yield
     except KeyboardInterrupt:
         context.exit(EXIT_TERMINATED if terminated else EXIT_INTERRUPTED)
     finally:

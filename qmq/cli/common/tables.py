@@ -16,7 +16,7 @@ from rich.text import Text
 #: The least width of a column that folds. It is wider if one of its numbers is, since a number must not be broken.
 _FOLDED_WIDTH: Final = 13
 _WORD: Final = re.compile(r"(?:`[^`]*`|[^\s`])+|`")
-_NUMBER: Final = re.compile(r"\b\d[\d,.]{0,30}\b", re.ASCII)
+_NUMBER: Final = re.compile(r"#?\b\d[\d,.]{0,30}\b", re.ASCII)
 
 
 #: From this width on, a row of most tables is one line.

@@ -135,7 +135,9 @@ def block(message: StoredMessage) -> str:
 
 
 def table_of_messages(messages: Sequence[StoredMessage], width: int) -> Table:
-    """Return a table of messages for so many columns: with fewer than 120 the id stands below the subject."""
+    """Return a table of messages for so many columns: with fewer than 120 the id stands below the subject, and so does
+    what few messages have.
+    """
     from rich.markup import escape
 
     from qmq.cli.common.tables import WIDE, table_of
@@ -150,7 +152,7 @@ def table_of_messages(messages: Sequence[StoredMessage], width: int) -> Table:
         columns.append(("id", lambda message: message.id, False))
     if has_keys:
         columns.append(("keys", lambda message: visible(", ".join(message.keys)), True))
-    if has_lanes:
+    if has_lanes and wide:
         columns.append(("priority, order key", lambda message: "".join(lane_lines(message)).strip(), True))
     if very_wide:
         columns.append(("stored at", lambda message: iso(message.stored_at), False))
@@ -159,14 +161,17 @@ def table_of_messages(messages: Sequence[StoredMessage], width: int) -> Table:
     columns.append(("size", lambda message: size(message.size), False))
     if very_wide:
         columns.append(("body", _preview, True))
-    if several:
+    if several and wide:
         columns.append(("broker", lambda message: message.broker, False))
+    if not wide:
+        table.columns[0].min_width = max(len(message.id) for message in messages)
     for name, _, folds in columns:
         table.add_column(name, overflow="fold", no_wrap=not folds)
     for message in messages:
         subject = message.subject if message.sequence is None else f"{message.subject} #{message.sequence}"
         if not wide:
-            subject += f"\n{message.id}"
+            below = [message.id, *(line.strip() for line in lane_lines(message)), *([message.broker] if several else [])]
+            subject = "\n".join([subject, *below])
         table.add_row(escape(subject), *(escape(cell(message)) for _, cell, _ in columns))
     return table
 

@@ -90,9 +90,10 @@ def test_a_profile_says_how_long_to_wait(home: Path) -> None:
 )
 def test_what_is_wrong_in_the_file_is_said(home: Path, text: str, says: str) -> None:
     (home / "qmq.toml").write_text(text)
-    done = CliRunner().invoke(cli, ["groups", "list", "--profile", "prod"], env={"QMQ_SERVER": None})
-    assert (done.exit_code, done.stdout) == (2, "")
-    assert says in done.stderr
+    for arguments in (["groups", "list", "--profile", "prod"], ["--profile", "prod", "groups"]):
+        done = CliRunner().invoke(cli, arguments, env={"QMQ_SERVER": None})
+        assert (done.exit_code, done.stdout) == (2, "")
+        assert says in done.stderr
 
 
 def test_a_broken_file_does_not_keep_a_broker_from_starting(home: Path) -> None:

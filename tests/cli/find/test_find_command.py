@@ -179,15 +179,23 @@ def message(number: int, **fields: Any) -> qmq.StoredMessage:
 
 
 @pytest.mark.parametrize("width", [80, 120, 200])
-def test_tables_never_cut_an_id_or_a_number(width: int) -> None:
+@pytest.mark.parametrize("key", ["order-4421", "the-order-4421-of-a-customer-with-a-long-name-and-two-wishes"])
+def test_tables_never_cut_an_id_or_a_number(width: int, key: str) -> None:
     from rich.console import Console
 
     from qmq.cli.common.tables import print_table
 
-    messages = [message(7), message(1 << 60, keys=(), subject="s" * 90), message(9, sequence=None, broker="10.0.0.2:1")]
+    messages = [
+        message(7, keys=(key, "k-2")), message(1 << 60, keys=(), subject="s" * 90, order_key="customer-12345678"),
+        message(9, sequence=None, broker="10.0.0.2:1", priority="high"),
+    ]  # fmt: skip
     console = Console(width=width, record=True, file=StringIO())
     print_table(table_of_messages(messages, width), console)
     shown = console.export_text()
+    if width == 80:
+        assert max(map(len, shown.splitlines())) <= width
+        assert "order key customer-12345678" in shown
+        assert "priority high" in shown
     for one in messages:
         assert one.id in shown
         assert one.broker in shown
