@@ -105,6 +105,25 @@ async def test_a_message_of_many_groups_shows_those_in_trouble_first() -> None:
             assert "No group has “nobody”" in await page(browser, f"/messages/{receipt.id}?group=nobody")
 
 
+async def test_a_message_shows_no_group_that_does_not_follow_it() -> None:
+    with qmq.testing.broker() as broker:
+        async with qmq.connect(broker.url) as client, running_console(broker.url) as console:
+            receipt = await client.send("shop.order", b"{}")
+            for number in range(60):
+                async with client.subscribe("hotel.", group=f"hotel-{number:02}"):
+                    pass
+            browser = Browser(console.port)
+            text = await page(browser, f"/messages/{receipt.id}")
+            assert "No group has it." in text
+            async with client.subscribe("shop.", group="billing"):
+                pass
+            text = await page(browser, f"/messages/{receipt.id}")
+            assert "billing" in text
+            assert "hotel-" not in text
+            assert "60 other groups do not follow its subject." in text
+            assert "more group" not in text
+
+
 async def test_a_group_says_which_order_keys_hold_messages_up() -> None:
     with qmq.testing.broker() as broker:
         async with qmq.connect(broker.url) as client, running_console(broker.url) as console:

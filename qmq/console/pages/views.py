@@ -564,15 +564,16 @@ async def message(request: Request) -> Response:
     """Show a message: its header, its body, and what became of it in each group."""
     trace = await client_of(request).trace(request.path_params["id"])
     found, wanted = trace.message, request.query_params.get("group", "").strip()
-    ordered = sorted(trace.groups, key=lambda one: (_TROUBLE_FIRST.get(one.state, len(_TROUBLE_FIRST)), one.group))
+    has_it = [one for one in trace.groups if one.events or one.state != "not_subscribed"]
+    ordered = sorted(has_it, key=lambda one: (_TROUBLE_FIRST.get(one.state, len(_TROUBLE_FIRST)), one.group))
     chosen = [one for one in ordered if wanted in one.group]
     timelines = [(one, _steps(one.events, found.stored_at if found else None)) for one in chosen[:ROWS]]
     return render(
         request, "message.html", trace=trace, message=found, timelines=timelines, wanted=wanted,
         more=Counter(one.state for one in chosen[ROWS:]), is_long=len(ordered) > ROWS,
-        names_brokers=len({one.broker for one in trace.groups}) > 1,
+        names_brokers=len({one.broker for one in trace.groups}) > 1, others=len(trace.groups) - len(has_it),
         body=None if found is None else shown_body(found.body, request.query_params.get("body")),
-        groups=sorted({one.group for one in trace.groups if one.state not in ("not_subscribed",)}),
+        groups=sorted({one.group for one in trace.groups if one.state != "not_subscribed"}),
         is_delayed=any(one.state == "delayed" for one in trace.groups) or (
             found is not None and found.sequence is None and found.deliver_at_us is not None),
         now=datetime.now(UTC),

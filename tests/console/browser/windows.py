@@ -44,10 +44,17 @@ async def assert_accessible(page: Page) -> None:
     assert serious == [], page.url
 
 
+#: The width that a time with its seconds takes in a field, in pixels.
+_TIME_WIDTH = 240
+
+
 async def assert_fits(page: Page) -> None:
-    """The page is no wider than its window."""
+    """The page is no wider than its window, and no time is cut in its field."""
     wide, shown = await page.evaluate("[document.documentElement.scrollWidth, document.documentElement.clientWidth]")
     assert wide <= shown, page.url
+    times = page.locator('input[type="datetime-local"]:visible')
+    widths = await times.evaluate_all("all => all.map(one => one.clientWidth)")
+    assert [width for width in widths if width < _TIME_WIDTH] == [], page.url
 
 
 async def number(page: Page, label: str) -> str:
