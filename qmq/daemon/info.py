@@ -67,6 +67,8 @@ class BrokerFacts(NamedTuple):
     untaken: tuple[UntakenName, ...]
     #: The level and the text of a problem with the certificate.
     certificate: tuple[str, str] | None = None
+    #: The bytes of the largest send that was refused for want of room, and for which there has been none since.
+    refused_bytes: int = 0
 
 
 class FoundProblem(NamedTuple):
@@ -138,8 +140,11 @@ def _disk_problems(facts: BrokerFacts) -> Iterable[FoundProblem]:
     for directory, total, free, reserved in facts.disks:
         if free is None or total is None:
             yield FoundProblem("disk_silent", "error", f"the disk of {directory} does not answer; see the system's log")
-        elif free <= reserved:
-            text = f"the disk of {directory} is full ({free} bytes free): sends are refused until you free some space"
+        elif free <= reserved or free - facts.refused_bytes < reserved:
+            text = (
+                f"the disk of {directory} is full ({free} bytes free, {reserved} of them kept for checkpoints and "
+                "acknowledgements): sends are refused until you free some space"
+            )
             yield FoundProblem("disk_full", "error", text)
         elif free < total * LITTLE_FREE:
             text = (

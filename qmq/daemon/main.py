@@ -127,6 +127,7 @@ class RunningBroker:
         )  # fmt: skip
         self._token_file = TokenFile(self.settings, self.server, self._tokens_read)
         self._broken: set[int] = set()  # partitions that failed a sync
+        self._full: set[int] = set()  # partitions that refuse sends for want of room
         self._delayed: set[int] = set()  # partitions whose sync could not start; each is logged once
         self._is_paced = False  # whether a disk is far behind
         self._catching_up: set[int] = set()  # partitions that are synced to catch up, though no sender waits
@@ -298,6 +299,7 @@ class RunningBroker:
             tuple(sorted(self._broken)), checkpointer.age_us(), checkpointer.error,
             tuple(self.broker.retention_holders()), self.broker.untaken.found,
             self._certificates.problem(self._clock().wall_us / 1e6) if self._certificates is not None else None,
+            max(self.store.partition(partition).room.refused_bytes for partition in self.store.all_partitions()),
         )  # fmt: skip
 
     def _check(self, wanted: CheckWanted) -> None:
@@ -362,6 +364,7 @@ class RunningBroker:
             self._pace()
         if looked:  # work that no request waits for
             self._log_damage()
+            self._log_full()
             for unreceipted in self.broker.take_unreceipted():
                 log.warning("%s", unreceipted)
         if self._stopping and not self.broker.waiting_for_sync():
@@ -375,6 +378,17 @@ class RunningBroker:
             unlogged, self._unlogged = self._unlogged, 0
             others = f"; {unlogged} more were not logged one by one; `qmq verify` names all" if unlogged else ""
             log.error("damaged messages are not served: %s (%s%s)", error, self.counters.damage_totals(), others)
+
+    def _log_full(self) -> None:
+        """Log which partitions begin or end to refuse sends for want of room."""
+        for partition in self.store.all_partitions():
+            full = self.store.partition(partition).room.full
+            if full is not None and partition not in self._full:
+                self._full.add(partition)
+                log.error("partition %d refuses sends: %s", partition, full)
+            elif full is None and partition in self._full:
+                self._full.discard(partition)
+                log.info("partition %d takes sends again", partition)
 
     def _pace(self) -> None:
         """Hurry checkpoints when the disk is behind; stop reading from senders when it is far behind.

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from qmq.errors import StorageError, SyncFailed
+from qmq.errors import StorageError, StorageFull, SyncFailed
 from qmq.format.batch import EntryRow
 from qmq.format.layout import ENTRY, SEGMENT_HEADER_SIZE
 from qmq.storage.consumer_log.partition_index import ConsumerLog
@@ -160,8 +160,8 @@ class Partition:
                 shared.renew_reserves(self, end)
             if roll:
                 self.staged_rows.append(log.roll(shared.last_stored_at_us or shared.created_at_us, size))
-        except StorageError:
-            self.unstage()
+        except StorageError as error:
+            self._refuse(error, log.staged_end + size - log.end)
             raise
         return log.staged_end
 
@@ -189,8 +189,8 @@ class Partition:
                 self._write_rows()
             self.room.take(log.staged_end - log.end)
             log.write()
-        except StorageError:
-            self.unstage()
+        except StorageError as error:
+            self._refuse(error, log.staged_end - log.end)
             raise
         for rows in self.staged_rows:
             if type(rows) is tuple:
@@ -236,6 +236,12 @@ class Partition:
         if self.consumer_log.waiting_blocks:
             self.consumer_log.flush()
         self.written_rows = self.consumer_log.buffer_row
+
+    def _refuse(self, error: StorageError, size: int) -> None:
+        """Forget all that is staged, *size* bytes that cannot be written."""
+        if isinstance(error, StorageFull):
+            self.room.refuse(error, size)
+        self.unstage()
 
     def unstage(self) -> None:
         """Forget all that is staged."""

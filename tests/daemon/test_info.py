@@ -103,6 +103,13 @@ def test_a_problem_is_named(code: str) -> None:
     assert len(problem.message) > 20
 
 
+def test_a_disk_is_full_that_has_no_room_for_what_was_refused() -> None:
+    little = SOUND._replace(disks=(DiskSpace("data", 100 * GIB, GIB + 999, GIB),))
+    assert [problem.code for problem in problems_of(little)] == ["disk_nearly_full"]
+    (problem,) = problems_of(little._replace(refused_bytes=1_000))
+    assert (problem.code, problem.level) == ("disk_full", "error")
+
+
 def test_errors_come_before_warnings() -> None:
     both = SOUND._replace(host="shop.example", broken_partitions=(0,))
     assert [problem.level for problem in problems_of(both)] == ["error", "warning"]

@@ -85,12 +85,20 @@ async def test_a_disk_that_fills_up_refuses_sends_until_there_is_room(disk: Smal
             assert "free some space" in said
         ledger.check(await drain(url, "while-full"))
         async with qmq.connect(url) as client:
+            (info,) = await client.admin.info()
+            assert ("disk_full", "error") in [(problem.code, problem.level) for problem in info.problems]
+            assert broker.log().count("partition 0 refuses sends: the disk of ") == 1
+            assert "takes sends again" not in broker.log()
             waiting = asyncio.create_task(send_one(client, ledger))
             other = asyncio.create_task(send_one(client, ledger, size=200_000))
             await refusal(url, "flush")
             assert not waiting.done()
             disk.remove("ballast")
             assert {(await waiting).state, (await other).state} == {"acknowledged"}
+            while "partition 0 takes sends again" not in broker.log():
+                await asyncio.sleep(0.05)
+            (info,) = await client.admin.info()
+            assert "disk_full" not in [problem.code for problem in info.problems]
         assert await send_until_full(url, ledger) * MESSAGE > BALLAST - KEPT
         ledger.check(await drain(url, "full-again"))
         assert "no checkpoint could be taken" not in broker.log()

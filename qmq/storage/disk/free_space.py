@@ -23,7 +23,7 @@ _UNMEASURED: Final = 1 << 62
 class FreeSpace:
     """The space for one partition's batches, on the disk of the partition and on that of the data directory."""
 
-    __slots__ = ("_directories", "_disk", "_keep_bytes", "left")
+    __slots__ = ("_directories", "_disk", "_keep_bytes", "full", "left", "refused_bytes")
 
     def __init__(self, disk: Disk, directories: tuple[Path, ...], keep_bytes: int) -> None:
         """*keep_bytes* stay free on each disk, but at most a sixteenth of it; with 0 nothing is measured."""
@@ -32,6 +32,9 @@ class FreeSpace:
         self._keep_bytes = keep_bytes
         #: The bytes that may be written before the next measurement; a writer that needs less counts them off itself.
         self.left = -1 if keep_bytes else _UNMEASURED
+        #: The last refusal, until there is room for as many bytes as were refused; None: nothing is refused.
+        self.full: StorageFull | None = None
+        self.refused_bytes = 0
 
     def take(self, size: int) -> None:
         """Count *size* bytes that are about to be written. Raises StorageFull when too little would be left,
@@ -39,7 +42,15 @@ class FreeSpace:
         """
         self.left -= size
         if self.left < 0:
-            self.left = self._measured(size)
+            room, reserved = self._measured(size)
+            if self.refused_bytes - size <= room:
+                self.full, self.refused_bytes = None, 0
+            self.left = min(room, reserved // _AGAIN_PARTS) if self._keep_bytes else _UNMEASURED
+
+    def refuse(self, error: StorageFull, size: int) -> None:
+        """Note that *size* bytes could not be written."""
+        self.full, self.refused_bytes = error, max(self.refused_bytes, size)
+        self.left = -1  # the next write comes to ``take``
 
     def measure_again(self) -> None:
         """Measure at the next ``take``, since others write to the disks too."""
@@ -53,19 +64,21 @@ class FreeSpace:
         if self._keep_bytes:
             self._measured(size)
 
-    def _measured(self, size: int) -> int:
-        """Return how many bytes may be written behind the next *size* before the next measurement."""
-        left = self._keep_bytes
+    def _measured(self, size: int) -> tuple[int, int]:
+        """Return how many bytes there is room for behind the next *size*, and how many are reserved, on the disk with
+        the least.
+        """
+        room = least = _UNMEASURED
         for directory in self._directories:
             try:
                 free, total = self._disk.room(directory)
             except OSError as error:
                 raise failure(error, "see how much is free on the disk of", directory) from error
             reserved = min(self._keep_bytes, total // PARTS)
-            if free - size < reserved:
+            if free - size < reserved and self._keep_bytes:
                 raise StorageFull(
                     f"the disk of {directory} has {free} bytes free, and keep_free_bytes keeps {reserved} for "
                     "checkpoints and acknowledgements; free some space: sends are taken again as soon as there is room"
                 )
-            left = min(left, free - size - reserved, reserved // _AGAIN_PARTS)
-        return left
+            room, least = min(room, free - size - reserved), min(least, reserved)
+        return room, least

@@ -65,6 +65,45 @@ def test_nothing_is_measured_when_nothing_is_reserved() -> None:
     assert disk.calls["room"] == 0
 
 
+def test_a_store_is_full_until_there_is_room_for_what_it_refused(tmp_path: Path) -> None:
+    disk = small_disk(1_000 * KIB)
+    sender = Sender(open_store(tmp_path, disk, keep_free_bytes=80 * KIB))
+    room = sender.store.partitions[0].room
+    sender.send("a", b"1")
+    disk.room_left[""] = 82 * KIB
+    room.measure_again()
+    with pytest.raises(StorageFull):
+        sender.send("a", bytes(4 * KIB))
+    sender.take_back()
+    assert room.refused_bytes > 4 * KIB
+    sender.send("a", b"2")
+    assert room.full is not None, "there is still no room for what was refused"
+    disk.room_left[""] = 100 * KIB
+    room.measure_again()
+    sender.send("a", b"3")
+    assert (room.full, room.refused_bytes) == (None, 0)
+    close_cleanly(sender.store)
+    verified(tmp_path)
+
+
+def test_a_store_is_full_that_keeps_nothing_free(tmp_path: Path) -> None:
+    disk = small_disk(0)
+    sender = Sender(open_store(tmp_path, disk, keep_free_bytes=0))
+    room = sender.store.partitions[0].room
+    disk.fail_always("pwritev", errno.ENOSPC)
+    for _ in range(2):
+        with pytest.raises(StorageFull):
+            sender.send("a", bytes(4 * KIB))
+        sender.take_back()
+        assert room.full is not None
+    disk.heal()
+    disk.room_left[""] = 10 * KIB
+    sender.send("a", b"1")
+    assert (room.full, room.refused_bytes) == (None, 0)
+    close_cleanly(sender.store)
+    verified(tmp_path)
+
+
 def test_room_that_cannot_be_measured_refuses() -> None:
     disk = small_disk(1 << 40)
     disk.fail_always("room", errno.EIO)
