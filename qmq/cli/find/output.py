@@ -170,8 +170,8 @@ def table_of_messages(messages: Sequence[StoredMessage], width: int) -> Table:
     for message in messages:
         subject = message.subject if message.sequence is None else f"{message.subject} #{message.sequence}"
         if not wide:
-            below = [message.id, *(line.strip() for line in lane_lines(message)), *([message.broker] if several else [])]
-            subject = "\n".join([subject, *below])
+            lanes = [line.strip() for line in lane_lines(message)]
+            subject = "\n".join([subject, message.id, *lanes, *([message.broker] if several else [])])
         table.add_row(escape(subject), *(escape(cell(message)) for _, cell, _ in columns))
     return table
 
