@@ -541,8 +541,11 @@ async def _serve(
             manager.reloading()
             await reload()
             manager.ready(serving)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.remove_signal_handler(number)  # a second signal ends the process at once
+    for number in (signal.SIGTERM, signal.SIGINT):  # a second signal ends the process at once
+        if os.getpid() == 1:  # the system does not, in a container
+            loop.add_signal_handler(number, os._exit, 128 + number)
+        else:
+            loop.remove_signal_handler(number)
     manager.stopping()
     log.info("stopping")
     await running.stop()

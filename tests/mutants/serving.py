@@ -51,6 +51,7 @@ _INFO: Final = ("tests/daemon/test_info.py",)
 _SYSTEMD: Final = ("tests/daemon/test_systemd.py",)
 _LOGS: Final = ("tests/test_logs.py",)
 _OWNERS: Final = ("tests/test_ownership.py",)  # as root
+_SIGNALS: Final = ("tests/cli/common/test_signals.py",)
 _UNTAKEN: Final = ("tests/broker/groups/test_untaken.py",)
 
 OF_OPERATION: Final = (
@@ -119,6 +120,18 @@ OF_OPERATION: Final = (
         "open_file",
         instead("flags | os.O_EXCL", "flags"),
         _OWNERS,
+    ),
+    Mutant(
+        "have a signal end the first process of a container while it is loaded",
+        "ending_at_once",
+        never("os.getpid() == 1"),
+        _SIGNALS,
+    ),
+    Mutant(
+        "have a signal end the first process of a container from its start on",
+        "end_first_process",
+        skip("signal.signal(signal.SIGTERM, _end)"),
+        _SIGNALS,
     ),
     Mutant(
         "report a name that nobody takes once",

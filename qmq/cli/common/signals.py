@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -18,7 +19,8 @@ def ending_at_once() -> Iterator[None]:
     """Let SIGINT and SIGTERM end the process silently in this block, where nothing is open that would have to be
     closed.
 
-    A signal that the parent process has had ignored stays ignored.
+    A signal that the parent process has had ignored stays ignored. The system does not end the first process of a
+    container by a signal that has no handler; here it has one.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -26,12 +28,22 @@ def ending_at_once() -> Iterator[None]:
     before = {number: signal.getsignal(number) for number in _NUMBERS}
     changed = {number: handler for number, handler in before.items() if handler not in (None, signal.SIG_IGN)}
     for number in changed:
-        signal.signal(number, signal.SIG_DFL)
+        signal.signal(number, _end if os.getpid() == 1 else signal.SIG_DFL)
     try:
         yield
     finally:
         for number, handler in changed.items():
             signal.signal(number, handler)
+
+
+def end_first_process() -> None:
+    """Have SIGTERM end the first process of a container from now on, as it ends every other one."""
+    if os.getpid() == 1 and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, _end)
+
+
+def _end(number: int, _frame: FrameType | None) -> None:
+    os._exit(128 + number)
 
 
 def hold_hangups() -> None:

@@ -34,6 +34,43 @@ def test_a_signal_in_the_middle_of_an_import_leaves_no_traceback(name: str, numb
     assert (done.stdout, done.stderr, done.returncode) == ("", "", -number)
 
 
+#: As the first process of a container.
+FIRST_PROCESS = ["unshare", *(["--user", "--map-root-user"] if os.geteuid() else []), "--pid", "--fork", "--kill-child"]
+#: As LOADING, from the installed command on.
+STARTING = """
+import os, sys
+assert os.getpid() == 1
+class Interrupting:
+    def find_spec(self, name, path=None, target=None):
+        if name == {name!r}:
+            os.kill(1, {number})
+sys.meta_path.insert(0, Interrupting())
+from qmq.cli.entry import main
+sys.argv[1:] = ["serve", "--data-dir", {directory!r}, "--listen", "127.0.0.1:0"]
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "number"),
+    [
+        ("qmq.cli.main", signal.SIGTERM),
+        ("click", signal.SIGTERM),
+        ("qmq.cli.operate.serve", signal.SIGINT),
+        ("qmq.cli.operate.serve", signal.SIGTERM),
+        ("qmq.daemon.main", signal.SIGTERM),
+    ],
+)
+def test_the_first_process_of_a_container_ends_while_it_starts(
+    tmp_path: Path, name: str, number: signal.Signals
+) -> None:
+    code = STARTING.format(name=name, number=int(number), directory=str(tmp_path / "data"))
+    command = [*FIRST_PROCESS, sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.stdout, done.returncode) == ("", 128 + number), done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_handlers_are_put_back_and_what_is_ignored_stays_ignored() -> None:
     before = signal.signal(signal.SIGINT, signal.SIG_IGN), signal.getsignal(signal.SIGTERM)
     try:
